@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Accounting of VM threads at context switches.
+ *
+ * Every thread of a VM carries a little state (task storage): to which VM and accounting slot it belongs, and
+ * whether it runs, waits or sleeps. From the scheduler's tracepoints that gives, exactly and without polling,
+ * what each vCPU got, how long it waited (also as a histogram), and what each VM used on each core. For cores
+ * with a slot controller it also calls the controller: when a VM has used its budget (a timer armed as the VM
+ * is switched in), when one wakes or blocks. New threads inherit VM and slot from the thread that made them.
+ *
+ * A switch between tasks that belong to no VM costs two look-ups of a null pointer.
+ */
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int s32;
+typedef unsigned long long u64;
+typedef long long s64;
+typedef u8 __u8;
+typedef u16 __u16;
+typedef u32 __u32;
+typedef u64 __u64;
+typedef s32 __s32;
+typedef s64 __s64;
+typedef u16 __be16;
+typedef u32 __be32;
+typedef u32 __wsum;
+
+/* The few kernel types used; offsets are fixed up at load time (CO-RE). */
+struct bpf_timer {
+	__u64 opaque[2];
+} __attribute__((aligned(8)));
+
+struct thread_info {
+	u32 cpu;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	struct thread_info thread_info;
+	int pid;
+} __attribute__((preserve_access_index));
+
+enum {
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
+	BPF_MAP_TYPE_RINGBUF = 27,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
+};
+
+enum {
+	BPF_F_NO_PREALLOC = 1U << 0,
+	BPF_F_MMAPABLE = 1U << 10,
+	BPF_LOCAL_STORAGE_GET_F_CREATE = 1,
+	BPF_RB_NO_WAKEUP = 1,
+	BPF_RB_FORCE_WAKEUP = 2,
+	BPF_F_TIMER_CPU_PIN = 2,
+};
+
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+
+#include "acct.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+#define CLOCK_MONOTONIC 1
+#define TIMER_SLOP 2000		/* a timer that comes this much early counts as on time */
+
+enum { SLEEPS = 0, QUEUED, RUNS };
+
+struct thread {
+	u32 vm;
+	u32 slot;
+	u32 state;
+	u32 counted;		/* is in .runnable of (cpu, counted_vm) */
+	u32 cpu;
+	u32 counted_vm;
+	u64 since;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, u32);
+	__type(value, struct slot_acct);
+} slots SEC(".maps");
+
+/* The loader sets max_entries to CPUs * MAX_VMS. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_VMS);
+	__type(key, u32);
+	__type(value, struct core_vm);
+} core_vms SEC(".maps");
+
+/* The loader sets max_entries to CPUs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct core_ctl);
+} core_ctls SEC(".maps");
+
+struct budget_timer {
+	struct bpf_timer timer;
+	u32 vm;			/* on the CPU now, NO_VM if none with a budget */
+	u32 ready;
+};
+
+/* The loader sets max_entries to CPUs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct budget_timer);
+} timers SEC(".maps");
+
+struct ring {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+};
+
+/* One ring per managed core, put in by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__array(values, struct ring);
+} rings SEC(".maps");
+
+static __always_inline void tell(u32 cpu, u32 kind, u32 vm, u32 slot, u32 tid, u64 now, u64 flags)
+{
+	struct event e = { .kind = kind, .vm = vm, .slot = slot, .tid = tid, .now = now };
+	void *ring = bpf_map_lookup_elem(&rings, &cpu);
+
+	if (!ring)
+		return;
+	if (bpf_ringbuf_output(ring, &e, sizeof(e), flags)) {
+		struct core_ctl *ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
+
+		if (ctl)
+			__sync_fetch_and_add(&ctl->lost, 1);
+	}
+}
+
+static __always_inline struct core_vm *core_vm(u32 cpu, u32 vm)
+{
+	u32 key = cpu * MAX_VMS + vm;
+
+	if (vm >= MAX_VMS)
+		return 0;
+	return bpf_map_lookup_elem(&core_vms, &key);
+}
+
+/* Index of the highest bit set, 0 for 0. */
+static __always_inline u32 log2(u64 v)
+{
+	u32 r = 0;
+
+	if (v >> 32) { v >>= 32; r += 32; }
+	if (v >> 16) { v >>= 16; r += 16; }
+	if (v >> 8) { v >>= 8; r += 8; }
+	if (v >> 4) { v >>= 4; r += 4; }
+	if (v >> 2) { v >>= 2; r += 2; }
+	if (v >> 1) r += 1;
+	return r;
+}
+
+static __always_inline u32 bucket(u64 ns)
+{
+	u32 octave, b;
+
+	if (ns < 1024)
+		return 0;
+	octave = log2(ns);
+	b = (octave - 10) * 4 + ((ns >> (octave - 2)) & 3);
+	return b < HIST_BUCKETS ? b : HIST_BUCKETS - 1;
+}
+
+/* The thread is runnable on cpu from now on. Returns 1 if its VM was not. */
+static __always_inline int count(struct thread *t, u32 cpu, struct core_vm *cv)
+{
+	if (t->counted)
+		return 0;
+	t->counted = 1;
+	t->cpu = cpu;
+	t->counted_vm = t->vm;
+	return __sync_fetch_and_add(&cv->runnable, 1) == 0;
+}
+
+/* The thread is not runnable any more. Returns 1 if its VM is not either. */
+static __always_inline int uncount(struct thread *t)
+{
+	struct core_vm *cv;
+
+	if (!t->counted)
+		return 0;
+	t->counted = 0;
+	cv = core_vm(t->cpu, t->counted_vm);
+	return cv && __sync_fetch_and_add(&cv->runnable, -1) == 1;
+}
+
+static int budget_fired(void *map, u32 *cpu, struct budget_timer *bt)
+{
+	u64 now = bpf_ktime_get_ns(), since, ran;
+	struct core_vm *cv = core_vm(*cpu, bt->vm);
+
+	if (!cv)
+		return 0;
+	since = cv->on_since;
+	if (!since || cv->budget == NO_BUDGET)
+		return 0;
+	ran = now > since ? now - since : 0;
+	if (ran + TIMER_SLOP >= cv->budget)
+		tell(*cpu, EVENT_BUDGET, bt->vm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
+	else
+		bpf_timer_start(&bt->timer, cv->budget - ran, BPF_F_TIMER_CPU_PIN);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+{
+	struct thread *p = bpf_task_storage_get(&threads, prev, 0, 0);
+	struct thread *n = bpf_task_storage_get(&threads, next, 0, 0);
+	u32 cpu, pvm = NO_VM, blocked = 0;
+	struct core_vm *cv;
+	struct slot_acct *s;
+	u64 now;
+
+	if (!p) {
+		/* Keeps clang from or-ing the two pointers, which the verifier refuses. */
+		asm volatile("" ::: "memory");
+		if (!n)
+			return 0;
+	}
+	cpu = bpf_get_smp_processor_id();
+	now = bpf_ktime_get_ns();
+
+	if (p && p->vm != NO_VM) {
+		cv = core_vm(cpu, p->vm);
+		s = bpf_map_lookup_elem(&slots, &p->slot);
+		if (!cv || !s)
+			return 0;
+		pvm = p->vm;
+		if (p->state == RUNS) {
+			u64 ran = now - p->since;
+
+			__sync_fetch_and_add(&s->run, ran);
+			cv->used += ran;
+			if (cv->budget != NO_BUDGET)
+				cv->budget = cv->budget > ran ? cv->budget - ran : 0;
+		}
+		s->on_since = 0;
+		cv->on_since = 0;
+		p->since = now;
+		/* A task preempted on its way to sleep stays on the run queue, whatever its state says. */
+		if (preempt || prev_state == 0) {
+			p->state = QUEUED;
+			s->preempted++;
+			count(p, cpu, cv);
+		} else {
+			p->state = SLEEPS;
+			blocked = uncount(p);
+		}
+	}
+
+	if (n && n->vm != NO_VM) {
+		cv = core_vm(cpu, n->vm);
+		s = bpf_map_lookup_elem(&slots, &n->slot);
+		if (!cv || !s)
+			return 0;
+		if (n->state == QUEUED) {
+			u64 waited = now - n->since;
+			u32 b = bucket(waited);
+
+			__sync_fetch_and_add(&s->wait, waited);
+			if (b < HIST_BUCKETS)
+				__sync_fetch_and_add(&s->hist[b], 1);
+		}
+		if (n->counted && n->cpu != cpu)
+			uncount(n);
+		count(n, cpu, cv);
+		s->switches++;
+		s->on_since = now;
+		cv->on_since = now;
+		n->state = RUNS;
+		n->since = now;
+		/* From one thread of a VM to the next the budget just goes on, and so does its timer. */
+		if (n->vm == pvm) {
+			blocked = 0;
+		} else {
+			struct budget_timer *bt = bpf_map_lookup_elem(&timers, &cpu);
+
+			if (bt && bt->ready) {
+				bt->vm = n->vm;
+				if (cv->budget != NO_BUDGET)
+					bpf_timer_start(&bt->timer, cv->budget, BPF_F_TIMER_CPU_PIN);
+			}
+		}
+	}
+
+	if (blocked && pvm < MAX_VMS) {
+		struct core_ctl *ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
+
+		cv = core_vm(cpu, pvm);
+		if (cv)
+			cv->blocks++;
+		if (ctl && ctl->notify_block)
+			tell(cpu, EVENT_BLOCK, pvm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
+	}
+	return 0;
+}
+
+static __always_inline int woken(struct task_struct *task)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct core_ctl *ctl;
+	struct slot_acct *s;
+	struct core_vm *cv;
+	u64 now;
+	u32 cpu;
+
+	if (!t || t->vm == NO_VM || t->state != SLEEPS)
+		return 0;
+	cpu = task->thread_info.cpu;
+	cv = core_vm(cpu, t->vm);
+	s = bpf_map_lookup_elem(&slots, &t->slot);
+	if (!cv || !s)
+		return 0;
+	now = bpf_ktime_get_ns();
+	t->state = QUEUED;
+	t->since = now;
+	__sync_fetch_and_add(&s->wakes, 1);
+	if (!count(t, cpu, cv))
+		return 0;
+	__sync_fetch_and_add(&cv->wakes, 1);
+	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
+	if (ctl && ctl->notify_wake)
+		tell(cpu, EVENT_WAKE, t->vm, t->slot, task->pid, now, BPF_RB_FORCE_WAKEUP);
+	return 0;
+}
+
+SEC("tp_btf/sched_wakeup")
+int BPF_PROG(on_wakeup, struct task_struct *task)
+{
+	return woken(task);
+}
+
+SEC("tp_btf/sched_wakeup_new")
+int BPF_PROG(on_wakeup_new, struct task_struct *task)
+{
+	return woken(task);
+}
+
+SEC("tp_btf/sched_migrate_task")
+int BPF_PROG(on_migrate, struct task_struct *task, int dest)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct core_vm *cv;
+
+	if (!t || t->vm == NO_VM || !t->counted)
+		return 0;
+	uncount(t);
+	cv = core_vm(dest, t->vm);
+	if (cv)
+		count(t, dest, cv);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
+{
+	struct thread *p = bpf_task_storage_get(&threads, parent, 0, 0);
+	struct core_ctl *ctl;
+	struct thread *c;
+	u32 cpu;
+
+	if (!p || p->vm == NO_VM)
+		return 0;
+	c = bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!c)
+		return 0;
+	c->vm = p->vm;
+	c->slot = p->slot;
+	c->state = SLEEPS;
+	c->counted = 0;
+	cpu = bpf_get_smp_processor_id();
+	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
+	if (ctl && ctl->managed)
+		tell(cpu, EVENT_FORK, p->vm, p->slot, child->pid, bpf_ktime_get_ns(), BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_exit, struct task_struct *task)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct core_ctl *ctl;
+	u32 cpu;
+
+	if (!t || t->vm == NO_VM)
+		return 0;
+	cpu = bpf_get_smp_processor_id();
+	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
+	if (ctl && ctl->managed)
+		tell(cpu, EVENT_EXIT, t->vm, t->slot, task->pid, bpf_ktime_get_ns(), BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+struct task_struct *bpf_task_from_pid(s32 pid) __ksym;
+void bpf_task_release(struct task_struct *task) __ksym;
+
+/* Called from user space: a thread belongs to a VM and slot from now on (or to none). */
+SEC("syscall")
+int enrol(struct enrol_args *args)
+{
+	struct task_struct *task = bpf_task_from_pid(args->tid);
+	struct thread *t;
+	int found = 0;
+
+	if (!task)
+		return 0;
+	t = bpf_task_storage_get(&threads, task, 0,
+				 args->vm == NO_VM ? 0 : BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (t) {
+		/* Counts follow at the thread's next switch; a move between VMs is settled here. */
+		if (t->counted && t->counted_vm != args->vm)
+			uncount(t);
+		t->vm = args->vm;
+		t->slot = args->slot;
+		found = 1;
+	}
+	bpf_task_release(task);
+	return found;
+}
+
+struct timer_args {
+	u32 cpu;
+};
+
+/* Called from user space once for each core that gets a controller. */
+SEC("syscall")
+int prepare_core(struct timer_args *args)
+{
+	u32 cpu = args->cpu;
+	struct budget_timer *bt = bpf_map_lookup_elem(&timers, &cpu);
+
+	if (!bt)
+		return 1;
+	if (bt->ready)
+		return 0;
+	if (bpf_timer_init(&bt->timer, &timers, CLOCK_MONOTONIC))
+		return 2;
+	if (bpf_timer_set_callback(&bt->timer, budget_fired))
+		return 3;
+	bt->vm = NO_VM;
+	bt->ready = 1;
+	return 0;
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The shapes of bpf/acct.h. Times are nanoseconds of CLOCK_MONOTONIC.
+
+/// VMs that can be accounted per core.
+pub const MAX_VMS: usize = 256;
+/// Accounting slots: one per vCPU and one per VM for its service threads.
+pub const MAX_SLOTS: usize = 2048;
+/// Buckets of a wait histogram; see [`bucket_bounds`].
+pub const HIST_BUCKETS: usize = 80;
+/// A VM without a limit until the controller is called.
+pub const NO_BUDGET: u64 = u64::MAX;
+/// "Belongs to no VM".
+pub const NO_VM: u32 = u32::MAX;
+
+/// Time accounting of one vCPU (all of its host threads): gotten and waiting, after XenMon.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct SlotAcct {
+    /// Time on a CPU, up to the last switch.
+    pub run: u64,
+    /// Time runnable while something else ran.
+    pub wait: u64,
+    /// Times a thread of it woke.
+    pub wakes: u64,
+    /// Times a thread of it was put on a CPU.
+    pub switches: u64,
+    /// Times it lost the CPU while it wanted to go on.
+    pub preempted: u64,
+    /// On a CPU since then; 0 when it is not.
+    pub on_since: u64,
+    /// Waits by length, see [`bucket_bounds`].
+    pub hist: [u32; HIST_BUCKETS],
+}
+
+/// One VM on one core.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct CoreVm {
+    /// Time on this core, up to the last switch.
+    pub used: u64,
+    /// On this core since then; 0 when it is not.
+    pub on_since: u64,
+    /// What it may still run before the controller is called; [`NO_BUDGET`]: no limit.
+    pub budget: u64,
+    /// Times it went from nothing to run to runnable.
+    pub wakes: u64,
+    /// Times it went from runnable to nothing to run.
+    pub blocks: u32,
+    /// Threads that run or wait here.
+    pub runnable: i32,
+}
+
+/// Switches of one core, set by its controller.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct CoreCtl {
+    /// A controller listens.
+    pub managed: u32,
+    /// Call it when a VM becomes runnable.
+    pub notify_wake: u32,
+    /// Call it when the running VM blocks.
+    pub notify_block: u32,
+    /// Events that did not fit into the ring.
+    pub lost: u32,
+}
+
+/// What an [`Event`] says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// A VM has used its budget.
+    Budget,
+    /// A VM became runnable.
+    Wake,
+    /// The running VM blocked.
+    Block,
+    /// `tid` is a new thread of the VM.
+    Fork,
+    /// `tid` ended.
+    Exit,
+}
+
+/// Message of the accounting program to a controller.
+#[derive(Debug, Clone, Copy)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// Index of the VM.
+    pub vm: u32,
+    /// Accounting slot of the thread.
+    pub slot: u32,
+    /// Thread, where one is meant.
+    pub tid: i32,
+    /// When.
+    pub now: u64,
+}
+
+impl Event {
+    /// Bytes of an event in the ring.
+    pub(crate) const BYTES: usize = 24;
+
+    /// Reads `struct event`; `None` for a kind that is not known.
+    pub(crate) fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let word = |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        let kind = match word(0) {
+            1 => EventKind::Budget,
+            2 => EventKind::Wake,
+            3 => EventKind::Block,
+            4 => EventKind::Fork,
+            5 => EventKind::Exit,
+            _ => return None,
+        };
+        let mut now = [0; 8];
+        now.copy_from_slice(&bytes[16..]);
+        Some(Self { kind, vm: word(4), slot: word(8), tid: word(12) as i32, now: u64::from_ne_bytes(now) })
+    }
+}
+
+/// Lower and upper bound (ns) of a bucket of [`SlotAcct::hist`]: four buckets an octave from 1,024 ns on; the
+/// first also holds what is shorter, the last what is longer.
+pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
+    let edge = |b: usize| (4 + (b % 4) as u64) << (b / 4 + 8);
+    (if bucket == 0 { 0 } else { edge(bucket) }, if bucket + 1 >= HIST_BUCKETS { u64::MAX } else { edge(bucket + 1) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_quarter_octaves_without_gaps() {
+        assert_eq!(bucket_bounds(0), (0, 1280));
+        assert_eq!(bucket_bounds(4), (2048, 2560));
+        for b in 1..HIST_BUCKETS {
+            assert_eq!(bucket_bounds(b - 1).1, bucket_bounds(b).0);
+        }
+        assert_eq!(bucket_bounds(HIST_BUCKETS - 1).1, u64::MAX);
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_c_structures() {
+        assert_eq!(size_of::<SlotAcct>(), 6 * 8 + 4 * HIST_BUCKETS);
+        assert_eq!(size_of::<CoreVm>(), 40);
+        assert_eq!(size_of::<CoreCtl>(), 16);
+    }
+
+    #[test]
+    fn an_event_of_unknown_kind_is_refused() {
+        let mut bytes = [0u8; Event::BYTES];
+        bytes[0] = 4;
+        bytes[12] = 7;
+        let event = Event::parse(&bytes).expect("a fork");
+        assert_eq!((event.kind, event.tid), (EventKind::Fork, 7));
+        bytes[0] = 9;
+        assert!(Event::parse(&bytes).is_none());
+    }
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Maps of the accounting program, mapped into memory.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::layout::{CoreCtl, CoreVm, MAX_SLOTS, MAX_VMS, SlotAcct};
+
+/// A map of the accounting program could not be mapped.
+#[derive(Debug, thiserror::Error)]
+#[error("the {what} of the accounting program cannot be mapped: {source}")]
+pub struct MapError {
+    /// Which.
+    pub what: &'static str,
+    /// Why.
+    pub source: io::Error,
+}
+
+/// `len` values of `T` shared with the kernel.
+struct Shared<T> {
+    at: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the kernel map and stays mapped until drop; it is only read and written through
+// volatile accesses of plain integers, for which any interleaving yields valid values.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T: Copy> Shared<T> {
+    fn map(fd: BorrowedFd<'_>, len: usize, writable: bool, what: &'static str) -> Result<Self, MapError> {
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping at an address of the kernel's choice; the kernel checks length and access.
+        let at = unsafe { mmap(std::ptr::null_mut(), len * size_of::<T>(), prot, MapFlags::SHARED, fd, 0) }
+            .map_err(|e| MapError { what, source: e.into() })?;
+        let at = NonNull::new(at.cast::<T>())
+            .ok_or_else(|| MapError { what, source: io::Error::from(io::ErrorKind::InvalidData) })?;
+        Ok(Self { at, len })
+    }
+
+    fn ptr(&self, index: usize) -> *mut T {
+        assert!(index < self.len, "index {index} of {} in a shared map", self.len);
+        // SAFETY: in bounds by the line above.
+        unsafe { self.at.as_ptr().add(index) }
+    }
+
+    fn read(&self, index: usize) -> T {
+        // SAFETY: in bounds and mapped; T is plain integers, of which each is read whole.
+        unsafe { self.ptr(index).read_volatile() }
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `map`, not used after this.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.len * size_of::<T>()) };
+    }
+}
+
+/// Accounting of all vCPUs, read-only.
+pub struct Slots(Shared<SlotAcct>);
+
+impl Slots {
+    pub(super) fn map(fd: BorrowedFd<'_>) -> Result<Self, MapError> {
+        Ok(Self(Shared::map(fd, MAX_SLOTS, false, "vCPU table")?))
+    }
+
+    /// Accounting of one slot (below [`MAX_SLOTS`]). Fields are each consistent, but may be a switch apart.
+    pub fn get(&self, slot: u32) -> SlotAcct {
+        self.0.read(slot as usize)
+    }
+}
+
+/// What a slot controller sees and sets of its core.
+pub struct CoreView {
+    vms: Shared<CoreVm>,
+    ctls: Shared<CoreCtl>,
+    cpu: usize,
+}
+
+impl CoreView {
+    /// Opens the view of core `cpu` of `cpus` from the maps' descriptors.
+    pub fn open(
+        core_vms: BorrowedFd<'_>,
+        core_ctls: BorrowedFd<'_>,
+        cpu: u32,
+        cpus: u32,
+    ) -> Result<Self, MapError> {
+        let (cpu, cpus) = (cpu as usize, cpus as usize);
+        if cpu >= cpus {
+            return Err(MapError { what: "core table", source: io::Error::from(io::ErrorKind::InvalidInput) });
+        }
+        Ok(Self {
+            vms: Shared::map(core_vms, cpus * MAX_VMS, true, "VM table")?,
+            ctls: Shared::map(core_ctls, cpus, true, "core table")?,
+            cpu,
+        })
+    }
+
+    fn row(&self, vm: u32) -> usize {
+        assert!((vm as usize) < MAX_VMS);
+        self.cpu * MAX_VMS + vm as usize
+    }
+
+    /// State of a VM on this core.
+    pub fn vm(&self, vm: u32) -> CoreVm {
+        self.vms.read(self.row(vm))
+    }
+
+    /// Sets what the VM may run before an event says that it did. To be called on the core itself, where the
+    /// accounting program cannot run at the same time.
+    pub fn set_budget(&self, vm: u32, budget: u64) {
+        let row = self.vms.ptr(self.row(vm));
+        // SAFETY: in bounds and mapped writable; one aligned word.
+        unsafe { (&raw mut (*row).budget).write_volatile(budget) };
+    }
+
+    /// Forgets who is runnable of a VM (its index is about to be used by another, or counts went astray).
+    pub fn reset_runnable(&self, vm: u32) {
+        let row = self.vms.ptr(self.row(vm));
+        // SAFETY: in bounds and mapped writable; one aligned word.
+        unsafe { (&raw mut (*row).runnable).write_volatile(0) };
+    }
+
+    /// Sets which events wake this core's controller.
+    pub fn notify(&self, wake: bool, block: bool) {
+        let ctl = self.ctls.ptr(self.cpu);
+        // SAFETY: in bounds and mapped writable; aligned words.
+        unsafe {
+            (&raw mut (*ctl).notify_wake).write_volatile(u32::from(wake));
+            (&raw mut (*ctl).notify_block).write_volatile(u32::from(block));
+        }
+    }
+
+    /// Says whether a controller listens; without one nothing is sent.
+    pub fn set_managed(&self, managed: bool) {
+        let ctl = self.ctls.ptr(self.cpu);
+        // SAFETY: in bounds and mapped writable; one aligned word.
+        unsafe { (&raw mut (*ctl).managed).write_volatile(u32::from(managed)) };
+    }
+
+    /// Events lost so far because the ring was full.
+    pub fn lost(&self) -> u32 {
+        self.ctls.read(self.cpu).lost
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Exact time accounting at context switches, by a BPF program (bpf/acct.bpf.c).
+//!
+//! [`Acct`] loads and attaches the program and enrols threads. Its results lie in maps that are mapped into
+//! memory, so that reading them costs no system call: [`Slots`] for the meter, [`CoreView`] for a slot
+//! controller, which also gets its events (budget used, VM woke, VM blocked, thread made) through [`Ring`].
+
+mod layout;
+mod maps;
+mod ring;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
+
+pub use layout::{
+    CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, NO_BUDGET, NO_VM, SlotAcct, bucket_bounds,
+};
+pub use maps::{CoreView, MapError, Slots};
+pub use ring::Ring;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/acct.bpf.o"));
+
+const RING_BYTES: u32 = 1 << 18;
+
+/// Why accounting is not to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum AcctError {
+    /// The kernel has no type information, which the program needs.
+    #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux): exact accounting needs CONFIG_DEBUG_INFO_BTF")]
+    NoBtf,
+    /// Not allowed.
+    #[error("loading the accounting program needs CAP_BPF and CAP_PERFMON: run viola as root")]
+    Privilege,
+    /// libbpf or the kernel refused.
+    #[error("the kernel refused the accounting program at {step}: {source}")]
+    Bpf {
+        /// What was being done.
+        step: &'static str,
+        /// The refusal.
+        source: libbpf_rs::Error,
+    },
+    /// More VMs or vCPUs than the maps hold.
+    #[error("thread {tid} has VM {vm} and slot {slot}, beyond {MAX_VMS} VMs and {MAX_SLOTS} slots")]
+    Full {
+        /// Thread.
+        tid: i32,
+        /// Index of the VM.
+        vm: u32,
+        /// Accounting slot.
+        slot: u32,
+    },
+    /// A map could not be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+}
+
+fn at(step: &'static str) -> impl Fn(libbpf_rs::Error) -> AcctError {
+    move |source| {
+        if source.kind() == libbpf_rs::ErrorKind::PermissionDenied && rustix::process::geteuid().as_raw() != 0 {
+            AcctError::Privilege
+        } else {
+            AcctError::Bpf { step, source }
+        }
+    }
+}
+
+/// The loaded and attached accounting program. Dropping it detaches it.
+pub struct Acct {
+    object: Object,
+    _links: Vec<Link>,
+    _rings: Vec<MapHandle>,
+    slots: Slots,
+    cpus: u32,
+}
+
+impl std::fmt::Debug for Acct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Acct").field("cpus", &self.cpus).finish_non_exhaustive()
+    }
+}
+
+/// Descriptors that a controller of one core needs to open its [`CoreView`] and [`Ring`].
+#[derive(Debug)]
+pub struct CoreFds {
+    /// Map of [`CoreVm`].
+    pub core_vms: OwnedFd,
+    /// Map of [`CoreCtl`].
+    pub core_ctls: OwnedFd,
+    /// Ring of [`Event`]s of this core.
+    pub ring: OwnedFd,
+}
+
+impl Acct {
+    /// Loads and attaches the program. Needs root (CAP_BPF and CAP_PERFMON) and kernel BTF.
+    pub fn load() -> Result<Self, AcctError> {
+        if !std::path::Path::new("/sys/kernel/btf/vmlinux").exists() {
+            return Err(AcctError::NoBtf);
+        }
+        // What libbpf has to say comes back in its errors; its own printing would only confuse.
+        libbpf_rs::set_print(None);
+        let cpus = libbpf_rs::num_possible_cpus().map_err(at("counting CPUs"))? as u32;
+        let mut open = ObjectBuilder::default().open_memory(OBJECT).map_err(at("open"))?;
+        for mut map in open.maps_mut() {
+            let entries = match map.name().to_str() {
+                Some("core_vms") => cpus * MAX_VMS as u32,
+                Some("core_ctls" | "timers" | "rings") => cpus,
+                _ => continue,
+            };
+            map.set_max_entries(entries).map_err(at("sizing the maps"))?;
+        }
+        let object = open.load().map_err(at("load"))?;
+        let mut links = Vec::new();
+        for prog in object.progs_mut() {
+            if prog.prog_type() == libbpf_rs::ProgramType::Tracing {
+                links.push(prog.attach().map_err(at("attach"))?);
+            }
+        }
+        let slots = Slots::map(map(&object, "slots")?.as_fd())?;
+        Ok(Self { object, _links: links, _rings: Vec::new(), slots, cpus })
+    }
+
+    /// Number of possible CPUs, the rows of [`CoreView`].
+    pub fn cpus(&self) -> u32 {
+        self.cpus
+    }
+
+    /// Accounting of all vCPUs.
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// From now on `tid` is accounted to VM `vm` (below [`MAX_VMS`]) and slot `slot` (below [`MAX_SLOTS`]), and
+    /// so is every thread it makes. Returns whether the thread exists.
+    pub fn enrol(&mut self, tid: i32, vm: u32, slot: u32) -> Result<bool, AcctError> {
+        if vm as usize >= MAX_VMS || slot as usize >= MAX_SLOTS {
+            return Err(AcctError::Full { tid, vm, slot });
+        }
+        self.call_enrol(tid, vm, slot)
+    }
+
+    /// The thread is accounted no more.
+    pub fn forget(&mut self, tid: i32) -> Result<bool, AcctError> {
+        self.call_enrol(tid, NO_VM, 0)
+    }
+
+    fn call_enrol(&mut self, tid: i32, vm: u32, slot: u32) -> Result<bool, AcctError> {
+        let mut args = [0u8; 12];
+        args[..4].copy_from_slice(&tid.to_ne_bytes());
+        args[4..8].copy_from_slice(&vm.to_ne_bytes());
+        args[8..].copy_from_slice(&slot.to_ne_bytes());
+        Ok(self.run("enrol", &mut args)? == 1)
+    }
+
+    /// Makes the timer and the event ring of a core and returns what its controller needs.
+    pub fn prepare_core(&mut self, cpu: u32) -> Result<CoreFds, AcctError> {
+        let code = self.run("prepare_core", &mut cpu.to_ne_bytes())?;
+        if code != 0 {
+            return Err(AcctError::Bpf {
+                step: "making a timer",
+                source: libbpf_rs::Error::from(io::Error::other(format!("step {code} for CPU {cpu}"))),
+            });
+        }
+        let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
+            ..Default::default()
+        };
+        let ring = MapHandle::create(MapType::RingBuf, Some("viola_ring"), 0, 0, RING_BYTES, &opts)
+            .map_err(at("making an event ring"))?;
+        map(&self.object, "rings")?
+            .update(&cpu.to_ne_bytes(), &ring.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY)
+            .map_err(at("installing an event ring"))?;
+        let fds = CoreFds {
+            core_vms: dup(map(&self.object, "core_vms")?.as_fd())?,
+            core_ctls: dup(map(&self.object, "core_ctls")?.as_fd())?,
+            ring: dup(ring.as_fd())?,
+        };
+        self._rings.push(ring);
+        Ok(fds)
+    }
+
+    fn run(&mut self, name: &'static str, args: &mut [u8]) -> Result<u32, AcctError> {
+        for prog in self.object.progs_mut() {
+            if prog.name() == name {
+                let out = prog
+                    .test_run(ProgramInput { context_in: Some(args), ..Default::default() })
+                    .map_err(at(name))?;
+                return Ok(out.return_value);
+            }
+        }
+        Err(AcctError::Bpf {
+            step: name,
+            source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
+        })
+    }
+}
+
+fn map<'a>(object: &'a Object, name: &'static str) -> Result<libbpf_rs::Map<'a>, AcctError> {
+    object.maps().find(|m| m.name() == name).ok_or(AcctError::Bpf {
+        step: name,
+        source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
+    })
+}
+
+fn dup(fd: BorrowedFd<'_>) -> Result<OwnedFd, MapError> {
+    fd.try_clone_to_owned().map_err(|source| MapError { what: "descriptor", source })
+}

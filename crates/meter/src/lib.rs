@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//! XenMon-like time accounting per VM and vCPU, and the snapshot that policy decides on.
+
+pub mod acct;
+mod hist;
+mod meter;
+mod schedstat;
+mod snapshot;
+
+pub use hist::WaitHist;
+pub use meter::{HISTORY, Meter, WAIT_SECONDS};
+pub use snapshot::{Snapshot, Times, Traffic, VmSample};

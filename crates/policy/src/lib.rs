@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pure decisions of viola: no clock, no file, no thread.
+//!
+//! Everything here takes what was observed and returns what should be done. The daemon, the real-time
+//! controller and the simulator run the very same code, so what is tested in one holds in the others.
+
+pub mod slices;

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Shorter slices for latency-sensitive VMs within the kernel's own fair class (Linux 6.12: sched_setattr's
+//! runtime is the slice of a fair task).
+//!
+//! No real-time class, no controller, no set-aside cores: for hosts whose cores are shared with other work. It
+//! helps a VM that wakes; a busy VM gains little, since the kernel enforces slices at its tick.
+
+use std::path::PathBuf;
+
+use viola_host::Vm;
+use viola_host::attrs::{self, Policy};
+use viola_meter::acct::Acct;
+use viola_policy::slices::{Class, MS, US};
+
+use crate::mechanism::{Health, Mechanism, SchedError};
+use crate::plan::Plan;
+use crate::restore::{SavedState, restore_slices};
+
+/// The kernel clamps slices to this range (sched_setattr(2)).
+const SLICE: std::ops::RangeInclusive<u64> = 100 * US..=100 * MS;
+
+/// EEVDF slices by sched_setattr(2).
+#[derive(Debug)]
+pub struct Eevdf {
+    saved: PathBuf,
+    state: SavedState,
+}
+
+impl Eevdf {
+    /// `saved` is where the attributes from before are kept.
+    pub fn new(saved: PathBuf) -> Self {
+        Self { saved, state: SavedState::default() }
+    }
+}
+
+impl Mechanism for Eevdf {
+    fn name(&self) -> &'static str {
+        "eevdf"
+    }
+
+    fn apply(&mut self, plan: &Plan, vms: &[Vm], _acct: Option<&mut Acct>) -> Result<(), SchedError> {
+        let ls: Vec<_> =
+            plan.cores.iter().flat_map(|c| &c.vms).filter(|v| v.params.class == Class::Ls).collect();
+        // VMs that are not latency-sensitive any more go back first.
+        let (keep, back): (Vec<_>, Vec<_>) =
+            self.state.vms.drain(..).partition(|s| ls.iter().any(|v| v.pid as u32 == s.pid));
+        self.state.vms = keep;
+        for vm in &back {
+            restore_slices(vm)?;
+        }
+        for v in &ls {
+            if let Some(vm) = vms.iter().find(|vm| vm.pid == v.pid as u32) {
+                self.state.note(vm, false)?;
+            }
+        }
+        self.state.write(&self.saved)?;
+        for v in &ls {
+            for thread in &v.threads {
+                let Some(mut attr) = attrs::get(thread.tid as u32)? else { continue };
+                let slice = v.params.microslice.clamp(*SLICE.start(), *SLICE.end());
+                if matches!(attr.policy, Policy::Normal | Policy::Batch) && attr.runtime != slice {
+                    attr.runtime = slice;
+                    let _ = attrs::set(thread.tid as u32, &attr)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn health(&mut self) -> Health {
+        Health::default()
+    }
+
+    fn stop(&mut self) -> Result<(), SchedError> {
+        for vm in self.state.vms.drain(..) {
+            restore_slices(&vm)?;
+        }
+        match std::fs::remove_file(&self.saved) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(SchedError::Io { what: self.saved.display().to_string(), source: e })
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a mechanism is asked to bring about.
+
+use viola_policy::slices::{MS, Nanos, Params};
+
+/// Which algorithm decides on a core (see the `policy` crate).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Algorithm {
+    /// Exactly protected slices, LSVM microslices cut into the others' slices. The default.
+    #[default]
+    Interleaved,
+    /// vSlicer's Algorithm 1 to the letter.
+    Paper,
+    /// The papers' baseline: Xen's credit scheduler.
+    Credit {
+        /// VMs that wake with credit preempt.
+        boost: bool,
+    },
+}
+
+/// A host thread of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadPlan {
+    /// Thread.
+    pub tid: i32,
+    /// Ranks one above the vCPU threads of its VM: vhost, I/O and emulator threads, and UML's kernel thread, so
+    /// that a vCPU that polls cannot starve what it polls for.
+    pub service: bool,
+}
+
+/// One VM on one core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmPlan {
+    /// Class, weight, cap and microslice on this core.
+    pub params: Params,
+    /// Index of the VM in the accounting program.
+    pub index: u32,
+    /// Its main process.
+    pub pid: i32,
+    /// Its threads on this core.
+    pub threads: Vec<ThreadPlan>,
+}
+
+/// One core and the VMs on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorePlan {
+    /// CPU number.
+    pub cpu: u32,
+    /// Who decides.
+    pub algorithm: Algorithm,
+    /// Slice of a VM that is not latency-sensitive.
+    pub batch_slice: Nanos,
+    /// At most [`viola_policy::slices::MAX_VMS`].
+    pub vms: Vec<VmPlan>,
+}
+
+/// All cores that viola schedules.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// One entry per core, each core once.
+    pub cores: Vec<CorePlan>,
+}
+
+/// Slice of batch VMs when nothing else is said: what EEVDF gives a busy task at HZ=250.
+pub const BATCH_SLICE: Nanos = 4 * MS;
+/// The papers' slice.
+pub const PAPER_SLICE: Nanos = 30 * MS;

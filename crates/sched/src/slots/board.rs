@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The memory that daemon, watchdog and controller share: the plan goes down, heartbeats and counts come up.
+//!
+//! Fixed in size and without pointers, so that the controller reads a new plan without allocating and the
+//! watchdog can restore every thread even when both others are gone. The plan of a core is guarded by a
+//! sequence count: odd while it is written.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use viola_policy::slices::{Class, MAX_VMS, Params};
+
+use crate::plan::{Algorithm, CorePlan, ThreadPlan};
+
+/// Most cores with a controller on one host.
+pub const MAX_CORES: usize = 64;
+/// Most threads of all VMs on one core.
+pub const MAX_THREADS: usize = 2048;
+
+const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_01;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct VmRow {
+    id: u32,
+    class: u32,
+    weight: u32,
+    cap_permille: u32,
+    microslice: u64,
+    index: u32,
+    pid: i32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ThreadRow {
+    tid: i32,
+    vm: u16,
+    service: u16,
+}
+
+#[repr(C)]
+struct PlanRows {
+    algorithm: u32,
+    n_vms: u32,
+    n_threads: u32,
+    _pad: u32,
+    batch_slice: u64,
+    vms: [VmRow; MAX_VMS],
+    threads: [ThreadRow; MAX_THREADS],
+}
+
+/// One core's part of the board.
+#[repr(C)]
+pub struct CoreBoard {
+    /// CPU number.
+    pub cpu: AtomicU32,
+    /// Set by the controller once it runs on its core.
+    pub ready: AtomicU32,
+    /// Sequence count of the plan; odd while it is written.
+    seq: AtomicU64,
+    /// Sequence count of the plan that the controller follows.
+    pub followed: AtomicU64,
+    /// CLOCK_MONOTONIC (ns) of the controller's last turn.
+    pub beat: AtomicU64,
+    /// Decisions so far.
+    pub decisions: AtomicU64,
+    /// Rank changes so far.
+    pub switches: AtomicU64,
+    /// System calls spent on rank changes.
+    pub calls: AtomicU64,
+    /// CPU time (ns) of the controller thread.
+    pub cpu_ns: AtomicU64,
+    /// Longest time (ns) by which a timer was late.
+    pub late_max: AtomicU64,
+    /// The controller missed events or has no room for a thread: send the plan again.
+    pub resync: AtomicU32,
+    /// errno of a refused priority change (such as EPERM in a group without real-time runtime), else 0.
+    pub refused: AtomicU32,
+    plan: std::cell::UnsafeCell<PlanRows>,
+}
+
+/// The whole board.
+#[repr(C)]
+pub struct BoardData {
+    magic: u64,
+    /// Number of cores in use.
+    pub n_cores: AtomicU32,
+    /// All shall end and leave every thread as it was.
+    pub stop: AtomicU32,
+    /// CLOCK_MONOTONIC (ns) of the watchdog's last turn.
+    pub watchdog_beat: AtomicU64,
+    /// Per core, the first `n_cores` in use.
+    pub cores: [CoreBoard; MAX_CORES],
+}
+
+/// A mapping of the board.
+pub struct Board {
+    at: NonNull<BoardData>,
+}
+
+// SAFETY: everything shared is atomic, but for the plan rows, which are copied under a sequence count.
+unsafe impl Send for Board {}
+// SAFETY: as above.
+unsafe impl Sync for Board {}
+
+impl std::ops::Deref for Board {
+    type Target = BoardData;
+    fn deref(&self) -> &BoardData {
+        // SAFETY: mapped for the life of self; all fields are valid for any bit pattern.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl Board {
+    /// Makes a board in anonymous memory; the descriptor is inherited by the children that are to map it.
+    pub fn create() -> io::Result<(Self, OwnedFd)> {
+        let fd = memfd_create("viola-board", MemfdFlags::empty())?;
+        ftruncate(&fd, size_of::<BoardData>() as u64)?;
+        let board = Self::map_fd(std::os::fd::AsFd::as_fd(&fd))?;
+        // SAFETY: mapped writable, nobody else has it yet.
+        unsafe { (*board.at.as_ptr()).magic = MAGIC };
+        Ok((board, fd))
+    }
+
+    /// Maps a board that another process made.
+    pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        if rustix::fs::fstat(fd)?.st_size != size_of::<BoardData>() as i64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "board of another size"));
+        }
+        let board = Self::map_fd(fd)?;
+        if board.magic != MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a board of this version"));
+        }
+        Ok(board)
+    }
+
+    fn map_fd(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let at = unsafe { mmap(std::ptr::null_mut(), size_of::<BoardData>(), prot, MapFlags::SHARED, fd, 0) }?;
+        NonNull::new(at.cast()).map(|at| Self { at }).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// The cores in use.
+    pub fn cores(&self) -> &[CoreBoard] {
+        &self.cores[..(self.n_cores.load(Ordering::Acquire) as usize).min(MAX_CORES)]
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in map_fd, not used after this.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), size_of::<BoardData>()) };
+    }
+}
+
+/// A plan as the controller holds it: filled in place, never allocated anew.
+pub struct LocalPlan {
+    /// Which algorithm.
+    pub algorithm: Algorithm,
+    /// Slice of batch VMs, ns.
+    pub batch_slice: u64,
+    /// VMs in the order of the plan.
+    pub vms: Vec<LocalVm>,
+    /// Threads with the position of their VM.
+    pub threads: Vec<(usize, ThreadPlan)>,
+}
+
+/// A VM in a [`LocalPlan`].
+#[derive(Debug, Clone, Copy)]
+pub struct LocalVm {
+    /// Controls.
+    pub params: Params,
+    /// Index in the accounting program.
+    pub index: u32,
+    /// Main process.
+    pub pid: i32,
+}
+
+impl LocalPlan {
+    /// Room for the largest plan.
+    pub fn new() -> Self {
+        Self {
+            algorithm: Algorithm::Interleaved,
+            batch_slice: 0,
+            vms: Vec::with_capacity(MAX_VMS),
+            threads: Vec::with_capacity(MAX_THREADS),
+        }
+    }
+}
+
+impl Default for LocalPlan {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl CoreBoard {
+    /// Writes a new plan. One writer at a time (the daemon). Returns its sequence count, and whether all
+    /// threads had room.
+    pub fn publish(&self, plan: &CorePlan) -> (u64, bool) {
+        let seq = self.seq.load(Ordering::Relaxed);
+        self.seq.store(seq + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let rows = self.plan.get();
+        let mut n_threads = 0;
+        let mut fits = plan.vms.len() <= MAX_VMS;
+        // SAFETY: the one writer; readers copy and discard what they read while seq is odd or has changed.
+        // Volatile, because they may read at the same time.
+        unsafe {
+            (&raw mut (*rows).algorithm).write_volatile(algorithm_code(plan.algorithm));
+            (&raw mut (*rows).batch_slice).write_volatile(plan.batch_slice);
+            for (i, vm) in plan.vms.iter().take(MAX_VMS).enumerate() {
+                let p = &vm.params;
+                (&raw mut (*rows).vms[i]).write_volatile(VmRow {
+                    id: p.id,
+                    class: u32::from(p.class == Class::Ls),
+                    weight: p.weight,
+                    cap_permille: p.cap_permille.unwrap_or(0),
+                    microslice: p.microslice,
+                    index: vm.index,
+                    pid: vm.pid,
+                });
+                for t in &vm.threads {
+                    if n_threads < MAX_THREADS {
+                        let row = ThreadRow { tid: t.tid, vm: i as u16, service: u16::from(t.service) };
+                        (&raw mut (*rows).threads[n_threads]).write_volatile(row);
+                        n_threads += 1;
+                    } else {
+                        fits = false;
+                    }
+                }
+            }
+            (&raw mut (*rows).n_vms).write_volatile(plan.vms.len().min(MAX_VMS) as u32);
+            (&raw mut (*rows).n_threads).write_volatile(n_threads as u32);
+        }
+        fence(Ordering::Release);
+        self.seq.store(seq + 2, Ordering::Release);
+        (seq + 2, fits)
+    }
+
+    /// Sequence count of the newest plan.
+    pub fn seq(&self) -> u64 {
+        self.seq.load(Ordering::Acquire)
+    }
+
+    /// Copies the plan; `None` while it is being written (try again later).
+    pub fn read(&self, into: &mut LocalPlan) -> Option<u64> {
+        let seq = self.seq.load(Ordering::Acquire);
+        if seq % 2 == 1 {
+            return None;
+        }
+        let rows = self.plan.get();
+        into.vms.clear();
+        into.threads.clear();
+        // SAFETY: volatile copies of plain integers from mapped memory; torn reads are thrown away below.
+        unsafe {
+            into.algorithm = algorithm_of((&raw const (*rows).algorithm).read_volatile());
+            into.batch_slice = (&raw const (*rows).batch_slice).read_volatile();
+            let n_vms = ((&raw const (*rows).n_vms).read_volatile() as usize).min(MAX_VMS);
+            let n_threads = ((&raw const (*rows).n_threads).read_volatile() as usize).min(MAX_THREADS);
+            for i in 0..n_vms {
+                let row = (&raw const (*rows).vms[i]).read_volatile();
+                into.vms.push(LocalVm {
+                    params: Params {
+                        id: row.id,
+                        class: if row.class == 1 { Class::Ls } else { Class::Batch },
+                        weight: row.weight,
+                        cap_permille: (row.cap_permille != 0).then_some(row.cap_permille),
+                        microslice: row.microslice,
+                    },
+                    index: row.index,
+                    pid: row.pid,
+                });
+            }
+            for i in 0..n_threads {
+                let row = (&raw const (*rows).threads[i]).read_volatile();
+                if usize::from(row.vm) < n_vms {
+                    into.threads.push((row.vm.into(), ThreadPlan { tid: row.tid, service: row.service != 0 }));
+                }
+            }
+        }
+        fence(Ordering::Acquire);
+        (self.seq.load(Ordering::Relaxed) == seq).then_some(seq)
+    }
+}
+
+fn algorithm_code(a: Algorithm) -> u32 {
+    match a {
+        Algorithm::Interleaved => 0,
+        Algorithm::Paper => 1,
+        Algorithm::Credit { boost: true } => 2,
+        Algorithm::Credit { boost: false } => 3,
+    }
+}
+
+fn algorithm_of(code: u32) -> Algorithm {
+    match code {
+        1 => Algorithm::Paper,
+        2 => Algorithm::Credit { boost: true },
+        3 => Algorithm::Credit { boost: false },
+        _ => Algorithm::Interleaved,
+    }
+}
+
+/// CLOCK_MONOTONIC in ns.
+pub fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::plan::VmPlan;
+
+    fn plan(n: u32) -> CorePlan {
+        CorePlan {
+            cpu: 1,
+            algorithm: Algorithm::Credit { boost: true },
+            batch_slice: 5,
+            vms: (0..n)
+                .map(|i| VmPlan {
+                    params: Params {
+                        id: i,
+                        class: if i == 0 { Class::Ls } else { Class::Batch },
+                        weight: 256 + i,
+                        cap_permille: (i == 1).then_some(200),
+                        microslice: 300_000,
+                    },
+                    index: i + 7,
+                    pid: 100 + i as i32,
+                    threads: vec![ThreadPlan { tid: 100 + i as i32, service: i == 0 }],
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn what_one_process_publishes_another_reads() {
+        let (board, fd) = Board::create().unwrap();
+        let other = Board::open(fd.as_fd()).unwrap();
+        let (seq, fits) = board.cores[0].publish(&plan(3));
+        assert!(fits);
+        let mut local = LocalPlan::new();
+        assert_eq!(other.cores[0].read(&mut local), Some(seq));
+        assert_eq!(local.algorithm, Algorithm::Credit { boost: true });
+        assert_eq!(local.vms.len(), 3);
+        assert_eq!(local.vms[1].params.cap_permille, Some(200));
+        assert_eq!(local.vms[2].params.weight, 258);
+        assert_eq!(local.threads[0], (0, ThreadPlan { tid: 100, service: true }));
+    }
+
+    #[test]
+    fn a_plan_that_is_being_written_is_not_read() {
+        let (board, _fd) = Board::create().unwrap();
+        board.cores[0].publish(&plan(1));
+        board.cores[0].seq.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(board.cores[0].read(&mut LocalPlan::new()), None);
+    }
+
+    #[test]
+    fn too_many_threads_are_reported() {
+        let (board, _fd) = Board::create().unwrap();
+        let mut plan = plan(1);
+        plan.vms[0].threads = vec![ThreadPlan { tid: 1, service: false }; MAX_THREADS + 1];
+        assert!(!board.cores[0].publish(&plan).1);
+    }
+
+    #[test]
+    fn a_file_that_is_no_board_is_refused() {
+        let fd = memfd_create("x", MemfdFlags::empty()).unwrap();
+        assert!(Board::open(fd.as_fd()).is_err());
+        ftruncate(&fd, size_of::<BoardData>() as u64).unwrap();
+        assert!(Board::open(fd.as_fd()).is_err());
+    }
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The slot controller: one real-time thread per core that does what the policy decides.
+//!
+//! A turn: take the events of the accounting program, read what each VM used, ask the [`Machine`], set the
+//! priorities of the VMs whose rank changed, arm the budgets, and sleep until the decision ends or an event
+//! comes. Nothing is allocated after the start and all memory is locked. While nothing contends the only turns
+//! are heartbeats for the watchdog.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, NO_BUDGET, Ring};
+use viola_policy::slices::{Credit, Decision, FOREVER, Interleaved, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen};
+
+use super::board::{Board, CoreBoard, LocalPlan, now};
+use super::threads::{CONTROLLER_PRIORITY, FILLER_PRIORITY, VmThreads, set_fifo};
+use crate::plan::Algorithm;
+
+/// Longest sleep: the watchdog wants a sign of life.
+pub const HEARTBEAT: Nanos = 50_000_000;
+/// Shortest sleep, so that a decision that is over already cannot spin.
+const SHORTEST: Nanos = 5_000;
+
+/// What a controller thread is given for its core.
+pub struct CoreFiles {
+    /// CPU number.
+    pub cpu: u32,
+    /// Position on the board.
+    pub slot: usize,
+    /// VM table of the accounting program.
+    pub core_vms: OwnedFd,
+    /// Core table of the accounting program.
+    pub core_ctls: OwnedFd,
+    /// Event ring of this core.
+    pub ring: OwnedFd,
+}
+
+/// Runs the controller of one core until the board says stop or `orphaned` is set. Returns when done; the
+/// threads keep the priorities they had last (whoever called restores them).
+pub fn run_core(board: &Board, files: &CoreFiles, cpus: u32, orphaned: &AtomicBool) -> io::Result<()> {
+    let view = CoreView::open(files.core_vms.as_fd(), files.core_ctls.as_fd(), files.cpu, cpus).map_err(io::Error::other)?;
+    let ring = Ring::open(files.ring.as_fd(), Ring::default_bytes()).map_err(io::Error::other)?;
+    let mine = &board.cores()[files.slot];
+    let filler = Filler::start(files.cpu)?;
+    let mut core = Core::new(view, ring, filler);
+    // Real-time first, then onto the guests' core: the other way round it would wait there behind them.
+    become_realtime(files.cpu, CONTROLLER_PRIORITY)?;
+    core.view.set_managed(true);
+    mine.ready.store(1, Ordering::Release);
+    let fd = files.ring.as_raw_fd();
+    while board.stop.load(Ordering::Acquire) == 0 && !orphaned.load(Ordering::Acquire) {
+        core.turn(mine);
+        core.sleep(fd, mine);
+    }
+    core.view.set_managed(false);
+    core.view.notify(false, false);
+    core.filler.set(false);
+    Ok(())
+}
+
+/// Makes the calling thread SCHED_FIFO and pins it.
+pub fn become_realtime(cpu: u32, priority: i32) -> io::Result<()> {
+    match set_fifo(0, priority) {
+        0 => {}
+        errno => return Err(io::Error::from_raw_os_error(errno)),
+    }
+    pin(&[cpu])
+}
+
+/// Pins the calling thread to CPUs.
+pub fn pin(cpus: &[u32]) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for &cpu in cpus {
+        set.set(cpu as usize);
+    }
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+struct Core {
+    view: CoreView,
+    ring: Ring,
+    filler: Filler,
+    plan: LocalPlan,
+    seq: u64,
+    interleaved: Interleaved,
+    paper: Paper,
+    credit: Credit,
+    plain: Credit,
+    /// By index in the accounting program.
+    threads: Vec<VmThreads>,
+    /// Index in the accounting program by position in the plan.
+    indexes: Vec<u32>,
+    used: Vec<u64>,
+    blocks: Vec<u32>,
+    seen: Vec<Seen>,
+    params: Vec<Params>,
+    decision: Decision,
+    last: Nanos,
+    lost: u32,
+}
+
+impl Core {
+    fn new(view: CoreView, ring: Ring, filler: Filler) -> Self {
+        Self {
+            view,
+            ring,
+            filler,
+            plan: LocalPlan::new(),
+            seq: 0,
+            interleaved: Interleaved::default(),
+            paper: Paper::default(),
+            credit: Credit::new(true),
+            plain: Credit::new(false),
+            threads: (0..MAX_INDEX).map(|_| VmThreads::new()).collect(),
+            indexes: Vec::with_capacity(MAX_VMS),
+            used: Vec::with_capacity(MAX_VMS),
+            blocks: Vec::with_capacity(MAX_VMS),
+            seen: Vec::with_capacity(MAX_VMS),
+            params: Vec::with_capacity(MAX_VMS),
+            decision: Decision::default(),
+            last: 0,
+            lost: 0,
+        }
+    }
+
+    fn turn(&mut self, mine: &CoreBoard) {
+        self.take_events(mine);
+        let now = now();
+        if mine.seq() != self.seq {
+            self.follow(now, mine);
+        }
+        for (i, &index) in self.indexes.iter().enumerate() {
+            let vm = self.view.vm(index);
+            self.seen[i] = Seen {
+                used: vm.used.wrapping_sub(self.used[i]),
+                runnable: vm.runnable > 0,
+                blocked: vm.blocks != self.blocks[i],
+            };
+            self.used[i] = vm.used;
+            self.blocks[i] = vm.blocks;
+        }
+        let machine: &mut dyn Machine = match self.plan.algorithm {
+            Algorithm::Interleaved => &mut self.interleaved,
+            Algorithm::Paper => &mut self.paper,
+            Algorithm::Credit { boost: true } => &mut self.credit,
+            Algorithm::Credit { boost: false } => &mut self.plain,
+        };
+        machine.decide(now, &self.seen, &mut self.decision);
+        let (mut calls, mut switches, mut fill) = (0, 0, false);
+        for (i, &index) in self.indexes.iter().enumerate() {
+            let rank = self.decision.ranks[i];
+            fill |= rank == Rank::Capped && self.seen[i].runnable;
+            let applied = self.threads[index as usize].apply(rank, set_fifo);
+            calls += u64::from(applied.calls);
+            switches += u64::from(applied.calls > 0);
+            if applied.refused != 0 {
+                mine.refused.store(applied.refused as u32, Ordering::Release);
+            }
+            let budget = self.decision.budgets[i];
+            self.view.set_budget(index, if budget == FOREVER { NO_BUDGET } else { budget });
+        }
+        self.filler.set(fill);
+        self.view.notify(self.decision.notify_wake, self.decision.notify_block);
+        add(&mine.decisions, 1);
+        add(&mine.switches, switches);
+        add(&mine.calls, calls);
+        if now - self.last >= HEARTBEAT / 2 {
+            self.last = now;
+            let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            mine.cpu_ns.store(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64, Ordering::Relaxed);
+        }
+        mine.beat.store(now, Ordering::Release);
+    }
+
+    fn take_events(&mut self, mine: &CoreBoard) {
+        while let Some(event) = self.ring.pop() {
+            let Some(threads) = self.threads.get_mut(event.vm as usize).filter(|t| t.is_planned()) else { continue };
+            match event.kind {
+                // What a vCPU thread forks (a guest process of UML) is a vCPU thread; the daemon corrects the
+                // role where it knows better.
+                EventKind::Fork => {
+                    if !threads.add(event.tid, false) {
+                        mine.resync.store(1, Ordering::Release);
+                    }
+                }
+                EventKind::Exit => threads.remove(event.tid),
+                EventKind::Budget | EventKind::Wake | EventKind::Block => {}
+            }
+        }
+        let lost = self.view.lost();
+        if lost != self.lost {
+            self.lost = lost;
+            mine.resync.store(1, Ordering::Release);
+        }
+    }
+
+    /// Takes over a new plan. Threads learnt since it was drawn up are kept.
+    fn follow(&mut self, now: Nanos, mine: &CoreBoard) {
+        let Some(seq) = mine.read(&mut self.plan) else { return };
+        for table in &mut self.threads {
+            table.set_planned(false);
+        }
+        self.params.clear();
+        self.indexes.clear();
+        self.used.clear();
+        self.blocks.clear();
+        self.seen.clear();
+        for vm in &self.plan.vms {
+            let Some(table) = self.threads.get_mut(vm.index as usize) else { continue };
+            table.set_planned(true);
+            let state = self.view.vm(vm.index);
+            self.params.push(vm.params);
+            self.indexes.push(vm.index);
+            self.used.push(state.used);
+            self.blocks.push(state.blocks);
+            self.seen.push(Seen::default());
+        }
+        for table in &mut self.threads {
+            if !table.is_planned() {
+                table.clear();
+            }
+        }
+        for &(at, thread) in &self.plan.threads {
+            if let Some(table) = self.plan.vms.get(at).and_then(|vm| self.threads.get_mut(vm.index as usize))
+                && !table.add(thread.tid, thread.service)
+            {
+                mine.resync.store(1, Ordering::Release);
+            }
+        }
+        let machine: &mut dyn Machine = match self.plan.algorithm {
+            Algorithm::Interleaved => {
+                self.interleaved.set_batch_slice(self.plan.batch_slice);
+                &mut self.interleaved
+            }
+            Algorithm::Paper => {
+                self.paper.set_slice(self.plan.batch_slice);
+                &mut self.paper
+            }
+            Algorithm::Credit { boost } => {
+                let c = if boost { &mut self.credit } else { &mut self.plain };
+                c.set_slice(self.plan.batch_slice);
+                c
+            }
+        };
+        machine.configure(now, &self.params);
+        self.seq = seq;
+        mine.followed.store(seq, Ordering::Release);
+    }
+
+    /// Waits for an event or for the end of the decision.
+    fn sleep(&mut self, fd: i32, mine: &CoreBoard) {
+        let now = now();
+        let until = self.decision.until;
+        let span = until.saturating_sub(now).clamp(SHORTEST, HEARTBEAT);
+        let timeout = libc::timespec { tv_sec: 0, tv_nsec: span as i64 };
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live pollfd and a live timespec, no signal mask.
+        let ready = unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
+        if ready == 0 && span < HEARTBEAT {
+            let late = self::now().saturating_sub(now + span);
+            if late > mine.late_max.load(Ordering::Relaxed) {
+                mine.late_max.store(late, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn add(counter: &std::sync::atomic::AtomicU64, n: u64) {
+    // One writer, so no read-modify-write is needed.
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
+/// Keeps the core busy while a VM that is over its cap must not run.
+///
+/// A real-time thread is not stopped by any quota, so something that ranks between "capped" and "out" has to
+/// hold the core. It runs only when no VM within its cap wants to.
+struct Filler {
+    state: Arc<AtomicU32>,
+}
+
+const IDLE: u32 = 0;
+const FILL: u32 = 1;
+const END: u32 = 2;
+
+impl Filler {
+    fn start(cpu: u32) -> io::Result<Self> {
+        let state = Arc::new(AtomicU32::new(IDLE));
+        let shared = Arc::clone(&state);
+        std::thread::Builder::new().name(format!("filler/{cpu}")).stack_size(64 << 10).spawn(move || {
+            if become_realtime(cpu, FILLER_PRIORITY).is_err() {
+                return;
+            }
+            loop {
+                match shared.load(Ordering::Acquire) {
+                    END => return,
+                    FILL => std::hint::spin_loop(),
+                    _ => {
+                        let wait = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+                        // SAFETY: FUTEX_WAIT on a live word with a live timeout.
+                        unsafe {
+                            libc::syscall(
+                                libc::SYS_futex,
+                                shared.as_ptr(),
+                                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                                IDLE,
+                                &raw const wait,
+                            )
+                        };
+                    }
+                }
+            }
+        })?;
+        Ok(Self { state })
+    }
+
+    fn set(&self, on: bool) {
+        self.store(if on { FILL } else { IDLE });
+    }
+
+    fn store(&self, to: u32) {
+        if self.state.swap(to, Ordering::AcqRel) == IDLE && to != IDLE {
+            // SAFETY: FUTEX_WAKE on a live word.
+            unsafe {
+                libc::syscall(libc::SYS_futex, self.state.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1)
+            };
+        }
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        self.store(END);
+    }
+}
+
+/// Locks all memory of the process, now and later, and makes page faults of the stack unlikely.
+pub fn lock_memory() -> io::Result<()> {
+    // SAFETY: a plain system call.
+    if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// How long to wait between looks at slow conditions.
+pub const GLANCE: Duration = Duration::from_millis(20);

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Slots: a real-time controller gives each core to one VM after the other.
+//!
+//! Three processes share the work, so that a fault in one never takes a core away: the daemon draws up the plan
+//! and publishes it on the [`board`]; the [`controller`] carries it out, one real-time thread per core; the
+//! [`watchdog`] between them looks after both and puts every thread back when something is wrong.
+
+pub mod board;
+pub mod controller;
+mod threads;
+pub mod watchdog;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use viola_host::Vm;
+use viola_meter::acct::Acct;
+
+use self::board::{Board, MAX_CORES, now};
+use self::watchdog::{Args, CoreArgs, End, set_cloexec};
+use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError};
+use crate::plan::Plan;
+use crate::restore::{SavedState, restore_file, restore_vm};
+
+pub use threads::PRIORITIES;
+
+const NAME: &str = "slots";
+/// How long controller and watchdog may take to start, to follow a plan, or to end.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// A watchdog that showed no sign of life for so long is killed (the controller then restores).
+const WATCHDOG_HANG: Duration = Duration::from_secs(2);
+
+/// Command line that starts a helper process: program and leading arguments.
+#[derive(Debug, Clone)]
+pub struct Helper {
+    /// Program, normally the running one.
+    pub program: PathBuf,
+    /// Arguments before the JSON of [`Args`].
+    pub args: Vec<String>,
+}
+
+impl Helper {
+    /// A command to which arguments can be added.
+    pub fn command(&self) -> Command {
+        let mut c = Command::new(&self.program);
+        c.args(&self.args);
+        c
+    }
+}
+
+struct Running {
+    watchdog: Child,
+    lifeline: OwnedFd,
+    board: Board,
+    cpus: Vec<u32>,
+    plan: Plan,
+}
+
+/// The slot mechanism.
+pub struct Slots {
+    watchdog: Helper,
+    saved: PathBuf,
+    state: SavedState,
+    running: Option<Running>,
+}
+
+impl Slots {
+    /// `watchdog` starts the watchdog process; `saved` is where the attributes from before are kept.
+    pub fn new(watchdog: Helper, saved: PathBuf) -> Self {
+        Self { watchdog, saved, state: SavedState::default(), running: None }
+    }
+
+    fn start(&mut self, plan: &Plan, acct: &mut Acct) -> Result<Running, SchedError> {
+        let io = |what: &str| {
+            let what = what.to_owned();
+            move |source| SchedError::Io { what, source }
+        };
+        if plan.cores.len() > MAX_CORES {
+            return Err(SchedError::Unavailable {
+                mechanism: NAME,
+                why: format!("{} cores are to be managed, and one host has room for {MAX_CORES}", plan.cores.len()),
+            });
+        }
+        let (board, board_fd) = Board::create().map_err(io("making the controller's board"))?;
+        let mut fds = vec![board_fd];
+        let mut cores = Vec::new();
+        for (core, shared) in plan.cores.iter().zip(&board.cores) {
+            shared.cpu.store(core.cpu, Ordering::Relaxed);
+            let f = acct.prepare_core(core.cpu)?;
+            cores.push(CoreArgs {
+                cpu: core.cpu,
+                core_vms: f.core_vms.as_raw_fd(),
+                core_ctls: f.core_ctls.as_raw_fd(),
+                ring: f.ring.as_raw_fd(),
+            });
+            fds.extend([f.core_vms, f.core_ctls, f.ring]);
+        }
+        board.n_cores.store(plan.cores.len() as u32, Ordering::Release);
+        let (read, lifeline) = rustix::pipe::pipe().map_err(|e| io("making a pipe")(e.into()))?;
+        set_cloexec(lifeline.as_raw_fd(), true).map_err(io("making a pipe"))?;
+        let cpus: Vec<u32> = plan.cores.iter().map(|c| c.cpu).collect();
+        let online = viola_host::topology::online().map_err(|e| SchedError::Restore(e.into()))?;
+        let args = Args {
+            board: fds[0].as_raw_fd(),
+            parent: read.as_raw_fd(),
+            cpus: acct.cpus(),
+            saved: self.saved.clone(),
+            spare_cpus: online.iter().filter(|c| !cpus.contains(c)).collect(),
+            cores,
+        };
+        fds.push(read);
+        for fd in &fds {
+            set_cloexec(fd.as_raw_fd(), false).map_err(io("handing over a descriptor"))?;
+        }
+        let json = serde_json::to_string(&args).map_err(|e| io("describing the cores")(e.into()))?;
+        let spawned = self.watchdog.command().arg(json).stdin(Stdio::null()).spawn();
+        drop(fds);
+        let watchdog = spawned.map_err(io("starting the watchdog"))?;
+        Ok(Running { watchdog, lifeline, board, cpus, plan: Plan::default() })
+    }
+
+    /// Waits until every core's controller is there.
+    fn await_ready(running: &mut Running) -> Result<(), SchedError> {
+        let deadline = Instant::now() + PATIENCE;
+        while !running.board.cores().iter().all(|c| c.ready.load(Ordering::Acquire) == 1) {
+            let ended = running.watchdog.try_wait().ok().flatten();
+            if ended.is_some() || Instant::now() > deadline {
+                return Err(SchedError::Unavailable {
+                    mechanism: NAME,
+                    why: "the slot controller did not start; its reason is in the line above".into(),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Option<End>, SchedError> {
+        let Some(mut running) = self.running.take() else { return Ok(None) };
+        running.board.stop.store(1, Ordering::Release);
+        drop(running.lifeline);
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match running.watchdog.try_wait() {
+                Ok(Some(status)) => break Some(status),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+                _ => {
+                    let _ = running.watchdog.kill();
+                    break running.watchdog.wait().ok();
+                }
+            }
+        };
+        // The watchdog has restored; once more costs nothing, and covers one that was killed.
+        std::thread::sleep(Duration::from_millis(1));
+        restore_file(&self.saved)?;
+        self.state = SavedState::default();
+        Ok(status.and_then(|s| s.code()).and_then(End::from_code))
+    }
+}
+
+impl Mechanism for Slots {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn apply(&mut self, plan: &Plan, vms: &[Vm], acct: Option<&mut Acct>) -> Result<(), SchedError> {
+        let cpus: Vec<u32> = plan.cores.iter().map(|c| c.cpu).collect();
+        if self.running.as_ref().is_some_and(|r| r.cpus != cpus) {
+            self.end()?;
+        }
+        if cpus.is_empty() {
+            return Ok(());
+        }
+        // What is not written down cannot be put back, so this comes before any change.
+        for v in plan.cores.iter().flat_map(|c| &c.vms) {
+            if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
+                self.state.note(vm, false)?;
+            }
+        }
+        self.state.write(&self.saved)?;
+        if self.running.is_none() {
+            let Some(acct) = acct else {
+                return Err(SchedError::Unavailable {
+                    mechanism: NAME,
+                    why: "it needs the accounting program (BPF with BTF, root)".into(),
+                });
+            };
+            let mut running = self.start(plan, acct)?;
+            self.state.processes = vec![(
+                running.watchdog.id(),
+                viola_host::proc::stat(running.watchdog.id()).ok().flatten().map_or(0, |s| s.start_time),
+            )];
+            self.state.write(&self.saved)?;
+            let ready = Self::await_ready(&mut running);
+            self.running = Some(running);
+            if let Err(e) = ready {
+                self.end()?;
+                return Err(e);
+            }
+        }
+        let Some(running) = self.running.as_mut() else { return Ok(()) };
+        let mut wanted = Vec::new();
+        for core in &plan.cores {
+            let Some(shared) = running.board.cores().iter().find(|c| c.cpu.load(Ordering::Relaxed) == core.cpu) else {
+                continue;
+            };
+            let (seq, _) = shared.publish(core);
+            wanted.push((shared, seq));
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while wanted.iter().any(|(c, seq)| c.followed.load(Ordering::Acquire) < *seq) {
+            if Instant::now() > deadline || !matches!(running.watchdog.try_wait(), Ok(None)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Nobody touches these any more: back to what they were.
+        let dropped: Vec<_> = self
+            .state
+            .vms
+            .extract_if(.., |s| !plan.cores.iter().any(|c| c.vms.iter().any(|v| v.pid == s.pid as i32)))
+            .collect();
+        for saved in &dropped {
+            restore_vm(saved)?;
+        }
+        if !dropped.is_empty() {
+            self.state.write(&self.saved)?;
+        }
+        running.plan = plan.clone();
+        Ok(())
+    }
+
+    fn health(&mut self) -> Health {
+        let Some(running) = self.running.as_mut() else { return Health::default() };
+        let mut health = Health::default();
+        for core in running.board.cores() {
+            health.resync |= core.resync.swap(0, Ordering::AcqRel) != 0;
+            let refused = core.refused.swap(0, Ordering::AcqRel);
+            if refused != 0 {
+                health.refused = Some(refused as i32);
+            }
+            health.cores.push(CoreHealth {
+                cpu: core.cpu.load(Ordering::Relaxed),
+                decisions: core.decisions.load(Ordering::Relaxed),
+                switches: core.switches.load(Ordering::Relaxed),
+                calls: core.calls.load(Ordering::Relaxed),
+                cpu_ns: core.cpu_ns.load(Ordering::Relaxed),
+                late_max: core.late_max.load(Ordering::Relaxed),
+            });
+        }
+        let status = running.watchdog.try_wait().ok().flatten();
+        let silent = now().saturating_sub(running.board.watchdog_beat.load(Ordering::Acquire));
+        if let Some(status) = status {
+            let end = status.code().and_then(End::from_code);
+            health.ended = Some(end.map_or("the watchdog was killed; every thread has its own scheduling back", End::sentence));
+        } else if silent > WATCHDOG_HANG.as_nanos() as u64 {
+            let _ = running.watchdog.kill();
+            health.ended = Some("the watchdog gave no sign of life and was killed; every thread has its own scheduling back");
+        }
+        if health.ended.is_some() {
+            // A controller whose watchdog was killed restores at once; what may be left is done here.
+            std::thread::sleep(Duration::from_millis(100));
+            if let Err(e) = self.end() {
+                eprintln!("viola: {e}");
+            }
+        }
+        health
+    }
+
+    fn stop(&mut self) -> Result<(), SchedError> {
+        self.end().map(|_| ())
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The threads of one VM on one core, and the real-time priorities that ranks stand for.
+
+use viola_policy::slices::Rank;
+
+/// Lowest and highest priority that the slot mechanism ever gives a VM thread.
+pub const PRIORITIES: std::ops::RangeInclusive<i32> = 10..=23;
+/// Priority of the thread that keeps the core busy while a capped VM must not run.
+pub const FILLER_PRIORITY: i32 = 12;
+/// Priority of the controller threads; above every VM thread.
+pub const CONTROLLER_PRIORITY: i32 = 60;
+/// Priority of the watchdog, on another core where there is one.
+pub const WATCHDOG_PRIORITY: i32 = 61;
+
+/// Most threads of one VM on one core that the controller keeps track of.
+pub const MAX_VM_THREADS: usize = 512;
+
+/// SCHED_FIFO priority of a vCPU thread; service threads have one more.
+pub fn priority(rank: Rank) -> i32 {
+    match rank {
+        Rank::Capped => 10,
+        Rank::Out => 14,
+        Rank::Waiting => 16,
+        Rank::Owner => 18,
+        Rank::Eager => 20,
+        Rank::Boost => 22,
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    tid: i32,
+    service: bool,
+    /// Priority it has now; 0 when that is not known.
+    priority: i32,
+}
+
+/// Threads of one VM on one core.
+#[derive(Debug)]
+pub struct VmThreads {
+    entries: Vec<Entry>,
+    rank: Option<Rank>,
+    turn: usize,
+    dirty: bool,
+    planned: bool,
+}
+
+/// What setting priorities cost and met.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Applied {
+    /// System calls made.
+    pub calls: u32,
+    /// The kernel's refusal other than "thread is gone", if there was one (errno).
+    pub refused: i32,
+}
+
+impl VmThreads {
+    /// Room for [`MAX_VM_THREADS`].
+    pub fn new() -> Self {
+        Self { entries: Vec::with_capacity(MAX_VM_THREADS), rank: None, turn: 0, dirty: false, planned: false }
+    }
+
+    /// Forgets all threads.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.rank = None;
+        self.turn = 0;
+        self.dirty = false;
+    }
+
+    /// Says whether the VM is in the plan.
+    pub fn set_planned(&mut self, planned: bool) {
+        self.planned = planned;
+    }
+
+    /// Whether the VM is in the plan.
+    pub fn is_planned(&self) -> bool {
+        self.planned
+    }
+
+    /// Adds a thread, or changes its role. False when there is no room.
+    pub fn add(&mut self, tid: i32, service: bool) -> bool {
+        self.dirty = true;
+        if let Some(e) = self.entries.iter_mut().find(|e| e.tid == tid) {
+            e.service = service;
+            return true;
+        }
+        if self.entries.len() == MAX_VM_THREADS {
+            return false;
+        }
+        self.entries.push(Entry { tid, service, priority: 0 });
+        true
+    }
+
+    /// The thread has ended.
+    pub fn remove(&mut self, tid: i32) {
+        if let Some(i) = self.entries.iter().position(|e| e.tid == tid) {
+            self.entries.swap_remove(i);
+        }
+    }
+
+    /// Number of threads.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Gives every thread the priority of `rank`, by `set(tid, priority) -> errno or 0`. Threads that are gone
+    /// are dropped. Each time a VM is raised another of its vCPUs comes first, so that several of them on one
+    /// core take turns (the kernel queues threads of one priority in the order in which they reach it).
+    pub fn apply(&mut self, rank: Rank, mut set: impl FnMut(i32, i32) -> i32) -> Applied {
+        let mut applied = Applied::default();
+        if self.rank == Some(rank) && !self.dirty {
+            return applied;
+        }
+        if self.rank.is_none_or(|old| old < rank) {
+            self.turn = self.turn.wrapping_add(1);
+        }
+        self.rank = Some(rank);
+        self.dirty = false;
+        let base = priority(rank);
+        let first = if self.entries.is_empty() { 0 } else { self.turn % self.entries.len() };
+        let mut gone = false;
+        let n = self.entries.len();
+        for k in 0..n {
+            let i = if first + k < n { first + k } else { first + k - n };
+            let e = &mut self.entries[i];
+            let want = base + i32::from(e.service);
+            if e.priority == want {
+                continue;
+            }
+            applied.calls += 1;
+            match set(e.tid, want) {
+                0 => e.priority = want,
+                libc::ESRCH => {
+                    e.tid = 0;
+                    gone = true;
+                }
+                errno => applied.refused = errno,
+            }
+        }
+        if gone {
+            self.entries.retain(|e| e.tid != 0);
+        }
+        applied
+    }
+}
+
+impl Default for VmThreads {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// sched_setscheduler(2) with SCHED_FIFO; 0 or errno.
+pub fn set_fifo(tid: i32, priority: i32) -> i32 {
+    let param = libc::sched_param { sched_priority: priority };
+    // SAFETY: a plain system call with a pointer to a live structure.
+    if unsafe { libc::sched_setscheduler(tid, libc::SCHED_FIFO, &param) } == 0 {
+        0
+    } else {
+        std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_keep_their_order_and_leave_room_for_service_threads_and_the_filler() {
+        let ranks = [Rank::Capped, Rank::Out, Rank::Waiting, Rank::Owner, Rank::Eager, Rank::Boost];
+        for pair in ranks.windows(2) {
+            assert!(priority(pair[0]) + 1 < priority(pair[1]));
+        }
+        assert!(priority(Rank::Capped) + 1 < FILLER_PRIORITY && FILLER_PRIORITY < priority(Rank::Out));
+        assert!(ranks.iter().all(|&r| PRIORITIES.contains(&priority(r)) && PRIORITIES.contains(&(priority(r) + 1))));
+        assert!(*PRIORITIES.end() < CONTROLLER_PRIORITY);
+    }
+
+    #[test]
+    fn a_service_thread_ranks_one_above_the_vcpus_of_its_vm() {
+        let mut t = VmThreads::new();
+        t.add(1, false);
+        t.add(2, true);
+        let mut seen = Vec::new();
+        t.apply(Rank::Owner, |tid, p| {
+            seen.push((tid, p));
+            0
+        });
+        seen.sort_unstable();
+        assert_eq!(seen, [(1, 18), (2, 19)]);
+    }
+
+    #[test]
+    fn an_unchanged_rank_costs_no_system_call_but_a_new_thread_is_set() {
+        let mut t = VmThreads::new();
+        t.add(1, false);
+        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 1);
+        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 0);
+        t.add(2, false);
+        assert_eq!(t.apply(Rank::Owner, |tid, _| if tid == 2 { 0 } else { panic!("{tid}") }).calls, 1);
+    }
+
+    #[test]
+    fn a_thread_that_is_gone_is_forgotten() {
+        let mut t = VmThreads::new();
+        t.add(1, false);
+        t.add(2, false);
+        t.apply(Rank::Boost, |tid, _| if tid == 1 { libc::ESRCH } else { 0 });
+        assert_eq!(t.len(), 1);
+        assert_eq!(t.apply(Rank::Out, |_, _| 0).calls, 1);
+    }
+
+    #[test]
+    fn a_refusal_is_reported_and_tried_again() {
+        let mut t = VmThreads::new();
+        t.add(1, false);
+        assert_eq!(t.apply(Rank::Owner, |_, _| libc::EPERM).refused, libc::EPERM);
+        assert_eq!(t.apply(Rank::Waiting, |_, _| 0).calls, 1);
+    }
+
+    #[test]
+    fn vcpus_of_one_vm_take_turns_in_being_raised_first() {
+        let mut t = VmThreads::new();
+        for tid in 1..=3 {
+            t.add(tid, false);
+        }
+        let mut firsts = std::collections::BTreeSet::new();
+        for _ in 0..3 {
+            let mut first = None;
+            t.apply(Rank::Boost, |tid, _| {
+                first.get_or_insert(tid);
+                0
+            });
+            firsts.insert(first);
+            t.apply(Rank::Out, |_, _| 0);
+        }
+        assert_eq!(firsts.len(), 3);
+    }
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The dead man's handle: the process between daemon and controller.
+//!
+//! It starts the controller, watches its heartbeat from another core, and when anything is wrong (the
+//! controller ended, hangs or was stopped, the daemon is gone) ends the controller and puts every thread back.
+//! The controller in turn watches the watchdog and does the same. Only when both are killed at once is anything
+//! left over; `viola restore` and the next start take care of that.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::board::{Board, now};
+use super::controller::{CoreFiles, GLANCE, lock_memory, pin, run_core};
+use super::threads::{WATCHDOG_PRIORITY, set_fifo};
+use crate::restore::restore_file;
+
+/// A controller that showed no sign of life for so long is taken to hang.
+pub const HANG: Duration = Duration::from_millis(300);
+/// How long a controller may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What watchdog and controller are told on their command line (as JSON).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Args {
+    /// Descriptor of the board.
+    pub board: RawFd,
+    /// Descriptor whose end of file says that the parent is gone.
+    pub parent: RawFd,
+    /// Rows of the accounting tables.
+    pub cpus: u32,
+    /// File with the attributes to restore.
+    pub saved: std::path::PathBuf,
+    /// CPUs that are not managed, for everything but the controller threads; empty if there are none.
+    pub spare_cpus: Vec<u32>,
+    /// Managed cores in the order of the board.
+    pub cores: Vec<CoreArgs>,
+}
+
+/// One managed core in [`Args`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CoreArgs {
+    /// CPU number.
+    pub cpu: u32,
+    /// Descriptor of the VM table.
+    pub core_vms: RawFd,
+    /// Descriptor of the core table.
+    pub core_ctls: RawFd,
+    /// Descriptor of the event ring.
+    pub ring: RawFd,
+}
+
+/// Why the watchdog ended; its exit status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It was asked to.
+    Stopped = 0,
+    /// The controller ended by itself or was killed.
+    ControllerDied = 3,
+    /// The controller gave no sign of life and was killed.
+    ControllerHung = 4,
+    /// The daemon is gone.
+    Orphaned = 5,
+    /// The controller could not start.
+    NotStarted = 6,
+}
+
+impl End {
+    /// From an exit status.
+    pub fn from_code(code: i32) -> Option<Self> {
+        [Self::Stopped, Self::ControllerDied, Self::ControllerHung, Self::Orphaned, Self::NotStarted]
+            .into_iter()
+            .find(|&e| e as i32 == code)
+    }
+
+    /// One sentence for the journal.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::Stopped => "slots ended as asked; every thread has its own scheduling back",
+            Self::ControllerDied => "the slot controller died; every thread has its own scheduling back",
+            Self::ControllerHung => {
+                "the slot controller gave no sign of life and was killed; every thread has its own scheduling back"
+            }
+            Self::Orphaned => "the daemon is gone; every thread has its own scheduling back",
+            Self::NotStarted => "the slot controller could not start; nothing was changed",
+        }
+    }
+}
+
+/// Body of the watchdog process. `controller` is the command line that starts the controller, to which the
+/// arguments are added.
+pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
+    let board = open_board(args.board)?;
+    if !args.spare_cpus.is_empty() {
+        pin(&args.spare_cpus)?;
+    }
+    // Where all cores are managed it still preempts every VM, and the controllers for the moment it needs.
+    match set_fifo(0, WATCHDOG_PRIORITY) {
+        0 => {}
+        errno => return Err(io::Error::from_raw_os_error(errno)),
+    }
+    lock_memory()?;
+    let (lifeline, held) = rustix::pipe::pipe()?;
+    set_cloexec(held.as_raw_fd(), true)?;
+    let mut below = args.clone();
+    below.parent = lifeline.as_raw_fd();
+    let json = serde_json::to_string(&below).map_err(io::Error::other)?;
+    let mut child = controller.arg(json).stdin(Stdio::null()).spawn()?;
+    drop(lifeline);
+    board.watchdog_beat.store(now(), Ordering::Release);
+    let end = watch(&board, args, &mut child)?;
+    board.stop.store(1, Ordering::Release);
+    let deadline = Instant::now() + if end == End::ControllerHung { Duration::ZERO } else { PATIENCE / 4 };
+    while child.try_wait()?.is_none() {
+        if Instant::now() >= deadline {
+            child.kill()?;
+            child.wait()?;
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // Said and done also when the controller has restored already: restoring twice changes nothing.
+    restore_file(&args.saved).map_err(io::Error::other)?;
+    drop(held);
+    Ok(end)
+}
+
+fn watch(board: &Board, args: &Args, child: &mut Child) -> io::Result<End> {
+    let started = Instant::now();
+    loop {
+        if gone(args.parent, GLANCE)? {
+            return Ok(if board.stop.load(Ordering::Acquire) == 0 { End::Orphaned } else { End::Stopped });
+        }
+        if board.stop.load(Ordering::Acquire) != 0 {
+            return Ok(End::Stopped);
+        }
+        let ready = board.cores().iter().all(|c| c.ready.load(Ordering::Acquire) != 0);
+        if child.try_wait()?.is_some() {
+            return Ok(if ready { End::ControllerDied } else { End::NotStarted });
+        }
+        let t = now();
+        board.watchdog_beat.store(t, Ordering::Release);
+        if !ready {
+            if started.elapsed() > PATIENCE {
+                return Ok(End::NotStarted);
+            }
+            continue;
+        }
+        for core in board.cores() {
+            let beat = core.beat.load(Ordering::Acquire);
+            if t.saturating_sub(beat) > HANG.as_nanos() as u64 && beat != 0 {
+                return Ok(End::ControllerHung);
+            }
+        }
+    }
+}
+
+/// Body of the controller process: a thread per core, and this one to see whether the watchdog is still there.
+pub fn controller(args: &Args) -> io::Result<()> {
+    let board = open_board(args.board)?;
+    if !args.spare_cpus.is_empty() {
+        pin(&args.spare_cpus)?;
+    }
+    let orphaned = AtomicBool::new(false);
+    let files: Vec<CoreFiles> = args
+        .cores
+        .iter()
+        .enumerate()
+        .map(|(slot, c)| {
+            // SAFETY: the descriptors were made for this process and are used nowhere else in it.
+            let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+            CoreFiles { cpu: c.cpu, slot, core_vms: own(c.core_vms), core_ctls: own(c.core_ctls), ring: own(c.ring) }
+        })
+        .collect();
+    lock_memory()?;
+    // Must win against the VMs when all cores are managed, since it restores them.
+    match set_fifo(0, WATCHDOG_PRIORITY) {
+        0 => {}
+        errno => return Err(io::Error::from_raw_os_error(errno)),
+    }
+    std::thread::scope(|scope| -> io::Result<()> {
+        let mut threads = Vec::new();
+        for f in &files {
+            let (board, orphaned) = (&board, &orphaned);
+            threads.push(
+                std::thread::Builder::new()
+                    .name(format!("slots/{}", f.cpu))
+                    .stack_size(256 << 10)
+                    .spawn_scoped(scope, move || run_core(board, f, args.cpus, orphaned))?,
+            );
+        }
+        let watchdog_gone = loop {
+            if gone(args.parent, GLANCE)? {
+                orphaned.store(true, Ordering::Release);
+                break true;
+            }
+            if threads.iter().any(|t| t.is_finished()) {
+                orphaned.store(true, Ordering::Release);
+                break false;
+            }
+        };
+        let mut result = Ok(());
+        for t in threads {
+            match t.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => result = Err(e),
+                Err(_) => result = Err(io::Error::other("a controller thread panicked")),
+            }
+        }
+        if watchdog_gone {
+            restore_file(&args.saved).map_err(io::Error::other)?;
+        }
+        result
+    })
+}
+
+fn open_board(fd: RawFd) -> io::Result<Board> {
+    // SAFETY: only borrowed for the call; the descriptor was inherited for this purpose.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    Board::open(fd.as_fd())
+}
+
+/// Waits up to `for_` for the other end of a pipe to be closed.
+fn gone(fd: RawFd, for_: Duration) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let timeout = libc::timespec { tv_sec: 0, tv_nsec: i64::from(for_.subsec_nanos()) };
+    // SAFETY: one live pollfd and a live timespec, no signal mask.
+    let n = unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
+    if n < 0 {
+        let e = io::Error::last_os_error();
+        return if e.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(e) };
+    }
+    Ok(n > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0)
+}
+
+/// Sets whether a descriptor is closed on exec.
+pub fn set_cloexec(fd: RawFd, on: bool) -> io::Result<()> {
+    // SAFETY: fcntl on a descriptor number, no pointers.
+    let r = unsafe { libc::fcntl(fd, libc::F_SETFD, if on { libc::FD_CLOEXEC } else { 0 }) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Where the state of a run is kept unless told otherwise.
+pub fn default_state(run_dir: &Path) -> std::path::PathBuf {
+    run_dir.join("slots.json")
+}
