@@ -5,8 +5,8 @@
  * Every thread of a VM carries a little state (task storage): to which VM and accounting slot it belongs, and
  * whether it runs, waits or sleeps. From the scheduler's tracepoints that gives, exactly and without polling,
  * what each vCPU got, how long it waited (also as a histogram), and what each VM used on each core. For cores
- * with a slot controller it also calls the controller: when a VM has used its budget (a timer armed as the VM
- * is switched in), when one wakes or blocks. New threads inherit VM and slot from the thread that made them.
+ * with a slot controller it also calls the controller: when a VM wakes or blocks, or when a packet is put on
+ * the tap of a VM that waits for the core. New threads inherit VM and slot from the thread that made them.
  *
  * A switch between tasks that belong to no VM costs two look-ups of a null pointer.
  */
@@ -27,10 +27,6 @@ typedef u32 __be32;
 typedef u32 __wsum;
 
 /* The few kernel types used; offsets are fixed up at load time (CO-RE). */
-struct bpf_timer {
-	__u64 opaque[2];
-} __attribute__((aligned(8)));
-
 struct thread_info {
 	u32 cpu;
 } __attribute__((preserve_access_index));
@@ -40,7 +36,27 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
+struct ns_common {
+	unsigned int inum;
+} __attribute__((preserve_access_index));
+
+struct net {
+	struct ns_common ns;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct net_device {
+	possible_net_t nd_net;
+	int ifindex;
+} __attribute__((preserve_access_index));
+
+struct sk_buff;
+
 enum {
+	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
 	BPF_MAP_TYPE_RINGBUF = 27,
@@ -53,7 +69,6 @@ enum {
 	BPF_LOCAL_STORAGE_GET_F_CREATE = 1,
 	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_FORCE_WAKEUP = 2,
-	BPF_F_TIMER_CPU_PIN = 2,
 };
 
 #include <bpf/bpf_helpers.h>
@@ -63,9 +78,6 @@ enum {
 #include "acct.h"
 
 char LICENSE[] SEC("license") = "GPL";
-
-#define CLOCK_MONOTONIC 1
-#define TIMER_SLOP 2000		/* a timer that comes this much early counts as on time */
 
 enum { SLEEPS = 0, QUEUED, RUNS };
 
@@ -112,19 +124,13 @@ struct {
 	__type(value, struct core_ctl);
 } core_ctls SEC(".maps");
 
-struct budget_timer {
-	struct bpf_timer timer;
-	u32 vm;			/* on the CPU now, NO_VM if none with a budget */
-	u32 ready;
-};
-
-/* The loader sets max_entries to CPUs. */
+/* Taps of VMs that want to be told about packets. */
 struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, struct budget_timer);
-} timers SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct nic_key);
+	__type(value, struct nic_owner);
+} nics SEC(".maps");
 
 struct ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -211,24 +217,6 @@ static __always_inline int uncount(struct thread *t)
 	return cv && __sync_fetch_and_add(&cv->runnable, -1) == 1;
 }
 
-static int budget_fired(void *map, u32 *cpu, struct budget_timer *bt)
-{
-	u64 now = bpf_ktime_get_ns(), since, ran;
-	struct core_vm *cv = core_vm(*cpu, bt->vm);
-
-	if (!cv)
-		return 0;
-	since = cv->on_since;
-	if (!since || cv->budget == NO_BUDGET)
-		return 0;
-	ran = now > since ? now - since : 0;
-	if (ran + TIMER_SLOP >= cv->budget)
-		tell(*cpu, EVENT_BUDGET, bt->vm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
-	else
-		bpf_timer_start(&bt->timer, cv->budget - ran, BPF_F_TIMER_CPU_PIN);
-	return 0;
-}
-
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
@@ -259,8 +247,6 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 
 			__sync_fetch_and_add(&s->run, ran);
 			cv->used += ran;
-			if (cv->budget != NO_BUDGET)
-				cv->budget = cv->budget > ran ? cv->budget - ran : 0;
 		}
 		s->on_since = 0;
 		cv->on_since = 0;
@@ -297,18 +283,8 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 		cv->on_since = now;
 		n->state = RUNS;
 		n->since = now;
-		/* From one thread of a VM to the next the budget just goes on, and so does its timer. */
-		if (n->vm == pvm) {
+		if (n->vm == pvm)
 			blocked = 0;
-		} else {
-			struct budget_timer *bt = bpf_map_lookup_elem(&timers, &cpu);
-
-			if (bt && bt->ready) {
-				bt->vm = n->vm;
-				if (cv->budget != NO_BUDGET)
-					bpf_timer_start(&bt->timer, cv->budget, BPF_F_TIMER_CPU_PIN);
-			}
-		}
 	}
 
 	if (blocked && pvm < MAX_VMS) {
@@ -446,26 +422,21 @@ int enrol(struct enrol_args *args)
 	return found;
 }
 
-struct timer_args {
-	u32 cpu;
-};
-
-/* Called from user space once for each core that gets a controller. */
-SEC("syscall")
-int prepare_core(struct timer_args *args)
+/* A packet is on its way to a tap. A VM that sleeps is woken by it; one that waits for the core is not, so its
+ * controller has to hear of it. One event until the controller asks for the next. */
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)
 {
-	u32 cpu = args->cpu;
-	struct budget_timer *bt = bpf_map_lookup_elem(&timers, &cpu);
+	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
+	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &key);
+	struct core_vm *cv;
 
-	if (!bt)
-		return 1;
-	if (bt->ready)
+	if (!owner)
 		return 0;
-	if (bpf_timer_init(&bt->timer, &timers, CLOCK_MONOTONIC))
-		return 2;
-	if (bpf_timer_set_callback(&bt->timer, budget_fired))
-		return 3;
-	bt->vm = NO_VM;
-	bt->ready = 1;
+	cv = core_vm(owner->cpu, owner->vm);
+	if (!cv || !cv->want_io || cv->on_since)
+		return 0;
+	cv->want_io = 0;
+	tell(owner->cpu, EVENT_IO, owner->vm, 0, 0, bpf_ktime_get_ns(), BPF_RB_FORCE_WAKEUP);
 	return 0;
 }

@@ -8,7 +8,6 @@
 #define MAX_VMS 256		/* VMs on one host that are accounted per core */
 #define MAX_SLOTS 2048		/* accounting slots: one per vCPU, one per VM for its service threads */
 #define HIST_BUCKETS 80		/* wait histogram: 4 buckets an octave, from 1.02 us (2^10 ns) on */
-#define NO_BUDGET (~0ULL)
 #define NO_VM 0xffffffffu
 
 /* Time accounting of one vCPU (all of its host threads), after XenMon: gotten, waiting, blocked. */
@@ -26,10 +25,11 @@ struct slot_acct {
 struct core_vm {
 	u64 used;		/* ran on this core */
 	u64 on_since;		/* on this core since then; 0: not now */
-	u64 budget;		/* may still run so long before the controller is called; NO_BUDGET: no limit */
 	u64 wakes;		/* went from "nothing to run" to runnable */
 	u32 blocks;		/* went from runnable to "nothing to run" */
 	s32 runnable;		/* threads that run or wait here */
+	u32 want_io;		/* call the controller, once, when a packet comes for this VM */
+	u32 _pad;
 };
 
 /* One core, written by its controller. */
@@ -41,9 +41,9 @@ struct core_ctl {
 };
 
 enum event_kind {
-	EVENT_BUDGET = 1,	/* a VM has used its budget */
-	EVENT_WAKE,
-	EVENT_BLOCK,
+	EVENT_IO = 1,		/* a packet came for a VM that waits for the core */
+	EVENT_WAKE,		/* a VM became runnable */
+	EVENT_BLOCK,		/* the running VM blocked */
 	EVENT_FORK,		/* tid is a new thread of vm */
 	EVENT_EXIT,
 };
@@ -61,6 +61,17 @@ struct enrol_args {
 	u32 tid;
 	u32 vm;			/* NO_VM: forget the thread */
 	u32 slot;
+};
+
+/* A tap: which VM, and on which core it takes interrupts. */
+struct nic_key {
+	u32 ifindex;
+	u32 netns;		/* inode number of its network namespace */
+};
+
+struct nic_owner {
+	u32 vm;
+	u32 cpu;
 };
 
 #endif

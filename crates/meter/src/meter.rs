@@ -15,6 +15,9 @@ pub const HISTORY: usize = 300;
 /// Waits are kept per second for so many seconds, for quantiles over the recent past.
 pub const WAIT_SECONDS: usize = 10;
 
+/// Disk counters are a file per process, so they are read less often.
+const DISK_INTERVAL: u64 = SECOND;
+
 const SECOND: u64 = 1_000_000_000;
 
 /// Where the times come from.
@@ -46,7 +49,6 @@ struct Tracked {
     start_time: u64,
     vcpus: Vec<Unit>,
     service: Unit,
-    vm: Vm,
     traffic: Option<Traffic>,
     waits: VecDeque<(u64, Vec<WaitHist>)>,
 }
@@ -58,6 +60,10 @@ pub struct Meter {
     free_slots: Vec<u32>,
     free_indexes: Vec<u32>,
     last: u64,
+    /// The VMs followed, by id.
+    followed: Vec<Vm>,
+    /// When disk counters were read last, and what they were, in the order of `followed`.
+    disks_at: u64,
     history: VecDeque<Snapshot>,
 }
 
@@ -85,6 +91,8 @@ impl Meter {
             free_slots: (0..MAX_SLOTS as u32).rev().collect(),
             free_indexes: (0..MAX_VMS as u32).rev().collect(),
             last: now(),
+            followed: Vec::new(),
+            disks_at: 0,
             history: VecDeque::new(),
         }
     }
@@ -127,12 +135,13 @@ impl Meter {
                 continue;
             }
             let Some(t) = self.vms.get_mut(&vm.id) else { continue };
-            t.vm = vm.clone();
             for (unit, vcpu) in t.vcpus.iter_mut().zip(&vm.vcpus) {
                 enrol(&mut self.source, t.index, unit, vcpu.threads.clone())?;
             }
             enrol(&mut self.source, t.index, &mut t.service, vm.service.iter().map(|s| s.thread).collect())?;
         }
+        self.followed = vms.iter().filter(|vm| self.vms.contains_key(&vm.id)).cloned().collect();
+        self.followed.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(left_out)
     }
 
@@ -148,7 +157,6 @@ impl Meter {
             start_time: vm.start_time,
             vcpus,
             service,
-            vm: vm.clone(),
             traffic: None,
             waits: VecDeque::new(),
         };
@@ -177,13 +185,19 @@ impl Meter {
     }
 
     /// Reads all counters and returns what was spent since the last call; the snapshot is kept for
-    /// [`Meter::history`]. Costs no system call per vCPU, and two small files per VM.
+    /// [`Meter::history`]. Costs no system call per vCPU; one small file per network namespace, and once a second one per process.
     pub fn snapshot(&mut self) -> Snapshot {
         let at = now();
         let span = at.saturating_sub(self.last);
         self.last = at;
         let mut vms = Vec::with_capacity(self.vms.len());
-        for (id, t) in &mut self.vms {
+        // A VM that just ended is no reason to lose the others' counters: its own are missing then.
+        let nics = counters::nic_counters(&self.followed).unwrap_or_default();
+        let with_disks = at.saturating_sub(self.disks_at) >= DISK_INTERVAL;
+        if with_disks {
+            self.disks_at = at;
+        }
+        for (i, (id, t)) in self.vms.iter_mut().enumerate() {
             let mut hists = Vec::with_capacity(t.vcpus.len());
             let mut vcpus = Vec::with_capacity(t.vcpus.len());
             for unit in &mut t.vcpus {
@@ -193,7 +207,20 @@ impl Meter {
             }
             let service = read(&self.source, &mut t.service, at, span, &mut WaitHist::default());
             keep_waits(&mut t.waits, at, hists);
-            let total = traffic(&t.vm);
+            let mut total = t.traffic.unwrap_or_default();
+            if let Some(nics) = nics.get(i) {
+                (total.rx_packets, total.rx_bytes, total.tx_packets, total.tx_bytes) = (0, 0, 0, 0);
+                for nic in nics.iter().flatten() {
+                    total.rx_packets += nic.to_guest_packets;
+                    total.rx_bytes += nic.to_guest_bytes;
+                    total.tx_packets += nic.from_guest_packets;
+                    total.tx_bytes += nic.from_guest_bytes;
+                }
+            }
+            if with_disks && let Ok(Some(disk)) = counters::disk_counters(&self.followed[i]) {
+                total.disk_read = disk.read_bytes;
+                total.disk_written = disk.write_bytes;
+            }
             let traffic = t.traffic.map_or_else(Traffic::default, |old| difference(&total, &old));
             t.traffic = Some(total);
             vms.push(VmSample { id: id.clone(), vcpus, service, traffic });
@@ -298,23 +325,6 @@ fn keep_waits(waits: &mut VecDeque<(u64, Vec<WaitHist>)>, at: u64, hists: Vec<Wa
     while waits.front().is_some_and(|(second, _)| second + WAIT_SECONDS as u64 <= at / SECOND) {
         waits.pop_front();
     }
-}
-
-fn traffic(vm: &Vm) -> Traffic {
-    let mut t = Traffic::default();
-    if let Ok(Some(nics)) = counters::nic_counters(vm) {
-        for nic in &nics {
-            t.rx_packets += nic.rx_packets;
-            t.rx_bytes += nic.rx_bytes;
-            t.tx_packets += nic.tx_packets;
-            t.tx_bytes += nic.tx_bytes;
-        }
-    }
-    if let Ok(Some(disk)) = counters::disk_counters(vm) {
-        t.disk_read = disk.read_bytes;
-        t.disk_written = disk.write_bytes;
-    }
-    t
 }
 
 fn difference(new: &Traffic, old: &Traffic) -> Traffic {

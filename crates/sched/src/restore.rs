@@ -232,8 +232,17 @@ pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
 /// All threads of a process and of its descendants (UML: the guest's processes).
 fn threads_of(pid: Tid) -> Result<BTreeSet<Tid>, HostError> {
     let mut all = BTreeSet::new();
-    for process in std::iter::once(pid).chain(proc::descendants(pid)?) {
+    let mut processes = vec![pid];
+    let mut next = 0;
+    while next < processes.len() {
+        let process = processes[next];
+        next += 1;
         all.extend(proc::task_numbers(process)?);
+        for child in proc::children(process)? {
+            if !processes.contains(&child) {
+                processes.push(child);
+            }
+        }
     }
     Ok(all)
 }

@@ -7,8 +7,6 @@ pub const MAX_VMS: usize = 256;
 pub const MAX_SLOTS: usize = 2048;
 /// Buckets of a wait histogram; see [`bucket_bounds`].
 pub const HIST_BUCKETS: usize = 80;
-/// A VM without a limit until the controller is called.
-pub const NO_BUDGET: u64 = u64::MAX;
 /// "Belongs to no VM".
 pub const NO_VM: u32 = u32::MAX;
 
@@ -40,14 +38,16 @@ pub struct CoreVm {
     pub used: u64,
     /// On this core since then; 0 when it is not.
     pub on_since: u64,
-    /// What it may still run before the controller is called; [`NO_BUDGET`]: no limit.
-    pub budget: u64,
     /// Times it went from nothing to run to runnable.
     pub wakes: u64,
     /// Times it went from runnable to nothing to run.
     pub blocks: u32,
     /// Threads that run or wait here.
     pub runnable: i32,
+    /// Send one event when a packet comes.
+    pub want_io: u32,
+    /// Unused.
+    pub _pad: u32,
 }
 
 /// Switches of one core, set by its controller.
@@ -67,8 +67,8 @@ pub struct CoreCtl {
 /// What an [`Event`] says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// A VM has used its budget.
-    Budget,
+    /// A packet came for a VM that waits for the core.
+    Io,
     /// A VM became runnable.
     Wake,
     /// The running VM blocked.
@@ -102,7 +102,7 @@ impl Event {
     pub(crate) fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
         let kind = match word(0) {
-            1 => EventKind::Budget,
+            1 => EventKind::Io,
             2 => EventKind::Wake,
             3 => EventKind::Block,
             4 => EventKind::Fork,

@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -111,12 +112,31 @@ impl CoreView {
         self.vms.read(self.row(vm))
     }
 
-    /// Sets what the VM may run before an event says that it did. To be called on the core itself, where the
-    /// accounting program cannot run at the same time.
-    pub fn set_budget(&self, vm: u32, budget: u64) {
+    /// What the VM has run on this core up to `now` (ns), including a run that is still going on.
+    pub fn used(&self, vm: u32, now: u64) -> u64 {
+        let row = self.vms.ptr(self.row(vm));
+        // The two words change together at a switch; read again when one is seen in between.
+        for _ in 0..8 {
+            // SAFETY: in bounds and mapped; aligned words.
+            let (before, since, after) = unsafe {
+                let before = (&raw const (*row).used).read_volatile();
+                fence(Ordering::Acquire);
+                let since = (&raw const (*row).on_since).read_volatile();
+                fence(Ordering::Acquire);
+                (before, since, (&raw const (*row).used).read_volatile())
+            };
+            if before == after {
+                return before + if since == 0 { 0 } else { now.saturating_sub(since) };
+            }
+        }
+        self.vm(vm).used
+    }
+
+    /// Asks for one [`super::EventKind::Io`] when a packet comes for the VM, or asks no more.
+    pub fn want_io(&self, vm: u32, want: bool) {
         let row = self.vms.ptr(self.row(vm));
         // SAFETY: in bounds and mapped writable; one aligned word.
-        unsafe { (&raw mut (*row).budget).write_volatile(budget) };
+        unsafe { (&raw mut (*row).want_io).write_volatile(u32::from(want)) };
     }
 
     /// Forgets who is runnable of a VM (its index is about to be used by another, or counts went astray).

@@ -3,7 +3,7 @@
 //!
 //! [`Acct`] loads and attaches the program and enrols threads. Its results lie in maps that are mapped into
 //! memory, so that reading them costs no system call: [`Slots`] for the meter, [`CoreView`] for a slot
-//! controller, which also gets its events (budget used, VM woke, VM blocked, thread made) through [`Ring`].
+//! controller, which also gets its events (VM woke, VM blocked, packet came, thread made) through [`Ring`].
 
 mod layout;
 mod maps;
@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
 
 pub use layout::{
-    CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, NO_BUDGET, NO_VM, SlotAcct, bucket_bounds,
+    CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, NO_VM, SlotAcct, bucket_bounds,
 };
 pub use maps::{CoreView, MapError, Slots};
 pub use ring::Ring;
@@ -105,7 +105,7 @@ impl Acct {
         for mut map in open.maps_mut() {
             let entries = match map.name().to_str() {
                 Some("core_vms") => cpus * MAX_VMS as u32,
-                Some("core_ctls" | "timers" | "rings") => cpus,
+                Some("core_ctls" | "rings") => cpus,
                 _ => continue,
             };
             map.set_max_entries(entries).map_err(at("sizing the maps"))?;
@@ -153,15 +153,8 @@ impl Acct {
         Ok(self.run("enrol", &mut args)? == 1)
     }
 
-    /// Makes the timer and the event ring of a core and returns what its controller needs.
+    /// Makes the event ring of a core and returns what its controller needs.
     pub fn prepare_core(&mut self, cpu: u32) -> Result<CoreFds, AcctError> {
-        let code = self.run("prepare_core", &mut cpu.to_ne_bytes())?;
-        if code != 0 {
-            return Err(AcctError::Bpf {
-                step: "making a timer",
-                source: libbpf_rs::Error::from(io::Error::other(format!("step {code} for CPU {cpu}"))),
-            });
-        }
         let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
             ..Default::default()
@@ -180,6 +173,21 @@ impl Acct {
         Ok(fds)
     }
 
+    /// Packets put on this interface (`ifindex` in the network namespace with inode number `netns`) are for
+    /// `vm`, which takes interrupts on core `cpu`.
+    pub fn watch_nic(&mut self, ifindex: u32, netns: u32, vm: u32, cpu: u32) -> Result<(), AcctError> {
+        let value = [vm.to_ne_bytes(), cpu.to_ne_bytes()].concat();
+        map(&self.object, "nics")?.update(&nic_key(ifindex, netns), &value, MapFlags::ANY).map_err(at("watching a NIC"))
+    }
+
+    /// Packets of this interface are nobody's any more.
+    pub fn unwatch_nic(&mut self, ifindex: u32, netns: u32) -> Result<(), AcctError> {
+        match map(&self.object, "nics")?.delete(&nic_key(ifindex, netns)) {
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(at("unwatching a NIC")(e)),
+            _ => Ok(()),
+        }
+    }
+
     fn run(&mut self, name: &'static str, args: &mut [u8]) -> Result<u32, AcctError> {
         for prog in self.object.progs_mut() {
             if prog.name() == name {
@@ -194,6 +202,13 @@ impl Acct {
             source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
         })
     }
+}
+
+fn nic_key(ifindex: u32, netns: u32) -> [u8; 8] {
+    let mut key = [0; 8];
+    key[..4].copy_from_slice(&ifindex.to_ne_bytes());
+    key[4..].copy_from_slice(&netns.to_ne_bytes());
+    key
 }
 
 fn map<'a>(object: &'a Object, name: &'static str) -> Result<libbpf_rs::Map<'a>, AcctError> {

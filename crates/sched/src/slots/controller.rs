@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The slot controller: one real-time thread per core that does what the policy decides.
+//! The slot controller: one real-time thread per managed core that does what the policy decides.
 //!
 //! A turn: take the events of the accounting program, read what each VM used, ask the [`Machine`], set the
-//! priorities of the VMs whose rank changed, arm the budgets, and sleep until the decision ends or an event
-//! comes. Nothing is allocated after the start and all memory is locked. While nothing contends the only turns
-//! are heartbeats for the watchdog.
+//! priorities of the VMs whose rank changed, and sleep until the decision ends or an event comes. Nothing is
+//! allocated after the start and all memory is locked. While nothing contends the only turns are heartbeats for
+//! the watchdog.
+//!
+//! The thread runs on a core that is not managed, where there is one: a change of priority then reaches the
+//! VMs' core as one reschedule interrupt, instead of a timer interrupt and two context switches there. How long
+//! a VM has run is read from the accounting program's memory, so asking does not disturb the core either; a VM
+//! with a budget b is looked at after b, or after what is then left of it, which it cannot exceed before.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, NO_BUDGET, Ring};
+use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, Ring};
 use viola_policy::slices::{Credit, Decision, FOREVER, Interleaved, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen};
 
 use super::board::{Board, CoreBoard, LocalPlan, now};
@@ -28,6 +33,8 @@ const SHORTEST: Nanos = 5_000;
 pub struct CoreFiles {
     /// CPU number.
     pub cpu: u32,
+    /// Where its controller runs: a core that is not managed, or the core itself.
+    pub home: u32,
     /// Position on the board.
     pub slot: usize,
     /// VM table of the accounting program.
@@ -46,8 +53,8 @@ pub fn run_core(board: &Board, files: &CoreFiles, cpus: u32, orphaned: &AtomicBo
     let mine = &board.cores()[files.slot];
     let filler = Filler::start(files.cpu)?;
     let mut core = Core::new(view, ring, filler);
-    // Real-time first, then onto the guests' core: the other way round it would wait there behind them.
-    become_realtime(files.cpu, CONTROLLER_PRIORITY)?;
+    // Real-time first, then onto its core: the other way round it might wait there behind guests.
+    become_realtime(files.home, CONTROLLER_PRIORITY)?;
     core.view.set_managed(true);
     mine.ready.store(1, Ordering::Release);
     let fd = files.ring.as_raw_fd();
@@ -98,6 +105,7 @@ struct Core {
     seen: Vec<Seen>,
     params: Vec<Params>,
     decision: Decision,
+    until: Nanos,
     last: Nanos,
     lost: u32,
 }
@@ -121,6 +129,7 @@ impl Core {
             seen: Vec::with_capacity(MAX_VMS),
             params: Vec::with_capacity(MAX_VMS),
             decision: Decision::default(),
+            until: 0,
             last: 0,
             lost: 0,
         }
@@ -134,12 +143,13 @@ impl Core {
         }
         for (i, &index) in self.indexes.iter().enumerate() {
             let vm = self.view.vm(index);
+            let used = self.view.used(index, now);
             self.seen[i] = Seen {
-                used: vm.used.wrapping_sub(self.used[i]),
+                used: used.saturating_sub(self.used[i]),
                 runnable: vm.runnable > 0,
                 blocked: vm.blocks != self.blocks[i],
             };
-            self.used[i] = vm.used;
+            self.used[i] = used.max(self.used[i]);
             self.blocks[i] = vm.blocks;
         }
         let machine: &mut dyn Machine = match self.plan.algorithm {
@@ -159,9 +169,8 @@ impl Core {
             if applied.refused != 0 {
                 mine.refused.store(applied.refused as u32, Ordering::Release);
             }
-            let budget = self.decision.budgets[i];
-            self.view.set_budget(index, if budget == FOREVER { NO_BUDGET } else { budget });
         }
+        self.until = self.end_of_decision(now);
         self.filler.set(fill);
         self.view.notify(self.decision.notify_wake, self.decision.notify_block);
         add(&mine.decisions, 1);
@@ -173,6 +182,19 @@ impl Core {
             mine.cpu_ns.store(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64, Ordering::Relaxed);
         }
         mine.beat.store(now, Ordering::Release);
+    }
+
+    /// The time of the next turn: that of the decision, or when one of those that can run now may have used its
+    /// budget. Those are the highest-ranked that is runnable, and all above it, since they may wake.
+    fn end_of_decision(&self, now: Nanos) -> Nanos {
+        let n = self.indexes.len();
+        let top = (0..n).filter(|&i| self.seen[i].runnable).map(|i| self.decision.ranks[i]).max();
+        let budget = (0..n)
+            .filter(|&i| top.is_none_or(|top| self.decision.ranks[i] >= top))
+            .map(|i| self.decision.budgets[i])
+            .min()
+            .unwrap_or(FOREVER);
+        self.decision.until.min(now.saturating_add(budget))
     }
 
     fn take_events(&mut self, mine: &CoreBoard) {
@@ -187,7 +209,7 @@ impl Core {
                     }
                 }
                 EventKind::Exit => threads.remove(event.tid),
-                EventKind::Budget | EventKind::Wake | EventKind::Block => {}
+                EventKind::Io | EventKind::Wake | EventKind::Block => {}
             }
         }
         let lost = self.view.lost();
@@ -214,7 +236,7 @@ impl Core {
             let state = self.view.vm(vm.index);
             self.params.push(vm.params);
             self.indexes.push(vm.index);
-            self.used.push(state.used);
+            self.used.push(self.view.used(vm.index, now));
             self.blocks.push(state.blocks);
             self.seen.push(Seen::default());
         }
@@ -253,8 +275,7 @@ impl Core {
     /// Waits for an event or for the end of the decision.
     fn sleep(&mut self, fd: i32, mine: &CoreBoard) {
         let now = now();
-        let until = self.decision.until;
-        let span = until.saturating_sub(now).clamp(SHORTEST, HEARTBEAT);
+        let span = self.until.saturating_sub(now).clamp(SHORTEST, HEARTBEAT);
         let timeout = libc::timespec { tv_sec: 0, tv_nsec: span as i64 };
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one live pollfd and a live timespec, no signal mask.

@@ -100,13 +100,9 @@ impl VmThreads {
     }
 
     /// Number of threads.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
     }
 
     /// Gives every thread the priority of `rank`, by `set(tid, priority) -> errno or 0`. Threads that are gone

@@ -174,7 +174,11 @@ pub fn controller(args: &Args) -> io::Result<()> {
         .map(|(slot, c)| {
             // SAFETY: the descriptors were made for this process and are used nowhere else in it.
             let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-            CoreFiles { cpu: c.cpu, slot, core_vms: own(c.core_vms), core_ctls: own(c.core_ctls), ring: own(c.ring) }
+            let home = match args.spare_cpus.len() {
+                0 => c.cpu,
+                n => args.spare_cpus[slot % n],
+            };
+            CoreFiles { cpu: c.cpu, home, slot, core_vms: own(c.core_vms), core_ctls: own(c.core_ctls), ring: own(c.ring) }
         })
         .collect();
     lock_memory()?;

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The accounting program on the running kernel. Needs root and a kernel with BTF, like the product.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::os::fd::AsFd;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use viola_meter::acct::{Acct, CoreView, EventKind, Ring};
+
+/// A shell on core 1, ended when dropped.
+struct Process(Child);
+
+impl Process {
+    fn start(script: &str) -> Self {
+        Self(Command::new("taskset").args(["-c", "1", "sh", "-c", script]).spawn().unwrap())
+    }
+    fn tid(&self) -> i32 {
+        self.0.id() as i32
+    }
+    fn cpu_ns(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.0.id())).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const SPIN: &str = "while :; do :; done";
+
+fn nap(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms));
+}
+
+#[test]
+fn two_spinners_on_a_core_run_and_wait_in_turn_as_schedstat_says() {
+    let mut acct = Acct::load().unwrap();
+    let (a, b) = (Process::start(SPIN), Process::start(SPIN));
+    nap(50);
+    assert!(acct.enrol(a.tid(), 0, 10).unwrap());
+    assert!(acct.enrol(b.tid(), 1, 11).unwrap());
+    nap(100);
+    let (slot, cpu) = (acct.slots().get(10), a.cpu_ns());
+    nap(600);
+    let (slot2, cpu2) = (acct.slots().get(10), a.cpu_ns());
+    let (ran, truth) = ((slot2.run - slot.run) as f64, (cpu2 - cpu) as f64);
+    // Up to the last switch only: a slice may be missing on either side.
+    assert!((ran - truth).abs() < 20e6, "accounted {ran} ns, schedstat {truth} ns");
+    assert!(slot2.wait > slot.wait, "with a neighbour it waits");
+    assert!(slot2.hist.iter().sum::<u32>() > slot.hist.iter().sum::<u32>());
+    let other = acct.slots().get(11);
+    assert!(other.run > 0 && other.switches > 0);
+}
+
+#[test]
+fn what_a_thread_forks_belongs_to_its_vm_and_the_controller_hears_of_it() {
+    let mut acct = Acct::load().unwrap();
+    let fds = acct.prepare_core(1).unwrap();
+    let view = CoreView::open(fds.core_vms.as_fd(), fds.core_ctls.as_fd(), 1, acct.cpus()).unwrap();
+    let mut ring = Ring::open(fds.ring.as_fd(), Ring::default_bytes()).unwrap();
+    view.set_managed(true);
+    let parent = Process::start("while :; do sleep 0.02; done");
+    nap(30);
+    assert!(acct.enrol(parent.tid(), 3, 20).unwrap());
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let (mut forked, mut ended) = (Vec::new(), Vec::new());
+    while ended.len() < 3 && Instant::now() < deadline {
+        while let Some(e) = ring.pop() {
+            assert_eq!(e.vm, 3);
+            match e.kind {
+                EventKind::Fork => forked.push(e.tid),
+                EventKind::Exit => ended.push(e.tid),
+                other => panic!("{other:?}"),
+            }
+        }
+        nap(10);
+    }
+    assert!(ended.len() >= 3, "forked {forked:?}, ended {ended:?}");
+    assert!(ended.iter().all(|t| forked.contains(t) || *t == parent.tid()));
+    assert!(view.vm(3).used > 0);
+    assert!(view.vm(3).wakes > 0);
+    assert_eq!(view.lost(), 0);
+}
+
+#[test]
+fn a_wake_up_is_told_when_it_is_asked_for() {
+    let mut acct = Acct::load().unwrap();
+    let fds = acct.prepare_core(1).unwrap();
+    let view = CoreView::open(fds.core_vms.as_fd(), fds.core_ctls.as_fd(), 1, acct.cpus()).unwrap();
+    let mut ring = Ring::open(fds.ring.as_fd(), Ring::default_bytes()).unwrap();
+    let sleeper = Process::start("exec python3 -c 'import time\nwhile True: time.sleep(0.01)'");
+    nap(200);
+    acct.enrol(sleeper.tid(), 5, 30).unwrap();
+    nap(50);
+    assert!(ring.pop().is_none(), "nobody asked");
+    view.notify(true, true);
+    nap(100);
+    let kinds: Vec<EventKind> = std::iter::from_fn(|| ring.pop()).map(|e| e.kind).collect();
+    assert!(kinds.contains(&EventKind::Wake) && kinds.contains(&EventKind::Block), "{kinds:?}");
+    view.notify(false, false);
+    nap(50);
+    while ring.pop().is_some() {}
+    nap(50);
+    assert!(ring.pop().is_none());
+    assert!(view.vm(5).runnable <= 1 && view.vm(5).runnable >= 0);
+}
+
+#[test]
+fn a_forgotten_thread_is_not_accounted() {
+    let mut acct = Acct::load().unwrap();
+    let p = Process::start(SPIN);
+    nap(30);
+    acct.enrol(p.tid(), 0, 40).unwrap();
+    nap(50);
+    acct.forget(p.tid()).unwrap();
+    nap(50);
+    let before = acct.slots().get(40);
+    nap(100);
+    assert_eq!(acct.slots().get(40).switches, before.switches);
+    assert!(!acct.enrol(i32::MAX - 1, 0, 40).unwrap(), "no such thread");
+}
