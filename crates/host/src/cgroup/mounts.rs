@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the hierarchies are mounted, and a thread's place in them.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::Version;
+use super::place::Place;
+use crate::error::HostError;
+use crate::proc;
+
+/// Where a hierarchy can be seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// Group that is at the mount point, `/` on an ordinary host.
+    pub(super) root: PathBuf,
+    /// The mount point.
+    pub(super) point: PathBuf,
+}
+
+impl Mount {
+    /// Folder of a group, `None` when the group lies outside what is mounted.
+    pub(super) fn folder(&self, group: &str) -> Option<PathBuf> {
+        let inside = Path::new(group).strip_prefix(&self.root).ok()?;
+        // A group outside of a cgroup namespace is written with "..".
+        let plain = inside
+            .components()
+            .all(|c| matches!(c, Component::Normal(_)));
+        plain.then(|| self.point.join(inside))
+    }
+}
+
+/// Mount points of the hierarchies that can have the `cpu` controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mounts {
+    pub(super) cpu_v1: Option<Mount>,
+    pub(super) v2: Option<Mount>,
+}
+
+impl Mounts {
+    /// Looks where the hierarchies are mounted.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] for `/proc/self/mountinfo`.
+    pub fn read() -> Result<Self, HostError> {
+        let text = proc::read_text("/proc/self/mountinfo")?.unwrap_or_default();
+        Ok(Self::parse(&text))
+    }
+
+    /// Reads the text of `/proc/PID/mountinfo`, proc_pid_mountinfo(5). Of several mounts of the same
+    /// hierarchy the one that shows most of it is taken.
+    #[must_use]
+    pub fn parse(mountinfo: &str) -> Self {
+        let mut mounts = Self::default();
+        for line in mountinfo.lines() {
+            let Some((left, right)) = line.split_once(" - ") else {
+                continue;
+            };
+            let left: Vec<&str> = left.split(' ').collect();
+            let right: Vec<&str> = right.split(' ').collect();
+            let (Some(root), Some(point), Some(&kind)) = (left.get(3), left.get(4), right.first())
+            else {
+                continue;
+            };
+            let has_cpu = || {
+                right
+                    .get(2)
+                    .is_some_and(|o| o.split(',').any(|o| o == "cpu"))
+            };
+            let slot = match kind {
+                "cgroup2" => &mut mounts.v2,
+                "cgroup" if has_cpu() => &mut mounts.cpu_v1,
+                _ => continue,
+            };
+            let mount = Mount {
+                root: PathBuf::from(unescape(root)),
+                point: PathBuf::from(unescape(point)),
+            };
+            if slot
+                .as_ref()
+                .is_none_or(|old| mount.root.as_os_str().len() < old.root.as_os_str().len())
+            {
+                *slot = Some(mount);
+            }
+        }
+        mounts
+    }
+
+    /// Reads `/proc/PID/cgroup`: a version 1 hierarchy that has the controller wins, since then the
+    /// version 2 hierarchy cannot have it.
+    pub(super) fn place_in(&self, text: &str) -> Option<Place<'_>> {
+        let lines = || {
+            text.lines().filter_map(|line| {
+                let mut parts = line.splitn(3, ':');
+                Some((parts.next()?, parts.next()?, parts.next()?))
+            })
+        };
+        let v1 = lines().find(|(_, controllers, _)| controllers.split(',').any(|c| c == "cpu"));
+        let (version, mount, group) = match v1 {
+            Some((_, _, group)) => (Version::V1, self.cpu_v1.as_ref()?, group),
+            None => {
+                let (_, _, group) = lines().find(|(id, _, _)| *id == "0")?;
+                (Version::V2, self.v2.as_ref()?, group)
+            }
+        };
+        let group = group.strip_suffix(" (deleted)").unwrap_or(group);
+        Some(Place {
+            version,
+            mount,
+            group: group.to_owned(),
+        })
+    }
+}
+
+/// Undoes the octal escapes of mountinfo (`\040` for a blank).
+fn unescape(field: &str) -> String {
+    let mut out = Vec::with_capacity(field.len());
+    let bytes = field.as_bytes();
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        let code = bytes
+            .get(at + 1..at + 4)
+            .filter(|d| byte == b'\\' && d.iter().all(|b| (b'0'..=b'7').contains(b)))
+            .map(|d| d.iter().fold(0u32, |n, b| n * 8 + u32::from(b - b'0')))
+            .and_then(|n| u8::try_from(n).ok());
+        match code {
+            Some(code) => {
+                out.push(code);
+                at += 4;
+            }
+            None => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIXED: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset
+41 31 0:38 / /sys/fs/cgroup/uni\\040fied rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+99 31 0:38 /docker/x /mnt rw - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn finds_both_hierarchies_in_mountinfo() {
+        let mounts = Mounts::parse(MIXED);
+        assert_eq!(
+            mounts.cpu_v1.unwrap().point,
+            Path::new("/sys/fs/cgroup/cpu,cpuacct")
+        );
+        assert_eq!(
+            mounts.v2.unwrap().point,
+            Path::new("/sys/fs/cgroup/uni fied")
+        );
+    }
+
+    #[test]
+    fn the_version_1_hierarchy_wins_when_it_has_the_controller() {
+        let mounts = Mounts::parse(MIXED);
+        let place = mounts
+            .place_in("4:cpu,cpuacct:/a:b\n3:cpuset:/c\n0::/d\n")
+            .unwrap();
+        assert_eq!((place.version, place.group.as_str()), (Version::V1, "/a:b"));
+        let place = mounts.place_in("3:cpuset:/c\n0::/d\n").unwrap();
+        assert_eq!((place.version, place.group.as_str()), (Version::V2, "/d"));
+        assert!(mounts.place_in("3:cpuset:/c\n").is_none());
+    }
+
+    #[test]
+    fn a_group_outside_of_the_mount_is_not_looked_for() {
+        let mount = Mount {
+            root: "/docker/x".into(),
+            point: "/mnt".into(),
+        };
+        assert_eq!(mount.folder("/docker/x/vm"), Some("/mnt/vm".into()));
+        assert_eq!(mount.folder("/docker/y"), None);
+        assert_eq!(mount.folder("/docker/x/../../etc"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parsers_panic(text in "(?s).{0,200}") {
+            let mounts = Mounts::parse(&text);
+            let _ = mounts.place_in(&text);
+            let _ = unescape(&text);
+        }
+    }
+}

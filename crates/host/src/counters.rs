@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a VM sent, received, read and wrote so far, as the host counts it.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::HostError;
+use crate::proc;
+use crate::vm::{NicKind, Tid, Vm};
+
+/// Counters of one NIC since its interface was made. Segmentation offload is on as a rule, so a packet
+/// may be up to 64 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicCounters {
+    /// Bytes the guest sent.
+    pub from_guest_bytes: u64,
+    /// Packets the guest sent.
+    pub from_guest_packets: u64,
+    /// Packets of the guest that the host dropped.
+    pub from_guest_dropped: u64,
+    /// Bytes given to the guest.
+    pub to_guest_bytes: u64,
+    /// Packets given to the guest.
+    pub to_guest_packets: u64,
+    /// Packets for the guest that were dropped, for a tap because the guest did not fetch them in time.
+    pub to_guest_dropped: u64,
+}
+
+/// One line of `/proc/net/dev`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Line {
+    rx_bytes: u64,
+    rx_packets: u64,
+    rx_dropped: u64,
+    tx_bytes: u64,
+    tx_packets: u64,
+    tx_dropped: u64,
+}
+
+impl Line {
+    fn parse(line: &str) -> Option<(&str, Self)> {
+        // A name may hold a colon; the numbers do not.
+        let (name, numbers) = line.rsplit_once(':')?;
+        let numbers: Vec<u64> = numbers
+            .split_ascii_whitespace()
+            .map_while(|n| n.parse().ok())
+            .collect();
+        let at = |i: usize| numbers.get(i).copied();
+        let line = Self {
+            rx_bytes: at(0)?,
+            rx_packets: at(1)?,
+            rx_dropped: at(3)?,
+            tx_bytes: at(8)?,
+            tx_packets: at(9)?,
+            tx_dropped: at(11)?,
+        };
+        Some((name.trim_start(), line))
+    }
+
+    fn of(self, kind: NicKind) -> NicCounters {
+        match kind {
+            NicKind::Tap => NicCounters {
+                from_guest_bytes: self.rx_bytes,
+                from_guest_packets: self.rx_packets,
+                from_guest_dropped: self.rx_dropped,
+                to_guest_bytes: self.tx_bytes,
+                to_guest_packets: self.tx_packets,
+                to_guest_dropped: self.tx_dropped,
+            },
+            NicKind::Macvtap | NicKind::Raw => NicCounters {
+                from_guest_bytes: self.tx_bytes,
+                from_guest_packets: self.tx_packets,
+                from_guest_dropped: self.tx_dropped,
+                to_guest_bytes: self.rx_bytes,
+                to_guest_packets: self.rx_packets,
+                to_guest_dropped: self.rx_dropped,
+            },
+        }
+    }
+}
+
+fn parse_net_dev(text: &str) -> HashMap<&str, Line> {
+    text.lines().filter_map(Line::parse).collect()
+}
+
+/// Counters of all NICs: the answer's `[i][j]` belongs to `vms[i].nics[j]`, `None` when the interface or
+/// the VM is gone. Each network namespace is read once, however many VMs are in it.
+///
+/// # Errors
+/// [`HostError::Read`] for `/proc/PID/net/dev`.
+pub fn nic_counters(vms: &[Vm]) -> Result<Vec<Vec<Option<NicCounters>>>, HostError> {
+    let mut files: HashMap<u64, String> = HashMap::new();
+    for vm in vms {
+        for nic in &vm.nics {
+            if !files.contains_key(&nic.netns)
+                && let Some(text) = net_dev(vm.pid, nic.netns)?
+            {
+                files.insert(nic.netns, text);
+            }
+        }
+    }
+    let lines: HashMap<u64, HashMap<&str, Line>> = files
+        .iter()
+        .map(|(netns, text)| (*netns, parse_net_dev(text)))
+        .collect();
+    Ok(vms
+        .iter()
+        .map(|vm| {
+            vm.nics
+                .iter()
+                .map(|nic| {
+                    let line = lines.get(&nic.netns)?.get(nic.tap.as_str())?;
+                    Some(line.of(nic.kind))
+                })
+                .collect()
+        })
+        .collect())
+}
+
+/// `/proc/PID/net/dev`, unless the process is gone or in another namespace by now.
+fn net_dev(pid: Tid, netns: u64) -> Result<Option<String>, HostError> {
+    let path = format!("/proc/{pid}/net/dev");
+    // The kernel says EINVAL for the network files of a process that has ended but was not collected.
+    let text = match proc::read_text(&path) {
+        Err(HostError::Read { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => None,
+        other => other?,
+    };
+    Ok(text.filter(|_| proc::netns(pid).is_ok_and(|now| now == Some(netns))))
+}
+
+/// Bytes that the processes of a VM read and wrote, from `/proc/PID/io`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskCounters {
+    /// Bytes fetched from storage.
+    pub read_bytes: u64,
+    /// Bytes sent to storage or due to be.
+    pub write_bytes: u64,
+    /// Bytes asked for by system calls that read: page cache hits, but also pipes and sockets.
+    pub read_chars: u64,
+    /// Bytes handed over by system calls that write.
+    pub write_chars: u64,
+}
+
+impl DiskCounters {
+    fn parse(text: &str) -> Self {
+        let field = |key| {
+            proc::status_field(text, key)
+                .and_then(|n| n.parse().ok())
+                .unwrap_or(0)
+        };
+        Self {
+            read_bytes: field("read_bytes"),
+            write_bytes: field("write_bytes"),
+            read_chars: field("rchar"),
+            write_chars: field("wchar"),
+        }
+    }
+}
+
+/// Sum over all processes of the VM; `None` when its main process is gone. What a guest process of UML
+/// has read stays in the sum after its end, since the kernel adds it to the parent.
+///
+/// # Errors
+/// [`HostError::Read`] for `/proc/PID/io`, which needs the right to trace the VM.
+pub fn disk_counters(vm: &Vm) -> Result<Option<DiskCounters>, HostError> {
+    if !proc::stat(vm.pid)?.is_some_and(|s| s.start_time == vm.start_time && !s.is_dead()) {
+        return Ok(None);
+    }
+    let mut sum = DiskCounters::default();
+    for pid in vm.processes() {
+        if let Some(text) = proc::read_text(format!("/proc/{pid}/io"))? {
+            let one = DiskCounters::parse(&text);
+            sum.read_bytes += one.read_bytes;
+            sum.write_bytes += one.write_bytes;
+            sum.read_chars += one.read_chars;
+            sum.write_chars += one.write_chars;
+        }
+    }
+    Ok(Some(sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NET_DEV: &str = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0
+   vt0:    1000      10    0    2    0     0          0         0     5000      50    0    3    0     0       0          0
+a:b:1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+";
+
+    #[test]
+    fn what_the_host_receives_from_a_tap_the_guest_has_sent() {
+        let lines = parse_net_dev(NET_DEV);
+        assert_eq!(lines.len(), 3);
+        let tap = lines["vt0"].of(NicKind::Tap);
+        assert_eq!(
+            (
+                tap.from_guest_bytes,
+                tap.from_guest_packets,
+                tap.from_guest_dropped
+            ),
+            (1000, 10, 2)
+        );
+        assert_eq!(
+            (
+                tap.to_guest_bytes,
+                tap.to_guest_packets,
+                tap.to_guest_dropped
+            ),
+            (5000, 50, 3)
+        );
+        let macvtap = lines["vt0"].of(NicKind::Macvtap);
+        assert_eq!(
+            (macvtap.from_guest_bytes, macvtap.to_guest_bytes),
+            (5000, 1000)
+        );
+        assert_eq!(lines["a:b"].tx_dropped, 12);
+    }
+
+    #[test]
+    fn reads_proc_pid_io() {
+        let text = "rchar: 7\nwchar: 8\nsyscr: 1\nsyscw: 1\nread_bytes: 4096\nwrite_bytes: 512\ncancelled_write_bytes: 0\n";
+        let expected = DiskCounters {
+            read_bytes: 4096,
+            write_bytes: 512,
+            read_chars: 7,
+            write_chars: 8,
+        };
+        assert_eq!(DiskCounters::parse(text), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parsers_panic(text in "(?s).{0,200}") {
+            let _ = parse_net_dev(&text);
+            let _ = DiskCounters::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A set of CPU numbers, in the kernel's list and bit mask forms.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// One more than the largest CPU number Linux can be built for on any architecture.
+pub const MAX_CPUS: u32 = 8192;
+
+/// CPU numbers as the kernel counts them, `0..MAX_CPUS`. Serialized as an array of numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CpuSet(BTreeSet<u32>);
+
+/// A text that is no CPU list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a CPU list such as 0-3,8")]
+pub struct BadCpuList(String);
+
+impl CpuSet {
+    /// The empty set.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether `cpu` is in the set.
+    #[must_use]
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0.contains(&cpu)
+    }
+
+    /// Number of CPUs.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether no CPU is in the set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The CPUs, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// Adds one CPU. Numbers of [`MAX_CPUS`] and above are not CPUs and are left out.
+    pub fn insert(&mut self, cpu: u32) {
+        if cpu < MAX_CPUS {
+            self.0.insert(cpu);
+        }
+    }
+
+    /// Adds all CPUs of `other`.
+    pub fn extend(&mut self, other: &Self) {
+        self.0.extend(&other.0);
+    }
+
+    /// As the bit mask of `sched_setaffinity(2)`: bit `c % 64` of word `c / 64` is CPU `c`.
+    pub(crate) fn to_mask(&self) -> Vec<u64> {
+        let words = self.0.last().map_or(1, |&last| last as usize / 64 + 1);
+        let mut mask = vec![0u64; words];
+        for &cpu in &self.0 {
+            mask[cpu as usize / 64] |= 1 << (cpu % 64);
+        }
+        mask
+    }
+
+    /// From the bit mask of `sched_getaffinity(2)`.
+    pub(crate) fn from_mask(mask: &[u64]) -> Self {
+        (0..MAX_CPUS)
+            .filter(|&c| {
+                mask.get(c as usize / 64)
+                    .is_some_and(|w| w >> (c % 64) & 1 == 1)
+            })
+            .collect()
+    }
+}
+
+impl FromIterator<u32> for CpuSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
+        let mut set = Self::new();
+        cpus.into_iter().for_each(|c| set.insert(c));
+        set
+    }
+}
+
+impl FromStr for CpuSet {
+    type Err = BadCpuList;
+
+    /// Reads the list form of sysfs and `taskset -c`, for example `0-3,8`. White space around it and an
+    /// empty list are allowed.
+    fn from_str(text: &str) -> Result<Self, BadCpuList> {
+        let bad = || BadCpuList(text.chars().take(64).collect());
+        let mut set = Self::new();
+        for part in text.trim().split(',').filter(|p| !p.is_empty()) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let first: u32 = first.parse().map_err(|_| bad())?;
+            let last: u32 = last.parse().map_err(|_| bad())?;
+            if first > last || last >= MAX_CPUS {
+                return Err(bad());
+            }
+            set.0.extend(first..=last);
+        }
+        Ok(set)
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cpus = self.0.iter().copied().peekable();
+        let mut separator = "";
+        while let Some(first) = cpus.next() {
+            let mut last = first;
+            while cpus.next_if_eq(&(last + 1)).is_some() {
+                last += 1;
+            }
+            if first == last {
+                write!(f, "{separator}{first}")?;
+            } else {
+                write!(f, "{separator}{first}-{last}")?;
+            }
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn reads_and_prints_the_kernels_list_form() {
+        let set: CpuSet = "0-2,8,10-11\n".parse().unwrap();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 1, 2, 8, 10, 11]);
+        assert_eq!(set.to_string(), "0-2,8,10-11");
+        assert_eq!("\n".parse::<CpuSet>().unwrap(), CpuSet::new());
+    }
+
+    #[test]
+    fn refuses_what_is_no_list_instead_of_filling_the_memory() {
+        for text in ["0-4294967295", "8192", "3-1", "a", "1-", "-1", "0-1-2"] {
+            assert!(text.parse::<CpuSet>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn list_and_mask_forms_lose_nothing(cpus in proptest::collection::btree_set(0..MAX_CPUS, 0..40)) {
+            let set: CpuSet = cpus.into_iter().collect();
+            prop_assert_eq!(&set.to_string().parse::<CpuSet>().unwrap(), &set);
+            prop_assert_eq!(&CpuSet::from_mask(&set.to_mask()), &set);
+        }
+
+        #[test]
+        fn no_text_makes_the_parser_panic(text in ".{0,40}") {
+            let _ = text.parse::<CpuSet>();
+        }
+    }
+}

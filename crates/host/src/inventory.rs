@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All VMs of this host, found once and kept up to date cheaply.
+//!
+//! A look over the host reads one line per process. Only a process that was not seen before is examined
+//! further. What was seen is recognised by number, start time, name and stack address: the first two tell
+//! a reused number, the other two a process that has become another program since.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use crate::cgroup::Mounts;
+use crate::error::HostError;
+use crate::netns::{self, NicFound};
+use crate::proc::{self, Stat};
+use crate::qemu::{self, Qemu, QemuArgs};
+use crate::uml::{self, UmlArgs};
+use crate::vm::{Hypervisor, Thread, Tid, Vm, VmId, printable};
+
+/// Interfaces are asked for their numbers again after this time, for one that was made anew.
+const NIC_AGE: Duration = Duration::from_secs(60);
+
+/// One program in one process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mark {
+    start_time: u64,
+    comm: String,
+    start_stack: u64,
+}
+
+impl Mark {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            start_time: stat.start_time,
+            comm: stat.comm.clone(),
+            start_stack: stat.start_stack,
+        }
+    }
+
+    /// Threads of a VM may be renamed (`-name process=`), so for what is a VM the name does not count.
+    fn is_same_vm(&self, stat: &Stat) -> bool {
+        self.start_time == stat.start_time && self.start_stack == stat.start_stack
+    }
+}
+
+/// What is remembered of a VM between two looks.
+struct Track {
+    mark: Mark,
+    id: Option<VmId>,
+    ppid: Tid,
+    single_threaded: bool,
+    kind: Kind,
+    nics: Vec<NicFound>,
+    nics_asked: Option<Instant>,
+    vm: Option<Vm>,
+}
+
+enum Kind {
+    Uml(UmlArgs),
+    Qemu(Box<Qemu>),
+}
+
+impl Kind {
+    fn hypervisor(&self) -> Hypervisor {
+        match self {
+            Self::Uml(_) => Hypervisor::Uml,
+            Self::Qemu(_) => Hypervisor::Qemu,
+        }
+    }
+}
+
+/// The VMs of this host.
+pub struct Inventory {
+    mounts: Mounts,
+    /// Processes that are no VM.
+    others: HashMap<Tid, Mark>,
+    tracks: HashMap<Tid, Track>,
+    vms: Vec<Vm>,
+    warnings: Vec<String>,
+}
+
+impl Inventory {
+    /// An inventory that has not looked yet.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] for `/proc/self/mountinfo`.
+    pub fn new() -> Result<Self, HostError> {
+        Ok(Self {
+            mounts: Mounts::read()?,
+            others: HashMap::new(),
+            tracks: HashMap::new(),
+            vms: Vec::new(),
+            warnings: Vec::new(),
+        })
+    }
+
+    /// An inventory of now.
+    ///
+    /// # Errors
+    /// As [`Inventory::refresh`].
+    pub fn scan() -> Result<Self, HostError> {
+        let mut inventory = Self::new()?;
+        inventory.refresh()?;
+        Ok(inventory)
+    }
+
+    /// The VMs as of the last look, by identity.
+    #[must_use]
+    pub fn vms(&self) -> &[Vm] {
+        &self.vms
+    }
+
+    /// The VM of this identity.
+    #[must_use]
+    pub fn get(&self, id: &VmId) -> Option<&Vm> {
+        self.vms.iter().find(|vm| vm.id == *id)
+    }
+
+    /// The VM an operator means: by identity, or by its name alone when only one VM has it.
+    #[must_use]
+    pub fn find(&self, text: &str) -> Option<&Vm> {
+        let by_id = self.vms.iter().find(|vm| vm.id.as_str() == text);
+        by_id.or_else(|| {
+            let mut named = self.vms.iter().filter(|vm| vm.name == text);
+            named.next().filter(|_| named.next().is_none())
+        })
+    }
+
+    /// One sentence for each VM that could not be read in full, with what to do about it.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Mount points of the control groups.
+    #[must_use]
+    pub fn mounts(&self) -> &Mounts {
+        &self.mounts
+    }
+
+    /// Looks at the whole host again.
+    ///
+    /// It takes some microseconds per process of the host and per thread of a VM. A QEMU is asked over QMP
+    /// when it is new, when its threads have changed, and each minute; one that does not answer holds this
+    /// up by half a second, at growing intervals.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] when `/proc` cannot be listed. What concerns one VM is a warning.
+    pub fn refresh(&mut self) -> Result<&[Vm], HostError> {
+        let pids = proc::processes()?;
+        self.warnings.clear();
+        let mut vhosts: HashMap<Tid, Vec<Thread>> = HashMap::new();
+        let mut seen = HashSet::with_capacity(pids.len());
+        for pid in pids {
+            let stat = match proc::stat(pid) {
+                Ok(Some(stat)) if !stat.is_dead() => stat,
+                Ok(_) => continue,
+                Err(e) => {
+                    self.warnings.push(e.one_line());
+                    continue;
+                }
+            };
+            if stat.is_kernel_thread() {
+                if let Some(owner) = qemu::vhost_owner(&stat.comm) {
+                    let start_time = stat.start_time;
+                    vhosts.entry(owner).or_default().push(Thread {
+                        pid,
+                        tid: pid,
+                        start_time,
+                    });
+                }
+                continue;
+            }
+            seen.insert(pid);
+            self.meet(&stat);
+        }
+        self.others.retain(|pid, _| seen.contains(pid));
+        self.tracks.retain(|pid, _| seen.contains(pid));
+        self.drop_forks();
+        let mut pids: Vec<Tid> = self.tracks.keys().copied().collect();
+        pids.sort_unstable();
+        for pid in pids {
+            let kernel = vhosts.remove(&pid).unwrap_or_default();
+            self.look(pid, &kernel);
+        }
+        self.collect();
+        Ok(&self.vms)
+    }
+
+    /// Looks again at the threads of one VM only, for the moment after one of its threads has forked.
+    /// `None` when the VM is gone or was never found.
+    pub fn refresh_vm(&mut self, id: &VmId) -> Option<&Vm> {
+        let pid = self.vms.iter().find(|vm| vm.id == *id)?.pid;
+        // Threads in the kernel are found by a look at the whole host only.
+        let kernel: Vec<Thread> = self
+            .get(id)?
+            .service
+            .iter()
+            .map(|s| s.thread)
+            .filter(|t| t.pid == t.tid && t.pid != pid)
+            .filter(|t| matches!(proc::stat(t.tid), Ok(Some(s)) if s.is_kernel_thread()))
+            .collect();
+        let is_here = match (self.tracks.get(&pid), proc::stat(pid)) {
+            (Some(track), Ok(Some(stat))) => track.mark.is_same_vm(&stat) && !stat.is_dead(),
+            _ => false,
+        };
+        if is_here {
+            self.look(pid, &kernel);
+        } else {
+            self.tracks.remove(&pid);
+        }
+        self.collect();
+        self.get(id)
+    }
+
+    /// Decides what a process is, unless that is known.
+    fn meet(&mut self, stat: &Stat) {
+        let pid = stat.tid;
+        if let Some(track) = self.tracks.get_mut(&pid) {
+            if track.mark.is_same_vm(stat) {
+                track.ppid = stat.ppid;
+                track.single_threaded = stat.threads <= 1;
+                return;
+            }
+            self.tracks.remove(&pid);
+        }
+        let mark = Mark::of(stat);
+        if self.others.get(&pid) == Some(&mark) {
+            return;
+        }
+        match identify(stat) {
+            Ok(Some(kind)) => {
+                self.others.remove(&pid);
+                let track = Track {
+                    mark,
+                    id: None,
+                    ppid: stat.ppid,
+                    single_threaded: stat.threads <= 1,
+                    kind,
+                    nics: Vec::new(),
+                    nics_asked: None,
+                    vm: None,
+                };
+                self.tracks.insert(pid, track);
+            }
+            Ok(None) => {
+                self.others.insert(pid, mark);
+            }
+            // Not remembered: the right to look may come.
+            Err(e) => self.warnings.push(e.one_line()),
+        }
+    }
+
+    /// Leaves one of two when a VM's process is the child of another VM's process of the same kind.
+    ///
+    /// The child is a copy that has not become another program yet, except behind `qemu -daemonize`, where
+    /// the parent only waits, in its single thread, for the child to be ready. UML never does that.
+    fn drop_forks(&mut self) {
+        let mut forks = Vec::new();
+        for (pid, track) in &self.tracks {
+            let Some(parent) = self.tracks.get(&track.ppid) else {
+                continue;
+            };
+            if parent.kind.hypervisor() != track.kind.hypervisor() {
+                continue;
+            }
+            let waits = matches!(parent.kind, Kind::Qemu(_)) && parent.single_threaded;
+            forks.push(if waits { track.ppid } else { *pid });
+        }
+        for pid in forks {
+            self.tracks.remove(&pid);
+        }
+    }
+
+    /// Brings one VM up to date; a VM that ends meanwhile is left out.
+    fn look(&mut self, pid: Tid, kernel: &[Thread]) {
+        let Some(track) = self.tracks.get_mut(&pid) else {
+            return;
+        };
+        match track.look(pid, kernel, &self.mounts, &mut self.warnings) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.tracks.remove(&pid);
+            }
+            Err(e) => {
+                let label = track
+                    .id
+                    .as_ref()
+                    .map_or_else(|| format!("process {pid}"), ToString::to_string);
+                self.warnings.push(format!("{label}: {}", e.one_line()));
+            }
+        }
+    }
+
+    /// Gives every VM its identity and makes the list.
+    fn collect(&mut self) {
+        let mut taken: HashSet<VmId> = self.tracks.values().filter_map(|t| t.id.clone()).collect();
+        let mut new: Vec<(u64, Tid)> = self
+            .tracks
+            .iter()
+            .filter(|(_, t)| t.id.is_none() && t.vm.is_some())
+            .map(|(pid, t)| (t.mark.start_time, *pid))
+            .collect();
+        new.sort_unstable();
+        for (_, pid) in new {
+            if let Some(track) = self.tracks.get_mut(&pid)
+                && let Some(vm) = &track.vm
+            {
+                let plain = VmId::new(vm.hypervisor, &vm.name);
+                let id = if taken.contains(&plain) {
+                    VmId::with_pid(vm.hypervisor, &vm.name, pid)
+                } else {
+                    plain
+                };
+                taken.insert(id.clone());
+                track.id = Some(id);
+            }
+        }
+        self.vms = self
+            .tracks
+            .values()
+            .filter_map(|track| {
+                let mut vm = track.vm.clone()?;
+                vm.id = track.id.clone()?;
+                Some(vm)
+            })
+            .collect();
+        self.vms.sort_by(|a, b| a.id.cmp(&b.id));
+    }
+}
+
+impl Track {
+    /// `Ok(false)` when the VM has ended.
+    fn look(
+        &mut self,
+        pid: Tid,
+        kernel: &[Thread],
+        mounts: &Mounts,
+        warnings: &mut Vec<String>,
+    ) -> Result<bool, HostError> {
+        let is_new = self.vm.is_none();
+        let (vcpus, service, asked) = match &mut self.kind {
+            Kind::Uml(args) => {
+                let before = self.vm.as_ref().map_or(&[][..], |vm| &vm.service);
+                let (vcpus, service) = uml::threads(pid, before)?;
+                if let Some(n) = args.ncpus.filter(|n| *n > 1) {
+                    warnings.push(format!(
+                        "process {pid}: of this UML guest's {n} vCPUs only the first is managed; start it with ncpus=1"
+                    ));
+                }
+                (vcpus, service, false)
+            }
+            Kind::Qemu(qemu) => {
+                let look = qemu.look(pid, kernel)?;
+                warnings.extend(look.warning);
+                (look.vcpus, look.service, look.asked)
+            }
+        };
+        if vcpus.is_empty() && service.is_empty() {
+            return Ok(false);
+        }
+        let (name, disks) = match (&self.vm, &self.kind) {
+            (Some(vm), _) if !asked => (vm.name.clone(), vm.disks.clone()),
+            (Some(vm), Kind::Qemu(qemu)) => (vm.name.clone(), qemu.disks(pid)),
+            (_, Kind::Qemu(qemu)) => (printable(&qemu.name(pid)), qemu.disks(pid)),
+            (_, Kind::Uml(args)) => {
+                let mut disks = args.disks.clone();
+                for disk in &mut disks {
+                    disk.path = uml::completed(pid, std::mem::take(&mut disk.path));
+                }
+                (uml::name(pid, args)?, disks)
+            }
+        };
+        if is_new || asked {
+            self.nics = match &self.kind {
+                Kind::Uml(args) => args.nics.clone(),
+                Kind::Qemu(qemu) => qemu.nics(pid)?,
+            };
+        }
+        let is_complete = |vm: &Vm| {
+            vm.nics.len() == self.nics.len() && vm.nics.iter().all(|nic| nic.ifindex.is_some())
+        };
+        let is_fresh = !asked && self.nics_asked.is_some_and(|at| at.elapsed() < NIC_AGE);
+        let nics = match &self.vm {
+            Some(vm) if is_fresh && is_complete(vm) => vm.nics.clone(),
+            _ => {
+                self.nics_asked = Some(Instant::now());
+                netns::resolve(pid, &self.nics)
+            }
+        };
+        let first_threads: Vec<Tid> = vcpus
+            .iter()
+            .filter_map(|v| v.threads.first())
+            .map(|t| t.tid)
+            .collect();
+        let mut cores = crate::CpuSet::new();
+        vcpus.iter().for_each(|vcpu| cores.extend(&vcpu.cores));
+        if vcpus.is_empty() {
+            cores = proc::affinity(pid)?.unwrap_or_default();
+        }
+        let hypervisor = self.kind.hypervisor();
+        self.vm = Some(Vm {
+            id: VmId::new(hypervisor, &name),
+            name,
+            hypervisor,
+            pid,
+            start_time: self.mark.start_time,
+            vcpus,
+            service,
+            disks,
+            nics,
+            cgroup: mounts.of_vm(pid, &first_threads)?,
+            cores,
+            status: match &self.kind {
+                Kind::Uml(_) => None,
+                Kind::Qemu(qemu) => qemu.status(),
+            },
+        });
+        Ok(true)
+    }
+}
+
+fn identify(stat: &Stat) -> Result<Option<Kind>, HostError> {
+    let Some(args) = proc::cmdline(stat.tid)? else {
+        return Ok(None);
+    };
+    let after_name = args.get(1..).unwrap_or_default();
+    if qemu::is_qemu(stat, &args)? {
+        let qemu = Qemu::new(QemuArgs::parse(after_name));
+        return Ok(Some(Kind::Qemu(Box::new(qemu))));
+    }
+    if uml::is_uml(stat.tid, &args)? {
+        return Ok(Some(Kind::Uml(UmlArgs::parse(after_name))));
+    }
+    Ok(None)
+}

@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The parts of QEMU's command line that name a VM, its monitor sockets, disks and NICs.
+//!
+//! Used for what QMP does not tell (NICs, sockets) and, while the QMP socket is busy, for the disks. A VM's
+//! devices may have changed since its start; QMP's answer goes before this.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::netns::{Interface, NicFound};
+use crate::proc::TapFd;
+use crate::vm::{Disk, NicKind, printable};
+
+/// Steps followed from a format node to the file below it.
+const MAX_CHAIN: usize = 16;
+
+/// What the command line says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QemuArgs {
+    /// `-name guest=`.
+    pub(crate) name: Option<String>,
+    /// Unix sockets of QMP monitors, in the order given.
+    pub(crate) qmp: Vec<String>,
+    /// Disks with a file behind them.
+    pub(crate) disks: Vec<Disk>,
+    netdevs: Vec<Options>,
+    /// MAC address by netdev.
+    macs: BTreeMap<String, String>,
+}
+
+/// Keys and values of one option, in order; of a key that comes twice the last one counts.
+type Options = Vec<(String, String)>;
+
+fn get<'a>(options: &'a Options, key: &str) -> Option<&'a str> {
+    let hit = options.iter().rev().find(|(k, _)| k == key)?;
+    Some(hit.1.as_str())
+}
+
+fn is_on(options: &Options, key: &str) -> bool {
+    get(options, key).is_some_and(|v| matches!(v, "on" | "yes" | "true"))
+}
+
+/// Splits `a=1,b=x,,y,flag`; two commas are one in the value, the first part without a key belongs to
+/// `implied`, later ones are switched on. A JSON object is taken as well, with dots for its levels.
+fn options(text: &str, implied: &str) -> Options {
+    if text.starts_with('{') {
+        let mut flat = Options::new();
+        if let Ok(value) = serde_json::from_str::<Value>(text) {
+            flatten("", &value, &mut flat);
+        }
+        return flat;
+    }
+    let mut found = Options::new();
+    let mut rest = text;
+    let mut first = true;
+    while !rest.is_empty() {
+        let (part, after) = next_part(rest);
+        rest = after;
+        match part.split_once('=') {
+            Some((key, value)) => found.push((key.to_owned(), value.to_owned())),
+            None if first => found.push((implied.to_owned(), part)),
+            None => found.push((part, "on".to_owned())),
+        }
+        first = false;
+    }
+    found
+}
+
+/// The text up to a single comma, and what follows that comma.
+fn next_part(text: &str) -> (String, &str) {
+    let mut part = String::new();
+    let mut rest = text;
+    loop {
+        let Some((before, after)) = rest.split_once(',') else {
+            part.push_str(rest);
+            return (part, "");
+        };
+        part.push_str(before);
+        match after.strip_prefix(',') {
+            Some(escaped) => {
+                part.push(',');
+                rest = escaped;
+            }
+            None => return (part, after),
+        }
+    }
+}
+
+/// serde_json bounds how deep `value` can be.
+fn flatten(prefix: &str, value: &Value, out: &mut Options) {
+    let below = |key: &str| {
+        if prefix.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{prefix}.{key}")
+        }
+    };
+    match value {
+        Value::Object(map) => map.iter().for_each(|(k, v)| flatten(&below(k), v, out)),
+        Value::Array(list) => list
+            .iter()
+            .enumerate()
+            .for_each(|(i, v)| flatten(&below(&i.to_string()), v, out)),
+        Value::String(s) => out.push((prefix.to_owned(), s.clone())),
+        Value::Bool(b) => out.push((prefix.to_owned(), if *b { "on" } else { "off" }.to_owned())),
+        Value::Number(n) => out.push((prefix.to_owned(), n.to_string())),
+        Value::Null => {}
+    }
+}
+
+impl QemuArgs {
+    /// Reads the arguments after the program's name.
+    pub(crate) fn parse(args: &[String]) -> Self {
+        let mut found = Self::default();
+        let mut chardevs: BTreeMap<String, String> = BTreeMap::new();
+        let mut monitors: Vec<String> = Vec::new();
+        let mut nodes: Vec<Options> = Vec::new();
+        let mut devices: Vec<Options> = Vec::new();
+        let mut drives = 0;
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let Some(option) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
+                continue;
+            };
+            if !TAKES_VALUE.contains(&option) {
+                continue;
+            }
+            let Some(value) = args.next() else {
+                break;
+            };
+            match option {
+                "name" => {
+                    let name = options(value, "guest");
+                    found.name = get(&name, "guest").map(printable).or(found.name);
+                }
+                "qmp" | "qmp-pretty" => match value.strip_prefix("chardev:") {
+                    Some(id) => monitors.push(id.to_owned()),
+                    None => found.qmp.extend(compat_socket(value)),
+                },
+                "chardev" => {
+                    let chardev = options(value, "backend");
+                    if get(&chardev, "backend") == Some("socket")
+                        && let (Some(id), Some(path)) = (get(&chardev, "id"), get(&chardev, "path"))
+                    {
+                        chardevs.insert(id.to_owned(), path.to_owned());
+                    }
+                }
+                "mon" => {
+                    let mon = options(value, "chardev");
+                    if get(&mon, "mode") == Some("control") {
+                        monitors.extend(get(&mon, "chardev").map(str::to_owned));
+                    }
+                }
+                "drive" => {
+                    found.disks.extend(drive(&options(value, "file"), drives));
+                    drives += 1;
+                }
+                "blockdev" => nodes.push(options(value, "driver")),
+                "hda" | "hdb" | "hdc" | "hdd" => found.disks.push(Disk {
+                    path: PathBuf::from(value),
+                    device: option.to_owned(),
+                    read_only: false,
+                    format: None,
+                }),
+                "cdrom" => found.disks.push(Disk {
+                    path: PathBuf::from(value),
+                    device: "cdrom".to_owned(),
+                    read_only: true,
+                    format: None,
+                }),
+                "device" => devices.push(options(value, "driver")),
+                "netdev" | "nic" | "net" => found.netdevs.push(options(value, "type")),
+                _ => {}
+            }
+        }
+        found
+            .qmp
+            .extend(monitors.iter().filter_map(|id| chardevs.get(id).cloned()));
+        found.disks.extend(blockdevs(&nodes, &devices));
+        for device in &devices {
+            if let (Some(netdev), Some(mac)) = (get(device, "netdev"), get(device, "mac")) {
+                found.macs.insert(netdev.to_owned(), printable(mac));
+            }
+        }
+        found
+    }
+
+    /// NICs of the command line and of the process's open taps; a tap that was plugged in later has no
+    /// MAC address here.
+    pub(crate) fn nics(&self, open: &[TapFd]) -> Vec<NicFound> {
+        let mut found: Vec<NicFound> = Vec::new();
+        for netdev in &self.netdevs {
+            let mac = get(netdev, "id")
+                .and_then(|id| self.macs.get(id).cloned())
+                .or_else(|| get(netdev, "mac").or(get(netdev, "macaddr")).map(printable));
+            for (interface, kind) in taps_of(netdev, open) {
+                // A tap with several queues has as many descriptors.
+                if !found.iter().any(|n| n.interface == interface) {
+                    found.push(NicFound {
+                        interface,
+                        kind,
+                        mac: mac.clone(),
+                    });
+                }
+            }
+        }
+        for (interface, kind) in open.iter().map(interface_of) {
+            if !found.iter().any(|n| n.interface == interface) {
+                found.push(NicFound {
+                    interface,
+                    kind,
+                    mac: None,
+                });
+            }
+        }
+        found
+    }
+}
+
+/// Options that are understood here; each takes one value.
+const TAKES_VALUE: [&str; 16] = [
+    "name",
+    "qmp",
+    "qmp-pretty",
+    "chardev",
+    "mon",
+    "drive",
+    "blockdev",
+    "hda",
+    "hdb",
+    "hdc",
+    "hdd",
+    "cdrom",
+    "device",
+    "netdev",
+    "nic",
+    "net",
+];
+
+/// `unix:PATH,server,nowait` of `-qmp`.
+fn compat_socket(value: &str) -> Option<String> {
+    let parsed = options(value.strip_prefix("unix:")?, "path");
+    get(&parsed, "path")
+        .filter(|p| !p.is_empty())
+        .map(str::to_owned)
+}
+
+fn drive(drive: &Options, index: usize) -> Option<Disk> {
+    let interface = get(drive, "if").unwrap_or("");
+    let file = get(drive, "file").or(get(drive, "file.filename"))?;
+    if file.is_empty() || interface == "pflash" {
+        return None;
+    }
+    Some(Disk {
+        path: PathBuf::from(file.strip_prefix("file:").unwrap_or(file)),
+        device: get(drive, "id").map_or_else(|| format!("{interface}drive{index}"), printable),
+        read_only: is_on(drive, "readonly")
+            || is_on(drive, "read-only")
+            || get(drive, "media") == Some("cdrom"),
+        format: get(drive, "format").or(get(drive, "driver")).map(printable),
+    })
+}
+
+/// Nodes of `-blockdev` that no other node lies on, with the file at their bottom.
+fn blockdevs(nodes: &[Options], devices: &[Options]) -> Vec<Disk> {
+    let by_name: BTreeMap<&str, &Options> = nodes
+        .iter()
+        .filter_map(|n| Some((get(n, "node-name")?, n)))
+        .collect();
+    let below: BTreeSet<&str> = nodes
+        .iter()
+        .flat_map(|n| [get(n, "file"), get(n, "backing")])
+        .flatten()
+        .collect();
+    let mut disks = Vec::new();
+    for (&name, &top) in by_name.iter().filter(|(name, _)| !below.contains(*name)) {
+        let user = devices.iter().find(|d| get(d, "drive") == Some(name));
+        // Firmware has nodes as well, and no device.
+        if user.is_none() && name.contains("pflash") {
+            continue;
+        }
+        let mut node = top;
+        for _ in 0..MAX_CHAIN {
+            let Some(lower) = get(node, "file").and_then(|f| by_name.get(f)) else {
+                break;
+            };
+            node = lower;
+        }
+        let Some(path) = get(node, "filename").or(get(node, "file.filename")) else {
+            continue;
+        };
+        let driver = get(top, "driver").filter(|d| !matches!(*d, "file" | "host_device"));
+        disks.push(Disk {
+            path: PathBuf::from(path),
+            device: user
+                .and_then(|d| get(d, "id"))
+                .map_or_else(|| printable(name), printable),
+            read_only: is_on(top, "read-only"),
+            format: Some(printable(driver.unwrap_or("raw"))),
+        });
+    }
+    disks
+}
+
+fn interface_of(tap: &TapFd) -> (Interface, NicKind) {
+    match tap {
+        TapFd::Tap { name, .. } => (Interface::Name(name.clone()), NicKind::Tap),
+        TapFd::Macvtap { ifindex, .. } => (Interface::Index(*ifindex), NicKind::Macvtap),
+    }
+}
+
+fn taps_of(netdev: &Options, open: &[TapFd]) -> Vec<(Interface, NicKind)> {
+    if get(netdev, "type") != Some("tap") {
+        return Vec::new();
+    }
+    if let Some(name) = get(netdev, "ifname") {
+        return vec![(Interface::Name(printable(name)), NicKind::Tap)];
+    }
+    let fds: Vec<u32> = [get(netdev, "fd"), get(netdev, "fds")]
+        .into_iter()
+        .flatten()
+        .flat_map(|list| list.split(':'))
+        .filter_map(|n| n.parse().ok())
+        .collect();
+    open.iter()
+        .filter(|tap| {
+            let (TapFd::Tap { fd, .. } | TapFd::Macvtap { fd, .. }) = tap;
+            fds.contains(fd)
+        })
+        .map(interface_of)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(args: &[&str]) -> QemuArgs {
+        QemuArgs::parse(&args.iter().map(|&a| a.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn commas_keys_and_flags_are_read_as_qemu_does() {
+        let o = options("web,,1,debug-threads=on,flag,guest=late", "guest");
+        assert_eq!(o[0], ("guest".to_owned(), "web,1".to_owned()));
+        assert_eq!(get(&o, "guest"), Some("late"));
+        assert!(is_on(&o, "debug-threads") && is_on(&o, "flag"));
+        assert_eq!(options("", "x"), Options::new());
+        assert_eq!(get(&options(",,,a=1", "x"), "x"), Some(","));
+    }
+
+    #[test]
+    fn a_name_is_taken_with_and_without_its_key() {
+        assert_eq!(
+            parse(&["-name", "guest=probe,debug-threads=on"])
+                .name
+                .unwrap(),
+            "probe"
+        );
+        assert_eq!(parse(&["--name", "a b"]).name.unwrap(), "a b");
+        assert_eq!(parse(&["-name", "debug-threads=on"]).name, None);
+        assert_eq!(parse(&["-name"]).name, None);
+    }
+
+    #[test]
+    fn monitor_sockets_come_from_qmp_and_from_mon() {
+        let args = parse(&[
+            "-chardev",
+            "socket,id=qmp,path=/run/a.qmp,server=on,wait=off",
+            "-mon",
+            "chardev=qmp,mode=control",
+            "-chardev",
+            "socket,id=hmp,path=/run/a.hmp,server=on",
+            "-mon",
+            "chardev=hmp,mode=readline",
+            "-qmp",
+            "unix:/run/b,,1.qmp,server,nowait",
+            "-qmp",
+            "tcp:localhost:4444,server",
+            "-qmp",
+            "chardev:hmp",
+        ]);
+        assert_eq!(args.qmp, ["/run/b,1.qmp", "/run/a.qmp", "/run/a.hmp"]);
+    }
+
+    #[test]
+    fn libvirts_disks_are_followed_to_their_file() {
+        let args = parse(&[
+            "-blockdev",
+            r#"{"driver":"file","filename":"/usr/share/OVMF.fd","node-name":"libvirt-pflash0-storage"}"#,
+            "-blockdev",
+            r#"{"driver":"file","filename":"/img/base.qcow2","node-name":"libvirt-2-storage"}"#,
+            "-blockdev",
+            r#"{"node-name":"libvirt-2-format","read-only":true,"driver":"qcow2","file":"libvirt-2-storage","backing":null}"#,
+            "-blockdev",
+            r#"{"driver":"file","filename":"/img/web.qcow2","node-name":"libvirt-1-storage"}"#,
+            "-blockdev",
+            r#"{"node-name":"libvirt-1-format","read-only":false,"driver":"qcow2","file":"libvirt-1-storage","backing":"libvirt-2-format"}"#,
+            "-device",
+            r#"{"driver":"virtio-blk-pci","drive":"libvirt-1-format","id":"virtio-disk0"}"#,
+        ]);
+        assert_eq!(
+            args.disks,
+            [Disk {
+                path: "/img/web.qcow2".into(),
+                device: "virtio-disk0".into(),
+                read_only: false,
+                format: Some("qcow2".into()),
+            }]
+        );
+    }
+
+    #[test]
+    fn disks_of_drive_and_of_the_old_options_are_found() {
+        let args = parse(&[
+            "-drive",
+            "file=/a,,b.img,format=raw,if=none,id=d0,readonly=on",
+            "-drive",
+            "if=pflash,file=/fw",
+            "-hda",
+            "/c.img",
+            "-cdrom",
+            "/d.iso",
+        ]);
+        let seen: Vec<_> = args
+            .disks
+            .iter()
+            .map(|d| (d.path.to_str().unwrap(), d.device.as_str(), d.read_only))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("/a,b.img", "d0", true),
+                ("/c.img", "hda", false),
+                ("/d.iso", "cdrom", true)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_block_chain_that_bites_its_tail_ends() {
+        let args = parse(&[
+            "-blockdev",
+            "raw,node-name=a,file=b",
+            "-blockdev",
+            "raw,node-name=b,file=a",
+        ]);
+        assert_eq!(args.disks, []);
+    }
+
+    #[test]
+    fn nics_are_named_by_argument_or_by_descriptor() {
+        let args = parse(&[
+            "-netdev",
+            "tap,id=n0,ifname=tap7,script=no",
+            "-device",
+            "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:07",
+            "-netdev",
+            r#"{"type":"tap","fds":"33:34","vhost":true,"id":"hostnet1"}"#,
+            "-device",
+            r#"{"driver":"virtio-net-pci","netdev":"hostnet1","mac":"52:54:00:00:00:08"}"#,
+            "-netdev",
+            "user,id=u",
+            "-nic",
+            "tap,ifname=tap9,mac=52:54:00:00:00:09",
+        ]);
+        let name = |n: &str| n.to_owned();
+        let open = [
+            TapFd::Tap {
+                fd: 20,
+                name: name("tap7"),
+            },
+            TapFd::Tap {
+                fd: 33,
+                name: name("vnet3"),
+            },
+            TapFd::Tap {
+                fd: 34,
+                name: name("vnet3"),
+            },
+            TapFd::Macvtap {
+                fd: 40,
+                ifindex: 12,
+            },
+        ];
+        let nics = args.nics(&open);
+        let seen: Vec<_> = nics
+            .iter()
+            .map(|n| (&n.interface, n.mac.as_deref()))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                (&Interface::Name(name("tap7")), Some("52:54:00:00:00:07")),
+                (&Interface::Name(name("vnet3")), Some("52:54:00:00:00:08")),
+                (&Interface::Name(name("tap9")), Some("52:54:00:00:00:09")),
+                (&Interface::Index(12), None),
+            ]
+        );
+        assert_eq!(nics[3].kind, NicKind::Macvtap);
+    }
+
+    proptest! {
+        #[test]
+        fn no_command_line_makes_the_parser_panic(
+            args in proptest::collection::vec(
+                "(-{0,2}(name|qmp|chardev|mon|drive|blockdev|device|netdev|nic|hda))|\
+                 (\\{?[a-z\",=:.{}é\\[\\]0-9]{0,40})|(\\PC{0,20})", 0..12),
+        ) {
+            let parsed = QemuArgs::parse(&args);
+            let _ = parsed.nics(&[TapFd::Macvtap { fd: 1, ifindex: 1 }]);
+        }
+
+        #[test]
+        fn doubled_commas_always_come_back_as_one(value in "[a-z,]{0,20}") {
+            let escaped = format!("key={},next=1", value.replace(',', ",,"));
+            let parsed = options(&escaped, "x");
+            prop_assert_eq!(get(&parsed, "key"), Some(value.as_str()));
+            prop_assert_eq!(get(&parsed, "next"), Some("1"));
+        }
+    }
+}

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+//! User Mode Linux guests.
+//!
+//! What a guest looks like from the host (seen on Linux 7.2, with `seccomp=on` and with ptrace):
+//!
+//! - The main thread of the main process is the guest's kernel and, on a uniprocessor, its only vCPU.
+//! - Every guest address space is a host process, a child of the main one, whose program is the memory
+//!   file `uml-userspace`. It runs guest user code while the main thread waits, and the other way round:
+//!   together they are vCPU 0.
+//! - The main process has two more threads: one reads and writes the `ubd` disks, the other waits for
+//!   descriptors that cannot signal and does nothing else but `epoll_wait`. Nothing but that wait tells
+//!   them apart: they have the name of the program and no fixed order.
+//! - With `vecN:transport=tap` the main thread itself reads and writes the tap.
+
+use std::path::{Path, PathBuf};
+
+use crate::elf;
+use crate::error::HostError;
+use crate::netns::{Interface, NicFound};
+use crate::proc::{self, Stat};
+use crate::vm::{Disk, NicKind, Service, ServiceKind, Thread, Tid, Vcpu, printable};
+
+/// Name of a host process that carries a guest address space.
+const STUB_NAME: &str = "uml-userspace";
+
+/// Host processes per guest beyond which no more are looked at.
+const MAX_CHILDREN: usize = 100_000;
+
+/// What the command line of a UML kernel says about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UmlArgs {
+    pub(crate) umid: Option<String>,
+    pub(crate) uml_dir: Option<String>,
+    pub(crate) ncpus: Option<u32>,
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) nics: Vec<NicFound>,
+}
+
+impl UmlArgs {
+    /// Reads the arguments after the program's name; what is not known is the guest's business.
+    pub(crate) fn parse(args: &[String]) -> Self {
+        let mut found = Self::default();
+        for arg in args {
+            if let Some(umid) = arg.strip_prefix("umid=") {
+                found.umid = Some(umid.to_owned());
+            } else if let Some(dir) = arg.strip_prefix("uml_dir=") {
+                found.uml_dir = Some(dir.to_owned());
+            } else if let Some(n) = arg.strip_prefix("ncpus=") {
+                found.ncpus = n.parse().ok();
+            } else if let Some(disk) = arg.strip_prefix("ubd").and_then(parse_ubd) {
+                found.disks.push(disk);
+            } else if let Some(nic) = parse_vec(arg).or_else(|| parse_eth(arg)) {
+                found.nics.push(nic);
+            }
+        }
+        found
+    }
+
+    /// Whether arguments look enough like those of a UML kernel to have a look at the program itself.
+    fn looks_like_uml(args: &[String]) -> bool {
+        const HINTS: [&str; 8] = [
+            "umid=",
+            "uml_dir=",
+            "ubd",
+            "vec0:",
+            "mem=",
+            "root=",
+            "rootfstype=",
+            "init=",
+        ];
+        args.iter()
+            .any(|arg| HINTS.iter().any(|hint| arg.starts_with(hint)))
+    }
+}
+
+/// `ubd<unit><flags>=<file>[(,|:)<backing file>]`, the part after `ubd`. A unit is a number or a letter.
+fn parse_ubd(rest: &str) -> Option<Disk> {
+    let (unit_and_flags, files) = rest.split_once('=')?;
+    let digits = unit_and_flags
+        .bytes()
+        .take_while(u8::is_ascii_digit)
+        .count();
+    let (unit, flags) = if digits > 0 {
+        (
+            unit_and_flags[..digits].parse::<u8>().ok()?,
+            &unit_and_flags[digits..],
+        )
+    } else {
+        let letter = unit_and_flags
+            .bytes()
+            .next()
+            .filter(u8::is_ascii_lowercase)?;
+        (letter - b'a', &unit_and_flags[1..])
+    };
+    if unit >= 26 || !flags.bytes().all(|f| f.is_ascii_lowercase()) {
+        return None;
+    }
+    let (file, backing) = match files.find([',', ':']) {
+        Some(at) => (&files[..at], true),
+        None => (files, false),
+    };
+    Some(Disk {
+        path: PathBuf::from(file),
+        device: format!("ubd{}", char::from(b'a' + unit)),
+        read_only: flags.contains('r'),
+        format: backing.then(|| "cow".to_owned()),
+    })
+}
+
+/// `vec<unit>:transport=<kind>,ifname=<name>,mac=<address>,...` where the interface is one of the host.
+fn parse_vec(arg: &str) -> Option<NicFound> {
+    let rest = arg
+        .strip_prefix("vec")?
+        .trim_start_matches(|c: char| c.is_ascii_digit());
+    let options = rest.strip_prefix([':', '='])?;
+    let option = |key: &str| {
+        options
+            .split(',')
+            .find_map(|o| o.strip_prefix(key)?.strip_prefix('='))
+    };
+    let kind = match option("transport")? {
+        "tap" | "hybrid" => NicKind::Tap,
+        "raw" => NicKind::Raw,
+        _ => return None,
+    };
+    Some(NicFound {
+        interface: Interface::Name(printable(option("ifname")?)),
+        kind,
+        mac: option("mac").map(printable),
+    })
+}
+
+/// `eth<unit>=tuntap,<name>[,<address>[,...]]`, the form of kernels before 6.13.
+fn parse_eth(arg: &str) -> Option<NicFound> {
+    let rest = arg
+        .strip_prefix("eth")?
+        .trim_start_matches(|c: char| c.is_ascii_digit());
+    let mut parts = rest.strip_prefix("=tuntap,")?.split(',');
+    Some(NicFound {
+        interface: Interface::Name(printable(parts.next().filter(|n| !n.is_empty())?)),
+        kind: NicKind::Tap,
+        mac: parts.next().filter(|m| !m.is_empty()).map(printable),
+    })
+}
+
+/// Whether the process runs a UML kernel: its arguments look so and its program has the sections that
+/// only the `um` architecture makes. A shell or a tracer with the same arguments has not.
+pub(crate) fn is_uml(pid: Tid, args: &[String]) -> Result<bool, HostError> {
+    if !UmlArgs::looks_like_uml(args.get(1..).unwrap_or_default()) {
+        return Ok(false);
+    }
+    let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+    match elf::has_section(&exe, ".uml.") {
+        Ok(found) => Ok(found),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(false),
+        Err(e) => Err(HostError::read(exe, e)),
+    }
+}
+
+/// The guest's name: its umid.
+///
+/// A UML kernel whose umid is in use takes a random one, and so does one without any. The pid file in
+/// its folder is what tells: `<uml_dir>/<umid>/pid`, `~/.uml` by default. Without it the argument
+/// is believed.
+pub(crate) fn name(pid: Tid, args: &UmlArgs) -> Result<String, HostError> {
+    let folder = match &args.uml_dir {
+        Some(dir) => Some(seen_from(pid, dir)),
+        None => proc::environment(pid, "HOME")?.map(|home| seen_from(pid, &home).join(".uml")),
+    };
+    let own = pid_in_its_namespace(pid)?;
+    let is_mine = |umid: &Path| {
+        std::fs::read_to_string(umid.join("pid")).is_ok_and(|text| is_pid_file_of(&text, own))
+    };
+    if let Some(umid) = &args.umid
+        && folder.as_ref().is_none_or(|f| is_mine(&f.join(umid)))
+    {
+        return Ok(printable(umid));
+    }
+    let entries = folder.and_then(|f| std::fs::read_dir(f).ok());
+    let mine = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .find(|entry| is_mine(&entry.path()))
+        .and_then(|entry| entry.file_name().into_string().ok());
+    Ok(mine
+        .or_else(|| args.umid.clone())
+        .map_or_else(|| format!("pid-{pid}"), |umid| printable(&umid)))
+}
+
+/// Whether a pid file's text names this process. UML writes at most six characters of it.
+fn is_pid_file_of(text: &str, pid: Tid) -> bool {
+    let (text, pid) = (text.trim(), pid.to_string());
+    text == pid || (text.len() == 6 && pid.starts_with(text))
+}
+
+fn pid_in_its_namespace(pid: Tid) -> Result<Tid, HostError> {
+    Ok(proc::inner_tid(pid)?.unwrap_or(pid))
+}
+
+/// A path of the process as this program can open it: through its root and working directory.
+pub(crate) fn seen_from(pid: Tid, path: &str) -> PathBuf {
+    match path.strip_prefix('/') {
+        Some(inside) => PathBuf::from(format!("/proc/{pid}/root")).join(inside),
+        None => PathBuf::from(format!("/proc/{pid}/cwd")).join(path),
+    }
+}
+
+/// A path as the process means it: relative ones are completed with its working directory.
+pub(crate) fn completed(pid: Tid, path: PathBuf) -> PathBuf {
+    match proc::link(format!("/proc/{pid}/cwd")) {
+        Ok(Some(cwd)) if path.is_relative() => cwd.join(path),
+        _ => path,
+    }
+}
+
+/// The threads of a guest now. `before` is the service list of the last time: a helper that was once
+/// seen waiting in epoll stays known when it is not waiting at this very moment.
+pub(crate) fn threads(
+    pid: Tid,
+    before: &[Service],
+) -> Result<(Vec<Vcpu>, Vec<Service>), HostError> {
+    let mut vcpu = Vec::new();
+    let mut service = Vec::new();
+    for (thread, _) in proc::tasks(pid)? {
+        if thread.tid == pid {
+            vcpu.insert(0, thread);
+            continue;
+        }
+        let was_helper = before.contains(&Service {
+            thread,
+            kind: ServiceKind::Helper,
+        });
+        let kind = if was_helper || waits_in_epoll(thread.tid)? {
+            ServiceKind::Helper
+        } else {
+            ServiceKind::Iothread
+        };
+        service.push(Service { thread, kind });
+    }
+    let mut waiting = proc::children(pid)?;
+    let mut seen = 0;
+    while let Some(&child) = waiting.get(seen).filter(|_| seen < MAX_CHILDREN) {
+        seen += 1;
+        let Some(stat) = proc::stat(child)?.filter(|s| !s.is_dead()) else {
+            continue;
+        };
+        let thread = Thread {
+            pid: child,
+            tid: child,
+            start_time: stat.start_time,
+        };
+        if is_stub(pid, &stat)? {
+            // Its seccomp filter or tracer lets it make no processes of its own.
+            vcpu.push(thread);
+        } else {
+            let kind = ServiceKind::Helper;
+            service.push(Service { thread, kind });
+            let more = proc::children(child)?;
+            waiting.extend(more.into_iter().filter(|c| *c != pid));
+        }
+    }
+    let vcpus = if vcpu.is_empty() {
+        Vec::new()
+    } else {
+        let cores = proc::affinity(pid)?.unwrap_or_default();
+        vec![Vcpu {
+            index: 0,
+            threads: vcpu,
+            kernel_thread: Some(pid),
+            cores,
+        }]
+    };
+    Ok((vcpus, service))
+}
+
+/// Whether a child process of a guest carries guest user code: it runs UML's own stub program, or still
+/// (older kernels: always) the UML kernel's. Terminals and network tools that UML starts do neither.
+fn is_stub(main: Tid, child: &Stat) -> Result<bool, HostError> {
+    Ok(child.comm == STUB_NAME || proc::exe(child.tid)? == proc::exe(main)?)
+}
+
+fn waits_in_epoll(tid: Tid) -> Result<bool, HostError> {
+    // Shown only to those who may trace the guest; the others take it for the disk helper.
+    let wchan = match proc::wchan(tid) {
+        Err(HostError::Read { .. }) => None,
+        other => other?,
+    };
+    Ok(wchan.is_some_and(|w| w.contains("epoll") || w.starts_with("ep_")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn args(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn reads_the_command_line_of_a_guest() {
+        let line = "umid=probe1 uml_dir=/run/lab mem=128M root=/dev/ubda ro ubd0=/a/disk.img ubd1r=b.img \
+vec0:transport=tap,ifname=vt0,depth=128,gro=1,mac=52:54:00:00:00:01 con=null con0=fd:0,fd:1 seccomp=on";
+        let parsed = UmlArgs::parse(&args(line));
+        assert_eq!(parsed.umid.as_deref(), Some("probe1"));
+        assert_eq!(parsed.uml_dir.as_deref(), Some("/run/lab"));
+        let disks: Vec<_> = parsed
+            .disks
+            .iter()
+            .map(|d| (d.device.as_str(), d.path.to_str().unwrap(), d.read_only))
+            .collect();
+        assert_eq!(
+            disks,
+            [("ubda", "/a/disk.img", false), ("ubdb", "b.img", true)]
+        );
+        assert_eq!(parsed.nics.len(), 1);
+        assert_eq!(parsed.nics[0].interface, Interface::Name("vt0".into()));
+        assert_eq!(parsed.nics[0].mac.as_deref(), Some("52:54:00:00:00:01"));
+    }
+
+    #[test]
+    fn knows_the_forms_of_ubd() {
+        let disk = |text: &str| parse_ubd(text.strip_prefix("ubd").unwrap());
+        let cow = disk("ubdarc=cow:back").unwrap();
+        assert_eq!((cow.device.as_str(), cow.read_only), ("ubda", true));
+        assert_eq!(
+            (cow.path.to_str().unwrap(), cow.format.as_deref()),
+            ("cow", Some("cow"))
+        );
+        assert_eq!(disk("ubd11=x").unwrap().device, "ubdl");
+        for text in [
+            "ubd", "ubd=sync", "ubd0", "ubd0R=x", "ubd300=x", "ubd26=x", "ubdé=x",
+        ] {
+            assert_eq!(disk(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_nics_of_the_host_count() {
+        let nics = UmlArgs::parse(&args(
+            "vec1:transport=raw,ifname=veth0 vec2:transport=l2tpv3,src=::1 vec3:ifname=x eth0=tuntap,t0,,1.2.3.4 \
+eth1=daemon vec4:transport=tap",
+        ))
+        .nics;
+        assert_eq!(nics.len(), 2);
+        assert_eq!((nics[0].kind, nics[1].kind), (NicKind::Raw, NicKind::Tap));
+        assert_eq!(nics[1].interface, Interface::Name("t0".into()));
+        assert_eq!(nics[1].mac, None);
+    }
+
+    #[test]
+    fn a_pid_file_cut_to_six_characters_still_names_its_process() {
+        assert!(is_pid_file_of("7820\n", 7820));
+        assert!(!is_pid_file_of("782\n", 7820));
+        assert!(is_pid_file_of("123456", 1_234_567));
+        assert!(!is_pid_file_of("123456", 1_234_067));
+        assert!(!is_pid_file_of("", 7820));
+    }
+
+    #[test]
+    fn a_program_with_the_arguments_of_a_guest_is_none() {
+        let me = std::process::id();
+        assert!(!is_uml(me, &args("sh umid=x ubd0=y")).unwrap());
+        assert!(!UmlArgs::looks_like_uml(&args("-c true")));
+    }
+
+    proptest! {
+        #[test]
+        fn no_arguments_make_the_parser_panic(
+            args in proptest::collection::vec("(ubd|vec|eth|umid=|ncpus=)?[0-9a-z=:,é]{0,20}", 0..5),
+        ) {
+            let _ = UmlArgs::parse(&args);
+        }
+
+        #[test]
+        fn a_ubd_argument_of_any_form_names_a_file_or_nothing(text in "\\PC{0,30}") {
+            let _ = parse_ubd(&text);
+            let _ = parse_vec(&text);
+            let _ = parse_eth(&text);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The inventory against real QEMU processes.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use common::{Qemu, alone, comm, until, warnings};
+use viola_host::attrs::{self, Outcome, Saved, SchedAttr};
+use viola_host::counters::{disk_counters, nic_counters};
+use viola_host::{Hypervisor, Inventory, ServiceKind, Vm, proc};
+
+/// A QMP client that stays connected.
+struct Client(BufReader<UnixStream>);
+
+impl Client {
+    /// Connects and is greeted, so that QEMU serves nobody else.
+    fn hold(socket: &Path) -> Self {
+        let mut client = Self(BufReader::new(UnixStream::connect(socket).unwrap()));
+        assert!(client.line().contains("QMP"));
+        client
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        line
+    }
+
+    fn command(&mut self, json: &str) -> String {
+        self.0
+            .get_mut()
+            .write_all(format!("{json}\n").as_bytes())
+            .unwrap();
+        loop {
+            let line = self.line();
+            if !line.contains("\"event\"") {
+                return line;
+            }
+        }
+    }
+}
+
+fn has_vcpus(vms: &[Vm], count: usize) -> bool {
+    vms.len() == 1 && vms[0].vcpus.len() == count
+}
+
+fn kinds(vm: &Vm, kind: ServiceKind) -> Vec<u32> {
+    vm.service
+        .iter()
+        .filter(|s| s.kind == kind)
+        .map(|s| s.thread.tid)
+        .collect()
+}
+
+#[test]
+fn a_vm_is_found_with_its_vcpus_iothread_and_disk() {
+    let _alone = alone();
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(8 << 20).unwrap();
+    let disk = format!(
+        "-name guest=%,debug-threads=on -smp 2 -object iothread,id=io0 \
+-drive if=none,id=d0,file={},format=raw -device virtio-blk-pci,drive=d0,iothread=io0",
+        image.path().display()
+    );
+    let qemu = Qemu::start("probe", &disk);
+    let mut inventory = Inventory::new().unwrap();
+    let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
+        has_vcpus(vms, 2) && warnings.is_empty()
+    });
+    let vm = &vms[0];
+
+    assert_eq!(vm.hypervisor, Hypervisor::Qemu);
+    assert_eq!(vm.id.as_str(), format!("qemu:{}", qemu.name));
+    assert_eq!(vm.pid, qemu.pid());
+    assert_eq!(
+        vm.start_time,
+        proc::stat(vm.pid).unwrap().unwrap().start_time
+    );
+    for (index, vcpu) in (0..).zip(&vm.vcpus) {
+        assert_eq!((vcpu.index, vcpu.threads.len()), (index, 1));
+        assert_eq!(comm(vcpu.threads[0].tid), format!("CPU {index}/TCG"));
+    }
+    assert_eq!(kinds(vm, ServiceKind::Emulator), [vm.pid]);
+    let iothreads = kinds(vm, ServiceKind::Iothread);
+    assert_eq!(
+        iothreads.iter().map(|t| comm(*t)).collect::<Vec<_>>(),
+        ["IO io0"]
+    );
+    // Workers come and go; once the list stands still, every thread has its place.
+    until(&mut inventory, &qemu.name, |vms, _| {
+        vms[0].threads().count() == proc::task_numbers(qemu.pid()).unwrap().len()
+    });
+    assert_eq!(vm.disks.len(), 1);
+    assert_eq!(
+        (vm.disks[0].path.as_path(), vm.disks[0].device.as_str()),
+        (image.path(), "d0")
+    );
+    assert_eq!(
+        (vm.disks[0].format.as_deref(), vm.disks[0].read_only),
+        (Some("raw"), false)
+    );
+    assert_eq!(vm.status.as_deref(), Some("prelaunch"));
+    assert_eq!(vm.processes(), [vm.pid]);
+    assert!(disk_counters(vm).unwrap().unwrap().read_chars > 0);
+    assert!(!vm.cores.is_empty());
+}
+
+#[test]
+fn while_another_client_holds_qmp_the_thread_names_tell() {
+    let _alone = alone();
+    let image = tempfile::NamedTempFile::new().unwrap();
+    let args = format!(
+        "-name guest=%,debug-threads=on -smp 2 -object iothread,id=io0 -drive if=none,id=d0,file={},format=raw",
+        image.path().display()
+    );
+    let qemu = Qemu::start("busy", &args);
+    let _client = Client::hold(&qemu.socket());
+    let mut inventory = Inventory::new().unwrap();
+    let vms = until(&mut inventory, &qemu.name, |vms, _| has_vcpus(vms, 2));
+
+    let tids: Vec<String> = vms[0]
+        .vcpus
+        .iter()
+        .map(|v| comm(v.threads[0].tid))
+        .collect();
+    assert_eq!(tids, ["CPU 0/TCG", "CPU 1/TCG"]);
+    assert_eq!(kinds(&vms[0], ServiceKind::Iothread).len(), 1);
+    assert_eq!(vms[0].disks[0].path, image.path());
+    assert_eq!(vms[0].status, None, "nobody was asked");
+    let said = warnings(&inventory, &qemu.name).join("\n");
+    assert!(said.contains(qemu.socket().to_str().unwrap()), "{said}");
+    assert!(
+        said.contains("another client") && said.contains("by name"),
+        "{said}"
+    );
+}
+
+#[test]
+fn without_qmp_and_names_it_says_what_to_do_and_asks_again_later() {
+    let _alone = alone();
+    let qemu = Qemu::start("nameless", "-name guest=%,debug-threads=off -smp 2");
+    let client = Client::hold(&qemu.socket());
+    let mut inventory = Inventory::scan().unwrap();
+    let said = warnings(&inventory, &qemu.name).join("\n");
+    let vms = until(&mut inventory, &qemu.name, |vms, _| vms.len() == 1);
+    assert_eq!(vms[0].vcpus.len(), 0);
+    assert!(said.contains("debug-threads=on"), "{said}");
+    drop(client);
+    let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
+        has_vcpus(vms, 2) && warnings.is_empty()
+    });
+    assert_eq!(vms[0].status.as_deref(), Some("prelaunch"));
+}
+
+#[test]
+fn a_socket_that_speaks_garbage_is_named_and_the_vm_is_still_found() {
+    let _alone = alone();
+    let qemu = Qemu::start("garbage", "-name guest=%,debug-threads=on -smp 1");
+    std::fs::remove_file(qemu.socket()).unwrap();
+    let listener = UnixListener::bind(qemu.socket()).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"\x00\xff{\"QMP\": 1}\n");
+        }
+    });
+    let mut inventory = Inventory::new().unwrap();
+    until(&mut inventory, &qemu.name, |vms, warnings| {
+        has_vcpus(vms, 1)
+            && warnings
+                .iter()
+                .any(|w| w.contains("does not speak QMP") && w.contains("/qmp"))
+    });
+}
+
+#[test]
+fn a_vcpu_that_is_plugged_in_later_is_found() {
+    let _alone = alone();
+    let qemu = Qemu::start(
+        "plug",
+        "-name guest=%,debug-threads=off -smp 1,sockets=2,cores=1,threads=1,maxcpus=2 -cpu qemu64",
+    );
+    let mut inventory = Inventory::new().unwrap();
+    until(&mut inventory, &qemu.name, |vms, _| has_vcpus(vms, 1));
+    let mut client = Client::hold(&qemu.socket());
+    client.command(r#"{"execute": "qmp_capabilities"}"#);
+    let answer = client.command(
+        r#"{"execute": "device_add", "arguments": {"driver": "qemu64-x86_64-cpu", "id": "c1",
+"socket-id": 1, "core-id": 0, "thread-id": 0}}"#
+            .replace('\n', " ")
+            .as_str(),
+    );
+    assert!(answer.contains("return"), "{answer}");
+    drop(client);
+    let vms = until(&mut inventory, &qemu.name, |vms, _| has_vcpus(vms, 2));
+    assert_ne!(vms[0].vcpus[0].threads, vms[0].vcpus[1].threads);
+}
+
+#[test]
+fn a_vm_in_a_pid_namespace_is_known_by_the_hosts_thread_numbers() {
+    let _alone = alone();
+    let qemu = Qemu::start_through(
+        &["unshare", "--pid", "--fork", "--kill-child"],
+        "contained",
+        "-name guest=%,debug-threads=off -smp 2",
+    );
+    let mut inventory = Inventory::new().unwrap();
+    let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
+        has_vcpus(vms, 2) && warnings.is_empty()
+    });
+    let threads = proc::task_numbers(vms[0].pid).unwrap();
+    for vcpu in &vms[0].vcpus {
+        assert!(threads.contains(&vcpu.threads[0].tid));
+        assert_ne!(
+            proc::inner_tid(vcpu.threads[0].tid).unwrap(),
+            Some(vcpu.threads[0].tid)
+        );
+    }
+}
+
+#[test]
+fn two_vms_of_one_name_keep_apart_and_one_that_ends_disappears() {
+    let _alone = alone();
+    let mut first = Qemu::start("twin", "-name guest=%,debug-threads=on");
+    let mut inventory = Inventory::new().unwrap();
+    until(&mut inventory, &first.name, |vms, _| has_vcpus(vms, 1));
+    let second = Qemu::start("twin", "-name guest=%,debug-threads=on");
+    let vms = until(&mut inventory, &first.name, |vms, _| vms.len() == 2);
+    let id_of = |vms: &[Vm], pid| vms.iter().find(|vm| vm.pid == pid).unwrap().id.clone();
+    assert_eq!(
+        id_of(&vms, first.pid()).as_str(),
+        format!("qemu:{}", first.name)
+    );
+    let id = id_of(&vms, second.pid());
+    assert_eq!(id.as_str(), format!("qemu:{}@{}", first.name, second.pid()));
+
+    assert_eq!(inventory.find(&first.name), None, "two have that name");
+    assert_eq!(inventory.find(id.as_str()).unwrap().pid, second.pid());
+
+    let gone = vms.iter().find(|vm| vm.pid == first.pid()).unwrap().clone();
+    first.end();
+    let vms = until(&mut inventory, &first.name, |vms, _| vms.len() == 1);
+    assert_eq!(id_of(&vms, second.pid()), id, "it keeps its name");
+    assert_eq!(inventory.find(&first.name).unwrap().id, id);
+    assert!(inventory.refresh_vm(&id).is_some());
+    assert!(inventory.refresh_vm(&gone.id).is_none());
+    assert_eq!(disk_counters(&gone).unwrap(), None);
+}
+
+#[test]
+fn a_vm_in_the_background_is_one_vm() {
+    let _alone = alone();
+    let mut qemu = Qemu::start(
+        "daemon",
+        "-name guest=%,debug-threads=on -smp 2 -daemonize -pidfile @/pid",
+    );
+    qemu.adopt_daemon(&qemu.dir.path().join("pid"));
+    let mut inventory = Inventory::new().unwrap();
+    let vms = until(&mut inventory, &qemu.name, |vms, _| has_vcpus(vms, 2));
+    assert_eq!(vms[0].pid, qemu.pid());
+}
+
+/// In a network namespace of its own, so that the machine's network is left alone; needs root.
+#[test]
+fn a_tap_in_another_network_namespace_is_found_and_counted() {
+    let _alone = alone();
+    let make_tap = "ip tuntap add dev vtap7 mode tap && ip link set vtap7 up && exec \"$@\"";
+    let qemu = Qemu::start_through(
+        &["unshare", "--net", "sh", "-c", make_tap, "sh"],
+        "net",
+        "-name guest=%,debug-threads=on -netdev tap,id=n0,ifname=vtap7,script=no,downscript=no \
+-device virtio-net-pci,netdev=n0,mac=52:54:00:00:00:07,romfile=",
+    );
+    let mut inventory = Inventory::new().unwrap();
+    let vms = until(&mut inventory, &qemu.name, |vms, _| {
+        has_vcpus(vms, 1) && !vms[0].nics.is_empty()
+    });
+    let nic = &vms[0].nics[0];
+    assert_eq!(
+        (nic.tap.as_str(), nic.mac.as_deref()),
+        ("vtap7", Some("52:54:00:00:00:07"))
+    );
+    assert_eq!(Some(nic.netns), proc::netns(qemu.pid()).unwrap());
+    assert_ne!(Some(nic.netns), proc::netns(std::process::id()).unwrap());
+    assert!(nic.ifindex.is_some());
+    assert!(nic_counters(&vms).unwrap()[0][0].is_some());
+}
+
+#[test]
+fn threads_of_a_vm_are_put_back_as_they_were() {
+    let _alone = alone();
+    let qemu = Qemu::start("saved", "-name guest=%,debug-threads=on -smp 2");
+    let mut inventory = Inventory::new().unwrap();
+    let vms = until(&mut inventory, &qemu.name, |vms, _| has_vcpus(vms, 2));
+    for thread in vms[0].vcpus.iter().flat_map(|v| &v.threads) {
+        let saved = Saved::take(thread).unwrap().unwrap();
+        assert_eq!(
+            saved.attr.nice,
+            proc::stat(thread.tid).unwrap().unwrap().nice
+        );
+        let other = SchedAttr {
+            nice: 19,
+            ..saved.attr
+        };
+        assert_eq!(attrs::set(thread.tid, &other).unwrap(), Outcome::Done);
+        assert_ne!(Saved::take(thread).unwrap().as_ref(), Some(&saved));
+        assert_eq!(saved.restore().unwrap(), Outcome::Done);
+        assert_eq!(Saved::take(thread).unwrap(), Some(saved));
+    }
+}
