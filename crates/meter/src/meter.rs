@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use viola_host::{Thread, Tid, Vm, VmId, counters};
+use viola_host::{NicKind, Thread, Tid, Vm, VmId, counters};
 
 use crate::acct::{Acct, AcctError, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotAcct};
 use crate::hist::WaitHist;
@@ -64,6 +64,8 @@ pub struct Meter {
     followed: Vec<Vm>,
     /// When disk counters were read last, and what they were, in the order of `followed`.
     disks_at: u64,
+    /// Interfaces (ifindex, network namespace) whose packets are announced: VM index and core.
+    watched: BTreeMap<(u32, u32), (u32, u32)>,
     history: VecDeque<Snapshot>,
 }
 
@@ -93,6 +95,7 @@ impl Meter {
             last: now(),
             followed: Vec::new(),
             disks_at: 0,
+            watched: BTreeMap::new(),
             history: VecDeque::new(),
         }
     }
@@ -182,6 +185,37 @@ impl Meter {
         // Reused last, so that a late event about the old VM is not taken for one about a new VM.
         self.free_indexes.insert(0, t.index);
         Ok(())
+    }
+
+    /// Announces packets for these VMs, each on the core on which it takes interrupts, to the cores' controllers
+    /// (no others any more). Returns which of them can be served: those whose NICs are all interfaces of the host
+    /// that are seen by the kernel's transmit path.
+    pub fn watch_packets(&mut self, cores: &[(VmId, u32)]) -> Result<Vec<VmId>, AcctError> {
+        let Source::Acct(acct) = &mut self.source else { return Ok(Vec::new()) };
+        let mut wanted = BTreeMap::new();
+        let mut served = Vec::new();
+        for (id, cpu) in cores {
+            let (Some(t), Some(vm)) = (self.vms.get(id), self.followed.iter().find(|vm| vm.id == *id)) else {
+                continue;
+            };
+            let taps: Option<Vec<_>> =
+                vm.nics.iter().map(|n| n.ifindex.filter(|_| n.kind == NicKind::Tap).map(|i| (i, n.netns))).collect();
+            let Some(taps) = taps.filter(|t| !t.is_empty()) else { continue };
+            for (ifindex, netns) in taps {
+                wanted.insert((ifindex, netns as u32), (t.index, *cpu));
+            }
+            served.push(id.clone());
+        }
+        for (&(ifindex, netns), _) in self.watched.iter().filter(|(k, _)| !wanted.contains_key(*k)) {
+            acct.unwatch_nic(ifindex, netns)?;
+        }
+        for (key, &(index, cpu)) in &wanted {
+            if self.watched.get(key) != Some(&(index, cpu)) {
+                acct.watch_nic(key.0, key.1, index, cpu)?;
+            }
+        }
+        self.watched = wanted;
+        Ok(served)
     }
 
     /// Reads all counters and returns what was spent since the last call; the snapshot is kept for

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Gives a core to ordinary processes by slots, as if each were a VM: for experiments with the mechanism alone.
 //!
-//!     slots CPU MODE MICROSLICE_US SECONDS CLASS:PID...
+//!     slots CPU MODE MICROSLICE_US SECONDS CLASS:VM...
 //!
-//! MODE is interleaved, paper, credit or plain; CLASS is ls or batch. Prints what each process got.
+//! VM is the name of a VM on this host or the number of any process. MODE is interleaved, paper, credit or plain; CLASS is ls or batch. Prints what each process got.
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use viola_host::{CpuSet, Hypervisor, Thread, Vcpu, Vm, VmId, proc};
+use viola_host::{CpuSet, Hypervisor, Inventory, Thread, Vcpu, Vm, VmId, proc};
 use viola_meter::Meter;
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, Params, US};
 use viola_sched::slots::watchdog::{Args, controller, watchdog};
@@ -30,20 +30,26 @@ fn main() -> Result<(), Box<dyn Error>> {
         [cpu, mode, micro, seconds, vms @ ..] if !vms.is_empty() => {
             run(exe, cpu.parse()?, mode, micro.parse()?, seconds.parse()?, vms)
         }
-        _ => Err("usage: slots CPU MODE MICROSLICE_US SECONDS CLASS:PID...".into()),
+        _ => Err("usage: slots CPU MODE MICROSLICE_US SECONDS CLASS:VM...".into()),
     }
 }
 
 fn run(exe: PathBuf, cpu: u32, mode: &str, micro: u64, seconds: f64, specs: &[&str]) -> Result<(), Box<dyn Error>> {
+    let inventory = Inventory::scan()?;
     let mut vms = Vec::new();
     let mut classes = Vec::new();
     for spec in specs {
-        let (class, pid) = spec.split_once(':').ok_or("CLASS:PID")?;
+        let (class, name) = spec.split_once(':').ok_or("CLASS:VM")?;
         classes.push(if class == "ls" { Class::Ls } else { Class::Batch });
-        vms.push(process(pid.parse()?, cpu)?);
+        vms.push(match name.parse() {
+            Ok(pid) => process(pid, cpu)?,
+            Err(_) => inventory.find(name).ok_or("no such VM")?.clone(),
+        });
     }
     let mut meter = Meter::exact()?;
     meter.follow(&vms)?;
+    let on_core: Vec<_> = vms.iter().map(|vm| (vm.id.clone(), cpu)).collect();
+    let seen = meter.watch_packets(&on_core)?;
     let mut cores = CorePlan {
         cpu,
         algorithm: match mode {
@@ -60,7 +66,15 @@ fn run(exe: PathBuf, cpu: u32, mode: &str, micro: u64, seconds: f64, specs: &[&s
             params: Params { id: i as u32, class, weight: DEFAULT_WEIGHT, cap_permille: None, microslice: micro * US },
             index: meter.index(&vm.id).ok_or("too many")?,
             pid: vm.pid as i32,
-            threads: vm.threads().map(|t| ThreadPlan { tid: t.tid as i32, service: false }).collect(),
+            sees_packets: seen.contains(&vm.id),
+            threads: vm
+                .threads()
+                .map(|t| ThreadPlan {
+                    tid: t.tid as i32,
+                    service: vm.service.iter().any(|s| s.thread == *t)
+                        || vm.vcpus.iter().any(|v| v.kernel_thread == Some(t.tid)),
+                })
+                .collect(),
         });
     }
     let saved = std::env::temp_dir().join(format!("viola-slots-example-{}.json", std::process::id()));

@@ -37,6 +37,9 @@ pub struct VmPlan {
     pub index: u32,
     /// Its main process.
     pub pid: i32,
+    /// All its packets pass through interfaces that the accounting program watches (see
+    /// [`viola_meter::Meter::watch_packets`]), so that it need not be given the core on suspicion.
+    pub sees_packets: bool,
     /// Its threads on this core.
     pub threads: Vec<ThreadPlan>,
 }

@@ -33,6 +33,8 @@ struct VmRow {
     microslice: u64,
     index: u32,
     pid: i32,
+    sees_packets: u32,
+    _pad: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -180,6 +182,8 @@ pub struct LocalVm {
     pub index: u32,
     /// Main process.
     pub pid: i32,
+    /// Its packets are announced.
+    pub sees_packets: bool,
 }
 
 impl LocalPlan {
@@ -225,6 +229,8 @@ impl CoreBoard {
                     microslice: p.microslice,
                     index: vm.index,
                     pid: vm.pid,
+                    sees_packets: u32::from(vm.sees_packets),
+                    _pad: 0,
                 });
                 for t in &vm.threads {
                     if n_threads < MAX_THREADS {
@@ -276,6 +282,7 @@ impl CoreBoard {
                     },
                     index: row.index,
                     pid: row.pid,
+                    sees_packets: row.sees_packets != 0,
                 });
             }
             for i in 0..n_threads {
@@ -337,6 +344,7 @@ mod tests {
                     },
                     index: i + 7,
                     pid: 100 + i as i32,
+                    sees_packets: i == 2,
                     threads: vec![ThreadPlan { tid: 100 + i as i32, service: i == 0 }],
                 })
                 .collect(),
@@ -355,6 +363,7 @@ mod tests {
         assert_eq!(local.vms.len(), 3);
         assert_eq!(local.vms[1].params.cap_permille, Some(200));
         assert_eq!(local.vms[2].params.weight, 258);
+        assert!(local.vms[2].sees_packets && !local.vms[0].sees_packets);
         assert_eq!(local.threads[0], (0, ThreadPlan { tid: 100, service: true }));
     }
 

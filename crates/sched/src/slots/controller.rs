@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, Ring};
-use viola_policy::slices::{Credit, Decision, FOREVER, Interleaved, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen};
+use viola_policy::slices::{Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen};
 
 use super::board::{Board, CoreBoard, LocalPlan, now};
 use super::threads::{CONTROLLER_PRIORITY, FILLER_PRIORITY, VmThreads, set_fifo};
@@ -26,6 +26,8 @@ use crate::plan::Algorithm;
 
 /// Longest sleep: the watchdog wants a sign of life.
 pub const HEARTBEAT: Nanos = 50_000_000;
+/// How often all priorities are set anew, in case somebody else changed one.
+const DOUBT: Nanos = 1_000_000_000;
 /// Shortest sleep, so that a decision that is over already cannot spin.
 const SHORTEST: Nanos = 5_000;
 
@@ -103,10 +105,13 @@ struct Core {
     used: Vec<u64>,
     blocks: Vec<u32>,
     seen: Vec<Seen>,
+    /// A packet came for the VM while it waited.
+    pending: Vec<bool>,
     params: Vec<Params>,
     decision: Decision,
     until: Nanos,
     last: Nanos,
+    doubted: Nanos,
     lost: u32,
 }
 
@@ -127,10 +132,12 @@ impl Core {
             used: Vec::with_capacity(MAX_VMS),
             blocks: Vec::with_capacity(MAX_VMS),
             seen: Vec::with_capacity(MAX_VMS),
+            pending: Vec::with_capacity(MAX_VMS),
             params: Vec::with_capacity(MAX_VMS),
             decision: Decision::default(),
             until: 0,
             last: 0,
+            doubted: 0,
             lost: 0,
         }
     }
@@ -148,6 +155,11 @@ impl Core {
                 used: used.saturating_sub(self.used[i]),
                 runnable: vm.runnable > 0,
                 blocked: vm.blocks != self.blocks[i],
+                io: match (self.plan.vms[i].sees_packets, self.pending[i]) {
+                    (false, _) => Io::Unseen,
+                    (true, false) => Io::Quiet,
+                    (true, true) => Io::Pending,
+                },
             };
             self.used[i] = used.max(self.used[i]);
             self.blocks[i] = vm.blocks;
@@ -164,6 +176,13 @@ impl Core {
             let rank = self.decision.ranks[i];
             fill |= rank == Rank::Capped && self.seen[i].runnable;
             let applied = self.threads[index as usize].apply(rank, set_fifo);
+            // A packet has been answered for when the VM gets the core for it; the next is to be told again,
+            // unless the VM has the core anyway.
+            let served = rank == Rank::Boost;
+            self.pending[i] &= !served && self.seen[i].used == 0;
+            if self.plan.vms[i].sees_packets {
+                self.view.want_io(index, !served && !self.pending[i] && self.seen[i].runnable);
+            }
             calls += u64::from(applied.calls);
             switches += u64::from(applied.calls > 0);
             if applied.refused != 0 {
@@ -176,6 +195,12 @@ impl Core {
         add(&mine.decisions, 1);
         add(&mine.switches, switches);
         add(&mine.calls, calls);
+        if now - self.doubted >= DOUBT {
+            self.doubted = now;
+            for &index in &self.indexes {
+                self.threads[index as usize].doubt();
+            }
+        }
         if now - self.last >= HEARTBEAT / 2 {
             self.last = now;
             let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -209,7 +234,12 @@ impl Core {
                     }
                 }
                 EventKind::Exit => threads.remove(event.tid),
-                EventKind::Io | EventKind::Wake | EventKind::Block => {}
+                EventKind::Io => {
+                    if let Some(i) = self.indexes.iter().position(|&index| index == event.vm) {
+                        self.pending[i] = true;
+                    }
+                }
+                EventKind::Wake | EventKind::Block => {}
             }
         }
         let lost = self.view.lost();
@@ -230,6 +260,7 @@ impl Core {
         self.used.clear();
         self.blocks.clear();
         self.seen.clear();
+        self.pending.clear();
         for vm in &self.plan.vms {
             let Some(table) = self.threads.get_mut(vm.index as usize) else { continue };
             table.set_planned(true);
@@ -239,6 +270,7 @@ impl Core {
             self.used.push(self.view.used(vm.index, now));
             self.blocks.push(state.blocks);
             self.seen.push(Seen::default());
+            self.pending.push(false);
         }
         for table in &mut self.threads {
             if !table.is_planned() {

@@ -84,8 +84,15 @@ impl Slots {
                 why: format!("{} cores are to be managed, and one host has room for {MAX_CORES}", plan.cores.len()),
             });
         }
+        // Held by all three processes, so that a core is never fought over, not even with a controller that a
+        // killed daemon left for a moment.
+        let mut fds = Vec::new();
+        for core in &plan.cores {
+            fds.push(lock_core(core.cpu)?);
+        }
         let (board, board_fd) = Board::create().map_err(io("making the controller's board"))?;
-        let mut fds = vec![board_fd];
+        let board_number = board_fd.as_raw_fd();
+        fds.push(board_fd);
         let mut cores = Vec::new();
         for (core, shared) in plan.cores.iter().zip(&board.cores) {
             shared.cpu.store(core.cpu, Ordering::Relaxed);
@@ -104,7 +111,7 @@ impl Slots {
         let cpus: Vec<u32> = plan.cores.iter().map(|c| c.cpu).collect();
         let online = viola_host::topology::online().map_err(|e| SchedError::Restore(e.into()))?;
         let args = Args {
-            board: fds[0].as_raw_fd(),
+            board: board_number,
             parent: read.as_raw_fd(),
             cpus: acct.cpus(),
             saved: self.saved.clone(),
@@ -158,6 +165,29 @@ impl Slots {
         restore_file(&self.saved)?;
         self.state = SavedState::default();
         Ok(status.and_then(|s| s.code()).and_then(End::from_code))
+    }
+}
+
+/// Takes the host-wide lock of a core.
+fn lock_core(cpu: u32) -> Result<OwnedFd, SchedError> {
+    let path = format!("/run/viola-cpu{cpu}.lock");
+    let io = |source: std::io::Error| SchedError::Io { what: path.clone(), source };
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+    let deadline = Instant::now() + PATIENCE / 3;
+    loop {
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file.into()),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(SchedError::Unavailable {
+                    mechanism: NAME,
+                    why: format!("another viola manages core {cpu} ({path} is locked); stop that one first"),
+                });
+            }
+            Err(e) => return Err(io(e.into())),
+        }
     }
 }
 

@@ -78,6 +78,14 @@ impl VmThreads {
         self.planned
     }
 
+    /// Sets every priority again at the next [`VmThreads::apply`]: somebody else may have changed one.
+    pub fn doubt(&mut self) {
+        for e in &mut self.entries {
+            e.priority = 0;
+        }
+        self.dirty = true;
+    }
+
     /// Adds a thread, or changes its role. False when there is no room.
     pub fn add(&mut self, tid: i32, service: bool) -> bool {
         self.dirty = true;
@@ -200,6 +208,16 @@ mod tests {
         assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 0);
         t.add(2, false);
         assert_eq!(t.apply(Rank::Owner, |tid, _| if tid == 2 { 0 } else { panic!("{tid}") }).calls, 1);
+    }
+
+    #[test]
+    fn after_a_doubt_every_priority_is_set_again() {
+        let mut t = VmThreads::new();
+        t.add(1, false);
+        t.add(2, true);
+        t.apply(Rank::Owner, |_, _| 0);
+        t.doubt();
+        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 2);
     }
 
     #[test]
