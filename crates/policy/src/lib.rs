@@ -3,5 +3,9 @@
 //!
 //! Everything here takes what was observed and returns what should be done. The daemon, the real-time
 //! controller and the simulator run the very same code, so what is tested in one holds in the others.
+//!
+//! - [`slices`]: who runs on a core next, and until when; the class of a VM.
+//! - [`place`]: which vCPU runs on which core.
 
+pub mod place;
 pub mod slices;

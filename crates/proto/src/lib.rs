@@ -1,2 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages between the daemon and the command line.
+//! Messages between the daemon and the command line, as JSON over HTTP on a unix socket.
+//!
+//! | request | body | answer |
+//! |---|---|---|
+//! | `GET /v1/check` | | [`Check`] |
+//! | `GET /v1/vms` | | [`VmList`] |
+//! | `GET /v1/vms/{name}` | | [`VmReport`] |
+//! | `PATCH /v1/vms/{name}` | [`Change`] | [`VmReport`] |
+//! | `GET /v1/status` | | [`Status`] |
+//! | `POST /v1/stop`, `POST /v1/start` | | [`Done`] |
+//!
+//! Anything else, and everything that fails, is answered with a status of 400 or above and an [`Error`].
+//! `{name}` is a VM's name or identity (`uml:g1`), percent-encoded.
+//!
+//! Times are nanoseconds (`_ns`), shares are fractions of 1, caps are thousandths of one core
+//! (`_permille`), rates are per second (`_per_s`).
+
+mod status;
+mod vm;
+
+pub use status::{Check, Core, Done, LeftOut, Row, RowState, Stage, Status};
+pub use vm::{Change, Class, ClassSetting, Source, Spent, VmList, VmReport};
+
+use serde::{Deserialize, Serialize};
+
+/// Prefix of all paths; changes when a message changes in a way that old programs would not understand.
+pub const VERSION: &str = "v1";
+
+/// Why a request was not carried out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Error {
+    /// One sentence for the operator.
+    pub error: String,
+    /// For a VM that does not exist: names that come near, best first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nearest: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_names_only_what_it_changes() {
+        let change = Change { class: Some(ClassSetting::Ls), ..Change::default() };
+        assert_eq!(serde_json::to_string(&change).unwrap(), r#"{"class":"ls"}"#);
+    }
+
+    #[test]
+    fn an_unknown_key_in_a_change_is_refused() {
+        assert!(serde_json::from_str::<Change>(r#"{"clas":"ls"}"#).is_err());
+    }
+
+    #[test]
+    fn an_error_without_near_names_is_one_key() {
+        let e = Error { error: "no".into(), nearest: Vec::new() };
+        assert_eq!(serde_json::to_string(&e).unwrap(), r#"{"error":"no"}"#);
+        assert_eq!(serde_json::from_str::<Error>(r#"{"error":"no"}"#).unwrap(), e);
+    }
+}

@@ -154,6 +154,17 @@ fn is_ours(attr: &SchedAttr) -> bool {
 
 /// Puts back every VM of the file, and removes the file when nothing failed.
 pub fn restore_file(path: &Path) -> Result<Restored, RestoreError> {
+    let done = restore_all(path)?;
+    let _ = fs::remove_file(path);
+    Ok(done)
+}
+
+/// Puts back every VM of the file and keeps the file, for doing it once more.
+pub fn restore_keep(path: &Path) -> Result<(), RestoreError> {
+    restore_all(path).map(|_| ())
+}
+
+fn restore_all(path: &Path) -> Result<Restored, RestoreError> {
     let state = SavedState::read(path)?;
     let mut done = Restored::default();
     let mut failed = None;
@@ -164,13 +175,7 @@ pub fn restore_file(path: &Path) -> Result<Restored, RestoreError> {
             Err(e) => failed = Some(e),
         }
     }
-    match failed {
-        Some(e) => Err(e),
-        None => {
-            let _ = fs::remove_file(path);
-            Ok(done)
-        }
-    }
+    failed.map_or(Ok(done), Err)
 }
 
 /// Puts back one VM. Looks again until nothing is left to do, since a guest may fork meanwhile: what a restored

@@ -9,6 +9,24 @@
 //! Ranks instead of a single "next VM" let the kernel itself pick the highest-ranked VM that is runnable:
 //! a VM that wakes preempts a lower-ranked one at once, without a round trip through the controller, and a
 //! VM that blocks leaves the core to the next.
+//!
+//! [`Interleaved`] is the default, [`Paper`] is Algorithm 1 of the dissertation, [`Credit`] the scheduler that
+//! it was measured against. [`model`] has the equations, [`classify`] chooses the class of a VM, [`simulate`]
+//! runs any machine on a model of one core.
+
+mod caps;
+mod credit;
+mod interleaved;
+mod lag;
+mod paper;
+
+pub mod classify;
+pub mod model;
+pub mod simulate;
+
+pub use credit::Credit;
+pub use interleaved::{Config as InterleavedConfig, Interleaved};
+pub use paper::Paper;
 
 /// Nanoseconds, as a duration or as a point on the driver's monotonic clock.
 pub type Nanos = u64;
@@ -51,6 +69,18 @@ pub struct Params {
     pub microslice: Nanos,
 }
 
+/// Whether I/O waits for a VM that is busy anyway (one that sleeps is woken by it).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Io {
+    /// The driver cannot see this VM's packets.
+    #[default]
+    Unseen,
+    /// None came since the VM last had the core.
+    Quiet,
+    /// A packet waits for the VM to run.
+    Pending,
+}
+
 /// What the driver saw of one VM since the last [`Machine::decide`], in the order of [`Machine::configure`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Seen {
@@ -60,6 +90,8 @@ pub struct Seen {
     pub runnable: bool,
     /// Whether it blocked (at least once) since the last call.
     pub blocked: bool,
+    /// Whether I/O waits for it.
+    pub io: Io,
 }
 
 /// Precedence of a VM on the core; of two runnable VMs the higher one runs, equal ones in turn.
@@ -73,7 +105,8 @@ pub enum Rank {
     Waiting,
     /// It is its turn.
     Owner,
-    /// Asleep with share in hand: takes the core from the owner when it wakes.
+    /// Asleep with share in hand: takes the core from the owner when it wakes. Also an LSVM with micro credit
+    /// that waits for the microslice of another.
     Eager,
     /// LSVM in its microslice, or with micro credit left.
     Boost,
@@ -88,7 +121,8 @@ pub struct Decision {
     pub budgets: [Nanos; MAX_VMS],
     /// Ask again at this time at the latest ([`FOREVER`]: not before something happens).
     pub until: Nanos,
-    /// Ask again as soon as a VM that was not runnable becomes so (set while nothing contends).
+    /// Ask again as soon as a VM that was not runnable becomes so. Set while one VM has the core without limit and
+    /// another that wakes might have to wait behind it; never while VMs contend.
     pub notify_wake: bool,
     /// Ask again as soon as the highest-ranked runnable VM blocks.
     pub notify_block: bool,
@@ -116,4 +150,15 @@ pub trait Machine {
     /// Decides who runs. `seen` has one entry for each configured VM, in the same order. `now` never goes
     /// back. Allocates nothing.
     fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision);
+}
+
+/// What was seen of VM `i`; nothing if the driver's list is too short.
+fn seen_at(seen: &[Seen], i: usize) -> Seen {
+    seen.get(i).copied().unwrap_or_default()
+}
+
+/// `slice` scaled by a VM's weight over the mean weight of `vms` VMs whose weights sum up to `total`; at least
+/// 50 us, so that a very light VM gets something done in its turn.
+fn scaled_slice(slice: Nanos, weight: u32, total: u64, vms: usize) -> Nanos {
+    (slice * u64::from(weight.max(1)) * vms as u64 / total.max(1)).max(50 * US)
 }

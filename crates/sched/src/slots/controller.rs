@@ -14,14 +14,14 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, Ring};
 use viola_policy::slices::{Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen};
 
 use super::board::{Board, CoreBoard, LocalPlan, now};
-use super::threads::{CONTROLLER_PRIORITY, FILLER_PRIORITY, VmThreads, set_fifo};
+use super::threads::{CONTROLLER_PRIORITY, FILLER_IDLE_PRIORITY, FILLER_PRIORITY, VmThreads, set_fifo};
 use crate::plan::Algorithm;
 
 /// Longest sleep: the watchdog wants a sign of life.
@@ -329,9 +329,16 @@ fn add(counter: &std::sync::atomic::AtomicU64, n: u64) {
 /// Keeps the core busy while a VM that is over its cap must not run.
 ///
 /// A real-time thread is not stopped by any quota, so something that ranks between "capped" and "out" has to
-/// hold the core. It runs only when no VM within its cap wants to.
+/// hold the core. It runs only when no VM within its cap wants to. While it has nothing to hold it sleeps above
+/// every VM, so that it can end at once when the controller is killed.
 struct Filler {
-    state: Arc<AtomicU32>,
+    shared: Arc<FillerState>,
+}
+
+#[derive(Default)]
+struct FillerState {
+    command: AtomicU32,
+    tid: AtomicI32,
 }
 
 const IDLE: u32 = 0;
@@ -340,52 +347,77 @@ const END: u32 = 2;
 
 impl Filler {
     fn start(cpu: u32) -> io::Result<Self> {
-        let state = Arc::new(AtomicU32::new(IDLE));
-        let shared = Arc::clone(&state);
+        let shared = Arc::new(FillerState::default());
+        let theirs = Arc::clone(&shared);
         std::thread::Builder::new().name(format!("filler/{cpu}")).stack_size(64 << 10).spawn(move || {
-            if become_realtime(cpu, FILLER_PRIORITY).is_err() {
-                return;
-            }
-            loop {
-                match shared.load(Ordering::Acquire) {
-                    END => return,
-                    FILL => std::hint::spin_loop(),
-                    _ => {
-                        let wait = libc::timespec { tv_sec: 1, tv_nsec: 0 };
-                        // SAFETY: FUTEX_WAIT on a live word with a live timeout.
-                        unsafe {
-                            libc::syscall(
-                                libc::SYS_futex,
-                                shared.as_ptr(),
-                                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                                IDLE,
-                                &raw const wait,
-                            )
-                        };
-                    }
-                }
+            if become_realtime(cpu, FILLER_IDLE_PRIORITY).is_ok() {
+                // SAFETY: a plain system call.
+                theirs.tid.store(unsafe { libc::gettid() }, Ordering::Release);
+                hold(&theirs.command);
             }
         })?;
-        Ok(Self { state })
+        Ok(Self { shared })
     }
 
     fn set(&self, on: bool) {
-        self.store(if on { FILL } else { IDLE });
+        self.command(if on { FILL } else { IDLE });
     }
 
-    fn store(&self, to: u32) {
-        if self.state.swap(to, Ordering::AcqRel) == IDLE && to != IDLE {
-            // SAFETY: FUTEX_WAKE on a live word.
-            unsafe {
-                libc::syscall(libc::SYS_futex, self.state.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1)
-            };
+    fn command(&self, to: u32) {
+        let from = self.shared.command.swap(to, Ordering::AcqRel);
+        if from == to {
+            return;
+        }
+        if from == FILL {
+            // It may not get the core by itself.
+            let tid = self.shared.tid.load(Ordering::Acquire);
+            if tid != 0 {
+                set_fifo(tid, FILLER_IDLE_PRIORITY);
+            }
+        }
+        // SAFETY: FUTEX_WAKE on a live word.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.shared.command.as_ptr(),
+                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                1,
+            )
+        };
+    }
+}
+
+/// Body of the filler's thread.
+fn hold(command: &AtomicU32) {
+    loop {
+        match command.load(Ordering::Acquire) {
+            END => return,
+            FILL => {
+                set_fifo(0, FILLER_PRIORITY);
+                while command.load(Ordering::Acquire) == FILL {
+                    std::hint::spin_loop();
+                }
+                set_fifo(0, FILLER_IDLE_PRIORITY);
+            }
+            _ => {
+                // SAFETY: FUTEX_WAIT on a live word, without a time limit.
+                unsafe {
+                    libc::syscall(
+                        libc::SYS_futex,
+                        command.as_ptr(),
+                        libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                        IDLE,
+                        std::ptr::null::<libc::timespec>(),
+                    )
+                };
+            }
         }
     }
 }
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        self.store(END);
+        self.command(END);
     }
 }
 

@@ -7,6 +7,8 @@ use viola_policy::slices::Rank;
 pub const PRIORITIES: std::ops::RangeInclusive<i32> = 10..=23;
 /// Priority of the thread that keeps the core busy while a capped VM must not run.
 pub const FILLER_PRIORITY: i32 = 12;
+/// Priority of that thread while it sleeps.
+pub const FILLER_IDLE_PRIORITY: i32 = CONTROLLER_PRIORITY - 1;
 /// Priority of the controller threads; above every VM thread.
 pub const CONTROLLER_PRIORITY: i32 = 60;
 /// Priority of the watchdog, on another core where there is one.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::board::{Board, now};
 use super::controller::{CoreFiles, GLANCE, lock_memory, pin, run_core};
 use super::threads::{WATCHDOG_PRIORITY, set_fifo};
-use crate::restore::restore_file;
+use crate::restore::{restore_file, restore_keep};
 
 /// A controller that showed no sign of life for so long is taken to hang.
 pub const HANG: Duration = Duration::from_millis(300);
@@ -115,17 +115,18 @@ pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
     board.watchdog_beat.store(now(), Ordering::Release);
     let end = watch(&board, args, &mut child)?;
     board.stop.store(1, Ordering::Release);
-    let deadline = Instant::now() + if end == End::ControllerHung { Duration::ZERO } else { PATIENCE / 4 };
-    while child.try_wait()?.is_none() {
-        if Instant::now() >= deadline {
-            child.kill()?;
-            child.wait()?;
-            break;
+    if end != End::ControllerHung {
+        let deadline = Instant::now() + PATIENCE / 8;
+        while child.try_wait()?.is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
         }
-        std::thread::sleep(Duration::from_millis(2));
     }
-    // Said and done also when the controller has restored already: restoring twice changes nothing.
-    restore_file(&args.saved).map_err(io::Error::other)?;
+    let _ = child.kill();
+    // Before it is waited for: a thread of it on the VMs' core may need the VMs out of its way to end. And after,
+    // for what it may have done in its last moment; restoring twice changes nothing.
+    let restored = restore_keep(&args.saved);
+    child.wait()?;
+    restored.and_then(|()| restore_file(&args.saved).map(|_| ())).map_err(io::Error::other)?;
     drop(held);
     Ok(end)
 }

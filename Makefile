@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# make help lists what there is.
+
+viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
+rt := scripts/with-rt.sh
+
+.PHONY: help run test lint bench-slices build setup guests lab-image docs clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make run           four guests on one core: stock, the papers' 30 ms slices, viola; table and build/report.html
+run: guests build
+	@$(rt) $(viola) demo
+
+## make test          formatting, clippy, unit, property and guest tests; needs root
+test:
+	@scripts/setup.sh --guests --test
+	@scripts/build.sh clippy -q --workspace --all-targets -- -D warnings
+	@cargo fmt --all --check
+	@$(rt) cargo test --workspace
+
+## make lint          formatting and clippy only
+lint: setup
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets -- -D warnings
+
+## make bench-slices  the figures of bench/results/slices.json, about half an hour; ARGS="--quick" for a look
+bench-slices: guests build
+	@$(rt) $(viola) bench slices $(ARGS)
+
+## make build         the program (target/release/viola) and the lab's guest image
+build: setup
+	@scripts/build.sh build --release -p viola
+
+## make lab-image     only the guest image, in build/lab
+lab-image: setup
+	@scripts/lab-image.sh
+
+## make docs          the book, in build/book
+docs:
+	@command -v mdbook >/dev/null || { echo "docs: there is no mdbook; install it with: cargo install mdbook" >&2; exit 2; }
+	@mdbook build docs --dest-dir ../build/book
+
+## make clean         everything that was built
+clean:
+	cargo clean
+	rm -rf build
+
+setup:
+	@scripts/setup.sh
+
+guests:
+	@scripts/setup.sh --guests

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The init of a lab guest: mounts, network, a command channel on a serial line, a shell on
+//! another, and the built-in workloads. One static program; the guest's root has little else.
+
+mod counters;
+mod exec;
+mod halt;
+mod init;
+mod net_workloads;
+mod nginx;
+mod serve;
+mod shell;
+mod work;
+
+use std::process::ExitCode;
+
+/// Serial line of the command channel (UML's ssl0).
+const CHANNEL: &str = "/dev/ttyS0";
+/// Serial line of the shell (UML's ssl1).
+const SHELL: &str = "/dev/ttyS1";
+/// Folder of the workloads' counters and files.
+const RUN: &str = "/run/viola";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args.get(1..).unwrap_or_default() {
+        _ if std::process::id() == 1 => init::run(),
+        ["serve"] => serve::run(),
+        ["shell"] => shell::run(),
+        ["work", name, json] => work::run(name, json),
+        _ => Err("viola-guest is the init of a lab guest; it does nothing on a host".into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(sentence) => {
+            eprintln!("viola-guest: {sentence}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lab's end of a guest's command channel.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::wire::{Command, MAX_LINE, Reply, Request};
+
+/// Why a question has no good answer.
+type Outcome = Result<Value, String>;
+
+pub(crate) struct Channel {
+    out: Mutex<UnixStream>,
+    next: AtomicU64,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: HashMap<u64, Sender<Outcome>>,
+    /// How often the guest's init has said that it is up.
+    ups: u64,
+    closed: bool,
+}
+
+impl Channel {
+    pub(crate) fn new(stream: UnixStream) -> std::io::Result<Self> {
+        let shared = Arc::<Shared>::default();
+        let (input, theirs) = (stream.try_clone()?, Arc::clone(&shared));
+        std::thread::Builder::new()
+            .name("viola-lab-chan".into())
+            .spawn(move || theirs.read(input))?;
+        Ok(Self {
+            out: Mutex::new(stream),
+            next: AtomicU64::new(1),
+            shared,
+        })
+    }
+
+    /// How often the guest's init has come up.
+    pub(crate) fn ups(&self) -> u64 {
+        self.shared.lock().ups
+    }
+
+    /// Waits until the init has come up more than `before` times; false when it does not in time.
+    pub(crate) fn wait_up(&self, before: u64, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let mut state = self.shared.lock();
+        while state.ups <= before && !state.closed {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        state.ups > before
+    }
+
+    /// Asks and waits for the answer.
+    pub(crate) fn ask(&self, command: Command, limit: Duration) -> Outcome {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, answers) = channel();
+        {
+            let mut state = self.shared.lock();
+            if state.closed {
+                return Err("it has ended".into());
+            }
+            state.waiting.insert(id, answer);
+        }
+        let sent = self.send(&Request { id, command });
+        let result = sent.and_then(|()| match answers.recv_timeout(limit) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("no answer within {} s", limit.as_secs_f32()))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err("it has ended".into()),
+        });
+        self.shared.lock().waiting.remove(&id);
+        result
+    }
+
+    fn send(&self, request: &Request) -> Result<(), String> {
+        let mut line = serde_json::to_string(request).map_err(|e| e.to_string())?;
+        line.push('\n');
+        if line.len() > MAX_LINE {
+            return Err(format!(
+                "a request of {} bytes is too long; {MAX_LINE} is the most",
+                line.len()
+            ));
+        }
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        out.write_all(line.as_bytes())
+            .map_err(|e| format!("its command channel: {e}"))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = out.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self, input: UnixStream) {
+        let mut input = BufReader::new(input);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            // a guest can send what it likes: lines have an end, and what is no reply is dropped
+            match std::io::Read::take(&mut input, MAX_LINE as u64).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+            if let Ok(reply) = serde_json::from_slice::<Reply>(&line) {
+                self.take(reply);
+            }
+        }
+        let mut state = self.lock();
+        state.closed = true;
+        state.waiting.clear();
+        self.changed.notify_all();
+    }
+
+    fn take(&self, reply: Reply) {
+        let mut state = self.lock();
+        if reply.event.as_deref() == Some("up") {
+            state.ups += 1;
+            // whatever was asked before the reboot is never answered
+            state.waiting.clear();
+            self.changed.notify_all();
+        } else if let Some(waiting) = state.waiting.remove(&reply.id) {
+            let outcome = match reply.error {
+                Some(sentence) => Err(sentence),
+                None => Ok(reply.ok.unwrap_or(Value::Null)),
+            };
+            let _ = waiting.send(outcome);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Channel, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Channel::new(ours).unwrap(), theirs)
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn answers_may_overtake_each_other() {
+        let (channel, theirs) = pair();
+        let answers = std::thread::scope(|scope| {
+            let one = scope.spawn(|| channel.ask(Command::Ping, LONG));
+            let two = scope.spawn(|| channel.ask(Command::List, LONG));
+            let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
+            let mut requests: Vec<Request> = (0..2)
+                .map(|_| serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap())
+                .collect();
+            requests.sort_by_key(|r| r.command != Command::List);
+            for request in requests {
+                let what = if request.command == Command::Ping {
+                    "1"
+                } else {
+                    "2"
+                };
+                writeln!(&theirs, "{{\"id\":{},\"ok\":{what}}}", request.id).unwrap();
+            }
+            (one.join().unwrap(), two.join().unwrap())
+        });
+        assert_eq!(answers, (Ok(1.into()), Ok(2.into())));
+    }
+
+    #[test]
+    fn a_guest_that_ends_leaves_nobody_waiting() {
+        let (channel, theirs) = pair();
+        let answer = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| channel.ask(Command::Ping, LONG));
+            let mut line = String::new();
+            BufReader::new(theirs).read_line(&mut line).unwrap();
+            asked.join().unwrap()
+        });
+        assert_eq!(answer, Err("it has ended".into()));
+        assert_eq!(channel.ask(Command::Ping, LONG), Err("it has ended".into()));
+        assert!(!channel.wait_up(0, LONG));
+    }
+
+    #[test]
+    fn nonsense_from_a_guest_is_dropped() {
+        let (channel, theirs) = pair();
+        (&theirs)
+            .write_all(b"\xff\xfe{\n[1]\n{\"id\":9,\"ok\":1}\n{\"event\":\"up\"}\n")
+            .unwrap();
+        assert!(channel.wait_up(0, LONG));
+    }
+
+    #[test]
+    fn a_silent_guest_is_given_up() {
+        let (channel, _theirs) = pair();
+        let text = channel
+            .ask(Command::Ping, Duration::from_millis(5))
+            .unwrap_err();
+        assert!(text.starts_with("no answer within"), "{text}");
+    }
+}

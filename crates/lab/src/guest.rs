@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A running guest.
+
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::channel::Channel;
+use crate::error::{Error, Result};
+use crate::process::ProcessId;
+use crate::shell::Shell;
+use crate::spec::GuestSpec;
+use crate::wire::{Command, Output, Stat, Workload};
+
+/// Longest wait for an answer that needs no work; a guest may have to share its core with many.
+const ANSWER: Duration = Duration::from_secs(60);
+/// Longest wait for a guest to boot.
+pub(crate) const BOOT: Duration = Duration::from_secs(60);
+/// Longest wait for a clean end.
+const SHUTDOWN: Duration = Duration::from_secs(10);
+/// Time that [`Guest::exec`] gives a program.
+const EXEC: Duration = Duration::from_secs(60);
+
+/// A guest of a running lab. All calls may be made from several threads at once.
+pub struct Guest {
+    spec: GuestSpec,
+    id: ProcessId,
+    child: Mutex<Child>,
+    channel: Channel,
+    shell: Shell,
+    console: PathBuf,
+    cgroup: Option<PathBuf>,
+}
+
+/// What starting a guest leaves: its process and the lab's ends of its serial lines.
+pub(crate) struct Started {
+    pub(crate) child: Child,
+    pub(crate) channel: UnixStream,
+    pub(crate) shell: UnixStream,
+    pub(crate) console: PathBuf,
+    pub(crate) cgroup: Option<PathBuf>,
+}
+
+impl Guest {
+    pub(crate) fn new(spec: GuestSpec, mut started: Started) -> Result<Self> {
+        let failed = |e: std::io::Error| Error::guest(&spec.name, e.to_string());
+        let Some(id) = ProcessId::of(started.child.id()) else {
+            let _ = started.child.wait();
+            return Err(failed(std::io::Error::other("its kernel ended at once")));
+        };
+        let channel = Channel::new(started.channel).map_err(failed)?;
+        let shell = Shell::new(started.shell).map_err(failed)?;
+        let child = Mutex::new(started.child);
+        Ok(Self {
+            spec,
+            id,
+            child,
+            channel,
+            shell,
+            console: started.console,
+            cgroup: started.cgroup,
+        })
+    }
+
+    /// Its name in the lab.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its description.
+    pub fn spec(&self) -> &GuestSpec {
+        &self.spec
+    }
+
+    /// Process of the guest's kernel: the guest's vCPU is its main thread. It stays the same over
+    /// reboots.
+    pub fn pid(&self) -> u32 {
+        self.id.pid
+    }
+
+    pub(crate) fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    /// Address of its first NIC.
+    pub fn address(&self) -> Option<Ipv4Addr> {
+        self.spec.taps.first().map(|tap| tap.address)
+    }
+
+    /// File with what its kernel prints.
+    pub fn console(&self) -> &Path {
+        &self.console
+    }
+
+    /// The cpu cgroup made for it, when it has a weight.
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_deref()
+    }
+
+    pub(crate) fn shell(&self) -> &Shell {
+        &self.shell
+    }
+
+    /// Whether its kernel is running.
+    pub fn alive(&self) -> bool {
+        matches!(self.child().try_wait(), Ok(None))
+    }
+
+    /// Asks its init for a sign of life.
+    pub fn ping(&self) -> Result<()> {
+        self.ask::<Value>(Command::Ping, ANSWER).map(drop)
+    }
+
+    /// Runs a program in the guest, at most a minute.
+    pub fn exec<S: AsRef<str>>(&self, argv: &[S]) -> Result<Output> {
+        self.exec_for(argv, "", EXEC)
+    }
+
+    /// Runs a program in the guest with `stdin` as its standard input; it is killed when the time is
+    /// over.
+    pub fn exec_for<S: AsRef<str>>(
+        &self,
+        argv: &[S],
+        stdin: &str,
+        limit: Duration,
+    ) -> Result<Output> {
+        let argv = argv.iter().map(|word| word.as_ref().to_owned()).collect();
+        let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let command = Command::Exec {
+            argv,
+            timeout_ms,
+            stdin: stdin.into(),
+        };
+        self.ask(command, limit.saturating_add(ANSWER))
+    }
+
+    /// Starts a workload; returns when it works or serves.
+    pub fn start(&self, name: &str, workload: Workload) -> Result<()> {
+        self.ask::<Value>(
+            Command::Start {
+                name: name.into(),
+                workload,
+            },
+            ANSWER,
+        )
+        .map(drop)
+    }
+
+    /// Stops a workload; its last state.
+    pub fn stop(&self, name: &str) -> Result<Stat> {
+        self.ask(Command::Stop { name: name.into() }, ANSWER)
+    }
+
+    /// State of a workload.
+    pub fn stat(&self, name: &str) -> Result<Stat> {
+        self.ask(Command::Stat { name: name.into() }, ANSWER)
+    }
+
+    /// Names of its running workloads.
+    pub fn workloads(&self) -> Result<Vec<String>> {
+        self.ask(Command::List, ANSWER)
+    }
+
+    /// Powers it off; killed when that takes longer than ten seconds.
+    pub fn shutdown(&self) -> Result<()> {
+        if self.alive() {
+            let asked = self.channel.ask(Command::Shutdown, SHUTDOWN);
+            let clean = asked.is_ok() && self.wait_end(SHUTDOWN);
+            self.kill();
+            if !clean {
+                return Err(Error::guest(
+                    self.name(),
+                    "it did not power off in time and was killed",
+                ));
+            }
+        }
+        self.kill();
+        Ok(())
+    }
+
+    /// Restarts its kernel and the workloads of its description; returns when they are up.
+    pub fn reboot(&self) -> Result<()> {
+        let before = self.channel.ups();
+        self.ask::<Value>(Command::Reboot, ANSWER)?;
+        self.wait_boot(before)?;
+        self.start_workloads()
+    }
+
+    /// Kills its kernel and waits until its processes are gone.
+    pub fn kill(&self) {
+        let mut child = self.child();
+        if matches!(child.try_wait(), Ok(None)) {
+            let _ = child.kill();
+        }
+        let _ = child.wait();
+        self.id.kill_session();
+    }
+
+    pub(crate) fn wait_boot(&self, before: u64) -> Result<()> {
+        if self.channel.wait_up(before, BOOT) {
+            return Ok(());
+        }
+        // its channel closes a moment before its process is gone
+        let what = if self.wait_end(Duration::from_secs(1)) {
+            "its kernel ended while booting"
+        } else {
+            "it did not boot in time"
+        };
+        let log = std::fs::read(&self.console).unwrap_or_default();
+        let words = last_words(&String::from_utf8_lossy(&log));
+        Err(Error::guest(
+            self.name(),
+            format!("{what}; its console says: {words}"),
+        ))
+    }
+
+    pub(crate) fn start_workloads(&self) -> Result<()> {
+        self.spec
+            .workloads
+            .iter()
+            .try_for_each(|(name, workload)| self.start(name, workload.clone()))
+    }
+
+    /// Passes a command on as it is.
+    pub(crate) fn forward(&self, command: Command) -> Result<Value> {
+        let limit = match &command {
+            Command::Exec { timeout_ms, .. } => {
+                ANSWER.saturating_add(Duration::from_millis(*timeout_ms))
+            }
+            _ => ANSWER,
+        };
+        self.ask(command, limit)
+    }
+
+    fn ask<T: DeserializeOwned>(&self, command: Command, limit: Duration) -> Result<T> {
+        let answer = self
+            .channel
+            .ask(command, limit)
+            .map_err(|e| Error::guest(self.name(), e))?;
+        serde_json::from_value(answer)
+            .map_err(|e| Error::guest(self.name(), format!("an odd answer: {e}")))
+    }
+
+    fn wait_end(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        while self.alive() {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The reason for a panic, else the last lines of a console.
+fn last_words(log: &str) -> String {
+    if let Some(panic) = log.lines().find(|line| line.contains("Kernel panic")) {
+        return panic.trim().into();
+    }
+    let mut last: Vec<&str> = log
+        .lines()
+        .rev()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .take(3)
+        .collect();
+    last.reverse();
+    last.join(" / ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_words;
+
+    #[test]
+    fn a_panic_is_told_rather_than_its_stack() {
+        assert_eq!(
+            last_words("a\nKernel panic - not syncing: x\n[<6>] ? panic\n"),
+            "Kernel panic - not syncing: x"
+        );
+        assert_eq!(last_words("a\nb\n\nc\nd \n"), "b / c / d");
+        assert_eq!(last_words(""), "");
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The thread that owns a lab's network namespace and is the parent of its guests.
+//!
+//! The namespace has no name anywhere: it goes by itself with its last process. Guests ask the
+//! kernel to be killed when their parent *thread* ends, so they are started here and nowhere else.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::error::{Error, Result};
+use crate::net;
+use crate::spec::Spec;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+pub(crate) struct Holder {
+    lab: String,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    netns: OwnedFd,
+    path: PathBuf,
+}
+
+impl Holder {
+    /// Starts the thread and makes the namespace with the bridges and taps of `spec` in it.
+    pub(crate) fn start(spec: &Spec) -> Result<Self> {
+        let (jobs, todo) = channel::<Job>();
+        let (ready, made) = channel();
+        let wanted = spec.clone();
+        let thread = std::thread::Builder::new()
+            .name("viola-lab".into())
+            .spawn(move || {
+                let made = make_namespace(&wanted);
+                let failed = made.is_err();
+                let _ = ready.send(made);
+                while !failed && let Ok(job) = todo.recv() {
+                    job();
+                }
+            })
+            .map_err(Error::net("starting the holder thread"))?;
+        let (netns, path) = made.recv().map_err(|_| Error::Gone(spec.name.clone()))??;
+        Ok(Self {
+            lab: spec.name.clone(),
+            jobs: Some(jobs),
+            thread: Some(thread),
+            netns,
+            path,
+        })
+    }
+
+    /// Runs a job on the holder thread and waits for its result.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let gone = || Error::Gone(self.lab.clone());
+        let (send, result) = channel();
+        let job: Job = Box::new(move || drop(send.send(job())));
+        self.jobs
+            .as_ref()
+            .ok_or_else(gone)?
+            .send(job)
+            .map_err(|_| gone())?;
+        result.recv().map_err(|_| gone())
+    }
+
+    pub(crate) fn netns(&self) -> &OwnedFd {
+        &self.netns
+    }
+
+    /// The namespace as a file that other processes can open while this thread lives.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn make_namespace(spec: &Spec) -> Result<(OwnedFd, PathBuf)> {
+    // SAFETY: a new network namespace for this thread alone; no descriptors are unshared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
+        .map_err(|e| Error::net("making a network namespace (are you root?)")(e.into()))?;
+    let path = "/proc/thread-self/ns/net";
+    let netns = File::open(path).map_err(Error::io("open", path))?;
+    net::build(spec)?;
+    let (pid, tid) = (rustix::process::getpid(), rustix::thread::gettid());
+    Ok((
+        netns.into(),
+        format!("/proc/{pid}/task/{tid}/ns/net").into(),
+    ))
+}
+
+/// Runs `job` on a fresh thread inside the network namespace and returns its result.
+pub(crate) fn inside<T: Send>(netns: &OwnedFd, job: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
+                .map_err(|e| Error::net("entering its namespace")(e.into()))?;
+            Ok(job())
+        });
+        match thread.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A running lab.
+
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::holder::{Holder, inside};
+use crate::paths::Paths;
+use crate::spec::Spec;
+use crate::state::{self, RunDir};
+use crate::uml;
+
+/// Guests with their network, running until [`Lab::down`] or until this value is dropped; when the
+/// process is killed the kernel ends them.
+pub struct Lab {
+    spec: Spec,
+    // dropped in this order: guests, then the thread that is their parent, then the folder
+    guests: Vec<Guest>,
+    holder: Holder,
+    run: Mutex<RunDir>,
+    folder: PathBuf,
+}
+
+impl Lab {
+    /// Makes the network, boots all guests and starts their workloads.
+    ///
+    /// Takes about a second. Needs root. What an earlier lab of this name left behind is removed
+    /// first.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when a lab of this name runs; else a sentence on what could not be made. What
+    /// was made until then is gone again.
+    pub fn up(spec: &Spec, paths: &Paths) -> Result<Self> {
+        Self::up_with(spec, paths, &mut |_| ())
+    }
+
+    /// As [`Lab::up`], telling each step to `progress`.
+    pub fn up_with(spec: &Spec, paths: &Paths, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+        spec.check()?;
+        room_for(spec)?;
+        let run = RunDir::take(&paths.run, &spec.name)?;
+        let folder = run.path().to_path_buf();
+        let holder = Holder::start(spec)?;
+        progress(&format!(
+            "network: {}",
+            spec.bridges
+                .iter()
+                .map(|b| format!("{} {b}", b.name))
+                .collect::<Vec<_>>()
+                .join(", ")
+        ));
+        let mut lab = Self {
+            spec: spec.clone(),
+            guests: Vec::new(),
+            holder,
+            run: Mutex::new(run),
+            folder,
+        };
+        lab.note(|state| state.netns = lab.holder.path().to_owned())?;
+        for index in 0..spec.guests.len() {
+            lab.start_guest(index, paths)?;
+        }
+        for guest in &lab.guests {
+            guest.wait_boot(0)?;
+            guest.start_workloads()?;
+            let address = guest.address().map(|a| a.to_string()).unwrap_or_default();
+            progress(&format!(
+                "{}: up, pid {}, {address}",
+                guest.name(),
+                guest.pid()
+            ));
+        }
+        Ok(lab)
+    }
+
+    fn start_guest(&mut self, index: usize, paths: &Paths) -> Result<()> {
+        let spec = self.spec.guests[index].clone();
+        if spec.weight.is_some()
+            && let Some(group) =
+                crate::cgroup::Controller::find().map(|c| c.group(&self.spec.name, &spec.name))
+        {
+            // noted before it is made, so that nothing is left behind whenever we are killed
+            self.note(|state| state.cgroups.push(group))?;
+        }
+        let (lab, paths, folder, of) = (
+            self.spec.name.clone(),
+            paths.clone(),
+            self.folder.clone(),
+            spec.clone(),
+        );
+        let started = self
+            .holder
+            .run(move || uml::start(&lab, index, &of, &paths, &folder))??;
+        let guest = Guest::new(spec, started)?;
+        let (name, id) = (guest.name().to_owned(), guest.id());
+        self.guests.push(guest);
+        self.note(|state| state.guests.push((name, id)))
+    }
+
+    fn note(&self, change: impl FnOnce(&mut state::State)) -> Result<()> {
+        self.run
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .update(change)
+    }
+
+    /// Its description.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its folder below /run: the guests' consoles, `uml/` with their management sockets.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// All guests, in the order of the description.
+    pub fn guests(&self) -> &[Guest] {
+        &self.guests
+    }
+
+    /// The guest of this name.
+    pub fn guest(&self, name: &str) -> Result<&Guest> {
+        self.guests
+            .iter()
+            .find(|g| g.name() == name)
+            .ok_or_else(|| Error::NoGuest {
+                lab: self.spec.name.clone(),
+                guest: name.into(),
+                has: self
+                    .guests
+                    .iter()
+                    .map(Guest::name)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })
+    }
+
+    /// The lab's network namespace.
+    pub fn netns(&self) -> BorrowedFd<'_> {
+        self.holder.netns().as_fd()
+    }
+
+    /// Runs `job` on a fresh thread inside the lab's network namespace: sockets that it opens are on
+    /// the host side of the lab's bridges.
+    pub fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
+        inside(self.holder.netns(), job)
+    }
+
+    /// Whether the address is in a subnet of the lab's bridges.
+    pub fn has_address(&self, address: Ipv4Addr) -> bool {
+        self.spec
+            .bridges
+            .iter()
+            .any(|bridge| bridge.contains(address))
+    }
+
+    /// Powers all guests off and takes everything away.
+    ///
+    /// # Errors
+    /// When a guest had to be killed; everything is gone all the same.
+    pub fn down(self) -> Result<()> {
+        self.shutdown_guests()
+    }
+
+    /// Powers all guests off at once.
+    pub(crate) fn shutdown_guests(&self) -> Result<()> {
+        let ends: Vec<Result<()>> = std::thread::scope(|scope| {
+            let ends: Vec<_> = self
+                .guests
+                .iter()
+                .map(|guest| scope.spawn(|| guest.shutdown()))
+                .collect();
+            let gone = |_| Err(Error::Gone(self.spec.name.clone()));
+            ends.into_iter()
+                .map(|end| end.join().unwrap_or_else(gone))
+                .collect()
+        });
+        ends.into_iter().collect()
+    }
+
+    /// Ends the guests and removes cgroups and folder.
+    pub(crate) fn remove(&self) {
+        std::thread::scope(|scope| {
+            for guest in &self.guests {
+                scope.spawn(|| guest.kill());
+            }
+        });
+        let run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        state::clear(run.state());
+        run.remove();
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// Whether the guests' memory fits.
+fn room_for(spec: &Spec) -> Result<()> {
+    let want: u64 = spec.guests.iter().map(|g| g.memory).sum();
+    let room = rustix::fs::statvfs(uml::MEMORY)
+        .map_err(|e| Error::io("look at", uml::MEMORY)(e.into()))?;
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    if want > free {
+        let what = format!(
+            "the guests want {} MiB, but {} has {} MiB free; give them less memory or make it larger",
+            want >> 20,
+            uml::MEMORY,
+            free >> 20
+        );
+        return Err(Error::Spec {
+            origin: format!("lab `{}`", spec.name),
+            what,
+        });
+    }
+    Ok(())
+}

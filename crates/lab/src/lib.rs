@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real guests on this machine, for demo, tests and benchmarks.
+//!
+//! A lab is a handful of User Mode Linux guests: real Linux kernels that run as ordinary processes
+//! of the host at native speed in user code, so that the host's scheduler schedules them as it does
+//! KVM guests, on machines without hardware virtualisation too. They hang on bridges in a network
+//! namespace of their own; nothing is changed in the host's network. `scripts/lab-image.sh` fetches
+//! the guest kernel and makes their root file system.
+//!
+//! ```no_run
+//! use viola_lab::{Lab, Paths, Spec};
+//! use viola_lab::wire::Workload;
+//!
+//! let lab = Lab::up(&Spec::of_guests("demo", 4, &[1])?, &Paths::find()?)?;
+//! lab.guest("vm2")?.start("burn", Workload::hog())?;
+//! let output = lab.guest("vm1")?.exec(&["uname", "-r"])?;
+//! println!("{}", output.stdout);
+//! lab.down()?;
+//! # Ok::<(), viola_lab::Error>(())
+//! ```
+
+mod cgroup;
+mod channel;
+pub mod cli;
+mod error;
+mod guest;
+mod holder;
+mod lab;
+pub mod load;
+mod net;
+pub mod netdev;
+mod paths;
+mod process;
+mod sched;
+mod server;
+mod shell;
+mod spec;
+mod state;
+mod uml;
+pub mod wire;
+
+pub use error::{Error, Result};
+pub use guest::Guest;
+pub use lab::Lab;
+pub use net::tap_name;
+pub use paths::{Paths, run_folder};
+pub use spec::{
+    BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_WEIGHT, DiskSpec, GuestSpec, Spec, TapSpec,
+    parse_size,
+};

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! HTTP requests, each on a connection of its own.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{Client, Intervals, Times, percentile, run, sleep_until};
+use crate::error::{Error, Result};
+use crate::lab::Lab;
+
+/// Longest wait for a connection and for each part of an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// A run of HTTP requests.
+#[derive(Debug, Clone)]
+pub struct Http {
+    /// Port of the guest's `nginx`.
+    pub port: u16,
+    /// Path that is asked for.
+    pub path: String,
+    /// Length that the answer's body must have, in bytes.
+    pub bytes: usize,
+    /// Requests in all.
+    pub requests: usize,
+    /// Requests under way at a time, 1 to 256.
+    pub concurrency: usize,
+    /// Shortest and longest pause of each of them before its next request, uniform in between;
+    /// zeros for a closed loop.
+    pub pause: (Duration, Duration),
+    /// The run ends after this time even when requests are left.
+    pub limit: Duration,
+    /// How the client runs.
+    pub client: Client,
+}
+
+impl Default for Http {
+    /// 1000 requests for `/page5k`, one at a time, in at most 60 s.
+    fn default() -> Self {
+        Self {
+            port: 80,
+            path: "/page5k".into(),
+            bytes: 5 << 10,
+            requests: 1000,
+            concurrency: 1,
+            pause: (Duration::ZERO, Duration::ZERO),
+            limit: Duration::from_secs(60),
+            client: Client::default(),
+        }
+    }
+}
+
+/// What a run of requests found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HttpResult {
+    /// From the start of the connection to the last byte; `lost` counts wrong answers too.
+    pub times: Times,
+    /// Time until the connection stood, in microseconds, of each good request.
+    pub connect_us: Vec<f64>,
+    /// What was wrong with the first request that failed.
+    pub first_failure: Option<String>,
+}
+
+impl HttpResult {
+    /// The `p`-th percentile of the connection times in microseconds.
+    pub fn connect_percentile(&self, p: f64) -> Option<f64> {
+        percentile(&self.connect_us, p)
+    }
+}
+
+/// Asks a guest's web server and checks status and length of each answer.
+pub fn http(lab: &Lab, to: Ipv4Addr, options: &Http) -> Result<HttpResult> {
+    if !(1..=256).contains(&options.concurrency) {
+        return Err(Error::Load(format!(
+            "concurrency {} must be 1 to 256",
+            options.concurrency
+        )));
+    }
+    run(
+        lab,
+        to,
+        options.requests,
+        options.limit,
+        options.client,
+        || {
+            let tickets = AtomicUsize::new(0);
+            let begin = Instant::now();
+            let parts: Vec<HttpResult> = std::thread::scope(|scope| {
+                let tickets = &tickets;
+                let workers: Vec<_> = (0..options.concurrency)
+                    .map(|number| scope.spawn(move || worker(to, options, tickets, number, begin)))
+                    .collect();
+                workers
+                    .into_iter()
+                    .filter_map(|worker| worker.join().ok())
+                    .collect()
+            });
+            let mut all = HttpResult::default();
+            for part in parts {
+                all.times.us.extend(part.times.us);
+                all.times.sent += part.times.sent;
+                all.connect_us.extend(part.connect_us);
+                all.first_failure = all.first_failure.or(part.first_failure);
+            }
+            all.times.lost = all.times.sent - all.times.us.len();
+            all.times.seconds = begin.elapsed().as_secs_f64();
+            Ok(all)
+        },
+    )
+}
+
+fn worker(
+    to: Ipv4Addr,
+    options: &Http,
+    tickets: &AtomicUsize,
+    number: usize,
+    begin: Instant,
+) -> HttpResult {
+    let mut result = HttpResult::default();
+    let mut intervals = Intervals::new(options.client.seed + number as u64, options.pause);
+    while begin.elapsed() < options.limit
+        && tickets.fetch_add(1, Ordering::Relaxed) < options.requests
+    {
+        if !options.pause.1.is_zero() {
+            sleep_until(Instant::now() + intervals.next());
+        }
+        result.times.sent += 1;
+        match get(to, options) {
+            Ok((connected, done)) => {
+                result.connect_us.push(connected.as_secs_f64() * 1e6);
+                result.times.us.push(done.as_secs_f64() * 1e6);
+            }
+            Err(why) => result.first_failure = result.first_failure.or(Some(why)),
+        }
+    }
+    result
+}
+
+/// One request: time until connected, and until the end of the answer.
+fn get(to: Ipv4Addr, options: &Http) -> std::result::Result<(Duration, Duration), String> {
+    let text = |e: std::io::Error| e.to_string();
+    let start = Instant::now();
+    let mut stream =
+        TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER).map_err(text)?;
+    let connected = start.elapsed();
+    stream.set_read_timeout(Some(ANSWER)).map_err(text)?;
+    stream
+        .write_all(format!("GET {} HTTP/1.0\r\nHost: lab\r\n\r\n", options.path).as_bytes())
+        .map_err(text)?;
+    let mut answer = Vec::with_capacity(options.bytes + 1024);
+    // one byte more than any good answer has, so that an endless one ends
+    let most = options.bytes as u64 + 16 * 1024;
+    Read::take(&mut stream, most)
+        .read_to_end(&mut answer)
+        .map_err(text)?;
+    let done = start.elapsed();
+    check(&answer, options.bytes).map(|()| (connected, done))
+}
+
+/// Whether the answer is a good one of this length.
+fn check(answer: &[u8], bytes: usize) -> std::result::Result<(), String> {
+    let end = answer
+        .windows(4)
+        .position(|w| w == b"\r\n\r\n")
+        .ok_or("an answer without a header's end")?;
+    let header = String::from_utf8_lossy(&answer[..end]);
+    let status = header.split(' ').nth(1).unwrap_or_default();
+    if status != "200" {
+        return Err(format!("status {status}"));
+    }
+    let body = answer.len() - end - 4;
+    if body != bytes {
+        return Err(format!(
+            "a body of {body} bytes where {bytes} were expected"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+
+    #[test]
+    fn an_answer_counts_only_with_status_and_length() {
+        assert_eq!(check(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n12345", 5), Ok(()));
+        assert!(
+            check(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n1234", 5)
+                .unwrap_err()
+                .contains("4 bytes")
+        );
+        assert!(
+            check(b"HTTP/1.1 404 Not Found\r\n\r\n12345", 5)
+                .unwrap_err()
+                .contains("404")
+        );
+        assert!(check(b"", 0).is_err());
+    }
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Receiving with the kernel's own time of arrival.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// The clock of receive time stamps, in microseconds since the epoch.
+pub(super) fn now_us() -> f64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec as f64 * 1e6 + now.tv_nsec as f64 / 1e3
+}
+
+/// Has the kernel stamp what the socket receives.
+pub(super) fn stamp_arrivals(socket: &impl AsFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is an int of the length given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_TIMESTAMPNS,
+            std::ptr::from_ref(&on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Receives into `data`; the number of bytes and when they arrived by [`now_us`]'s clock (now, when
+/// the kernel did not stamp them).
+pub(super) fn receive(socket: &impl AsFd, data: &mut [u8]) -> io::Result<(usize, f64)> {
+    let mut control = [0_u64; 16];
+    let mut part = libc::iovec {
+        iov_base: data.as_mut_ptr().cast(),
+        iov_len: data.len(),
+    };
+    // SAFETY: all zeros is an empty message header.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: the header points to buffers of the lengths given that live through the call.
+    let count = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut message, 0) };
+    let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+    let mut arrived = None;
+    // SAFETY: walks the control messages that the kernel has just written; a time stamp's data is a
+    // timespec, read unaligned.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET
+                && (*header).cmsg_type == libc::SCM_TIMESTAMPNS
+            {
+                let stamp = libc::CMSG_DATA(header)
+                    .cast::<libc::timespec>()
+                    .read_unaligned();
+                arrived = Some(stamp.tv_sec as f64 * 1e6 + stamp.tv_nsec as f64 / 1e3);
+            }
+            header = libc::CMSG_NXTHDR(&message, header);
+        }
+    }
+    Ok((count, arrived.unwrap_or_else(now_us)))
+}
+
+/// Waits until there is something to receive; false when the time is over.
+pub(super) fn wait_readable(socket: &impl AsFd, limit: Duration) -> io::Result<bool> {
+    let limit = Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    match poll(&mut fds, Some(&limit)) {
+        Ok(count) => Ok(count > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Request and response over one TCP connection, and a bulk stream.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::socket::{now_us, receive, stamp_arrivals, wait_readable};
+use super::{Client, Intervals, Times, failed, run, sleep_until};
+use crate::error::Result;
+use crate::lab::Lab;
+
+/// Longest wait for a connection and for an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// One byte to and fro on a persistent connection, as netperf's TCP_RR.
+#[derive(Debug, Clone)]
+pub struct TcpRr {
+    /// Port of the guest's `echo`.
+    pub port: u16,
+    /// Requests to send.
+    pub count: usize,
+    /// Shortest and longest pause between an answer and the next request, uniform in between; zeros
+    /// for back to back.
+    pub pause: (Duration, Duration),
+    /// The run ends after this time even when requests are left.
+    pub limit: Duration,
+    /// How the client runs.
+    pub client: Client,
+}
+
+impl Default for TcpRr {
+    /// 1000 requests back to back on port 7 in at most 60 s.
+    fn default() -> Self {
+        Self {
+            port: 7,
+            count: 1000,
+            pause: (Duration::ZERO, Duration::ZERO),
+            limit: Duration::from_secs(60),
+            client: Client::default(),
+        }
+    }
+}
+
+/// Measures round trips to a guest's `echo`. A request without an answer in ten seconds is lost and
+/// ends the run, for on one connection no other could follow.
+pub fn tcp_rr(lab: &Lab, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
+    run(
+        lab,
+        to,
+        options.count,
+        options.limit,
+        options.client,
+        || {
+            let stream = TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER)
+                .map_err(failed("connecting to its echo"))?;
+            stream.set_nodelay(true).map_err(failed("TCP_NODELAY"))?;
+            stamp_arrivals(&stream).map_err(failed("time stamps"))?;
+            let mut intervals = Intervals::new(options.client.seed, options.pause);
+            let mut times = Times::default();
+            let mut byte = [0_u8];
+            let begin = Instant::now();
+            while times.sent < options.count && begin.elapsed() < options.limit {
+                if !options.pause.1.is_zero() {
+                    sleep_until(Instant::now() + intervals.next());
+                }
+                let sent = now_us();
+                (&stream)
+                    .write_all(&[times.sent as u8])
+                    .map_err(failed("sending"))?;
+                times.sent += 1;
+                if !wait_readable(&stream, ANSWER).map_err(failed("waiting"))? {
+                    break;
+                }
+                match receive(&stream, &mut byte).map_err(failed("receiving"))? {
+                    (0, _) => break,
+                    (_, arrived) => times.us.push(arrived - sent),
+                }
+            }
+            times.seconds = begin.elapsed().as_secs_f64();
+            times.lost = times.sent - times.us.len();
+            Ok(times)
+        },
+    )
+}
+
+/// What a bulk stream sent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TcpStreamResult {
+    /// Bytes that the host's kernel took; the guest's `sink` counts those that arrived.
+    pub bytes: u64,
+    /// Time of the run in seconds.
+    pub seconds: f64,
+}
+
+/// Sends to a guest's `sink` on `port` as fast as it takes, for `time`.
+pub fn tcp_stream(
+    lab: &Lab,
+    to: Ipv4Addr,
+    port: u16,
+    time: Duration,
+    client: Client,
+) -> Result<TcpStreamResult> {
+    run(lab, to, 1, time, client, || {
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), ANSWER)
+            .map_err(failed("connecting to its sink"))?;
+        stream
+            .set_write_timeout(Some(ANSWER))
+            .map_err(failed("time limit"))?;
+        let data = vec![0x5a_u8; 64 << 10];
+        let (begin, mut bytes) = (Instant::now(), 0);
+        while begin.elapsed() < time {
+            bytes += stream.write(&data).map_err(failed("sending"))? as u64;
+        }
+        Ok(TcpStreamResult {
+            bytes,
+            seconds: begin.elapsed().as_secs_f64(),
+        })
+    })
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Description of a lab: guests, bridges, disks, workloads. Written in TOML or made in code.
+
+mod check;
+mod size;
+mod toml;
+
+pub use size::parse_size;
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::wire::Workload;
+
+/// Memory of a guest when the description does not say, in bytes.
+pub const DEFAULT_MEMORY: u64 = 96 << 20;
+/// Weight of a guest that counts as ordinary, as in cgroup v2's `cpu.weight`.
+pub const DEFAULT_WEIGHT: u32 = 100;
+/// Name of the bridge that every lab has unless it names its own.
+pub const DEFAULT_BRIDGE: &str = "br0";
+
+/// A checked lab description, all defaults filled in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spec {
+    /// Name of the lab: at most 24 lower-case letters, digits and dashes.
+    pub name: String,
+    /// Guests in the order written.
+    pub guests: Vec<GuestSpec>,
+    /// Bridges in the order written.
+    pub bridges: Vec<BridgeSpec>,
+}
+
+/// One guest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GuestSpec {
+    /// Its name, unique in the lab; becomes its host name.
+    pub name: String,
+    /// Memory in bytes, at least 32 MiB.
+    pub memory: u64,
+    /// Host cores that it may run on; empty: any.
+    pub cores: Vec<usize>,
+    /// CPU weight against the other guests, 1 to 10000, 100 being ordinary. With a weight the guest
+    /// gets a cpu cgroup of its own, else it stays in the root group.
+    pub weight: Option<u32>,
+    /// Disks, in the guest `/dev/ubda`, `/dev/ubdb`...
+    pub disks: Vec<DiskSpec>,
+    /// NICs, in the guest `vec0`, `vec1`...
+    pub taps: Vec<TapSpec>,
+    /// Started after boot, in this order.
+    pub workloads: Vec<(String, Workload)>,
+    /// Further words for the guest kernel's command line.
+    pub kernel_args: Vec<String>,
+}
+
+/// A disk of a guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskSpec {
+    /// Raw image on the host.
+    pub image: PathBuf,
+    /// Size in bytes; an image that is missing is made (sparse).
+    pub size: Option<u64>,
+    /// Whether the guest may only read.
+    pub read_only: bool,
+}
+
+/// A NIC of a guest: a tap on a bridge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TapSpec {
+    /// The bridge that its tap is a port of.
+    pub bridge: String,
+    /// The guest's address.
+    pub address: Ipv4Addr,
+    /// Prefix length of the bridge's subnet.
+    pub prefix: u8,
+    /// Ethernet address.
+    pub mac: [u8; 6],
+}
+
+/// A bridge in the lab's own network namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BridgeSpec {
+    /// Device name, at most 15 bytes.
+    pub name: String,
+    /// The host side's address.
+    pub address: Ipv4Addr,
+    /// Prefix length, 8 to 30.
+    pub prefix: u8,
+}
+
+impl BridgeSpec {
+    /// Whether the address is in this bridge's subnet.
+    pub fn contains(&self, address: Ipv4Addr) -> bool {
+        let mask = crate::netdev::netmask(self.prefix);
+        u32::from(address) & mask == u32::from(self.address) & mask
+    }
+}
+
+impl Spec {
+    /// Reads a description; disk images are relative to the file's folder.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        Self::from_toml(&text, &path.display().to_string(), folder)
+    }
+
+    /// Reads a description from text; `origin` is its name in errors, `folder` where disk images
+    /// with a relative path are.
+    pub fn from_toml(text: &str, origin: &str, folder: &Path) -> Result<Self> {
+        toml::read(text, origin, folder)
+    }
+
+    /// A lab of `count` guests `vm1`, `vm2`... with all defaults, on the given host cores.
+    pub fn of_guests(name: &str, count: usize, cores: &[usize]) -> Result<Self> {
+        let guests = (1..=count).fold(String::new(), |text, i| {
+            format!("{text}[[guest]]\nname = \"vm{i}\"\ncores = {cores:?}\n")
+        });
+        Self::from_toml(
+            &format!("[lab]\nname = \"{name}\"\n{guests}"),
+            name,
+            Path::new("."),
+        )
+    }
+}
+
+impl std::fmt::Display for BridgeSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}

@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From TOML text to a checked [`Spec`]; errors name file, line and key.
+
+use std::net::Ipv4Addr;
+use std::ops::Range;
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+use super::check::{Place, Problem, check};
+use super::{
+    BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DiskSpec, GuestSpec, Spec, TapSpec, parse_size,
+};
+use crate::error::{Error, Result};
+use crate::wire::Workload;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    lab: Spanned<LabTable>,
+    #[serde(default, rename = "guest")]
+    guests: Vec<Spanned<GuestTable>>,
+    #[serde(default, rename = "bridge")]
+    bridges: Vec<Spanned<BridgeTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LabTable {
+    name: String,
+    #[serde(default)]
+    vmm: Vmm,
+}
+
+/// What runs the guests. User Mode Linux is the only one so far.
+#[derive(Default)]
+enum Vmm {
+    #[default]
+    Uml,
+}
+
+impl<'de> Deserialize<'de> for Vmm {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        match String::deserialize(from)?.as_str() {
+            "uml" => Ok(Self::Uml),
+            other => Err(serde::de::Error::custom(format!(
+                "vmm `{other}` is not supported; the lab's guests are \"uml\" (User Mode Linux), which need no hardware virtualisation"
+            ))),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BridgeTable {
+    name: String,
+    address: Subnet,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GuestTable {
+    name: String,
+    memory: Option<Size>,
+    #[serde(default)]
+    cores: Vec<usize>,
+    weight: Option<u32>,
+    #[serde(default)]
+    disks: Vec<DiskTable>,
+    #[serde(default)]
+    taps: Taps,
+    #[serde(default)]
+    workloads: Vec<Spanned<toml::Table>>,
+    #[serde(default)]
+    kernel_args: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DiskTable {
+    image: String,
+    size: Option<Size>,
+    #[serde(default)]
+    read_only: bool,
+}
+
+/// A number of NICs, or a list of them.
+enum Taps {
+    Count(usize),
+    List(Vec<TapTable>),
+}
+
+impl Default for Taps {
+    fn default() -> Self {
+        Self::Count(1)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TapTable {
+    bridge: Option<String>,
+    address: Option<Subnet>,
+    mac: Option<Mac>,
+}
+
+impl<'de> Deserialize<'de> for Taps {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Taps;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number of NICs (0 to 8) or a list of tables")
+            }
+            fn visit_i64<E: serde::de::Error>(self, count: i64) -> std::result::Result<Taps, E> {
+                let count = usize::try_from(count).ok().filter(|c| *c <= 8);
+                count
+                    .map(Taps::Count)
+                    .ok_or_else(|| E::custom("`taps` must be 0 to 8 or a list of tables"))
+            }
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(
+                self,
+                mut list: A,
+            ) -> std::result::Result<Taps, A::Error> {
+                let mut taps = Vec::new();
+                while let Some(tap) = list.next_element()? {
+                    taps.push(tap);
+                }
+                Ok(Taps::List(taps))
+            }
+        }
+        from.deserialize_any(Visitor)
+    }
+}
+
+struct Size(u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        parse_size(&String::deserialize(from)?)
+            .map(Self)
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+/// An address with the prefix length of its subnet.
+#[derive(Clone, Copy)]
+struct Subnet(Ipv4Addr, u8);
+
+impl<'de> Deserialize<'de> for Subnet {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let parsed = text
+            .split_once('/')
+            .and_then(|(address, prefix)| Some(Self(address.parse().ok()?, prefix.parse().ok()?)));
+        parsed.ok_or_else(|| {
+            serde::de::Error::custom(format!("address `{text}` must be like 10.77.0.11/24"))
+        })
+    }
+}
+
+struct Mac([u8; 6]);
+
+impl<'de> Deserialize<'de> for Mac {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let bytes: Vec<u8> = text
+            .split(':')
+            .filter_map(|b| u8::from_str_radix(b, 16).ok().filter(|_| b.len() == 2))
+            .collect();
+        let mac = <[u8; 6]>::try_from(bytes)
+            .ok()
+            .filter(|mac| mac[0] & 1 == 0 && text.len() == 17);
+        mac.map(Self).ok_or_else(|| {
+            serde::de::Error::custom(format!(
+                "mac `{text}` must be six bytes like 02:00:0a:4d:00:0b, the first one even"
+            ))
+        })
+    }
+}
+
+pub(super) fn read(text: &str, origin: &str, folder: &Path) -> Result<Spec> {
+    let at = |span: Option<Range<usize>>, what: String| {
+        let line = span
+            .map(|span| format!("line {}: ", line_of(text, span.start)))
+            .unwrap_or_default();
+        Error::Spec {
+            origin: origin.into(),
+            what: format!("{line}{what}"),
+        }
+    };
+    let file: File =
+        toml::from_str(text).map_err(|e| at(e.span(), e.message().trim().replace('\n', " ")))?;
+    let lab = file.lab.get_ref();
+    let Vmm::Uml = lab.vmm;
+    let mut bridges: Vec<BridgeSpec> = file
+        .bridges
+        .iter()
+        .map(|b| b.get_ref())
+        .map(|b| BridgeSpec {
+            name: b.name.clone(),
+            address: b.address.0,
+            prefix: b.address.1,
+        })
+        .collect();
+    if bridges.is_empty() {
+        bridges.push(BridgeSpec {
+            name: DEFAULT_BRIDGE.into(),
+            address: Ipv4Addr::new(10, 77, 0, 1),
+            prefix: 24,
+        });
+    }
+    let problem = |problem: Problem| {
+        let span = match problem.place {
+            Place::Lab => file.lab.span(),
+            Place::Guest(i) => file.guests.get(i).map_or(0..0, Spanned::span),
+            Place::Bridge(i) => file.bridges.get(i).map_or(0..0, Spanned::span),
+        };
+        at(Some(key_in(text, span, problem.key)), problem.what)
+    };
+    let mut addresses = Addresses::new(&file);
+    let mut guests = Vec::new();
+    for (index, table) in file.guests.iter().enumerate() {
+        let table = table.get_ref();
+        let mut workloads = Vec::new();
+        for spanned in &table.workloads {
+            let mut fields = spanned.get_ref().clone();
+            let name = fields.remove("name");
+            let workload: Workload = fields.try_into().map_err(|e: toml::de::Error| {
+                at(
+                    Some(spanned.span()),
+                    format!("workload: {}", e.message().trim()),
+                )
+            })?;
+            let name = match name {
+                None => workload.kind().to_owned(),
+                Some(toml::Value::String(name)) => name,
+                Some(_) => {
+                    return Err(at(
+                        Some(spanned.span()),
+                        "workload: `name` must be a string".into(),
+                    ));
+                }
+            };
+            workload
+                .check()
+                .map_err(|e| at(Some(spanned.span()), format!("workload `{name}`: {e}")))?;
+            workloads.push((name, workload));
+        }
+        guests.push(GuestSpec {
+            name: table.name.clone(),
+            memory: table.memory.as_ref().map_or(DEFAULT_MEMORY, |m| m.0),
+            cores: table.cores.clone(),
+            weight: table.weight,
+            disks: table
+                .disks
+                .iter()
+                .map(|d| DiskSpec {
+                    image: folder.join(&d.image),
+                    size: d.size.as_ref().map(|s| s.0),
+                    read_only: d.read_only,
+                })
+                .collect(),
+            taps: taps(index, &table.taps, &bridges, &mut addresses).map_err(problem)?,
+            workloads,
+            kernel_args: table.kernel_args.clone(),
+        });
+    }
+    let spec = Spec {
+        name: lab.name.clone(),
+        guests,
+        bridges,
+    };
+    check(&spec).map_err(problem)?;
+    Ok(spec)
+}
+
+/// Addresses that somebody has.
+struct Addresses(Vec<Ipv4Addr>);
+
+impl Addresses {
+    /// Those written in the file.
+    fn new(file: &File) -> Self {
+        let guests = file.guests.iter().flat_map(|g| match &g.get_ref().taps {
+            Taps::Count(_) => &[][..],
+            Taps::List(list) => list,
+        });
+        let bridges = file.bridges.iter().map(|b| b.get_ref().address.0);
+        Self(
+            guests
+                .filter_map(|t| t.address.map(|a| a.0))
+                .chain(bridges)
+                .collect(),
+        )
+    }
+
+    /// The next free one of the bridge, from host number 11 on.
+    fn next(&mut self, bridge: &BridgeSpec) -> Option<Ipv4Addr> {
+        let mask = crate::netdev::netmask(bridge.prefix);
+        let net = u32::from(bridge.address) & mask;
+        let free = |number: u32| {
+            Some(Ipv4Addr::from(net + number))
+                .filter(|a| *a != bridge.address && !self.0.contains(a))
+        };
+        let found = (11..!mask).chain(1..11.min(!mask)).find_map(free)?;
+        self.0.push(found);
+        Some(found)
+    }
+}
+
+fn taps(
+    guest: usize,
+    taps: &Taps,
+    bridges: &[BridgeSpec],
+    addresses: &mut Addresses,
+) -> std::result::Result<Vec<TapSpec>, Problem> {
+    let problem = |what: String| Problem {
+        place: Place::Guest(guest),
+        key: "taps",
+        what: format!("`taps`: {what}"),
+    };
+    let one = |bridge: &BridgeSpec,
+               address: Option<Subnet>,
+               mac: Option<[u8; 6]>,
+               addresses: &mut Addresses| {
+        let (address, prefix) = match address {
+            Some(Subnet(address, prefix)) => (address, prefix),
+            None => {
+                let next = addresses.next(bridge);
+                (
+                    next.ok_or_else(|| {
+                        problem(format!("bridge `{}` has no free address left", bridge.name))
+                    })?,
+                    bridge.prefix,
+                )
+            }
+        };
+        let [a, b, c, d] = address.octets();
+        Ok(TapSpec {
+            bridge: bridge.name.clone(),
+            address,
+            prefix,
+            mac: mac.unwrap_or([2, 0, a, b, c, d]),
+        })
+    };
+    match taps {
+        Taps::Count(count) => (0..*count)
+            .map(|i| one(&bridges[i % bridges.len()], None, None, addresses))
+            .collect(),
+        Taps::List(list) => list
+            .iter()
+            .map(|tap| {
+                let bridge = match &tap.bridge {
+                    None => &bridges[0],
+                    Some(name) => bridges.iter().find(|b| b.name == *name).ok_or_else(|| {
+                        problem(format!(
+                            "bridge `{name}` is not in this lab; add a [[bridge]] with that name"
+                        ))
+                    })?,
+                };
+                one(
+                    bridge,
+                    tap.address,
+                    tap.mac.as_ref().map(|m| m.0),
+                    addresses,
+                )
+            })
+            .collect(),
+    }
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.as_bytes()[..offset.min(text.len())]
+        .iter()
+        .filter(|b| **b == b'\n')
+        .count()
+        + 1
+}
+
+/// The place of a key's assignment within a table, else the table's own.
+fn key_in(text: &str, table: Range<usize>, key: &str) -> Range<usize> {
+    let mut offset = table.start;
+    // the span of a table ends with its header when sub-tables follow: look on to the next header
+    for (number, line) in text[table.start..].split_inclusive('\n').enumerate() {
+        let word = line.trim_start();
+        if number > 0 && word.starts_with('[') {
+            break;
+        }
+        if word
+            .strip_prefix(key)
+            .is_some_and(|rest| rest.trim_start().starts_with('='))
+        {
+            return offset..offset + line.len();
+        }
+        offset += line.len();
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Spec::from_toml(text, "x.toml", Path::new("/d"))
+            .unwrap_err()
+            .to_string()
+    }
+
+    fn good(text: &str) -> Spec {
+        Spec::from_toml(text, "x.toml", Path::new("/d")).unwrap()
+    }
+
+    #[test]
+    fn guests_get_addresses_in_order_around_those_that_are_written() {
+        let spec = good(
+            "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest]]\nname='b'\ntaps=[{address='10.77.0.12/24'}]\n[[guest]]\nname='c'\n",
+        );
+        let addresses: Vec<String> = spec
+            .guests
+            .iter()
+            .map(|g| g.taps[0].address.to_string())
+            .collect();
+        assert_eq!(addresses, ["10.77.0.11", "10.77.0.12", "10.77.0.13"]);
+        assert_eq!(spec.guests[2].taps[0].mac, [2, 0, 10, 77, 0, 13]);
+    }
+
+    #[test]
+    fn a_number_of_nics_goes_round_the_bridges() {
+        let spec = good(
+            "[lab]\nname='t'\n[[bridge]]\nname='br0'\naddress='10.77.0.1/24'\n[[bridge]]\nname='br1'\naddress='10.78.0.1/24'\n[[guest]]\nname='a'\ntaps=3\n",
+        );
+        let bridges: Vec<&str> = spec.guests[0]
+            .taps
+            .iter()
+            .map(|t| t.bridge.as_str())
+            .collect();
+        assert_eq!(bridges, ["br0", "br1", "br0"]);
+    }
+
+    #[test]
+    fn a_relative_image_lies_beside_the_file() {
+        let spec =
+            good("[lab]\nname='t'\n[[guest]]\nname='a'\ndisks=[{image='x.img',size='1M'}]\n");
+        assert_eq!(spec.guests[0].disks[0].image, Path::new("/d/x.img"));
+        assert_eq!(spec.guests[0].disks[0].size, Some(1 << 20));
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\nmemroy='96M'\n");
+        assert!(
+            text.starts_with("x.toml: line 5: unknown field `memroy`"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_bad_unit_is_named_with_its_line() {
+        let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\nmemory='96MB'\n");
+        assert_eq!(
+            text,
+            "x.toml: line 5: size `96MB` has the unit `MB`; use K, M or G"
+        );
+    }
+
+    #[test]
+    fn a_name_used_twice_is_named_with_its_line() {
+        let text =
+            error("[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest]]\nmemory='64M'\nname='a'\n");
+        assert_eq!(text, "x.toml: line 7: `name`: two guests are called `a`");
+    }
+
+    #[test]
+    fn an_address_outside_the_bridge_is_named_with_its_line() {
+        let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\ntaps=[{address='10.9.0.2/24'}]\n");
+        assert_eq!(
+            text,
+            "x.toml: line 5: `taps`: address 10.9.0.2/24 is not in the subnet of bridge `br0` (10.77.0.1/24)"
+        );
+    }
+
+    #[test]
+    fn another_hypervisor_is_refused_with_what_there_is() {
+        let text = error("[lab]\nname='t'\nvmm='kvm'\n");
+        assert!(
+            text.starts_with("x.toml: line 3: vmm `kvm` is not supported"),
+            "{text}"
+        );
+        assert!(text.contains("\"uml\""), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_workload_is_named_with_its_line() {
+        let text = error(
+            "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest.workloads]]\nkind='hog'\ndutty=3\n",
+        );
+        assert!(
+            text.contains("dutty") && text.starts_with("x.toml: line 5: workload"),
+            "{text}"
+        );
+        let text = error(
+            "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest.workloads]]\nkind='hog'\nduty=300\n",
+        );
+        assert!(
+            text.contains("`duty` is 300; it must be 1 to 100"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_workload_is_called_as_its_kind_unless_it_has_a_name() {
+        let spec = good(
+            "[lab]\nname='t'\n[[guest]]\nname='a'\nworkloads=[{kind='echo'},{kind='hog',name='h2',duty=40}]\n",
+        );
+        let names: Vec<&str> = spec.guests[0]
+            .workloads
+            .iter()
+            .map(|w| w.0.as_str())
+            .collect();
+        assert_eq!(names, ["echo", "h2"]);
+    }
+
+    #[test]
+    fn guests_without_a_description_are_all_alike() {
+        let spec = Spec::of_guests("four", 4, &[1]).unwrap();
+        assert_eq!(spec.guests.len(), 4);
+        assert!(
+            spec.guests
+                .iter()
+                .all(|g| g.cores == [1] && g.memory == DEFAULT_MEMORY)
+        );
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Caps: the most of a core that a VM may use even when nobody else wants it.
+//!
+//! Time is cut into windows. Each window gives a capped VM its quota (cap x window); a VM that has used it is
+//! [`super::Rank::Capped`] until a window refills it. At most one unused quota is carried over, so that a VM
+//! that could not run in one window catches up in the next; over-use is paid back in full.
+
+use super::{FOREVER, Nanos, US};
+
+/// A quota shorter than this is saved up over several windows before the VM runs again.
+const SHORTEST_RUN: i64 = 200 * US as i64;
+
+/// The accounting windows of one core.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Windows {
+    length: Nanos,
+    next: Option<Nanos>,
+}
+
+impl Windows {
+    pub(super) fn new(length: Nanos) -> Self {
+        Self { length, next: None }
+    }
+
+    /// Number of windows that began since the last call.
+    pub(super) fn roll(&mut self, now: Nanos) -> u64 {
+        let next = *self.next.get_or_insert(now.saturating_add(self.length));
+        if now < next {
+            return 0;
+        }
+        let begun = 1 + (now - next) / self.length;
+        self.next = Some(next.saturating_add(begun.saturating_mul(self.length)));
+        begun
+    }
+
+    /// When the `k`-th window from now begins (1 = the next).
+    fn begin_of(&self, k: u64) -> Nanos {
+        self.next.map_or(FOREVER, |next| {
+            next.saturating_add((k - 1).saturating_mul(self.length))
+        })
+    }
+}
+
+/// The cap of one VM.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cap {
+    /// Thousandths of the core; 1000 means no cap.
+    permille: u32,
+    /// ns per window; 0 means no cap.
+    quota: i64,
+    left: i64,
+    capped: bool,
+}
+
+impl Cap {
+    pub(super) fn new(permille: Option<u32>, windows: &Windows) -> Self {
+        let mut cap = Self {
+            permille: 1000,
+            quota: 0,
+            left: 0,
+            capped: false,
+        };
+        cap.set(permille, windows);
+        cap
+    }
+
+    /// Takes a new cap. Time used beyond the old one stays owed.
+    pub(super) fn set(&mut self, permille: Option<u32>, windows: &Windows) {
+        let permille = permille.unwrap_or(1000).clamp(1, 1000);
+        if permille == self.permille {
+            return;
+        }
+        self.permille = permille;
+        if permille == 1000 {
+            (self.quota, self.left, self.capped) = (0, 0, false);
+            return;
+        }
+        let first = self.quota == 0;
+        self.quota = (windows.length * u64::from(permille) / 1000).max(1) as i64;
+        self.left = if first {
+            self.quota
+        } else {
+            self.left.min(self.most())
+        };
+    }
+
+    fn most(&self) -> i64 {
+        (2 * self.quota).max(2 * SHORTEST_RUN)
+    }
+
+    /// What must be there before a capped VM runs again.
+    fn enough(&self) -> i64 {
+        (self.quota / 2).max(SHORTEST_RUN)
+    }
+
+    /// Takes what the VM ran and the number of windows that began since.
+    pub(super) fn charge(&mut self, used: Nanos, begun: u64) {
+        if self.quota == 0 {
+            return;
+        }
+        self.left = self.left.saturating_sub(used.min(i64::MAX as u64) as i64);
+        if begun > 0 {
+            let refill = self.quota.saturating_mul(begun.min(1 << 20) as i64);
+            self.left = self.left.saturating_add(refill).min(self.most());
+        }
+        // A rest too short to be worth two rank changes waits for the next window.
+        self.capped = if self.capped {
+            self.left < self.enough()
+        } else {
+            self.left <= self.quota / 64
+        };
+    }
+
+    /// Whether the VM must not run now.
+    pub(super) fn is_capped(&self) -> bool {
+        self.capped
+    }
+
+    /// What the VM may run from now ([`FOREVER`] without cap).
+    pub(super) fn budget(&self) -> Nanos {
+        if self.quota == 0 {
+            FOREVER
+        } else {
+            self.left.max(0) as Nanos
+        }
+    }
+
+    /// When a capped VM may run again.
+    pub(super) fn refill(&self, windows: &Windows) -> Nanos {
+        if !self.capped {
+            return FOREVER;
+        }
+        let missing = self.enough() - self.left;
+        windows.begin_of((missing.max(1) as u64).div_ceil(self.quota as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MS;
+    use super::*;
+
+    fn capped(permille: u32) -> (Windows, Cap) {
+        let mut windows = Windows::new(10 * MS);
+        windows.roll(0);
+        let cap = Cap::new(Some(permille), &windows);
+        (windows, cap)
+    }
+
+    #[test]
+    fn a_vm_that_used_its_quota_waits_for_the_next_window() {
+        let (mut windows, mut cap) = capped(200);
+        assert_eq!(cap.budget(), 2 * MS);
+        cap.charge(2 * MS, windows.roll(5 * MS));
+        assert!(cap.is_capped());
+        assert_eq!(cap.refill(&windows), 10 * MS);
+        cap.charge(0, windows.roll(10 * MS));
+        assert!(!cap.is_capped());
+        assert_eq!(cap.budget(), 2 * MS);
+    }
+
+    #[test]
+    fn one_unused_window_is_carried_over_and_no_more() {
+        let (mut windows, mut cap) = capped(200);
+        cap.charge(0, windows.roll(10 * MS));
+        assert_eq!(cap.budget(), 4 * MS);
+        cap.charge(0, windows.roll(500 * MS));
+        assert_eq!(cap.budget(), 4 * MS);
+    }
+
+    #[test]
+    fn over_use_is_paid_back() {
+        let (mut windows, mut cap) = capped(100);
+        cap.charge(3 * MS, windows.roll(5 * MS));
+        assert_eq!(cap.refill(&windows), 30 * MS);
+        cap.charge(0, windows.roll(20 * MS));
+        assert!(cap.is_capped());
+        cap.charge(0, windows.roll(30 * MS));
+        assert!(!cap.is_capped());
+    }
+
+    #[test]
+    fn a_tiny_cap_is_saved_up_to_a_run_that_is_worth_it() {
+        let (mut windows, mut cap) = capped(1);
+        cap.charge(10 * US, windows.roll(MS));
+        assert!(cap.is_capped());
+        assert_eq!(cap.refill(&windows), 200 * MS);
+        cap.charge(0, windows.roll(200 * MS));
+        assert!(!cap.is_capped());
+        assert_eq!(cap.budget(), 200 * US);
+    }
+
+    #[test]
+    fn without_a_cap_nothing_is_limited() {
+        let windows = Windows::new(10 * MS);
+        for none in [None, Some(1000)] {
+            let mut cap = Cap::new(none, &windows);
+            cap.charge(500 * MS, 3);
+            assert!(!cap.is_capped());
+            assert_eq!((cap.budget(), cap.refill(&windows)), (FOREVER, FOREVER));
+        }
+    }
+
+    #[test]
+    fn a_lower_cap_keeps_what_is_owed() {
+        let (windows, mut cap) = capped(500);
+        cap.charge(8 * MS, 0);
+        cap.set(Some(100), &windows);
+        cap.charge(0, 1);
+        assert!(cap.is_capped());
+    }
+}

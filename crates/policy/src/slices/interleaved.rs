@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The default algorithm: LSVM microslices cut the slices of the other VMs, which do not lose their turn.
+//!
+//! Algorithm 1 of the dissertation runs LSVMs only between whole NLSVM slices, so an LSVM waits for one. Here
+//! shares are kept by the lags of EEVDF (service owed to a VM), over VMs and with slices that end exactly:
+//!
+//! - An LSVM outranks everybody from lag 0 until it has run its microslice T_m, which takes it to
+//!   -T_m·(1 - s), s being its share; then it is out until the others have run T_m·(1 - s)/s and it is back at 0.
+//!   While it sleeps it collects lag up to [`Config::credit_ls`], so it takes the core at once when it wakes.
+//! - The batch VM that had least service for its weight owns the core for a slice of its own run time.
+//!   Microslices interrupt it; sleeping ends its turn. One that slept with lag in hand outranks the owner for
+//!   that long.
+//! - Several LSVMs that may run take turns by microslices.
+//! - Where the driver sees an LSVM's packets ([`Io`]), a busy LSVM is cut into microslices only when one waits: it
+//!   runs in pieces of [`Config::quiet_slice`], higher up on the scale of its lag, so that a microslice is always
+//!   in reserve, and a packet gets it the core for a microslice at once. Two preemptions per cycle are
+//!   what microslices cost; this way they are spent when there is something to answer.
+//!
+//! Nobody gets more than its share plus the credit it saved up, whenever it sleeps and wakes.
+
+mod answer;
+
+use super::caps::{Cap, Windows};
+use super::lag::Ledger;
+use super::{
+    Class, Decision, FOREVER, Io, MAX_VMS, MS, Machine, Nanos, Params, Rank, Seen, US, seen_at,
+};
+
+/// Settings of [`Interleaved`], the same for all VMs of the core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// Slice of a batch VM, 100 us ..= 1 s. 4 ms is what stock EEVDF comes to at HZ 250.
+    pub batch_slice: Nanos,
+    /// Most service a sleeping LSVM is owed; at least one of its microslices, at most 100 ms.
+    pub credit_ls: Nanos,
+    /// Most service a sleeping batch VM is owed, 100 us ..= 100 ms.
+    pub credit_batch: Nanos,
+    /// Slice of a busy LSVM while none of its packets waits, at least its microslice, at most 100 ms. Only where
+    /// packets are seen.
+    pub quiet_slice: Nanos,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            batch_slice: 4 * MS,
+            credit_ls: 3 * MS,
+            credit_batch: MS,
+            quiet_slice: MS,
+        }
+    }
+}
+
+/// Window of the caps.
+const CAP_WINDOW: Nanos = 10 * MS;
+/// A batch VM that wakes with lag in hand may run at least this long before it must wait for its turn.
+const EAGER_LEAST: i64 = 100 * US as i64;
+/// Budgets and waits below this are not worth a decision.
+const SHORTEST: Nanos = 2 * US;
+/// Shortest microslice.
+const MICRO_LEAST: Nanos = 10 * US;
+
+#[derive(Debug, Clone, Copy)]
+struct Vm {
+    id: u32,
+    ls: bool,
+    /// T_m (LSVMs).
+    micro: Nanos,
+    cap: Cap,
+    /// Most lag while asleep, ns.
+    credit: i64,
+    /// Wants to run and may; did not so at the last decision.
+    ready: bool,
+    slept: bool,
+    /// LSVM between the lag at which it gets the core and the one at which it gives it up.
+    boosted: bool,
+    /// Length of its present slice: the microslice, or the longer one of a busy LSVM without packets.
+    piece: Nanos,
+    /// Lag at which an LSVM that is out gets the core.
+    start: i64,
+    /// Lag at which one that is boosted gives it up.
+    stop: i64,
+    /// Boosted and ready at the last decision: has a ticket, or the turn.
+    queued: bool,
+    /// Order in which boosted LSVMs that want to run get their turn.
+    ticket: u64,
+    /// Lag before the time since the last decision was charged, ns.
+    before: i64,
+    /// What a batch VM may still run before it must wait for its turn, ns.
+    eager: i64,
+    rank: Rank,
+}
+
+/// Interleaved mode. See the module's text.
+#[derive(Debug, Clone)]
+pub struct Interleaved {
+    config: Config,
+    windows: Windows,
+    vms: Vec<Vm>,
+    spare: Vec<Vm>,
+    ledger: Ledger,
+    spare_ledger: Ledger,
+    /// LSVMs among the VMs.
+    n_ls: usize,
+    /// Whose turn it is below the boosted LSVMs, and the rest of its slice, ns.
+    owner: Option<usize>,
+    owner_left: i64,
+    /// Boosted LSVM whose turn it is, and the rest of its microslice, ns.
+    turn: Option<usize>,
+    turn_left: i64,
+    tickets: u64,
+    /// VMs that wanted to run and might, at the last decision, and whether a batch VM was among them.
+    contenders: usize,
+    batch_ready: bool,
+    /// Batch VMs that want to run and must wait for their turn, the owner included.
+    waiting: usize,
+    /// Most that a batch VM may run after it wakes before the machine is asked, while nothing contends.
+    patience: Nanos,
+    /// Most that all VMs can have saved up together, ns.
+    credits: i64,
+}
+
+impl Default for Interleaved {
+    fn default() -> Self {
+        Self::new(Config::default())
+    }
+}
+
+impl Interleaved {
+    /// A machine without VMs. Settings out of range are moved to the nearest that is in it.
+    pub fn new(config: Config) -> Self {
+        let mut machine = Self {
+            config,
+            windows: Windows::new(CAP_WINDOW),
+            vms: Vec::with_capacity(MAX_VMS),
+            spare: Vec::with_capacity(MAX_VMS),
+            ledger: Ledger::with_capacity(MAX_VMS),
+            spare_ledger: Ledger::with_capacity(MAX_VMS),
+            n_ls: 0,
+            owner: None,
+            owner_left: 0,
+            turn: None,
+            turn_left: 0,
+            tickets: 0,
+            contenders: 0,
+            batch_ready: false,
+            waiting: 0,
+            patience: FOREVER,
+            credits: 0,
+        };
+        machine.set_config(config);
+        machine
+    }
+
+    /// Changes the settings. Takes effect with the next [`Machine::configure`].
+    pub fn set_config(&mut self, config: Config) {
+        self.config = Config {
+            batch_slice: config.batch_slice.clamp(100 * US, 1000 * MS),
+            credit_ls: config.credit_ls.min(100 * MS),
+            credit_batch: config.credit_batch.clamp(EAGER_LEAST as Nanos, 100 * MS),
+            quiet_slice: config.quiet_slice.min(100 * MS),
+        };
+    }
+
+    /// Changes only [`Config::batch_slice`]; 0 stands for the default.
+    pub fn set_batch_slice(&mut self, slice: Nanos) {
+        let batch_slice = if slice == 0 {
+            Config::default().batch_slice
+        } else {
+            slice
+        };
+        self.set_config(Config {
+            batch_slice,
+            ..self.config
+        });
+    }
+
+    fn slice(&self) -> i64 {
+        self.config.batch_slice as i64
+    }
+
+    /// Most that a VM can owe, ns (negative). What it ran while others waited for it is paid back up to two
+    /// slices, so that a stalled controller does not bar a VM for seconds. Batch VMs together also owe what those
+    /// asleep have saved up.
+    fn deepest(&self, vm: &Vm) -> i64 {
+        if vm.ls {
+            -2 * self.slice().max(vm.micro as i64)
+        } else {
+            -2 * self.slice() - self.credits
+        }
+    }
+
+    /// Charges what the VMs ran.
+    fn account(&mut self, now: Nanos, seen: &[Seen]) {
+        let begun = self.windows.roll(now);
+        let mut ran = false;
+        for (i, vm) in self.vms.iter_mut().enumerate() {
+            let used = seen_at(seen, i).used;
+            vm.cap.charge(used, begun);
+            if used == 0 {
+                continue;
+            }
+            ran = true;
+            vm.before = self.ledger.lag(i);
+            // One that slept, woke and ran in between competed, unless it was not to run at all.
+            if vm.rank != Rank::Capped {
+                self.ledger.set_member(i, true);
+            }
+        }
+        if !ran {
+            return;
+        }
+        self.ledger.charge(|i| seen_at(seen, i).used);
+        for (i, vm) in self.vms.iter().enumerate() {
+            if seen_at(seen, i).used == 0 {
+                continue;
+            }
+            let mut least = self.deepest(vm);
+            // An LSVM that was out ran only because nobody else wanted the core. It owes no more for that than
+            // for a microslice, else it would wait for long when the others wake.
+            if vm.ls && vm.rank == Rank::Out {
+                least = least.max(self.ledger.after(i, vm.micro).min(vm.before));
+            }
+            self.ledger.limit_debt(i, least);
+        }
+    }
+
+    /// Who competes from now on; limits the credit of those that slept.
+    fn gather(&mut self, seen: &[Seen]) {
+        (self.contenders, self.batch_ready) = (0, false);
+        for (i, vm) in self.vms.iter_mut().enumerate() {
+            vm.slept = !vm.ready;
+            vm.ready = seen_at(seen, i).runnable && !vm.cap.is_capped();
+            self.contenders += usize::from(vm.ready);
+            self.batch_ready |= vm.ready && !vm.ls;
+        }
+        let slice = self.slice();
+        for (i, vm) in self.vms.iter().enumerate() {
+            if vm.ready {
+                if vm.slept && vm.rank != Rank::Capped {
+                    self.ledger.limit_credit(i, vm.credit);
+                }
+                self.ledger.set_member(i, true);
+                continue;
+            }
+            // Over its cap an LSVM collects what it owes, but no credit: else it would run a whole quota at once.
+            // A batch VM collects the turn that the cap cut short.
+            let capped = vm.cap.is_capped();
+            let most = match (capped, vm.ls) {
+                (false, _) => vm.credit,
+                (true, true) => 0,
+                (true, false) => slice,
+            };
+            let full = self.ledger.lag(i) >= most;
+            if full {
+                self.ledger.limit_credit(i, most);
+            }
+            // What LSVMs run while no batch VM wants the core is nobody else's loss.
+            self.ledger
+                .set_member(i, !full && (self.batch_ready || capped));
+        }
+    }
+
+    /// Whether an LSVM is boosted from now on; sets the lags between which it is.
+    fn begin_or_end(&mut self, i: usize, io: Io) -> bool {
+        let Vm {
+            micro,
+            ready,
+            boosted,
+            mut piece,
+            mut start,
+            mut stop,
+            ..
+        } = self.vms[i];
+        let (lag, margin) = (self.ledger.lag(i), margin(micro));
+        let quiet = ready && io == Io::Quiet;
+        if !boosted || !ready {
+            // A quiet LSVM gives the core up with a microslice in reserve.
+            (piece, stop) = if quiet {
+                (micro.max(self.config.quiet_slice), micro as i64)
+            } else {
+                (micro, self.ledger.after(i, micro))
+            };
+            start = if quiet {
+                stop - self.ledger.after(i, piece)
+            } else {
+                0
+            };
+            if ready && io == Io::Pending && lag > start {
+                // The packet is worth one microslice, not all that was saved up.
+                stop = lag + self.ledger.after(i, micro);
+            }
+        } else if io == Io::Unseen {
+            (piece, start, stop) = (micro, 0, self.ledger.after(i, micro));
+        } else if io == Io::Pending {
+            stop = stop.min(lag + self.ledger.after(i, micro));
+        }
+        let vm = &mut self.vms[i];
+        (vm.piece, vm.start, vm.stop) = (piece, start, stop);
+        lag >= start - margin && (!boosted || !ready || io == Io::Unseen)
+            || boosted && (self.ledger.is_alone(i) || lag > stop + margin)
+    }
+
+    /// Begins and ends the boost of LSVMs and passes the turn among them.
+    fn boost(&mut self, seen: &[Seen]) {
+        if let Some(holder) = self.turn {
+            self.turn_left -= seen_at(seen, holder).used as i64;
+        }
+        let mut waiting = false;
+        for i in 0..self.vms.len() {
+            let vm = &self.vms[i];
+            if !vm.ls {
+                continue;
+            }
+            let boosted = self.begin_or_end(i, seen_at(seen, i).io);
+            let vm = &mut self.vms[i];
+            vm.boosted = boosted;
+            let queued = boosted && vm.ready;
+            if queued {
+                if !vm.queued {
+                    self.tickets += 1;
+                    vm.ticket = self.tickets;
+                }
+                waiting |= self.turn != Some(i);
+            }
+            vm.queued = queued;
+        }
+        if let Some(holder) = self.turn {
+            let vm = &mut self.vms[holder];
+            if vm.queued {
+                if self.turn_left > margin(vm.micro) {
+                    return;
+                }
+                // The turn is over: to the back, behind those that wait.
+                self.tickets += 1;
+                vm.ticket = self.tickets;
+                if !waiting {
+                    self.turn_left = vm.piece as i64;
+                    return;
+                }
+            }
+        }
+        self.turn = None;
+        let mut first = u64::MAX;
+        for (i, vm) in self.vms.iter().enumerate() {
+            if vm.queued && vm.ticket < first {
+                first = vm.ticket;
+                self.turn = Some(i);
+                self.turn_left = vm.piece as i64;
+            }
+        }
+    }
+
+    /// Keeps the owner or chooses the next.
+    fn own(&mut self, seen: &[Seen]) {
+        self.waiting = 0;
+        for (i, vm) in self.vms.iter_mut().enumerate() {
+            if vm.ls {
+                continue;
+            }
+            if vm.ready {
+                vm.eager = (vm.eager - seen_at(seen, i).used as i64).max(0);
+                self.waiting += usize::from(vm.eager == 0);
+            } else {
+                let lag = self.ledger.lag(i);
+                if lag >= 0 {
+                    vm.eager = lag.max(EAGER_LEAST);
+                } else if lag < -EAGER_LEAST {
+                    vm.eager = 0;
+                }
+            }
+        }
+        let batch = self.batch_ready;
+        if let Some(owner) = self.owner {
+            self.owner_left -= seen_at(seen, owner).used as i64;
+            let vm = &self.vms[owner];
+            let mine = vm.ready && (!vm.ls || (!batch && self.turn.is_none()));
+            // Alone it keeps the rank even beyond its slice: nobody is there to take the turn.
+            if mine && (self.owner_left > SHORTEST as i64 || self.contenders <= 1) {
+                return;
+            }
+        }
+        self.owner = None;
+        if self.contenders <= 1 || (!batch && self.turn.is_some()) {
+            return;
+        }
+        for (i, vm) in self.vms.iter().enumerate() {
+            // A batch VM that outranks the owner anyway gets its turn when that is over. When only LSVMs that
+            // are out want the core, they are owners in turn.
+            let can = vm.ready
+                && if batch {
+                    !vm.ls && vm.eager == 0
+                } else {
+                    vm.ls
+                };
+            if can && self.owner.is_none_or(|o| self.ledger.behind(i, o)) {
+                self.owner = Some(i);
+            }
+        }
+        self.owner_left = self.owner.map_or(0, |o| {
+            if batch {
+                self.slice()
+            } else {
+                self.vms[o].micro as i64
+            }
+        });
+    }
+}
+
+/// How close to the end of a microslice, or to lag 0, counts as there: 1/64 of it, at least 1 us.
+fn margin(micro: Nanos) -> i64 {
+    (micro / 64).max(US) as i64
+}
+
+impl Machine for Interleaved {
+    fn configure(&mut self, _now: Nanos, vms: &[Params]) {
+        std::mem::swap(&mut self.vms, &mut self.spare);
+        self.vms.clear();
+        self.ledger.begin(&mut self.spare_ledger);
+        let (owner, turn) = (self.owner.take(), self.turn.take());
+        for (i, p) in vms.iter().take(MAX_VMS).enumerate() {
+            let ls = p.class == Class::Ls;
+            let micro = p.microslice.clamp(MICRO_LEAST, 1000 * MS);
+            let from = self.spare.iter().position(|old| old.id == p.id);
+            let mut vm = match from {
+                Some(k) => self.spare[k],
+                None => Vm {
+                    id: p.id,
+                    ls,
+                    micro,
+                    cap: Cap::new(p.cap_permille, &self.windows),
+                    credit: 0,
+                    ready: false,
+                    slept: true,
+                    boosted: false,
+                    piece: micro,
+                    start: 0,
+                    stop: 0,
+                    queued: false,
+                    ticket: 0,
+                    before: 0,
+                    eager: 0,
+                    rank: Rank::Waiting,
+                },
+            };
+            if vm.ls != ls {
+                (vm.boosted, vm.queued, vm.eager) = (false, false, 0);
+            } else if from.is_some() {
+                if owner == from {
+                    self.owner = Some(i);
+                }
+                if turn == from {
+                    self.turn = Some(i);
+                }
+            }
+            vm.ls = ls;
+            (vm.micro, vm.piece) = (micro, micro);
+            vm.credit = if ls {
+                self.config.credit_ls.max(micro)
+            } else {
+                self.config.credit_batch
+            } as i64;
+            vm.cap.set(p.cap_permille, &self.windows);
+            self.vms.push(vm);
+            self.ledger.push(p.weight, &self.spare_ledger, from);
+        }
+        self.credits = self.vms.iter().map(|vm| vm.credit).sum();
+        self.n_ls = self.vms.iter().filter(|vm| vm.ls).count();
+        self.owner_left = self.owner_left.min(self.slice());
+    }
+
+    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
+        self.account(now, seen);
+        self.gather(seen);
+        self.boost(seen);
+        self.own(seen);
+        self.answer(now, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::super::DEFAULT_WEIGHT;
+use super::super::simulate::{Behaviour, Core, Driver, Report, SimVm};
+use super::*;
+
+fn ls(id: u32, microslice: Nanos, behaviour: Behaviour) -> SimVm {
+    let params = Params {
+        id,
+        class: Class::Ls,
+        weight: DEFAULT_WEIGHT,
+        cap_permille: None,
+        microslice,
+    };
+    SimVm { params, behaviour }
+}
+
+fn batch(id: u32, behaviour: Behaviour) -> SimVm {
+    let vm = ls(id, MS, behaviour);
+    SimVm {
+        params: Params {
+            class: Class::Batch,
+            ..vm.params
+        },
+        behaviour,
+    }
+}
+
+fn run(vms: &[SimVm], time: Nanos) -> Report {
+    let driver = Driver {
+        record: true,
+        ..Driver::default()
+    };
+    Core::new(Interleaved::default(), vms, driver, 1)
+        .run_until(time)
+        .unwrap()
+        .clone()
+}
+
+fn near(a: Nanos, b: Nanos) -> bool {
+    a.abs_diff(b) <= 10 * US
+}
+
+#[test]
+fn a_busy_lsvm_among_three_runs_300_us_every_1200() {
+    let mut vms = vec![ls(0, 300 * US, Behaviour::Busy)];
+    vms.extend((1..4).map(|id| batch(id, Behaviour::Busy)));
+    let report = run(&vms, 1000 * MS);
+    let own: Vec<_> = report.stints.iter().filter(|s| s.id == 0).collect();
+    assert!(own.len() > 800);
+    for pair in own.windows(2) {
+        assert!(near(pair[0].len, 300 * US), "{pair:?}");
+        assert!(
+            near(pair[1].at - (pair[0].at + pair[0].len), 900 * US),
+            "{pair:?}"
+        );
+    }
+    for id in 0..4 {
+        assert!(
+            (report.share(id) - 0.25).abs() < 0.005,
+            "{id}: {}",
+            report.share(id)
+        );
+    }
+    // Two rank changes a microslice, two each batch slice (of 4 ms of its own time).
+    let expected = 2 * own.len() as u64 + 2 * (750 / 4) + 10;
+    assert!(
+        report.rank_changes <= expected,
+        "{} rank changes, {expected} expected",
+        report.rank_changes
+    );
+}
+
+#[test]
+fn the_microslice_cuts_the_owners_slice_but_not_its_turn() {
+    let mut vms = vec![ls(0, 300 * US, Behaviour::Busy)];
+    vms.extend((1..4).map(|id| batch(id, Behaviour::Busy)));
+    let report = run(&vms, 100 * MS);
+    let others: Vec<_> = report.stints.iter().filter(|s| s.id != 0).collect();
+    let mut turn = 0;
+    for pair in others.windows(2) {
+        turn += pair[0].len;
+        if pair[0].id != pair[1].id {
+            assert!(near(turn, 4 * MS), "turn of {turn} ns");
+            turn = 0;
+        }
+    }
+}
+
+#[test]
+fn an_lsvm_that_sleeps_most_of_the_time_never_waits() {
+    let bursts = Behaviour::Bursts {
+        sleep: (2 * MS, 20 * MS),
+        run: (50 * US, 400 * US),
+    };
+    let mut vms = vec![ls(0, 300 * US, bursts)];
+    vms.extend((1..5).map(|id| batch(id, Behaviour::Busy)));
+    let report = run(&vms, 5000 * MS);
+    let vm = report.vm(0).unwrap();
+    assert!(vm.wake_waits.len() > 300);
+    assert_eq!(vm.worst_wait(), 0);
+}
+
+#[test]
+fn two_lsvms_take_turns_and_keep_their_shares() {
+    let mut vms = vec![ls(0, 300 * US, Behaviour::Busy), ls(1, MS, Behaviour::Busy)];
+    vms.extend((2..4).map(|id| batch(id, Behaviour::Busy)));
+    let report = run(&vms, 3000 * MS);
+    for id in 0..4 {
+        assert!(
+            (report.share(id) - 0.25).abs() < 0.005,
+            "{id}: {}",
+            report.share(id)
+        );
+    }
+    assert!(report.vm(0).unwrap().worst_wait() <= 900 * US + MS + 50 * US);
+    assert!(report.vm(1).unwrap().worst_wait() <= 3 * MS + 300 * US + 50 * US);
+}
+
+#[test]
+fn lsvms_alone_share_by_microslices() {
+    let vms = [
+        ls(0, 300 * US, Behaviour::Busy),
+        ls(1, 300 * US, Behaviour::Busy),
+    ];
+    let report = run(&vms, 1000 * MS);
+    assert!((report.share(0) - 0.5).abs() < 0.002);
+    assert!(report.stints.iter().all(|s| s.len <= 310 * US));
+}
+
+#[test]
+fn nothing_ticks_while_nothing_contends() {
+    let wakes = |period| Behaviour::Duty {
+        period,
+        on: 20 * US,
+    };
+    let idle = [
+        ls(0, 300 * US, wakes(7 * MS)),
+        batch(1, wakes(11 * MS)),
+        batch(2, wakes(13 * MS)),
+    ];
+    let one_busy = [
+        ls(0, 300 * US, wakes(7 * MS)),
+        batch(1, Behaviour::Busy),
+        batch(2, wakes(13 * MS)),
+    ];
+    let busy_ls = [
+        ls(0, 300 * US, Behaviour::Busy),
+        batch(1, wakes(11 * MS)),
+        batch(2, wakes(13 * MS)),
+    ];
+    for vms in [idle, one_busy, busy_ls] {
+        let report = run(&vms, 10_000 * MS);
+        assert!(
+            report.decisions < 500,
+            "{} decisions in 10 s",
+            report.decisions
+        );
+        assert!(
+            report.rank_changes < 100,
+            "{} rank changes in 10 s",
+            report.rank_changes
+        );
+    }
+}
+
+#[test]
+fn one_that_runs_alone_has_no_limit_and_those_that_would_wait_behind_it_are_reported() {
+    let params: Vec<_> = [ls(0, 300 * US, Behaviour::Busy), batch(1, Behaviour::Busy)]
+        .map(|vm| vm.params)
+        .into();
+    let ready = Seen {
+        runnable: true,
+        ..Seen::default()
+    };
+    let mut out = Decision::default();
+    let mut machine = Interleaved::default();
+    machine.configure(0, &params);
+    machine.decide(0, &[ready, Seen::default()], &mut out);
+    assert_eq!((out.until, out.budgets[0]), (FOREVER, FOREVER));
+    assert!(
+        out.notify_wake,
+        "batch VM 1 would wait behind the LSVM for ever"
+    );
+    machine.decide(
+        MS,
+        &[
+            Seen {
+                used: MS,
+                ..Seen::default()
+            },
+            ready,
+        ],
+        &mut out,
+    );
+    assert_eq!((out.until, out.budgets[1]), (FOREVER, FOREVER));
+    assert!(!out.notify_wake, "the LSVM preempts");
+    assert!(out.budgets[0] < FOREVER);
+    machine.decide(2 * MS, &[ready, ready], &mut out);
+    assert!(!out.notify_wake && out.budgets[0] < FOREVER && out.budgets[1] < FOREVER);
+    machine.decide(3 * MS, &[Seen::default(), Seen::default()], &mut out);
+    assert!(!out.notify_wake && out.budgets[0] < FOREVER && out.budgets[1] < FOREVER);
+}
+
+#[test]
+fn a_busy_lsvm_that_ran_alone_does_not_wait_long_when_the_others_wake() {
+    let period = Behaviour::Duty {
+        period: 50 * MS,
+        on: 10 * MS,
+    };
+    let mut vms = vec![ls(0, 300 * US, Behaviour::Busy)];
+    vms.extend((1..4).map(|id| batch(id, period)));
+    let report = run(&vms, 2000 * MS);
+    let worst = report.vm(0).unwrap().worst_wait();
+    assert!(worst <= 1200 * US, "waited {worst} ns");
+}
+
+#[test]
+fn a_cap_holds_on_an_idle_core_and_is_used_up() {
+    for cap in [10, 200, 500, 990] {
+        let mut vm = batch(0, Behaviour::Busy);
+        vm.params.cap_permille = Some(cap);
+        let share = run(&[vm], 1000 * MS).share(0);
+        assert!(
+            (share - f64::from(cap) / 1000.0).abs() < 0.01,
+            "cap {cap}: {share}"
+        );
+    }
+}
+
+#[test]
+fn a_stalled_controller_does_not_bar_an_lsvm_for_long() {
+    let mut machine = Interleaved::default();
+    let params = [
+        ls(0, 300 * US, Behaviour::Busy).params,
+        batch(1, Behaviour::Busy).params,
+    ];
+    let mut out = Decision::default();
+    machine.configure(0, &params);
+    let ready = Seen {
+        runnable: true,
+        ..Seen::default()
+    };
+    machine.decide(0, &[ready, ready], &mut out);
+    machine.decide(
+        1000 * MS,
+        &[
+            Seen {
+                used: 1000 * MS,
+                ..ready
+            },
+            ready,
+        ],
+        &mut out,
+    );
+    assert_eq!(out.ranks[0], Rank::Out);
+    assert!(out.until <= 1017 * MS, "barred until {}", out.until);
+}
+
+/// One LSVM (index 0) and three others, all busy; a packet for the LSVM at each of `packets`. Returns what each
+/// ran, how often the LSVM got the core, and how long each packet waited for it.
+fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos>) {
+    let mut machine = Interleaved::default();
+    let mut params: Vec<Params> = (1..4).map(|id| batch(id, Behaviour::Busy).params).collect();
+    params.insert(0, ls(0, 300 * US, Behaviour::Busy).params);
+    machine.configure(0, &params);
+    let (mut now, mut next, mut waits, mut starts) = (0, 0, Vec::new(), 0);
+    let (mut ran, mut used, mut arrived) = ([0; 4], [0; 4], None);
+    let mut out = Decision::default();
+    let mut on_core = false;
+    while now < time {
+        let seen: [Seen; 4] = std::array::from_fn(|i| Seen {
+            used: used[i],
+            runnable: true,
+            io: match (i, arrived) {
+                (0, None) => Io::Quiet,
+                (0, Some(_)) => Io::Pending,
+                _ => Io::Unseen,
+            },
+            ..Seen::default()
+        });
+        machine.decide(now, &seen, &mut out);
+        used = [0; 4];
+        let top = (0..4).rev().max_by_key(|&i| out.ranks[i]).unwrap();
+        starts += usize::from(top == 0 && !on_core);
+        on_core = top == 0;
+        if let Some(at) = arrived.filter(|_| top == 0) {
+            waits.push(now - at);
+            arrived = None;
+        }
+        let mut end = out.until.min(now + out.budgets[top]);
+        if let Some(&packet) = packets.get(next)
+            && packet <= end
+        {
+            end = packet.max(now);
+            next += 1;
+            match top {
+                0 => waits.push(0),
+                _ => arrived = arrived.or(Some(end)),
+            }
+        }
+        used[top] = end - now;
+        ran[top] += end - now;
+        now = end;
+    }
+    (ran, starts, waits)
+}
+
+fn quarter(ran: Nanos, of: Nanos) -> bool {
+    (ran as f64 / of as f64 - 0.25).abs() < 0.01
+}
+
+#[test]
+fn a_busy_lsvm_without_packets_runs_in_longer_pieces() {
+    let (ran, starts, _) = with_packets(2000 * MS, &[]);
+    assert!(ran.iter().all(|&r| quarter(r, 2000 * MS)), "{ran:?}");
+    assert!(
+        (480..520).contains(&starts),
+        "{starts} pieces of 1 ms in 500 ms"
+    );
+}
+
+#[test]
+fn a_packet_gets_a_busy_lsvm_the_core_at_once() {
+    let packets: Vec<Nanos> = (1..180).map(|k| k * 11_013 * US).collect();
+    let (ran, _, waits) = with_packets(2000 * MS, &packets);
+    assert!(waits.len() > 170);
+    assert!(waits.iter().all(|&w| w == 0), "{waits:?}");
+    assert!(ran.iter().all(|&r| quarter(r, 2000 * MS)), "{ran:?}");
+}
+
+#[test]
+fn a_flood_of_packets_buys_no_more_than_the_share_and_the_fixed_cycle() {
+    let packets: Vec<Nanos> = (1..80_000).map(|k| k * 25 * US).collect();
+    let (ran, starts, waits) = with_packets(2000 * MS, &packets);
+    assert!(ran.iter().all(|&r| quarter(r, 2000 * MS)), "{ran:?}");
+    assert!(
+        (1500..1750).contains(&starts),
+        "{starts} microslices of 0.3 ms in 500 ms"
+    );
+    assert!(waits.iter().all(|&w| w <= 1000 * US));
+}

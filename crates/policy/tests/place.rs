@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What must hold of every placement.
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use viola_policy::place::{Core, Demand, Limits, Place, Topology, Why, place};
+use viola_policy::slices::Class;
+
+fn topology() -> impl Strategy<Value = Topology> {
+    (1_u32..7, any::<bool>(), 1_u32..3).prop_map(|(cores, smt, nodes)| {
+        let threads = if smt { 2 } else { 1 };
+        let core = |id: u32| {
+            let siblings = (0..threads)
+                .map(|t| id % cores + t * cores)
+                .filter(|&s| s != id)
+                .collect();
+            Core {
+                id,
+                smt_siblings: siblings,
+                node: id % cores % nodes,
+            }
+        };
+        Topology {
+            cores: (0..cores * threads).map(core).collect(),
+        }
+    })
+}
+
+fn demand(vm: u32) -> impl Strategy<Value = Vec<Demand>> {
+    let weight = prop::sample::select(vec![128_u32, 256, 512]);
+    let allowed = prop_oneof![3 => Just(vec![]), 1 => prop::collection::vec(0_u32..16, 1..5)];
+    let node = prop::option::of(0_u32..2);
+    let vcpu = (0.0_f64..1.0, prop::option::of(0_u32..16));
+    (
+        any::<bool>(),
+        weight,
+        allowed,
+        node,
+        prop::collection::vec(vcpu, 1..4),
+    )
+        .prop_map(move |(is_ls, weight, allowed, node, vcpus)| {
+            let class = if is_ls { Class::Ls } else { Class::Batch };
+            let one = |(k, (wants, now)): (usize, (f64, Option<u32>))| Demand {
+                vm,
+                vcpu: k as u32,
+                class,
+                weight,
+                wants,
+                allowed: allowed.clone(),
+                node,
+                now,
+            };
+            vcpus.into_iter().enumerate().map(one).collect()
+        })
+}
+
+fn demands() -> impl Strategy<Value = Vec<Demand>> {
+    (0_u32..9)
+        .prop_flat_map(|n| (0..n).map(demand).collect::<Vec<_>>())
+        .prop_map(|vms| vms.concat())
+}
+
+fn follow(demands: &mut [Demand], places: &[Place]) {
+    for (d, p) in demands.iter_mut().zip(places) {
+        d.now = p.core;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_vcpu_gets_one_core_that_it_may_use(topology in topology(), demands in demands()) {
+        let places = place(&topology, &demands, &Limits::default());
+        prop_assert_eq!(places.len(), demands.len());
+        for (d, p) in demands.iter().zip(&places) {
+            prop_assert_eq!((d.vm, d.vcpu), (p.vm, p.vcpu));
+            let may = |id: u32| d.allowed.is_empty() || d.allowed.contains(&id);
+            match p.core {
+                Some(id) => prop_assert!(topology.cores.iter().any(|c| c.id == id) && may(id)),
+                None => {
+                    prop_assert_eq!(p.why, Why::NoCore);
+                    prop_assert!(!topology.cores.iter().any(|c| may(c.id)));
+                }
+            }
+            prop_assert_eq!(p.why == Why::Stays, p.core.is_some() && p.core == d.now);
+        }
+    }
+
+    #[test]
+    fn following_the_advice_comes_to_rest(topology in topology(), mut demands in demands()) {
+        let limits = Limits::default();
+        for round in 0.. {
+            let places = place(&topology, &demands, &limits);
+            let moved = places.iter().zip(&demands).filter(|(p, d)| p.core != d.now).count();
+            if moved == 0 {
+                break;
+            }
+            if round > 0 {
+                prop_assert!(moved <= limits.moves, "{moved} moved");
+            }
+            prop_assert!(round < 100, "it never comes to rest");
+            follow(&mut demands, &places);
+        }
+    }
+
+    #[test]
+    fn a_little_noise_in_the_load_moves_nobody(topology in topology(), mut demands in demands(), noise in prop::collection::vec(-0.03_f64..0.03, 32)) {
+        for d in &mut demands {
+            d.weight = 256;
+        }
+        for _ in 0..100 {
+            let places = place(&topology, &demands, &Limits { threshold: 0.15, ..Limits::default() });
+            follow(&mut demands, &places);
+        }
+        for (d, n) in demands.iter_mut().zip(noise.iter().cycle()) {
+            d.wants = (d.wants * (1.0 + n)).clamp(0.0, 1.0);
+        }
+        let places = place(&topology, &demands, &Limits::default());
+        prop_assert!(places.iter().all(|p| matches!(p.why, Why::Stays | Why::NoCore)), "{places:?}");
+    }
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What this host can do, and what to change where it cannot.
+
+use viola_host::check::HostFacts;
+use viola_host::{CpuSet, Vm};
+use viola_proto::{Row, RowState};
+
+use crate::config::{MechanismChoice, Slices};
+
+/// Something that stands in the way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// What it is.
+    pub why: String,
+    /// What to do about it, if anything can be done.
+    pub change: Option<String>,
+}
+
+impl Obstacle {
+    fn new(why: impl Into<String>, change: impl Into<String>) -> Self {
+        Self { why: why.into(), change: Some(change.into()) }
+    }
+
+    /// Both in one sentence.
+    pub fn sentence(&self) -> String {
+        match &self.change {
+            Some(change) => format!("{}: {change}", self.why),
+            None => self.why.clone(),
+        }
+    }
+}
+
+/// Whether real-time slots can be had; the answer says on what terms.
+///
+/// `accounting` is whether the accounting program runs, or why not.
+pub fn slots(facts: &HostFacts, slices: &Slices, accounting: &Result<(), String>) -> Result<String, Obstacle> {
+    let online = facts.online();
+    if slices.cores.is_empty() {
+        return Err(Obstacle::new(
+            "no cores are set aside for VMs",
+            "keep other work off some cores and name them in [slices] cores",
+        ));
+    }
+    if !facts.kernel.has_fair_server() && !slices.force {
+        return Err(Obstacle::new(
+            format!(
+                "kernel {}.{} gives a core's own kernel threads no time beside real-time VMs",
+                facts.kernel.major, facts.kernel.minor
+            ),
+            "run Linux 6.12 or later, or set force = true in [slices]",
+        ));
+    }
+    if online.iter().all(|cpu| slices.cores.contains(cpu)) && !slices.force {
+        return Err(Obstacle::new(
+            format!("cores = \"{}\" leaves no CPU to the host itself", slices.cores),
+            "leave at least one out, or set force = true in [slices]",
+        ));
+    }
+    if !facts.privilege.sys_nice {
+        return Err(Obstacle::new("real-time priorities need root", "run as root, or with CAP_SYS_NICE"));
+    }
+    throttling(facts)?;
+    if let Err(why) = accounting {
+        return Err(Obstacle { why: format!("it needs the accounting program: {why}"), change: None });
+    }
+    let forced = !facts.kernel.has_fair_server() || online.iter().all(|cpu| slices.cores.contains(cpu));
+    let cores = if slices.cores.len() == 1 { "core" } else { "cores" };
+    let verb = if slices.cores.len() == 1 { "is" } else { "are" };
+    let forced = if forced { "; forced" } else { "" };
+    Ok(format!("{cores} {} {verb} kept for VMs{forced}", slices.cores))
+}
+
+/// Real-time throttling stops real-time threads for a part of each period. From Linux 6.12 on it is left only where
+/// control groups divide real-time run time.
+fn throttling(facts: &HostFacts) -> Result<(), Obstacle> {
+    let (Some(runtime), Some(period)) = (facts.rt_runtime_us, facts.rt_period_us) else { return Ok(()) };
+    if facts.rt_group_sched != Some(true) || runtime < 0 || runtime >= period {
+        return Ok(());
+    }
+    Err(Obstacle::new(
+        format!("real-time throttling stops VMs for {} us of every {period} us", period - runtime),
+        "sysctl kernel.sched_rt_runtime_us=-1, or boot with rt_group_sched=0",
+    ))
+}
+
+/// Whether EEVDF slices can be had.
+pub fn eevdf(facts: &HostFacts) -> Result<String, Obstacle> {
+    if !facts.kernel.has_fair_slice() {
+        return Err(Obstacle::new(
+            format!("kernel {}.{} takes no slice for a thread", facts.kernel.major, facts.kernel.minor),
+            "run Linux 6.12 or later",
+        ));
+    }
+    if !facts.privilege.sys_nice {
+        return Err(Obstacle::new("other users' threads need root", "run as root, or with CAP_SYS_NICE"));
+    }
+    Ok("shorter slices for VMs that wake; little for busy ones".into())
+}
+
+/// Whether sched_ext can be had.
+fn sched_ext(facts: &HostFacts) -> Result<String, Obstacle> {
+    let why = if facts.sched_ext {
+        "this version of viola has no scheduler for it"
+    } else {
+        "kernel built without CONFIG_SCHED_CLASS_EXT"
+    };
+    Err(Obstacle { why: why.into(), change: None })
+}
+
+/// The mechanism that `mechanism` in the configuration comes down to on this host.
+pub fn choose(
+    facts: &HostFacts,
+    slices: &Slices,
+    accounting: &Result<(), String>,
+) -> Result<MechanismChoice, Obstacle> {
+    if !slices.enabled {
+        return Err(Obstacle { why: "switched off in the configuration ([slices] enabled = false)".into(), change: None });
+    }
+    match slices.mechanism {
+        MechanismChoice::Slots => slots(facts, slices, accounting).map(|_| MechanismChoice::Slots),
+        MechanismChoice::Eevdf => eevdf(facts).map(|_| MechanismChoice::Eevdf),
+        MechanismChoice::Auto => match (slots(facts, slices, accounting), eevdf(facts)) {
+            (Ok(_), _) => Ok(MechanismChoice::Slots),
+            (Err(_), Ok(_)) => Ok(MechanismChoice::Eevdf),
+            (Err(s), Err(e)) => Err(Obstacle { why: format!("slots: {}; eevdf: {}", s.sentence(), e.sentence()), change: None }),
+        },
+    }
+}
+
+/// The table of `viola check`.
+pub fn rows(facts: &HostFacts, slices: &Slices, accounting: &Result<(), String>, vms: &[Vm]) -> Vec<Row> {
+    let row = |name: &str, answer: Result<String, Obstacle>| match answer {
+        Ok(why) => Row { name: name.into(), state: RowState::Yes, value: "yes".into(), why, change: None },
+        Err(Obstacle { why, change }) => {
+            Row { name: name.into(), state: RowState::No, value: "no".into(), why, change }
+        }
+    };
+    let no_change = |why: &String| Obstacle { why: why.clone(), change: None };
+    vec![
+        kernel(facts),
+        inventory(vms),
+        row("accounting (BPF)", accounting.as_ref().map(|()| "exact, at context switches".into()).map_err(no_change)),
+        row("slices: sched_ext", sched_ext(facts)),
+        row("slices: slots", slots(facts, slices, accounting)),
+        row("slices: eevdf", eevdf(facts)),
+    ]
+}
+
+fn kernel(facts: &HostFacts) -> Row {
+    let name = format!("kernel {}.{}", facts.kernel.major, facts.kernel.minor);
+    if facts.kernel.has_fair_server() {
+        return Row { name, state: RowState::Yes, value: "ok".into(), why: String::new(), change: None };
+    }
+    Row {
+        name,
+        state: RowState::No,
+        value: "old".into(),
+        why: "slices need Linux 6.12".into(),
+        change: Some("run Linux 6.12 or later".into()),
+    }
+}
+
+fn inventory(vms: &[Vm]) -> Row {
+    let mut kinds: Vec<(String, usize)> = Vec::new();
+    for vm in vms {
+        let name = vm.hypervisor.to_string();
+        match kinds.iter_mut().find(|(k, _)| *k == name) {
+            Some((_, n)) => *n += 1,
+            None => kinds.push((name, 1)),
+        }
+    }
+    let kinds: Vec<String> = kinds.iter().map(|(k, n)| format!("{n} {k}")).collect();
+    let readable = vms.iter().filter(|vm| !vm.vcpus.is_empty()).count();
+    let why = if vms.is_empty() {
+        "no UML or QEMU guest runs here".to_owned()
+    } else {
+        format!("{}; vCPU threads of {readable} are known", kinds.join(", "))
+    };
+    Row { name: "VMs".into(), state: RowState::Info, value: vms.len().to_string(), why, change: None }
+}
+
+/// Cores of a list that are in use, for messages.
+pub fn cores_text(cores: &CpuSet) -> String {
+    if cores.is_empty() { "-".into() } else { cores.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use std::path::Path;
+    use viola_host::check::{Kernel, Privilege};
+
+    fn facts(release: &str) -> HostFacts {
+        let all = Privilege { root: true, sys_nice: true, bpf: true, sys_admin: true, sys_ptrace: true };
+        HostFacts {
+            kernel: Kernel::parse(release).unwrap(),
+            cpus: crate::testing::cpus(4),
+            isolated: CpuSet::new(),
+            rt_runtime_us: Some(950_000),
+            rt_period_us: Some(1_000_000),
+            rt_group_sched: Some(false),
+            autogroup: Some(false),
+            fair_slice_ns: None,
+            btf: true,
+            lockdown: None,
+            sched_ext: false,
+            cgroup: None,
+            kvm: false,
+            privilege: all,
+        }
+    }
+
+    fn slices(text: &str) -> Slices {
+        Config::parse(Path::new("v.toml"), &format!("[slices]\n{text}")).unwrap().slices
+    }
+
+    fn why(r: Result<String, Obstacle>) -> String {
+        r.unwrap_err().sentence()
+    }
+
+    #[test]
+    fn slots_need_cores_that_are_set_aside_and_one_that_is_not() {
+        let f = facts("6.18.1");
+        assert_eq!(slots(&f, &slices("cores = \"1-2\""), &Ok(())), Ok("cores 1-2 are kept for VMs".into()));
+        assert!(why(slots(&f, &slices(""), &Ok(()))).contains("[slices] cores"));
+        assert!(why(slots(&f, &slices("cores = \"0-3\""), &Ok(()))).contains("leaves no CPU to the host"));
+        assert_eq!(
+            slots(&f, &slices("cores = \"0-3\"\nforce = true"), &Ok(())),
+            Ok("cores 0-3 are kept for VMs; forced".into())
+        );
+    }
+
+    #[test]
+    fn an_old_kernel_is_refused_unless_forced() {
+        let f = facts("6.1.0-18-amd64");
+        assert!(why(slots(&f, &slices("cores = \"1\""), &Ok(()))).contains("Linux 6.12 or later, or set force"));
+        assert!(slots(&f, &slices("cores = \"1\"\nforce = true"), &Ok(())).is_ok());
+        assert!(why(eevdf(&f)).contains("6.12"));
+        assert_eq!(kernel(&f).state, RowState::No);
+    }
+
+    #[test]
+    fn throttling_of_real_time_groups_is_refused_with_what_to_change_even_when_forced() {
+        let mut f = facts("6.18.1");
+        f.rt_group_sched = Some(true);
+        let s = slices("cores = \"1\"\nforce = true");
+        assert_eq!(
+            why(slots(&f, &s, &Ok(()))),
+            "real-time throttling stops VMs for 50000 us of every 1000000 us: \
+             sysctl kernel.sched_rt_runtime_us=-1, or boot with rt_group_sched=0"
+        );
+        for runtime in [-1, 1_000_000] {
+            f.rt_runtime_us = Some(runtime);
+            assert!(slots(&f, &s, &Ok(())).is_ok());
+        }
+    }
+
+    #[test]
+    fn without_the_accounting_program_or_privilege_there_are_no_slots() {
+        let mut f = facts("6.18.1");
+        let s = slices("cores = \"1\"");
+        assert!(why(slots(&f, &s, &Err("kernel without BTF".into()))).contains("kernel without BTF"));
+        f.privilege = Privilege::default();
+        assert!(why(slots(&f, &s, &Ok(()))).contains("root"));
+        assert!(why(eevdf(&f)).contains("root"));
+    }
+
+    #[test]
+    fn auto_takes_slots_then_eevdf_then_says_why_neither() {
+        let f = facts("6.18.1");
+        assert_eq!(choose(&f, &slices("cores = \"1\""), &Ok(())), Ok(MechanismChoice::Slots));
+        assert_eq!(choose(&f, &slices(""), &Ok(())), Ok(MechanismChoice::Eevdf));
+        assert!(choose(&f, &slices("mechanism = \"slots\""), &Ok(())).is_err());
+        let old = choose(&facts("5.10.0"), &slices("cores = \"1\""), &Ok(())).unwrap_err();
+        assert!(old.why.contains("slots: ") && old.why.contains("eevdf: "), "{}", old.why);
+        assert!(choose(&f, &slices("enabled = false"), &Ok(())).unwrap_err().why.contains("switched off"));
+    }
+
+    #[test]
+    fn the_table_counts_vms_by_hypervisor() {
+        let mut silent = crate::testing::vm("b", 20, &[]);
+        silent.vcpus.clear();
+        let row = inventory(&[crate::testing::vm("a", 10, &[&[1]]), silent]);
+        assert_eq!((row.value.as_str(), row.why.as_str()), ("2", "2 uml; vCPU threads of 1 are known"));
+    }
+}

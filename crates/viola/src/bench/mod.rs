@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola bench NAME`: real guests, all sides in one run, interleaved; medians over the rounds with their spread.
+
+pub mod cell;
+pub mod cpu;
+pub mod guests;
+pub mod interrupt;
+pub mod machine;
+pub mod progress;
+pub mod result;
+pub mod row;
+pub mod side;
+mod slices;
+pub mod trace;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::error::{Failure, Outcome};
+
+/// Rounds of a full run.
+const ROUNDS: usize = 5;
+/// Rounds of a quick one.
+const QUICK_ROUNDS: usize = 1;
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Response times of a guest whose core others want too, and what they cost the others.
+    ///
+    /// Needs root, two cores and the lab's guest image (make build). About half an hour; the result is written to
+    /// bench/results/slices.json when everything was measured, else to build/bench/slices.json.
+    Slices(Options),
+}
+
+/// Options of every benchmark.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// How often each cell is measured; 5, or 1 with --quick.
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// A look only: short cells, one round.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` or `flood`.
+    #[arg(long, value_name = "PATTERN")]
+    pub only: Option<String>,
+    /// Core that the guests share.
+    #[arg(long, value_name = "CPU", default_value_t = 1)]
+    pub core: usize,
+    /// Where to write the result.
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+impl Options {
+    fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(if self.quick { QUICK_ROUNDS } else { ROUNDS }).max(1)
+    }
+
+    /// Where the result goes: only a whole one takes the place of the last.
+    fn path(&self, name: &str, whole: bool) -> PathBuf {
+        let folder = if whole { "bench/results" } else { "build/bench" };
+        self.output.clone().unwrap_or_else(|| PathBuf::from(folder).join(format!("{name}.json")))
+    }
+}
+
+/// Runs one.
+pub fn run(bench: &Bench) -> Outcome {
+    need_root()?;
+    interrupt::watch()?;
+    match bench {
+        Bench::Slices(options) => slices::run(options),
+    }
+}
+
+/// Guests, their network and real-time scheduling belong to root.
+pub fn need_root() -> Outcome {
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(Failure::run("booting guests needs root; use sudo")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_result_takes_the_place_of_the_last() {
+        let mut options = Options { rounds: None, quick: false, only: None, core: 1, output: None };
+        assert_eq!(options.path("slices", true), PathBuf::from("bench/results/slices.json"));
+        assert_eq!(options.path("slices", false), PathBuf::from("build/bench/slices.json"));
+        options.output = Some("x.json".into());
+        assert_eq!(options.path("slices", true), PathBuf::from("x.json"));
+        assert_eq!((options.rounds(), Options { quick: true, ..options }.rounds()), (5, 1));
+    }
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How far a long run is: a bar on a terminal, a line now and then elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Time between two lines where stderr is no terminal.
+const PLAIN: Duration = Duration::from_secs(15);
+const BAR: usize = 28;
+
+/// A run of known length.
+pub struct Progress {
+    total: Duration,
+    planned: Duration,
+    begun: Instant,
+    terminal: bool,
+    said: Option<Instant>,
+}
+
+impl Progress {
+    /// A run whose steps take `total` together.
+    pub fn new(total: Duration) -> Self {
+        Self {
+            total,
+            planned: Duration::ZERO,
+            begun: Instant::now(),
+            terminal: std::io::stderr().is_terminal(),
+            said: None,
+        }
+    }
+
+    /// Begins a step that was planned to take `length`.
+    pub fn step(&mut self, what: &str, length: Duration) {
+        let part = part(self.planned, self.total);
+        self.planned += length;
+        let left = left(part, self.begun.elapsed(), self.total);
+        if self.terminal {
+            self.put(&format!("\r\x1b[2K{} {:3.0} %  {}  {what}", bar(part), part * 100.0, clock(left)));
+        } else if self.said.is_none_or(|at| at.elapsed() >= PLAIN) {
+            self.said = Some(Instant::now());
+            self.put(&format!("{:3.0} %  {} left  {what}\n", part * 100.0, clock(left)));
+        }
+    }
+
+    /// A line of its own; the bar comes back with the next step.
+    pub fn say(&self, line: &str) {
+        let clear = if self.terminal { "\r\x1b[2K" } else { "" };
+        self.put(&format!("{clear}{line}\n"));
+    }
+
+    fn put(&self, text: &str) {
+        // Nobody to tell when stderr is gone.
+        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.terminal {
+            self.put("\r\x1b[2K");
+        }
+    }
+}
+
+fn part(done: Duration, total: Duration) -> f64 {
+    (done.as_secs_f64() / total.as_secs_f64().max(1e-9)).clamp(0.0, 1.0)
+}
+
+/// By the plan at first, by the pace so far later on.
+fn left(part: f64, elapsed: Duration, total: Duration) -> Duration {
+    let pace = if part > 0.05 { elapsed.div_f64(part) } else { total };
+    pace.mul_f64(1.0 - part)
+}
+
+fn bar(part: f64) -> String {
+    let full = (part * BAR as f64).round() as usize;
+    format!("{}{}", "━".repeat(full), "─".repeat(BAR - full))
+}
+
+/// Minutes and seconds.
+pub fn clock(time: Duration) -> String {
+    let seconds = time.as_secs_f64().round() as u64;
+    format!("{}:{:02}", seconds / 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_time_left_follows_the_pace() {
+        assert_eq!(left(0.0, S * 3, S * 100), S * 100);
+        assert_eq!(left(0.5, S * 80, S * 100), S * 80);
+        assert_eq!(left(1.0, S * 80, S * 100), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_bar_has_one_width() {
+        for p in [0.0, 0.01, 0.5, 0.99, 1.0] {
+            assert_eq!(bar(p).chars().count(), BAR);
+        }
+        assert_eq!(part(S * 3, S * 2), 1.0);
+        assert_eq!(part(S, Duration::ZERO), 1.0);
+    }
+
+    #[test]
+    fn times_are_minutes_and_seconds() {
+        assert_eq!(clock(Duration::from_millis(125_600)), "2:06");
+    }
+}

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line. The long help texts are the text of the man page.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use viola_proto::ClassSetting;
+
+use crate::config;
+
+/// Fast I/O for virtual machines that share few cores.
+///
+/// A virtual machine that waits for a core cannot answer a packet or finish a read. viola shortens that wait: a VM
+/// that is called latency-sensitive (class ls) gets short slices of its core more often, and keeps its share; the
+/// others (class batch) keep theirs.
+///
+/// `viola run` is the daemon; all other commands talk to it, or do without it. Everything that viola changes is put
+/// back when it ends, however it ends.
+#[derive(Debug, Parser)]
+#[command(name = "viola", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(after_long_help = EXIT_STATUS)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_STATUS: &str = "\
+Exit status:
+  0  done
+  1  it could not be done
+  2  wrong usage or configuration; nothing was done
+
+Environment:
+  VIOLA_SOCKET  control socket, where --socket does not name one
+  NO_COLOR      no colours, also on a terminal";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon.
+    ///
+    /// Looks at the VMs of this host every 100 ms, and schedules them as the configuration and `viola set` say.
+    /// Stays in the foreground; each change is one line on stderr, with VM, what and why. SIGHUP reads the
+    /// configuration again; SIGTERM and SIGINT put everything back and end. Needs root.
+    ///
+    /// Without a VM of class ls, and without caps, nothing is changed at all.
+    Run(Run),
+    /// Tell what this host can do, and what stands in the way.
+    ///
+    /// Works without a daemon. With one it also gives advice: VMs that wait for their core for long, and what
+    /// class ls would make of it. With --config it first checks a configuration file, and ends with status 2 when
+    /// that is wrong.
+    Check(Check),
+    /// Show all VMs: what they are promised, what they got, how long they waited.
+    ///
+    /// NAME, CLASS (ls or batch; a * when the meter chose it), CORES that the vCPUs may run on, SHARE that the
+    /// weight stands for when everybody is busy and USED in the last second, both in percent of those cores, WAIT
+    /// as part of the time the VM wanted to run, P99 WAIT that 99 of 100 waits did not exceed in the last 10 s,
+    /// NET and DISK traffic, and HELP: accelerators that would help this VM.
+    ///
+    /// Without a daemon it measures for one second by itself, and says so.
+    Vms(Vms),
+    /// Change how one VM is scheduled, at once.
+    ///
+    /// What is not named stays as it is. The change holds until the daemon ends, and for ever with --keep; the
+    /// configuration file is not written to. `viola set VM --reset` takes back all that was set.
+    Set(Set),
+    /// Put all VMs back to the kernel's own scheduling, at once.
+    ///
+    /// The daemon goes on measuring and changes nothing until `viola start`, or until it is started again.
+    Stop(Stop),
+    /// Let the daemon go on after `viola stop --all`.
+    Start(Socket),
+    /// Show what the daemon is doing, and why.
+    Status(Status),
+    /// Put back by hand whatever an earlier run left behind.
+    ///
+    /// Needs no daemon and may be called at any time, also twice: it ends a left-behind watchdog or controller,
+    /// gives every thread the scheduling it had before, and prints what was done. A running daemon is told to stop
+    /// first, as by `viola stop --all`. Needs root.
+    Restore(Restore),
+    /// Boot guests to play with.
+    ///
+    /// Real virtual machines on this machine, without hardware virtualisation. Nothing outside of the lab's own
+    /// folders, control groups and network namespace is touched, and all of it is gone after `viola lab down`, also
+    /// when the lab was killed. Needs root.
+    #[command(subcommand)]
+    Lab(Lab),
+    /// Show what viola does, on four guests of this machine.
+    ///
+    /// Boots a web server and three busy guests on one core, and measures stock scheduling, the papers' 30 ms slices
+    /// and viola in turn, in about two minutes. Prints a table and writes report.html and report.json. Needs root, two
+    /// cores and the lab's guest image.
+    Demo(crate::demo::Demo),
+    /// Measure, with goals.
+    #[command(subcommand)]
+    Bench(crate::bench::Bench),
+    /// Processes that the daemon starts.
+    #[command(hide = true, subcommand)]
+    Internal(Internal),
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Configuration file.
+    #[arg(short, long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    pub config: PathBuf,
+    /// Change nothing, only measure and advise.
+    ///
+    /// The control socket answers as ever; what would have been done is in the journal, and `viola set` only
+    /// changes the advice.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Configuration file to check; without it that of a running daemon, or none.
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Options of `vms`.
+#[derive(Debug, Args)]
+pub struct Vms {
+    /// Print JSON: times in ns, shares as fractions of 1, rates per second.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Options of `set`.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("change").args(["class", "microslice", "weight", "cap", "reset"]).required(true).multiple(true)))]
+pub struct Set {
+    /// Name of the VM, or its identity (uml:NAME, qemu:NAME) when several have that name.
+    pub vm: String,
+    /// ls: short slices, more often; batch: whole slices; auto: as the meter finds it.
+    #[arg(long, value_parser = class)]
+    pub class: Option<ClassSetting>,
+    /// Length of an ls VM's slice, 50us to 30ms. Shorter answers sooner and costs more.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub microslice: Option<String>,
+    /// Share of the core against the other VMs, 1 to 65535. 256 is what a VM has of which nothing is said.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub weight: Option<String>,
+    /// Most that the VM may use, in percent of one core: 1% to 100% per vCPU; none lifts it.
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
+    pub cap: Option<String>,
+    /// Let the change survive a restart of the daemon.
+    #[arg(long)]
+    pub keep: bool,
+    /// Forget what was set before, also what was kept; then set what else is named.
+    #[arg(long)]
+    pub reset: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Options of `stop`.
+#[derive(Debug, Args)]
+pub struct Stop {
+    /// All VMs; has to be said, so that nobody stops them by accident.
+    #[arg(long, required = true)]
+    pub all: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Options of `status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Options of `restore`.
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// Where the daemon keeps the state of a run (`run_dir` of the configuration).
+    #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN_DIR)]
+    pub run_dir: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Subcommands of `lab`.
+#[derive(Debug, Subcommand)]
+pub enum Lab {
+    /// Boot the guests of a description.
+    ///
+    /// The description is a few lines of TOML: guests with memory, cores, weight, disks, taps and workloads. The guest
+    /// kernel and its root file system are fetched and built once. When this returns all guests are up, held by
+    /// a process of their own.
+    Up {
+        /// The description.
+        #[arg(value_name = "FILE")]
+        spec: PathBuf,
+        /// Hold the lab in this process, until Ctrl-C or `viola lab down`.
+        #[arg(long)]
+        foreground: bool,
+    },
+    /// Open a shell in a guest, or run one command there.
+    ///
+    /// Ends with the exit status of the command. Ctrl-] leaves the shell.
+    Sh {
+        /// GUEST, or LAB/GUEST when several labs have a guest of that name.
+        guest: String,
+        /// Command and arguments, after --.
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Run a program of this host in the network of a lab, for example ping; without one, a shell.
+    Net {
+        /// The lab, when several are running.
+        #[arg(long, value_name = "LAB")]
+        lab: Option<String>,
+        /// Command and arguments, after --.
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Show all labs and their guests.
+    List,
+    /// Restart a guest's kernel and the workloads of its description.
+    Reboot {
+        /// GUEST, or LAB/GUEST.
+        guest: String,
+    },
+    /// End a lab.
+    Down {
+        /// The lab, when several are running.
+        lab: Option<String>,
+    },
+    /// Remove what killed labs have left. Also done whenever a lab starts.
+    Sweep,
+    /// Holds a lab that `up` has started.
+    #[command(hide = true)]
+    Supervise {
+        /// The description.
+        spec: PathBuf,
+    },
+}
+
+/// Where the daemon is.
+#[derive(Debug, Args)]
+pub struct Socket {
+    /// Control socket of the daemon.
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+impl Socket {
+    /// The option, else the environment, else the usual place.
+    pub fn path(&self) -> PathBuf {
+        let environment = || std::env::var_os("VIOLA_SOCKET").filter(|v| !v.is_empty()).map(PathBuf::from);
+        self.socket.clone().or_else(environment).unwrap_or_else(|| config::DEFAULT_SOCKET.into())
+    }
+}
+
+/// Processes of the slot mechanism.
+#[derive(Debug, Subcommand)]
+pub enum Internal {
+    /// Watches the slot controller, from another core.
+    SlotsWatchdog {
+        /// What the daemon tells it.
+        json: String,
+    },
+    /// Gives the cores to the VMs, one real-time thread per core.
+    SlotsController {
+        /// What the watchdog tells it.
+        json: String,
+    },
+}
+
+fn class(text: &str) -> Result<ClassSetting, String> {
+    match text {
+        "ls" => Ok(ClassSetting::Ls),
+        "batch" => Ok(ClassSetting::Batch),
+        "auto" => Ok(ClassSetting::Auto),
+        _ => Err("ls, batch or auto is allowed".into()),
+    }
+}
+
+/// Reads the command line; on error the sentence to be said after `viola: `.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Refusal> {
+    Cli::try_parse_from(args).map_err(|e| {
+        use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+        match e.kind() {
+            DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand => Refusal::Help(e),
+            _ => Refusal::Usage(sentence(&e.to_string())),
+        }
+    })
+}
+
+/// Why there is no [`Cli`].
+#[derive(Debug)]
+pub enum Refusal {
+    /// Help or version was asked for, or nothing at all.
+    Help(clap::Error),
+    /// Wrong usage, in one sentence.
+    Usage(String),
+}
+
+/// Makes one sentence of the parser's several lines.
+fn sentence(text: &str) -> String {
+    let mut parts = Vec::new();
+    let mut usage = None;
+    for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
+        if let Some(rest) = line.strip_prefix("Usage: ") {
+            usage = Some(rest);
+        } else if !line.starts_with("For more information") {
+            parts.push(line.trim_start_matches("error: ").trim_start_matches("tip: "));
+        }
+    }
+    let mut sentence = parts.join("; ").replace(":; ", ": ");
+    if let Some(usage) = usage {
+        sentence.push_str(&format!("; usage: {usage}"));
+    }
+    sentence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn refused(args: &[&str]) -> String {
+        match parse(args.iter().map(OsString::from)) {
+            Err(Refusal::Usage(s)) => s,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_is_one_sentence() {
+        let s = refused(&["viola", "set", "db01", "--clas", "ls"]);
+        assert!(s.contains("--clas") && s.contains("usage: viola set") && !s.contains('\n'), "{s}");
+        let s = refused(&["viola", "set", "db01", "--class", "fast"]);
+        assert!(s.contains("ls, batch or auto"), "{s}");
+        let s = refused(&["viola", "set", "db01"]);
+        assert!(s.contains("--class") && s.contains("--cap"), "{s}");
+        assert!(refused(&["viola", "stop"]).contains("--all"));
+    }
+
+    #[test]
+    fn a_negative_number_is_a_value_not_an_option() {
+        let cli = parse(["viola", "set", "db01", "--weight", "-5"].map(OsString::from)).unwrap();
+        assert!(matches!(cli.command, Command::Set(Set { weight: Some(w), .. }) if w == "-5"));
+    }
+
+    #[test]
+    fn a_command_in_a_guest_keeps_its_options() {
+        let cli = parse(["viola", "lab", "sh", "web", "--", "ls", "-l"].map(OsString::from)).unwrap();
+        assert!(matches!(cli.command, Command::Lab(Lab::Sh { command, .. }) if command == ["ls", "-l"]));
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Commands that talk to the daemon: set, stop, start, status.
+
+use viola_proto::{Change, Class, ClassSetting, Done, Source, Stage, Status, VmReport};
+
+use crate::cli;
+use crate::client::{Client, segment};
+use crate::error::{Failure, Outcome};
+use crate::quantities::{cap_text, exact, rounded};
+use crate::table::{Colour, align, coloured, paint, print, print_json};
+
+/// `viola set`
+pub fn set(args: &cli::Set) -> Outcome {
+    let weight = match &args.weight {
+        Some(text) => Some(text.trim().parse::<i64>().map_err(|_| {
+            Failure::usage(format!("weight: {} is no number; 1 to 65535 is allowed", crate::quantities::quoted(text)))
+        })?),
+        None => None,
+    };
+    let change = Change {
+        class: args.class,
+        microslice: args.microslice.clone(),
+        weight,
+        cap: args.cap.clone(),
+        keep: args.keep,
+        reset: args.reset,
+    };
+    let now: VmReport = Client::new(&args.socket.path()).patch(&format!("/vms/{}", segment(&args.vm)), &change)?;
+    print(&described(&now))
+}
+
+/// What holds for a VM now, in a line, and what stands in its way in others.
+fn described(vm: &VmReport) -> String {
+    let class = match (vm.class_setting, vm.class) {
+        (ClassSetting::Auto, Class::Ls) => "auto (ls now)",
+        (ClassSetting::Auto, Class::Batch) => "auto (batch now)",
+        (_, Class::Ls) => "ls",
+        (_, Class::Batch) => "batch",
+    };
+    let microslice = match vm.class {
+        Class::Ls => format!(", microslice {}", exact(vm.microslice_ns)),
+        Class::Batch => String::new(),
+    };
+    let cap = vm.cap_permille.map(|c| format!(", cap {}", cap_text(Some(c)))).unwrap_or_default();
+    let sources = [vm.class_source, vm.weight_source, vm.cap_source];
+    let kept = if sources.contains(&Source::Kept) { " (kept)" } else { "" };
+    let mut text =
+        format!("{}: class {class}{microslice}, weight {}{cap}{kept}; scheduled by {}\n", vm.name, vm.weight, vm.scheduled_by);
+    for remark in &vm.remarks {
+        text.push_str(&format!("{}: {remark}\n", vm.name));
+    }
+    text
+}
+
+/// `viola stop --all`
+pub fn stop(args: &cli::Stop) -> Outcome {
+    post(&args.socket, "/stop")
+}
+
+/// `viola start`
+pub fn start(socket: &cli::Socket) -> Outcome {
+    post(socket, "/start")
+}
+
+fn post(socket: &cli::Socket, path: &str) -> Outcome {
+    let done: Done = Client::new(&socket.path()).post(path)?;
+    print(&format!("{}\n", done.done))
+}
+
+/// `viola status`
+pub fn status(args: &cli::Status) -> Outcome {
+    let status: Status = Client::new(&args.socket.path()).get("/status")?;
+    if args.json { print_json(&status) } else { print(&table(&status, coloured())) }
+}
+
+fn table(s: &Status, colour: bool) -> String {
+    let stage = match s.stage {
+        Stage::Running => "running",
+        Stage::Idle => "idle",
+        Stage::Waiting => "waiting",
+        Stage::Off => "off",
+        Stage::Stopped => "stopped",
+        Stage::Advising => "dry run",
+    };
+    let bad = matches!(s.stage, Stage::Waiting | Stage::Off);
+    let stage = match (colour, bad) {
+        (false, _) => stage.to_owned(),
+        (true, true) => paint(stage, Colour::Red),
+        (true, false) => paint(stage, Colour::Green),
+    };
+    let mut text = format!(
+        "viola {}, process {}, up {}, looks each {}\nslices: {stage}: {}\naccounting: {}\n",
+        s.version,
+        s.pid,
+        rounded(s.uptime_ns / 1_000_000_000 * 1_000_000_000),
+        exact(s.interval_ns),
+        s.why,
+        s.accounting
+    );
+    if s.failures > 0 {
+        text.push_str(&format!("failures since the start: {}\n", s.failures));
+    }
+    if !s.cores.is_empty() {
+        let mut rows = vec![["CORE", "BY", "VMS", "CONTROLLER", "WHY"].map(str::to_owned).to_vec()];
+        for c in &s.cores {
+            let by = if c.managed { s.mechanism.as_deref().unwrap_or("viola") } else { "stock" };
+            let vms = if c.vms.is_empty() { "-".to_owned() } else { c.vms.join(",") };
+            rows.push(vec![c.cpu.to_string(), by.to_owned(), vms, format!("{:.1} %", c.controller_share * 100.0), c.why.clone()]);
+        }
+        text.push_str(&align(&rows));
+    }
+    for l in &s.left_out {
+        text.push_str(&format!("{}: {}\n", l.vm, l.why));
+    }
+    for w in &s.warnings {
+        text.push_str(&format!("warning: {w}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::view;
+
+    #[test]
+    fn a_vm_is_described_with_what_stands_in_its_way() {
+        let mut vm = view(&["db01"]).vms.vms.remove(0);
+        vm.class = Class::Ls;
+        vm.class_setting = ClassSetting::Ls;
+        vm.class_source = Source::Kept;
+        vm.cap_permille = Some(500);
+        vm.remarks = vec!["core 1 keeps stock scheduling".into()];
+        assert_eq!(
+            described(&vm),
+            "db01: class ls, microslice 300us, weight 256, cap 50% (kept); scheduled by stock\n\
+             db01: core 1 keeps stock scheduling\n"
+        );
+    }
+
+    #[test]
+    fn the_status_has_a_line_per_core() {
+        let mut s = view(&[]).status;
+        s.cores = vec![viola_proto::Core {
+            cpu: 1,
+            managed: false,
+            why: "no VM runs there".into(),
+            vms: Vec::new(),
+            decisions: 0,
+            controller_ns: 100_000_000,
+            controller_share: 0.01,
+            late_max_ns: 0,
+        }];
+        let text = table(&s, false);
+        assert!(text.contains("slices: idle: no VM is latency-sensitive\n"), "{text}");
+        assert!(text.contains("\n1     stock  -    1.0 %       no VM runs there\n"), "{text}");
+    }
+}

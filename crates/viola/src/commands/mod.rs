@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The commands that an operator types; `viola run` is in [`crate::daemon`].
+
+mod check;
+mod control;
+mod internal;
+mod lab;
+mod restore;
+mod vms;
+
+pub use check::check;
+pub use control::{set, start, status, stop};
+pub use internal::internal;
+pub use lab::lab;
+pub use restore::restore;
+pub use vms::vms;
+
+use crate::client::ClientError;
+use crate::error::Failure;
+
+impl From<ClientError> for Failure {
+    fn from(e: ClientError) -> Self {
+        match &e {
+            // What was asked for is wrong, not the daemon.
+            ClientError::Refused { status: 400 | 404 | 409, .. } => Self::usage(e),
+            _ => Self::run(e),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola restore`
+
+use viola_proto::Done;
+
+use crate::cli;
+use crate::client::Client;
+use crate::daemon::leftover;
+use crate::daemon::lock::Lock;
+use crate::error::{Failure, Outcome, chain};
+use crate::table::print;
+
+/// Puts back what was left behind. A daemon that runs is told to stop first, else it would start over; when it does
+/// not answer, its helpers are ended all the same.
+pub fn restore(args: &cli::Restore) -> Outcome {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::run("restore needs root: it changes how other users' processes are scheduled"));
+    }
+    let mut text = String::new();
+    if let Some(pid) = Lock::holder(&args.run_dir) {
+        let who = pid.map_or_else(|| "a daemon".to_owned(), |p| format!("the daemon (process {p})"));
+        let line = match Client::new(&args.socket.path()).post::<Done>("/stop") {
+            Ok(_) => format!("{who} runs and was told to stop; viola start lets it go on\n"),
+            Err(e) => format!("{who} runs and cannot be told to stop ({e})\n"),
+        };
+        text.push_str(&line);
+    }
+    let (done, error) = leftover::put_back(&args.run_dir);
+    text.push_str(&format!("{done}\n"));
+    print(&text)?;
+    match error {
+        None => Ok(()),
+        Some(e) => Err(Failure::run(chain(&e))),
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola vms`
+
+use std::path::Path;
+use std::time::Duration;
+
+use viola_host::{CpuSet, Inventory};
+use viola_meter::Meter;
+use viola_policy::slices;
+use viola_proto::{Class, ClassSetting, VmList, VmReport};
+
+use crate::ability::cores_text;
+use crate::cli;
+use crate::client::{Client, ClientError};
+use crate::config::{self, Config};
+use crate::daemon::settings::Settings;
+use crate::daemon::view::{Known, reports};
+use crate::error::{Failure, Outcome, chain};
+use crate::measure::Recent;
+use crate::quantities::{byte_rate, percent, rounded};
+use crate::table::{Colour, align, coloured, paint, print, print_json};
+
+/// How long it measures without a daemon.
+const MEASURE: Duration = Duration::from_secs(1);
+
+/// Shows all VMs as the daemon knows them, or as they are in the next second.
+pub fn vms(args: &cli::Vms) -> Outcome {
+    let socket = args.socket.path();
+    let list = match Client::new(&socket).get::<VmList>("/vms") {
+        Ok(list) => list,
+        Err(e @ (ClientError::NoDaemon { .. } | ClientError::Denied { .. })) => {
+            let why = match e {
+                ClientError::NoDaemon { .. } => format!("no daemon on {}", socket.display()),
+                other => other.to_string(),
+            };
+            eprintln!("viola: {why}; measuring for {} s", MEASURE.as_secs());
+            by_itself()?
+        }
+        Err(e) => return Err(e.into()),
+    };
+    for warning in &list.warnings {
+        eprintln!("viola: {warning}");
+    }
+    if args.json { print_json(&list) } else { print(&text(&list, coloured())) }
+}
+
+fn by_itself() -> Outcome<VmList> {
+    let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
+    inventory.refresh().map_err(|e| Failure::run(e.one_line()))?;
+    let mut warnings = inventory.warnings().to_vec();
+    if inventory.vms().is_empty() {
+        return Ok(VmList { warnings, ..VmList::default() });
+    }
+    let mut meter = Meter::exact().unwrap_or_else(|e| {
+        warnings.push(format!("waits are sampled, so P99 WAIT is too low: {}", chain(&e)));
+        Meter::sampled()
+    });
+    let failed = |e| Failure::run(chain(&e));
+    meter.follow(inventory.vms()).map_err(failed)?;
+    meter.snapshot();
+    std::thread::sleep(MEASURE);
+    inventory.refresh().map_err(|e| Failure::run(e.one_line()))?;
+    meter.follow(inventory.vms()).map_err(failed)?;
+    meter.snapshot();
+    let recent = Recent::of(meter.history());
+    // Settings hold only while a daemon runs; what the control groups say holds always.
+    let config = Config::parse(Path::new(config::DEFAULT_PATH), "")?;
+    let (settings, _) = Settings::read(Path::new("/nonexistent"));
+    let known = inventory
+        .vms()
+        .iter()
+        .map(|vm| Known {
+            vm,
+            controls: settings.controls(&config, vm),
+            class: slices::Class::Batch,
+            scheduled_by: None,
+            remarks: Vec::new(),
+            advice: None,
+        })
+        .collect();
+    Ok(VmList { vms: reports(known, &meter, &recent), measured_ns: recent.span, warnings })
+}
+
+fn text(list: &VmList, colour: bool) -> String {
+    if list.vms.is_empty() {
+        return "no VM runs on this host (UML and QEMU guests are looked for)\n".into();
+    }
+    let head = ["NAME", "CLASS", "CORES", "SHARE", "USED", "WAIT", "P99 WAIT", "NET", "DISK", "HELP"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(list.vms.iter().map(|vm| row(vm, list)));
+    let table = align(&rows);
+    match (colour, table.split_once('\n')) {
+        (true, Some((head, rest))) => format!("{}\n{rest}", paint(head, Colour::Bold)),
+        _ => table,
+    }
+}
+
+fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
+    let class = match vm.class {
+        Class::Ls => "ls",
+        Class::Batch => "batch",
+    };
+    let chosen = if vm.class_setting == ClassSetting::Auto { "*" } else { "" };
+    // Two VMs of one name are told apart by their identities.
+    let unique = list.vms.iter().filter(|o| o.name == vm.name).count() == 1;
+    let cores: CpuSet = vm.cores.iter().copied().collect();
+    vec![
+        if unique { vm.name.clone() } else { vm.id.clone() },
+        format!("{class}{chosen}"),
+        cores_text(&cores),
+        percent(vm.share),
+        percent(vm.used),
+        percent(vm.wait),
+        vm.wait_p99_ns.map_or_else(|| "-".to_owned(), rounded),
+        byte_rate(vm.net_bytes_per_s),
+        byte_rate(vm.disk_bytes_per_s),
+        if vm.help.is_empty() { "-".to_owned() } else { vm.help.join(", ") },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::view;
+
+    #[test]
+    fn the_table_has_a_row_per_vm() {
+        let mut list = view(&["db01", "web"]).vms;
+        list.vms[0].help = vec!["slices".into()];
+        list.vms[1].class = Class::Ls;
+        list.vms[1].class_setting = ClassSetting::Auto;
+        list.vms[1].wait_p99_ns = None;
+        assert_eq!(
+            text(&list, false),
+            "NAME  CLASS  CORES  SHARE  USED  WAIT  P99 WAIT  NET      DISK      HELP\n\
+             db01  batch  1      25 %   25 %  38 %  17 ms     12 MB/s  3.0 MB/s  slices\n\
+             web   ls*    1      25 %   25 %  38 %  -         12 MB/s  3.0 MB/s  -\n"
+        );
+        assert!(text(&VmList::default(), false).contains("no VM runs"));
+    }
+
+    #[test]
+    fn vms_of_one_name_are_shown_by_identity() {
+        let mut list = view(&["web", "web"]).vms;
+        list.vms[1].id = "qemu:web".into();
+        let text = text(&list, false);
+        assert!(text.contains("uml:web") && text.contains("qemu:web"), "{text}");
+    }
+}

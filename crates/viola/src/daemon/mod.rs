@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola run`: the control loop.
+//!
+//! | module | does |
+//! |---|---|
+//! | `lock`, `leftover` | one daemon per host; what an earlier one left behind |
+//! | `server`, `http`, `view` | the control socket, on a thread of its own |
+//! | `control` | the loop: look, measure, decide, act, tell |
+//! | `settings`, `classes` | what holds for each VM: by the operator, or as the meter finds it |
+//! | `placement`, `plan` | which core runs which threads; `plan` is pure |
+//! | `aside` | the daemon itself stays off the VMs' cores |
+//! | `engine`, `pins`, `trouble` | carrying it out, and what to do when that fails |
+
+mod aside;
+mod classes;
+mod control;
+mod engine;
+mod http;
+pub mod leftover;
+pub mod lock;
+mod pins;
+mod placement;
+mod plan;
+mod server;
+pub mod settings;
+mod trouble;
+pub mod view;
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Instant;
+
+use viola_host::check::HostFacts;
+
+use crate::cli;
+use crate::config::Config;
+use crate::error::{Failure, Outcome};
+use crate::log::{self, Level};
+use control::Control;
+use http::Shared;
+use lock::{Lock, LockError};
+
+/// Requests that may wait for the control loop.
+const QUEUE: usize = 32;
+
+/// Runs until SIGTERM or SIGINT.
+pub fn run(args: &cli::Run) -> Outcome {
+    let config = Config::read(&args.config)?;
+    let facts = HostFacts::read().map_err(|e| Failure::run(e.one_line()))?;
+    config.check_host(&facts.online())?;
+    if !args.dry_run && config.slices.enabled && !facts.privilege.sys_nice {
+        return Err(Failure::run(
+            "run needs root: it changes how other users' processes are scheduled; --dry-run only looks",
+        ));
+    }
+    let run_dir = &config.daemon.run_dir;
+    lock::make_dir(run_dir, 0o755).map_err(|e| Failure::run(format!("{}: {e}", run_dir.display())))?;
+    let lock = Lock::take(run_dir).map_err(|e| match e {
+        LockError::Held { .. } => Failure::usage(e),
+        LockError::Io { .. } => Failure::run(e),
+    })?;
+    if !args.dry_run {
+        put_back(run_dir);
+    }
+    step_aside(&config, &facts);
+    let socket = config.daemon.socket.clone();
+    let listener = server::bind(&socket, &config.daemon.group)?;
+    let (requests, inbox) = mpsc::sync_channel(QUEUE);
+    let mut control = Control::new(config, facts, args.dry_run)?;
+    let shared = Arc::new(Shared::new(control.view(Instant::now()), requests));
+    server::start(listener, shared.clone())?;
+    control.greet();
+    work(&mut control, &shared, &inbox);
+    // Everything is back before the socket and the lock tell others so.
+    drop(control);
+    let _ = std::fs::remove_file(&socket);
+    drop(lock);
+    Ok(())
+}
+
+/// Before any thread is made, so that all of them follow.
+fn step_aside(config: &Config, facts: &HostFacts) {
+    if let Err(why) = aside::step(&config.slices.cores, &facts.online()) {
+        log::line(Level::Warning, format!("this daemon cannot leave the VMs' cores: {why}"));
+    }
+}
+
+fn put_back(run_dir: &std::path::Path) {
+    let (done, error) = leftover::put_back(run_dir);
+    if !done.is_nothing() {
+        log::line(Level::Notice, format!("an earlier run was cut short: {done}"));
+    }
+    if let Some(e) = error {
+        log::line(Level::Error, crate::error::chain(&e));
+    }
+}
+
+/// The loop: requests as they come, a look at the host each interval.
+fn work(control: &mut Control, shared: &Shared, inbox: &mpsc::Receiver<http::Request>) {
+    let mut next = Instant::now();
+    loop {
+        let now = Instant::now();
+        if now >= next {
+            control.tick(now);
+            if control.should_publish(now) {
+                shared.publish(control.view(now));
+            }
+            // After a stall the loop goes on from now; it does not make up for lost looks.
+            next = (next + control.interval()).max(Instant::now());
+        }
+        match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(http::Request::Quit(signal)) => {
+                log::line(Level::Info, format!("{signal}: putting everything back"));
+                return;
+            }
+            Ok(http::Request::Reload) => {
+                control.reload();
+                shared.publish(control.view(Instant::now()));
+            }
+            Ok(http::Request::Set { name, change, peer, reply }) => {
+                let answer = control.set(&name, &change, peer);
+                shared.publish(control.view(Instant::now()));
+                // Whoever asked may have gone.
+                let _ = reply.send(answer);
+            }
+            Ok(http::Request::Pause { stop, peer, reply }) => {
+                let answer = control.pause(stop, peer);
+                shared.publish(control.view(Instant::now()));
+                let _ = reply.send(answer);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola demo`: four guests on one core, under stock scheduling, the papers' 30 ms slices and viola, in turn; a
+//! table and a report in HTML.
+
+mod measured;
+mod page;
+mod rows;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::bench::progress::clock;
+use crate::bench::{guests, interrupt, machine, need_root, row};
+use crate::error::{Failure, Outcome};
+use crate::report::stats::Sorted;
+use crate::report::timeline::Stretch;
+use crate::table;
+use measured::{Measured, SIDES, STATES};
+
+/// Options of `demo`.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Print the figures as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// How often each side is measured.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub rounds: usize,
+    /// Core that the guests share.
+    #[arg(long, value_name = "CPU", default_value_t = 1)]
+    pub core: usize,
+    /// Folder for report.html and report.json.
+    #[arg(long, value_name = "DIR", default_value = "build")]
+    pub output: PathBuf,
+}
+
+/// `report.json`.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Commit that was measured.
+    pub git: Option<String>,
+    /// When, UTC.
+    pub date: String,
+    /// On what.
+    pub machine: String,
+    /// The guests' kernel.
+    pub guests: String,
+    /// How often each side was measured.
+    pub rounds: usize,
+    /// The table.
+    pub rows: Vec<row::Row>,
+    /// Latencies of all rounds together.
+    pub distributions: Vec<Distribution>,
+    /// Who had the core.
+    pub timelines: Vec<Timeline>,
+}
+
+/// Latencies of one side.
+#[derive(Debug, Serialize)]
+pub struct Distribution {
+    /// What was asked, and what the guest did beside.
+    pub name: String,
+    /// Who decided.
+    pub side: String,
+    /// How many answers.
+    pub samples: usize,
+    /// Quantile (0..=1) and latency in milliseconds.
+    pub quantiles: Vec<(f64, f64)>,
+}
+
+/// Who had the core on one side.
+#[derive(Debug, Serialize)]
+pub struct Timeline {
+    /// Who decided.
+    pub side: String,
+    /// In the order of time; VM 4 is everything else on that core.
+    pub stretches: Vec<Stretch>,
+}
+
+/// Runs it.
+pub fn run(options: &Demo) -> Outcome {
+    need_root()?;
+    if options.rounds == 0 {
+        return Err(Failure::usage("--rounds 0: at least one round has to be measured"));
+    }
+    interrupt::watch()?;
+    guests::split_cores(options.core)?;
+    let measured = Measured::take(options.rounds, options.core)?;
+    let report = report(&measured);
+    let write = |name: &str, text: &str| {
+        let path = options.output.join(name);
+        fs::create_dir_all(&options.output)
+            .and_then(|()| fs::write(&path, text))
+            .map_err(|e| Failure::run(format!("{}: {e}", path.display())))
+    };
+    let json = serde_json::to_string(&report).map_err(Failure::run)?;
+    write("report.json", &format!("{json}\n"))?;
+    write("report.html", &page::html(&measured, &report))?;
+    if options.json {
+        return table::print(&format!("{json}\n"));
+    }
+    let table = rows::table(&report.rows).text();
+    let page = shown(&options.output.join("report.html"));
+    let took = clock(measured.took);
+    table::print(&format!("\n{table}\n{} rounds in {took}; charts in {page}\n", report.rounds))
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn report(measured: &Measured) -> Report {
+    let mut distributions = Vec::new();
+    for state in STATES {
+        for (name, latency) in rows::LATENCIES {
+            for side in SIDES {
+                let all: Sorted = measured.pooled(state, side, latency);
+                let at = |q: f64| Some((q, all.quantile(q)?));
+                distributions.push(Distribution {
+                    name: format!("{name}, {}", rows::state(state)),
+                    side: side.name(),
+                    samples: all.len(),
+                    quantiles: [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0]
+                        .into_iter()
+                        .filter_map(at)
+                        .collect(),
+                });
+            }
+        }
+    }
+    let timelines = SIDES.iter().zip(&measured.timelines);
+    Report {
+        git: machine::git(),
+        date: machine::date(),
+        machine: machine::machine(),
+        guests: measured.kernel.clone(),
+        rounds: measured.rounds,
+        rows: rows::rows(measured),
+        distributions,
+        timelines: timelines
+            .map(|(side, stretches)| Timeline { side: side.name(), stretches: stretches.clone() })
+            .collect(),
+    }
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How measured figures are shown: statistics, tables, charts, one self-contained HTML page.
+
+pub mod cdf;
+pub mod html;
+pub mod shares;
+pub mod stats;
+pub mod svg;
+pub mod table;
+pub mod timeline;

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A daemon for a test: a folder, a socket and a lock of its own, ended when the test is over.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub mod guests;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+
+/// How long anything may take.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// A user without any privilege.
+pub const NOBODY: u32 = 65534;
+
+/// The program under test.
+pub fn viola() -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_viola"));
+    c.env_remove("VIOLA_SOCKET").env_remove("JOURNAL_STREAM").env("NO_COLOR", "1").stdin(Stdio::null());
+    c
+}
+
+/// Runs it to its end.
+pub fn output(args: &[&str]) -> Output {
+    viola().args(args).output().unwrap()
+}
+
+/// Makes a command run as somebody who may do nothing.
+pub fn as_nobody(command: &mut Command) -> &mut Command {
+    command.uid(NOBODY).gid(NOBODY)
+}
+
+/// What it wrote to stderr.
+pub fn stderr(o: &Output) -> String {
+    String::from_utf8_lossy(&o.stderr).into_owned()
+}
+
+/// What it wrote to stdout.
+pub fn stdout(o: &Output) -> String {
+    String::from_utf8_lossy(&o.stdout).into_owned()
+}
+
+/// Checks that a command failed with this status and said so in one sentence; answers the sentence.
+pub fn refusal(o: &Output, status: i32) -> String {
+    let said = stderr(o);
+    assert_eq!(o.status.code(), Some(status), "{said}");
+    let line = said.strip_prefix("viola: ").unwrap_or_else(|| panic!("no sentence of viola's: {said}"));
+    assert_eq!(said.lines().count(), 1, "not one line: {said}");
+    line.trim_end().to_owned()
+}
+
+/// A running `viola run`.
+pub struct Daemon {
+    /// Its folder: configuration, socket, run_dir and state_dir.
+    pub dir: tempfile::TempDir,
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts one by `config` (without `[daemon]`, which is given) and waits until it answers.
+    pub fn start(config: &str) -> Self {
+        Self::start_with(config, &[])
+    }
+
+    /// The same with further arguments.
+    pub fn start_with(config: &str, args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        write_config(dir.path(), config);
+        Self::in_folder(dir, args)
+    }
+
+    /// Starts one in a folder that has its configuration.
+    pub fn in_folder(dir: tempfile::TempDir, args: &[&str]) -> Self {
+        let log = fs::OpenOptions::new().create(true).append(true).open(dir.path().join("log")).unwrap();
+        let child = viola()
+            .args(["run", "-c"])
+            .arg(dir.path().join("viola.toml"))
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut daemon = Self { dir, child };
+        daemon.wait("answer", |d| {
+            if let Some(status) = d.child.try_wait().unwrap() {
+                panic!("the daemon ended ({status}): {}", d.log());
+            }
+            d.ask(&["status"]).status.success()
+        });
+        daemon
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its control socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("viola.sock")
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> PathBuf {
+        self.dir.path().join("viola.toml")
+    }
+
+    /// Its run_dir.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// What it has said so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Runs a command that talks to it.
+    pub fn ask(&self, args: &[&str]) -> Output {
+        viola().args(args).arg("--socket").arg(self.socket()).output().unwrap()
+    }
+
+    /// Runs a command that prints JSON.
+    pub fn json<T: DeserializeOwned>(&self, args: &[&str]) -> T {
+        let o = self.ask(&[args, &["--json"]].concat());
+        assert!(o.status.success(), "{}", stderr(&o));
+        serde_json::from_slice(&o.stdout).unwrap_or_else(|e| panic!("{e}: {}", stdout(&o)))
+    }
+
+    /// Waits for something that is to happen.
+    pub fn wait(&mut self, what: &str, mut happened: impl FnMut(&mut Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !happened(self) {
+            assert!(Instant::now() < deadline, "no {what} within {PATIENCE:?}; the daemon said: {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Ends it as systemd would, and answers its status.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.signal(rustix::process::Signal::TERM);
+        self.ended()
+    }
+
+    /// Waits until it has ended, and answers its status.
+    pub fn ended(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end: {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    /// Also after a failed assertion nothing is left behind: first by asking, then by force, then by `restore`.
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = rustix::process::kill_process(
+                rustix::process::Pid::from_child(&self.child),
+                rustix::process::Signal::TERM,
+            );
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        let run_dir = self.run_dir();
+        let socket = self.socket();
+        let _ = viola().arg("restore").arg("--run-dir").arg(run_dir).arg("--socket").arg(socket).output();
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.log());
+        }
+    }
+}
+
+/// Writes a configuration whose daemon keeps to a folder.
+pub fn write_config(dir: &Path, rest: &str) -> PathBuf {
+    let file = dir.join("viola.toml");
+    let d = dir.display();
+    let text = format!(
+        "[daemon]\nsocket = \"{d}/viola.sock\"\ngroup = \"root\"\nrun_dir = \"{d}/run\"\nstate_dir = \"{d}/state\"\n{rest}"
+    );
+    fs::write(&file, text).unwrap();
+    file
+}
+
+/// Sends bytes to a socket and answers what comes back, if anything.
+pub fn raw(socket: &Path, bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut s = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    s.set_read_timeout(Some(PATIENCE)).unwrap();
+    let _ = s.write_all(bytes);
+    let _ = s.shutdown(std::net::Shutdown::Write);
+    let mut answer = Vec::new();
+    let _ = s.read_to_end(&mut answer);
+    answer
+}

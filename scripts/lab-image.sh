@@ -1,0 +1,220 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# lab-image.sh: make the lab's guest image under build/lab.
+#
+#   scripts/lab-image.sh             make what is missing; no network when the cache is good
+#   scripts/lab-image.sh --update    look in the archive for newer packages
+#   scripts/lab-image.sh --guest     only rebuild the guest's init (viola-guest)
+#
+# The guest kernel is Debian's user-mode-linux (sid), its root a handful of packages of Debian
+# trixie. apt fetches them into a private state below build/lab/apt, checked against the archive's
+# signed index; nothing of them is installed on this machine. Results:
+#   build/lab/images/HASH/linux.uml  the kernel, tied to the loader and libc of its own root
+#   build/lab/images/HASH/root       root file system, shared read-only by all guests
+#   build/lab/images/HASH/MANIFEST   SHA-256 of every file; PACKAGES: versions and SHA-256
+#   build/lab/current                symbolic link to the image in use
+# An image is built in a temporary folder and renamed, so a killed run leaves no half image.
+set -euo pipefail
+umask 022
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+lab=${VIOLA_LAB_BUILD:-$top/build/lab}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+from_sid=(user-mode-linux)
+from_trixie=(busybox-static libc6 libcrypt1 libpcre2-8-0 libssl3t64 libzstd1 zlib1g nginx)
+recipe=1 # raise when the steps of build_image change
+
+say() { printf 'lab-image: %s\n' "$*"; }
+die() { printf 'lab-image: %s\n' "$*" >&2; exit 1; }
+
+update=no only_guest=no
+for arg in "$@"; do
+    case $arg in
+        --update) update=yes ;;
+        --guest) only_guest=yes ;;
+        -h | --help) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) die "unknown option $arg; see --help" ;;
+    esac
+done
+[ "$(uname -m)" = x86_64 ] || die "the lab's guests need an x86_64 host"
+
+mkdir -p "$lab"
+exec 9>"$lab/.lock"
+flock 9 # one build at a time; the second finds the first one's result
+
+# The host tools that are missing, installed by apt.
+need_tools() {
+    local missing=()
+    command -v patchelf >/dev/null || missing+=(patchelf)
+    command -v xz >/dev/null || missing+=(xz-utils)
+    [ -e "$keyring" ] || missing+=(debian-archive-keyring)
+    [ ${#missing[@]} -eq 0 ] && return
+    say "installing ${missing[*]}"
+    command -v apt-get >/dev/null || die "install ${missing[*]} first"
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
+        apt-get update -qq
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    }
+}
+
+# Address of the Debian mirror that this machine's own sources name (one-line and deb822 form).
+mirror() {
+    local file files=()
+    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
+        [ -f "$file" ] && files+=("$file")
+    done
+    [ ${#files[@]} -gt 0 ] || return 1
+    awk '
+        /^[ \t]*#/ { next }
+        FILENAME ~ /\.sources$/ {
+            if (tolower($1) == "uris:") for (i = 2; i <= NF; i++) print $i
+            next
+        }
+        $1 == "deb" {
+            i = 2
+            if ($i ~ /^\[/) { while ($i !~ /\]$/) i++; i++ }
+            print $i
+        }' "${files[@]}" |
+        sed 's#/*$##' | grep -E '^(https?|file|mirror)[:+].*/debian$' | sed -n 1p
+}
+
+# apt-get with a state of its own.
+private_apt() {
+    apt-get -qq \
+        -o Dir::State="$lab/apt/state" -o Dir::State::status="$lab/apt/status" \
+        -o Dir::State::lists="$lab/apt/state/lists" \
+        -o Dir::Cache="$lab/apt/cache" \
+        -o Dir::Etc::sourcelist="$lab/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
+        -o Dir::Etc::preferences=/dev/null -o Dir::Etc::preferencesparts=/dev/null \
+        -o APT::Architecture=amd64 -o APT::Architectures::=amd64 \
+        -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3 -o Acquire::GzipIndexes=false \
+        -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false \
+        -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false \
+        "$@"
+}
+
+# Fetch the packages into $lab/debs and name them in $lab/debs/PACKAGES.
+fetch() {
+    local uri new=$lab/debs.new
+    uri=$(mirror) || die "no Debian mirror in this machine's apt sources; add one that ends in /debian"
+    [ -n "$uri" ] || die "no Debian mirror in this machine's apt sources; add one that ends in /debian"
+    mkdir -p "$lab/apt/state/lists/partial" "$lab/apt/cache/archives/partial"
+    : >"$lab/apt/status"
+    printf 'deb [signed-by=%s] %s %s main\n' "$keyring" "$uri" sid "$keyring" "$uri" trixie \
+        >"$lab/apt/sources.list"
+    say "reading the archive's index"
+    private_apt update
+    rm -rf "$new"
+    mkdir -p "$new"
+    # packages of the last run are not fetched again when their version still holds
+    [ -d "$lab/debs" ] && cp -l "$lab"/debs/*.deb "$new/" 2>/dev/null || true
+    say "fetching packages"
+    local wanted=("${from_sid[@]/%//sid}" "${from_trixie[@]/%//trixie}") want pkg suite file version
+    (cd "$new" && private_apt download "${wanted[@]}")
+    # apt's own names of those files, in the order asked for (it prints them where they are not)
+    (cd "$lab/apt" && private_apt download --print-uris "${wanted[@]}") | awk '{print $2}' >"$lab/apt/files"
+    : >"$new/PACKAGES"
+    for want in "${wanted[@]}"; do
+        pkg=${want%/*} suite=${want#*/}
+        file=$(grep "^${pkg}_" "$lab/apt/files") || die "the archive's $suite has no package $pkg"
+        version=$(dpkg-deb -f "$new/$file" Version)
+        printf '%s %s %s %s %s\n' "$(sha256sum "$new/$file" | cut -d' ' -f1)" "$file" "$pkg" "$version" "$suite" \
+            >>"$new/PACKAGES"
+    done
+    local deb
+    for deb in "$new"/*.deb; do
+        grep -qF " ${deb##*/} " "$new/PACKAGES" || rm -f "$deb"
+    done
+    rm -rf "$lab/debs"
+    mv -T "$new" "$lab/debs"
+}
+
+# Whether every package in debs/ is there with the SHA-256 of its line in PACKAGES.
+debs_good() {
+    [ -s "$lab/debs/PACKAGES" ] &&
+        (cd "$lab/debs" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
+}
+
+image_hash() { { echo "recipe $recipe"; cat "$lab/debs/PACKAGES"; } | sha256sum | cut -c1-16; }
+
+image_good() {
+    [ -s "$1/MANIFEST" ] && (cd "$1" && sha256sum -c --quiet MANIFEST >/dev/null 2>&1)
+}
+
+build_image() {
+    local image=$1 new=$lab/images/.new.$$ lib root deb
+    mkdir -p "$lab/images"
+    rm -rf "$lab"/images/.new.*
+    root=$new/root
+    mkdir -p "$root"/{dev,proc,sys,tmp,run,var,etc,root,mnt,usr/bin,usr/sbin,usr/lib,usr/lib64}
+    ln -s usr/bin "$root/bin"
+    ln -s usr/sbin "$root/sbin"
+    ln -s usr/lib "$root/lib"
+    ln -s usr/lib64 "$root/lib64"
+    say "unpacking"
+    for deb in $(awk '{print $2}' "$lab/debs/PACKAGES"); do
+        # kernel modules and documents stay out: most of the size, none of the use
+        dpkg-deb --fsys-tarfile "$lab/debs/$deb" |
+            tar -x -C "$root" --keep-directory-symlink --no-same-owner \
+                --exclude='./usr/lib/uml/modules' --exclude='./usr/share/doc' \
+                --exclude='./usr/share/man' --exclude='./usr/share/lintian' \
+                --exclude='./usr/lib/*/gconv' --exclude='./etc/init.d' --exclude='./usr/lib/systemd'
+    done
+    mv "$root/usr/bin/linux.uml" "$new/linux.uml"
+    mkdir -p "$root/usr/share/viola"
+    printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
+    printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
+    printf 'passwd: files\ngroup: files\nhosts: files\n' >"$root/etc/nsswitch.conf"
+    printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
+    ln -sfn /proc/mounts "$root/etc/mtab"
+    local applet
+    for applet in $("$root/usr/bin/busybox" --list); do
+        [ -e "$root/usr/bin/$applet" ] || [ -e "$root/usr/sbin/$applet" ] || ln -s busybox "$root/usr/bin/$applet"
+    done
+    # The kernel runs as an ordinary program of this machine with the loader and libc of its root,
+    # which are newer than the machine's own may be. The path is fixed: $image, after the rename.
+    lib=root/usr/lib/x86_64-linux-gnu
+    patchelf --set-interpreter "$image/$lib/ld-linux-x86-64.so.2" --set-rpath "$image/$lib" "$new/linux.uml"
+    cp "$lab/debs/PACKAGES" "$new/PACKAGES"
+    (cd "$new" && find . -type f ! -name 'MANIFEST*' -print0 | sort -z | xargs -0 sha256sum >MANIFEST.part &&
+        mv MANIFEST.part MANIFEST)
+    sync -f "$new" 2>/dev/null || true
+    [ -e "$image" ] && { rm -rf "$image.bad"; mv -T "$image" "$image.bad"; rm -rf "$image.bad"; }
+    mv -T "$new" "$image"
+}
+
+# The guest's init, a static program, put into the image by rename.
+build_guest() {
+    local image=$1 target=x86_64-unknown-linux-musl out flags=(--config "profile.release.strip=true")
+    if [ "$(rustc --print target-libdir --target $target 2>/dev/null | xargs -r ls 2>/dev/null | wc -l)" -eq 0 ] &&
+        ! { command -v rustup >/dev/null && rustup target add $target >/dev/null 2>&1; }; then
+        target=x86_64-unknown-linux-gnu
+        flags+=(--config "target.$target.rustflags=['-C','target-feature=+crt-static','-C','relocation-model=static']")
+    fi
+    say "building viola-guest ($target)"
+    local dir=${VIOLA_GUEST_TARGET_DIR:-$lab/cargo}
+    (cd "$top" && cargo build -q --release -p viola-lab --bin viola-guest --target $target --target-dir "$dir" "${flags[@]}")
+    out=$dir/$target/release/viola-guest
+    if ! cmp -s "$out" "$image/root/usr/bin/viola-guest"; then
+        cp "$out" "$image/root/usr/bin/.viola-guest.new"
+        chmod 755 "$image/root/usr/bin/.viola-guest.new"
+        mv "$image/root/usr/bin/.viola-guest.new" "$image/root/usr/bin/viola-guest"
+    fi
+    ln -sfn usr/bin/viola-guest "$image/root/init"
+}
+
+if [ $only_guest = yes ]; then
+    [ -e "$lab/current/root" ] || die "there is no image yet; run scripts/lab-image.sh without --guest"
+    build_guest "$(readlink -f "$lab/current")"
+    exit 0
+fi
+
+need_tools
+if [ $update = yes ] || ! debs_good; then fetch; fi
+debs_good || die "the fetched packages do not match their checksums; remove $lab/debs and try again"
+image=$(readlink -f "$lab")/images/$(image_hash)
+image_good "$image" || build_image "$image"
+build_guest "$image"
+ln -sfn "images/${image##*/}" "$lab/.current.new"
+mv -T "$lab/.current.new" "$lab/current"
+say "ready: $(awk '$3 == "user-mode-linux" {print "user-mode-linux " $4}' "$image/PACKAGES"), $(du -sm --apparent-size "$image" | cut -f1) MB in ${image#"$top"/}"

@@ -1,0 +1,60 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# setup.sh [--guests] [--test]: see that what the build needs is here; install what is missing by apt.
+#
+# Only ordinary build packages of Debian or Ubuntu; with --test also what some tests run against, with
+# --guests it asks for what running guests takes. Quick and quiet when all is there. The lab's guests
+# bring their own packages (lab-image.sh), which are not installed.
+set -euo pipefail
+
+packages=(
+    gcc libc6-dev make pkg-config # libbpf is built from source
+    clang libbpf-dev              # the BPF programs
+    libelf-dev zlib1g-dev         # linked by libbpf
+    patchelf xz-utils debian-archive-keyring ca-certificates # the guest image
+    iproute2 util-linux procps    # ip, flock, ps: scripts and tests
+)
+
+die() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 2
+}
+
+for argument in "$@"; do
+    case $argument in
+        --test) packages+=(qemu-system-x86) ;; # VMs of a second kind
+        --guests)
+            [ "$(id -u)" = 0 ] ||
+                die "run this as root, for example by sudo: guests, their network and real-time scheduling need it"
+            ;;
+        *) die "unknown option $argument" ;;
+    esac
+done
+
+[ "$(uname -s) $(uname -m)" = "Linux x86_64" ] || die "the lab's guests need Linux on x86_64, this is $(uname -sm)"
+command -v dpkg-query >/dev/null || die "this is for Debian and its relatives; elsewhere install by hand: ${packages[*]}"
+
+# pkg-config is provided by pkgconf on newer releases, so ask what is installed by any of its names.
+missing=()
+installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n${db:Status-Status} ${Provides}\n' |
+    sed -n 's/^installed //p' | tr ',' '\n' | sed 's/ *(.*//; s/^ *//')
+for package in "${packages[@]}"; do
+    grep -qxF "$package" <<<"$installed" || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    [ "$(id -u)" = 0 ] || die "run this as root, or install first: ${missing[*]}"
+    echo "setup: installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    install=(apt-get install -y -qq --no-install-recommends "${missing[@]}")
+    "${install[@]}" >/dev/null 2>&1 || {
+        apt-get update -qq
+        "${install[@]}" >/dev/null
+    } || die "apt could not install ${missing[*]}"
+fi
+
+oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
+how="install it from https://rustup.rs"
+command -v cargo >/dev/null && command -v rustc >/dev/null || die "there is no Rust (cargo); $how, version $oldest or newer"
+version=$(rustc --version | cut -d' ' -f2)
+[ "$(printf '%s\n' "$oldest" "${version%%-*}" | sort -V | head -1)" = "$oldest" ] ||
+    die "Rust $version is too old; viola needs $oldest or newer: \`rustup update\`, or $how"
