@@ -1,100 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real guests: needs root and the image that `scripts/lab-image.sh` makes.
+//! What guests do: needs root and the image that `scripts/lab-image.sh` makes.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::HashSet;
-use std::io::{BufRead, Write};
-use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+mod support;
 
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use support::{Bench, ONE, TWO, boot, core, gone, interfaces, paths, session, turn, wait_for};
 use viola_lab::load::{
     Client, Http, Ping, TcpRr, UdpFlood, http, ping, tcp_rr, tcp_stream, udp_flood,
 };
 use viola_lab::wire::{Pattern, Workload};
-use viola_lab::{Error, Lab, Paths, Spec, cli};
-
-/// One lab at a time: they share a core.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn paths(run: &Path) -> Paths {
-    let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
-    Paths {
-        run: run.into(),
-        ..found.unwrap_or_else(|error| panic!("{error}"))
-    }
-}
-
-/// Guests of tests stay off core 0 where there is another.
-fn core() -> usize {
-    usize::from(std::thread::available_parallelism().unwrap().get() > 1)
-}
-
-struct Bench {
-    lab: Lab,
-    run: PathBuf,
-    _folder: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
-}
-
-/// Boots a lab of the given guests; `CORE` in the text becomes the core's number.
-fn boot(name: &str, guests: &str) -> Bench {
-    let turn = turn();
-    let folder = tempfile::tempdir().unwrap();
-    let text = format!("[lab]\nname='{name}'\n{guests}").replace("CORE", &core().to_string());
-    let spec = Spec::from_toml(&text, name, folder.path()).unwrap();
-    let run = folder.path().join("run");
-    let lab = Lab::up(&spec, &paths(&run)).unwrap_or_else(|error| panic!("{}", error.full()));
-    Bench {
-        lab,
-        run,
-        _folder: folder,
-        _turn: turn,
-    }
-}
-
-const TWO: &str = "[[guest]]\nname='a'\ncores=[CORE]\n[[guest]]\nname='b'\ncores=[CORE]\n";
-const ONE: &str = "[[guest]]\nname='a'\ncores=[CORE]\n";
-
-fn interfaces() -> HashSet<String> {
-    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    text.lines()
-        .skip(2)
-        .filter_map(|l| Some(l.split_once(':')?.0.trim().to_owned()))
-        .collect()
-}
-
-/// Whether the process has ended; who reaps orphans here may take its time.
-fn gone(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_none_or(|(_, rest)| rest.starts_with('Z'))
-}
-
-/// Living processes whose session is the guest's.
-fn session(pid: u32) -> Vec<u32> {
-    let member = |p: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{p}/stat")).ok()?;
-        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-        (fields[0] != "Z" && fields[3] == pid.to_string()).then_some(p)
-    };
-    let all = std::fs::read_dir("/proc").unwrap();
-    all.filter_map(|e| member(e.unwrap().file_name().to_str()?.parse().ok()?))
-        .collect()
-}
-
-fn wait_for(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + limit;
-    while !done() {
-        assert!(Instant::now() < end, "{what}: not within {limit:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
+use viola_lab::{Error, Lab, Spec};
 
 #[test]
 fn guests_run_commands_and_answer_pings_in_a_network_of_their_own() {
@@ -437,91 +355,6 @@ fn guests_are_ordinary_processes_on_their_core_in_their_own_session() {
 }
 
 #[test]
-fn one_lab_of_a_name_at_a_time() {
-    let bench = boot("t-busy", ONE);
-    let spec = Spec::of_guests("t-busy", 1, &[]).unwrap();
-    let error = Lab::up(&spec, &paths(&bench.run)).err().unwrap();
-    assert!(matches!(error, Error::Busy { .. }), "{error}");
-    assert_eq!(error.exit_code(), 2);
-    bench.lab.guest("a").unwrap().ping().unwrap();
-}
-
-/// The other process of the test below: holds a lab until it is killed.
-#[test]
-#[ignore = "started by killed_lab_is_swept"]
-fn hold_a_lab() {
-    let Some(run) = std::env::var_os("VIOLA_TEST_RUN") else {
-        return;
-    };
-    let text = format!(
-        "[lab]\nname='t-swept'\n{}",
-        TWO.replacen("cores", "weight=50\ncores", 1)
-    );
-    let spec = Spec::from_toml(
-        &text.replace("CORE", &core().to_string()),
-        "t",
-        Path::new("."),
-    )
-    .unwrap();
-    let lab = Lab::up(&spec, &paths(Path::new(&run))).unwrap();
-    let pids: Vec<String> = lab.guests().iter().map(|g| g.pid().to_string()).collect();
-    println!("\nheld {}", pids.join(" "));
-    std::thread::sleep(Duration::from_secs(60));
-}
-
-#[test]
-fn guests_end_with_a_killed_lab_and_the_next_one_sweeps_what_is_left() {
-    let _turn = turn();
-    let folder = tempfile::tempdir().unwrap();
-    let run = folder.path().join("run");
-    let mut holder = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "hold_a_lab", "--ignored", "--nocapture"])
-        .env("VIOLA_TEST_RUN", &run)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = std::io::BufReader::new(holder.stdout.take().unwrap()).lines();
-    let pids: Vec<u32> = loop {
-        let line = lines
-            .next()
-            .expect("the holder ended before its lab was up")
-            .unwrap();
-        if let Some(pids) = line.strip_prefix("held ") {
-            break pids.split(' ').map(|p| p.parse().unwrap()).collect();
-        }
-    };
-    assert_eq!(pids.len(), 2);
-    let state = std::fs::read_to_string(run.join("t-swept/state.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    let group = PathBuf::from(state["cgroups"][0].as_str().unwrap());
-    assert!(group.exists());
-
-    holder.kill().unwrap();
-    holder.wait().unwrap();
-    wait_for("the guests' end", Duration::from_secs(10), || {
-        pids.iter()
-            .all(|pid| gone(*pid) && session(*pid).is_empty())
-    });
-    assert!(
-        run.join("t-swept").exists() && group.exists(),
-        "a killed lab cannot clean up itself"
-    );
-
-    let spec = Spec::of_guests("t-swept", 1, &[core()]).unwrap();
-    let lab = Lab::up(&spec, &paths(&run)).unwrap();
-    assert!(
-        !group.exists(),
-        "the next lab removes the killed one's cgroup"
-    );
-    assert!(
-        !run.join("t-swept/b.log").exists(),
-        "the next lab begins with an empty folder"
-    );
-    lab.guest("vm1").unwrap().ping().unwrap();
-    lab.down().unwrap();
-}
-
-#[test]
 fn a_guest_that_cannot_boot_is_reported_with_its_last_words_and_nothing_is_left() {
     let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
@@ -536,94 +369,4 @@ fn a_guest_that_cannot_boot_is_reported_with_its_last_words_and_nothing_is_left(
         "{error}"
     );
     assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
-}
-
-/// The other process of the test below: what a person types, one after the other.
-#[test]
-#[ignore = "started by the_command_line_starts_asks_and_ends_a_lab"]
-fn type_commands() {
-    let Some(folder) = std::env::var_os("VIOLA_TEST_FOLDER") else {
-        return;
-    };
-    let file = Path::new(&folder).join("t.toml");
-    let supervise = ["--exact", "be_the_supervisor", "--ignored", "--nocapture"]
-        .map(Into::into)
-        .to_vec();
-    let up = cli::Up {
-        spec: file,
-        foreground: false,
-        supervise,
-    };
-    cli::up(&up).unwrap();
-    let list = cli::list();
-    assert!(
-        list.contains("t-cli") && list.contains("10.77.0.12") && list.contains("echo"),
-        "{list}"
-    );
-    let error = cli::up(&up).unwrap_err();
-    assert_eq!(error.exit_code(), 2, "{error}");
-    assert!(
-        error.to_string().contains("`t-cli` is running already"),
-        "{error}"
-    );
-
-    let words = |words: &[&str]| words.iter().map(|w| String::from(*w)).collect::<Vec<_>>();
-    assert_eq!(
-        cli::sh("t-cli/b", &words(&["sh", "-c", "exit 3"])).unwrap(),
-        3
-    );
-    let error = cli::sh("c", &words(&["true"])).unwrap_err();
-    assert!(
-        error.to_string().contains("has no guest `c`; it has a, b"),
-        "{error}"
-    );
-    println!();
-    assert_eq!(cli::sh("a", &[]).unwrap(), 0);
-    cli::reboot("a").unwrap();
-    assert_eq!(cli::down(None).unwrap(), "t-cli");
-    assert!(cli::labs().is_empty());
-    assert_eq!(cli::down(Some("t-cli")).unwrap_err().exit_code(), 2);
-}
-
-/// The process that holds the lab of the test below.
-#[test]
-#[ignore = "started by type_commands"]
-fn be_the_supervisor() {
-    let file = std::env::args().next_back().unwrap();
-    // tells its error to whoever started it
-    let _ = cli::supervise(Path::new(&file));
-}
-
-#[test]
-fn the_command_line_starts_asks_and_ends_a_lab() {
-    let _turn = turn();
-    let folder = tempfile::tempdir().unwrap();
-    let text = format!("[lab]\nname='t-cli'\n{TWO}workloads=[{{kind='echo'}}]\n");
-    std::fs::write(
-        folder.path().join("t.toml"),
-        text.replace("CORE", &core().to_string()),
-    )
-    .unwrap();
-    let mut typist = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "type_commands", "--ignored", "--nocapture"])
-        .env("VIOLA_TEST_FOLDER", folder.path())
-        .env("VIOLA_LAB_RUN", folder.path().join("run"))
-        .env("VIOLA_LAB_IMAGE", &paths(folder.path()).image)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    typist
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(b"echo answer $((6*7))\n")
-        .unwrap();
-    let output = typist.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}");
-    assert!(
-        text.contains("answer 42"),
-        "the shell did not answer: {text}"
-    );
 }

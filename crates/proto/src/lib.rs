@@ -43,7 +43,10 @@ mod tests {
 
     #[test]
     fn a_change_names_only_what_it_changes() {
-        let change = Change { class: Some(ClassSetting::Ls), ..Change::default() };
+        let change = Change {
+            class: Some(ClassSetting::Ls),
+            ..Change::default()
+        };
         assert_eq!(serde_json::to_string(&change).unwrap(), r#"{"class":"ls"}"#);
     }
 
@@ -54,8 +57,14 @@ mod tests {
 
     #[test]
     fn an_error_without_near_names_is_one_key() {
-        let e = Error { error: "no".into(), nearest: Vec::new() };
+        let e = Error {
+            error: "no".into(),
+            nearest: Vec::new(),
+        };
         assert_eq!(serde_json::to_string(&e).unwrap(), r#"{"error":"no"}"#);
-        assert_eq!(serde_json::from_str::<Error>(r#"{"error":"no"}"#).unwrap(), e);
+        assert_eq!(
+            serde_json::from_str::<Error>(r#"{"error":"no"}"#).unwrap(),
+            e
+        );
     }
 }

@@ -18,7 +18,10 @@ pub struct Obstacle {
 
 impl Obstacle {
     fn new(why: impl Into<String>, change: impl Into<String>) -> Self {
-        Self { why: why.into(), change: Some(change.into()) }
+        Self {
+            why: why.into(),
+            change: Some(change.into()),
+        }
     }
 
     /// Both in one sentence.
@@ -33,7 +36,11 @@ impl Obstacle {
 /// Whether real-time slots can be had; the answer says on what terms.
 ///
 /// `accounting` is whether the accounting program runs, or why not.
-pub fn slots(facts: &HostFacts, slices: &Slices, accounting: &Result<(), String>) -> Result<String, Obstacle> {
+pub fn slots(
+    facts: &HostFacts,
+    slices: &Slices,
+    accounting: &Result<(), String>,
+) -> Result<String, Obstacle> {
     let online = facts.online();
     if slices.cores.is_empty() {
         return Err(Obstacle::new(
@@ -52,33 +59,55 @@ pub fn slots(facts: &HostFacts, slices: &Slices, accounting: &Result<(), String>
     }
     if online.iter().all(|cpu| slices.cores.contains(cpu)) && !slices.force {
         return Err(Obstacle::new(
-            format!("cores = \"{}\" leaves no CPU to the host itself", slices.cores),
+            format!(
+                "cores = \"{}\" leaves no CPU to the host itself",
+                slices.cores
+            ),
             "leave at least one out, or set force = true in [slices]",
         ));
     }
     if !facts.privilege.sys_nice {
-        return Err(Obstacle::new("real-time priorities need root", "run as root, or with CAP_SYS_NICE"));
+        return Err(Obstacle::new(
+            "real-time priorities need root",
+            "run as root, or with CAP_SYS_NICE",
+        ));
     }
     throttling(facts)?;
     if let Err(why) = accounting {
-        return Err(Obstacle { why: format!("it needs the accounting program: {why}"), change: None });
+        return Err(Obstacle {
+            why: format!("it needs the accounting program: {why}"),
+            change: None,
+        });
     }
-    let forced = !facts.kernel.has_fair_server() || online.iter().all(|cpu| slices.cores.contains(cpu));
-    let cores = if slices.cores.len() == 1 { "core" } else { "cores" };
+    let forced =
+        !facts.kernel.has_fair_server() || online.iter().all(|cpu| slices.cores.contains(cpu));
+    let cores = if slices.cores.len() == 1 {
+        "core"
+    } else {
+        "cores"
+    };
     let verb = if slices.cores.len() == 1 { "is" } else { "are" };
     let forced = if forced { "; forced" } else { "" };
-    Ok(format!("{cores} {} {verb} kept for VMs{forced}", slices.cores))
+    Ok(format!(
+        "{cores} {} {verb} kept for VMs{forced}",
+        slices.cores
+    ))
 }
 
 /// Real-time throttling stops real-time threads for a part of each period. From Linux 6.12 on it is left only where
 /// control groups divide real-time run time.
 fn throttling(facts: &HostFacts) -> Result<(), Obstacle> {
-    let (Some(runtime), Some(period)) = (facts.rt_runtime_us, facts.rt_period_us) else { return Ok(()) };
+    let (Some(runtime), Some(period)) = (facts.rt_runtime_us, facts.rt_period_us) else {
+        return Ok(());
+    };
     if facts.rt_group_sched != Some(true) || runtime < 0 || runtime >= period {
         return Ok(());
     }
     Err(Obstacle::new(
-        format!("real-time throttling stops VMs for {} us of every {period} us", period - runtime),
+        format!(
+            "real-time throttling stops VMs for {} us of every {period} us",
+            period - runtime
+        ),
         "sysctl kernel.sched_rt_runtime_us=-1, or boot with rt_group_sched=0",
     ))
 }
@@ -87,12 +116,18 @@ fn throttling(facts: &HostFacts) -> Result<(), Obstacle> {
 pub fn eevdf(facts: &HostFacts) -> Result<String, Obstacle> {
     if !facts.kernel.has_fair_slice() {
         return Err(Obstacle::new(
-            format!("kernel {}.{} takes no slice for a thread", facts.kernel.major, facts.kernel.minor),
+            format!(
+                "kernel {}.{} takes no slice for a thread",
+                facts.kernel.major, facts.kernel.minor
+            ),
             "run Linux 6.12 or later",
         ));
     }
     if !facts.privilege.sys_nice {
-        return Err(Obstacle::new("other users' threads need root", "run as root, or with CAP_SYS_NICE"));
+        return Err(Obstacle::new(
+            "other users' threads need root",
+            "run as root, or with CAP_SYS_NICE",
+        ));
     }
     Ok("shorter slices for VMs that wake; little for busy ones".into())
 }
@@ -104,7 +139,10 @@ fn sched_ext(facts: &HostFacts) -> Result<String, Obstacle> {
     } else {
         "kernel built without CONFIG_SCHED_CLASS_EXT"
     };
-    Err(Obstacle { why: why.into(), change: None })
+    Err(Obstacle {
+        why: why.into(),
+        change: None,
+    })
 }
 
 /// The mechanism that `mechanism` in the configuration comes down to on this host.
@@ -114,7 +152,10 @@ pub fn choose(
     accounting: &Result<(), String>,
 ) -> Result<MechanismChoice, Obstacle> {
     if !slices.enabled {
-        return Err(Obstacle { why: "switched off in the configuration ([slices] enabled = false)".into(), change: None });
+        return Err(Obstacle {
+            why: "switched off in the configuration ([slices] enabled = false)".into(),
+            change: None,
+        });
     }
     match slices.mechanism {
         MechanismChoice::Slots => slots(facts, slices, accounting).map(|_| MechanismChoice::Slots),
@@ -122,24 +163,51 @@ pub fn choose(
         MechanismChoice::Auto => match (slots(facts, slices, accounting), eevdf(facts)) {
             (Ok(_), _) => Ok(MechanismChoice::Slots),
             (Err(_), Ok(_)) => Ok(MechanismChoice::Eevdf),
-            (Err(s), Err(e)) => Err(Obstacle { why: format!("slots: {}; eevdf: {}", s.sentence(), e.sentence()), change: None }),
+            (Err(s), Err(e)) => Err(Obstacle {
+                why: format!("slots: {}; eevdf: {}", s.sentence(), e.sentence()),
+                change: None,
+            }),
         },
     }
 }
 
 /// The table of `viola check`.
-pub fn rows(facts: &HostFacts, slices: &Slices, accounting: &Result<(), String>, vms: &[Vm]) -> Vec<Row> {
+pub fn rows(
+    facts: &HostFacts,
+    slices: &Slices,
+    accounting: &Result<(), String>,
+    vms: &[Vm],
+) -> Vec<Row> {
     let row = |name: &str, answer: Result<String, Obstacle>| match answer {
-        Ok(why) => Row { name: name.into(), state: RowState::Yes, value: "yes".into(), why, change: None },
-        Err(Obstacle { why, change }) => {
-            Row { name: name.into(), state: RowState::No, value: "no".into(), why, change }
-        }
+        Ok(why) => Row {
+            name: name.into(),
+            state: RowState::Yes,
+            value: "yes".into(),
+            why,
+            change: None,
+        },
+        Err(Obstacle { why, change }) => Row {
+            name: name.into(),
+            state: RowState::No,
+            value: "no".into(),
+            why,
+            change,
+        },
     };
-    let no_change = |why: &String| Obstacle { why: why.clone(), change: None };
+    let no_change = |why: &String| Obstacle {
+        why: why.clone(),
+        change: None,
+    };
     vec![
         kernel(facts),
         inventory(vms),
-        row("accounting (BPF)", accounting.as_ref().map(|()| "exact, at context switches".into()).map_err(no_change)),
+        row(
+            "accounting (BPF)",
+            accounting
+                .as_ref()
+                .map(|()| "exact, at context switches".into())
+                .map_err(no_change),
+        ),
         row("slices: sched_ext", sched_ext(facts)),
         row("slices: slots", slots(facts, slices, accounting)),
         row("slices: eevdf", eevdf(facts)),
@@ -149,7 +217,13 @@ pub fn rows(facts: &HostFacts, slices: &Slices, accounting: &Result<(), String>,
 fn kernel(facts: &HostFacts) -> Row {
     let name = format!("kernel {}.{}", facts.kernel.major, facts.kernel.minor);
     if facts.kernel.has_fair_server() {
-        return Row { name, state: RowState::Yes, value: "ok".into(), why: String::new(), change: None };
+        return Row {
+            name,
+            state: RowState::Yes,
+            value: "ok".into(),
+            why: String::new(),
+            change: None,
+        };
     }
     Row {
         name,
@@ -176,12 +250,22 @@ fn inventory(vms: &[Vm]) -> Row {
     } else {
         format!("{}; vCPU threads of {readable} are known", kinds.join(", "))
     };
-    Row { name: "VMs".into(), state: RowState::Info, value: vms.len().to_string(), why, change: None }
+    Row {
+        name: "VMs".into(),
+        state: RowState::Info,
+        value: vms.len().to_string(),
+        why,
+        change: None,
+    }
 }
 
 /// Cores of a list that are in use, for messages.
 pub fn cores_text(cores: &CpuSet) -> String {
-    if cores.is_empty() { "-".into() } else { cores.to_string() }
+    if cores.is_empty() {
+        "-".into()
+    } else {
+        cores.to_string()
+    }
 }
 
 #[cfg(test)]
@@ -192,7 +276,13 @@ mod tests {
     use viola_host::check::{Kernel, Privilege};
 
     fn facts(release: &str) -> HostFacts {
-        let all = Privilege { root: true, sys_nice: true, bpf: true, sys_admin: true, sys_ptrace: true };
+        let all = Privilege {
+            root: true,
+            sys_nice: true,
+            bpf: true,
+            sys_admin: true,
+            sys_ptrace: true,
+        };
         HostFacts {
             kernel: Kernel::parse(release).unwrap(),
             cpus: crate::testing::cpus(4),
@@ -212,7 +302,9 @@ mod tests {
     }
 
     fn slices(text: &str) -> Slices {
-        Config::parse(Path::new("v.toml"), &format!("[slices]\n{text}")).unwrap().slices
+        Config::parse(Path::new("v.toml"), &format!("[slices]\n{text}"))
+            .unwrap()
+            .slices
     }
 
     fn why(r: Result<String, Obstacle>) -> String {
@@ -222,9 +314,15 @@ mod tests {
     #[test]
     fn slots_need_cores_that_are_set_aside_and_one_that_is_not() {
         let f = facts("6.18.1");
-        assert_eq!(slots(&f, &slices("cores = \"1-2\""), &Ok(())), Ok("cores 1-2 are kept for VMs".into()));
+        assert_eq!(
+            slots(&f, &slices("cores = \"1-2\""), &Ok(())),
+            Ok("cores 1-2 are kept for VMs".into())
+        );
         assert!(why(slots(&f, &slices(""), &Ok(()))).contains("[slices] cores"));
-        assert!(why(slots(&f, &slices("cores = \"0-3\""), &Ok(()))).contains("leaves no CPU to the host"));
+        assert!(
+            why(slots(&f, &slices("cores = \"0-3\""), &Ok(())))
+                .contains("leaves no CPU to the host")
+        );
         assert_eq!(
             slots(&f, &slices("cores = \"0-3\"\nforce = true"), &Ok(())),
             Ok("cores 0-3 are kept for VMs; forced".into())
@@ -234,7 +332,10 @@ mod tests {
     #[test]
     fn an_old_kernel_is_refused_unless_forced() {
         let f = facts("6.1.0-18-amd64");
-        assert!(why(slots(&f, &slices("cores = \"1\""), &Ok(()))).contains("Linux 6.12 or later, or set force"));
+        assert!(
+            why(slots(&f, &slices("cores = \"1\""), &Ok(())))
+                .contains("Linux 6.12 or later, or set force")
+        );
         assert!(slots(&f, &slices("cores = \"1\"\nforce = true"), &Ok(())).is_ok());
         assert!(why(eevdf(&f)).contains("6.12"));
         assert_eq!(kernel(&f).state, RowState::No);
@@ -260,7 +361,9 @@ mod tests {
     fn without_the_accounting_program_or_privilege_there_are_no_slots() {
         let mut f = facts("6.18.1");
         let s = slices("cores = \"1\"");
-        assert!(why(slots(&f, &s, &Err("kernel without BTF".into()))).contains("kernel without BTF"));
+        assert!(
+            why(slots(&f, &s, &Err("kernel without BTF".into()))).contains("kernel without BTF")
+        );
         f.privilege = Privilege::default();
         assert!(why(slots(&f, &s, &Ok(()))).contains("root"));
         assert!(why(eevdf(&f)).contains("root"));
@@ -269,12 +372,24 @@ mod tests {
     #[test]
     fn auto_takes_slots_then_eevdf_then_says_why_neither() {
         let f = facts("6.18.1");
-        assert_eq!(choose(&f, &slices("cores = \"1\""), &Ok(())), Ok(MechanismChoice::Slots));
+        assert_eq!(
+            choose(&f, &slices("cores = \"1\""), &Ok(())),
+            Ok(MechanismChoice::Slots)
+        );
         assert_eq!(choose(&f, &slices(""), &Ok(())), Ok(MechanismChoice::Eevdf));
         assert!(choose(&f, &slices("mechanism = \"slots\""), &Ok(())).is_err());
         let old = choose(&facts("5.10.0"), &slices("cores = \"1\""), &Ok(())).unwrap_err();
-        assert!(old.why.contains("slots: ") && old.why.contains("eevdf: "), "{}", old.why);
-        assert!(choose(&f, &slices("enabled = false"), &Ok(())).unwrap_err().why.contains("switched off"));
+        assert!(
+            old.why.contains("slots: ") && old.why.contains("eevdf: "),
+            "{}",
+            old.why
+        );
+        assert!(
+            choose(&f, &slices("enabled = false"), &Ok(()))
+                .unwrap_err()
+                .why
+                .contains("switched off")
+        );
     }
 
     #[test]
@@ -282,6 +397,9 @@ mod tests {
         let mut silent = crate::testing::vm("b", 20, &[]);
         silent.vcpus.clear();
         let row = inventory(&[crate::testing::vm("a", 10, &[&[1]]), silent]);
-        assert_eq!((row.value.as_str(), row.why.as_str()), ("2", "2 uml; vCPU threads of 1 are known"));
+        assert_eq!(
+            (row.value.as_str(), row.why.as_str()),
+            ("2", "2 uml; vCPU threads of 1 are known")
+        );
     }
 }

@@ -18,7 +18,12 @@ use crate::config;
 /// `viola run` is the daemon; all other commands talk to it, or do without it. Everything that viola changes is put
 /// back when it ends, however it ends.
 #[derive(Debug, Parser)]
-#[command(name = "viola", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(
+    name = "viola",
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true
+)]
 #[command(after_long_help = EXIT_STATUS)]
 pub struct Cli {
     /// What to do.
@@ -271,8 +276,15 @@ pub struct Socket {
 impl Socket {
     /// The option, else the environment, else the usual place.
     pub fn path(&self) -> PathBuf {
-        let environment = || std::env::var_os("VIOLA_SOCKET").filter(|v| !v.is_empty()).map(PathBuf::from);
-        self.socket.clone().or_else(environment).unwrap_or_else(|| config::DEFAULT_SOCKET.into())
+        let environment = || {
+            std::env::var_os("VIOLA_SOCKET")
+                .filter(|v| !v.is_empty())
+                .map(PathBuf::from)
+        };
+        self.socket
+            .clone()
+            .or_else(environment)
+            .unwrap_or_else(|| config::DEFAULT_SOCKET.into())
     }
 }
 
@@ -303,9 +315,13 @@ fn class(text: &str) -> Result<ClassSetting, String> {
 /// Reads the command line; on error the sentence to be said after `viola: `.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Refusal> {
     Cli::try_parse_from(args).map_err(|e| {
-        use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+        use clap::error::ErrorKind::{
+            DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
+        };
         match e.kind() {
-            DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand => Refusal::Help(e),
+            DisplayHelp | DisplayVersion | DisplayHelpOnMissingArgumentOrSubcommand => {
+                Refusal::Help(e)
+            }
             _ => Refusal::Usage(sentence(&e.to_string())),
         }
     })
@@ -328,7 +344,10 @@ fn sentence(text: &str) -> String {
         if let Some(rest) = line.strip_prefix("Usage: ") {
             usage = Some(rest);
         } else if !line.starts_with("For more information") {
-            parts.push(line.trim_start_matches("error: ").trim_start_matches("tip: "));
+            parts.push(
+                line.trim_start_matches("error: ")
+                    .trim_start_matches("tip: "),
+            );
         }
     }
     let mut sentence = parts.join("; ").replace(":; ", ": ");
@@ -358,7 +377,10 @@ mod tests {
     #[test]
     fn wrong_usage_is_one_sentence() {
         let s = refused(&["viola", "set", "db01", "--clas", "ls"]);
-        assert!(s.contains("--clas") && s.contains("usage: viola set") && !s.contains('\n'), "{s}");
+        assert!(
+            s.contains("--clas") && s.contains("usage: viola set") && !s.contains('\n'),
+            "{s}"
+        );
         let s = refused(&["viola", "set", "db01", "--class", "fast"]);
         assert!(s.contains("ls, batch or auto"), "{s}");
         let s = refused(&["viola", "set", "db01"]);
@@ -374,7 +396,10 @@ mod tests {
 
     #[test]
     fn a_command_in_a_guest_keeps_its_options() {
-        let cli = parse(["viola", "lab", "sh", "web", "--", "ls", "-l"].map(OsString::from)).unwrap();
-        assert!(matches!(cli.command, Command::Lab(Lab::Sh { command, .. }) if command == ["ls", "-l"]));
+        let cli =
+            parse(["viola", "lab", "sh", "web", "--", "ls", "-l"].map(OsString::from)).unwrap();
+        assert!(
+            matches!(cli.command, Command::Lab(Lab::Sh { command, .. }) if command == ["ls", "-l"])
+        );
     }
 }

@@ -69,7 +69,9 @@ pub struct Client {
 impl Client {
     /// The socket need not exist yet.
     pub fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+        Self {
+            socket: socket.to_owned(),
+        }
     }
 
     /// `GET`; `path` begins after `/v1`.
@@ -83,12 +85,21 @@ impl Client {
     }
 
     /// `PATCH` with a body.
-    pub fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+    pub fn patch<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
         let body = serde_json::to_vec(body).map_err(|e| self.protocol(e.to_string()))?;
         self.request("PATCH", path, &body)
     }
 
-    fn request<T: DeserializeOwned>(&self, method: &str, path: &str, body: &[u8]) -> Result<T, ClientError> {
+    fn request<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<T, ClientError> {
         let answer = self.exchange(method, path, body)?;
         let (status, body) = split(&answer).map_err(|what| self.protocol(what.to_owned()))?;
         if status >= 400 {
@@ -102,8 +113,13 @@ impl Client {
     fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
         let socket = self.socket.clone();
         let mut stream = UnixStream::connect(&socket).map_err(|source| match source.kind() {
-            io::ErrorKind::PermissionDenied => ClientError::Denied { socket: socket.clone() },
-            _ => ClientError::NoDaemon { socket: socket.clone(), source },
+            io::ErrorKind::PermissionDenied => ClientError::Denied {
+                socket: socket.clone(),
+            },
+            _ => ClientError::NoDaemon {
+                socket: socket.clone(),
+                source,
+            },
         })?;
         let mut request = format!(
             "{method} /{}{path} HTTP/1.0\r\nhost: viola\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -118,7 +134,9 @@ impl Client {
             stream.set_write_timeout(Some(PATIENCE))?;
             let sent = stream.write_all(&request);
             // Who has had enough of the request answers before its end, and hangs up.
-            Read::take(&stream, LONGEST).read_to_end(&mut answer).and(sent)
+            Read::take(&stream, LONGEST)
+                .read_to_end(&mut answer)
+                .and(sent)
         })();
         match done {
             Err(source) if split(&answer).is_err() => Err(ClientError::Io { socket, source }),
@@ -127,13 +145,19 @@ impl Client {
     }
 
     fn protocol(&self, what: String) -> ClientError {
-        ClientError::Protocol { socket: self.socket.clone(), what }
+        ClientError::Protocol {
+            socket: self.socket.clone(),
+            what,
+        }
     }
 }
 
 /// Status and body of an answer.
 fn split(answer: &[u8]) -> Result<(u16, &[u8]), &'static str> {
-    let end = answer.windows(4).position(|w| w == b"\r\n\r\n").ok_or("the answer has no head")?;
+    let end = answer
+        .windows(4)
+        .position(|w| w == b"\r\n\r\n")
+        .ok_or("the answer has no head")?;
     let head = std::str::from_utf8(&answer[..end]).map_err(|_| "the head is no text")?;
     let body = &answer[end + 4..];
     let mut lines = head.split("\r\n");
@@ -143,7 +167,9 @@ fn split(answer: &[u8]) -> Result<(u16, &[u8]), &'static str> {
         .and_then(|l| l.split(' ').nth(1)?.parse().ok())
         .ok_or("the answer is not HTTP/1")?;
     for line in lines {
-        let Some((name, value)) = line.split_once(':') else { return Err("a header has no value") };
+        let Some((name, value)) = line.split_once(':') else {
+            return Err("a header has no value");
+        };
         if name.eq_ignore_ascii_case("content-length") && value.trim().parse() != Ok(body.len()) {
             return Err("the answer was cut short");
         }
@@ -174,9 +200,18 @@ mod tests {
 
     #[test]
     fn an_answer_is_a_head_and_a_body_of_the_promised_length() {
-        assert_eq!(split(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}"), Ok((200, &b"{}"[..])));
-        assert_eq!(split(b"HTTP/1.1 404 Not Found\r\n\r\n"), Ok((404, &b""[..])));
-        assert_eq!(split(b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n{}"), Err("the answer was cut short"));
+        assert_eq!(
+            split(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}"),
+            Ok((200, &b"{}"[..]))
+        );
+        assert_eq!(
+            split(b"HTTP/1.1 404 Not Found\r\n\r\n"),
+            Ok((404, &b""[..]))
+        );
+        assert_eq!(
+            split(b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n{}"),
+            Err("the answer was cut short")
+        );
         assert!(split(b"HTTP/1.0 200 OK\r\n").is_err());
         assert!(split(b"SSH-2.0-x\r\n\r\n").is_err());
         assert!(split(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n").is_err());
@@ -193,8 +228,14 @@ mod tests {
     fn without_a_daemon_the_socket_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("none.sock");
-        let said = Client::new(&socket).get::<viola_proto::Status>("/status").unwrap_err().to_string();
-        assert!(said.contains("none.sock") && said.contains("viola run"), "{said}");
+        let said = Client::new(&socket)
+            .get::<viola_proto::Status>("/status")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("none.sock") && said.contains("viola run"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -207,7 +248,9 @@ mod tests {
             let _ = c.read(&mut [0; 4096]);
             c.write_all(b"220 mail.example ESMTP\r\n").unwrap();
         });
-        let e = Client::new(&socket).get::<viola_proto::Status>("/status").unwrap_err();
+        let e = Client::new(&socket)
+            .get::<viola_proto::Status>("/status")
+            .unwrap_err();
         other.join().unwrap();
         assert!(matches!(e, ClientError::Protocol { .. }), "{e}");
     }

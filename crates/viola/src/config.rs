@@ -155,8 +155,10 @@ pub struct VmConfig {
 impl Config {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         Self::parse(path, &text)
     }
 
@@ -175,13 +177,23 @@ impl Config {
         for vm in raw.vm {
             let name = vm.name.get_ref().trim();
             if name.is_empty() {
-                return Err(at(vm.name.span(), "name: a VM's name or identity is missing".into()));
+                return Err(at(
+                    vm.name.span(),
+                    "name: a VM's name or identity is missing".into(),
+                ));
             }
             if let Some(first) = vms.iter().find(|v| v.name == name) {
-                let what = format!("name: {} has its [[vm]] already (line {})", quantities::quoted(name), first.line);
+                let what = format!(
+                    "name: {} has its [[vm]] already (line {})",
+                    quantities::quoted(name),
+                    first.line
+                );
                 return Err(at(vm.name.span(), what));
             }
-            let line = line_of(text, vm.cap.as_ref().map_or(vm.name.span(), Spanned::span).start);
+            let line = line_of(
+                text,
+                vm.cap.as_ref().map_or(vm.name.span(), Spanned::span).start,
+            );
             vms.push(VmConfig {
                 name: name.to_owned(),
                 class: vm.class,
@@ -192,7 +204,10 @@ impl Config {
             });
         }
         let s = raw.slices;
-        let cores_line = s.cores.as_ref().map_or(0, |c| line_of(text, c.span().start));
+        let cores_line = s
+            .cores
+            .as_ref()
+            .map_or(0, |c| line_of(text, c.span().start));
         Ok(Self {
             path: path.to_owned(),
             daemon: raw.daemon,
@@ -212,7 +227,11 @@ impl Config {
 
     /// Checks what depends on the host: cores that are there, caps that fit on them.
     pub fn check_host(&self, online: &CpuSet) -> Result<(), ConfigError> {
-        let at = |line, what| ConfigError::At { path: self.path.clone(), line, what };
+        let at = |line, what| ConfigError::At {
+            path: self.path.clone(),
+            line,
+            what,
+        };
         if let Some(cpu) = self.slices.cores.iter().find(|&c| !online.contains(c)) {
             let what = format!("cores: CPU {cpu} is not online; this host has {online}");
             return Err(at(self.slices.cores_line, what));
@@ -231,7 +250,10 @@ impl Config {
 
     /// What the file says about a VM; its identity is asked for before its name.
     pub fn vm(&self, id: &str, name: &str) -> Option<&VmConfig> {
-        self.vms.iter().find(|v| v.name == id).or_else(|| self.vms.iter().find(|v| v.name == name))
+        self.vms
+            .iter()
+            .find(|v| v.name == id)
+            .or_else(|| self.vms.iter().find(|v| v.name == name))
     }
 }
 
@@ -308,9 +330,14 @@ struct Cores(CpuSet);
 
 impl<'de> Deserialize<'de> for Cores {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(Text("a CPU list in quotes, for example \"4-7\"", |t: &str| {
-            t.parse().map(Self).map_err(|e: viola_host::cpuset::BadCpuList| e.to_string())
-        }))
+        d.deserialize_any(Text(
+            "a CPU list in quotes, for example \"4-7\"",
+            |t: &str| {
+                t.parse()
+                    .map(Self)
+                    .map_err(|e: viola_host::cpuset::BadCpuList| e.to_string())
+            },
+        ))
     }
 }
 
@@ -327,7 +354,11 @@ impl<'de> Deserialize<'de> for Cap {
 fn absolute<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
     d.deserialize_any(Text("a path in quotes", |t: &str| {
         let path = PathBuf::from(t);
-        if path.is_absolute() { Ok(path) } else { Err(format!("{} does not begin with /", quantities::quoted(t))) }
+        if path.is_absolute() {
+            Ok(path)
+        } else {
+            Err(format!("{} does not begin with /", quantities::quoted(t)))
+        }
     }))
 }
 
@@ -343,15 +374,21 @@ fn microslice<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> 
     duration(d, &quantities::MICROSLICE).map(Some)
 }
 
-fn duration<'de, D: Deserializer<'de>>(d: D, allowed: &RangeInclusive<u64>) -> Result<u64, D::Error> {
-    d.deserialize_any(Text("a duration with its unit in quotes, for example \"300us\"", |t: &str| {
-        quantities::duration_in(t, allowed).map_err(|e| e.to_string())
-    }))
+fn duration<'de, D: Deserializer<'de>>(
+    d: D,
+    allowed: &RangeInclusive<u64>,
+) -> Result<u64, D::Error> {
+    d.deserialize_any(Text(
+        "a duration with its unit in quotes, for example \"300us\"",
+        |t: &str| quantities::duration_in(t, allowed).map_err(|e| e.to_string()),
+    ))
 }
 
 fn weight<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
     let value = i64::deserialize(d)?;
-    quantities::weight(value).map(Some).map_err(|e: BadQuantity| de::Error::custom(e))
+    quantities::weight(value)
+        .map(Some)
+        .map_err(|e: BadQuantity| de::Error::custom(e))
 }
 
 /// A text and how it is read.
@@ -376,9 +413,14 @@ fn line_of(text: &str, at: usize) -> usize {
 /// Puts the parser's message into an operator's words, with the key in front.
 fn explain(message: &str, text: &str, at: usize) -> String {
     let message = message.trim().replace('\n', ", ").replace('`', "");
-    for (parser, ours) in [("unknown field ", "unknown key "), ("missing field ", "missing key ")] {
+    for (parser, ours) in [
+        ("unknown field ", "unknown key "),
+        ("missing field ", "missing key "),
+    ] {
         if let Some(rest) = message.strip_prefix(parser) {
-            return format!("{ours}{rest}").replace(", expected one of ", "; allowed are ").replace(", expected ", "; allowed is ");
+            return format!("{ours}{rest}")
+                .replace(", expected one of ", "; allowed are ")
+                .replace(", expected ", "; allowed is ");
         }
     }
     let message = match message.strip_prefix("unknown variant ") {
@@ -387,130 +429,18 @@ fn explain(message: &str, text: &str, at: usize) -> String {
             .replacen(", expected ", " is not allowed; write ", 1),
         None => message,
     };
-    let start = text.get(..at).and_then(|t| t.rfind('\n')).map_or(0, |n| n + 1);
+    let start = text
+        .get(..at)
+        .and_then(|t| t.rfind('\n'))
+        .map_or(0, |n| n + 1);
     let line = text[start..].lines().next().unwrap_or_default();
     match line.split_once('=') {
-        Some((key, _)) if !key.trim().is_empty() && !key.contains('#') => format!("{}: {message}", key.trim()),
+        Some((key, _)) if !key.trim().is_empty() && !key.contains('#') => {
+            format!("{}: {message}", key.trim())
+        }
         _ => message,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn parse(text: &str) -> Result<Config, ConfigError> {
-        Config::parse(Path::new("v.toml"), text)
-    }
-
-    fn said(text: &str) -> String {
-        parse(text).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn an_empty_file_is_all_defaults() {
-        let c = parse("").unwrap();
-        assert_eq!(c.daemon, Daemon::default());
-        assert!(c.slices.enabled && c.slices.cores.is_empty() && !c.slices.auto && !c.slices.force);
-        assert_eq!(c.slices.batch_slice(), 4_000_000);
-        assert!(c.vms.is_empty());
-    }
-
-    #[test]
-    fn the_sample_is_the_default_configuration_with_every_key_in_it() {
-        let sample = include_str!("../../../dist/viola.toml");
-        let c = parse(sample).unwrap();
-        assert_eq!(c.daemon, Daemon::default());
-        assert!(c.slices.enabled && c.vms.is_empty());
-        // With its comment signs taken away the sample still has to be a configuration.
-        let all: String = sample.lines().map(|l| l.strip_prefix('#').filter(|r| !r.starts_with(' ')).unwrap_or(l)).fold(String::new(), |t, l| t + l + "\n");
-        let all = parse(&all).unwrap();
-        assert_eq!(all.slices.cores, "1,4-7".parse().unwrap());
-        let vm = all.vm("x", "db01").unwrap();
-        assert!(vm.class.is_some() && vm.microslice.is_some() && vm.weight.is_some() && vm.cap.is_some());
-        for key in ["socket", "group", "interval", "state_dir", "run_dir", "enabled", "mechanism", "cores", "mode", "batch_slice", "auto", "force", "name", "class", "microslice", "weight", "cap"] {
-            assert!(sample.contains(&format!("{key} = ")), "{key}");
-        }
-    }
-
-    #[test]
-    fn papers_modes_have_the_papers_slice_unless_told_otherwise() {
-        assert_eq!(parse("[slices]\nmode = \"paper\"").unwrap().slices.batch_slice(), 30_000_000);
-        assert_eq!(parse("[slices]\nmode = \"credit\"\nbatch_slice = \"10ms\"").unwrap().slices.batch_slice(), 10_000_000);
-    }
-
-    #[test]
-    fn an_unknown_key_is_named_with_its_line_and_those_allowed() {
-        let s = said("[daemon]\n\n[slices]\ncore = \"1\"\n");
-        assert!(s.starts_with("v.toml:4: unknown key core; allowed are enabled, mechanism, cores"), "{s}");
-        assert!(said("[slice]\n").starts_with("v.toml:1: unknown key slice; allowed are daemon, slices, vm"));
-        assert!(said("[[vm]]\nname = \"a\"\nprio = 3").starts_with("v.toml:3: unknown key prio"));
-    }
-
-    #[test]
-    fn a_wrong_value_is_named_with_its_line_and_key() {
-        assert_eq!(
-            said("[[vm]]\nname = \"a\"\nmicroslice = \"300\""),
-            "v.toml:3: microslice: \"300\" has no unit; the units are us, ms and s, for example 300us"
-        );
-        assert!(said("[daemon]\ninterval = 100").starts_with("v.toml:2: interval: invalid type: integer 100, expected a duration with its unit"));
-        assert!(said("[daemon]\ninterval = \"10ms\"").contains("30ms to 1s is allowed"));
-        assert_eq!(said("[[vm]]\nname = \"a\"\nweight = -3"), "v.toml:3: weight: -3 is not a weight; 1 to 65535 is allowed");
-        assert!(said("[slices]\ncores = \"x\"").starts_with("v.toml:2: cores: \"x\" is not a CPU list"));
-        assert_eq!(
-            said("[slices]\nmode = \"fast\""),
-            "v.toml:2: mode: fast is not allowed; write one of interleaved, paper, credit"
-        );
-        assert!(said("[slices]\nmode = ").starts_with("v.toml:2: "));
-        assert_eq!(said("[daemon]\nrun_dir = \"run\""), "v.toml:2: run_dir: \"run\" does not begin with /");
-        assert_eq!(said("[[vm]]\nclass = \"ls\""), "v.toml:1: missing key name");
-    }
-
-    #[test]
-    fn a_vm_has_one_entry() {
-        let s = said("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\n[[vm]]\nname = \"a\"\n");
-        assert_eq!(s, "v.toml:6: name: \"a\" has its [[vm]] already (line 2)");
-        assert!(said("[[vm]]\nname = \" \"").contains("missing"));
-    }
-
-    #[test]
-    fn cores_and_caps_have_to_fit_on_the_host() {
-        let online: CpuSet = "0-1".parse().unwrap();
-        let check = |text: &str| parse(text).unwrap().check_host(&online).map_err(|e| e.to_string());
-        assert_eq!(check("[slices]\ncores = \"1\""), Ok(()));
-        assert_eq!(
-            check("[slices]\nauto = true\ncores = \"1,4\""),
-            Err("v.toml:3: cores: CPU 4 is not online; this host has 0-1".into())
-        );
-        assert_eq!(check("[[vm]]\nname = \"a\"\ncap = \"200%\""), Ok(()));
-        assert_eq!(
-            check("[slices]\ncores = \"1\"\n[[vm]]\nname = \"a\"\ncap = \"200%\""),
-            Err("v.toml:5: cap 200% is over the 1 core of [slices]; at most 100%".into())
-        );
-    }
-
-    #[test]
-    fn an_identity_goes_before_a_name() {
-        let c = parse("[[vm]]\nname = \"g1\"\nweight = 1\n[[vm]]\nname = \"uml:g1\"\nweight = 2").unwrap();
-        assert_eq!(c.vm("uml:g1", "g1").unwrap().weight, Some(2));
-        assert_eq!(c.vm("qemu:g1", "g1").unwrap().weight, Some(1));
-        assert_eq!(c.vm("qemu:g2", "g2"), None);
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_makes_the_parser_panic(text in "(\\PC|\n){0,80}") {
-            let _ = parse(&text);
-        }
-
-        #[test]
-        fn no_value_makes_the_parser_panic(
-            key in "interval|cores|mode|batch_slice|socket",
-            table in "daemon|slices",
-            value in "\"[^\"\\\\\n]{0,12}\"|-?[0-9]{1,30}|true|\\[\\]|\\{\\}",
-        ) {
-            let _ = parse(&format!("[{table}]\n{key} = {value}\n"));
-        }
-    }
-}
+mod tests;

@@ -61,7 +61,17 @@ pub fn chain(e: &dyn std::error::Error) -> String {
 /// Text without line breaks and other control characters.
 pub fn one_line(text: &str) -> String {
     let text = text.trim_end();
-    text.chars().map(|c| if c == '\n' { ' ' } else if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    text.chars()
+        .map(|c| {
+            if c == '\n' {
+                ' '
+            } else if c.is_control() {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -75,7 +85,10 @@ mod tests {
         struct Outer(#[source] std::io::Error);
         let e = Outer(std::io::Error::other("disk on fire"));
         assert_eq!(chain(&e), "reading x: disk on fire");
-        assert_eq!(chain(&std::io::Error::other("disk on fire")), "disk on fire");
+        assert_eq!(
+            chain(&std::io::Error::other("disk on fire")),
+            "disk on fire"
+        );
     }
 
     #[test]

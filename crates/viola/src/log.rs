@@ -28,7 +28,12 @@ pub fn line(level: Level, what: impl Display) {
 
 /// Writes a line about one VM: what was done, and why.
 pub fn about(level: Level, vm: impl Display, what: impl Display) {
-    write(&format(journal(), level, Some(&vm.to_string()), &what.to_string()));
+    write(&format(
+        journal(),
+        level,
+        Some(&vm.to_string()),
+        &what.to_string(),
+    ));
 }
 
 fn write(text: &str) {
@@ -37,7 +42,11 @@ fn write(text: &str) {
 }
 
 fn format(journal: bool, level: Level, vm: Option<&str>, what: &str) -> String {
-    let before = if journal { format!("<{}>", level as u8) } else { "viola: ".to_owned() };
+    let before = if journal {
+        format!("<{}>", level as u8)
+    } else {
+        "viola: ".to_owned()
+    };
     let vm = vm.map(|v| format!("{}: ", one_line(v))).unwrap_or_default();
     format!("{before}{vm}{}\n", one_line(what))
 }
@@ -46,8 +55,12 @@ fn format(journal: bool, level: Level, vm: Option<&str>, what: &str) -> String {
 fn journal() -> bool {
     static JOURNAL: OnceLock<bool> = OnceLock::new();
     *JOURNAL.get_or_init(|| {
-        let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
-        let Ok(file) = std::fs::metadata("/proc/self/fd/2") else { return false };
+        let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+            return false;
+        };
+        let Ok(file) = std::fs::metadata("/proc/self/fd/2") else {
+            return false;
+        };
         stream == format!("{}:{}", file.dev(), file.ino())
     })
 }
@@ -63,6 +76,9 @@ mod tests {
             format(true, Level::Notice, Some("uml:g1"), what),
             "<5>uml:g1: class ls (was batch): asked for by viola set\n"
         );
-        assert_eq!(format(false, Level::Error, None, "gone\nforever"), "viola: gone forever\n");
+        assert_eq!(
+            format(false, Level::Error, None, "gone\nforever"),
+            "viola: gone forever\n"
+        );
     }
 }

@@ -64,7 +64,11 @@ impl Recent {
 
     /// A count over the time measured, per second.
     pub fn per_s(&self, count: u64) -> f64 {
-        if self.span == 0 { 0.0 } else { count as f64 * 1e9 / self.span as f64 }
+        if self.span == 0 {
+            0.0
+        } else {
+            count as f64 * 1e9 / self.span as f64
+        }
     }
 }
 
@@ -108,7 +112,6 @@ pub fn shares(vms: &[(&CpuSet, usize, u32, Option<u32>)]) -> Vec<f64> {
         .collect()
 }
 
-
 /// Each vCPU of a VM with its waits.
 pub fn by_vcpu(sample: &VmSample, meter: &Meter) -> Vec<Spent> {
     let waits = meter.waits(&sample.id);
@@ -147,14 +150,27 @@ mod tests {
     #[test]
     fn a_core_is_shared_by_weight() {
         let one = cpus("1");
-        assert_eq!(round(shares(&[(&one, 1, 512, None), (&one, 1, 256, None), (&one, 1, 256, None)])), [50, 25, 25]);
+        assert_eq!(
+            round(shares(&[
+                (&one, 1, 512, None),
+                (&one, 1, 256, None),
+                (&one, 1, 256, None)
+            ])),
+            [50, 25, 25]
+        );
     }
 
     #[test]
     fn a_cap_and_the_number_of_vcpus_bound_a_share() {
         let (one, many) = (cpus("1"), cpus("4-15"));
-        assert_eq!(round(shares(&[(&one, 1, 256, Some(200)), (&one, 1, 256, None)])), [20, 50]);
-        assert_eq!(round(shares(&[(&many, 1, 256, None), (&many, 3, 256, None)])), [8, 25]);
+        assert_eq!(
+            round(shares(&[(&one, 1, 256, Some(200)), (&one, 1, 256, None)])),
+            [20, 50]
+        );
+        assert_eq!(
+            round(shares(&[(&many, 1, 256, None), (&many, 3, 256, None)])),
+            [8, 25]
+        );
     }
 
     #[test]
@@ -173,16 +189,26 @@ mod tests {
             span: 500_000_000,
             vms: vec![VmSample {
                 id: id.clone(),
-                vcpus: vec![Times { run, ..Times::default() }],
+                vcpus: vec![Times {
+                    run,
+                    ..Times::default()
+                }],
                 service: Times::default(),
-                traffic: Traffic { rx_packets: 50, disk_read: 1000, ..Traffic::default() },
+                traffic: Traffic {
+                    rx_packets: 50,
+                    disk_read: 1000,
+                    ..Traffic::default()
+                },
             }],
         };
         let history: VecDeque<_> = (0..20).map(|i| snapshot(i, i)).collect();
         let recent = Recent::of(&history);
         assert_eq!(recent.span, WINDOW);
         assert_eq!(recent.vm(&id).unwrap().vcpus[0].run, 18 + 19);
-        assert_eq!(recent.per_s(recent.vm(&id).unwrap().traffic.rx_packets), 100.0);
+        assert_eq!(
+            recent.per_s(recent.vm(&id).unwrap().traffic.rx_packets),
+            100.0
+        );
         assert_eq!(recent.disk(&id), 2000.0);
         assert_eq!(Recent::of(&VecDeque::new()).per_s(5), 0.0);
     }

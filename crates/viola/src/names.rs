@@ -13,16 +13,25 @@ pub enum NotFound {
 }
 
 /// Finds a VM among (name, identity) by its identity, else by its name; answers its index.
-pub fn find<'a>(vms: impl Iterator<Item = (&'a str, &'a str)> + Clone, name: &str) -> Result<usize, NotFound> {
+pub fn find<'a>(
+    vms: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    name: &str,
+) -> Result<usize, NotFound> {
     if let Some(i) = vms.clone().position(|(_, id)| id == name) {
         return Ok(i);
     }
-    let named: Vec<(usize, &str)> =
-        vms.clone().enumerate().filter(|(_, (n, _))| *n == name).map(|(i, (_, id))| (i, id)).collect();
+    let named: Vec<(usize, &str)> = vms
+        .clone()
+        .enumerate()
+        .filter(|(_, (n, _))| *n == name)
+        .map(|(i, (_, id))| (i, id))
+        .collect();
     match named[..] {
         [(i, _)] => Ok(i),
         [] => Err(NotFound::Nobody(nearest(name, vms))),
-        _ => Err(NotFound::Several(named.iter().map(|(_, id)| (*id).to_owned()).collect())),
+        _ => Err(NotFound::Several(
+            named.iter().map(|(_, id)| (*id).to_owned()).collect(),
+        )),
     }
 }
 
@@ -31,13 +40,25 @@ impl NotFound {
     pub fn answer(self, name: &str) -> (u16, viola_proto::Error) {
         let name = quoted(name);
         let (status, error, nearest) = match self {
-            Self::Nobody(near) if near.is_empty() => (404, format!("there is no VM {name} on this host"), near),
-            Self::Nobody(near) => {
-                (404, format!("there is no VM {name} on this host; near it: {}", near.join(", ")), near)
+            Self::Nobody(near) if near.is_empty() => {
+                (404, format!("there is no VM {name} on this host"), near)
             }
-            Self::Several(ids) => {
-                (409, format!("several VMs are called {name}; name one by its identity: {}", ids.join(", ")), ids)
-            }
+            Self::Nobody(near) => (
+                404,
+                format!(
+                    "there is no VM {name} on this host; near it: {}",
+                    near.join(", ")
+                ),
+                near,
+            ),
+            Self::Several(ids) => (
+                409,
+                format!(
+                    "several VMs are called {name}; name one by its identity: {}",
+                    ids.join(", ")
+                ),
+                ids,
+            ),
         };
         (status, viola_proto::Error { error, nearest })
     }
@@ -56,7 +77,10 @@ fn nearest<'a>(name: &str, vms: impl Iterator<Item = (&'a str, &'a str)>) -> Vec
         .collect();
     near.sort_unstable();
     near.dedup();
-    near.into_iter().take(3).map(|(_, n)| n.to_owned()).collect()
+    near.into_iter()
+        .take(3)
+        .map(|(_, n)| n.to_owned())
+        .collect()
 }
 
 /// Letters to be changed, added or left out (Levenshtein).
@@ -79,8 +103,12 @@ fn distance(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
 
-    const VMS: [(&str, &str); 4] =
-        [("db01", "uml:db01"), ("db02", "uml:db02"), ("web", "qemu:web"), ("web", "uml:web")];
+    const VMS: [(&str, &str); 4] = [
+        ("db01", "uml:db01"),
+        ("db02", "uml:db02"),
+        ("web", "qemu:web"),
+        ("web", "uml:web"),
+    ];
 
     #[test]
     fn a_vm_is_found_by_name_or_identity() {
@@ -105,7 +133,13 @@ mod tests {
         assert!(near("").is_empty());
         assert!(near(&"x".repeat(100_000)).is_empty());
         let (status, e) = find(VMS.into_iter(), "db1").unwrap_err().answer("db1");
-        assert_eq!((status, e.error.as_str()), (404, "there is no VM \"db1\" on this host; near it: db01, db02"));
+        assert_eq!(
+            (status, e.error.as_str()),
+            (
+                404,
+                "there is no VM \"db1\" on this host; near it: db01, db02"
+            )
+        );
     }
 
     #[test]

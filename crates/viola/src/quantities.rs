@@ -42,11 +42,14 @@ pub fn quoted(text: &str) -> String {
 
 /// A number and what follows it. At most nine decimals.
 fn split_number(text: &str) -> Option<(u128, u32, &str)> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
     let dot = number.len() - whole.len();
-    if whole.is_empty() || whole.len() > 18 || decimals.len() > 9 || dot == 1 && decimals.is_empty() {
+    if whole.is_empty() || whole.len() > 18 || decimals.len() > 9 || dot == 1 && decimals.is_empty()
+    {
         return None;
     }
     let value = format!("{whole}{decimals}").parse().ok()?;
@@ -58,17 +61,29 @@ pub fn duration(text: &str) -> Result<u64, BadQuantity> {
     let text = text.trim();
     let shown = quoted(text);
     if text.starts_with('-') {
-        return bad(format!("{shown} is negative; write a duration such as 300us, 4ms or 1s"));
+        return bad(format!(
+            "{shown} is negative; write a duration such as 300us, 4ms or 1s"
+        ));
     }
     let Some((value, decimals, unit)) = split_number(text) else {
-        return bad(format!("{shown} is not a duration; write a number and its unit: 300us, 4ms or 1s"));
+        return bad(format!(
+            "{shown} is not a duration; write a number and its unit: 300us, 4ms or 1s"
+        ));
     };
     let unit = match unit {
         "us" | "µs" => US,
         "ms" => MS,
         "s" => S,
-        "" => return bad(format!("{shown} has no unit; the units are us, ms and s, for example {text}us")),
-        _ => return bad(format!("{shown} has the wrong unit; the units are us, ms and s")),
+        "" => {
+            return bad(format!(
+                "{shown} has no unit; the units are us, ms and s, for example {text}us"
+            ));
+        }
+        _ => {
+            return bad(format!(
+                "{shown} has the wrong unit; the units are us, ms and s"
+            ));
+        }
     };
     let ns = value * u128::from(unit) / 10u128.pow(decimals);
     u64::try_from(ns).or_else(|_| bad(format!("{shown} is longer than anything viola measures")))
@@ -81,14 +96,21 @@ pub fn duration_in(text: &str, allowed: &RangeInclusive<u64>) -> Result<u64, Bad
         return Ok(ns);
     }
     let (low, high) = (exact(*allowed.start()), exact(*allowed.end()));
-    bad(format!("{} is out of range; {low} to {high} is allowed", quoted(text.trim())))
+    bad(format!(
+        "{} is out of range; {low} to {high} is allowed",
+        quoted(text.trim())
+    ))
 }
 
 /// Checks a weight.
 pub fn weight(value: i64) -> Result<u32, BadQuantity> {
     match u32::try_from(value) {
         Ok(w) if WEIGHT.contains(&value) => Ok(w),
-        _ => bad(format!("{value} is not a weight; {} to {} is allowed", WEIGHT.start(), WEIGHT.end())),
+        _ => bad(format!(
+            "{value} is not a weight; {} to {} is allowed",
+            WEIGHT.start(),
+            WEIGHT.end()
+        )),
     }
 }
 
@@ -101,15 +123,27 @@ pub fn cap(text: &str) -> Result<Option<u32>, BadQuantity> {
     }
     let shown = quoted(text);
     if text.starts_with('-') {
-        return bad(format!("{shown} is negative; write a cap such as 50%, 100% being one core, or none"));
+        return bad(format!(
+            "{shown} is negative; write a cap such as 50%, 100% being one core, or none"
+        ));
     }
     let Some((value, decimals, unit)) = split_number(text) else {
-        return bad(format!("{shown} is not a cap; write percent of one core, for example 50%, or none"));
+        return bad(format!(
+            "{shown} is not a cap; write percent of one core, for example 50%, or none"
+        ));
     };
     match unit {
         "%" => {}
-        "" => return bad(format!("{shown} has no unit; write {text}% (100% is one core), or none")),
-        _ => return bad(format!("{shown} has the wrong unit; a cap is in percent of one core, for example 50%")),
+        "" => {
+            return bad(format!(
+                "{shown} has no unit; write {text}% (100% is one core), or none"
+            ));
+        }
+        _ => {
+            return bad(format!(
+                "{shown} has the wrong unit; a cap is in percent of one core, for example 50%"
+            ));
+        }
     }
     let permille = value * 10 / 10u128.pow(decimals);
     match u32::try_from(permille) {
@@ -125,8 +159,16 @@ pub fn cap_fits(permille: u32, cores: usize, whose: &str) -> Result<(), BadQuant
     if u64::from(permille) <= most {
         return Ok(());
     }
-    let cores = if cores == 1 { "1 core".into() } else { format!("{cores} cores") };
-    bad(format!("cap {} is over the {cores} of {whose}; at most {}%", cap_text(Some(permille)), most / 10))
+    let cores = if cores == 1 {
+        "1 core".into()
+    } else {
+        format!("{cores} cores")
+    };
+    bad(format!(
+        "cap {} is over the {cores} of {whose}; at most {}%",
+        cap_text(Some(permille)),
+        most / 10
+    ))
 }
 
 /// A cap as [`cap`] reads it.
@@ -209,8 +251,14 @@ mod tests {
 
     #[test]
     fn a_wrong_unit_is_told_with_the_right_ones() {
-        assert_eq!(said(duration("300")), r#""300" has no unit; the units are us, ms and s, for example 300us"#);
-        assert_eq!(said(duration("300ns")), r#""300ns" has the wrong unit; the units are us, ms and s"#);
+        assert_eq!(
+            said(duration("300")),
+            r#""300" has no unit; the units are us, ms and s, for example 300us"#
+        );
+        assert_eq!(
+            said(duration("300ns")),
+            r#""300ns" has the wrong unit; the units are us, ms and s"#
+        );
         assert!(said(duration("-1ms")).contains("negative"));
         for text in ["", "ms", "1..2ms", "1.ms", ".5ms", "1e3us", "0x10us"] {
             assert!(duration(text).is_err(), "{text}");
@@ -233,7 +281,10 @@ mod tests {
         assert_eq!(weight(1), Ok(1));
         assert_eq!(weight(65_535), Ok(65_535));
         for w in [0, -5, 65_536, i64::MIN, i64::MAX] {
-            assert_eq!(said(weight(w)), format!("{w} is not a weight; 1 to 65535 is allowed"));
+            assert_eq!(
+                said(weight(w)),
+                format!("{w} is not a weight; 1 to 65535 is allowed")
+            );
         }
     }
 
@@ -271,7 +322,13 @@ mod tests {
         ] {
             assert_eq!(rounded(ns), text);
         }
-        for (rate, text) in [(0.0, "0 B/s"), (3.04e6, "3.0 MB/s"), (9.96e6, "10 MB/s"), (96e6, "96 MB/s"), (2e9, "2.0 GB/s")] {
+        for (rate, text) in [
+            (0.0, "0 B/s"),
+            (3.04e6, "3.0 MB/s"),
+            (9.96e6, "10 MB/s"),
+            (96e6, "96 MB/s"),
+            (2e9, "2.0 GB/s"),
+        ] {
             assert_eq!(byte_rate(rate), text);
         }
         assert_eq!(percent(0.083), "8 %");

@@ -8,7 +8,13 @@ use crate::error::{Failure, Outcome};
 /// Puts rows into columns, each as wide as its widest cell, two blanks between them.
 pub fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max().unwrap_or(0);
+    let width = |c: usize| {
+        rows.iter()
+            .filter_map(|r| r.get(c))
+            .map(|t| t.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in rows {
@@ -53,7 +59,9 @@ pub fn paint(text: &str, colour: Colour) -> String {
 pub fn print(text: &str) -> Outcome {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::run(format!("writing the answer: {e}"))),
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::run(format!("writing the answer: {e}")))
+        }
         _ => Ok(()),
     }
 }
@@ -71,7 +79,11 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let row = |cells: &[&str]| cells.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>();
-        let text = align(&[row(&["NAME", "WAIT"]), row(&["datenbank-ä", "8 %"]), row(&["x"])]);
+        let text = align(&[
+            row(&["NAME", "WAIT"]),
+            row(&["datenbank-ä", "8 %"]),
+            row(&["x"]),
+        ]);
         assert_eq!(text, "NAME         WAIT\ndatenbank-ä  8 %\nx\n");
     }
 }

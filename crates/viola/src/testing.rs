@@ -41,12 +41,19 @@ pub fn vm_with_id(id: &str, name: &str, pid: u32, vcpus: &[&[u32]]) -> Vm {
 
 /// A thread that started at tick 1.
 pub fn thread(pid: u32, tid: u32) -> Thread {
-    Thread { pid, tid, start_time: 1 }
+    Thread {
+        pid,
+        tid,
+        start_time: 1,
+    }
 }
 
 /// Adds a service thread to a VM.
 pub fn serve(vm: &mut Vm, tid: u32) {
-    vm.service.push(Service { thread: thread(vm.pid, tid), kind: ServiceKind::Iothread });
+    vm.service.push(Service {
+        thread: thread(vm.pid, tid),
+        kind: ServiceKind::Iothread,
+    });
 }
 
 /// A control group with a weight and a quota.
@@ -63,7 +70,12 @@ pub fn cgroup(weight: Option<u32>, quota: Option<u32>) -> Cgroup {
 /// CPUs 0..n of a host with one node and no SMT.
 pub fn cpus(n: u32) -> Vec<viola_host::topology::Cpu> {
     (0..n)
-        .map(|cpu| viola_host::topology::Cpu { cpu, node: 0, package: 0, siblings: [cpu].into_iter().collect() })
+        .map(|cpu| viola_host::topology::Cpu {
+            cpu,
+            node: 0,
+            package: 0,
+            siblings: [cpu].into_iter().collect(),
+        })
         .collect()
 }
 
@@ -117,7 +129,11 @@ pub fn view(names: &[&str]) -> crate::daemon::view::View {
             failures: 0,
             warnings: Vec::new(),
         },
-        vms: VmList { vms: names.iter().map(report).collect(), measured_ns: 1_000_000_000, warnings: Vec::new() },
+        vms: VmList {
+            vms: names.iter().map(report).collect(),
+            measured_ns: 1_000_000_000,
+            warnings: Vec::new(),
+        },
         check: Check::default(),
     }
 }

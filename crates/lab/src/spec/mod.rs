@@ -2,6 +2,7 @@
 //! Description of a lab: guests, bridges, disks, workloads. Written in TOML or made in code.
 
 mod check;
+mod fields;
 mod size;
 mod toml;
 

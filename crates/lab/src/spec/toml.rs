@@ -9,9 +9,8 @@ use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 use super::check::{Place, Problem, check};
-use super::{
-    BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DiskSpec, GuestSpec, Spec, TapSpec, parse_size,
-};
+use super::fields::{Mac, Size, Subnet, Vmm};
+use super::{BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DiskSpec, GuestSpec, Spec, TapSpec};
 use crate::error::{Error, Result};
 use crate::wire::Workload;
 
@@ -31,24 +30,6 @@ struct LabTable {
     name: String,
     #[serde(default)]
     vmm: Vmm,
-}
-
-/// What runs the guests. User Mode Linux is the only one so far.
-#[derive(Default)]
-enum Vmm {
-    #[default]
-    Uml,
-}
-
-impl<'de> Deserialize<'de> for Vmm {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        match String::deserialize(from)?.as_str() {
-            "uml" => Ok(Self::Uml),
-            other => Err(serde::de::Error::custom(format!(
-                "vmm `{other}` is not supported; the lab's guests are \"uml\" (User Mode Linux), which need no hardware virtualisation"
-            ))),
-        }
-    }
 }
 
 #[derive(Deserialize)]
@@ -131,52 +112,6 @@ impl<'de> Deserialize<'de> for Taps {
             }
         }
         from.deserialize_any(Visitor)
-    }
-}
-
-struct Size(u64);
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        parse_size(&String::deserialize(from)?)
-            .map(Self)
-            .map_err(serde::de::Error::custom)
-    }
-}
-
-/// An address with the prefix length of its subnet.
-#[derive(Clone, Copy)]
-struct Subnet(Ipv4Addr, u8);
-
-impl<'de> Deserialize<'de> for Subnet {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        let parsed = text
-            .split_once('/')
-            .and_then(|(address, prefix)| Some(Self(address.parse().ok()?, prefix.parse().ok()?)));
-        parsed.ok_or_else(|| {
-            serde::de::Error::custom(format!("address `{text}` must be like 10.77.0.11/24"))
-        })
-    }
-}
-
-struct Mac([u8; 6]);
-
-impl<'de> Deserialize<'de> for Mac {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        let bytes: Vec<u8> = text
-            .split(':')
-            .filter_map(|b| u8::from_str_radix(b, 16).ok().filter(|_| b.len() == 2))
-            .collect();
-        let mac = <[u8; 6]>::try_from(bytes)
-            .ok()
-            .filter(|mac| mac[0] & 1 == 0 && text.len() == 17);
-        mac.map(Self).ok_or_else(|| {
-            serde::de::Error::custom(format!(
-                "mac `{text}` must be six bytes like 02:00:0a:4d:00:0b, the first one even"
-            ))
-        })
     }
 }
 

@@ -88,6 +88,15 @@ pub fn pin(cpus: &[u32]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
+/// Counters of a VM as they were at the last turn.
+#[derive(Debug, Clone, Copy, Default)]
+struct LastSeen {
+    used: u64,
+    blocks: u32,
+    /// A packet came while it waited.
+    pending: bool,
+}
+
 struct Core {
     view: CoreView,
     ring: Ring,
@@ -102,11 +111,9 @@ struct Core {
     threads: Vec<VmThreads>,
     /// Index in the accounting program by position in the plan.
     indexes: Vec<u32>,
-    used: Vec<u64>,
-    blocks: Vec<u32>,
+    /// By index in the accounting program, so that nothing is forgotten when the plan changes.
+    last_seen: [LastSeen; MAX_INDEX],
     seen: Vec<Seen>,
-    /// A packet came for the VM while it waited.
-    pending: Vec<bool>,
     params: Vec<Params>,
     decision: Decision,
     until: Nanos,
@@ -129,10 +136,8 @@ impl Core {
             plain: Credit::new(false),
             threads: (0..MAX_INDEX).map(|_| VmThreads::new()).collect(),
             indexes: Vec::with_capacity(MAX_VMS),
-            used: Vec::with_capacity(MAX_VMS),
-            blocks: Vec::with_capacity(MAX_VMS),
+            last_seen: [LastSeen::default(); MAX_INDEX],
             seen: Vec::with_capacity(MAX_VMS),
-            pending: Vec::with_capacity(MAX_VMS),
             params: Vec::with_capacity(MAX_VMS),
             decision: Decision::default(),
             until: 0,
@@ -151,18 +156,19 @@ impl Core {
         for (i, &index) in self.indexes.iter().enumerate() {
             let vm = self.view.vm(index);
             let used = self.view.used(index, now);
+            let last = &mut self.last_seen[index as usize];
             self.seen[i] = Seen {
-                used: used.saturating_sub(self.used[i]),
+                used: used.saturating_sub(last.used),
                 runnable: vm.runnable > 0,
-                blocked: vm.blocks != self.blocks[i],
-                io: match (self.plan.vms[i].sees_packets, self.pending[i]) {
+                blocked: vm.blocks != last.blocks,
+                io: match (self.plan.vms[i].sees_packets, last.pending) {
                     (false, _) => Io::Unseen,
                     (true, false) => Io::Quiet,
                     (true, true) => Io::Pending,
                 },
             };
-            self.used[i] = used.max(self.used[i]);
-            self.blocks[i] = vm.blocks;
+            last.used = used.max(last.used);
+            last.blocks = vm.blocks;
         }
         let machine: &mut dyn Machine = match self.plan.algorithm {
             Algorithm::Interleaved => &mut self.interleaved,
@@ -179,9 +185,10 @@ impl Core {
             // A packet has been answered for when the VM gets the core for it; the next is to be told again,
             // unless the VM has the core anyway.
             let served = rank == Rank::Boost;
-            self.pending[i] &= !served && self.seen[i].used == 0;
+            let pending = &mut self.last_seen[index as usize].pending;
+            *pending &= !served && self.seen[i].used == 0;
             if self.plan.vms[i].sees_packets {
-                self.view.want_io(index, !served && !self.pending[i] && self.seen[i].runnable);
+                self.view.want_io(index, !served && !*pending && self.seen[i].runnable);
             }
             calls += u64::from(applied.calls);
             switches += u64::from(applied.calls > 0);
@@ -235,9 +242,7 @@ impl Core {
                 }
                 EventKind::Exit => threads.remove(event.tid),
                 EventKind::Io => {
-                    if let Some(i) = self.indexes.iter().position(|&index| index == event.vm) {
-                        self.pending[i] = true;
-                    }
+                    self.last_seen[event.vm as usize].pending = true;
                 }
                 EventKind::Wake | EventKind::Block => {}
             }
@@ -252,30 +257,27 @@ impl Core {
     /// Takes over a new plan. Threads learnt since it was drawn up are kept.
     fn follow(&mut self, now: Nanos, mine: &CoreBoard) {
         let Some(seq) = mine.read(&mut self.plan) else { return };
-        for table in &mut self.threads {
-            table.set_planned(false);
-        }
         self.params.clear();
         self.indexes.clear();
-        self.used.clear();
-        self.blocks.clear();
         self.seen.clear();
-        self.pending.clear();
         for vm in &self.plan.vms {
-            let Some(table) = self.threads.get_mut(vm.index as usize) else { continue };
-            table.set_planned(true);
-            let state = self.view.vm(vm.index);
-            self.params.push(vm.params);
-            self.indexes.push(vm.index);
-            self.used.push(self.view.used(vm.index, now));
-            self.blocks.push(state.blocks);
-            self.seen.push(Seen::default());
-            self.pending.push(false);
+            if (vm.index as usize) < self.threads.len() {
+                self.params.push(vm.params);
+                self.indexes.push(vm.index);
+                self.seen.push(Seen::default());
+            }
         }
-        for table in &mut self.threads {
-            if !table.is_planned() {
+        for (index, table) in self.threads.iter_mut().enumerate() {
+            let planned = self.indexes.contains(&(index as u32));
+            if planned && !table.is_planned() {
+                let index = index as u32;
+                let vm = self.view.vm(index);
+                self.last_seen[index as usize] =
+                    LastSeen { used: self.view.used(index, now), blocks: vm.blocks, pending: false };
+            } else if !planned && table.is_planned() {
                 table.clear();
             }
+            table.set_planned(planned);
         }
         for &(at, thread) in &self.plan.threads {
             if let Some(table) = self.plan.vms.get(at).and_then(|vm| self.threads.get_mut(vm.index as usize))

@@ -73,7 +73,8 @@ impl Slots {
         Self { watchdog, saved, state: SavedState::default(), running: None }
     }
 
-    fn start(&mut self, plan: &Plan, acct: &mut Acct) -> Result<Running, SchedError> {
+    /// Starts watchdog and controller; the locks go to them.
+    fn start(&mut self, plan: &Plan, locks: Vec<OwnedFd>, acct: &mut Acct) -> Result<Running, SchedError> {
         let io = |what: &str| {
             let what = what.to_owned();
             move |source| SchedError::Io { what, source }
@@ -84,14 +85,9 @@ impl Slots {
                 why: format!("{} cores are to be managed, and one host has room for {MAX_CORES}", plan.cores.len()),
             });
         }
-        // Held by all three processes, so that a core is never fought over, not even with a controller that a
-        // killed daemon left for a moment.
-        let mut fds = Vec::new();
-        for core in &plan.cores {
-            fds.push(lock_core(core.cpu)?);
-        }
         let (board, board_fd) = Board::create().map_err(io("making the controller's board"))?;
         let board_number = board_fd.as_raw_fd();
+        let mut fds = locks;
         fds.push(board_fd);
         let mut cores = Vec::new();
         for (core, shared) in plan.cores.iter().zip(&board.cores) {
@@ -204,6 +200,12 @@ impl Mechanism for Slots {
         if cpus.is_empty() {
             return Ok(());
         }
+        // Held by controller and watchdog, so that a core is never fought over, not even with a controller that a
+        // killed daemon left for a moment. Before anything is noted: what another manages is not ours to restore.
+        let locks = match self.running {
+            Some(_) => Vec::new(),
+            None => cpus.iter().map(|&cpu| lock_core(cpu)).collect::<Result<_, _>>()?,
+        };
         // What is not written down cannot be put back, so this comes before any change.
         for v in plan.cores.iter().flat_map(|c| &c.vms) {
             if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
@@ -218,7 +220,7 @@ impl Mechanism for Slots {
                     why: "it needs the accounting program (BPF with BTF, root)".into(),
                 });
             };
-            let mut running = self.start(plan, acct)?;
+            let mut running = self.start(plan, locks, acct)?;
             self.state.processes = vec![(
                 running.watchdog.id(),
                 viola_host::proc::stat(running.watchdog.id()).ok().flatten().map_or(0, |s| s.start_time),

@@ -31,7 +31,11 @@ pub fn check(args: &cli::Check) -> Outcome {
             check
         }
     };
-    if args.json { print_json(&check) } else { print(&text(&check, args.config.as_deref(), coloured())) }
+    if args.json {
+        print_json(&check)
+    } else {
+        print(&text(&check, args.config.as_deref(), coloured()))
+    }
 }
 
 fn by_itself(file: Option<&Path>) -> Outcome<Check> {
@@ -55,7 +59,11 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     // Whether the kernel takes the program is known only when it was tried.
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
     let rows = ability::rows(&facts, &config.slices, &accounting, inventory.vms());
-    Ok(Check { rows, advice: Vec::new(), warnings })
+    Ok(Check {
+        rows,
+        advice: Vec::new(),
+        warnings,
+    })
 }
 
 fn text(check: &Check, config: Option<&Path>, colour: bool) -> String {
@@ -110,7 +118,13 @@ mod tests {
         let check = Check {
             rows: vec![
                 row("kernel 6.18", RowState::Yes, "ok", "", None),
-                row("slices: slots", RowState::No, "no", "real-time throttling", Some("sysctl x=-1")),
+                row(
+                    "slices: slots",
+                    RowState::No,
+                    "no",
+                    "real-time throttling",
+                    Some("sysctl x=-1"),
+                ),
             ],
             advice: vec!["db01 waits".into()],
             warnings: vec!["web cannot be read".into()],

@@ -13,7 +13,10 @@ use crate::table::{Colour, align, coloured, paint, print, print_json};
 pub fn set(args: &cli::Set) -> Outcome {
     let weight = match &args.weight {
         Some(text) => Some(text.trim().parse::<i64>().map_err(|_| {
-            Failure::usage(format!("weight: {} is no number; 1 to 65535 is allowed", crate::quantities::quoted(text)))
+            Failure::usage(format!(
+                "weight: {} is no number; 1 to 65535 is allowed",
+                crate::quantities::quoted(text)
+            ))
         })?),
         None => None,
     };
@@ -25,7 +28,8 @@ pub fn set(args: &cli::Set) -> Outcome {
         keep: args.keep,
         reset: args.reset,
     };
-    let now: VmReport = Client::new(&args.socket.path()).patch(&format!("/vms/{}", segment(&args.vm)), &change)?;
+    let now: VmReport =
+        Client::new(&args.socket.path()).patch(&format!("/vms/{}", segment(&args.vm)), &change)?;
     print(&described(&now))
 }
 
@@ -41,11 +45,20 @@ fn described(vm: &VmReport) -> String {
         Class::Ls => format!(", microslice {}", exact(vm.microslice_ns)),
         Class::Batch => String::new(),
     };
-    let cap = vm.cap_permille.map(|c| format!(", cap {}", cap_text(Some(c)))).unwrap_or_default();
+    let cap = vm
+        .cap_permille
+        .map(|c| format!(", cap {}", cap_text(Some(c))))
+        .unwrap_or_default();
     let sources = [vm.class_source, vm.weight_source, vm.cap_source];
-    let kept = if sources.contains(&Source::Kept) { " (kept)" } else { "" };
-    let mut text =
-        format!("{}: class {class}{microslice}, weight {}{cap}{kept}; scheduled by {}\n", vm.name, vm.weight, vm.scheduled_by);
+    let kept = if sources.contains(&Source::Kept) {
+        " (kept)"
+    } else {
+        ""
+    };
+    let mut text = format!(
+        "{}: class {class}{microslice}, weight {}{cap}{kept}; scheduled by {}\n",
+        vm.name, vm.weight, vm.scheduled_by
+    );
     for remark in &vm.remarks {
         text.push_str(&format!("{}: {remark}\n", vm.name));
     }
@@ -70,7 +83,11 @@ fn post(socket: &cli::Socket, path: &str) -> Outcome {
 /// `viola status`
 pub fn status(args: &cli::Status) -> Outcome {
     let status: Status = Client::new(&args.socket.path()).get("/status")?;
-    if args.json { print_json(&status) } else { print(&table(&status, coloured())) }
+    if args.json {
+        print_json(&status)
+    } else {
+        print(&table(&status, coloured()))
+    }
 }
 
 fn table(s: &Status, colour: bool) -> String {
@@ -101,11 +118,29 @@ fn table(s: &Status, colour: bool) -> String {
         text.push_str(&format!("failures since the start: {}\n", s.failures));
     }
     if !s.cores.is_empty() {
-        let mut rows = vec![["CORE", "BY", "VMS", "CONTROLLER", "WHY"].map(str::to_owned).to_vec()];
+        let mut rows = vec![
+            ["CORE", "BY", "VMS", "CONTROLLER", "WHY"]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
         for c in &s.cores {
-            let by = if c.managed { s.mechanism.as_deref().unwrap_or("viola") } else { "stock" };
-            let vms = if c.vms.is_empty() { "-".to_owned() } else { c.vms.join(",") };
-            rows.push(vec![c.cpu.to_string(), by.to_owned(), vms, format!("{:.1} %", c.controller_share * 100.0), c.why.clone()]);
+            let by = if c.managed {
+                s.mechanism.as_deref().unwrap_or("viola")
+            } else {
+                "stock"
+            };
+            let vms = if c.vms.is_empty() {
+                "-".to_owned()
+            } else {
+                c.vms.join(",")
+            };
+            rows.push(vec![
+                c.cpu.to_string(),
+                by.to_owned(),
+                vms,
+                format!("{:.1} %", c.controller_share * 100.0),
+                c.why.clone(),
+            ]);
         }
         text.push_str(&align(&rows));
     }
@@ -152,7 +187,13 @@ mod tests {
             late_max_ns: 0,
         }];
         let text = table(&s, false);
-        assert!(text.contains("slices: idle: no VM is latency-sensitive\n"), "{text}");
-        assert!(text.contains("\n1     stock  -    1.0 %       no VM runs there\n"), "{text}");
+        assert!(
+            text.contains("slices: idle: no VM is latency-sensitive\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\n1     stock  -    1.0 %       no VM runs there\n"),
+            "{text}"
+        );
     }
 }

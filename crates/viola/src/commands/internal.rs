@@ -18,7 +18,12 @@ pub fn internal(what: &Internal) -> ExitCode {
     let _ = rustix::thread::set_name(name);
     let args: Args = match serde_json::from_str(json) {
         Ok(args) => args,
-        Err(e) => return Failure::usage(format!("this command is for the daemon, not for people ({e})")).tell(),
+        Err(e) => {
+            return Failure::usage(format!(
+                "this command is for the daemon, not for people ({e})"
+            ))
+            .tell();
+        }
     };
     let ended = match what {
         Internal::SlotsWatchdog { .. } => {

@@ -14,7 +14,11 @@ pub fn lab(what: &Lab) -> Outcome<ExitCode> {
     match what {
         Lab::Up { spec, foreground } => {
             let supervise = ["lab", "supervise"].map(Into::into).to_vec();
-            lab_cli::up(&Up { spec: spec.clone(), foreground: *foreground, supervise })?;
+            lab_cli::up(&Up {
+                spec: spec.clone(),
+                foreground: *foreground,
+                supervise,
+            })?;
         }
         Lab::Sh { guest, command } => return Ok(ExitCode::from(lab_cli::sh(guest, command)?)),
         Lab::Net { lab, command } => match lab_cli::net(lab.as_deref(), command)? {},
@@ -26,7 +30,11 @@ pub fn lab(what: &Lab) -> Outcome<ExitCode> {
         }
         Lab::Sweep => {
             let swept = lab_cli::sweep()?;
-            let text = if swept.is_empty() { "nothing was left".into() } else { format!("removed what was left of {}", swept.join(", ")) };
+            let text = if swept.is_empty() {
+                "nothing was left".into()
+            } else {
+                format!("removed what was left of {}", swept.join(", "))
+            };
             print(&format!("{text}\n"))?;
         }
         Lab::Supervise { spec } => lab_cli::supervise(spec)?,

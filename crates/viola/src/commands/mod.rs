@@ -22,7 +22,10 @@ impl From<ClientError> for Failure {
     fn from(e: ClientError) -> Self {
         match &e {
             // What was asked for is wrong, not the daemon.
-            ClientError::Refused { status: 400 | 404 | 409, .. } => Self::usage(e),
+            ClientError::Refused {
+                status: 400 | 404 | 409,
+                ..
+            } => Self::usage(e),
             _ => Self::run(e),
         }
     }

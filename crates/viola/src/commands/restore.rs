@@ -14,11 +14,16 @@ use crate::table::print;
 /// not answer, its helpers are ended all the same.
 pub fn restore(args: &cli::Restore) -> Outcome {
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::run("restore needs root: it changes how other users' processes are scheduled"));
+        return Err(Failure::run(
+            "restore needs root: it changes how other users' processes are scheduled",
+        ));
     }
     let mut text = String::new();
     if let Some(pid) = Lock::holder(&args.run_dir) {
-        let who = pid.map_or_else(|| "a daemon".to_owned(), |p| format!("the daemon (process {p})"));
+        let who = pid.map_or_else(
+            || "a daemon".to_owned(),
+            |p| format!("the daemon (process {p})"),
+        );
         let line = match Client::new(&args.socket.path()).post::<Done>("/stop") {
             Ok(_) => format!("{who} runs and was told to stop; viola start lets it go on\n"),
             Err(e) => format!("{who} runs and cannot be told to stop ({e})\n"),

@@ -41,25 +41,39 @@ pub fn vms(args: &cli::Vms) -> Outcome {
     for warning in &list.warnings {
         eprintln!("viola: {warning}");
     }
-    if args.json { print_json(&list) } else { print(&text(&list, coloured())) }
+    if args.json {
+        print_json(&list)
+    } else {
+        print(&text(&list, coloured()))
+    }
 }
 
 fn by_itself() -> Outcome<VmList> {
     let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
-    inventory.refresh().map_err(|e| Failure::run(e.one_line()))?;
+    inventory
+        .refresh()
+        .map_err(|e| Failure::run(e.one_line()))?;
     let mut warnings = inventory.warnings().to_vec();
     if inventory.vms().is_empty() {
-        return Ok(VmList { warnings, ..VmList::default() });
+        return Ok(VmList {
+            warnings,
+            ..VmList::default()
+        });
     }
     let mut meter = Meter::exact().unwrap_or_else(|e| {
-        warnings.push(format!("waits are sampled, so P99 WAIT is too low: {}", chain(&e)));
+        warnings.push(format!(
+            "waits are sampled, so P99 WAIT is too low: {}",
+            chain(&e)
+        ));
         Meter::sampled()
     });
     let failed = |e| Failure::run(chain(&e));
     meter.follow(inventory.vms()).map_err(failed)?;
     meter.snapshot();
     std::thread::sleep(MEASURE);
-    inventory.refresh().map_err(|e| Failure::run(e.one_line()))?;
+    inventory
+        .refresh()
+        .map_err(|e| Failure::run(e.one_line()))?;
     meter.follow(inventory.vms()).map_err(failed)?;
     meter.snapshot();
     let recent = Recent::of(meter.history());
@@ -78,14 +92,20 @@ fn by_itself() -> Outcome<VmList> {
             advice: None,
         })
         .collect();
-    Ok(VmList { vms: reports(known, &meter, &recent), measured_ns: recent.span, warnings })
+    Ok(VmList {
+        vms: reports(known, &meter, &recent),
+        measured_ns: recent.span,
+        warnings,
+    })
 }
 
 fn text(list: &VmList, colour: bool) -> String {
     if list.vms.is_empty() {
         return "no VM runs on this host (UML and QEMU guests are looked for)\n".into();
     }
-    let head = ["NAME", "CLASS", "CORES", "SHARE", "USED", "WAIT", "P99 WAIT", "NET", "DISK", "HELP"];
+    let head = [
+        "NAME", "CLASS", "CORES", "SHARE", "USED", "WAIT", "P99 WAIT", "NET", "DISK", "HELP",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(list.vms.iter().map(|vm| row(vm, list)));
     let table = align(&rows);
@@ -100,12 +120,20 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
         Class::Ls => "ls",
         Class::Batch => "batch",
     };
-    let chosen = if vm.class_setting == ClassSetting::Auto { "*" } else { "" };
+    let chosen = if vm.class_setting == ClassSetting::Auto {
+        "*"
+    } else {
+        ""
+    };
     // Two VMs of one name are told apart by their identities.
     let unique = list.vms.iter().filter(|o| o.name == vm.name).count() == 1;
     let cores: CpuSet = vm.cores.iter().copied().collect();
     vec![
-        if unique { vm.name.clone() } else { vm.id.clone() },
+        if unique {
+            vm.name.clone()
+        } else {
+            vm.id.clone()
+        },
         format!("{class}{chosen}"),
         cores_text(&cores),
         percent(vm.share),
@@ -114,7 +142,11 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
         vm.wait_p99_ns.map_or_else(|| "-".to_owned(), rounded),
         byte_rate(vm.net_bytes_per_s),
         byte_rate(vm.disk_bytes_per_s),
-        if vm.help.is_empty() { "-".to_owned() } else { vm.help.join(", ") },
+        if vm.help.is_empty() {
+            "-".to_owned()
+        } else {
+            vm.help.join(", ")
+        },
     ]
 }
 
@@ -144,6 +176,9 @@ mod tests {
         let mut list = view(&["web", "web"]).vms;
         list.vms[1].id = "qemu:web".into();
         let text = text(&list, false);
-        assert!(text.contains("uml:web") && text.contains("qemu:web"), "{text}");
+        assert!(
+            text.contains("uml:web") && text.contains("qemu:web"),
+            "{text}"
+        );
     }
 }

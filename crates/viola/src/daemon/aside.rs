@@ -9,8 +9,12 @@ use viola_host::{CpuSet, attrs, proc};
 pub fn step(cores: &CpuSet, online: &CpuSet) -> Result<(), String> {
     let own = std::process::id();
     let threads = proc::task_numbers(own).map_err(|e| e.one_line())?;
-    let now = attrs::affinity(own).map_err(|e| e.to_string())?.unwrap_or_default();
-    let Some(to) = elsewhere(&now, cores, online) else { return Ok(()) };
+    let now = attrs::affinity(own)
+        .map_err(|e| e.to_string())?
+        .unwrap_or_default();
+    let Some(to) = elsewhere(&now, cores, online) else {
+        return Ok(());
+    };
     for tid in threads {
         let _ = attrs::set_affinity(tid, &to).map_err(|e| e.to_string())?;
     }
@@ -20,7 +24,9 @@ pub fn step(cores: &CpuSet, online: &CpuSet) -> Result<(), String> {
 /// Where to go from `now`: what is left of it, else whatever is no core of VMs; `None` to stay.
 fn elsewhere(now: &CpuSet, cores: &CpuSet, online: &CpuSet) -> Option<CpuSet> {
     let without = |set: &CpuSet| -> CpuSet { set.iter().filter(|&c| !cores.contains(c)).collect() };
-    let to = [without(now), without(online)].into_iter().find(|s| !s.is_empty())?;
+    let to = [without(now), without(online)]
+        .into_iter()
+        .find(|s| !s.is_empty())?;
     (to != *now).then_some(to)
 }
 
@@ -37,9 +43,19 @@ mod tests {
         let online = cpus("0-7");
         assert_eq!(elsewhere(&online, &cpus("4-7"), &online), Some(cpus("0-3")));
         assert_eq!(elsewhere(&cpus("2"), &cpus("4-7"), &online), None);
-        assert_eq!(elsewhere(&cpus("3-4"), &cpus("4-7"), &online), Some(cpus("3")));
-        assert_eq!(elsewhere(&cpus("4"), &cpus("4-7"), &online), Some(cpus("0-3")));
-        assert_eq!(elsewhere(&online, &online, &online), None, "there is nowhere else");
+        assert_eq!(
+            elsewhere(&cpus("3-4"), &cpus("4-7"), &online),
+            Some(cpus("3"))
+        );
+        assert_eq!(
+            elsewhere(&cpus("4"), &cpus("4-7"), &online),
+            Some(cpus("0-3"))
+        );
+        assert_eq!(
+            elsewhere(&online, &online, &online),
+            None,
+            "there is nowhere else"
+        );
         assert_eq!(elsewhere(&online, &CpuSet::new(), &online), None);
     }
 }

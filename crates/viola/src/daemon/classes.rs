@@ -93,7 +93,11 @@ impl Classes {
             self.settle(&o.vm.id);
             return None;
         }
-        if self.trial.as_ref().is_some_and(|t| t.vm == o.vm.id && o.at >= t.since + TRIAL) {
+        if self
+            .trial
+            .as_ref()
+            .is_some_and(|t| t.vm == o.vm.id && o.at >= t.since + TRIAL)
+        {
             return self.judge(o);
         }
         let state = self.vms.get_mut(&o.vm.id)?;
@@ -103,8 +107,15 @@ impl Classes {
                 let advice = o.advice.filter(Advice::is_worth_it)?;
                 let before = o.p99.filter(|_| o.waits >= WAITS)?;
                 state.chosen = Class::Ls;
-                self.trial = Some(Trial { vm: o.vm.id.clone(), since: o.at, before });
-                Some(format!("class ls (auto, was batch): {}; {advice}", verdict.why))
+                self.trial = Some(Trial {
+                    vm: o.vm.id.clone(),
+                    since: o.at,
+                    before,
+                });
+                Some(format!(
+                    "class ls (auto, was batch): {}; {advice}",
+                    verdict.why
+                ))
             }
             (Class::Ls, Class::Batch) => {
                 state.chosen = Class::Batch;
@@ -123,7 +134,10 @@ impl Classes {
         // A VM that fell silent meanwhile tells nothing; its classifier will.
         let after = o.p99.filter(|_| o.waits >= WAITS)?;
         if after as f64 <= trial.before as f64 * HELPED {
-            return Some(format!("stays class ls (auto): its p99 wait went from {before} to {}", rounded(after)));
+            return Some(format!(
+                "stays class ls (auto): its p99 wait went from {before} to {}",
+                rounded(after)
+            ));
         }
         state.chosen = Class::Batch;
         state.banned_until = o.at + BAN;
@@ -163,7 +177,13 @@ impl Classes {
     }
 
     /// Advice to an operator about a VM that is batch by choice and would gain.
-    pub fn advice(&self, vm: &Vm, setting: ClassSetting, wait: f64, advice: Option<Advice>) -> Option<String> {
+    pub fn advice(
+        &self,
+        vm: &Vm,
+        setting: ClassSetting,
+        wait: f64,
+        advice: Option<Advice>,
+    ) -> Option<String> {
         let verdict = self.vms.get(&vm.id)?.verdict?;
         let advice = advice.filter(Advice::is_worth_it)?;
         if setting != ClassSetting::Batch || verdict.class != Class::Ls {
@@ -184,7 +204,11 @@ impl Classes {
 /// A name as it can be typed.
 fn shell_word(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
-    if !name.is_empty() && name.chars().all(plain) { name.to_owned() } else { format!("'{}'", name.replace('\'', "'\\''")) }
+    if !name.is_empty() && name.chars().all(plain) {
+        name.to_owned()
+    } else {
+        format!("'{}'", name.replace('\'', "'\\''"))
+    }
 }
 
 impl State {
@@ -237,9 +261,18 @@ mod tests {
     fn sample(vm: &Vm, packets: u64) -> VmSample {
         VmSample {
             id: vm.id.clone(),
-            vcpus: vec![Times { run: 25 * MS, wait: 60 * MS, blocked: 15 * MS, wakes: 9, ..Times::default() }],
+            vcpus: vec![Times {
+                run: 25 * MS,
+                wait: 60 * MS,
+                blocked: 15 * MS,
+                wakes: 9,
+                ..Times::default()
+            }],
             service: Times::default(),
-            traffic: Traffic { rx_packets: packets, ..Traffic::default() },
+            traffic: Traffic {
+                rx_packets: packets,
+                ..Traffic::default()
+            },
         }
     }
 
@@ -251,17 +284,30 @@ mod tests {
 
     impl Host {
         fn new() -> Self {
-            Self { classes: Classes::default(), now: 0, p99: 17 * MS }
+            Self {
+                classes: Classes::default(),
+                now: 0,
+                p99: 17 * MS,
+            }
         }
 
         /// Runs for a while, and answers what was said.
-        fn run(&mut self, vms: &[&Vm], setting: ClassSetting, time: Nanos, packets: u64) -> Vec<String> {
+        fn run(
+            &mut self,
+            vms: &[&Vm],
+            setting: ClassSetting,
+            time: Nanos,
+            packets: u64,
+        ) -> Vec<String> {
             let end = self.now + time;
             let mut said = Vec::new();
             while self.now < end {
                 self.now += 100 * MS;
                 for vm in vms {
-                    let advice = Some(Advice { now: self.p99, after: MS });
+                    let advice = Some(Advice {
+                        now: self.p99,
+                        after: MS,
+                    });
                     let o = Observation {
                         vm,
                         setting,
@@ -272,7 +318,11 @@ mod tests {
                         waits: 1000,
                         advice,
                     };
-                    said.extend(self.classes.observe(&o).map(|s| format!("{}: {s}", vm.name)));
+                    said.extend(
+                        self.classes
+                            .observe(&o)
+                            .map(|s| format!("{}: {s}", vm.name)),
+                    );
                 }
             }
             said
@@ -297,12 +347,17 @@ mod tests {
         let said = h.run(&[&a], ClassSetting::Auto, S, 40);
         assert_eq!(
             said,
-            ["a: class ls (auto, was batch): 400 packets/s, and it waits 60 % of the time; \
-              class ls would cut the wait from 17 ms to about 1.0 ms"]
+            [
+                "a: class ls (auto, was batch): 400 packets/s, and it waits 60 % of the time; \
+              class ls would cut the wait from 17 ms to about 1.0 ms"
+            ]
         );
         h.p99 = MS;
         let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
-        assert_eq!(said, ["a: stays class ls (auto): its p99 wait went from 17 ms to 1 ms"]);
+        assert_eq!(
+            said,
+            ["a: stays class ls (auto): its p99 wait went from 17 ms to 1 ms"]
+        );
         assert_eq!(h.class(&a), Class::Ls);
     }
 
@@ -314,7 +369,9 @@ mod tests {
         let said = h.run(&[&a], ClassSetting::Auto, 20 * S, 40);
         assert_eq!(
             said,
-            ["a: class batch (auto, was ls): it did not help, its p99 wait went from 17 ms to 17 ms"]
+            [
+                "a: class batch (auto, was ls): it did not help, its p99 wait went from 17 ms to 17 ms"
+            ]
         );
         assert!(h.run(&[&a], ClassSetting::Auto, 500 * S, 40).is_empty());
         assert_eq!(h.class(&a), Class::Batch);
@@ -340,22 +397,41 @@ mod tests {
         let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
         h.run(&[&a], ClassSetting::Auto, S, 40);
         let said = h.run(&[&a], ClassSetting::Auto, 11 * S, 0);
-        assert_eq!(said, ["a: class batch (auto, was ls): it computes (85 % of the time) and does little I/O"]);
+        assert_eq!(
+            said,
+            ["a: class batch (auto, was ls): it computes (85 % of the time) and does little I/O"]
+        );
     }
 
     #[test]
     fn advice_is_for_vms_that_are_batch_by_choice_and_would_gain() {
         let (mut h, a) = (Host::new(), vm("a b", 10, &[&[1]]));
-        let advice = Some(Advice { now: 17 * MS, after: MS });
-        assert_eq!(h.classes.advice(&a, ClassSetting::Batch, 0.38, advice), None);
+        let advice = Some(Advice {
+            now: 17 * MS,
+            after: MS,
+        });
+        assert_eq!(
+            h.classes.advice(&a, ClassSetting::Batch, 0.38, advice),
+            None
+        );
         h.run(&[&a], ClassSetting::Batch, S, 40);
         assert_eq!(
-            h.classes.advice(&a, ClassSetting::Batch, 0.38, advice).unwrap(),
+            h.classes
+                .advice(&a, ClassSetting::Batch, 0.38, advice)
+                .unwrap(),
             "a b waits 38 % of the time it wants to run (p99 17 ms); class ls would cut that to about 1 ms. \
              Try: viola set 'a b' --class ls"
         );
         assert_eq!(h.classes.advice(&a, ClassSetting::Auto, 0.38, advice), None);
-        assert_eq!(h.classes.advice(&a, ClassSetting::Batch, 0.38, Some(Advice { now: MS, after: MS })), None);
+        assert_eq!(
+            h.classes.advice(
+                &a,
+                ClassSetting::Batch,
+                0.38,
+                Some(Advice { now: MS, after: MS })
+            ),
+            None
+        );
         assert_eq!(h.classes.advice(&a, ClassSetting::Batch, 0.38, None), None);
     }
 }

@@ -80,7 +80,10 @@ impl Engine {
 
     /// Name of the mechanism that is at work.
     pub fn at_work(&self) -> Option<&'static str> {
-        self.mechanism.as_deref().filter(|_| !self.applied.cores.is_empty()).map(Mechanism::name)
+        self.mechanism
+            .as_deref()
+            .filter(|_| !self.applied.cores.is_empty())
+            .map(Mechanism::name)
     }
 
     /// The plan that holds now.
@@ -95,7 +98,9 @@ impl Engine {
 
     /// Asks the mechanism how it is. `true` when the plan has to be drawn up again.
     pub fn look_after(&mut self, now: Instant) -> bool {
-        let Some(mechanism) = self.mechanism.as_deref_mut() else { return false };
+        let Some(mechanism) = self.mechanism.as_deref_mut() else {
+            return false;
+        };
         let health = mechanism.health();
         if let Some(why) = health.ended {
             self.failed(now, why.to_owned());
@@ -105,7 +110,10 @@ impl Engine {
         self.count_used(now);
         if let Some(errno) = health.refused {
             let why = std::io::Error::from_raw_os_error(errno);
-            log::line(Level::Warning, format!("the kernel refused a real-time priority: {why}"));
+            log::line(
+                Level::Warning,
+                format!("the kernel refused a real-time priority: {why}"),
+            );
         }
         self.again |= health.resync || health.refused.is_some();
         self.again
@@ -132,23 +140,35 @@ impl Engine {
     }
 
     fn failed(&mut self, now: Instant, why: String) {
-        let name = self.mechanism.as_deref().map_or("mechanism", Mechanism::name);
+        let name = self
+            .mechanism
+            .as_deref()
+            .map_or("mechanism", Mechanism::name);
         if let Err(e) = self.stop() {
             log::line(Level::Error, chain(&e));
         }
         let then = match self.trouble.fail(now, why.clone()) {
             Verdict::Retry(delay) => format!("it is tried again in {} s", delay.as_secs()),
             Verdict::GiveUp => {
-                "that was the third time in a minute, so it stays off; viola start tries it again".to_owned()
+                "that was the third time in a minute, so it stays off; viola start tries it again"
+                    .to_owned()
             }
         };
         log::line(Level::Error, format!("{name}: {why}; {then}"));
     }
 
     /// Brings a draft about, unless it is already.
-    pub fn drive(&mut self, now: Instant, draft: &Draft, vms: &[Vm], acct: Option<&mut Acct>) -> Driven {
+    pub fn drive(
+        &mut self,
+        now: Instant,
+        draft: &Draft,
+        vms: &[Vm],
+        acct: Option<&mut Acct>,
+    ) -> Driven {
         let mut driven = Driven::default();
-        let Some(choice) = self.choice else { return driven };
+        let Some(choice) = self.choice else {
+            return driven;
+        };
         if self.trouble.holds_back(now) {
             return driven;
         }
@@ -170,7 +190,11 @@ impl Engine {
         mut acct: Option<&mut Acct>,
     ) -> Result<Vec<(VmId, String)>, SchedError> {
         // A thread that is real-time now becomes an ordinary one before it goes elsewhere.
-        let moving: Vec<i32> = self.pins.moved_by(&draft.pins, vms).map(|pid| pid as i32).collect();
+        let moving: Vec<i32> = self
+            .pins
+            .moved_by(&draft.pins, vms)
+            .map(|pid| pid as i32)
+            .collect();
         let between = without(&self.applied, &moving);
         if between != self.applied
             && let Some(mechanism) = self.mechanism.as_deref_mut()
@@ -205,7 +229,11 @@ impl Engine {
 
     /// Tells what would be done, for a dry run; nothing is.
     pub fn pretend(&mut self, choice: Option<MechanismChoice>, draft: &Draft, vms: &[Vm]) {
-        let name = if choice == Some(MechanismChoice::Eevdf) { "eevdf" } else { "slots" };
+        let name = if choice == Some(MechanismChoice::Eevdf) {
+            "eevdf"
+        } else {
+            "slots"
+        };
         for (vm, what) in told(name, &self.pretended, draft, vms) {
             let what = format!("dry run, would be: {what}");
             match vm {
@@ -242,7 +270,10 @@ fn make(choice: MechanismChoice, run_dir: &Path) -> Box<dyn Mechanism> {
             // This program itself, also when its file was replaced since.
             let program = "/proc/self/exe".into();
             let args = vec!["internal".into(), "slots-watchdog".into()];
-            Box::new(Slots::new(Helper { program, args }, leftover::slots_file(run_dir)))
+            Box::new(Slots::new(
+                Helper { program, args },
+                leftover::slots_file(run_dir),
+            ))
         }
     }
 }
@@ -259,14 +290,21 @@ fn without(plan: &Plan, pids: &[i32]) -> Plan {
 
 fn pinned_text(pins: &Wanted, vms: &[Vm], id: &VmId) -> String {
     let vm = vms.iter().find(|vm| vm.id == *id);
-    let mut cpus: Vec<String> =
-        vm.into_iter().flat_map(Vm::threads).filter_map(|t| pins.get(t)).map(ToString::to_string).collect();
+    let mut cpus: Vec<String> = vm
+        .into_iter()
+        .flat_map(Vm::threads)
+        .filter_map(|t| pins.get(t))
+        .map(ToString::to_string)
+        .collect();
     cpus.sort();
     cpus.dedup();
     if cpus.is_empty() {
         "its threads may run where they could before".into()
     } else {
-        format!("threads that could run on several cores are kept on {}", cpus.join(" and "))
+        format!(
+            "threads that could run on several cores are kept on {}",
+            cpus.join(" and ")
+        )
     }
 }
 
@@ -285,14 +323,25 @@ fn told(mechanism: &str, old: &Plan, draft: &Draft, vms: &[Vm]) -> Vec<(Option<V
     let managed = |plan: &Plan, cpu: u32| plan.cores.iter().any(|c| c.cpu == cpu);
     for note in &draft.cores {
         match (managed(old, note.cpu), note.managed) {
-            (false, true) => lines.push((None, format!("core {}: {mechanism} on, since {}", note.cpu, note.why))),
-            (true, false) => lines.push((None, format!("core {}: back to stock scheduling, since {}", note.cpu, note.why))),
+            (false, true) => lines.push((
+                None,
+                format!("core {}: {mechanism} on, since {}", note.cpu, note.why),
+            )),
+            (true, false) => lines.push((
+                None,
+                format!(
+                    "core {}: back to stock scheduling, since {}",
+                    note.cpu, note.why
+                ),
+            )),
             _ => {}
         }
     }
     let (before, after) = (by_vm(old), by_vm(&draft.plan));
     for vm in vms {
-        let key = |map: &BTreeMap<i32, Vec<String>>| map.get(&(vm.pid as i32)).cloned().unwrap_or_default();
+        let key = |map: &BTreeMap<i32, Vec<String>>| {
+            map.get(&(vm.pid as i32)).cloned().unwrap_or_default()
+        };
         let (was, is) = (key(&before), key(&after));
         if was != is {
             let what = match is.is_empty() {
@@ -310,7 +359,11 @@ fn by_vm(plan: &Plan) -> BTreeMap<i32, Vec<String>> {
     let mut words: BTreeMap<i32, Vec<String>> = BTreeMap::new();
     for core in &plan.cores {
         for v in &core.vms {
-            words.entry(v.pid).or_default().push(format!("core {}, {}", core.cpu, controls_text(v)));
+            words.entry(v.pid).or_default().push(format!(
+                "core {}, {}",
+                core.cpu,
+                controls_text(v)
+            ));
         }
     }
     words
@@ -318,10 +371,16 @@ fn by_vm(plan: &Plan) -> BTreeMap<i32, Vec<String>> {
 
 fn controls_text(v: &VmPlan) -> String {
     let class = match v.params.class {
-        viola_policy::slices::Class::Ls => format!("class ls, microslice {}", exact(v.params.microslice)),
+        viola_policy::slices::Class::Ls => {
+            format!("class ls, microslice {}", exact(v.params.microslice))
+        }
         viola_policy::slices::Class::Batch => "class batch".into(),
     };
-    let cap = v.params.cap_permille.map(|c| format!(", cap {}", cap_text(Some(c)))).unwrap_or_default();
+    let cap = v
+        .params
+        .cap_permille
+        .map(|c| format!(", cap {}", cap_text(Some(c))))
+        .unwrap_or_default();
     format!("{class}, weight {}{cap}", v.params.weight)
 }
 
@@ -337,28 +396,56 @@ mod tests {
         let vms = vms
             .iter()
             .map(|&(pid, class, weight)| VmPlan {
-                params: Params { id: pid as u32, class, weight, cap_permille: None, microslice: 300_000 },
+                params: Params {
+                    id: pid as u32,
+                    class,
+                    weight,
+                    cap_permille: None,
+                    microslice: 300_000,
+                },
                 index: 0,
                 pid,
                 sees_packets: false,
                 threads: Vec::new(),
             })
             .collect();
-        Plan { cores: vec![CorePlan { cpu: 1, algorithm: Algorithm::Interleaved, batch_slice: 1, vms }] }
+        Plan {
+            cores: vec![CorePlan {
+                cpu: 1,
+                algorithm: Algorithm::Interleaved,
+                batch_slice: 1,
+                vms,
+            }],
+        }
     }
 
     fn draft(plan: Plan, why: &str) -> Draft {
         let managed = !plan.cores.is_empty();
-        let note = CoreNote { cpu: 1, managed, why: why.into(), vms: Vec::new() };
-        Draft { plan, cores: vec![note], ..Draft::default() }
+        let note = CoreNote {
+            cpu: 1,
+            managed,
+            why: why.into(),
+            vms: Vec::new(),
+        };
+        Draft {
+            plan,
+            cores: vec![note],
+            ..Draft::default()
+        }
     }
 
     #[test]
     fn each_change_is_told_once_with_its_reason() {
         let vms = [vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]])];
-        let on = draft(plan(&[(10, Class::Ls, 256), (20, Class::Batch, 512)]), "a is latency-sensitive");
+        let on = draft(
+            plan(&[(10, Class::Ls, 256), (20, Class::Batch, 512)]),
+            "a is latency-sensitive",
+        );
         let text = |old: &Plan, draft: &Draft| -> Vec<String> {
-            told("slots", old, draft, &vms).into_iter().map(|(vm, t)| format!("{}{t}", vm.map(|v| format!("{v}: ")).unwrap_or_default())).collect()
+            told("slots", old, draft, &vms)
+                .into_iter()
+                .map(|(vm, t)| format!("{}{t}", vm.map(|v| format!("{v}: ")).unwrap_or_default()))
+                .collect()
         };
         assert_eq!(
             text(&Plan::default(), &on),
@@ -370,7 +457,13 @@ mod tests {
         );
         assert!(text(&on.plan, &on).is_empty());
         assert_eq!(
-            text(&on.plan, &draft(Plan::default(), "no VM there is latency-sensitive or has a cap")),
+            text(
+                &on.plan,
+                &draft(
+                    Plan::default(),
+                    "no VM there is latency-sensitive or has a cap"
+                )
+            ),
             [
                 "core 1: back to stock scheduling, since no VM there is latency-sensitive or has a cap",
                 "uml:a: stock scheduling",
@@ -381,7 +474,13 @@ mod tests {
 
     #[test]
     fn a_plan_without_its_last_vm_has_no_core() {
-        assert_eq!(without(&plan(&[(10, Class::Ls, 1)]), &[10]), Plan::default());
-        assert_eq!(without(&plan(&[(10, Class::Ls, 1), (20, Class::Ls, 1)]), &[10]), plan(&[(20, Class::Ls, 1)]));
+        assert_eq!(
+            without(&plan(&[(10, Class::Ls, 1)]), &[10]),
+            Plan::default()
+        );
+        assert_eq!(
+            without(&plan(&[(10, Class::Ls, 1), (20, Class::Ls, 1)]), &[10]),
+            plan(&[(20, Class::Ls, 1)])
+        );
     }
 }

@@ -8,13 +8,13 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -98,17 +98,26 @@ pub struct Shared {
 impl Shared {
     /// A first view, and where requests go.
     pub fn new(view: View, requests: SyncSender<Request>) -> Self {
-        Self { view: Mutex::new(Arc::new(view)), requests }
+        Self {
+            view: Mutex::new(Arc::new(view)),
+            requests,
+        }
     }
 
     /// Replaces the view.
     pub fn publish(&self, view: View) {
-        *self.view.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(view);
+        *self
+            .view
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(view);
     }
 
     /// The view as of now.
     pub fn view(&self) -> Arc<View> {
-        self.view.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.view
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
     }
 
     /// Hands a request to the control loop, however long it takes.
@@ -120,10 +129,12 @@ impl Shared {
     async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Refusal> {
         let busy = || (503, error("the daemon is busy; try again"));
         let (reply, answer) = oneshot::channel();
-        self.requests.try_send(request(reply)).map_err(|e| match e {
-            TrySendError::Full(_) => busy(),
-            TrySendError::Disconnected(_) => (503, error("the daemon is about to end")),
-        })?;
+        self.requests
+            .try_send(request(reply))
+            .map_err(|e| match e {
+                TrySendError::Full(_) => busy(),
+                TrySendError::Disconnected(_) => (503, error("the daemon is about to end")),
+            })?;
         match tokio::time::timeout(LOOP_TIME, answer).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err((503, error("the daemon is about to end"))),
@@ -133,7 +144,10 @@ impl Shared {
 }
 
 fn error(sentence: impl Into<String>) -> Error {
-    Error { error: sentence.into(), nearest: Vec::new() }
+    Error {
+        error: sentence.into(),
+        nearest: Vec::new(),
+    }
 }
 
 /// A value, or a refusal, as JSON.
@@ -146,7 +160,9 @@ impl<T: Serialize> IntoResponse for Answer<T> {
             Err((status, e)) => (*status, serde_json::to_vec(e)),
         };
         match (StatusCode::from_u16(status), body) {
-            (Ok(status), Ok(body)) => (status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
+            (Ok(status), Ok(body)) => {
+                (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+            }
             _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }
     }
@@ -156,15 +172,37 @@ type Server = State<Arc<Shared>>;
 
 /// All routes.
 pub fn router(shared: Arc<Shared>) -> Router {
-    let refuse = |status: u16, sentence: &'static str| async move { Answer::<()>(Err((status, error(sentence)))) };
+    let refuse = |status: u16, sentence: &'static str| async move {
+        Answer::<()>(Err((status, error(sentence))))
+    };
     Router::new()
-        .route("/v1/check", get(async |s: Server| Answer(Ok(s.view().check.clone()))))
-        .route("/v1/status", get(async |s: Server| Answer(Ok(s.view().status.clone()))))
-        .route("/v1/vms", get(async |s: Server| Answer(Ok(s.view().vms.clone()))))
+        .route(
+            "/v1/check",
+            get(async |s: Server| Answer(Ok(s.view().check.clone()))),
+        )
+        .route(
+            "/v1/status",
+            get(async |s: Server| Answer(Ok(s.view().status.clone()))),
+        )
+        .route(
+            "/v1/vms",
+            get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
+        )
         .route("/v1/vms/{name}", get(show).patch(change))
-        .route("/v1/stop", post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, true, peer).await))
-        .route("/v1/start", post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, false, peer).await))
-        .fallback(move || refuse(404, "there is no such request; see GET /v1/status, /v1/vms, /v1/check"))
+        .route(
+            "/v1/stop",
+            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, true, peer).await),
+        )
+        .route(
+            "/v1/start",
+            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, false, peer).await),
+        )
+        .fallback(move || {
+            refuse(
+                404,
+                "there is no such request; see GET /v1/status, /v1/vms, /v1/check",
+            )
+        })
         .method_not_allowed_fallback(move || refuse(405, "this method is not for that path"))
         .layer(DefaultBodyLimit::max(BODY))
         .with_state(shared)
@@ -174,7 +212,10 @@ async fn show(s: Server, name: Result<Path<String>, PathRejection>) -> Answer<Vm
     let view = s.view();
     let vms = &view.vms.vms;
     Answer(path(name).and_then(|name| {
-        match names::find(vms.iter().map(|vm| (vm.name.as_str(), vm.id.as_str())), &name) {
+        match names::find(
+            vms.iter().map(|vm| (vm.name.as_str(), vm.id.as_str())),
+            &name,
+        ) {
             Ok(i) => Ok(vms[i].clone()),
             Err(e) => Err(e.answer(&name)),
         }
@@ -189,15 +230,32 @@ async fn change(
 ) -> Answer<VmReport> {
     let read = || -> Result<(String, Change), Refusal> {
         let name = path(name)?;
-        let body = body.map_err(|e| (e.status().as_u16(), error(format!("the body cannot be read: {e}"))))?;
+        let body = body.map_err(|e| {
+            (
+                e.status().as_u16(),
+                error(format!("the body cannot be read: {e}")),
+            )
+        })?;
         // An array would do as well for serde.
-        let object = serde_json::from_slice::<serde_json::Map<_, _>>(&body).map(serde_json::Value::Object);
+        let object =
+            serde_json::from_slice::<serde_json::Map<_, _>>(&body).map(serde_json::Value::Object);
         let change = object.and_then(serde_json::from_value);
-        Ok((name, change.map_err(|e| (400, error(format!("the body is no change: {e}"))))?))
+        Ok((
+            name,
+            change.map_err(|e| (400, error(format!("the body is no change: {e}"))))?,
+        ))
     };
     // Nothing reaches the loop that is not a change.
     match read() {
-        Ok((name, change)) => Answer(s.ask(|reply| Request::Set { name, change, peer, reply }).await),
+        Ok((name, change)) => Answer(
+            s.ask(|reply| Request::Set {
+                name,
+                change,
+                peer,
+                reply,
+            })
+            .await,
+        ),
         Err(refusal) => Answer(Err(refusal)),
     }
 }
@@ -207,14 +265,17 @@ async fn pause(s: &Shared, stop: bool, peer: Peer) -> Answer<Done> {
 }
 
 fn path(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
-    name.map(|Path(name)| name).map_err(|_| (400, error("the VM's name in the path is no text")))
+    name.map(|Path(name)| name)
+        .map_err(|_| (400, error("the VM's name in the path is no text")))
 }
 
 /// Serves for ever.
 pub async fn serve(listener: UnixListener, router: Router) {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        let Ok(permit) = room.clone().acquire_owned().await else {
+            return;
+        };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(_) => {

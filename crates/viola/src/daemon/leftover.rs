@@ -55,13 +55,20 @@ impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if self.processes > 0 {
-            parts.push(format!("ended {} left-behind {}", self.processes, plural(self.processes, "process", "processes")));
+            parts.push(format!(
+                "ended {} left-behind {}",
+                self.processes,
+                plural(self.processes, "process", "processes")
+            ));
         }
         let vms = format!("{} {}", self.vms, plural(self.vms, "VM", "VMs"));
         match (self.vms, self.threads) {
             (0, _) => {}
             (_, 0) => parts.push(format!("found {vms} as before any change")),
-            (_, n) => parts.push(format!("put back {n} {} of {vms}", plural(n, "thread", "threads"))),
+            (_, n) => parts.push(format!(
+                "put back {n} {} of {vms}",
+                plural(n, "thread", "threads")
+            )),
         }
         if parts.is_empty() {
             parts.push("nothing was left behind".into());
@@ -116,13 +123,20 @@ fn eevdf(file: &Path) -> Result<Restored, RestoreError> {
 /// Watchdogs and controllers that work with this file: one that was stopped while its watchdog was killed is noted
 /// nowhere else.
 fn controllers(file: &Path) -> Vec<(Tid, u64)> {
-    let Ok(pids) = proc::processes() else { return Vec::new() };
+    let Ok(pids) = proc::processes() else {
+        return Vec::new();
+    };
     let is_ours = |pid: Tid| {
-        let Ok(Some(args)) = proc::cmdline(pid) else { return false };
-        let [_, internal, what, json] = &args[..] else { return false };
+        let Ok(Some(args)) = proc::cmdline(pid) else {
+            return false;
+        };
+        let [_, internal, what, json] = &args[..] else {
+            return false;
+        };
         internal == "internal"
             && matches!(what.as_str(), "slots-controller" | "slots-watchdog")
-            && serde_json::from_str::<watchdog::Args>(json).is_ok_and(|a| is_same_file(&a.saved, file))
+            && serde_json::from_str::<watchdog::Args>(json)
+                .is_ok_and(|a| is_same_file(&a.saved, file))
     };
     pids.into_iter()
         .filter(|&pid| is_ours(pid))
@@ -172,10 +186,17 @@ fn lives(pid: Tid, start_time: u64) -> bool {
 
 /// Kills a process and waits until it is gone; `false` when it was gone, or is another one by now.
 fn kill(pid: Tid, start_time: u64) -> bool {
-    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
     // Opened first: what is looked at afterwards is then what the signal goes to.
-    let Ok(fd) = pidfd_open(number, PidfdFlags::empty()) else { return false };
-    if pid == std::process::id() || !lives(pid, start_time) || pidfd_send_signal(&fd, Signal::KILL).is_err() {
+    let Ok(fd) = pidfd_open(number, PidfdFlags::empty()) else {
+        return false;
+    };
+    if pid == std::process::id()
+        || !lives(pid, start_time)
+        || pidfd_send_signal(&fd, Signal::KILL).is_err()
+    {
         return false;
     }
     let deadline = Instant::now() + PATIENCE;
@@ -201,11 +222,18 @@ mod tests {
     #[test]
     fn a_noted_process_is_ended_and_another_one_of_its_number_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
         let start_time = proc::stat(child.id()).unwrap().unwrap().start_time;
         let pid = child.id();
         let note = |start_time| {
-            let state = SavedState { processes: vec![(pid, start_time)], vms: Vec::new() };
+            let state = SavedState {
+                processes: vec![(pid, start_time)],
+                vms: Vec::new(),
+            };
             state.write(&slots_file(dir.path())).unwrap();
         };
         note(start_time + 1);
@@ -225,16 +253,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-        assert!(is_same_file(&link.join("slots.json"), &slots_file(dir.path())));
-        assert!(!is_same_file(&link.join("other.json"), &slots_file(dir.path())));
-        assert!(!is_same_file(Path::new("/nonexistent/slots.json"), &slots_file(dir.path())));
+        assert!(is_same_file(
+            &link.join("slots.json"),
+            &slots_file(dir.path())
+        ));
+        assert!(!is_same_file(
+            &link.join("other.json"),
+            &slots_file(dir.path())
+        ));
+        assert!(!is_same_file(
+            Path::new("/nonexistent/slots.json"),
+            &slots_file(dir.path())
+        ));
     }
 
     #[test]
     fn a_damaged_file_does_not_keep_the_others_from_being_put_back() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(slots_file(dir.path()), "{").unwrap();
-        SavedState::default().write(&eevdf_file(dir.path())).unwrap();
+        SavedState::default()
+            .write(&eevdf_file(dir.path()))
+            .unwrap();
         let (_, error) = put_back(dir.path());
         assert!(error.unwrap().to_string().contains("slots.json"));
         assert!(!eevdf_file(dir.path()).exists());

@@ -45,13 +45,24 @@ impl Lock {
     /// Takes the lock of a run directory, and writes this process's number into it.
     pub fn take(run_dir: &Path) -> Result<Self, LockError> {
         let path = run_dir.join(NAME);
-        let fail = |source| LockError::Io { path: path.clone(), source };
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(fail)?;
+        let fail = |source| LockError::Io {
+            path: path.clone(),
+            source,
+        };
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(fail)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(LockError::Held { pid: read_pid(&mut file), run_dir: run_dir.to_owned() });
+                return Err(LockError::Held {
+                    pid: read_pid(&mut file),
+                    run_dir: run_dir.to_owned(),
+                });
             }
             Err(e) => return Err(fail(e.into())),
         }
@@ -62,7 +73,10 @@ impl Lock {
 
     /// Who holds the lock of a run directory, if anybody does: its number where it is known.
     pub fn holder(run_dir: &Path) -> Option<Option<u32>> {
-        let mut file = OpenOptions::new().read(true).open(run_dir.join(NAME)).ok()?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .open(run_dir.join(NAME))
+            .ok()?;
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Err(rustix::io::Errno::WOULDBLOCK) => Some(read_pid(&mut file)),
             _ => None,
@@ -87,7 +101,10 @@ fn read_pid(file: &mut File) -> Option<u32> {
 /// Makes a directory of ours, unless it is there.
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new().recursive(true).mode(mode).create(path)
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
 }
 
 #[cfg(test)]
@@ -99,7 +116,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Lock::take(dir.path()).unwrap();
         let said = Lock::take(dir.path()).unwrap_err().to_string();
-        assert!(said.contains(&format!("process {}", std::process::id())), "{said}");
+        assert!(
+            said.contains(&format!("process {}", std::process::id())),
+            "{said}"
+        );
         assert_eq!(Lock::holder(dir.path()), Some(Some(std::process::id())));
         drop(first);
         assert_eq!(Lock::holder(dir.path()), None);
@@ -108,7 +128,12 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_not_there_is_named() {
-        let said = Lock::take(Path::new("/nonexistent/viola")).unwrap_err().to_string();
-        assert!(said.starts_with("/nonexistent/viola/viola.lock: "), "{said}");
+        let said = Lock::take(Path::new("/nonexistent/viola"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.starts_with("/nonexistent/viola/viola.lock: "),
+            "{said}"
+        );
     }
 }

@@ -54,7 +54,8 @@ pub fn run(args: &cli::Run) -> Outcome {
         ));
     }
     let run_dir = &config.daemon.run_dir;
-    lock::make_dir(run_dir, 0o755).map_err(|e| Failure::run(format!("{}: {e}", run_dir.display())))?;
+    lock::make_dir(run_dir, 0o755)
+        .map_err(|e| Failure::run(format!("{}: {e}", run_dir.display())))?;
     let lock = Lock::take(run_dir).map_err(|e| match e {
         LockError::Held { .. } => Failure::usage(e),
         LockError::Io { .. } => Failure::run(e),
@@ -81,14 +82,20 @@ pub fn run(args: &cli::Run) -> Outcome {
 /// Before any thread is made, so that all of them follow.
 fn step_aside(config: &Config, facts: &HostFacts) {
     if let Err(why) = aside::step(&config.slices.cores, &facts.online()) {
-        log::line(Level::Warning, format!("this daemon cannot leave the VMs' cores: {why}"));
+        log::line(
+            Level::Warning,
+            format!("this daemon cannot leave the VMs' cores: {why}"),
+        );
     }
 }
 
 fn put_back(run_dir: &std::path::Path) {
     let (done, error) = leftover::put_back(run_dir);
     if !done.is_nothing() {
-        log::line(Level::Notice, format!("an earlier run was cut short: {done}"));
+        log::line(
+            Level::Notice,
+            format!("an earlier run was cut short: {done}"),
+        );
     }
     if let Some(e) = error {
         log::line(Level::Error, crate::error::chain(&e));
@@ -117,7 +124,12 @@ fn work(control: &mut Control, shared: &Shared, inbox: &mpsc::Receiver<http::Req
                 control.reload();
                 shared.publish(control.view(Instant::now()));
             }
-            Ok(http::Request::Set { name, change, peer, reply }) => {
+            Ok(http::Request::Set {
+                name,
+                change,
+                peer,
+                reply,
+            }) => {
                 let answer = control.set(&name, &change, peer);
                 shared.publish(control.view(Instant::now()));
                 // Whoever asked may have gone.

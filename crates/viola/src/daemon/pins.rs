@@ -38,20 +38,33 @@ pub struct Pinned {
 impl Pins {
     /// `file` is where the affinities from before are kept.
     pub fn new(file: PathBuf) -> Self {
-        Self { file, state: SavedState::default(), ours: Wanted::new() }
+        Self {
+            file,
+            state: SavedState::default(),
+            ours: Wanted::new(),
+        }
     }
 
     /// The CPUs that a thread may run on as far as others than viola are concerned; `None` when it is gone.
     pub fn allowed(&mut self, vm: &Vm, thread: &Thread) -> Result<Option<CpuSet>, AttrError> {
-        let Some(now) = attrs::affinity(thread.tid)? else { return Ok(None) };
+        let Some(now) = attrs::affinity(thread.tid)? else {
+            return Ok(None);
+        };
         Ok(Some(self.before(vm, thread, now)))
     }
 
     /// The same, from an affinity that was just read.
     pub fn before(&mut self, vm: &Vm, thread: &Thread, now: CpuSet) -> CpuSet {
-        let saved = self.state.vms.iter_mut().find(|s| s.pid == vm.pid && s.start_time == vm.start_time);
+        let saved = self
+            .state
+            .vms
+            .iter_mut()
+            .find(|s| s.pid == vm.pid && s.start_time == vm.start_time);
         let Some(saved) = saved else { return now };
-        let known = saved.threads.iter_mut().find(|s| s.tid == thread.tid && s.start_time == thread.start_time);
+        let known = saved
+            .threads
+            .iter_mut()
+            .find(|s| s.tid == thread.tid && s.start_time == thread.start_time);
         match self.ours.get(thread) {
             // As we left it.
             Some(ours) if *ours == now => known.map_or(&saved.affinity, |k| &k.affinity).clone(),
@@ -115,47 +128,88 @@ impl Pins {
                 done.changed.push(vm.id.clone());
             }
         }
-        self.ours.retain(|t, _| vms.iter().any(|vm| vm.threads().any(|o| o == t)));
+        self.ours
+            .retain(|t, _| vms.iter().any(|vm| vm.threads().any(|o| o == t)));
         self.forget(vms)?;
         Ok(done)
     }
 
     /// Main processes of the VMs that have a thread which `wanted` moves away from where it was pinned.
-    pub fn moved_by<'a>(&'a self, wanted: &'a Wanted, vms: &'a [Vm]) -> impl Iterator<Item = Tid> + 'a {
-        let moves = |t: &Thread| self.ours.get(t).is_some_and(|now| wanted.get(t) != Some(now));
-        vms.iter().filter(move |vm| vm.threads().any(moves)).map(|vm| vm.pid)
+    pub fn moved_by<'a>(
+        &'a self,
+        wanted: &'a Wanted,
+        vms: &'a [Vm],
+    ) -> impl Iterator<Item = Tid> + 'a {
+        let moves = |t: &Thread| {
+            self.ours
+                .get(t)
+                .is_some_and(|now| wanted.get(t) != Some(now))
+        };
+        vms.iter()
+            .filter(move |vm| vm.threads().any(moves))
+            .map(|vm| vm.pid)
     }
 
     fn original(&self, vm: &Vm, thread: &Thread) -> CpuSet {
         let saved = self.state.vms.iter().find(|s| s.pid == vm.pid);
         saved.map_or_else(
             || vm.cores.clone(),
-            |s| s.threads.iter().find(|k| k.tid == thread.tid).map_or(&s.affinity, |k| &k.affinity).clone(),
+            |s| {
+                s.threads
+                    .iter()
+                    .find(|k| k.tid == thread.tid)
+                    .map_or(&s.affinity, |k| &k.affinity)
+                    .clone()
+            },
         )
     }
 
     /// What is not written down cannot be put back.
     fn note(&mut self, wanted: &Wanted, vms: &[Vm]) -> Result<(), RestoreError> {
         let written = self.state.clone();
-        for vm in vms.iter().filter(|vm| vm.threads().any(|t| wanted.contains_key(t))) {
-            let is_known = |s: &viola_sched::restore::SavedVm| s.pid == vm.pid && s.start_time == vm.start_time;
-            let before: Option<Vec<Tid>> =
-                self.state.vms.iter().find(|s| is_known(s)).map(|s| s.threads.iter().map(|t| t.tid).collect());
+        for vm in vms
+            .iter()
+            .filter(|vm| vm.threads().any(|t| wanted.contains_key(t)))
+        {
+            let is_known = |s: &viola_sched::restore::SavedVm| {
+                s.pid == vm.pid && s.start_time == vm.start_time
+            };
+            let before: Option<Vec<Tid>> = self
+                .state
+                .vms
+                .iter()
+                .find(|s| is_known(s))
+                .map(|s| s.threads.iter().map(|t| t.tid).collect());
             self.state.note(vm, true)?;
-            let ours: Vec<&CpuSet> = self.ours.iter().filter(|(t, _)| is_of(vm, t)).map(|(_, c)| c).collect();
-            if let (Some(before), Some(saved)) = (before, self.state.vms.iter_mut().find(|s| is_known(s))) {
+            let ours: Vec<&CpuSet> = self
+                .ours
+                .iter()
+                .filter(|(t, _)| is_of(vm, t))
+                .map(|(_, c)| c)
+                .collect();
+            if let (Some(before), Some(saved)) =
+                (before, self.state.vms.iter_mut().find(|s| is_known(s)))
+            {
                 // A thread made since has inherited our pin; what it could run on before is what the others could.
-                saved.threads.retain(|t| before.contains(&t.tid) || !ours.contains(&&t.affinity));
+                saved
+                    .threads
+                    .retain(|t| before.contains(&t.tid) || !ours.contains(&&t.affinity));
             }
         }
-        if self.state == written { Ok(()) } else { self.state.write(&self.file) }
+        if self.state == written {
+            Ok(())
+        } else {
+            self.state.write(&self.file)
+        }
     }
 
     /// Drops VMs of which nothing is pinned any more.
     fn forget(&mut self, vms: &[Vm]) -> Result<(), RestoreError> {
         let ours = &self.ours;
         let has_pin = |pid: Tid| {
-            vms.iter().find(|vm| vm.pid == pid).is_some_and(|vm| vm.threads().any(|t| ours.contains_key(t)))
+            vms.iter()
+                .find(|vm| vm.pid == pid)
+                .is_some_and(|vm| vm.threads().any(|t| ours.contains_key(t)))
         };
         let dropped: Vec<_> = self.state.vms.extract_if(.., |s| !has_pin(s.pid)).collect();
         for saved in &dropped {
@@ -198,7 +252,13 @@ mod tests {
 
     impl Sleeper {
         fn new() -> Self {
-            Self(Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap())
+            Self(
+                Command::new("sleep")
+                    .arg("60")
+                    .stdin(Stdio::null())
+                    .spawn()
+                    .unwrap(),
+            )
         }
 
         fn vm(&self) -> Vm {
@@ -224,7 +284,9 @@ mod tests {
     }
 
     fn pin(vm: &Vm, cpu: u32) -> Wanted {
-        vm.threads().map(|t| (*t, [cpu].into_iter().collect())).collect()
+        vm.threads()
+            .map(|t| (*t, [cpu].into_iter().collect()))
+            .collect()
     }
 
     #[test]
@@ -235,13 +297,19 @@ mod tests {
         let sleeper = Sleeper::new();
         let (vm, all) = (sleeper.vm(), sleeper.affinity());
         let cpu = all.iter().next().unwrap();
-        let done = pins.apply(&pin(&vm, cpu), std::slice::from_ref(&vm)).unwrap();
-        assert_eq!((done.changed, done.refused), (vec![vm.id.clone()], Vec::new()));
+        let done = pins
+            .apply(&pin(&vm, cpu), std::slice::from_ref(&vm))
+            .unwrap();
+        assert_eq!(
+            (done.changed, done.refused),
+            (vec![vm.id.clone()], Vec::new())
+        );
         assert_eq!(sleeper.affinity(), [cpu].into_iter().collect());
         let thread = vm.threads().next().unwrap();
         assert_eq!(pins.allowed(&vm, thread).unwrap(), Some(all.clone()));
         assert!(file.exists());
-        pins.apply(&Wanted::new(), std::slice::from_ref(&vm)).unwrap();
+        pins.apply(&Wanted::new(), std::slice::from_ref(&vm))
+            .unwrap();
         assert_eq!(sleeper.affinity(), all);
         assert!(!file.exists());
     }
@@ -253,7 +321,9 @@ mod tests {
         let sleeper = Sleeper::new();
         let (vm, all) = (sleeper.vm(), sleeper.affinity());
         let cpu = all.iter().next().unwrap();
-        Pins::new(file.clone()).apply(&pin(&vm, cpu), &[vm]).unwrap();
+        Pins::new(file.clone())
+            .apply(&pin(&vm, cpu), &[vm])
+            .unwrap();
         viola_sched::restore::restore_file(&file).unwrap();
         assert_eq!(sleeper.affinity(), all);
     }
@@ -266,12 +336,14 @@ mod tests {
         let all: Vec<u32> = sleeper.affinity().iter().collect();
         let [first, second, ..] = all[..] else { return };
         let vm = sleeper.vm();
-        pins.apply(&pin(&vm, first), std::slice::from_ref(&vm)).unwrap();
+        pins.apply(&pin(&vm, first), std::slice::from_ref(&vm))
+            .unwrap();
         let moved: CpuSet = [second].into_iter().collect();
         let _ = attrs::set_affinity(vm.pid, &moved).unwrap();
         let thread = vm.threads().next().unwrap();
         assert_eq!(pins.allowed(&vm, thread).unwrap(), Some(moved.clone()));
-        pins.apply(&Wanted::new(), std::slice::from_ref(&vm)).unwrap();
+        pins.apply(&Wanted::new(), std::slice::from_ref(&vm))
+            .unwrap();
         pins.stop().unwrap();
         assert_eq!(sleeper.affinity(), moved);
     }
@@ -282,7 +354,9 @@ mod tests {
         let mut pins = Pins::new(dir.path().join("affinity.json"));
         let sleeper = Sleeper::new();
         let (vm, all) = (sleeper.vm(), sleeper.affinity());
-        let done = pins.apply(&pin(&vm, 8000), std::slice::from_ref(&vm)).unwrap();
+        let done = pins
+            .apply(&pin(&vm, 8000), std::slice::from_ref(&vm))
+            .unwrap();
         assert_eq!(done.refused.len(), 1);
         assert_eq!(done.refused[0].0, vm.id);
         assert_eq!(sleeper.affinity(), all);

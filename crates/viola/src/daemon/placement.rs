@@ -46,8 +46,13 @@ impl Placement {
         asks: &[Ask],
         meter: &Meter,
     ) -> (Vec<u32>, Placed) {
-        let balanced = self.balanced.is_none_or(|at| now.saturating_duration_since(at) >= BALANCE);
-        let limits = Limits { moves: if balanced { Limits::default().moves } else { 0 }, ..Limits::default() };
+        let balanced = self
+            .balanced
+            .is_none_or(|at| now.saturating_duration_since(at) >= BALANCE);
+        let limits = Limits {
+            moves: if balanced { Limits::default().moves } else { 0 },
+            ..Limits::default()
+        };
         let wants = wants(meter);
         let id = |ask: &Ask| (candidates[ask.vm].vm.id.clone(), ask.vcpu);
         let demands: Vec<Demand> = asks
@@ -60,7 +65,11 @@ impl Placement {
                     class: c.class,
                     weight: c.weight,
                     // A VM of which nothing is known yet may want a whole core.
-                    wants: wants.get(&c.vm.id).and_then(|w| w.get(ask.vcpu)).copied().unwrap_or(1.0),
+                    wants: wants
+                        .get(&c.vm.id)
+                        .and_then(|w| w.get(ask.vcpu))
+                        .copied()
+                        .unwrap_or(1.0),
                     allowed: ask.cores.iter().collect(),
                     node: None,
                     now: self.cores.get(&id(ask)).copied(),
@@ -68,14 +77,24 @@ impl Placement {
             })
             .collect();
         let places = place::place(&topology(facts, cores), &demands, &limits);
-        let mut placed = Placed { balanced, ..Placed::default() };
+        let mut placed = Placed {
+            balanced,
+            ..Placed::default()
+        };
         let answers = asks
             .iter()
             .zip(&places)
             .map(|(ask, place)| {
-                let core = place.core.or_else(|| ask.cores.iter().next()).unwrap_or_default();
+                let core = place
+                    .core
+                    .or_else(|| ask.cores.iter().next())
+                    .unwrap_or_default();
                 if !matches!(place.why, Why::Stays | Why::New | Why::NoCore) {
-                    placed.moved.push((candidates[ask.vm].vm.id.clone(), ask.vcpu, place.why.to_string()));
+                    placed.moved.push((
+                        candidates[ask.vm].vm.id.clone(),
+                        ask.vcpu,
+                        place.why.to_string(),
+                    ));
                 }
                 placed.cores.insert(id(ask), core);
                 core
@@ -94,7 +113,11 @@ impl Placement {
 
     /// Core of a VM's first vCPU.
     pub fn home(&self, id: &VmId) -> Option<u32> {
-        self.cores.range((id.clone(), 0)..).next().filter(|((vm, _), _)| vm == id).map(|(_, cpu)| *cpu)
+        self.cores
+            .range((id.clone(), 0)..)
+            .next()
+            .filter(|((vm, _), _)| vm == id)
+            .map(|(_, cpu)| *cpu)
     }
 }
 
@@ -102,7 +125,11 @@ fn topology(facts: &HostFacts, cores: &CpuSet) -> Topology {
     let kept = facts.cpus.iter().filter(|c| cores.contains(c.cpu));
     Topology {
         cores: kept
-            .map(|c| Core { id: c.cpu, smt_siblings: c.siblings.iter().collect(), node: c.node })
+            .map(|c| Core {
+                id: c.cpu,
+                smt_siblings: c.siblings.iter().collect(),
+                node: c.node,
+            })
             .collect(),
     }
 }
@@ -112,14 +139,20 @@ fn wants(meter: &Meter) -> BTreeMap<VmId, Vec<f64>> {
     let mut sums: BTreeMap<VmId, (u64, Vec<Times>)> = BTreeMap::new();
     for snapshot in meter.history().iter().rev().take(SNAPSHOTS) {
         for vm in &snapshot.vms {
-            let (span, times) =
-                sums.entry(vm.id.clone()).or_insert_with(|| (0, vec![Times::default(); vm.vcpus.len()]));
+            let (span, times) = sums
+                .entry(vm.id.clone())
+                .or_insert_with(|| (0, vec![Times::default(); vm.vcpus.len()]));
             *span += snapshot.span;
-            times.iter_mut().zip(&vm.vcpus).for_each(|(sum, t)| sum.add(t));
+            times
+                .iter_mut()
+                .zip(&vm.vcpus)
+                .for_each(|(sum, t)| sum.add(t));
         }
     }
     let want = |span: u64, t: &Times| ((t.run + t.wait) as f64 / span.max(1) as f64).min(1.0);
-    sums.into_iter().map(|(id, (span, times))| (id, times.iter().map(|t| want(span, t)).collect())).collect()
+    sums.into_iter()
+        .map(|(id, (span, times))| (id, times.iter().map(|t| want(span, t)).collect()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -144,31 +177,61 @@ mod tests {
     }
 
     fn ask(vm: usize, cores: &str) -> Ask {
-        Ask { vm, vcpu: 0, cores: cores.parse().unwrap() }
+        Ask {
+            vm,
+            vcpu: 0,
+            cores: cores.parse().unwrap(),
+        }
     }
 
     #[test]
     fn latency_sensitive_vms_are_kept_apart_and_stay_where_they_are() {
-        let facts = HostFacts { cpus: crate::testing::cpus(4), ..HostFacts::read().unwrap() };
+        let facts = HostFacts {
+            cpus: crate::testing::cpus(4),
+            ..HostFacts::read().unwrap()
+        };
         let vms = [vm("a", 10, &[&[1, 2]]), vm("b", 20, &[&[1, 2]])];
         let candidates: Vec<_> = vms.iter().map(candidate).collect();
         let cores: CpuSet = "1-2".parse().unwrap();
         let (mut p, meter, now) = (Placement::default(), Meter::sampled(), Instant::now());
-        let (answers, placed) =
-            p.answer(now, &facts, &cores, &candidates, &[ask(0, "1-2"), ask(1, "1-2")], &meter);
+        let (answers, placed) = p.answer(
+            now,
+            &facts,
+            &cores,
+            &candidates,
+            &[ask(0, "1-2"), ask(1, "1-2")],
+            &meter,
+        );
         assert_ne!(answers[0], answers[1]);
         assert!(placed.moved.is_empty());
         p.take(now, placed);
         assert_eq!(p.home(&vms[1].id), Some(answers[1]));
         // Asked in another order they keep their cores.
         let turned = [candidates[1].clone(), candidates[0].clone()];
-        let (again, _) = p.answer(now, &facts, &cores, &turned, &[ask(0, "1-2"), ask(1, "1-2")], &meter);
+        let (again, _) = p.answer(
+            now,
+            &facts,
+            &cores,
+            &turned,
+            &[ask(0, "1-2"), ask(1, "1-2")],
+            &meter,
+        );
         assert_eq!(again, [answers[1], answers[0]]);
         // One that has to leave is told why.
         let other = 3 - answers[0];
-        let (now_at, placed) =
-            p.answer(now, &facts, &cores, &candidates[..1], &[ask(0, &other.to_string())], &meter);
+        let (now_at, placed) = p.answer(
+            now,
+            &facts,
+            &cores,
+            &candidates[..1],
+            &[ask(0, &other.to_string())],
+            &meter,
+        );
         assert_eq!(now_at, [other]);
-        assert!(placed.moved[0].2.contains("may no longer use"), "{:?}", placed.moved);
+        assert!(
+            placed.moved[0].2.contains("may no longer use"),
+            "{:?}",
+            placed.moved
+        );
     }
 }

@@ -80,7 +80,10 @@ impl Draft {
         for (id, cpu) in self.interrupts.iter().filter(|(id, _)| served.contains(id)) {
             let pid = vms.iter().find(|vm| vm.id == *id).map(|vm| vm.pid as i32);
             let cores = self.plan.cores.iter_mut().filter(|c| c.cpu == *cpu);
-            for vm in cores.flat_map(|c| &mut c.vms).filter(|vm| Some(vm.pid) == pid) {
+            for vm in cores
+                .flat_map(|c| &mut c.vms)
+                .filter(|vm| Some(vm.pid) == pid)
+            {
                 vm.sees_packets = true;
             }
         }
@@ -112,20 +115,41 @@ struct Layout<'a> {
 }
 
 /// Draws up the plan of the slot mechanism. `place` gives each asked vCPU one of its cores, in the order asked.
-pub fn slots(frame: Frame<'_>, candidates: &[Candidate<'_>], place: impl FnOnce(&[Ask]) -> Vec<u32>) -> Draft {
+pub fn slots(
+    frame: Frame<'_>,
+    candidates: &[Candidate<'_>],
+    place: impl FnOnce(&[Ask]) -> Vec<u32>,
+) -> Draft {
     let asks = asks(frame.cores, candidates);
     let answers = place(&asks);
     let placed = asks
         .iter()
         .zip(&answers)
-        .map(|(a, &cpu)| ((a.vm, a.vcpu), if a.cores.contains(cpu) { cpu } else { a.cores.iter().next().unwrap_or(cpu) }))
+        .map(|(a, &cpu)| {
+            (
+                (a.vm, a.vcpu),
+                if a.cores.contains(cpu) {
+                    cpu
+                } else {
+                    a.cores.iter().next().unwrap_or(cpu)
+                },
+            )
+        })
         .collect();
-    let mut layout = Layout { candidates, placed, managed: BTreeMap::new(), spoiled: BTreeMap::new() };
+    let mut layout = Layout {
+        candidates,
+        placed,
+        managed: BTreeMap::new(),
+        spoiled: BTreeMap::new(),
+    };
     layout.choose(frame);
     layout.clear_spoiled();
     let mut cores = layout.core_plans(frame);
     // Whoever does not fit makes the core stock; what then becomes of the others has to be thought through again.
-    while let Some((cpu, why)) = cores.iter().find_map(|c| too_much(c).map(|why| (c.cpu, why))) {
+    while let Some((cpu, why)) = cores
+        .iter()
+        .find_map(|c| too_much(c).map(|why| (c.cpu, why)))
+    {
         layout.managed.remove(&cpu);
         layout.spoiled.insert(cpu, why);
         layout.clear_spoiled();
@@ -148,9 +172,15 @@ pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
         let home = c.vm.cores.iter().next().unwrap_or(0);
         for v in &c.vm.vcpus {
             let cpu = v.cores.iter().next().unwrap_or(home);
-            threads.entry(cpu).or_default().extend(v.threads.iter().map(|t| vcpu_thread(v, t)));
+            threads
+                .entry(cpu)
+                .or_default()
+                .extend(v.threads.iter().map(|t| vcpu_thread(v, t)));
         }
-        threads.entry(home).or_default().extend(c.vm.service.iter().map(|s| service_thread(&s.thread)));
+        threads
+            .entry(home)
+            .or_default()
+            .extend(c.vm.service.iter().map(|s| service_thread(&s.thread)));
         for (cpu, threads) in threads {
             let core = cores.entry(cpu).or_insert_with(|| CorePlan {
                 cpu,
@@ -161,16 +191,34 @@ pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
             core.vms.push(vm_plan(c, None, threads));
         }
     }
-    Draft { plan: Plan { cores: cores.into_values().collect() }, ..Draft::default() }
+    Draft {
+        plan: Plan {
+            cores: cores.into_values().collect(),
+        },
+        ..Draft::default()
+    }
 }
 
 fn asks(cores: &CpuSet, candidates: &[Candidate<'_>]) -> Vec<Ask> {
     let mut asks = Vec::new();
     for (vm, c) in candidates.iter().enumerate() {
-        for (vcpu, v) in c.vm.vcpus.iter().enumerate().filter(|(_, v)| !v.threads.is_empty()) {
-            let fit: CpuSet = c.of_vcpu(v).iter().filter(|&cpu| cores.contains(cpu)).collect();
+        for (vcpu, v) in
+            c.vm.vcpus
+                .iter()
+                .enumerate()
+                .filter(|(_, v)| !v.threads.is_empty())
+        {
+            let fit: CpuSet = c
+                .of_vcpu(v)
+                .iter()
+                .filter(|&cpu| cores.contains(cpu))
+                .collect();
             if !fit.is_empty() {
-                asks.push(Ask { vm, vcpu, cores: fit });
+                asks.push(Ask {
+                    vm,
+                    vcpu,
+                    cores: fit,
+                });
             }
         }
     }
@@ -197,7 +245,12 @@ impl Candidate<'_> {
 
 impl Layout<'_> {
     fn on(&self, cpu: u32) -> impl Iterator<Item = &Candidate<'_>> {
-        let vms: BTreeSet<usize> = self.placed.iter().filter(|(_, c)| **c == cpu).map(|((vm, _), _)| *vm).collect();
+        let vms: BTreeSet<usize> = self
+            .placed
+            .iter()
+            .filter(|(_, c)| **c == cpu)
+            .map(|((vm, _), _)| *vm)
+            .collect();
         vms.into_iter().map(|vm| &self.candidates[vm])
     }
 
@@ -225,8 +278,13 @@ impl Layout<'_> {
         loop {
             let found = self.candidates.iter().enumerate().find_map(|(i, c)| {
                 let why = c.blocked.as_ref()?;
-                let stuck = c.all_allowed(i, self).find(|cpus| !cpus.is_empty() && cpus.iter().all(|cpu| self.managed.contains_key(&cpu)))?;
-                Some((stuck.clone(), format!("{} runs there and cannot be managed: {why}", c.vm.name)))
+                let stuck = c.all_allowed(i, self).find(|cpus| {
+                    !cpus.is_empty() && cpus.iter().all(|cpu| self.managed.contains_key(&cpu))
+                })?;
+                Some((
+                    stuck.clone(),
+                    format!("{} runs there and cannot be managed: {why}", c.vm.name),
+                ))
             });
             let Some((cpus, why)) = found else { return };
             for cpu in cpus.iter() {
@@ -238,7 +296,12 @@ impl Layout<'_> {
 
     fn core_plans(&self, frame: Frame<'_>) -> Vec<CorePlan> {
         let mut cores: BTreeMap<u32, CorePlan> = BTreeMap::new();
-        for (i, c) in self.candidates.iter().enumerate().filter(|(_, c)| c.blocked.is_none()) {
+        for (i, c) in self
+            .candidates
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.blocked.is_none())
+        {
             let mut threads: BTreeMap<u32, Vec<ThreadPlan>> = BTreeMap::new();
             let mut vcpus: BTreeMap<u32, u32> = BTreeMap::new();
             let mut used = BTreeSet::new();
@@ -248,7 +311,10 @@ impl Layout<'_> {
                         used.insert(*cpu);
                         if self.managed.contains_key(cpu) {
                             *vcpus.entry(*cpu).or_default() += 1;
-                            threads.entry(*cpu).or_default().extend(v.threads.iter().map(|t| vcpu_thread(v, t)));
+                            threads
+                                .entry(*cpu)
+                                .or_default()
+                                .extend(v.threads.iter().map(|t| vcpu_thread(v, t)));
                         }
                     }
                     // Runs on a core of the host's: one of its own as far as the cap is concerned.
@@ -257,7 +323,10 @@ impl Layout<'_> {
             }
             for s in &c.vm.service {
                 if let Some(cpu) = self.home_of_service(i, s.thread.tid) {
-                    threads.entry(cpu).or_default().push(service_thread(&s.thread));
+                    threads
+                        .entry(cpu)
+                        .or_default()
+                        .push(service_thread(&s.thread));
                 }
             }
             for (cpu, threads) in threads {
@@ -268,8 +337,15 @@ impl Layout<'_> {
                     vms: Vec::new(),
                 });
                 let whole = c.cap_permille.map(|p| p / used.len().max(1) as u32);
-                let each = c.vcpu_quota.map(|q| q.saturating_mul(vcpus.get(&cpu).copied().unwrap_or(1)));
-                let cap = whole.into_iter().chain(each).min().filter(|&p| p < 1000).map(|p| p.max(1));
+                let each = c
+                    .vcpu_quota
+                    .map(|q| q.saturating_mul(vcpus.get(&cpu).copied().unwrap_or(1)));
+                let cap = whole
+                    .into_iter()
+                    .chain(each)
+                    .min()
+                    .filter(|&p| p < 1000)
+                    .map(|p| p.max(1));
                 core.vms.push(vm_plan(c, cap, threads));
             }
         }
@@ -285,7 +361,8 @@ impl Layout<'_> {
             .filter_map(|j| self.placed.get(&(vm, j)))
             .find(|cpu| self.managed.contains_key(cpu) && allowed.contains(**cpu));
         of_vcpu.copied().or_else(|| {
-            let stuck = !allowed.is_empty() && allowed.iter().all(|cpu| self.managed.contains_key(&cpu));
+            let stuck =
+                !allowed.is_empty() && allowed.iter().all(|cpu| self.managed.contains_key(&cpu));
             if stuck { allowed.iter().next() } else { None }
         })
     }
@@ -296,7 +373,10 @@ impl Layout<'_> {
         let mut pin = |threads: &[Thread], allowed: &CpuSet, to: Option<u32>| {
             let cpus: CpuSet = match to {
                 Some(cpu) => [cpu].into_iter().collect(),
-                None => allowed.iter().filter(|cpu| !self.managed.contains_key(cpu)).collect(),
+                None => allowed
+                    .iter()
+                    .filter(|cpu| !self.managed.contains_key(cpu))
+                    .collect(),
             };
             if !cpus.is_empty() && cpus != *allowed {
                 pins.extend(threads.iter().map(|t| (*t, cpus.clone())));
@@ -307,12 +387,23 @@ impl Layout<'_> {
         }
         for (i, c) in self.candidates.iter().enumerate() {
             for (j, v) in c.vm.vcpus.iter().enumerate() {
-                let to = self.placed.get(&(i, j)).filter(|cpu| c.blocked.is_none() && self.managed.contains_key(cpu));
+                let to = self
+                    .placed
+                    .get(&(i, j))
+                    .filter(|cpu| c.blocked.is_none() && self.managed.contains_key(cpu));
                 pin(&v.threads, c.of_vcpu(v), to.copied());
             }
             for s in &c.vm.service {
-                let to = if c.blocked.is_none() { self.home_of_service(i, s.thread.tid) } else { None };
-                pin(&[s.thread], c.allowed.get(&s.thread.tid).unwrap_or(&c.vm.cores), to);
+                let to = if c.blocked.is_none() {
+                    self.home_of_service(i, s.thread.tid)
+                } else {
+                    None
+                };
+                pin(
+                    &[s.thread],
+                    c.allowed.get(&s.thread.tid).unwrap_or(&c.vm.cores),
+                    to,
+                );
             }
         }
         pins
@@ -324,16 +415,30 @@ impl Layout<'_> {
             (Some(why), _) => (true, why.clone()),
             (None, Some(why)) => (false, why.clone()),
             (None, None) if vms.is_empty() => (false, "no VM runs there".to_owned()),
-            (None, None) => (false, "no VM there is latency-sensitive or has a cap".to_owned()),
+            (None, None) => (
+                false,
+                "no VM there is latency-sensitive or has a cap".to_owned(),
+            ),
         };
-        CoreNote { cpu, managed, why, vms }
+        CoreNote {
+            cpu,
+            managed,
+            why,
+            vms,
+        }
     }
 
     fn interrupts(&self) -> Vec<(VmId, u32)> {
-        let ls = self.candidates.iter().enumerate().filter(|(_, c)| c.class == Class::Ls && c.blocked.is_none());
+        let ls = self
+            .candidates
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.class == Class::Ls && c.blocked.is_none());
         ls.filter_map(|(i, c)| {
             let (_, cpu) = self.placed.range((i, 0)..(i + 1, 0)).next()?;
-            self.managed.contains_key(cpu).then(|| (c.vm.id.clone(), *cpu))
+            self.managed
+                .contains_key(cpu)
+                .then(|| (c.vm.id.clone(), *cpu))
         })
         .collect()
     }
@@ -370,34 +475,67 @@ impl Layout<'_> {
 
 impl Candidate<'_> {
     /// What each of its vCPUs and service threads may run on; vCPUs only if they are placed at all.
-    fn all_allowed<'a>(&'a self, index: usize, layout: &'a Layout<'_>) -> impl Iterator<Item = &'a CpuSet> {
+    fn all_allowed<'a>(
+        &'a self,
+        index: usize,
+        layout: &'a Layout<'_>,
+    ) -> impl Iterator<Item = &'a CpuSet> {
         let vcpus = self.vm.vcpus.iter().enumerate();
-        let vcpus = vcpus.filter(move |(j, _)| layout.placed.contains_key(&(index, *j))).map(|(_, v)| self.of_vcpu(v));
-        vcpus.chain(self.vm.service.iter().filter_map(|s| self.allowed.get(&s.thread.tid)))
+        let vcpus = vcpus
+            .filter(move |(j, _)| layout.placed.contains_key(&(index, *j)))
+            .map(|(_, v)| self.of_vcpu(v));
+        vcpus.chain(
+            self.vm
+                .service
+                .iter()
+                .filter_map(|s| self.allowed.get(&s.thread.tid)),
+        )
     }
 }
 
 fn vcpu_thread(vcpu: &Vcpu, thread: &Thread) -> ThreadPlan {
-    ThreadPlan { tid: thread.tid as i32, service: vcpu.kernel_thread == Some(thread.tid) }
+    ThreadPlan {
+        tid: thread.tid as i32,
+        service: vcpu.kernel_thread == Some(thread.tid),
+    }
 }
 
 fn service_thread(thread: &Thread) -> ThreadPlan {
-    ThreadPlan { tid: thread.tid as i32, service: true }
+    ThreadPlan {
+        tid: thread.tid as i32,
+        service: true,
+    }
 }
 
 fn vm_plan(c: &Candidate<'_>, cap_permille: Option<u32>, threads: Vec<ThreadPlan>) -> VmPlan {
-    let params =
-        Params { id: c.index, class: c.class, weight: c.weight, cap_permille, microslice: c.microslice };
-    VmPlan { params, index: c.index, pid: c.vm.pid as i32, sees_packets: false, threads }
+    let params = Params {
+        id: c.index,
+        class: c.class,
+        weight: c.weight,
+        cap_permille,
+        microslice: c.microslice,
+    };
+    VmPlan {
+        params,
+        index: c.index,
+        pid: c.vm.pid as i32,
+        sees_packets: false,
+        threads,
+    }
 }
 
 /// Why a core has more on it than one controller can take.
 fn too_much(core: &CorePlan) -> Option<String> {
     let threads: usize = core.vms.iter().map(|v| v.threads.len()).sum();
     if core.vms.len() > MAX_VMS {
-        Some(format!("{} VMs run there, and a controller takes {MAX_VMS}", core.vms.len()))
+        Some(format!(
+            "{} VMs run there, and a controller takes {MAX_VMS}",
+            core.vms.len()
+        ))
     } else if threads > MAX_THREADS {
-        Some(format!("{threads} threads run there, and a controller takes {MAX_THREADS}"))
+        Some(format!(
+            "{threads} threads run there, and a controller takes {MAX_THREADS}"
+        ))
     } else {
         None
     }

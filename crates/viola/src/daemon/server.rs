@@ -22,10 +22,16 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(fail(e)),
         Ok(m) if !m.file_type().is_socket() => {
-            return Err(Failure::usage(format!("{} is there and is no socket; remove it, or name another one", socket.display())));
+            return Err(Failure::usage(format!(
+                "{} is there and is no socket; remove it, or name another one",
+                socket.display()
+            )));
         }
         Ok(_) if UnixStream::connect(socket).is_ok() => {
-            return Err(Failure::usage(format!("another daemon answers on {}; stop it first, or name another socket", socket.display())));
+            return Err(Failure::usage(format!(
+                "another daemon answers on {}; stop it first, or name another socket",
+                socket.display()
+            )));
         }
         // Left behind by one that is gone.
         Ok(_) => std::fs::remove_file(socket).map_err(fail)?,
@@ -39,14 +45,24 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
     match group_id(group) {
         Some(gid) => {
             if let Err(e) = rustix::fs::chown(socket, None, Some(Gid::from_raw(gid))) {
-                log::line(Level::Warning, format!("{} cannot be given to group {group} ({e}); only this user may use it", socket.display()));
+                log::line(
+                    Level::Warning,
+                    format!(
+                        "{} cannot be given to group {group} ({e}); only this user may use it",
+                        socket.display()
+                    ),
+                );
             } else {
-                std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o660)).map_err(fail)?;
+                std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o660))
+                    .map_err(fail)?;
             }
         }
         None => log::line(
             Level::Info,
-            format!("there is no group {group}; only root may use {}", socket.display()),
+            format!(
+                "there is no group {group}; only root may use {}",
+                socket.display()
+            ),
         ),
     }
     Ok(listener)
@@ -66,7 +82,13 @@ fn lookup(name: &CStr) -> Option<u32> {
         let mut group: libc::group = unsafe { std::mem::zeroed() };
         // SAFETY: name ends with zero; group, buffer (with its length) and found are live and writable.
         let error = unsafe {
-            libc::getgrnam_r(name.as_ptr(), &mut group, buffer.as_mut_ptr().cast(), buffer.len(), &mut found)
+            libc::getgrnam_r(
+                name.as_ptr(),
+                &mut group,
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                &mut found,
+            )
         };
         match error {
             // A group with very many members.
@@ -98,8 +120,14 @@ pub fn start(listener: UnixListener, shared: Arc<Shared>) -> Outcome {
     }
 }
 
-fn run(listener: UnixListener, shared: Arc<Shared>, ready: &mpsc::Sender<io::Result<()>>) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+fn run(
+    listener: UnixListener,
+    shared: Arc<Shared>,
+    ready: &mpsc::Sender<io::Result<()>>,
+) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
@@ -130,7 +158,9 @@ mod tests {
         let mode = || std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777;
         let first = bind(&socket, "root").unwrap();
         assert_eq!(mode(), 0o660);
-        assert!(matches!(bind(&socket, "root"), Err(Failure::Usage(s)) if s.contains("another daemon answers")));
+        assert!(
+            matches!(bind(&socket, "root"), Err(Failure::Usage(s)) if s.contains("another daemon answers"))
+        );
         drop(first);
         bind(&socket, "no-such-group-here").unwrap();
         assert_eq!(mode(), 0o600);
@@ -143,7 +173,10 @@ mod tests {
         std::fs::write(&file, "precious").unwrap();
         assert!(matches!(bind(&file, "root"), Err(Failure::Usage(_))));
         assert_eq!(std::fs::read(&file).unwrap(), b"precious");
-        assert!(matches!(bind(&dir.path().join("none/v.sock"), "root"), Err(Failure::Run(_))));
+        assert!(matches!(
+            bind(&dir.path().join("none/v.sock"), "root"),
+            Err(Failure::Run(_))
+        ));
     }
 
     #[test]

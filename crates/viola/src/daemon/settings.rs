@@ -131,14 +131,25 @@ impl Settings {
                         Ok(()) => format!("it is now {}", aside.display()),
                         Err(e) => format!("and cannot be set aside: {e}"),
                     };
-                    let warning = format!("{} holds no kept settings ({e}); {moved}", file.display());
+                    let warning =
+                        format!("{} holds no kept settings ({e}); {moved}", file.display());
                     (Kept::default(), Some(warning))
                 }
             },
             Err(e) if e.kind() == io::ErrorKind::NotFound => (Kept::default(), None),
-            Err(e) => (Kept::default(), Some(format!("{}: {e}; no kept setting holds", file.display()))),
+            Err(e) => (
+                Kept::default(),
+                Some(format!("{}: {e}; no kept setting holds", file.display())),
+            ),
         };
-        (Self { file, kept: kept.vms, live: BTreeMap::new() }, warning)
+        (
+            Self {
+                file,
+                kept: kept.vms,
+                live: BTreeMap::new(),
+            },
+            warning,
+        )
     }
 
     /// What holds for a VM.
@@ -152,29 +163,70 @@ impl Settings {
             weight: v.weight,
             cap: v.cap.map(Cap::of),
         });
-        let layers = [(live, Source::Set), (kept, Source::Kept), (file, Source::Config)];
+        let layers = [
+            (live, Source::Set),
+            (kept, Source::Kept),
+            (file, Source::Config),
+        ];
         let group = vm.cgroup.as_ref();
         let class = first(&layers, |s| s.class).unwrap_or(From {
-            value: if config.slices.auto { ClassSetting::Auto } else { ClassSetting::Batch },
+            value: if config.slices.auto {
+                ClassSetting::Auto
+            } else {
+                ClassSetting::Batch
+            },
             source: Source::Default,
         });
-        let microslice = first(&layers, |s| s.microslice_ns)
-            .unwrap_or(From { value: DEFAULT_MICROSLICE, source: Source::Default });
+        let microslice = first(&layers, |s| s.microslice_ns).unwrap_or(From {
+            value: DEFAULT_MICROSLICE,
+            source: Source::Default,
+        });
         let weight = first(&layers, |s| s.weight)
-            .or_else(|| group.and_then(|g| g.weight).map(|w| From { value: w.clamp(1, 65_535), source: Source::Cgroup }))
-            .unwrap_or(From { value: DEFAULT_WEIGHT, source: Source::Default });
+            .or_else(|| {
+                group.and_then(|g| g.weight).map(|w| From {
+                    value: w.clamp(1, 65_535),
+                    source: Source::Cgroup,
+                })
+            })
+            .unwrap_or(From {
+                value: DEFAULT_WEIGHT,
+                source: Source::Default,
+            });
         // A cap that the VM cannot reach is none (the configuration is read before its cores are known).
         let most = usable_cores(vm) as u64 * 1000;
-        let asked = first(&layers, |s| s.cap)
-            .map(|c| From { value: c.value.permille().filter(|&p| u64::from(p) < most), source: c.source });
+        let asked = first(&layers, |s| s.cap).map(|c| From {
+            value: c.value.permille().filter(|&p| u64::from(p) < most),
+            source: c.source,
+        });
         let quota = group.and_then(|g| g.quota_permille_of_one_core);
         let cap = match (asked, quota) {
-            (Some(From { value: Some(cap), source }), q) if q.is_none_or(|q| cap <= q) => From { value: Some(cap), source },
-            (_, Some(q)) => From { value: Some(q.max(1)), source: Source::Cgroup },
-            (asked, None) => asked.unwrap_or(From { value: None, source: Source::Default }),
+            (
+                Some(From {
+                    value: Some(cap),
+                    source,
+                }),
+                q,
+            ) if q.is_none_or(|q| cap <= q) => From {
+                value: Some(cap),
+                source,
+            },
+            (_, Some(q)) => From {
+                value: Some(q.max(1)),
+                source: Source::Cgroup,
+            },
+            (asked, None) => asked.unwrap_or(From {
+                value: None,
+                source: Source::Default,
+            }),
         };
         let vcpu_quota = group.and_then(|g| g.vcpu_quota_permille);
-        Controls { class, microslice, weight, cap, vcpu_quota }
+        Controls {
+            class,
+            microslice,
+            weight,
+            cap,
+            vcpu_quota,
+        }
     }
 
     /// Checks a change and carries it out; on error nothing was changed. `keep` is not allowed in a dry run.
@@ -182,7 +234,9 @@ impl Settings {
         let said = read(vm, change)?;
         let id = vm.id.to_string();
         if change.keep && id.ends_with(&format!("@{}", vm.pid)) {
-            return Err(format!("{id} shares its name with another VM, so a kept setting would not find it again; give it a name of its own"));
+            return Err(format!(
+                "{id} shares its name with another VM, so a kept setting would not find it again; give it a name of its own"
+            ));
         }
         let mut kept = self.kept.clone();
         if change.reset {
@@ -190,12 +244,21 @@ impl Settings {
         }
         if change.keep {
             // What was set live before is meant as well: the VM is to be after a restart as it is now.
-            let live = if change.reset { Said::default() } else { self.live.get(&id).copied().unwrap_or_default() };
+            let live = if change.reset {
+                Said::default()
+            } else {
+                self.live.get(&id).copied().unwrap_or_default()
+            };
             let below = kept.get(&id).copied().unwrap_or_default();
             kept.insert(id.clone(), said.over(live).over(below));
         }
         if kept != self.kept {
-            write(&self.file, &kept).map_err(|e| format!("{} cannot be written ({e}); nothing was changed", self.file.display()))?;
+            write(&self.file, &kept).map_err(|e| {
+                format!(
+                    "{} cannot be written ({e}); nothing was changed",
+                    self.file.display()
+                )
+            })?;
             self.kept = kept;
         }
         if change.reset || change.keep {
@@ -211,7 +274,12 @@ impl Settings {
 
 /// The first that was said, from above.
 fn first<T>(layers: &[(Said, Source); 3], get: impl Fn(&Said) -> Option<T>) -> Option<From<T>> {
-    layers.iter().find_map(|(said, source)| get(said).map(|value| From { value, source: *source }))
+    layers.iter().find_map(|(said, source)| {
+        get(said).map(|value| From {
+            value,
+            source: *source,
+        })
+    })
 }
 
 /// Cores that a VM can keep busy.
@@ -225,10 +293,16 @@ fn read(vm: &Vm, change: &Change) -> Result<Said, String> {
         move |e: quantities::BadQuantity| format!("{key}: {e}")
     };
     let microslice_ns = match &change.microslice {
-        Some(t) => Some(quantities::duration_in(t, &quantities::MICROSLICE).map_err(sentence("microslice"))?),
+        Some(t) => Some(
+            quantities::duration_in(t, &quantities::MICROSLICE).map_err(sentence("microslice"))?,
+        ),
         None => None,
     };
-    let weight = change.weight.map(quantities::weight).transpose().map_err(sentence("weight"))?;
+    let weight = change
+        .weight
+        .map(quantities::weight)
+        .transpose()
+        .map_err(sentence("weight"))?;
     let cap = match &change.cap {
         Some(t) => {
             let cap = quantities::cap(t).map_err(sentence("cap"))?;
@@ -239,9 +313,16 @@ fn read(vm: &Vm, change: &Change) -> Result<Said, String> {
         }
         None => None,
     };
-    let said = Said { class: change.class, microslice_ns, weight, cap };
+    let said = Said {
+        class: change.class,
+        microslice_ns,
+        weight,
+        cap,
+    };
     if said == Said::default() && !change.reset && !change.keep {
-        return Err("nothing is to be changed; name class, microslice, weight, cap or reset".into());
+        return Err(
+            "nothing is to be changed; name class, microslice, weight, cap or reset".into(),
+        );
     }
     Ok(said)
 }
@@ -252,7 +333,12 @@ fn write(file: &Path, vms: &BTreeMap<String, Said>) -> io::Result<()> {
     super::lock::make_dir(dir, 0o700)?;
     let temporary = file.with_extension("new");
     let json = serde_json::to_vec_pretty(&Kept { vms: vms.clone() })?;
-    let mut out = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut out = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)?;
     out.write_all(&json)?;
     out.sync_all()?;
     fs::rename(&temporary, file)?;
@@ -260,118 +346,4 @@ fn write(file: &Path, vms: &BTreeMap<String, Said>) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::vm;
-
-    fn config(text: &str) -> Config {
-        Config::parse(Path::new("v.toml"), text).unwrap()
-    }
-
-    fn settings() -> (tempfile::TempDir, Settings) {
-        let dir = tempfile::tempdir().unwrap();
-        let (s, warning) = Settings::read(dir.path());
-        assert_eq!(warning, None);
-        (dir, s)
-    }
-
-    fn change(class: Option<ClassSetting>, keep: bool) -> Change {
-        Change { class, keep, ..Change::default() }
-    }
-
-    #[test]
-    fn the_operator_goes_before_the_file_and_the_file_before_the_control_group() {
-        let (_dir, mut s) = settings();
-        let mut g = vm("g1", 7, &[&[1]]);
-        let c = config("");
-        assert_eq!(s.controls(&c, &g).weight, From { value: 256, source: Source::Default });
-        g.cgroup = Some(crate::testing::cgroup(Some(512), None));
-        assert_eq!(s.controls(&c, &g).weight, From { value: 512, source: Source::Cgroup });
-        let c = config("[[vm]]\nname = \"g1\"\nweight = 7");
-        assert_eq!(s.controls(&c, &g).weight, From { value: 7, source: Source::Config });
-        s.change(&g, &Change { weight: Some(9), ..Change::default() }).unwrap();
-        assert_eq!(s.controls(&c, &g).weight, From { value: 9, source: Source::Set });
-        s.change(&g, &Change { reset: true, ..Change::default() }).unwrap();
-        assert_eq!(s.controls(&c, &g).weight.source, Source::Config);
-    }
-
-    #[test]
-    fn the_lower_one_of_cap_and_quota_holds() {
-        let (_dir, mut s) = settings();
-        let c = config("");
-        let mut g = vm("g1", 7, &[&[1], &[2]]);
-        g.cgroup = Some(crate::testing::cgroup(None, Some(800)));
-        let now = s.controls(&c, &g);
-        assert_eq!(now.cap, From { value: Some(800), source: Source::Cgroup });
-        assert!(!now.capped_by_viola());
-        let cap = |t: &str| Change { cap: Some(t.into()), ..Change::default() };
-        s.change(&g, &cap("50%")).unwrap();
-        assert_eq!(s.controls(&c, &g).cap, From { value: Some(500), source: Source::Set });
-        assert!(s.controls(&c, &g).capped_by_viola());
-        s.change(&g, &cap("150%")).unwrap();
-        assert_eq!(s.controls(&c, &g).cap.value, Some(800));
-        g.cgroup = None;
-        assert_eq!(s.controls(&c, &g).cap.value, Some(1500));
-        s.change(&g, &cap("none")).unwrap();
-        assert_eq!(s.controls(&c, &g).cap, From { value: None, source: Source::Set });
-    }
-
-    #[test]
-    fn a_cap_over_the_cores_of_the_vm_is_refused_and_nothing_changes() {
-        let (_dir, mut s) = settings();
-        let g = vm("g1", 7, &[&[1]]);
-        let change = Change { cap: Some("150%".into()), class: Some(ClassSetting::Ls), ..Change::default() };
-        let said = s.change(&g, &change).unwrap_err();
-        assert_eq!(said, "cap 150% is over the 1 core of g1; at most 100%");
-        assert_eq!(s.controls(&config(""), &g).class.source, Source::Default);
-    }
-
-    #[test]
-    fn kept_settings_are_there_after_a_restart_and_others_are_not() {
-        let (dir, mut s) = settings();
-        let (a, b) = (vm("a", 7, &[&[1]]), vm("b", 8, &[&[1]]));
-        s.change(&a, &Change { microslice: Some("100us".into()), ..Change::default() }).unwrap();
-        s.change(&a, &change(Some(ClassSetting::Ls), true)).unwrap();
-        s.change(&b, &change(Some(ClassSetting::Ls), false)).unwrap();
-        let (again, warning) = Settings::read(dir.path());
-        assert_eq!(warning, None);
-        let c = config("");
-        let controls = again.controls(&c, &a);
-        assert_eq!(controls.class, From { value: ClassSetting::Ls, source: Source::Kept });
-        assert_eq!(controls.microslice.value, 100_000);
-        assert_eq!(again.controls(&c, &b).class.value, ClassSetting::Batch);
-        let files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
-        assert_eq!(files, ["settings.json"]);
-    }
-
-    #[test]
-    fn a_damaged_file_is_set_aside_and_said_so() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(NAME), "{\"vms\": {\"a\": {\"clas\": 1}}}").unwrap();
-        let (_, warning) = Settings::read(dir.path());
-        assert!(warning.unwrap().contains("settings.damaged"));
-        assert!(dir.path().join("settings.damaged").exists());
-    }
-
-    #[test]
-    fn a_vm_without_a_name_of_its_own_keeps_nothing() {
-        let (_dir, mut s) = settings();
-        let g = crate::testing::vm_with_id("qemu:web@7", "web", 7, &[&[1]]);
-        assert!(s.change(&g, &change(Some(ClassSetting::Ls), true)).unwrap_err().contains("a name of its own"));
-        assert!(s.change(&g, &change(Some(ClassSetting::Ls), false)).is_ok());
-    }
-
-    #[test]
-    fn an_empty_change_is_refused() {
-        let (_dir, mut s) = settings();
-        assert!(s.change(&vm("a", 7, &[&[1]]), &Change::default()).is_err());
-    }
-
-    #[test]
-    fn auto_is_what_is_asked_for_when_the_file_says_so_and_nobody_else_does() {
-        let (_dir, s) = settings();
-        let c = config("[slices]\nauto = true\n[[vm]]\nname = \"b\"\nclass = \"batch\"");
-        assert_eq!(s.controls(&c, &vm("a", 7, &[&[1]])).class.value, ClassSetting::Auto);
-        assert_eq!(s.controls(&c, &vm("b", 8, &[&[1]])).class.value, ClassSetting::Batch);
-    }
-}
+mod tests;

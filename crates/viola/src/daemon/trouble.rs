@@ -4,7 +4,11 @@
 use std::time::{Duration, Instant};
 
 /// Waits before the first, second and any further attempt.
-const DELAYS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(30)];
+const DELAYS: [Duration; 3] = [
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(30),
+];
 /// So many failures...
 const TOO_MANY: usize = 3;
 /// ...within this time are too many.
@@ -34,11 +38,16 @@ pub enum Verdict {
 impl Trouble {
     /// Notes a failure.
     pub fn fail(&mut self, now: Instant, why: String) -> Verdict {
-        self.failures.retain(|t| now.saturating_duration_since(*t) < MEMORY);
+        self.failures
+            .retain(|t| now.saturating_duration_since(*t) < MEMORY);
         self.failures.push(now);
         self.total += 1;
         self.why = why;
-        let recent = self.failures.iter().filter(|t| now.saturating_duration_since(**t) < WITHIN).count();
+        let recent = self
+            .failures
+            .iter()
+            .filter(|t| now.saturating_duration_since(**t) < WITHIN)
+            .count();
         if recent >= TOO_MANY {
             self.off = true;
             self.retry_at = None;

@@ -41,17 +41,37 @@ pub struct Known<'a> {
 pub fn reports(known: Vec<Known<'_>>, meter: &Meter, recent: &Recent) -> Vec<VmReport> {
     let claims: Vec<_> = known
         .iter()
-        .map(|k| (&k.vm.cores, k.vm.vcpus.len(), k.controls.weight.value, k.controls.cap.value))
+        .map(|k| {
+            (
+                &k.vm.cores,
+                k.vm.vcpus.len(),
+                k.controls.weight.value,
+                k.controls.cap.value,
+            )
+        })
         .collect();
     let shares = measure::shares(&claims);
-    known.into_iter().zip(shares).map(|(k, share)| report(k, share, meter, recent)).collect()
+    known
+        .into_iter()
+        .zip(shares)
+        .map(|(k, share)| report(k, share, meter, recent))
+        .collect()
 }
 
 fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport {
-    let Known { vm, controls: c, class, scheduled_by, remarks, advice } = k;
+    let Known {
+        vm,
+        controls: c,
+        class,
+        scheduled_by,
+        remarks,
+        advice,
+    } = k;
     let waits: WaitHist = meter.vm_waits(&vm.id);
     let sample = recent.vm(&vm.id);
-    let total = sample.map(viola_meter::VmSample::vcpu_total).unwrap_or_default();
+    let total = sample
+        .map(viola_meter::VmSample::vcpu_total)
+        .unwrap_or_default();
     let traffic = sample.map(|s| s.traffic).unwrap_or_default();
     let core_time = recent.span as f64 * vm.cores.len().max(1) as f64;
     VmReport {
@@ -73,7 +93,11 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
         cap_source: c.cap.source,
         cores: vm.cores.iter().collect(),
         share,
-        used: if core_time > 0.0 { total.run as f64 / core_time } else { 0.0 },
+        used: if core_time > 0.0 {
+            total.run as f64 / core_time
+        } else {
+            0.0
+        },
         wait: total.wait_share(),
         wait_p50_ns: waits.quantile(0.5),
         wait_p99_ns: waits.quantile(0.99),
@@ -81,11 +105,19 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
         net_bytes_per_s: recent.per_s(traffic.rx_bytes + traffic.tx_bytes),
         net_packets_per_s: recent.per_s(traffic.rx_packets + traffic.tx_packets),
         disk_bytes_per_s: recent.disk(&vm.id),
-        by_vcpu: sample.map(|s| measure::by_vcpu(s, meter)).unwrap_or_default(),
-        service: sample.map(|s| measure::spent(&s.service)).unwrap_or_default(),
+        by_vcpu: sample
+            .map(|s| measure::by_vcpu(s, meter))
+            .unwrap_or_default(),
+        service: sample
+            .map(|s| measure::spent(&s.service))
+            .unwrap_or_default(),
         scheduled_by: scheduled_by.unwrap_or("stock").to_owned(),
         remarks,
-        help: if advice.is_some() { vec!["slices".into()] } else { Vec::new() },
+        help: if advice.is_some() {
+            vec!["slices".into()]
+        } else {
+            Vec::new()
+        },
         advice,
     }
 }

@@ -38,16 +38,27 @@ impl Rig {
         let spec = Spec::from_toml(&text, "test", folder.path()).unwrap();
         let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
         let found = found.unwrap_or_else(|e| panic!("{e}"));
-        let paths = Paths { run: folder.path().join("lab"), ..found };
+        let paths = Paths {
+            run: folder.path().join("lab"),
+            ..found
+        };
         let lab = Lab::up(&spec, &paths).unwrap_or_else(|e| panic!("{}", e.full()));
         let daemon = Daemon::start(&format!("[slices]\ncores = \"{CORE}\"\n{config}"));
-        Self { daemon, lab, _folder: folder, _turn: turn }
+        Self {
+            daemon,
+            lab,
+            _folder: folder,
+            _turn: turn,
+        }
     }
 
     /// Four guests, all busy; `a` is latency-sensitive.
     pub fn four_busy(more_config: &str) -> Self {
         let guests = [("va", HOG), ("vb", HOG), ("vc", HOG), ("vd", HOG)];
-        let mut rig = Self::boot(&guests, &format!("[[vm]]\nname = \"va\"\nclass = \"ls\"\n{more_config}"));
+        let mut rig = Self::boot(
+            &guests,
+            &format!("[[vm]]\nname = \"va\"\nclass = \"ls\"\n{more_config}"),
+        );
         rig.wait_for_slots();
         rig
     }
@@ -76,7 +87,9 @@ impl Rig {
 
     pub fn all_stock(&self) -> bool {
         self.lab.guests().iter().filter(|g| g.alive()).all(|g| {
-            self.threads(g.name()).iter().all(|(_, a)| a.policy == Policy::Normal && a.nice == 0 && a.runtime == 0)
+            self.threads(g.name())
+                .iter()
+                .all(|(_, a)| a.policy == Policy::Normal && a.nice == 0 && a.runtime == 0)
         })
     }
 
@@ -84,14 +97,20 @@ impl Rig {
         self.lab.guests().iter().filter(|g| g.alive()).all(|g| {
             let threads = self.threads(g.name());
             !threads.is_empty()
-                && threads.iter().all(|(_, a)| a.policy == Policy::Fifo && (10..=23).contains(&a.rt_priority))
+                && threads
+                    .iter()
+                    .all(|(_, a)| a.policy == Policy::Fifo && (10..=23).contains(&a.rt_priority))
         })
     }
 
     pub fn wait_for_slots(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(15);
         while !self.all_by_slots() {
-            assert!(Instant::now() < deadline, "slots did not come on: {}", self.daemon.log());
+            assert!(
+                Instant::now() < deadline,
+                "slots did not come on: {}",
+                self.daemon.log()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -100,8 +119,17 @@ impl Rig {
     pub fn assert_stock_within(&self, limit: Duration) {
         let start = Instant::now();
         while !self.all_stock() {
-            let threads: Vec<_> = self.lab.guests().iter().map(|g| (g.name(), self.threads(g.name()))).collect();
-            assert!(start.elapsed() < limit, "not back after {limit:?}: {threads:?}\n{}", self.daemon.log());
+            let threads: Vec<_> = self
+                .lab
+                .guests()
+                .iter()
+                .map(|g| (g.name(), self.threads(g.name())))
+                .collect();
+            assert!(
+                start.elapsed() < limit,
+                "not back after {limit:?}: {threads:?}\n{}",
+                self.daemon.log()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -109,8 +137,12 @@ impl Rig {
     /// CPU time (ns) of a guest: of all its host threads that still run.
     pub fn cpu_ns(&self, name: &str) -> u64 {
         let of = |tid: Tid| {
-            let text = std::fs::read_to_string(format!("/proc/{tid}/schedstat")).unwrap_or_default();
-            text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
+            let text =
+                std::fs::read_to_string(format!("/proc/{tid}/schedstat")).unwrap_or_default();
+            text.split(' ')
+                .next()
+                .and_then(|n| n.parse::<u64>().ok())
+                .unwrap_or(0)
         };
         self.threads(name).iter().map(|(tid, _)| of(*tid)).sum()
     }
@@ -121,7 +153,11 @@ impl Rig {
         let start = Instant::now();
         std::thread::sleep(span);
         let elapsed = start.elapsed().as_nanos() as f64;
-        names.iter().zip(before).map(|(n, b)| 100.0 * self.cpu_ns(n).saturating_sub(b) as f64 / elapsed).collect()
+        names
+            .iter()
+            .zip(before)
+            .map(|(n, b)| 100.0 * self.cpu_ns(n).saturating_sub(b) as f64 / elapsed)
+            .collect()
     }
 
     /// Guests answer and get on with their work.
@@ -132,20 +168,27 @@ impl Rig {
             assert_eq!((output.status, output.stdout.trim()), (0, "well"));
         }
         let shares = self.shares(names, Duration::from_millis(700));
-        assert!(shares.iter().all(|s| *s > 3.0), "{names:?} got {shares:?} %");
+        assert!(
+            shares.iter().all(|s| *s > 3.0),
+            "{names:?} got {shares:?} %"
+        );
     }
 
     /// Processes of the daemon: (watchdog, controller).
     pub fn helpers(&self) -> (u32, u32) {
         let daemon = self.daemon.pid();
         let helper = |parent: u32, what: &str| {
-            proc::children(parent)
-                .unwrap()
-                .into_iter()
-                .find(|p| proc::cmdline(*p).unwrap().is_some_and(|c| c.iter().any(|a| a == what)))
+            proc::children(parent).unwrap().into_iter().find(|p| {
+                proc::cmdline(*p)
+                    .unwrap()
+                    .is_some_and(|c| c.iter().any(|a| a == what))
+            })
         };
         let watchdog = helper(daemon, "slots-watchdog").expect("a watchdog");
-        (watchdog, helper(watchdog, "slots-controller").expect("a controller"))
+        (
+            watchdog,
+            helper(watchdog, "slots-controller").expect("a controller"),
+        )
     }
 }
 
@@ -154,7 +197,8 @@ pub const HOG: &str = "workloads = [{ kind = 'hog' }]";
 
 /// Sends a signal to a process of ours.
 pub fn signal(pid: u32, signal: rustix::process::Signal) {
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), signal)
+        .unwrap();
 }
 
 /// Within `limit` it becomes true.

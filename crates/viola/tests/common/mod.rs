@@ -22,7 +22,10 @@ pub const NOBODY: u32 = 65534;
 /// The program under test.
 pub fn viola() -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_viola"));
-    c.env_remove("VIOLA_SOCKET").env_remove("JOURNAL_STREAM").env("NO_COLOR", "1").stdin(Stdio::null());
+    c.env_remove("VIOLA_SOCKET")
+        .env_remove("JOURNAL_STREAM")
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null());
     c
 }
 
@@ -50,7 +53,9 @@ pub fn stdout(o: &Output) -> String {
 pub fn refusal(o: &Output, status: i32) -> String {
     let said = stderr(o);
     assert_eq!(o.status.code(), Some(status), "{said}");
-    let line = said.strip_prefix("viola: ").unwrap_or_else(|| panic!("no sentence of viola's: {said}"));
+    let line = said
+        .strip_prefix("viola: ")
+        .unwrap_or_else(|| panic!("no sentence of viola's: {said}"));
     assert_eq!(said.lines().count(), 1, "not one line: {said}");
     line.trim_end().to_owned()
 }
@@ -77,11 +82,23 @@ impl Daemon {
 
     /// Starts one in a folder that has its configuration.
     pub fn in_folder(dir: tempfile::TempDir, args: &[&str]) -> Self {
-        let log = fs::OpenOptions::new().create(true).append(true).open(dir.path().join("log")).unwrap();
-        let child = viola()
+        let mut command = viola();
+        command
             .args(["run", "-c"])
             .arg(dir.path().join("viola.toml"))
-            .args(args)
+            .args(args);
+        Self::spawn(dir, &mut command)
+    }
+
+    /// Starts one by a command of one's own.
+    pub fn spawn(dir: tempfile::TempDir, command: &mut Command) -> Self {
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(dir.path().join("log"))
+            .unwrap();
+        let child = command
+            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
@@ -123,7 +140,12 @@ impl Daemon {
 
     /// Runs a command that talks to it.
     pub fn ask(&self, args: &[&str]) -> Output {
-        viola().args(args).arg("--socket").arg(self.socket()).output().unwrap()
+        viola()
+            .args(args)
+            .arg("--socket")
+            .arg(self.socket())
+            .output()
+            .unwrap()
     }
 
     /// Runs a command that prints JSON.
@@ -137,14 +159,19 @@ impl Daemon {
     pub fn wait(&mut self, what: &str, mut happened: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !happened(self) {
-            assert!(Instant::now() < deadline, "no {what} within {PATIENCE:?}; the daemon said: {}", self.log());
+            assert!(
+                Instant::now() < deadline,
+                "no {what} within {PATIENCE:?}; the daemon said: {}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal)
+            .unwrap();
     }
 
     /// Ends it as systemd would, and answers its status.
@@ -183,7 +210,13 @@ impl Drop for Daemon {
         }
         let run_dir = self.run_dir();
         let socket = self.socket();
-        let _ = viola().arg("restore").arg("--run-dir").arg(run_dir).arg("--socket").arg(socket).output();
+        let _ = viola()
+            .arg("restore")
+            .arg("--run-dir")
+            .arg(run_dir)
+            .arg("--socket")
+            .arg(socket)
+            .output();
         if std::thread::panicking() {
             eprintln!("the daemon said:\n{}", self.log());
         }

@@ -24,7 +24,9 @@ pub fn class_text(class: ClassSetting) -> &'static str {
 impl Control {
     /// Whether the view is old enough to be drawn up anew.
     pub fn should_publish(&mut self, now: Instant) -> bool {
-        let due = self.published.is_none_or(|at| now.saturating_duration_since(at) >= PUBLISH);
+        let due = self
+            .published
+            .is_none_or(|at| now.saturating_duration_since(at) >= PUBLISH);
         if due {
             self.published = Some(now);
         }
@@ -35,11 +37,24 @@ impl Control {
     pub fn view(&self, now: Instant) -> View {
         let vms = self.reports();
         let advice = vms.iter().filter_map(|vm| vm.advice.clone()).collect();
-        let rows = ability::rows(&self.facts, &self.config.slices, &self.accounting, self.inventory.vms());
+        let rows = ability::rows(
+            &self.facts,
+            &self.config.slices,
+            &self.accounting,
+            self.inventory.vms(),
+        );
         View {
             status: self.status(now),
-            vms: VmList { vms, measured_ns: self.recent().span, warnings: self.warnings.clone() },
-            check: Check { rows, advice, warnings: self.warnings.clone() },
+            vms: VmList {
+                vms,
+                measured_ns: self.recent().span,
+                warnings: self.warnings.clone(),
+            },
+            check: Check {
+                rows,
+                advice,
+                warnings: self.warnings.clone(),
+            },
         }
     }
 
@@ -50,7 +65,11 @@ impl Control {
     pub(super) fn reports(&self) -> Vec<VmReport> {
         let applied = self.engine.applied();
         let recent = self.recent();
-        let wait = |vm: &Vm| recent.vm(&vm.id).map_or(0.0, |s| s.vcpu_total().wait_share());
+        let wait = |vm: &Vm| {
+            recent
+                .vm(&vm.id)
+                .map_or(0.0, |s| s.vcpu_total().wait_share())
+        };
         let known = self
             .inventory
             .vms()
@@ -58,15 +77,28 @@ impl Control {
             .zip(self.advice())
             .map(|(vm, advice)| {
                 let controls = self.settings.controls(&self.config, vm);
-                let managed = applied.cores.iter().any(|c| c.vms.iter().any(|v| v.pid == vm.pid as i32));
-                let remarks = self.draft.left_out.iter().filter(|(id, _)| *id == vm.id).map(|(_, why)| why.clone());
+                let managed = applied
+                    .cores
+                    .iter()
+                    .any(|c| c.vms.iter().any(|v| v.pid == vm.pid as i32));
+                let remarks = self
+                    .draft
+                    .left_out
+                    .iter()
+                    .filter(|(id, _)| *id == vm.id)
+                    .map(|(_, why)| why.clone());
                 Known {
                     vm,
                     class: self.class(vm, &controls),
                     controls,
                     scheduled_by: self.engine.at_work().filter(|_| managed),
                     remarks: remarks.chain(self.remark(&controls)).collect(),
-                    advice: self.classes.advice(vm, self.advised(controls.class.value), wait(vm), advice),
+                    advice: self.classes.advice(
+                        vm,
+                        self.advised(controls.class.value),
+                        wait(vm),
+                        advice,
+                    ),
                 }
             })
             .collect();
@@ -87,7 +119,9 @@ impl Control {
             return None;
         }
         match self.stage() {
-            (Stage::Off | Stage::Stopped | Stage::Waiting | Stage::Advising, why) => Some(format!("nothing is changed: {why}")),
+            (Stage::Off | Stage::Stopped | Stage::Waiting | Stage::Advising, why) => {
+                Some(format!("nothing is changed: {why}"))
+            }
             _ => None,
         }
     }
@@ -101,14 +135,32 @@ impl Control {
         } else if let Err(obstacle) = &self.choice {
             (Stage::Off, obstacle.sentence())
         } else if trouble.is_off() {
-            (Stage::Off, format!("it failed three times in a minute, last: {}; viola start tries it again", trouble.why()))
+            (
+                Stage::Off,
+                format!(
+                    "it failed three times in a minute, last: {}; viola start tries it again",
+                    trouble.why()
+                ),
+            )
         } else if trouble.is_pending() {
-            (Stage::Waiting, format!("{}; it is tried again soon", trouble.why()))
+            (
+                Stage::Waiting,
+                format!("{}; it is tried again soon", trouble.why()),
+            )
         } else if let Some(name) = self.engine.at_work() {
             let cores = self.engine.applied().cores.len();
-            (Stage::Running, format!("{name} on {cores} {}", if cores == 1 { "core" } else { "cores" }))
+            (
+                Stage::Running,
+                format!(
+                    "{name} on {cores} {}",
+                    if cores == 1 { "core" } else { "cores" }
+                ),
+            )
         } else {
-            (Stage::Idle, "no VM is latency-sensitive or has a cap, so nothing is changed".into())
+            (
+                Stage::Idle,
+                "no VM is latency-sensitive or has a cap, so nothing is changed".into(),
+            )
         }
     }
 
@@ -120,12 +172,25 @@ impl Control {
             .cores
             .iter()
             .map(|note| {
-                let health = health.iter().find(|h| h.cpu == note.cpu).copied().unwrap_or_default();
-                let managed = self.engine.applied().cores.iter().any(|c| c.cpu == note.cpu);
+                let health = health
+                    .iter()
+                    .find(|h| h.cpu == note.cpu)
+                    .copied()
+                    .unwrap_or_default();
+                let managed = self
+                    .engine
+                    .applied()
+                    .cores
+                    .iter()
+                    .any(|c| c.cpu == note.cpu);
                 Core {
                     cpu: note.cpu,
                     managed,
-                    why: if managed || !note.managed { note.why.clone() } else { why.clone() },
+                    why: if managed || !note.managed {
+                        note.why.clone()
+                    } else {
+                        why.clone()
+                    },
                     vms: note.vms.clone(),
                     decisions: health.decisions,
                     controller_ns: health.cpu_ns,
@@ -151,7 +216,15 @@ impl Control {
                 Err(why) => format!("sampled ({why})"),
             },
             cores,
-            left_out: self.draft.left_out.iter().map(|(id, why)| LeftOut { vm: id.to_string(), why: why.clone() }).collect(),
+            left_out: self
+                .draft
+                .left_out
+                .iter()
+                .map(|(id, why)| LeftOut {
+                    vm: id.to_string(),
+                    why: why.clone(),
+                })
+                .collect(),
             failures: self.engine.trouble.total(),
             warnings: self.warnings.clone(),
         }

@@ -24,8 +24,13 @@ impl Served {
         let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         listener.set_nonblocking(true).unwrap();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async { serve(UnixListener::from_std(listener).unwrap(), router(shared)).await });
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                serve(UnixListener::from_std(listener).unwrap(), router(shared)).await
+            });
         });
         Self { _dir: dir, socket }
     }
@@ -71,29 +76,56 @@ fn what_the_loop_has_published_is_read_without_asking_it() {
 #[test]
 fn a_change_goes_to_the_loop_with_the_user_who_asked() {
     let s = Served::new(|r| match r {
-        Request::Set { name, change, peer, reply } => {
-            assert_eq!((name.as_str(), change.class), ("db 01/ü", Some(ClassSetting::Ls)));
+        Request::Set {
+            name,
+            change,
+            peer,
+            reply,
+        } => {
+            assert_eq!(
+                (name.as_str(), change.class),
+                ("db 01/ü", Some(ClassSetting::Ls))
+            );
             assert_eq!(peer, Peer(Some(rustix::process::getuid().as_raw())));
             reply.send(Ok(view(&["db01"]).vms.vms[0].clone())).unwrap();
         }
         other => panic!("{other:?}"),
     });
-    let change = Change { class: Some(ClassSetting::Ls), ..Change::default() };
+    let change = Change {
+        class: Some(ClassSetting::Ls),
+        ..Change::default()
+    };
     let path = format!("/vms/{}", crate::client::segment("db 01/ü"));
-    assert_eq!(s.client().patch::<VmReport>(&path, &change).unwrap().name, "db01");
+    assert_eq!(
+        s.client().patch::<VmReport>(&path, &change).unwrap().name,
+        "db01"
+    );
 }
 
 #[test]
 fn a_refusal_of_the_loop_is_told_as_it_is() {
     let s = Served::new(|r| match r {
         Request::Set { reply, .. } => reply.send(Err((400, error("weight: no")))).unwrap(),
-        Request::Pause { stop, reply, .. } => reply.send(Ok(Done { done: format!("stop {stop}") })).unwrap(),
+        Request::Pause { stop, reply, .. } => reply
+            .send(Ok(Done {
+                done: format!("stop {stop}"),
+            }))
+            .unwrap(),
         other => panic!("{other:?}"),
     });
-    let change = Change { weight: Some(-1), ..Change::default() };
-    assert_eq!(refused(s.client().patch::<VmReport>("/vms/db01", &change)), (400, error("weight: no")));
+    let change = Change {
+        weight: Some(-1),
+        ..Change::default()
+    };
+    assert_eq!(
+        refused(s.client().patch::<VmReport>("/vms/db01", &change)),
+        (400, error("weight: no"))
+    );
     assert_eq!(s.client().post::<Done>("/stop").unwrap().done, "stop true");
-    assert_eq!(s.client().post::<Done>("/start").unwrap().done, "stop false");
+    assert_eq!(
+        s.client().post::<Done>("/start").unwrap().done,
+        "stop false"
+    );
 }
 
 #[test]
@@ -106,15 +138,34 @@ fn a_vm_that_does_not_exist_is_404_with_the_nearest_names() {
 #[test]
 fn bodies_that_are_no_change_are_400_and_too_long_ones_413() {
     let s = Served::new(nobody);
-    for body in ["", "{", "[]", "{\"class\":\"fast\"}", "{\"clas\":\"ls\"}", "{\"weight\":\"5\"}", "\u{0}\u{1}"] {
+    for body in [
+        "",
+        "{",
+        "[]",
+        "{\"class\":\"fast\"}",
+        "{\"clas\":\"ls\"}",
+        "{\"weight\":\"5\"}",
+        "\u{0}\u{1}",
+    ] {
         let text = s.raw(
             format!("PATCH /v1/vms/db01 HTTP/1.1\r\nhost: v\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
                 .as_bytes(),
         );
-        assert!(text.starts_with("HTTP/1.1 400 ") && text.contains("{\"error\":\"the body is no change"), "{body}: {text}");
+        assert!(
+            text.starts_with("HTTP/1.1 400 ")
+                && text.contains("{\"error\":\"the body is no change"),
+            "{body}: {text}"
+        );
     }
     let long = format!("{{\"microslice\":\"{}\"}}", "9".repeat(100_000));
-    assert_eq!(refused(s.client().patch::<VmReport>("/vms/db01", &serde_json::json!({ "microslice": long }))).0, 413);
+    assert_eq!(
+        refused(
+            s.client()
+                .patch::<VmReport>("/vms/db01", &serde_json::json!({ "microslice": long }))
+        )
+        .0,
+        413
+    );
 }
 
 #[test]
@@ -129,10 +180,21 @@ fn other_paths_and_methods_are_refused_in_json() {
 #[test]
 fn garbage_is_refused_and_the_next_request_is_answered() {
     let s = Served::new(nobody);
-    let header = format!("GET /v1/status HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
-    for bytes in [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"\0\0\0\0\r\n\r\n", b"GET\r\n\r\n", header.as_bytes()] {
+    let header = format!(
+        "GET /v1/status HTTP/1.1\r\nx: {}\r\n\r\n",
+        "y".repeat(1 << 20)
+    );
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
+        b"\0\0\0\0\r\n\r\n",
+        b"GET\r\n\r\n",
+        header.as_bytes(),
+    ] {
         let answer = s.raw(bytes);
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 4"),
+            "{answer}"
+        );
         assert!(s.client().get::<Status>("/status").is_ok());
     }
 }
@@ -146,7 +208,11 @@ fn half_a_request_keeps_nobody_waiting_and_is_ended() {
     half.set_read_timeout(Some(HEAD_TIME * 3)).unwrap();
     let mut answer = Vec::new();
     half.read_to_end(&mut answer).unwrap();
-    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
+    assert!(
+        answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
 }
 
 #[test]
@@ -154,8 +220,15 @@ fn a_loop_that_is_gone_is_said_so() {
     let (send, receive) = mpsc::sync_channel(1);
     drop(receive);
     let shared = Shared::new(view(&[]), send);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let answer = runtime.block_on(shared.ask(|reply| Request::Pause { stop: true, peer: Peer(None), reply }));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let answer = runtime.block_on(shared.ask(|reply| Request::Pause {
+        stop: true,
+        peer: Peer(None),
+        reply,
+    }));
     assert_eq!(answer.unwrap_err().0, 503);
 }
 
@@ -164,7 +237,17 @@ fn a_queue_that_is_full_is_said_so_at_once() {
     let (send, _receive) = mpsc::sync_channel(1);
     let shared = Shared::new(view(&[]), send);
     shared.send(Request::Reload);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let answer = runtime.block_on(shared.ask(|reply| Request::Pause { stop: true, peer: Peer(None), reply }));
-    assert_eq!(answer.unwrap_err(), (503, error("the daemon is busy; try again")));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let answer = runtime.block_on(shared.ask(|reply| Request::Pause {
+        stop: true,
+        peer: Peer(None),
+        reply,
+    }));
+    assert_eq!(
+        answer.unwrap_err(),
+        (503, error("the daemon is busy; try again"))
+    );
 }

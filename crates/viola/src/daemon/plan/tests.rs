@@ -13,13 +13,19 @@ fn candidate(vm: &Vm, index: u32, class: Class) -> Candidate<'_> {
         cap_permille: None,
         capped_by_viola: false,
         vcpu_quota: None,
-        allowed: vm.service.iter().map(|s| (s.thread.tid, vm.cores.clone())).collect(),
+        allowed: vm
+            .service
+            .iter()
+            .map(|s| (s.thread.tid, vm.cores.clone()))
+            .collect(),
         blocked: None,
     }
 }
 
 fn first_core(asks: &[Ask]) -> Vec<u32> {
-    asks.iter().map(|a| a.cores.iter().next().unwrap()).collect()
+    asks.iter()
+        .map(|a| a.cores.iter().next().unwrap())
+        .collect()
 }
 
 fn cpus(list: &str) -> CpuSet {
@@ -31,7 +37,15 @@ fn draft(cores: &str, candidates: &[Candidate<'_>]) -> Draft {
 }
 
 fn draft_as(algorithm: Algorithm, cores: &str, candidates: &[Candidate<'_>]) -> Draft {
-    slots(Frame { cores: &cpus(cores), algorithm, batch_slice: 4_000_000 }, candidates, first_core)
+    slots(
+        Frame {
+            cores: &cpus(cores),
+            algorithm,
+            batch_slice: 4_000_000,
+        },
+        candidates,
+        first_core,
+    )
 }
 
 fn managed(d: &Draft) -> Vec<u32> {
@@ -41,19 +55,46 @@ fn managed(d: &Draft) -> Vec<u32> {
 #[test]
 fn without_a_latency_sensitive_vm_nothing_is_done() {
     let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[0, 1]]));
-    let d = draft("1", &[candidate(&a, 0, Class::Batch), candidate(&b, 1, Class::Batch)]);
-    assert_eq!((d.plan.cores.len(), d.pins.len(), d.left_out.len()), (0, 0, 0));
-    assert_eq!(d.cores[0].why, "no VM there is latency-sensitive or has a cap");
+    let d = draft(
+        "1",
+        &[
+            candidate(&a, 0, Class::Batch),
+            candidate(&b, 1, Class::Batch),
+        ],
+    );
+    assert_eq!(
+        (d.plan.cores.len(), d.pins.len(), d.left_out.len()),
+        (0, 0, 0)
+    );
+    assert_eq!(
+        d.cores[0].why,
+        "no VM there is latency-sensitive or has a cap"
+    );
     assert_eq!(d.cores[0].vms, ["a", "b"]);
 }
 
 #[test]
 fn a_core_with_a_latency_sensitive_vm_is_managed_with_all_its_vms_and_the_next_core_is_not() {
-    let (a, b, c) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]), vm("c", 30, &[&[2]]));
-    let cs = [candidate(&a, 0, Class::Ls), candidate(&b, 1, Class::Batch), candidate(&c, 2, Class::Batch)];
+    let (a, b, c) = (
+        vm("a", 10, &[&[1]]),
+        vm("b", 20, &[&[1]]),
+        vm("c", 30, &[&[2]]),
+    );
+    let cs = [
+        candidate(&a, 0, Class::Ls),
+        candidate(&b, 1, Class::Batch),
+        candidate(&c, 2, Class::Batch),
+    ];
     let d = draft("1-2", &cs);
     assert_eq!(managed(&d), [1]);
-    assert_eq!(d.plan.cores[0].vms.iter().map(|v| v.pid).collect::<Vec<_>>(), [10, 20]);
+    assert_eq!(
+        d.plan.cores[0]
+            .vms
+            .iter()
+            .map(|v| v.pid)
+            .collect::<Vec<_>>(),
+        [10, 20]
+    );
     assert!(d.pins.is_empty());
     assert_eq!(d.cores[0].why, "a is latency-sensitive");
     assert!(!d.cores[1].managed);
@@ -63,7 +104,14 @@ fn a_core_with_a_latency_sensitive_vm_is_managed_with_all_its_vms_and_the_next_c
 fn the_papers_modes_manage_every_core_with_a_vm() {
     let a = vm("a", 10, &[&[1]]);
     for algorithm in [Algorithm::Paper, Algorithm::Credit { boost: true }] {
-        assert_eq!(managed(&draft_as(algorithm, "1-2", &[candidate(&a, 0, Class::Batch)])), [1]);
+        assert_eq!(
+            managed(&draft_as(
+                algorithm,
+                "1-2",
+                &[candidate(&a, 0, Class::Batch)]
+            )),
+            [1]
+        );
     }
 }
 
@@ -85,7 +133,12 @@ fn a_cap_is_divided_among_the_cores_that_the_vm_uses() {
     let mut c = candidate(&a, 0, Class::Ls);
     c.cap_permille = Some(900);
     let caps = |c: &Candidate<'_>| -> Vec<_> {
-        draft("1-2", std::slice::from_ref(c)).plan.cores.iter().map(|p| p.vms[0].params.cap_permille).collect()
+        draft("1-2", std::slice::from_ref(c))
+            .plan
+            .cores
+            .iter()
+            .map(|p| p.vms[0].params.cap_permille)
+            .collect()
     };
     assert_eq!(caps(&c), [Some(300), Some(300)]);
     // The quota of each vCPU counts as often as vCPUs are there.
@@ -105,7 +158,16 @@ fn several_vcpus_of_a_vm_on_a_core_are_one_entry_and_kernel_threads_rank_above()
     assert_eq!((entry[0].index, entry[0].params.id), (5, 5));
     assert_eq!(
         entry[0].threads,
-        [ThreadPlan { tid: 10, service: true }, ThreadPlan { tid: 11, service: true }]
+        [
+            ThreadPlan {
+                tid: 10,
+                service: true
+            },
+            ThreadPlan {
+                tid: 11,
+                service: true
+            }
+        ]
     );
 }
 
@@ -114,7 +176,13 @@ fn a_guest_process_of_uml_is_an_ordinary_vcpu_thread() {
     let mut a = vm("a", 10, &[&[1]]);
     a.vcpus[0].threads.push(thread(99, 99));
     let d = draft("1", &[candidate(&a, 0, Class::Ls)]);
-    assert_eq!(d.plan.cores[0].vms[0].threads[1], ThreadPlan { tid: 99, service: false });
+    assert_eq!(
+        d.plan.cores[0].vms[0].threads[1],
+        ThreadPlan {
+            tid: 99,
+            service: false
+        }
+    );
 }
 
 #[test]
@@ -123,7 +191,12 @@ fn a_vcpu_that_may_run_on_several_cores_is_pinned_with_all_its_threads_where_it_
     a.vcpus[0].threads.push(thread(99, 99));
     let d = draft("1-2", &[candidate(&a, 0, Class::Ls)]);
     assert_eq!(managed(&d), [1]);
-    assert_eq!(d.pins, [(thread(10, 10), cpus("1")), (thread(99, 99), cpus("1"))].into_iter().collect());
+    assert_eq!(
+        d.pins,
+        [(thread(10, 10), cpus("1")), (thread(99, 99), cpus("1"))]
+            .into_iter()
+            .collect()
+    );
 }
 
 #[test]
@@ -135,7 +208,10 @@ fn what_may_run_elsewhere_is_kept_off_a_managed_core() {
     cb.allowed.insert(25, cpus("0-2"));
     let d = draft("1-2", &[candidate(&a, 0, Class::Ls), cb]);
     assert_eq!(managed(&d), [1]);
-    assert_eq!(d.pins, [(thread(20, 25), cpus("0,2"))].into_iter().collect());
+    assert_eq!(
+        d.pins,
+        [(thread(20, 25), cpus("0,2"))].into_iter().collect()
+    );
 }
 
 #[test]
@@ -147,7 +223,13 @@ fn service_threads_go_with_the_first_vcpu_that_they_can_reach() {
     let mut c = candidate(&a, 0, Class::Ls);
     c.allowed = [(15, cpus("0-2")), (16, cpus("2")), (17, cpus("0"))].into();
     let d = draft("1-2", &[c]);
-    let tids = |i: usize| d.plan.cores[i].vms[0].threads.iter().map(|t| t.tid).collect::<Vec<_>>();
+    let tids = |i: usize| {
+        d.plan.cores[i].vms[0]
+            .threads
+            .iter()
+            .map(|t| t.tid)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(tids(0), [10, 15]);
     assert_eq!(tids(1), [11, 16]);
     // 16 is where it belongs, 17 is left to its own core of the host's.
@@ -162,7 +244,13 @@ fn a_service_thread_that_can_only_run_on_another_vms_managed_core_is_managed_the
     let mut cb = candidate(&b, 1, Class::Batch);
     cb.allowed.insert(25, cpus("1"));
     let d = draft("1-2", &[candidate(&a, 0, Class::Ls), cb]);
-    assert_eq!(d.plan.cores[0].vms[1].threads, [ThreadPlan { tid: 25, service: true }]);
+    assert_eq!(
+        d.plan.cores[0].vms[1].threads,
+        [ThreadPlan {
+            tid: 25,
+            service: true
+        }]
+    );
 }
 
 #[test]
@@ -174,7 +262,10 @@ fn a_vm_that_cannot_be_managed_is_sent_to_another_core_of_its_own() {
     assert_eq!(managed(&d), [1]);
     assert_eq!(d.plan.cores[0].vms.len(), 1);
     assert_eq!(d.pins, [(thread(20, 20), cpus("2"))].into_iter().collect());
-    assert_eq!(d.left_out, [(b.id.clone(), "its control group forbids it".into())]);
+    assert_eq!(
+        d.left_out,
+        [(b.id.clone(), "its control group forbids it".into())]
+    );
 }
 
 #[test]
@@ -184,10 +275,17 @@ fn a_core_that_such_a_vm_cannot_leave_stays_stock_and_says_why() {
     cb.blocked = Some("its control group forbids it".into());
     let d = draft("1-2", &[candidate(&a, 0, Class::Ls), cb]);
     assert!(d.plan.cores.is_empty() && d.pins.is_empty());
-    assert_eq!(d.cores[0].why, "b runs there and cannot be managed: its control group forbids it");
+    assert_eq!(
+        d.cores[0].why,
+        "b runs there and cannot be managed: its control group forbids it"
+    );
     assert_eq!(d.left_out.len(), 1);
     assert_eq!(d.left_out[0].0, a.id);
-    assert!(d.left_out[0].1.contains("core 1 keeps stock scheduling: b runs there"));
+    assert!(
+        d.left_out[0]
+            .1
+            .contains("core 1 keeps stock scheduling: b runs there")
+    );
 }
 
 #[test]
@@ -195,16 +293,28 @@ fn a_latency_sensitive_vm_outside_of_the_cores_is_told_where_it_runs() {
     let a = vm("a", 10, &[&[0]]);
     let d = draft("1-2", &[candidate(&a, 0, Class::Ls)]);
     assert!(d.plan.cores.is_empty());
-    assert_eq!(d.left_out[0].1, "its vCPU 0 runs on 0, outside of the cores set aside for VMs (1-2)");
+    assert_eq!(
+        d.left_out[0].1,
+        "its vCPU 0 runs on 0, outside of the cores set aside for VMs (1-2)"
+    );
 }
 
 #[test]
 fn more_vms_than_a_controller_takes_leave_the_core_stock() {
-    let vms: Vec<Vm> = (0..65).map(|i| vm(&format!("g{i}"), 100 + i, &[&[1]])).collect();
-    let cs: Vec<_> = vms.iter().enumerate().map(|(i, v)| candidate(v, i as u32, Class::Ls)).collect();
+    let vms: Vec<Vm> = (0..65)
+        .map(|i| vm(&format!("g{i}"), 100 + i, &[&[1]]))
+        .collect();
+    let cs: Vec<_> = vms
+        .iter()
+        .enumerate()
+        .map(|(i, v)| candidate(v, i as u32, Class::Ls))
+        .collect();
     let d = draft("1", &cs);
     assert!(d.plan.cores.is_empty() && d.pins.is_empty());
-    assert_eq!(d.cores[0].why, "65 VMs run there, and a controller takes 64");
+    assert_eq!(
+        d.cores[0].why,
+        "65 VMs run there, and a controller takes 64"
+    );
     assert_eq!(d.left_out.len(), 65);
     assert_eq!(managed(&draft("1", &cs[..64])), [1]);
 }
@@ -214,9 +324,23 @@ fn eevdf_names_the_threads_of_latency_sensitive_vms_and_pins_nothing() {
     let (mut a, b) = (vm("a", 10, &[&[0, 1], &[1]]), vm("b", 20, &[&[1]]));
     serve(&mut a, 15);
     let none = CpuSet::new();
-    let frame = Frame { cores: &none, algorithm: Algorithm::Interleaved, batch_slice: 1 };
-    let d = eevdf(frame, &[candidate(&a, 0, Class::Ls), candidate(&b, 1, Class::Batch)]);
-    let tids: Vec<i32> = d.plan.cores.iter().flat_map(|c| &c.vms).flat_map(|v| &v.threads).map(|t| t.tid).collect();
+    let frame = Frame {
+        cores: &none,
+        algorithm: Algorithm::Interleaved,
+        batch_slice: 1,
+    };
+    let d = eevdf(
+        frame,
+        &[candidate(&a, 0, Class::Ls), candidate(&b, 1, Class::Batch)],
+    );
+    let tids: Vec<i32> = d
+        .plan
+        .cores
+        .iter()
+        .flat_map(|c| &c.vms)
+        .flat_map(|v| &v.threads)
+        .map(|t| t.tid)
+        .collect();
     assert_eq!(tids, [10, 15, 11]);
     assert!(d.pins.is_empty());
 }

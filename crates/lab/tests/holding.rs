@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How labs are held, ended, killed and swept: needs root and the image that `scripts/lab-image.sh`
+//! makes.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use support::{ONE, TWO, boot, core, gone, paths, session, turn, wait_for};
+use viola_lab::{Error, Lab, Spec, cli};
+
+#[test]
+fn one_lab_of_a_name_at_a_time() {
+    let bench = boot("t-busy", ONE);
+    let spec = Spec::of_guests("t-busy", 1, &[]).unwrap();
+    let error = Lab::up(&spec, &paths(&bench.run)).err().unwrap();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    assert_eq!(error.exit_code(), 2);
+    bench.lab.guest("a").unwrap().ping().unwrap();
+}
+
+/// The other process of the test below: holds a lab until it is killed.
+#[test]
+#[ignore = "started by killed_lab_is_swept"]
+fn hold_a_lab() {
+    let Some(run) = std::env::var_os("VIOLA_TEST_RUN") else {
+        return;
+    };
+    let text = format!(
+        "[lab]\nname='t-swept'\n{}",
+        TWO.replacen("cores", "weight=50\ncores", 1)
+    );
+    let spec = Spec::from_toml(
+        &text.replace("CORE", &core().to_string()),
+        "t",
+        Path::new("."),
+    )
+    .unwrap();
+    let lab = Lab::up(&spec, &paths(Path::new(&run))).unwrap();
+    let pids: Vec<String> = lab.guests().iter().map(|g| g.pid().to_string()).collect();
+    println!("\nheld {}", pids.join(" "));
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn guests_end_with_a_killed_lab_and_the_next_one_sweeps_what_is_left() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut holder = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "hold_a_lab", "--ignored", "--nocapture"])
+        .env("VIOLA_TEST_RUN", &run)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(holder.stdout.take().unwrap()).lines();
+    let pids: Vec<u32> = loop {
+        let line = lines
+            .next()
+            .expect("the holder ended before its lab was up")
+            .unwrap();
+        if let Some(pids) = line.strip_prefix("held ") {
+            break pids.split(' ').map(|p| p.parse().unwrap()).collect();
+        }
+    };
+    assert_eq!(pids.len(), 2);
+    let state = std::fs::read_to_string(run.join("t-swept/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    let group = PathBuf::from(state["cgroups"][0].as_str().unwrap());
+    assert!(group.exists());
+
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    wait_for("the guests' end", Duration::from_secs(10), || {
+        pids.iter()
+            .all(|pid| gone(*pid) && session(*pid).is_empty())
+    });
+    assert!(
+        run.join("t-swept").exists() && group.exists(),
+        "a killed lab cannot clean up itself"
+    );
+
+    let spec = Spec::of_guests("t-swept", 1, &[core()]).unwrap();
+    let lab = Lab::up(&spec, &paths(&run)).unwrap();
+    assert!(
+        !group.exists(),
+        "the next lab removes the killed one's cgroup"
+    );
+    assert!(
+        !run.join("t-swept/b.log").exists(),
+        "the next lab begins with an empty folder"
+    );
+    lab.guest("vm1").unwrap().ping().unwrap();
+    lab.down().unwrap();
+}
+
+/// The other process of the test below: what a person types, one after the other.
+#[test]
+#[ignore = "started by the_command_line_starts_asks_and_ends_a_lab"]
+fn type_commands() {
+    let Some(folder) = std::env::var_os("VIOLA_TEST_FOLDER") else {
+        return;
+    };
+    let file = Path::new(&folder).join("t.toml");
+    let supervise = ["--exact", "be_the_supervisor", "--ignored", "--nocapture"]
+        .map(Into::into)
+        .to_vec();
+    let up = cli::Up {
+        spec: file,
+        foreground: false,
+        supervise,
+    };
+    cli::up(&up).unwrap();
+    let list = cli::list();
+    assert!(
+        list.contains("t-cli") && list.contains("10.77.0.12") && list.contains("echo"),
+        "{list}"
+    );
+    let error = cli::up(&up).unwrap_err();
+    assert_eq!(error.exit_code(), 2, "{error}");
+    assert!(
+        error.to_string().contains("`t-cli` is running already"),
+        "{error}"
+    );
+
+    let words = |words: &[&str]| words.iter().map(|w| String::from(*w)).collect::<Vec<_>>();
+    assert_eq!(
+        cli::sh("t-cli/b", &words(&["sh", "-c", "exit 3"])).unwrap(),
+        3
+    );
+    let error = cli::sh("c", &words(&["true"])).unwrap_err();
+    assert!(
+        error.to_string().contains("has no guest `c`; it has a, b"),
+        "{error}"
+    );
+    println!();
+    assert_eq!(cli::sh("a", &[]).unwrap(), 0);
+    cli::reboot("a").unwrap();
+    assert_eq!(cli::down(None).unwrap(), "t-cli");
+    assert!(cli::labs().is_empty());
+    assert_eq!(cli::down(Some("t-cli")).unwrap_err().exit_code(), 2);
+}
+
+/// The process that holds the lab of the test below.
+#[test]
+#[ignore = "started by type_commands"]
+fn be_the_supervisor() {
+    let file = std::env::args().next_back().unwrap();
+    // tells its error to whoever started it
+    let _ = cli::supervise(Path::new(&file));
+}
+
+#[test]
+fn the_command_line_starts_asks_and_ends_a_lab() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!("[lab]\nname='t-cli'\n{TWO}workloads=[{{kind='echo'}}]\n");
+    std::fs::write(
+        folder.path().join("t.toml"),
+        text.replace("CORE", &core().to_string()),
+    )
+    .unwrap();
+    let mut typist = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "type_commands", "--ignored", "--nocapture"])
+        .env("VIOLA_TEST_FOLDER", folder.path())
+        .env("VIOLA_LAB_RUN", folder.path().join("run"))
+        .env("VIOLA_LAB_IMAGE", &paths(folder.path()).image)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    typist
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"echo answer $((6*7))\n")
+        .unwrap();
+    let output = typist.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(
+        text.contains("answer 42"),
+        "the shell did not answer: {text}"
+    );
+}

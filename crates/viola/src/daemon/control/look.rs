@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Looking at the host: which VMs are there, what they do, and what stands in the way.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use viola_host::{VmId, proc};
+use viola_policy::slices::Class;
+use viola_policy::slices::classify::{self, Advice};
+
+use super::Control;
+use crate::ability;
+use crate::config::MechanismChoice;
+use crate::daemon::classes::Observation;
+use crate::daemon::settings::Controls;
+use crate::error::chain;
+use crate::log::{self, Level};
+use crate::measure;
+
+/// A look at the whole host may take this part of the time, 1/50...
+const LOOK_SHARE: u32 = 50;
+/// ...but there is one so often.
+const LOOK_AGE: Duration = Duration::from_secs(1);
+
+impl Control {
+    pub(super) fn somebody_died(&self) -> bool {
+        self.inventory.vms().iter().any(|vm| {
+            !matches!(proc::stat(vm.pid), Ok(Some(s)) if s.start_time == vm.start_time && !s.is_dead())
+        })
+    }
+
+    /// Looks at the whole host.
+    pub(super) fn look(&mut self, now: Instant) {
+        let cpu_before = thread_cpu_time();
+        let before: Vec<VmId> = self
+            .inventory
+            .vms()
+            .iter()
+            .map(|vm| vm.id.clone())
+            .collect();
+        let looked = self.inventory.refresh().map(|_| ());
+        let cost = thread_cpu_time().saturating_sub(cpu_before);
+        self.next_look = now + (cost * LOOK_SHARE).clamp(self.interval(), LOOK_AGE);
+        let mut warnings: Vec<String> = looked.err().map(|e| e.one_line()).into_iter().collect();
+        warnings.extend(self.inventory.warnings().iter().cloned());
+        for vm in self
+            .inventory
+            .vms()
+            .iter()
+            .filter(|vm| !before.contains(&vm.id))
+        {
+            let cores = ability::cores_text(&vm.cores);
+            let vcpus = match vm.vcpus.len() {
+                1 => "1 vCPU".to_owned(),
+                n => format!("{n} vCPUs"),
+            };
+            log::about(
+                Level::Info,
+                &vm.id,
+                format!("found: {vcpus}, cores {cores}"),
+            );
+        }
+        for id in before.iter().filter(|id| self.inventory.get(id).is_none()) {
+            log::about(Level::Info, id, "gone");
+            self.classes.forget(id);
+        }
+        let unaccounted = match self.meter.follow(self.inventory.vms()) {
+            Ok(left_out) => left_out,
+            Err(e) => {
+                warnings.push(chain(&e));
+                Vec::new()
+            }
+        };
+        self.refused.retain(|_, (until, _)| now < *until);
+        self.find_obstacles(&unaccounted, &mut warnings);
+        self.find_affinities();
+        for w in warnings.iter().filter(|w| !self.warnings.contains(w)) {
+            log::line(Level::Warning, w);
+        }
+        self.warnings = warnings;
+    }
+
+    fn find_obstacles(&mut self, unaccounted: &[VmId], warnings: &mut Vec<String>) {
+        self.blocked.clear();
+        let slots = self.choice == Ok(MechanismChoice::Slots);
+        for vm in self.inventory.vms().iter().filter(|_| slots) {
+            let tids = vm
+                .vcpus
+                .iter()
+                .filter_map(|v| v.threads.first())
+                .map(|t| t.tid);
+            let why = if let Some((_, why)) = self.refused.get(&vm.id) {
+                Some(why.clone())
+            } else if vm.vcpus.is_empty() {
+                Some("its vCPU threads cannot be told from its others".to_owned())
+            } else if unaccounted.contains(&vm.id) {
+                Some("the accounting program has no room for another VM".to_owned())
+            } else if self.facts.rt_group_sched == Some(false) {
+                None
+            } else {
+                let mut found = None;
+                for tid in std::iter::once(vm.pid).chain(tids) {
+                    match self.inventory.mounts().rt_group_blocks(tid) {
+                        Ok(block) => found = found.or(block.map(|b| b.to_string())),
+                        Err(e) => warnings.push(e.one_line()),
+                    }
+                }
+                found
+            };
+            if let Some(why) = why {
+                self.blocked.insert(vm.id.clone(), why);
+            }
+        }
+    }
+
+    fn find_affinities(&mut self) {
+        self.allowed.clear();
+        if self.choice != Ok(MechanismChoice::Slots) {
+            return;
+        }
+        for vm in self.inventory.vms() {
+            let mut allowed = BTreeMap::new();
+            for v in &vm.vcpus {
+                if let Some(thread) = v.threads.first() {
+                    allowed.insert(
+                        thread.tid,
+                        self.engine.pins.before(vm, thread, v.cores.clone()),
+                    );
+                }
+            }
+            for s in &vm.service {
+                // One that is gone, or not ours to ask about, is planned by what its VM may do.
+                if let Ok(Some(cpus)) = self.engine.pins.allowed(vm, &s.thread) {
+                    allowed.insert(s.thread.tid, cpus);
+                }
+            }
+            self.allowed.insert(vm.id.clone(), allowed);
+        }
+    }
+
+    /// Takes a snapshot, and looks at what the VMs do; `true` when one is of another class from now on.
+    pub(super) fn classify(&mut self) -> bool {
+        let snapshot = self.meter.snapshot();
+        // Where nothing can be tried, class auto stays what it is.
+        let idle = self.dry_run || self.engine.trouble.is_off() || self.engine.trouble.is_pending();
+        let advice = if idle {
+            vec![None; self.inventory.vms().len()]
+        } else {
+            self.advice()
+        };
+        let mut changed = false;
+        for (vm, advice) in self.inventory.vms().iter().zip(advice) {
+            let Some(sample) = snapshot.vms.iter().find(|s| s.id == vm.id) else {
+                continue;
+            };
+            let waits = self.meter.vm_waits(&vm.id);
+            let observation = Observation {
+                vm,
+                setting: self.settings.controls(&self.config, vm).class.value,
+                sample,
+                at: snapshot.at,
+                span: snapshot.span,
+                p99: waits.quantile(0.99),
+                waits: waits.count(),
+                advice,
+            };
+            if let Some(what) = self.classes.observe(&observation) {
+                log::about(Level::Notice, &vm.id, what);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// What class ls would bring each VM, in their order; only slots bring it about.
+    pub(super) fn advice(&self) -> Vec<Option<Advice>> {
+        let vms = self.inventory.vms();
+        if self.choice != Ok(MechanismChoice::Slots) || self.stopped.is_some() {
+            return vec![None; vms.len()];
+        }
+        let controls: Vec<Controls> = vms
+            .iter()
+            .map(|vm| self.settings.controls(&self.config, vm))
+            .collect();
+        let claims: Vec<_> = vms
+            .iter()
+            .zip(&controls)
+            .map(|(vm, c)| (&vm.cores, vm.vcpus.len(), c.weight.value, c.cap.value))
+            .collect();
+        let shares = measure::shares(&claims);
+        let homes: Vec<Option<u32>> = vms.iter().map(|vm| self.placement.home(&vm.id)).collect();
+        let advise = |i: usize| {
+            let home = homes[i]?;
+            let others: Vec<usize> = (0..vms.len())
+                .filter(|&j| j != i && homes[j] == Some(home))
+                .collect();
+            let ls = others
+                .iter()
+                .filter(|&&j| self.class(&vms[j], &controls[j]) == Class::Ls);
+            // Of one core, for one vCPU.
+            let share = shares[i] * vms[i].cores.len() as f64 / vms[i].vcpus.len().max(1) as f64;
+            Some(classify::advise(
+                self.meter.vm_waits(&vms[i].id).quantile(0.99),
+                others.len() as u32,
+                self.config.slices.batch_slice(),
+                share.min(1.0),
+                controls[i].microslice.value,
+                ls.map(|&j| controls[j].microslice.value),
+            ))
+        };
+        (0..vms.len()).map(advise).collect()
+    }
+}
+
+/// CPU time of the loop so far; a loaded host does not make a look dearer.
+fn thread_cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)
+}
