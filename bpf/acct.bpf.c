@@ -242,14 +242,16 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 		if (!cv || !s)
 			return 0;
 		pvm = p->vm;
+		/* Readers add the time since on_since to what is counted, so that goes first: a reader in between misses
+		 * the run until the next look, instead of counting it twice. The atomic addition keeps the order. */
+		s->on_since = 0;
+		cv->on_since = 0;
 		if (p->state == RUNS) {
 			u64 ran = now - p->since;
 
 			__sync_fetch_and_add(&s->run, ran);
-			cv->used += ran;
+			__sync_fetch_and_add(&cv->used, ran);
 		}
-		s->on_since = 0;
-		cv->on_since = 0;
 		p->since = now;
 		/* A task preempted on its way to sleep stays on the run queue, whatever its state says. */
 		if (preempt || prev_state == 0) {
@@ -376,22 +378,6 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
 	if (ctl && ctl->managed)
 		tell(cpu, EVENT_FORK, p->vm, p->slot, child->pid, bpf_ktime_get_ns(), BPF_RB_NO_WAKEUP);
-	return 0;
-}
-
-SEC("tp_btf/sched_process_exit")
-int BPF_PROG(on_exit, struct task_struct *task)
-{
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
-	struct core_ctl *ctl;
-	u32 cpu;
-
-	if (!t || t->vm == NO_VM)
-		return 0;
-	cpu = bpf_get_smp_processor_id();
-	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
-	if (ctl && ctl->managed)
-		tell(cpu, EVENT_EXIT, t->vm, t->slot, task->pid, bpf_ktime_get_ns(), BPF_RB_NO_WAKEUP);
 	return 0;
 }
 

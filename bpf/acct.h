@@ -45,7 +45,6 @@ enum event_kind {
 	EVENT_WAKE,		/* a VM became runnable */
 	EVENT_BLOCK,		/* the running VM blocked */
 	EVENT_FORK,		/* tid is a new thread of vm */
-	EVENT_EXIT,
 };
 
 struct event {

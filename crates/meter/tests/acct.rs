@@ -68,20 +68,15 @@ fn what_a_thread_forks_belongs_to_its_vm_and_the_controller_hears_of_it() {
     nap(30);
     assert!(acct.enrol(parent.tid(), 3, 20).unwrap());
     let deadline = Instant::now() + Duration::from_secs(5);
-    let (mut forked, mut ended) = (Vec::new(), Vec::new());
-    while ended.len() < 3 && Instant::now() < deadline {
+    let mut forked = Vec::new();
+    while forked.len() < 3 && Instant::now() < deadline {
         while let Some(e) = ring.pop() {
-            assert_eq!(e.vm, 3);
-            match e.kind {
-                EventKind::Fork => forked.push(e.tid),
-                EventKind::Exit => ended.push(e.tid),
-                other => panic!("{other:?}"),
-            }
+            assert_eq!((e.vm, e.kind), (3, EventKind::Fork));
+            forked.push(e.tid);
         }
         nap(10);
     }
-    assert!(ended.len() >= 3, "forked {forked:?}, ended {ended:?}");
-    assert!(ended.iter().all(|t| forked.contains(t) || *t == parent.tid()));
+    assert!(forked.len() >= 3, "{forked:?}");
     assert!(view.vm(3).used > 0);
     assert!(view.vm(3).wakes > 0);
     assert_eq!(view.lost(), 0);

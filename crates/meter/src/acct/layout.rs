@@ -75,8 +75,6 @@ pub enum EventKind {
     Block,
     /// `tid` is a new thread of the VM.
     Fork,
-    /// `tid` ended.
-    Exit,
 }
 
 /// Message of the accounting program to a controller.
@@ -106,7 +104,6 @@ impl Event {
             2 => EventKind::Wake,
             3 => EventKind::Block,
             4 => EventKind::Fork,
-            5 => EventKind::Exit,
             _ => return None,
         };
         let mut now = [0; 8];

@@ -240,7 +240,6 @@ impl Core {
                         mine.resync.store(1, Ordering::Release);
                     }
                 }
-                EventKind::Exit => threads.remove(event.tid),
                 EventKind::Io => {
                     self.last_seen[event.vm as usize].pending = true;
                 }
@@ -256,7 +255,11 @@ impl Core {
 
     /// Takes over a new plan. Threads learnt since it was drawn up are kept.
     fn follow(&mut self, now: Nanos, mine: &CoreBoard) {
+        let (algorithm, slice) = (self.plan.algorithm, self.plan.batch_slice);
         let Some(seq) = mine.read(&mut self.plan) else { return };
+        let same = self.seq != 0
+            && (algorithm, slice) == (self.plan.algorithm, self.plan.batch_slice)
+            && self.plan.vms.iter().map(|vm| vm.params).eq(self.params.iter().copied());
         self.params.clear();
         self.indexes.clear();
         self.seen.clear();
@@ -301,7 +304,10 @@ impl Core {
                 c
             }
         };
-        machine.configure(now, &self.params);
+        // Often only threads have changed, which is nothing to the algorithm.
+        if !same {
+            machine.configure(now, &self.params);
+        }
         self.seq = seq;
         mine.followed.store(seq, Ordering::Release);
     }

@@ -207,12 +207,15 @@ impl Mechanism for Slots {
             None => cpus.iter().map(|&cpu| lock_core(cpu)).collect::<Result<_, _>>()?,
         };
         // What is not written down cannot be put back, so this comes before any change.
+        let before = self.state.clone();
         for v in plan.cores.iter().flat_map(|c| &c.vms) {
             if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
                 self.state.note(vm, false)?;
             }
         }
-        self.state.write(&self.saved)?;
+        if self.state != before || self.running.is_none() {
+            self.state.write(&self.saved)?;
+        }
         if self.running.is_none() {
             let Some(acct) = acct else {
                 return Err(SchedError::Unavailable {

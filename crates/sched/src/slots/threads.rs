@@ -89,6 +89,9 @@ impl VmThreads {
     }
 
     /// Adds a thread, or changes its role. False when there is no room.
+    ///
+    /// Threads that have ended go when they are met the next time. Not earlier: one that is on its way out still
+    /// needs the core, and its VM may wait for it.
     pub fn add(&mut self, tid: i32, service: bool) -> bool {
         self.dirty = true;
         if let Some(e) = self.entries.iter_mut().find(|e| e.tid == tid) {
@@ -96,17 +99,13 @@ impl VmThreads {
             return true;
         }
         if self.entries.len() == MAX_VM_THREADS {
-            return false;
+            self.entries.retain(|e| exists(e.tid));
+            if self.entries.len() == MAX_VM_THREADS {
+                return false;
+            }
         }
         self.entries.push(Entry { tid, service, priority: 0 });
         true
-    }
-
-    /// The thread has ended.
-    pub fn remove(&mut self, tid: i32) {
-        if let Some(i) = self.entries.iter().position(|e| e.tid == tid) {
-            self.entries.swap_remove(i);
-        }
     }
 
     /// Number of threads.
@@ -160,6 +159,11 @@ impl Default for VmThreads {
     fn default() -> Self {
         Self::new()
     }
+}
+
+fn exists(tid: i32) -> bool {
+    // SAFETY: a plain system call.
+    unsafe { libc::sched_getscheduler(tid) >= 0 }
 }
 
 /// sched_setscheduler(2) with SCHED_FIFO; 0 or errno.
@@ -230,6 +234,18 @@ mod tests {
         t.apply(Rank::Boost, |tid, _| if tid == 1 { libc::ESRCH } else { 0 });
         assert_eq!(t.len(), 1);
         assert_eq!(t.apply(Rank::Out, |_, _| 0).calls, 1);
+    }
+
+    #[test]
+    fn a_full_table_makes_room_by_forgetting_threads_that_ended() {
+        let mut t = VmThreads::new();
+        let me = std::process::id() as i32;
+        t.add(me, true);
+        // Above any number that the kernel gives out.
+        for tid in 0..MAX_VM_THREADS as i32 {
+            assert!(t.add(i32::MAX - tid, false));
+        }
+        assert_eq!(t.len(), 2);
     }
 
     #[test]

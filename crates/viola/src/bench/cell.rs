@@ -100,7 +100,7 @@ pub fn measure(guests: &Guests, active: &Active, eye: &mut Eye, times: &Times, s
         reading.ping = milliseconds(&found.us);
         reading.ping_lost = found.lost;
     }
-    reading.batch_per_s = rate(&work[1..], &guests.work()?[1..]);
+    reading.batch_per_s = rate(&work, &guests.work()?);
     interrupt::check()?;
     if !times.rr.is_zero() {
         let options = TcpRr { count: MANY, pause: RR_PAUSE, limit: times.rr, client, ..TcpRr::default() };

@@ -15,6 +15,12 @@ pub const WEB: &str = "web";
 const HOG: &str = "hog";
 /// Period of a neighbour that works less than all the time, ms.
 const PERIOD: u32 = 20;
+/// The web server's own work: the kind that a server does beside serving, at the lowest priority, with a
+/// system call about each 0.1 ms. A User Mode Linux kernel that is told of a packet while a guest's program
+/// runs lets that program run on until its next system call or tick; hardware would interrupt it. Without
+/// these calls the guest's own scheduling, up to 10 ms, would hide the host's.
+const OWN_WORK: &str = "renice -n 19 -p $$ >/dev/null; \
+    while :; do i=0; while [ $i -lt 150 ]; do i=$((i+1)); done; umask 022; done >/dev/null 2>&1 & echo $!";
 
 /// Names of `count` guests, the web server first.
 pub fn names(count: usize) -> Vec<String> {
@@ -39,7 +45,7 @@ pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
     let lab = Lab::up(&spec(lab, count, core)?, &paths).map_err(lab_failure)?;
     let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     let load_core = (0..rustix::thread::CpuSet::MAX_CPU).find(|c| *c != core && allowed.is_set(*c)).unwrap_or(0);
-    Ok(Guests { lab, load_core, duties: vec![0; count] })
+    Ok(Guests { lab, load_core, duties: vec![0; count - 1], own_work: None })
 }
 
 /// Running guests, and how busy each is kept.
@@ -48,8 +54,10 @@ pub struct Guests {
     pub lab: Lab,
     /// Core that the load runs on.
     pub load_core: usize,
-    /// Percent of the time that each works; 0 for not at all.
+    /// Percent of the time that each of the others works; 0 for not at all.
     duties: Vec<u32>,
+    /// Process in the web server that does its own work.
+    own_work: Option<String>,
 }
 
 impl Guests {
@@ -70,36 +78,42 @@ impl Guests {
     }
 
     /// Keeps the web server busy with work of its own or not, and the others busy for `duty` percent of
-    /// the time. The web server's own work is niced: it is the kind that a server does beside serving.
+    /// the time.
     pub fn keep_busy(&mut self, web: bool, duty: u32) -> Outcome {
-        for (index, guest) in self.lab.guests().iter().enumerate() {
-            let wanted = match index {
-                0 => u32::from(web) * 100,
-                _ => duty,
-            };
-            if self.duties[index] == wanted {
+        match (web, self.own_work.take()) {
+            (true, None) => self.own_work = Some(self.shell(OWN_WORK)?),
+            (false, Some(pid)) => drop(self.shell(&format!("kill {pid}"))?),
+            (_, unchanged) => self.own_work = unchanged,
+        }
+        for (guest, now) in self.lab.guests()[1..].iter().zip(&mut self.duties) {
+            if *now == duty {
                 continue;
             }
-            if self.duties[index] > 0 {
+            if *now > 0 {
                 guest.stop(HOG).map_err(lab_failure)?;
-                self.duties[index] = 0;
+                *now = 0;
             }
-            if wanted > 0 {
-                let mut hog = Workload::hog_duty(wanted, PERIOD);
-                if let (0, Workload::Hog { nice, .. }) = (index, &mut hog) {
-                    *nice = 19;
-                }
-                guest.start(HOG, hog).map_err(lab_failure)?;
+            if duty > 0 {
+                guest.start(HOG, Workload::hog_duty(duty, PERIOD)).map_err(lab_failure)?;
+                *now = duty;
             }
-            self.duties[index] = wanted;
         }
         Ok(())
     }
 
-    /// What the busy guests have done so far: units of work, and the guest's own time in seconds.
-    /// `None` for a guest that is not kept busy.
+    /// Runs a line in the web server's shell; what it printed.
+    fn shell(&self, line: &str) -> Outcome<String> {
+        let output = self.web().exec(&["sh", "-c", line]).map_err(lab_failure)?;
+        match output.status {
+            0 => Ok(output.stdout.trim().to_owned()),
+            _ => Err(Failure::run(format!("in guest {WEB}: {}", output.stderr.trim()))),
+        }
+    }
+
+    /// What the others have done so far: units of work, and the guest's own time in seconds. `None` for
+    /// one that is not kept busy.
     pub fn work(&self) -> Outcome<Vec<Option<(u64, f64)>>> {
-        let guests = self.lab.guests().iter().zip(&self.duties);
+        let guests = self.lab.guests()[1..].iter().zip(&self.duties);
         guests
             .map(|(guest, duty)| match duty {
                 0 => Ok(None),
