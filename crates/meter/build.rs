@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
-    let bpf = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../../bpf");
+    let bpf =
+        PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../../bpf");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("acct.bpf.o");
     for file in ["acct.bpf.c", "acct.h"] {
         println!("cargo::rerun-if-changed={}", bpf.join(file).display());
@@ -17,7 +18,9 @@ fn main() {
         _ => "x86",
     };
     let run = Command::new(&clang)
-        .args(["-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3"])
+        .args([
+            "-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3",
+        ])
         .arg(format!("-D__TARGET_ARCH_{arch}"))
         .arg("-I")
         .arg(&bpf)
@@ -28,7 +31,11 @@ fn main() {
         .status();
     match run {
         Ok(status) if status.success() => {}
-        Ok(_) => panic!("{clang} could not compile bpf/acct.bpf.c; libbpf's headers (libbpf-dev) must be installed"),
-        Err(e) => panic!("{clang} cannot be run ({e}); install clang 14 or newer, or name one in CLANG"),
+        Ok(_) => panic!(
+            "{clang} could not compile bpf/acct.bpf.c; libbpf's headers (libbpf-dev) must be installed"
+        ),
+        Err(e) => {
+            panic!("{clang} cannot be run ({e}); install clang 14 or newer, or name one in CLANG")
+        }
     }
 }

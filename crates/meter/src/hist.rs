@@ -26,7 +26,10 @@ impl WaitHist {
 
     /// Adds `count` waits of `ns` each.
     pub fn add(&mut self, ns: u64, count: u64) {
-        let bucket = (0..HIST_BUCKETS).rev().find(|&b| bucket_bounds(b).0 <= ns).unwrap_or(0);
+        let bucket = (0..HIST_BUCKETS)
+            .rev()
+            .find(|&b| bucket_bounds(b).0 <= ns)
+            .unwrap_or(0);
         self.0[bucket] += count;
     }
 
@@ -63,10 +66,14 @@ impl WaitHist {
 
     /// Non-empty buckets as (lower bound ns, upper bound ns, count).
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
-        self.0.iter().enumerate().filter(|(_, n)| **n > 0).map(|(b, n)| {
-            let (low, high) = bucket_bounds(b);
-            (low, high, *n)
-        })
+        self.0
+            .iter()
+            .enumerate()
+            .filter(|(_, n)| **n > 0)
+            .map(|(b, n)| {
+                let (low, high) = bucket_bounds(b);
+                (low, high, *n)
+            })
     }
 }
 

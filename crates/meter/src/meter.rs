@@ -38,8 +38,21 @@ struct Unit {
 
 impl Unit {
     fn new(slot: u32) -> Self {
-        let last = SlotAcct { run: 0, wait: 0, wakes: 0, switches: 0, preempted: 0, on_since: 0, hist: [0; HIST_BUCKETS] };
-        Self { slot, threads: Vec::new(), last, stats: BTreeMap::new() }
+        let last = SlotAcct {
+            run: 0,
+            wait: 0,
+            wakes: 0,
+            switches: 0,
+            preempted: 0,
+            on_since: 0,
+            hist: [0; HIST_BUCKETS],
+        };
+        Self {
+            slot,
+            threads: Vec::new(),
+            last,
+            stats: BTreeMap::new(),
+        }
     }
 }
 
@@ -71,7 +84,9 @@ pub struct Meter {
 
 impl std::fmt::Debug for Meter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Meter").field("vms", &self.vms.len()).finish_non_exhaustive()
+        f.debug_struct("Meter")
+            .field("vms", &self.vms.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -137,13 +152,24 @@ impl Meter {
                 left_out.push(vm.id.clone());
                 continue;
             }
-            let Some(t) = self.vms.get_mut(&vm.id) else { continue };
+            let Some(t) = self.vms.get_mut(&vm.id) else {
+                continue;
+            };
             for (unit, vcpu) in t.vcpus.iter_mut().zip(&vm.vcpus) {
                 enrol(&mut self.source, t.index, unit, vcpu.threads.clone())?;
             }
-            enrol(&mut self.source, t.index, &mut t.service, vm.service.iter().map(|s| s.thread).collect())?;
+            enrol(
+                &mut self.source,
+                t.index,
+                &mut t.service,
+                vm.service.iter().map(|s| s.thread).collect(),
+            )?;
         }
-        self.followed = vms.iter().filter(|vm| self.vms.contains_key(&vm.id)).cloned().collect();
+        self.followed = vms
+            .iter()
+            .filter(|vm| self.vms.contains_key(&vm.id))
+            .cloned()
+            .collect();
         self.followed.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(left_out)
     }
@@ -173,7 +199,9 @@ impl Meter {
     }
 
     fn drop_vm(&mut self, id: &VmId) -> Result<(), AcctError> {
-        let Some(t) = self.vms.remove(id) else { return Ok(()) };
+        let Some(t) = self.vms.remove(id) else {
+            return Ok(());
+        };
         for unit in t.vcpus.iter().chain([&t.service]) {
             if let Source::Acct(acct) = &mut self.source {
                 for thread in &unit.threads {
@@ -191,22 +219,40 @@ impl Meter {
     /// (no others any more). Returns which of them can be served: those whose NICs are all interfaces of the host
     /// that are seen by the kernel's transmit path.
     pub fn watch_packets(&mut self, cores: &[(VmId, u32)]) -> Result<Vec<VmId>, AcctError> {
-        let Source::Acct(acct) = &mut self.source else { return Ok(Vec::new()) };
+        let Source::Acct(acct) = &mut self.source else {
+            return Ok(Vec::new());
+        };
         let mut wanted = BTreeMap::new();
         let mut served = Vec::new();
         for (id, cpu) in cores {
-            let (Some(t), Some(vm)) = (self.vms.get(id), self.followed.iter().find(|vm| vm.id == *id)) else {
+            let (Some(t), Some(vm)) = (
+                self.vms.get(id),
+                self.followed.iter().find(|vm| vm.id == *id),
+            ) else {
                 continue;
             };
-            let taps: Option<Vec<_>> =
-                vm.nics.iter().map(|n| n.ifindex.filter(|_| n.kind == NicKind::Tap).map(|i| (i, n.netns))).collect();
-            let Some(taps) = taps.filter(|t| !t.is_empty()) else { continue };
+            let taps: Option<Vec<_>> = vm
+                .nics
+                .iter()
+                .map(|n| {
+                    n.ifindex
+                        .filter(|_| n.kind == NicKind::Tap)
+                        .map(|i| (i, n.netns))
+                })
+                .collect();
+            let Some(taps) = taps.filter(|t| !t.is_empty()) else {
+                continue;
+            };
             for (ifindex, netns) in taps {
                 wanted.insert((ifindex, netns as u32), (t.index, *cpu));
             }
             served.push(id.clone());
         }
-        for (&(ifindex, netns), _) in self.watched.iter().filter(|(k, _)| !wanted.contains_key(*k)) {
+        for (&(ifindex, netns), _) in self
+            .watched
+            .iter()
+            .filter(|(k, _)| !wanted.contains_key(*k))
+        {
             acct.unwatch_nic(ifindex, netns)?;
         }
         for (key, &(index, cpu)) in &wanted {
@@ -239,11 +285,22 @@ impl Meter {
                 vcpus.push(read(&self.source, unit, at, span, &mut hist));
                 hists.push(hist);
             }
-            let service = read(&self.source, &mut t.service, at, span, &mut WaitHist::default());
+            let service = read(
+                &self.source,
+                &mut t.service,
+                at,
+                span,
+                &mut WaitHist::default(),
+            );
             keep_waits(&mut t.waits, at, hists);
             let mut total = t.traffic.unwrap_or_default();
             if let Some(nics) = nics.get(i) {
-                (total.rx_packets, total.rx_bytes, total.tx_packets, total.tx_bytes) = (0, 0, 0, 0);
+                (
+                    total.rx_packets,
+                    total.rx_bytes,
+                    total.tx_packets,
+                    total.tx_bytes,
+                ) = (0, 0, 0, 0);
                 for nic in nics.iter().flatten() {
                     total.rx_packets += nic.to_guest_packets;
                     total.rx_bytes += nic.to_guest_bytes;
@@ -255,9 +312,16 @@ impl Meter {
                 total.disk_read = disk.read_bytes;
                 total.disk_written = disk.write_bytes;
             }
-            let traffic = t.traffic.map_or_else(Traffic::default, |old| difference(&total, &old));
+            let traffic = t
+                .traffic
+                .map_or_else(Traffic::default, |old| difference(&total, &old));
             t.traffic = Some(total);
-            vms.push(VmSample { id: id.clone(), vcpus, service, traffic });
+            vms.push(VmSample {
+                id: id.clone(),
+                vcpus,
+                service,
+                traffic,
+            });
         }
         let snapshot = Snapshot { at, span, vms };
         if self.history.len() == HISTORY {
@@ -274,7 +338,9 @@ impl Meter {
 
     /// Waits of each vCPU over the last [`WAIT_SECONDS`] seconds.
     pub fn waits(&self, id: &VmId) -> Vec<WaitHist> {
-        let Some(t) = self.vms.get(id) else { return Vec::new() };
+        let Some(t) = self.vms.get(id) else {
+            return Vec::new();
+        };
         let mut sum = vec![WaitHist::default(); t.vcpus.len()];
         for (_, hists) in &t.waits {
             for (s, h) in sum.iter_mut().zip(hists) {
@@ -294,7 +360,12 @@ impl Meter {
     }
 }
 
-fn enrol(source: &mut Source, index: u32, unit: &mut Unit, threads: Vec<Thread>) -> Result<(), AcctError> {
+fn enrol(
+    source: &mut Source,
+    index: u32,
+    unit: &mut Unit,
+    threads: Vec<Thread>,
+) -> Result<(), AcctError> {
     if let Source::Acct(acct) = source {
         for thread in &threads {
             if !unit.threads.contains(thread) {
@@ -302,7 +373,8 @@ fn enrol(source: &mut Source, index: u32, unit: &mut Unit, threads: Vec<Thread>)
             }
         }
     } else {
-        unit.stats.retain(|tid, _| threads.iter().any(|t| t.tid == *tid));
+        unit.stats
+            .retain(|tid, _| threads.iter().any(|t| t.tid == *tid));
     }
     unit.threads = threads;
     Ok(())
@@ -329,7 +401,9 @@ fn read(source: &Source, unit: &mut Unit, at: u64, span: u64, hist: &mut WaitHis
         }
         Source::SchedStat => {
             for thread in &unit.threads {
-                let Some(new) = schedstat::read(thread) else { continue };
+                let Some(new) = schedstat::read(thread) else {
+                    continue;
+                };
                 if let Some(old) = unit.stats.insert(thread.tid, new) {
                     let switches = new.switches.saturating_sub(old.switches);
                     let wait = new.wait.saturating_sub(old.wait);
@@ -356,7 +430,10 @@ fn keep_waits(waits: &mut VecDeque<(u64, Vec<WaitHist>)>, at: u64, hists: Vec<Wa
         }
         _ => waits.push_back((at / SECOND, hists)),
     }
-    while waits.front().is_some_and(|(second, _)| second + WAIT_SECONDS as u64 <= at / SECOND) {
+    while waits
+        .front()
+        .is_some_and(|(second, _)| second + WAIT_SECONDS as u64 <= at / SECOND)
+    {
         waits.pop_front();
     }
 }
@@ -391,6 +468,9 @@ mod tests {
             keep_waits(&mut waits, second * SECOND + 2, vec![h]);
         }
         assert_eq!(waits.len(), WAIT_SECONDS);
-        assert_eq!(waits.iter().map(|(_, h)| h[0].count()).sum::<u64>(), 2 * WAIT_SECONDS as u64);
+        assert_eq!(
+            waits.iter().map(|(_, h)| h[0].count()).sum::<u64>(),
+            2 * WAIT_SECONDS as u64
+        );
     }
 }

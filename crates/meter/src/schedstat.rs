@@ -22,13 +22,23 @@ pub struct SchedStat {
 
 /// Reads a thread's totals; `None` when it is gone or the kernel has no CONFIG_SCHED_INFO.
 pub fn read(thread: &Thread) -> Option<SchedStat> {
-    parse(&fs::read_to_string(format!("/proc/{}/task/{}/schedstat", thread.pid, thread.tid)).ok()?)
+    parse(
+        &fs::read_to_string(format!(
+            "/proc/{}/task/{}/schedstat",
+            thread.pid, thread.tid
+        ))
+        .ok()?,
+    )
 }
 
 fn parse(text: &str) -> Option<SchedStat> {
     let mut numbers = text.split_ascii_whitespace().map(str::parse);
     let mut next = || numbers.next()?.ok();
-    Some(SchedStat { run: next()?, wait: next()?, switches: next()? })
+    Some(SchedStat {
+        run: next()?,
+        wait: next()?,
+        switches: next()?,
+    })
 }
 
 #[cfg(test)]
@@ -37,7 +47,14 @@ mod tests {
 
     #[test]
     fn the_three_numbers_are_run_wait_and_count() {
-        assert_eq!(parse("12 34 5\n"), Some(SchedStat { run: 12, wait: 34, switches: 5 }));
+        assert_eq!(
+            parse("12 34 5\n"),
+            Some(SchedStat {
+                run: 12,
+                wait: 34,
+                switches: 5
+            })
+        );
         assert_eq!(parse("12 x"), None);
         assert_eq!(parse(""), None);
     }
@@ -45,7 +62,11 @@ mod tests {
     #[test]
     fn a_thread_that_burns_time_is_seen_to_run() {
         let me = rustix::process::getpid().as_raw_nonzero().get() as u32;
-        let thread = Thread { pid: me, tid: rustix::thread::gettid().as_raw_nonzero().get() as u32, start_time: 0 };
+        let thread = Thread {
+            pid: me,
+            tid: rustix::thread::gettid().as_raw_nonzero().get() as u32,
+            start_time: 0,
+        };
         let before = read(&thread).unwrap();
         let mut x = 1u64;
         while read(&thread).unwrap().run < before.run + 20_000_000 {

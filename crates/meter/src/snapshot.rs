@@ -36,7 +36,11 @@ impl Times {
     /// Share of the wanted time (run + wait) that was spent waiting, 0..=1.
     pub fn wait_share(&self) -> f64 {
         let wanted = self.run + self.wait;
-        if wanted == 0 { 0.0 } else { self.wait as f64 / wanted as f64 }
+        if wanted == 0 {
+            0.0
+        } else {
+            self.wait as f64 / wanted as f64
+        }
     }
 }
 
@@ -98,7 +102,12 @@ mod tests {
 
     #[test]
     fn the_wait_share_is_of_the_time_a_vcpu_wanted() {
-        let t = Times { run: 30, wait: 10, blocked: 960, ..Times::default() };
+        let t = Times {
+            run: 30,
+            wait: 10,
+            blocked: 960,
+            ..Times::default()
+        };
         assert_eq!(t.wait_share(), 0.25);
         assert_eq!(Times::default().wait_share(), 0.0);
     }

@@ -13,7 +13,12 @@ struct Process(Child);
 
 impl Process {
     fn start(script: &str) -> Self {
-        Self(Command::new("taskset").args(["-c", "1", "sh", "-c", script]).spawn().unwrap())
+        Self(
+            Command::new("taskset")
+                .args(["-c", "1", "sh", "-c", script])
+                .spawn()
+                .unwrap(),
+        )
     }
     fn tid(&self) -> i32 {
         self.0.id() as i32
@@ -50,7 +55,10 @@ fn two_spinners_on_a_core_run_and_wait_in_turn_as_schedstat_says() {
     let (slot2, cpu2) = (acct.slots().get(10), a.cpu_ns());
     let (ran, truth) = ((slot2.run - slot.run) as f64, (cpu2 - cpu) as f64);
     // Up to the last switch only: a slice may be missing on either side.
-    assert!((ran - truth).abs() < 20e6, "accounted {ran} ns, schedstat {truth} ns");
+    assert!(
+        (ran - truth).abs() < 20e6,
+        "accounted {ran} ns, schedstat {truth} ns"
+    );
     assert!(slot2.wait > slot.wait, "with a neighbour it waits");
     assert!(slot2.hist.iter().sum::<u32>() > slot.hist.iter().sum::<u32>());
     let other = acct.slots().get(11);
@@ -96,7 +104,10 @@ fn a_wake_up_is_told_when_it_is_asked_for() {
     view.notify(true, true);
     nap(100);
     let kinds: Vec<EventKind> = std::iter::from_fn(|| ring.pop()).map(|e| e.kind).collect();
-    assert!(kinds.contains(&EventKind::Wake) && kinds.contains(&EventKind::Block), "{kinds:?}");
+    assert!(
+        kinds.contains(&EventKind::Wake) && kinds.contains(&EventKind::Block),
+        "{kinds:?}"
+    );
     view.notify(false, false);
     nap(50);
     while ring.pop().is_some() {}

@@ -15,32 +15,55 @@ use viola_meter::Meter;
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, Params, US};
 use viola_sched::slots::watchdog::{Args, controller, watchdog};
 use viola_sched::slots::{Helper, Slots};
-use viola_sched::{Algorithm, BATCH_SLICE, CorePlan, Mechanism, PAPER_SLICE, Plan, ThreadPlan, VmPlan};
+use viola_sched::{
+    Algorithm, BATCH_SLICE, CorePlan, Mechanism, PAPER_SLICE, Plan, ThreadPlan, VmPlan,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let exe = std::env::current_exe()?;
-    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+    match args
+        .iter()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .as_slice()
+    {
         ["watchdog", json] => {
             let args: Args = serde_json::from_str(json)?;
             let end = watchdog(&args, Command::new(exe).arg("controller"))?;
             std::process::exit(end as i32);
         }
         ["controller", json] => Ok(controller(&serde_json::from_str(json)?)?),
-        [cpu, mode, micro, seconds, vms @ ..] if !vms.is_empty() => {
-            run(exe, cpu.parse()?, mode, micro.parse()?, seconds.parse()?, vms)
-        }
+        [cpu, mode, micro, seconds, vms @ ..] if !vms.is_empty() => run(
+            exe,
+            cpu.parse()?,
+            mode,
+            micro.parse()?,
+            seconds.parse()?,
+            vms,
+        ),
         _ => Err("usage: slots CPU MODE MICROSLICE_US SECONDS CLASS:VM...".into()),
     }
 }
 
-fn run(exe: PathBuf, cpu: u32, mode: &str, micro: u64, seconds: f64, specs: &[&str]) -> Result<(), Box<dyn Error>> {
+fn run(
+    exe: PathBuf,
+    cpu: u32,
+    mode: &str,
+    micro: u64,
+    seconds: f64,
+    specs: &[&str],
+) -> Result<(), Box<dyn Error>> {
     let inventory = Inventory::scan()?;
     let mut vms = Vec::new();
     let mut classes = Vec::new();
     for spec in specs {
         let (class, name) = spec.split_once(':').ok_or("CLASS:VM")?;
-        classes.push(if class == "ls" { Class::Ls } else { Class::Batch });
+        classes.push(if class == "ls" {
+            Class::Ls
+        } else {
+            Class::Batch
+        });
         vms.push(match name.parse() {
             Ok(pid) => process(pid, cpu)?,
             Err(_) => inventory.find(name).ok_or("no such VM")?.clone(),
@@ -58,12 +81,22 @@ fn run(exe: PathBuf, cpu: u32, mode: &str, micro: u64, seconds: f64, specs: &[&s
             "plain" => Algorithm::Credit { boost: false },
             _ => Algorithm::Interleaved,
         },
-        batch_slice: if mode == "interleaved" { BATCH_SLICE } else { PAPER_SLICE },
+        batch_slice: if mode == "interleaved" {
+            BATCH_SLICE
+        } else {
+            PAPER_SLICE
+        },
         vms: Vec::new(),
     };
     for (i, (vm, class)) in vms.iter().zip(classes).enumerate() {
         cores.vms.push(VmPlan {
-            params: Params { id: i as u32, class, weight: DEFAULT_WEIGHT, cap_permille: None, microslice: micro * US },
+            params: Params {
+                id: i as u32,
+                class,
+                weight: DEFAULT_WEIGHT,
+                cap_permille: None,
+                microslice: micro * US,
+            },
             index: meter.index(&vm.id).ok_or("too many")?,
             pid: vm.pid as i32,
             sees_packets: seen.contains(&vm.id),
@@ -77,8 +110,15 @@ fn run(exe: PathBuf, cpu: u32, mode: &str, micro: u64, seconds: f64, specs: &[&s
                 .collect(),
         });
     }
-    let saved = std::env::temp_dir().join(format!("viola-slots-example-{}.json", std::process::id()));
-    let mut slots = Slots::new(Helper { program: exe, args: vec!["watchdog".into()] }, saved);
+    let saved =
+        std::env::temp_dir().join(format!("viola-slots-example-{}.json", std::process::id()));
+    let mut slots = Slots::new(
+        Helper {
+            program: exe,
+            args: vec!["watchdog".into()],
+        },
+        saved,
+    );
     slots.apply(&Plan { cores: vec![cores] }, &vms, meter.acct())?;
     std::thread::sleep(Duration::from_millis(300));
     meter.snapshot();
@@ -118,14 +158,23 @@ fn run(exe: PathBuf, cpu: u32, mode: &str, micro: u64, seconds: f64, specs: &[&s
 fn process(pid: u32, cpu: u32) -> Result<Vm, Box<dyn Error>> {
     let start_time = proc::stat(pid)?.ok_or("no such process")?.start_time;
     let cores: CpuSet = cpu.to_string().parse()?;
-    let thread = Thread { pid, tid: pid, start_time };
+    let thread = Thread {
+        pid,
+        tid: pid,
+        start_time,
+    };
     Ok(Vm {
         id: VmId::new(Hypervisor::Uml, &format!("pid-{pid:06}")),
         name: format!("pid-{pid}"),
         hypervisor: Hypervisor::Uml,
         pid,
         start_time,
-        vcpus: vec![Vcpu { index: 0, threads: vec![thread], kernel_thread: None, cores: cores.clone() }],
+        vcpus: vec![Vcpu {
+            index: 0,
+            threads: vec![thread],
+            kernel_thread: None,
+            cores: cores.clone(),
+        }],
         service: Vec::new(),
         disks: Vec::new(),
         nics: Vec::new(),

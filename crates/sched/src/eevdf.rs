@@ -29,7 +29,10 @@ pub struct Eevdf {
 impl Eevdf {
     /// `saved` is where the attributes from before are kept.
     pub fn new(saved: PathBuf) -> Self {
-        Self { saved, state: SavedState::default() }
+        Self {
+            saved,
+            state: SavedState::default(),
+        }
     }
 }
 
@@ -38,12 +41,24 @@ impl Mechanism for Eevdf {
         "eevdf"
     }
 
-    fn apply(&mut self, plan: &Plan, vms: &[Vm], _acct: Option<&mut Acct>) -> Result<(), SchedError> {
-        let ls: Vec<_> =
-            plan.cores.iter().flat_map(|c| &c.vms).filter(|v| v.params.class == Class::Ls).collect();
+    fn apply(
+        &mut self,
+        plan: &Plan,
+        vms: &[Vm],
+        _acct: Option<&mut Acct>,
+    ) -> Result<(), SchedError> {
+        let ls: Vec<_> = plan
+            .cores
+            .iter()
+            .flat_map(|c| &c.vms)
+            .filter(|v| v.params.class == Class::Ls)
+            .collect();
         // VMs that are not latency-sensitive any more go back first.
-        let (keep, back): (Vec<_>, Vec<_>) =
-            self.state.vms.drain(..).partition(|s| ls.iter().any(|v| v.pid as u32 == s.pid));
+        let (keep, back): (Vec<_>, Vec<_>) = self
+            .state
+            .vms
+            .drain(..)
+            .partition(|s| ls.iter().any(|v| v.pid as u32 == s.pid));
         self.state.vms = keep;
         for vm in &back {
             restore_slices(vm)?;
@@ -56,7 +71,9 @@ impl Mechanism for Eevdf {
         self.state.write(&self.saved)?;
         for v in &ls {
             for thread in &v.threads {
-                let Some(mut attr) = attrs::get(thread.tid as u32)? else { continue };
+                let Some(mut attr) = attrs::get(thread.tid as u32)? else {
+                    continue;
+                };
                 let slice = v.params.microslice.clamp(*SLICE.start(), *SLICE.end());
                 if matches!(attr.policy, Policy::Normal | Policy::Batch) && attr.runtime != slice {
                     attr.runtime = slice;
@@ -76,9 +93,10 @@ impl Mechanism for Eevdf {
             restore_slices(&vm)?;
         }
         match std::fs::remove_file(&self.saved) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(SchedError::Io { what: self.saved.display().to_string(), source: e })
-            }
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(SchedError::Io {
+                what: self.saved.display().to_string(),
+                source: e,
+            }),
             _ => Ok(()),
         }
     }

@@ -75,7 +75,8 @@ pub trait Mechanism {
     /// Brings the plan about; cores and VMs that are in it no more are left as they were found. `vms` are the
     /// VMs of this host, for looking up their threads. Nothing is half done on error: what cannot be managed is
     /// back to stock scheduling.
-    fn apply(&mut self, plan: &Plan, vms: &[Vm], acct: Option<&mut Acct>) -> Result<(), SchedError>;
+    fn apply(&mut self, plan: &Plan, vms: &[Vm], acct: Option<&mut Acct>)
+    -> Result<(), SchedError>;
 
     /// Whether all is well, and what it costs.
     fn health(&mut self) -> Health;

@@ -86,16 +86,24 @@ impl SavedState {
     /// Reads the file; an absent one is empty.
     pub fn read(path: &Path) -> Result<Self, RestoreError> {
         match fs::read(path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|e| RestoreError::Damaged { path: path.to_owned(), why: e.to_string() }),
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| RestoreError::Damaged {
+                path: path.to_owned(),
+                why: e.to_string(),
+            }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(source) => Err(RestoreError::File { path: path.to_owned(), source }),
+            Err(source) => Err(RestoreError::File {
+                path: path.to_owned(),
+                source,
+            }),
         }
     }
 
     /// Writes the file as a whole: a reader sees the old or the new one, never a part.
     pub fn write(&self, path: &Path) -> Result<(), RestoreError> {
-        let fail = |source| RestoreError::File { path: path.to_owned(), source };
+        let fail = |source| RestoreError::File {
+            path: path.to_owned(),
+            source,
+        };
         let temporary = path.with_extension("new");
         let json = serde_json::to_vec(self).map_err(|e| fail(e.into()))?;
         let mut file = fs::OpenOptions::new()
@@ -112,13 +120,25 @@ impl SavedState {
     /// Notes the present attributes of a VM's threads, but for those it knows already and those that carry a
     /// priority of ours (made since).
     pub fn note(&mut self, vm: &Vm, pinned: bool) -> Result<(), RestoreError> {
-        self.vms.retain(|s| s.id != vm.id.as_str() || (s.pid == vm.pid && s.start_time == vm.start_time));
+        self.vms.retain(|s| {
+            s.id != vm.id.as_str() || (s.pid == vm.pid && s.start_time == vm.start_time)
+        });
         let at = match self.vms.iter().position(|s| s.pid == vm.pid) {
             Some(at) => at,
             None => {
-                let main = Thread { pid: vm.pid, tid: vm.pid, start_time: vm.start_time };
-                let Some(saved) = Saved::take(&main)? else { return Ok(()) };
-                let default = if is_ours(&saved.attr) { SchedAttr::fair(0) } else { saved.attr };
+                let main = Thread {
+                    pid: vm.pid,
+                    tid: vm.pid,
+                    start_time: vm.start_time,
+                };
+                let Some(saved) = Saved::take(&main)? else {
+                    return Ok(());
+                };
+                let default = if is_ours(&saved.attr) {
+                    SchedAttr::fair(0)
+                } else {
+                    saved.attr
+                };
                 self.vms.push(SavedVm {
                     id: vm.id.to_string(),
                     pid: vm.pid,
@@ -134,7 +154,11 @@ impl SavedState {
         let entry = &mut self.vms[at];
         entry.pinned |= pinned;
         for thread in vm.threads() {
-            if entry.threads.iter().any(|s| s.tid == thread.tid && s.start_time == thread.start_time) {
+            if entry
+                .threads
+                .iter()
+                .any(|s| s.tid == thread.tid && s.start_time == thread.start_time)
+            {
                 continue;
             }
             if let Some(saved) = Saved::take(thread)?
@@ -188,7 +212,9 @@ pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
         }
         let mut left = 0;
         for tid in threads_of(saved.pid)? {
-            let Some(attr) = attrs::get(tid)? else { continue };
+            let Some(attr) = attrs::get(tid)? else {
+                continue;
+            };
             let known = saved.threads.iter().find(|s| s.tid == tid);
             if is_ours(&attr) {
                 // A reused number among the VM's own threads is a thread made since.
@@ -223,8 +249,14 @@ pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
         return Ok(done);
     }
     for tid in threads_of(saved.pid)? {
-        let Some(mut attr) = attrs::get(tid)? else { continue };
-        let to = saved.threads.iter().find(|s| s.tid == tid).map_or(&saved.default, |s| &s.attr);
+        let Some(mut attr) = attrs::get(tid)? else {
+            continue;
+        };
+        let to = saved
+            .threads
+            .iter()
+            .find(|s| s.tid == tid)
+            .map_or(&saved.default, |s| &s.attr);
         if attr.policy == to.policy && attr.runtime != to.runtime {
             attr.runtime = to.runtime;
             let _ = attrs::set(tid, &attr)?;
@@ -263,14 +295,20 @@ mod tests {
         assert_eq!(SavedState::read(&path).unwrap(), SavedState::default());
         fs::write(&path, b"{\"vms\":").unwrap();
         let said = SavedState::read(&path).unwrap_err().to_string();
-        assert!(said.contains("slots.json") && said.contains("chrt"), "{said}");
+        assert!(
+            said.contains("slots.json") && said.contains("chrt"),
+            "{said}"
+        );
     }
 
     #[test]
     fn what_is_written_is_read_again_and_nothing_else_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("slots.json");
-        let state = SavedState { processes: vec![(7, 8)], vms: Vec::new() };
+        let state = SavedState {
+            processes: vec![(7, 8)],
+            vms: Vec::new(),
+        };
         state.write(&path).unwrap();
         assert_eq!(SavedState::read(&path).unwrap(), state);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -28,7 +28,11 @@ fn a_killed_controller() {
     rig.assert_stock_within(SOON);
     rig.assert_guests_work(&ALL);
     assert_slots_come_back(&mut rig);
-    assert!(rig.daemon.log().contains("controller died"), "{}", rig.daemon.log());
+    assert!(
+        rig.daemon.log().contains("controller died"),
+        "{}",
+        rig.daemon.log()
+    );
 }
 
 #[test]
@@ -39,7 +43,11 @@ fn a_stopped_controller() {
     rig.assert_stock_within(SOON);
     rig.assert_guests_work(&ALL);
     assert_slots_come_back(&mut rig);
-    assert!(rig.daemon.log().contains("no sign of life"), "{}", rig.daemon.log());
+    assert!(
+        rig.daemon.log().contains("no sign of life"),
+        "{}",
+        rig.daemon.log()
+    );
 }
 
 #[test]
@@ -48,7 +56,9 @@ fn a_killed_watchdog() {
     let (watchdog, controller) = rig.helpers();
     signal(watchdog, Signal::KILL);
     rig.assert_stock_within(SOON);
-    within(SOON, "the controller ends", || !std::path::Path::new(&format!("/proc/{controller}/exe")).exists());
+    within(SOON, "the controller ends", || {
+        !std::path::Path::new(&format!("/proc/{controller}/exe")).exists()
+    });
     rig.assert_guests_work(&ALL);
     assert_slots_come_back(&mut rig);
 }
@@ -70,20 +80,33 @@ fn a_killed_daemon() {
     rig.daemon.signal(Signal::KILL);
     rig.assert_stock_within(SOON);
     for pid in [watchdog, controller] {
-        within(SOON, "helpers end", || !std::path::Path::new(&format!("/proc/{pid}/exe")).exists());
+        within(SOON, "helpers end", || {
+            !std::path::Path::new(&format!("/proc/{pid}/exe")).exists()
+        });
     }
     rig.assert_guests_work(&ALL);
-    assert!(!rig.daemon.run_dir().join("slots.json").exists(), "nothing is left to restore");
+    assert!(
+        !rig.daemon.run_dir().join("slots.json").exists(),
+        "nothing is left to restore"
+    );
 }
 
 #[test]
 fn a_daemon_killed_in_every_phase() {
     // From the first instant of slots coming on to well after: whatever had been done by then is taken back.
     for delay in [0, 5, 10, 20, 40, 80, 160, 320] {
-        let rig = Rig::boot(&[("va", common::guests::HOG), ("vb", common::guests::HOG)], "");
+        let rig = Rig::boot(
+            &[("va", common::guests::HOG), ("vb", common::guests::HOG)],
+            "",
+        );
         let mut set = viola();
-        set.args(["set", "va", "--class", "ls", "--socket"]).arg(rig.daemon.socket());
-        let mut set = set.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+        set.args(["set", "va", "--class", "ls", "--socket"])
+            .arg(rig.daemon.socket());
+        let mut set = set
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
         std::thread::sleep(Duration::from_millis(delay));
         rig.daemon.signal(Signal::KILL);
         let _ = set.wait();
@@ -117,11 +140,20 @@ fn all_three_killed_at_once_and_restored_by_hand() {
     }
     std::thread::sleep(Duration::from_millis(300));
     assert!(!rig.all_stock(), "nobody was there to put it back");
-    let restore = || viola().args(["restore", "--run-dir"]).arg(rig.daemon.run_dir()).output().unwrap();
+    let restore = || {
+        viola()
+            .args(["restore", "--run-dir"])
+            .arg(rig.daemon.run_dir())
+            .output()
+            .unwrap()
+    };
     let o = restore();
     assert!(o.status.success(), "{}", stderr(&o));
     rig.assert_stock_within(Duration::from_millis(200));
-    assert!(restore().status.success(), "restoring twice changes nothing");
+    assert!(
+        restore().status.success(),
+        "restoring twice changes nothing"
+    );
     rig.assert_guests_work(&ALL);
 }
 
@@ -161,5 +193,8 @@ fn a_guest_that_reboots() {
     rig.guest("va").reboot().unwrap();
     rig.wait_for_slots();
     let shares = rig.shares(&ALL, Duration::from_secs(2));
-    assert!(shares.iter().all(|s| (18.0..32.0).contains(s)), "{shares:?}");
+    assert!(
+        shares.iter().all(|s| (18.0..32.0).contains(s)),
+        "{shares:?}"
+    );
 }

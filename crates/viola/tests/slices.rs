@@ -24,7 +24,10 @@ fn assert_shares(rig: &Rig, names: &[&str], fair: &[f64]) {
     let total: f64 = shares.iter().sum();
     for ((name, got), want) in names.iter().zip(&shares).zip(fair) {
         let got = got * 100.0 / total;
-        assert!((got - want).abs() < POINTS, "{name}: {got:.1} % where {want} % is fair; all: {shares:?}");
+        assert!(
+            (got - want).abs() < POINTS,
+            "{name}: {got:.1} % where {want} % is fair; all: {shares:?}"
+        );
     }
     assert!(total > 80.0, "the core was used for {total:.0} % only");
 }
@@ -47,13 +50,24 @@ fn weights_and_caps_hold_and_are_set_live() {
     set(&["va", "--weight", "256"]);
     set(&["vb", "--cap", "10%"]);
     assert_shares(&rig, &["va", "vb", "vc", "vd"], &[30.0, 10.0, 30.0, 30.0]);
-    set(&["vb", "--cap", "none", "--class", "ls", "--microslice", "1ms"]);
+    set(&[
+        "vb",
+        "--cap",
+        "none",
+        "--class",
+        "ls",
+        "--microslice",
+        "1ms",
+    ]);
     assert_shares(&rig, &["va", "vb", "vc", "vd"], &[25.0; 4]);
 }
 
 #[test]
 fn a_cap_holds_on_a_core_that_would_else_be_idle() {
-    let rig = Rig::boot(&[("va", HOG), ("vb", "")], "[[vm]]\nname = \"va\"\ncap = \"20%\"\n");
+    let rig = Rig::boot(
+        &[("va", HOG), ("vb", "")],
+        "[[vm]]\nname = \"va\"\ncap = \"20%\"\n",
+    );
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
     let share = rig.shares(&["va"], SPAN)[0];
     assert!((share - 20.0).abs() < POINTS, "{share:.1} %");
@@ -61,7 +75,11 @@ fn a_cap_holds_on_a_core_that_would_else_be_idle() {
 
 #[test]
 fn the_weight_of_a_vms_cgroup_is_imported() {
-    let guests = [("va", HOG), ("vb", "weight = 200\nworkloads = [{ kind = 'hog' }]"), ("vc", HOG)];
+    let guests = [
+        ("va", HOG),
+        ("vb", "weight = 200\nworkloads = [{ kind = 'hog' }]"),
+        ("vc", HOG),
+    ];
     let mut rig = Rig::boot(&guests, "[[vm]]\nname = \"va\"\nclass = \"ls\"\n");
     rig.wait_for_slots();
     let list: VmList = rig.daemon.json(&["vms"]);
@@ -90,15 +108,25 @@ fn a_latency_sensitive_guest_answers_sooner_than_by_stock_scheduling() {
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
     let slots = p50();
     // The direction and the order of magnitude; the benchmark has the bar.
-    assert!(slots < stock / 2.0, "p50 {slots:.0} us with slots, {stock:.0} us without");
+    assert!(
+        slots < stock / 2.0,
+        "p50 {slots:.0} us with slots, {stock:.0} us without"
+    );
 }
 
 #[test]
 fn a_flooded_guest_gets_no_more_than_its_share() {
     let rig = Rig::four_busy("");
     let to = rig.guest("va").address().unwrap();
-    rig.guest("va").start("sink", Workload::Sink { port: 9 }).unwrap();
-    let flood = UdpFlood { rate: 15_000, time: SPAN + Duration::from_secs(2), port: 9, ..UdpFlood::default() };
+    rig.guest("va")
+        .start("sink", Workload::Sink { port: 9 })
+        .unwrap();
+    let flood = UdpFlood {
+        rate: 15_000,
+        time: SPAN + Duration::from_secs(2),
+        port: 9,
+        ..UdpFlood::default()
+    };
     std::thread::scope(|scope| {
         let flooding = scope.spawn(|| udp_flood(&rig.lab, to, &flood).unwrap());
         std::thread::sleep(Duration::from_secs(1));
@@ -111,11 +139,16 @@ fn a_flooded_guest_gets_no_more_than_its_share() {
 fn a_guest_that_forks_heavily_keeps_its_share_and_leaves_no_real_time_thread_behind() {
     let rig = Rig::four_busy("");
     rig.guest("vb").stop("hog").unwrap();
-    rig.guest("vb").start("forker", Workload::Forker { rate: 0 }).unwrap();
+    rig.guest("vb")
+        .start("forker", Workload::Forker { rate: 0 })
+        .unwrap();
     std::thread::sleep(Duration::from_secs(1));
     // Its own threads come and go, so the others' shares tell.
     let shares = rig.shares(&["va", "vc", "vd"], SPAN);
-    assert!(shares.iter().all(|s| (21.0..35.0).contains(s)), "{shares:?}");
+    assert!(
+        shares.iter().all(|s| (21.0..35.0).contains(s)),
+        "{shares:?}"
+    );
     assert!(rig.daemon.ask(&["stop", "--all"]).status.success());
     rig.assert_stock_within(Duration::from_secs(3));
     std::thread::sleep(Duration::from_millis(500));
@@ -127,11 +160,26 @@ fn nothing_is_changed_without_a_reason_and_all_is_taken_back() {
     let rig = Rig::boot(&[("va", HOG), ("vb", HOG)], "");
     std::thread::sleep(Duration::from_millis(500));
     assert!(rig.all_stock(), "no VM is latency-sensitive");
-    assert!(rig.daemon.ask(&["set", "va", "--class", "ls"]).status.success());
+    assert!(
+        rig.daemon
+            .ask(&["set", "va", "--class", "ls"])
+            .status
+            .success()
+    );
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
-    assert!(rig.daemon.ask(&["set", "va", "--class", "batch"]).status.success());
+    assert!(
+        rig.daemon
+            .ask(&["set", "va", "--class", "batch"])
+            .status
+            .success()
+    );
     rig.assert_stock_within(Duration::from_secs(3));
-    assert!(rig.daemon.ask(&["set", "va", "--class", "ls"]).status.success());
+    assert!(
+        rig.daemon
+            .ask(&["set", "va", "--class", "ls"])
+            .status
+            .success()
+    );
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
     assert!(rig.daemon.ask(&["stop", "--all"]).status.success());
     rig.assert_stock_within(Duration::from_secs(3));
@@ -143,7 +191,10 @@ fn nothing_is_changed_without_a_reason_and_all_is_taken_back() {
 fn a_dry_run_changes_nothing() {
     let mut rig = Rig::boot(&[("va", HOG), ("vb", HOG)], "");
     let dir = tempfile::tempdir().unwrap();
-    common::write_config(dir.path(), &format!("[slices]\ncores = \"{CORE}\"\n[[vm]]\nname = \"va\"\nclass = \"ls\"\n"));
+    common::write_config(
+        dir.path(),
+        &format!("[slices]\ncores = \"{CORE}\"\n[[vm]]\nname = \"va\"\nclass = \"ls\"\n"),
+    );
     rig.daemon.stop();
     let daemon = common::Daemon::in_folder(dir, &["--dry-run"]);
     std::thread::sleep(Duration::from_secs(1));
@@ -154,14 +205,22 @@ fn a_dry_run_changes_nothing() {
 #[test]
 fn a_kept_setting_survives_a_restart() {
     let mut rig = Rig::boot(&[("va", HOG), ("vb", HOG)], "");
-    assert!(rig.daemon.ask(&["set", "va", "--class", "ls", "--weight", "300", "--keep"]).status.success());
+    assert!(
+        rig.daemon
+            .ask(&["set", "va", "--class", "ls", "--weight", "300", "--keep"])
+            .status
+            .success()
+    );
     assert!(rig.daemon.stop().success());
     rig.assert_stock_within(Duration::from_secs(1));
     let dir = std::mem::replace(&mut rig.daemon.dir, tempfile::tempdir().unwrap());
     let daemon = common::Daemon::in_folder(dir, &[]);
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
     let list: VmList = daemon.json(&["vms"]);
-    assert_eq!(list.vms.iter().find(|v| v.name == "va").unwrap().weight, 300);
+    assert_eq!(
+        list.vms.iter().find(|v| v.name == "va").unwrap().weight,
+        300
+    );
 }
 
 #[test]
@@ -170,10 +229,17 @@ fn ordinary_work_on_the_core_still_gets_done() {
     // A fair-class process and a kernel thread of that core: both live on what the fair server gives them.
     let start = Instant::now();
     for _ in 0..3 {
-        let run = Command::new("taskset").args(["-c", &CORE.to_string(), "true"]).status().unwrap();
+        let run = Command::new("taskset")
+            .args(["-c", &CORE.to_string(), "true"])
+            .status()
+            .unwrap();
         assert!(run.success());
     }
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        start.elapsed()
+    );
     // Writing back a file makes block I/O and kworkers busy, wherever they run.
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     std::fs::write(file.path(), vec![7u8; 8 << 20]).unwrap();
@@ -191,13 +257,24 @@ fn ordinary_work_on_the_core_still_gets_done() {
 #[test]
 fn two_daemons_do_not_fight_over_a_core() {
     let rig = Rig::four_busy("");
-    let other = common::Daemon::start(&format!("[slices]\ncores = \"{CORE}\"\n[[vm]]\nname = \"vb\"\nclass = \"ls\"\n"));
-    within(Duration::from_secs(20), "a refusal", || other.log().contains("another viola manages core 1"));
+    let other = common::Daemon::start(&format!(
+        "[slices]\ncores = \"{CORE}\"\n[[vm]]\nname = \"vb\"\nclass = \"ls\"\n"
+    ));
+    within(Duration::from_secs(20), "a refusal", || {
+        other.log().contains("another viola manages core 1")
+    });
     assert!(rig.all_by_slots());
     drop(other);
-    assert!(rig.all_by_slots(), "the second daemon took back what was not its own");
+    assert!(
+        rig.all_by_slots(),
+        "the second daemon took back what was not its own"
+    );
     let again = rig.daemon.config();
-    let o = common::viola().args(["run", "-c"]).arg(again).output().unwrap();
+    let o = common::viola()
+        .args(["run", "-c"])
+        .arg(again)
+        .output()
+        .unwrap();
     let said = refusal(&o, 2);
     assert!(said.contains(&rig.daemon.pid().to_string()), "{said}");
 }

@@ -98,7 +98,8 @@ impl Event {
 
     /// Reads `struct event`; `None` for a kind that is not known.
     pub(crate) fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        let word = |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
+        let word =
+            |i: usize| u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]);
         let kind = match word(0) {
             1 => EventKind::Io,
             2 => EventKind::Wake,
@@ -108,7 +109,13 @@ impl Event {
         };
         let mut now = [0; 8];
         now.copy_from_slice(&bytes[16..]);
-        Some(Self { kind, vm: word(4), slot: word(8), tid: word(12) as i32, now: u64::from_ne_bytes(now) })
+        Some(Self {
+            kind,
+            vm: word(4),
+            slot: word(8),
+            tid: word(12) as i32,
+            now: u64::from_ne_bytes(now),
+        })
     }
 }
 
@@ -116,7 +123,14 @@ impl Event {
 /// first also holds what is shorter, the last what is longer.
 pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let edge = |b: usize| (4 + (b % 4) as u64) << (b / 4 + 8);
-    (if bucket == 0 { 0 } else { edge(bucket) }, if bucket + 1 >= HIST_BUCKETS { u64::MAX } else { edge(bucket + 1) })
+    (
+        if bucket == 0 { 0 } else { edge(bucket) },
+        if bucket + 1 >= HIST_BUCKETS {
+            u64::MAX
+        } else {
+            edge(bucket + 1)
+        },
+    )
 }
 
 #[cfg(test)]

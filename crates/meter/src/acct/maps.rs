@@ -33,18 +33,45 @@ unsafe impl<T> Send for Shared<T> {}
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
-    fn map(fd: BorrowedFd<'_>, len: usize, writable: bool, what: &'static str) -> Result<Self, MapError> {
-        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    fn map(
+        fd: BorrowedFd<'_>,
+        len: usize,
+        writable: bool,
+        what: &'static str,
+    ) -> Result<Self, MapError> {
+        let prot = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
         // SAFETY: a fresh mapping at an address of the kernel's choice; the kernel checks length and access.
-        let at = unsafe { mmap(std::ptr::null_mut(), len * size_of::<T>(), prot, MapFlags::SHARED, fd, 0) }
-            .map_err(|e| MapError { what, source: e.into() })?;
-        let at = NonNull::new(at.cast::<T>())
-            .ok_or_else(|| MapError { what, source: io::Error::from(io::ErrorKind::InvalidData) })?;
+        let at = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len * size_of::<T>(),
+                prot,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }
+        .map_err(|e| MapError {
+            what,
+            source: e.into(),
+        })?;
+        let at = NonNull::new(at.cast::<T>()).ok_or_else(|| MapError {
+            what,
+            source: io::Error::from(io::ErrorKind::InvalidData),
+        })?;
         Ok(Self { at, len })
     }
 
     fn ptr(&self, index: usize) -> *mut T {
-        assert!(index < self.len, "index {index} of {} in a shared map", self.len);
+        assert!(
+            index < self.len,
+            "index {index} of {} in a shared map",
+            self.len
+        );
         // SAFETY: in bounds by the line above.
         unsafe { self.at.as_ptr().add(index) }
     }
@@ -93,7 +120,10 @@ impl CoreView {
     ) -> Result<Self, MapError> {
         let (cpu, cpus) = (cpu as usize, cpus as usize);
         if cpu >= cpus {
-            return Err(MapError { what: "core table", source: io::Error::from(io::ErrorKind::InvalidInput) });
+            return Err(MapError {
+                what: "core table",
+                source: io::Error::from(io::ErrorKind::InvalidInput),
+            });
         }
         Ok(Self {
             vms: Shared::map(core_vms, cpus * MAX_VMS, true, "VM table")?,
@@ -126,7 +156,12 @@ impl CoreView {
                 (before, since, (&raw const (*row).used).read_volatile())
             };
             if before == after {
-                return before + if since == 0 { 0 } else { now.saturating_sub(since) };
+                return before
+                    + if since == 0 {
+                        0
+                    } else {
+                        now.saturating_sub(since)
+                    };
             }
         }
         self.vm(vm).used

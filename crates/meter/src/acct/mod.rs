@@ -15,7 +15,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
 
 pub use layout::{
-    CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, NO_VM, SlotAcct, bucket_bounds,
+    CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, NO_VM, SlotAcct,
+    bucket_bounds,
 };
 pub use maps::{CoreView, MapError, Slots};
 pub use ring::Ring;
@@ -28,7 +29,9 @@ const RING_BYTES: u32 = 1 << 18;
 #[derive(Debug, thiserror::Error)]
 pub enum AcctError {
     /// The kernel has no type information, which the program needs.
-    #[error("the kernel has no BTF (/sys/kernel/btf/vmlinux): exact accounting needs CONFIG_DEBUG_INFO_BTF")]
+    #[error(
+        "the kernel has no BTF (/sys/kernel/btf/vmlinux): exact accounting needs CONFIG_DEBUG_INFO_BTF"
+    )]
     NoBtf,
     /// Not allowed.
     #[error("loading the accounting program needs CAP_BPF and CAP_PERFMON: run viola as root")]
@@ -58,7 +61,9 @@ pub enum AcctError {
 
 fn at(step: &'static str) -> impl Fn(libbpf_rs::Error) -> AcctError {
     move |source| {
-        if source.kind() == libbpf_rs::ErrorKind::PermissionDenied && rustix::process::geteuid().as_raw() != 0 {
+        if source.kind() == libbpf_rs::ErrorKind::PermissionDenied
+            && rustix::process::geteuid().as_raw() != 0
+        {
             AcctError::Privilege
         } else {
             AcctError::Bpf { step, source }
@@ -77,7 +82,9 @@ pub struct Acct {
 
 impl std::fmt::Debug for Acct {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Acct").field("cpus", &self.cpus).finish_non_exhaustive()
+        f.debug_struct("Acct")
+            .field("cpus", &self.cpus)
+            .finish_non_exhaustive()
     }
 }
 
@@ -101,14 +108,17 @@ impl Acct {
         // What libbpf has to say comes back in its errors; its own printing would only confuse.
         libbpf_rs::set_print(None);
         let cpus = libbpf_rs::num_possible_cpus().map_err(at("counting CPUs"))? as u32;
-        let mut open = ObjectBuilder::default().open_memory(OBJECT).map_err(at("open"))?;
+        let mut open = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .map_err(at("open"))?;
         for mut map in open.maps_mut() {
             let entries = match map.name().to_str() {
                 Some("core_vms") => cpus * MAX_VMS as u32,
                 Some("core_ctls" | "rings") => cpus,
                 _ => continue,
             };
-            map.set_max_entries(entries).map_err(at("sizing the maps"))?;
+            map.set_max_entries(entries)
+                .map_err(at("sizing the maps"))?;
         }
         let object = open.load().map_err(at("load"))?;
         let mut links = Vec::new();
@@ -118,7 +128,13 @@ impl Acct {
             }
         }
         let slots = Slots::map(map(&object, "slots")?.as_fd())?;
-        Ok(Self { object, _links: links, _rings: Vec::new(), slots, cpus })
+        Ok(Self {
+            object,
+            _links: links,
+            _rings: Vec::new(),
+            slots,
+            cpus,
+        })
     }
 
     /// Number of possible CPUs, the rows of [`CoreView`].
@@ -159,10 +175,21 @@ impl Acct {
             sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
             ..Default::default()
         };
-        let ring = MapHandle::create(MapType::RingBuf, Some("viola_ring"), 0, 0, RING_BYTES, &opts)
-            .map_err(at("making an event ring"))?;
+        let ring = MapHandle::create(
+            MapType::RingBuf,
+            Some("viola_ring"),
+            0,
+            0,
+            RING_BYTES,
+            &opts,
+        )
+        .map_err(at("making an event ring"))?;
         map(&self.object, "rings")?
-            .update(&cpu.to_ne_bytes(), &ring.as_fd().as_raw_fd().to_ne_bytes(), MapFlags::ANY)
+            .update(
+                &cpu.to_ne_bytes(),
+                &ring.as_fd().as_raw_fd().to_ne_bytes(),
+                MapFlags::ANY,
+            )
             .map_err(at("installing an event ring"))?;
         let fds = CoreFds {
             core_vms: dup(map(&self.object, "core_vms")?.as_fd())?,
@@ -175,9 +202,17 @@ impl Acct {
 
     /// Packets put on this interface (`ifindex` in the network namespace with inode number `netns`) are for
     /// `vm`, which takes interrupts on core `cpu`.
-    pub fn watch_nic(&mut self, ifindex: u32, netns: u32, vm: u32, cpu: u32) -> Result<(), AcctError> {
+    pub fn watch_nic(
+        &mut self,
+        ifindex: u32,
+        netns: u32,
+        vm: u32,
+        cpu: u32,
+    ) -> Result<(), AcctError> {
         let value = [vm.to_ne_bytes(), cpu.to_ne_bytes()].concat();
-        map(&self.object, "nics")?.update(&nic_key(ifindex, netns), &value, MapFlags::ANY).map_err(at("watching a NIC"))
+        map(&self.object, "nics")?
+            .update(&nic_key(ifindex, netns), &value, MapFlags::ANY)
+            .map_err(at("watching a NIC"))
     }
 
     /// Packets of this interface are nobody's any more.
@@ -192,7 +227,10 @@ impl Acct {
         for prog in self.object.progs_mut() {
             if prog.name() == name {
                 let out = prog
-                    .test_run(ProgramInput { context_in: Some(args), ..Default::default() })
+                    .test_run(ProgramInput {
+                        context_in: Some(args),
+                        ..Default::default()
+                    })
                     .map_err(at(name))?;
                 return Ok(out.return_value);
             }
@@ -212,12 +250,18 @@ fn nic_key(ifindex: u32, netns: u32) -> [u8; 8] {
 }
 
 fn map<'a>(object: &'a Object, name: &'static str) -> Result<libbpf_rs::Map<'a>, AcctError> {
-    object.maps().find(|m| m.name() == name).ok_or(AcctError::Bpf {
-        step: name,
-        source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
-    })
+    object
+        .maps()
+        .find(|m| m.name() == name)
+        .ok_or(AcctError::Bpf {
+            step: name,
+            source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
+        })
 }
 
 fn dup(fd: BorrowedFd<'_>) -> Result<OwnedFd, MapError> {
-    fd.try_clone_to_owned().map_err(|source| MapError { what: "descriptor", source })
+    fd.try_clone_to_owned().map_err(|source| MapError {
+        what: "descriptor",
+        source,
+    })
 }

@@ -33,15 +33,35 @@ impl Ring {
     /// Maps a ring of `bytes` of data (a power of two, as it was made).
     pub fn open(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, MapError> {
         let page = rustix::param::page_size();
-        let fail = |e: rustix::io::Errno| MapError { what: "event ring", source: e.into() };
-        let null = || MapError { what: "event ring", source: io::Error::from(io::ErrorKind::InvalidData) };
+        let fail = |e: rustix::io::Errno| MapError {
+            what: "event ring",
+            source: e.into(),
+        };
+        let null = || MapError {
+            what: "event ring",
+            source: io::Error::from(io::ErrorKind::InvalidData),
+        };
         // SAFETY: fresh mappings at addresses of the kernel's choice; it checks length and access.
         let (consumer, producer) = unsafe {
             (
-                mmap(std::ptr::null_mut(), page, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
-                    .map_err(fail)?,
-                mmap(std::ptr::null_mut(), page + 2 * bytes, ProtFlags::READ, MapFlags::SHARED, fd, page as u64)
-                    .map_err(fail)?,
+                mmap(
+                    std::ptr::null_mut(),
+                    page,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::SHARED,
+                    fd,
+                    0,
+                )
+                .map_err(fail)?,
+                mmap(
+                    std::ptr::null_mut(),
+                    page + 2 * bytes,
+                    ProtFlags::READ,
+                    MapFlags::SHARED,
+                    fd,
+                    page as u64,
+                )
+                .map_err(fail)?,
             )
         };
         Ok(Self {
@@ -60,8 +80,12 @@ impl Ring {
     /// Takes the next event, if there is one.
     pub fn pop(&mut self) -> Option<Event> {
         // SAFETY: both positions are aligned words at the start of pages that stay mapped.
-        let (consumed, produced) =
-            unsafe { (&*self.consumer.as_ptr().cast::<AtomicU64>(), &*self.producer.as_ptr().cast::<AtomicU64>()) };
+        let (consumed, produced) = unsafe {
+            (
+                &*self.consumer.as_ptr().cast::<AtomicU64>(),
+                &*self.producer.as_ptr().cast::<AtomicU64>(),
+            )
+        };
         loop {
             let at = consumed.load(Ordering::Relaxed);
             if at >= produced.load(Ordering::Acquire) {
@@ -81,11 +105,18 @@ impl Ring {
                 let mut bytes = [0; Event::BYTES];
                 // SAFETY: the record holds at least that many bytes after its header.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(record.add(HEADER as usize), bytes.as_mut_ptr(), Event::BYTES);
+                    std::ptr::copy_nonoverlapping(
+                        record.add(HEADER as usize),
+                        bytes.as_mut_ptr(),
+                        Event::BYTES,
+                    );
                 }
                 event = Event::parse(&bytes);
             }
-            consumed.store(at + (u64::from(len) + HEADER).next_multiple_of(8), Ordering::Release);
+            consumed.store(
+                at + (u64::from(len) + HEADER).next_multiple_of(8),
+                Ordering::Release,
+            );
             if event.is_some() {
                 return event;
             }
@@ -98,7 +129,10 @@ impl Drop for Ring {
         // SAFETY: the mappings made in `open`, not used after this.
         unsafe {
             let _ = munmap(self.consumer.as_ptr().cast(), self.page);
-            let _ = munmap(self.producer.as_ptr().cast(), self.page + 2 * self.data_bytes);
+            let _ = munmap(
+                self.producer.as_ptr().cast(),
+                self.page + 2 * self.data_bytes,
+            );
         }
     }
 }

@@ -132,11 +132,17 @@ impl Board {
     /// Maps a board that another process made.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
         if rustix::fs::fstat(fd)?.st_size != size_of::<BoardData>() as i64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "board of another size"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "board of another size",
+            ));
         }
         let board = Self::map_fd(fd)?;
         if board.magic != MAGIC {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a board of this version"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "not a board of this version",
+            ));
         }
         Ok(board)
     }
@@ -144,8 +150,19 @@ impl Board {
     fn map_fd(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let at = unsafe { mmap(std::ptr::null_mut(), size_of::<BoardData>(), prot, MapFlags::SHARED, fd, 0) }?;
-        NonNull::new(at.cast()).map(|at| Self { at }).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        let at = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size_of::<BoardData>(),
+                prot,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }?;
+        NonNull::new(at.cast())
+            .map(|at| Self { at })
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
     /// The cores in use.
@@ -234,7 +251,11 @@ impl CoreBoard {
                 });
                 for t in &vm.threads {
                     if n_threads < MAX_THREADS {
-                        let row = ThreadRow { tid: t.tid, vm: i as u16, service: u16::from(t.service) };
+                        let row = ThreadRow {
+                            tid: t.tid,
+                            vm: i as u16,
+                            service: u16::from(t.service),
+                        };
                         (&raw mut (*rows).threads[n_threads]).write_volatile(row);
                         n_threads += 1;
                     } else {
@@ -269,13 +290,18 @@ impl CoreBoard {
             into.algorithm = algorithm_of((&raw const (*rows).algorithm).read_volatile());
             into.batch_slice = (&raw const (*rows).batch_slice).read_volatile();
             let n_vms = ((&raw const (*rows).n_vms).read_volatile() as usize).min(MAX_VMS);
-            let n_threads = ((&raw const (*rows).n_threads).read_volatile() as usize).min(MAX_THREADS);
+            let n_threads =
+                ((&raw const (*rows).n_threads).read_volatile() as usize).min(MAX_THREADS);
             for i in 0..n_vms {
                 let row = (&raw const (*rows).vms[i]).read_volatile();
                 into.vms.push(LocalVm {
                     params: Params {
                         id: row.id,
-                        class: if row.class == 1 { Class::Ls } else { Class::Batch },
+                        class: if row.class == 1 {
+                            Class::Ls
+                        } else {
+                            Class::Batch
+                        },
                         weight: row.weight,
                         cap_permille: (row.cap_permille != 0).then_some(row.cap_permille),
                         microslice: row.microslice,
@@ -288,7 +314,13 @@ impl CoreBoard {
             for i in 0..n_threads {
                 let row = (&raw const (*rows).threads[i]).read_volatile();
                 if usize::from(row.vm) < n_vms {
-                    into.threads.push((row.vm.into(), ThreadPlan { tid: row.tid, service: row.service != 0 }));
+                    into.threads.push((
+                        row.vm.into(),
+                        ThreadPlan {
+                            tid: row.tid,
+                            service: row.service != 0,
+                        },
+                    ));
                 }
             }
         }
@@ -345,7 +377,10 @@ mod tests {
                     index: i + 7,
                     pid: 100 + i as i32,
                     sees_packets: i == 2,
-                    threads: vec![ThreadPlan { tid: 100 + i as i32, service: i == 0 }],
+                    threads: vec![ThreadPlan {
+                        tid: 100 + i as i32,
+                        service: i == 0,
+                    }],
                 })
                 .collect(),
         }
@@ -364,7 +399,16 @@ mod tests {
         assert_eq!(local.vms[1].params.cap_permille, Some(200));
         assert_eq!(local.vms[2].params.weight, 258);
         assert!(local.vms[2].sees_packets && !local.vms[0].sees_packets);
-        assert_eq!(local.threads[0], (0, ThreadPlan { tid: 100, service: true }));
+        assert_eq!(
+            local.threads[0],
+            (
+                0,
+                ThreadPlan {
+                    tid: 100,
+                    service: true
+                }
+            )
+        );
     }
 
     #[test]
@@ -379,7 +423,13 @@ mod tests {
     fn too_many_threads_are_reported() {
         let (board, _fd) = Board::create().unwrap();
         let mut plan = plan(1);
-        plan.vms[0].threads = vec![ThreadPlan { tid: 1, service: false }; MAX_THREADS + 1];
+        plan.vms[0].threads = vec![
+            ThreadPlan {
+                tid: 1,
+                service: false
+            };
+            MAX_THREADS + 1
+        ];
         assert!(!board.cores[0].publish(&plan).1);
     }
 

@@ -18,10 +18,14 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, Ring};
-use viola_policy::slices::{Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen};
+use viola_policy::slices::{
+    Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen,
+};
 
 use super::board::{Board, CoreBoard, LocalPlan, now};
-use super::threads::{CONTROLLER_PRIORITY, FILLER_IDLE_PRIORITY, FILLER_PRIORITY, VmThreads, set_fifo};
+use super::threads::{
+    CONTROLLER_PRIORITY, FILLER_IDLE_PRIORITY, FILLER_PRIORITY, VmThreads, set_fifo,
+};
 use crate::plan::Algorithm;
 
 /// Longest sleep: the watchdog wants a sign of life.
@@ -49,8 +53,19 @@ pub struct CoreFiles {
 
 /// Runs the controller of one core until the board says stop or `orphaned` is set. Returns when done; the
 /// threads keep the priorities they had last (whoever called restores them).
-pub fn run_core(board: &Board, files: &CoreFiles, cpus: u32, orphaned: &AtomicBool) -> io::Result<()> {
-    let view = CoreView::open(files.core_vms.as_fd(), files.core_ctls.as_fd(), files.cpu, cpus).map_err(io::Error::other)?;
+pub fn run_core(
+    board: &Board,
+    files: &CoreFiles,
+    cpus: u32,
+    orphaned: &AtomicBool,
+) -> io::Result<()> {
+    let view = CoreView::open(
+        files.core_vms.as_fd(),
+        files.core_ctls.as_fd(),
+        files.cpu,
+        cpus,
+    )
+    .map_err(io::Error::other)?;
     let ring = Ring::open(files.ring.as_fd(), Ring::default_bytes()).map_err(io::Error::other)?;
     let mine = &board.cores()[files.slot];
     let filler = Filler::start(files.cpu)?;
@@ -188,17 +203,20 @@ impl Core {
             let pending = &mut self.last_seen[index as usize].pending;
             *pending &= !served && self.seen[i].used == 0;
             if self.plan.vms[i].sees_packets {
-                self.view.want_io(index, !served && !*pending && self.seen[i].runnable);
+                self.view
+                    .want_io(index, !served && !*pending && self.seen[i].runnable);
             }
             calls += u64::from(applied.calls);
             switches += u64::from(applied.calls > 0);
             if applied.refused != 0 {
-                mine.refused.store(applied.refused as u32, Ordering::Release);
+                mine.refused
+                    .store(applied.refused as u32, Ordering::Release);
             }
         }
         self.until = self.end_of_decision(now);
         self.filler.set(fill);
-        self.view.notify(self.decision.notify_wake, self.decision.notify_block);
+        self.view
+            .notify(self.decision.notify_wake, self.decision.notify_block);
         add(&mine.decisions, 1);
         add(&mine.switches, switches);
         add(&mine.calls, calls);
@@ -211,7 +229,10 @@ impl Core {
         if now - self.last >= HEARTBEAT / 2 {
             self.last = now;
             let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-            mine.cpu_ns.store(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64, Ordering::Relaxed);
+            mine.cpu_ns.store(
+                t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64,
+                Ordering::Relaxed,
+            );
         }
         mine.beat.store(now, Ordering::Release);
     }
@@ -220,7 +241,10 @@ impl Core {
     /// budget. Those are the highest-ranked that is runnable, and all above it, since they may wake.
     fn end_of_decision(&self, now: Nanos) -> Nanos {
         let n = self.indexes.len();
-        let top = (0..n).filter(|&i| self.seen[i].runnable).map(|i| self.decision.ranks[i]).max();
+        let top = (0..n)
+            .filter(|&i| self.seen[i].runnable)
+            .map(|i| self.decision.ranks[i])
+            .max();
         let budget = (0..n)
             .filter(|&i| top.is_none_or(|top| self.decision.ranks[i] >= top))
             .map(|i| self.decision.budgets[i])
@@ -231,7 +255,13 @@ impl Core {
 
     fn take_events(&mut self, mine: &CoreBoard) {
         while let Some(event) = self.ring.pop() {
-            let Some(threads) = self.threads.get_mut(event.vm as usize).filter(|t| t.is_planned()) else { continue };
+            let Some(threads) = self
+                .threads
+                .get_mut(event.vm as usize)
+                .filter(|t| t.is_planned())
+            else {
+                continue;
+            };
             match event.kind {
                 // What a vCPU thread forks (a guest process of UML) is a vCPU thread; the daemon corrects the
                 // role where it knows better.
@@ -256,10 +286,17 @@ impl Core {
     /// Takes over a new plan. Threads learnt since it was drawn up are kept.
     fn follow(&mut self, now: Nanos, mine: &CoreBoard) {
         let (algorithm, slice) = (self.plan.algorithm, self.plan.batch_slice);
-        let Some(seq) = mine.read(&mut self.plan) else { return };
+        let Some(seq) = mine.read(&mut self.plan) else {
+            return;
+        };
         let same = self.seq != 0
             && (algorithm, slice) == (self.plan.algorithm, self.plan.batch_slice)
-            && self.plan.vms.iter().map(|vm| vm.params).eq(self.params.iter().copied());
+            && self
+                .plan
+                .vms
+                .iter()
+                .map(|vm| vm.params)
+                .eq(self.params.iter().copied());
         self.params.clear();
         self.indexes.clear();
         self.seen.clear();
@@ -275,15 +312,22 @@ impl Core {
             if planned && !table.is_planned() {
                 let index = index as u32;
                 let vm = self.view.vm(index);
-                self.last_seen[index as usize] =
-                    LastSeen { used: self.view.used(index, now), blocks: vm.blocks, pending: false };
+                self.last_seen[index as usize] = LastSeen {
+                    used: self.view.used(index, now),
+                    blocks: vm.blocks,
+                    pending: false,
+                };
             } else if !planned && table.is_planned() {
                 table.clear();
             }
             table.set_planned(planned);
         }
         for &(at, thread) in &self.plan.threads {
-            if let Some(table) = self.plan.vms.get(at).and_then(|vm| self.threads.get_mut(vm.index as usize))
+            if let Some(table) = self
+                .plan
+                .vms
+                .get(at)
+                .and_then(|vm| self.threads.get_mut(vm.index as usize))
                 && !table.add(thread.tid, thread.service)
             {
                 mine.resync.store(1, Ordering::Release);
@@ -299,7 +343,11 @@ impl Core {
                 &mut self.paper
             }
             Algorithm::Credit { boost } => {
-                let c = if boost { &mut self.credit } else { &mut self.plain };
+                let c = if boost {
+                    &mut self.credit
+                } else {
+                    &mut self.plain
+                };
                 c.set_slice(self.plan.batch_slice);
                 c
             }
@@ -316,8 +364,15 @@ impl Core {
     fn sleep(&mut self, fd: i32, mine: &CoreBoard) {
         let now = now();
         let span = self.until.saturating_sub(now).clamp(SHORTEST, HEARTBEAT);
-        let timeout = libc::timespec { tv_sec: 0, tv_nsec: span as i64 };
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let timeout = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: span as i64,
+        };
+        let mut poll = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
         // SAFETY: one live pollfd and a live timespec, no signal mask.
         let ready = unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
         if ready == 0 && span < HEARTBEAT {
@@ -357,13 +412,18 @@ impl Filler {
     fn start(cpu: u32) -> io::Result<Self> {
         let shared = Arc::new(FillerState::default());
         let theirs = Arc::clone(&shared);
-        std::thread::Builder::new().name(format!("filler/{cpu}")).stack_size(64 << 10).spawn(move || {
-            if become_realtime(cpu, FILLER_IDLE_PRIORITY).is_ok() {
-                // SAFETY: a plain system call.
-                theirs.tid.store(unsafe { libc::gettid() }, Ordering::Release);
-                hold(&theirs.command);
-            }
-        })?;
+        std::thread::Builder::new()
+            .name(format!("filler/{cpu}"))
+            .stack_size(64 << 10)
+            .spawn(move || {
+                if become_realtime(cpu, FILLER_IDLE_PRIORITY).is_ok() {
+                    // SAFETY: a plain system call.
+                    theirs
+                        .tid
+                        .store(unsafe { libc::gettid() }, Ordering::Release);
+                    hold(&theirs.command);
+                }
+            })?;
         Ok(Self { shared })
     }
 

@@ -70,11 +70,21 @@ pub struct Slots {
 impl Slots {
     /// `watchdog` starts the watchdog process; `saved` is where the attributes from before are kept.
     pub fn new(watchdog: Helper, saved: PathBuf) -> Self {
-        Self { watchdog, saved, state: SavedState::default(), running: None }
+        Self {
+            watchdog,
+            saved,
+            state: SavedState::default(),
+            running: None,
+        }
     }
 
     /// Starts watchdog and controller; the locks go to them.
-    fn start(&mut self, plan: &Plan, locks: Vec<OwnedFd>, acct: &mut Acct) -> Result<Running, SchedError> {
+    fn start(
+        &mut self,
+        plan: &Plan,
+        locks: Vec<OwnedFd>,
+        acct: &mut Acct,
+    ) -> Result<Running, SchedError> {
         let io = |what: &str| {
             let what = what.to_owned();
             move |source| SchedError::Io { what, source }
@@ -82,7 +92,10 @@ impl Slots {
         if plan.cores.len() > MAX_CORES {
             return Err(SchedError::Unavailable {
                 mechanism: NAME,
-                why: format!("{} cores are to be managed, and one host has room for {MAX_CORES}", plan.cores.len()),
+                why: format!(
+                    "{} cores are to be managed, and one host has room for {MAX_CORES}",
+                    plan.cores.len()
+                ),
             });
         }
         let (board, board_fd) = Board::create().map_err(io("making the controller's board"))?;
@@ -101,7 +114,9 @@ impl Slots {
             });
             fds.extend([f.core_vms, f.core_ctls, f.ring]);
         }
-        board.n_cores.store(plan.cores.len() as u32, Ordering::Release);
+        board
+            .n_cores
+            .store(plan.cores.len() as u32, Ordering::Release);
         let (read, lifeline) = rustix::pipe::pipe().map_err(|e| io("making a pipe")(e.into()))?;
         set_cloexec(lifeline.as_raw_fd(), true).map_err(io("making a pipe"))?;
         let cpus: Vec<u32> = plan.cores.iter().map(|c| c.cpu).collect();
@@ -118,22 +133,40 @@ impl Slots {
         for fd in &fds {
             set_cloexec(fd.as_raw_fd(), false).map_err(io("handing over a descriptor"))?;
         }
-        let json = serde_json::to_string(&args).map_err(|e| io("describing the cores")(e.into()))?;
-        let spawned = self.watchdog.command().arg(json).stdin(Stdio::null()).spawn();
+        let json =
+            serde_json::to_string(&args).map_err(|e| io("describing the cores")(e.into()))?;
+        let spawned = self
+            .watchdog
+            .command()
+            .arg(json)
+            .stdin(Stdio::null())
+            .spawn();
         drop(fds);
         let watchdog = spawned.map_err(io("starting the watchdog"))?;
-        Ok(Running { watchdog, lifeline, board, cpus, plan: Plan::default() })
+        Ok(Running {
+            watchdog,
+            lifeline,
+            board,
+            cpus,
+            plan: Plan::default(),
+        })
     }
 
     /// Waits until every core's controller is there.
     fn await_ready(running: &mut Running) -> Result<(), SchedError> {
         let deadline = Instant::now() + PATIENCE;
-        while !running.board.cores().iter().all(|c| c.ready.load(Ordering::Acquire) == 1) {
+        while !running
+            .board
+            .cores()
+            .iter()
+            .all(|c| c.ready.load(Ordering::Acquire) == 1)
+        {
             let ended = running.watchdog.try_wait().ok().flatten();
             if ended.is_some() || Instant::now() > deadline {
                 return Err(SchedError::Unavailable {
                     mechanism: NAME,
-                    why: "the slot controller did not start; its reason is in the line above".into(),
+                    why: "the slot controller did not start; its reason is in the line above"
+                        .into(),
                 });
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -142,14 +175,18 @@ impl Slots {
     }
 
     fn end(&mut self) -> Result<Option<End>, SchedError> {
-        let Some(mut running) = self.running.take() else { return Ok(None) };
+        let Some(mut running) = self.running.take() else {
+            return Ok(None);
+        };
         running.board.stop.store(1, Ordering::Release);
         drop(running.lifeline);
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
             match running.watchdog.try_wait() {
                 Ok(Some(status)) => break Some(status),
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2))
+                }
                 _ => {
                     let _ = running.watchdog.kill();
                     break running.watchdog.wait().ok();
@@ -167,8 +204,16 @@ impl Slots {
 /// Takes the host-wide lock of a core.
 fn lock_core(cpu: u32) -> Result<OwnedFd, SchedError> {
     let path = format!("/run/viola-cpu{cpu}.lock");
-    let io = |source: std::io::Error| SchedError::Io { what: path.clone(), source };
-    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+    let io = |source: std::io::Error| SchedError::Io {
+        what: path.clone(),
+        source,
+    };
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(io)?;
     let deadline = Instant::now() + PATIENCE / 3;
     loop {
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -179,7 +224,9 @@ fn lock_core(cpu: u32) -> Result<OwnedFd, SchedError> {
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(SchedError::Unavailable {
                     mechanism: NAME,
-                    why: format!("another viola manages core {cpu} ({path} is locked); stop that one first"),
+                    why: format!(
+                        "another viola manages core {cpu} ({path} is locked); stop that one first"
+                    ),
                 });
             }
             Err(e) => return Err(io(e.into())),
@@ -192,7 +239,12 @@ impl Mechanism for Slots {
         NAME
     }
 
-    fn apply(&mut self, plan: &Plan, vms: &[Vm], acct: Option<&mut Acct>) -> Result<(), SchedError> {
+    fn apply(
+        &mut self,
+        plan: &Plan,
+        vms: &[Vm],
+        acct: Option<&mut Acct>,
+    ) -> Result<(), SchedError> {
         let cpus: Vec<u32> = plan.cores.iter().map(|c| c.cpu).collect();
         if self.running.as_ref().is_some_and(|r| r.cpus != cpus) {
             self.end()?;
@@ -204,7 +256,10 @@ impl Mechanism for Slots {
         // killed daemon left for a moment. Before anything is noted: what another manages is not ours to restore.
         let locks = match self.running {
             Some(_) => Vec::new(),
-            None => cpus.iter().map(|&cpu| lock_core(cpu)).collect::<Result<_, _>>()?,
+            None => cpus
+                .iter()
+                .map(|&cpu| lock_core(cpu))
+                .collect::<Result<_, _>>()?,
         };
         // What is not written down cannot be put back, so this comes before any change.
         let before = self.state.clone();
@@ -226,7 +281,10 @@ impl Mechanism for Slots {
             let mut running = self.start(plan, locks, acct)?;
             self.state.processes = vec![(
                 running.watchdog.id(),
-                viola_host::proc::stat(running.watchdog.id()).ok().flatten().map_or(0, |s| s.start_time),
+                viola_host::proc::stat(running.watchdog.id())
+                    .ok()
+                    .flatten()
+                    .map_or(0, |s| s.start_time),
             )];
             self.state.write(&self.saved)?;
             let ready = Self::await_ready(&mut running);
@@ -236,17 +294,27 @@ impl Mechanism for Slots {
                 return Err(e);
             }
         }
-        let Some(running) = self.running.as_mut() else { return Ok(()) };
+        let Some(running) = self.running.as_mut() else {
+            return Ok(());
+        };
         let mut wanted = Vec::new();
         for core in &plan.cores {
-            let Some(shared) = running.board.cores().iter().find(|c| c.cpu.load(Ordering::Relaxed) == core.cpu) else {
+            let Some(shared) = running
+                .board
+                .cores()
+                .iter()
+                .find(|c| c.cpu.load(Ordering::Relaxed) == core.cpu)
+            else {
                 continue;
             };
             let (seq, _) = shared.publish(core);
             wanted.push((shared, seq));
         }
         let deadline = Instant::now() + PATIENCE;
-        while wanted.iter().any(|(c, seq)| c.followed.load(Ordering::Acquire) < *seq) {
+        while wanted
+            .iter()
+            .any(|(c, seq)| c.followed.load(Ordering::Acquire) < *seq)
+        {
             if Instant::now() > deadline || !matches!(running.watchdog.try_wait(), Ok(None)) {
                 break;
             }
@@ -256,7 +324,12 @@ impl Mechanism for Slots {
         let dropped: Vec<_> = self
             .state
             .vms
-            .extract_if(.., |s| !plan.cores.iter().any(|c| c.vms.iter().any(|v| v.pid == s.pid as i32)))
+            .extract_if(.., |s| {
+                !plan
+                    .cores
+                    .iter()
+                    .any(|c| c.vms.iter().any(|v| v.pid == s.pid as i32))
+            })
             .collect();
         for saved in &dropped {
             restore_vm(saved)?;
@@ -269,7 +342,9 @@ impl Mechanism for Slots {
     }
 
     fn health(&mut self) -> Health {
-        let Some(running) = self.running.as_mut() else { return Health::default() };
+        let Some(running) = self.running.as_mut() else {
+            return Health::default();
+        };
         let mut health = Health::default();
         for core in running.board.cores() {
             health.resync |= core.resync.swap(0, Ordering::AcqRel) != 0;
@@ -290,10 +365,15 @@ impl Mechanism for Slots {
         let silent = now().saturating_sub(running.board.watchdog_beat.load(Ordering::Acquire));
         if let Some(status) = status {
             let end = status.code().and_then(End::from_code);
-            health.ended = Some(end.map_or("the watchdog was killed; every thread has its own scheduling back", End::sentence));
+            health.ended = Some(end.map_or(
+                "the watchdog was killed; every thread has its own scheduling back",
+                End::sentence,
+            ));
         } else if silent > WATCHDOG_HANG.as_nanos() as u64 {
             let _ = running.watchdog.kill();
-            health.ended = Some("the watchdog gave no sign of life and was killed; every thread has its own scheduling back");
+            health.ended = Some(
+                "the watchdog gave no sign of life and was killed; every thread has its own scheduling back",
+            );
         }
         if health.ended.is_some() {
             // A controller whose watchdog was killed restores at once; what may be left is done here.

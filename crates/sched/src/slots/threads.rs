@@ -59,7 +59,13 @@ pub struct Applied {
 impl VmThreads {
     /// Room for [`MAX_VM_THREADS`].
     pub fn new() -> Self {
-        Self { entries: Vec::with_capacity(MAX_VM_THREADS), rank: None, turn: 0, dirty: false, planned: false }
+        Self {
+            entries: Vec::with_capacity(MAX_VM_THREADS),
+            rank: None,
+            turn: 0,
+            dirty: false,
+            planned: false,
+        }
     }
 
     /// Forgets all threads.
@@ -104,7 +110,11 @@ impl VmThreads {
                 return false;
             }
         }
-        self.entries.push(Entry { tid, service, priority: 0 });
+        self.entries.push(Entry {
+            tid,
+            service,
+            priority: 0,
+        });
         true
     }
 
@@ -128,11 +138,19 @@ impl VmThreads {
         self.rank = Some(rank);
         self.dirty = false;
         let base = priority(rank);
-        let first = if self.entries.is_empty() { 0 } else { self.turn % self.entries.len() };
+        let first = if self.entries.is_empty() {
+            0
+        } else {
+            self.turn % self.entries.len()
+        };
         let mut gone = false;
         let n = self.entries.len();
         for k in 0..n {
-            let i = if first + k < n { first + k } else { first + k - n };
+            let i = if first + k < n {
+                first + k
+            } else {
+                first + k - n
+            };
             let e = &mut self.entries[i];
             let want = base + i32::from(e.service);
             if e.priority == want {
@@ -168,12 +186,16 @@ fn exists(tid: i32) -> bool {
 
 /// sched_setscheduler(2) with SCHED_FIFO; 0 or errno.
 pub fn set_fifo(tid: i32, priority: i32) -> i32 {
-    let param = libc::sched_param { sched_priority: priority };
+    let param = libc::sched_param {
+        sched_priority: priority,
+    };
     // SAFETY: a plain system call with a pointer to a live structure.
     if unsafe { libc::sched_setscheduler(tid, libc::SCHED_FIFO, &param) } == 0 {
         0
     } else {
-        std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+        std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO)
     }
 }
 
@@ -183,12 +205,26 @@ mod tests {
 
     #[test]
     fn ranks_keep_their_order_and_leave_room_for_service_threads_and_the_filler() {
-        let ranks = [Rank::Capped, Rank::Out, Rank::Waiting, Rank::Owner, Rank::Eager, Rank::Boost];
+        let ranks = [
+            Rank::Capped,
+            Rank::Out,
+            Rank::Waiting,
+            Rank::Owner,
+            Rank::Eager,
+            Rank::Boost,
+        ];
         for pair in ranks.windows(2) {
             assert!(priority(pair[0]) + 1 < priority(pair[1]));
         }
-        assert!(priority(Rank::Capped) + 1 < FILLER_PRIORITY && FILLER_PRIORITY < priority(Rank::Out));
-        assert!(ranks.iter().all(|&r| PRIORITIES.contains(&priority(r)) && PRIORITIES.contains(&(priority(r) + 1))));
+        assert!(
+            priority(Rank::Capped) + 1 < FILLER_PRIORITY && FILLER_PRIORITY < priority(Rank::Out)
+        );
+        assert!(
+            ranks
+                .iter()
+                .all(|&r| PRIORITIES.contains(&priority(r))
+                    && PRIORITIES.contains(&(priority(r) + 1)))
+        );
         assert!(*PRIORITIES.end() < CONTROLLER_PRIORITY);
     }
 
@@ -213,7 +249,15 @@ mod tests {
         assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 1);
         assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 0);
         t.add(2, false);
-        assert_eq!(t.apply(Rank::Owner, |tid, _| if tid == 2 { 0 } else { panic!("{tid}") }).calls, 1);
+        assert_eq!(
+            t.apply(Rank::Owner, |tid, _| if tid == 2 {
+                0
+            } else {
+                panic!("{tid}")
+            })
+            .calls,
+            1
+        );
     }
 
     #[test]
@@ -252,7 +296,10 @@ mod tests {
     fn a_refusal_is_reported_and_tried_again() {
         let mut t = VmThreads::new();
         t.add(1, false);
-        assert_eq!(t.apply(Rank::Owner, |_, _| libc::EPERM).refused, libc::EPERM);
+        assert_eq!(
+            t.apply(Rank::Owner, |_, _| libc::EPERM).refused,
+            libc::EPERM
+        );
         assert_eq!(t.apply(Rank::Waiting, |_, _| 0).calls, 1);
     }
 

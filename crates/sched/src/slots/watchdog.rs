@@ -73,16 +73,24 @@ pub enum End {
 impl End {
     /// From an exit status.
     pub fn from_code(code: i32) -> Option<Self> {
-        [Self::Stopped, Self::ControllerDied, Self::ControllerHung, Self::Orphaned, Self::NotStarted]
-            .into_iter()
-            .find(|&e| e as i32 == code)
+        [
+            Self::Stopped,
+            Self::ControllerDied,
+            Self::ControllerHung,
+            Self::Orphaned,
+            Self::NotStarted,
+        ]
+        .into_iter()
+        .find(|&e| e as i32 == code)
     }
 
     /// One sentence for the journal.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::Stopped => "slots ended as asked; every thread has its own scheduling back",
-            Self::ControllerDied => "the slot controller died; every thread has its own scheduling back",
+            Self::ControllerDied => {
+                "the slot controller died; every thread has its own scheduling back"
+            }
             Self::ControllerHung => {
                 "the slot controller gave no sign of life and was killed; every thread has its own scheduling back"
             }
@@ -126,7 +134,9 @@ pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
     // for what it may have done in its last moment; restoring twice changes nothing.
     let restored = restore_keep(&args.saved);
     child.wait()?;
-    restored.and_then(|()| restore_file(&args.saved).map(|_| ())).map_err(io::Error::other)?;
+    restored
+        .and_then(|()| restore_file(&args.saved).map(|_| ()))
+        .map_err(io::Error::other)?;
     drop(held);
     Ok(end)
 }
@@ -135,14 +145,25 @@ fn watch(board: &Board, args: &Args, child: &mut Child) -> io::Result<End> {
     let started = Instant::now();
     loop {
         if gone(args.parent, GLANCE)? {
-            return Ok(if board.stop.load(Ordering::Acquire) == 0 { End::Orphaned } else { End::Stopped });
+            return Ok(if board.stop.load(Ordering::Acquire) == 0 {
+                End::Orphaned
+            } else {
+                End::Stopped
+            });
         }
         if board.stop.load(Ordering::Acquire) != 0 {
             return Ok(End::Stopped);
         }
-        let ready = board.cores().iter().all(|c| c.ready.load(Ordering::Acquire) != 0);
+        let ready = board
+            .cores()
+            .iter()
+            .all(|c| c.ready.load(Ordering::Acquire) != 0);
         if child.try_wait()?.is_some() {
-            return Ok(if ready { End::ControllerDied } else { End::NotStarted });
+            return Ok(if ready {
+                End::ControllerDied
+            } else {
+                End::NotStarted
+            });
         }
         let t = now();
         board.watchdog_beat.store(t, Ordering::Release);
@@ -179,7 +200,14 @@ pub fn controller(args: &Args) -> io::Result<()> {
                 0 => c.cpu,
                 n => args.spare_cpus[slot % n],
             };
-            CoreFiles { cpu: c.cpu, home, slot, core_vms: own(c.core_vms), core_ctls: own(c.core_ctls), ring: own(c.ring) }
+            CoreFiles {
+                cpu: c.cpu,
+                home,
+                slot,
+                core_vms: own(c.core_vms),
+                core_ctls: own(c.core_ctls),
+                ring: own(c.ring),
+            }
         })
         .collect();
     lock_memory()?;
@@ -232,13 +260,24 @@ fn open_board(fd: RawFd) -> io::Result<Board> {
 
 /// Waits up to `for_` for the other end of a pipe to be closed.
 fn gone(fd: RawFd, for_: Duration) -> io::Result<bool> {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let timeout = libc::timespec { tv_sec: 0, tv_nsec: i64::from(for_.subsec_nanos()) };
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let timeout = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(for_.subsec_nanos()),
+    };
     // SAFETY: one live pollfd and a live timespec, no signal mask.
     let n = unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
     if n < 0 {
         let e = io::Error::last_os_error();
-        return if e.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(e) };
+        return if e.kind() == io::ErrorKind::Interrupted {
+            Ok(false)
+        } else {
+            Err(e)
+        };
     }
     Ok(n > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0)
 }
@@ -247,7 +286,11 @@ fn gone(fd: RawFd, for_: Duration) -> io::Result<bool> {
 pub fn set_cloexec(fd: RawFd, on: bool) -> io::Result<()> {
     // SAFETY: fcntl on a descriptor number, no pointers.
     let r = unsafe { libc::fcntl(fd, libc::F_SETFD, if on { libc::FD_CLOEXEC } else { 0 }) };
-    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if r < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Where the state of a run is kept unless told otherwise.

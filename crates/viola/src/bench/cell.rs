@@ -52,7 +52,11 @@ impl Times {
 
     /// Without TCP and HTTP.
     pub const fn only_ping(self) -> Self {
-        Self { rr: Duration::ZERO, http: Duration::ZERO, ..self }
+        Self {
+            rr: Duration::ZERO,
+            http: Duration::ZERO,
+            ..self
+        }
     }
 }
 
@@ -82,20 +86,39 @@ pub struct Reading {
 }
 
 /// Measures one cell.
-pub fn measure(guests: &Guests, active: &Active, eye: &mut Eye, times: &Times, seed: u64) -> Outcome<Reading> {
+pub fn measure(
+    guests: &Guests,
+    active: &Active,
+    eye: &mut Eye,
+    times: &Times,
+    seed: u64,
+) -> Outcome<Reading> {
     interrupt::check()?;
     let pids = guests.pids();
-    let web = guests.web().address().ok_or_else(|| Failure::run("the web server has no network"))?;
+    let web = guests
+        .web()
+        .address()
+        .ok_or_else(|| Failure::run("the web server has no network"))?;
     let client = guests.client(seed);
     std::thread::sleep(times.settle);
 
     let mut reading = Reading::default();
-    let (before, tree, controller, begun) = (eye.vms(&pids)?, active.look(), active.controller_ns()?, Instant::now());
+    let (before, tree, controller, begun) = (
+        eye.vms(&pids)?,
+        active.look(),
+        active.controller_ns()?,
+        Instant::now(),
+    );
     let work = guests.work()?;
     if !times.ping.is_zero() {
         let mean = (PING_INTERVAL.0 + PING_INTERVAL.1) / 2;
         let count = (times.ping.as_secs_f64() / mean.as_secs_f64()).ceil() as usize;
-        let options = Ping { count, interval: PING_INTERVAL, grace: GRACE, client };
+        let options = Ping {
+            count,
+            interval: PING_INTERVAL,
+            grace: GRACE,
+            client,
+        };
         let found = load::ping(&guests.lab, web, &options).map_err(lab_failure)?;
         reading.ping = milliseconds(&found.us);
         reading.ping_lost = found.lost;
@@ -103,14 +126,31 @@ pub fn measure(guests: &Guests, active: &Active, eye: &mut Eye, times: &Times, s
     reading.batch_per_s = rate(&work, &guests.work()?);
     interrupt::check()?;
     if !times.rr.is_zero() {
-        let options = TcpRr { count: MANY, pause: RR_PAUSE, limit: times.rr, client, ..TcpRr::default() };
-        reading.rr = milliseconds(&load::tcp_rr(&guests.lab, web, &options).map_err(lab_failure)?.us);
+        let options = TcpRr {
+            count: MANY,
+            pause: RR_PAUSE,
+            limit: times.rr,
+            client,
+            ..TcpRr::default()
+        };
+        reading.rr = milliseconds(
+            &load::tcp_rr(&guests.lab, web, &options)
+                .map_err(lab_failure)?
+                .us,
+        );
     }
     if !times.http.is_zero() {
-        let options = Http { requests: MANY, limit: times.http, client, ..Http::default() };
+        let options = Http {
+            requests: MANY,
+            limit: times.http,
+            client,
+            ..Http::default()
+        };
         let found = load::http(&guests.lab, web, &options).map_err(lab_failure)?;
         if let Some(why) = found.first_failure {
-            return Err(Failure::run(format!("a request to the web server failed: {why}")));
+            return Err(Failure::run(format!(
+                "a request to the web server failed: {why}"
+            )));
         }
         reading.http = milliseconds(&found.times.us);
         reading.http_per_s = found.times.rate();
@@ -150,25 +190,42 @@ pub fn fair(weights: &[f64], caps: &[Option<f64>]) -> Vec<f64> {
     let mut parts: Vec<Option<f64>> = vec![None; weights.len()];
     loop {
         let given: f64 = parts.iter().flatten().sum();
-        let open: f64 = weights.iter().zip(&parts).filter(|(_, p)| p.is_none()).map(|(w, _)| w).sum();
+        let open: f64 = weights
+            .iter()
+            .zip(&parts)
+            .filter(|(_, p)| p.is_none())
+            .map(|(w, _)| w)
+            .sum();
         let part = |i: usize| weights[i] / open * (1.0 - given);
-        let capped = (0..weights.len()).find(|&i| parts[i].is_none() && caps[i].is_some_and(|cap| part(i) > cap));
+        let capped = (0..weights.len())
+            .find(|&i| parts[i].is_none() && caps[i].is_some_and(|cap| part(i) > cap));
         match capped {
             Some(i) => parts[i] = caps[i],
-            None => return (0..weights.len()).map(|i| parts[i].unwrap_or_else(|| part(i))).collect(),
+            None => {
+                return (0..weights.len())
+                    .map(|i| parts[i].unwrap_or_else(|| part(i)))
+                    .collect();
+            }
         }
     }
 }
 
 /// The largest distance of a guest's share from its fair part, in points (hundredths of the core).
 pub fn points_from(fair: &[f64], shares: &[f64]) -> f64 {
-    fair.iter().zip(shares).map(|(f, s)| (f - s).abs() * 100.0).fold(0.0, f64::max)
+    fair.iter()
+        .zip(shares)
+        .map(|(f, s)| (f - s).abs() * 100.0)
+        .fold(0.0, f64::max)
 }
 
 impl Guests {
     /// Where the load runs: real-time, so that its own waits do not count, and not where the guests are.
     pub fn client(&self, seed: u64) -> Client {
-        Client { core: Some(self.load_core), seed, ..Client::real_time() }
+        Client {
+            core: Some(self.load_core),
+            seed,
+            ..Client::real_time()
+        }
     }
 }
 
@@ -182,17 +239,32 @@ mod tests {
         let after = [None, Some((300, 3.0)), Some((50, 5.5))];
         assert_eq!(rate(&before, &after), Some(200.0));
         assert_eq!(rate(&[None], &[None]), None);
-        assert_eq!(rate(&[Some((1, 1.0))], &[Some((1, 1.0))]), None, "no time went by");
+        assert_eq!(
+            rate(&[Some((1, 1.0))], &[Some((1, 1.0))]),
+            None,
+            "no time went by"
+        );
     }
 
     #[test]
     fn what_a_cap_leaves_goes_to_the_others() {
-        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-9) && a.len() == b.len();
+        let close = |a: &[f64], b: &[f64]| {
+            a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-9) && a.len() == b.len()
+        };
         assert!(close(&fair(&[1.0; 4], &[None; 4]), &[0.25; 4]));
-        assert!(close(&fair(&[2.0, 1.0, 1.0, 1.0], &[None; 4]), &[0.4, 0.2, 0.2, 0.2]));
+        assert!(close(
+            &fair(&[2.0, 1.0, 1.0, 1.0], &[None; 4]),
+            &[0.4, 0.2, 0.2, 0.2]
+        ));
         let third = 0.8 / 3.0;
-        assert!(close(&fair(&[1.0; 4], &[None, Some(0.2), None, None]), &[third, 0.2, third, third]));
-        assert!(close(&fair(&[1.0; 2], &[Some(0.9), Some(0.1)]), &[0.9, 0.1]));
+        assert!(close(
+            &fair(&[1.0; 4], &[None, Some(0.2), None, None]),
+            &[third, 0.2, third, third]
+        ));
+        assert!(close(
+            &fair(&[1.0; 2], &[Some(0.9), Some(0.1)]),
+            &[0.9, 0.1]
+        ));
     }
 
     #[test]

@@ -50,7 +50,10 @@ fn used(now: &HashMap<u32, Total>, then: &HashMap<u32, Total>, seconds: f64) -> 
         run += total.run.saturating_sub(before.run);
         switches += total.switches.saturating_sub(before.switches);
     }
-    Used { share: run as f64 / 1e9 / seconds, switches_per_s: switches as f64 / seconds }
+    Used {
+        share: run as f64 / 1e9 / seconds,
+        switches_per_s: switches as f64 / seconds,
+    }
 }
 
 /// Finds the threads of VMs and of process trees.
@@ -59,29 +62,44 @@ pub struct Eye(Inventory);
 impl Eye {
     /// Opens it.
     pub fn new() -> Outcome<Self> {
-        Ok(Self(Inventory::new().map_err(|e| Failure::run(crate::error::chain(&e)))?))
+        Ok(Self(
+            Inventory::new().map_err(|e| Failure::run(crate::error::chain(&e)))?,
+        ))
     }
 
     /// Looks at the VMs with these main processes.
     pub fn vms(&mut self, pids: &[u32]) -> Outcome<Look> {
         let threads = self.threads(pids)?;
-        let groups = threads.iter().map(|vm| vm.iter().filter_map(|(pid, tid)| Some((*tid, total(*pid, *tid)?))));
-        Ok(Look { at: Instant::now(), groups: groups.map(Iterator::collect).collect() })
+        let groups = threads.iter().map(|vm| {
+            vm.iter()
+                .filter_map(|(pid, tid)| Some((*tid, total(*pid, *tid)?)))
+        });
+        Ok(Look {
+            at: Instant::now(),
+            groups: groups.map(Iterator::collect).collect(),
+        })
     }
 
     /// The thread numbers of each VM, to tell whose a thread is.
     pub fn owners(&mut self, pids: &[u32]) -> Outcome<HashMap<i32, usize>> {
         let threads = self.threads(pids)?;
         let each = threads.iter().enumerate();
-        Ok(each.flat_map(|(vm, threads)| threads.iter().map(move |(_, tid)| (*tid as i32, vm))).collect())
+        Ok(each
+            .flat_map(|(vm, threads)| threads.iter().map(move |(_, tid)| (*tid as i32, vm)))
+            .collect())
     }
 
     fn threads(&mut self, pids: &[u32]) -> Outcome<Vec<Vec<(u32, u32)>>> {
-        let vms = self.0.refresh().map_err(|e| Failure::run(crate::error::chain(&e)))?;
+        let vms = self
+            .0
+            .refresh()
+            .map_err(|e| Failure::run(crate::error::chain(&e)))?;
         pids.iter()
             .map(|pid| {
                 let vm = vms.iter().find(|vm| vm.pid == *pid);
-                let vm = vm.ok_or_else(|| Failure::run(format!("the guest with process {pid} has ended")))?;
+                let vm = vm.ok_or_else(|| {
+                    Failure::run(format!("the guest with process {pid} has ended"))
+                })?;
                 Ok(vm.threads().map(|t| (t.pid, t.tid)).collect())
             })
             .collect()
@@ -98,14 +116,20 @@ pub fn tree(pid: u32) -> Look {
         }
         left.extend(proc::children(pid).unwrap_or_default());
     }
-    Look { at: Instant::now(), groups: vec![group] }
+    Look {
+        at: Instant::now(),
+        groups: vec![group],
+    }
 }
 
 /// proc_pid_schedstat: time on a CPU, time waiting, times put on one.
 fn total(pid: u32, tid: u32) -> Option<Total> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     let mut numbers = text.split_ascii_whitespace().map(|n| n.parse().ok());
-    Some(Total { run: numbers.next()??, switches: numbers.nth(1)?? })
+    Some(Total {
+        run: numbers.next()??,
+        switches: numbers.nth(1)??,
+    })
 }
 
 #[cfg(test)]
@@ -114,12 +138,45 @@ mod tests {
 
     #[test]
     fn only_what_was_used_in_between_counts() {
-        let then = HashMap::from([(1, Total { run: 5_000_000_000, switches: 10 }), (2, Total { run: 7, switches: 7 })]);
-        let now = HashMap::from([
-            (1, Total { run: 5_500_000_000, switches: 30 }),
-            (3, Total { run: 500_000_000, switches: 4 }),
+        let then = HashMap::from([
+            (
+                1,
+                Total {
+                    run: 5_000_000_000,
+                    switches: 10,
+                },
+            ),
+            (
+                2,
+                Total {
+                    run: 7,
+                    switches: 7,
+                },
+            ),
         ]);
-        assert_eq!(used(&now, &then, 2.0), Used { share: 0.5, switches_per_s: 12.0 });
+        let now = HashMap::from([
+            (
+                1,
+                Total {
+                    run: 5_500_000_000,
+                    switches: 30,
+                },
+            ),
+            (
+                3,
+                Total {
+                    run: 500_000_000,
+                    switches: 4,
+                },
+            ),
+        ]);
+        assert_eq!(
+            used(&now, &then, 2.0),
+            Used {
+                share: 0.5,
+                switches_per_s: 12.0
+            }
+        );
     }
 
     #[test]

@@ -15,25 +15,34 @@ pub const WEB: &str = "web";
 const HOG: &str = "hog";
 /// Period of a neighbour that works less than all the time, ms.
 const PERIOD: u32 = 20;
-/// The web server's own work: the kind that a server does beside serving, at the lowest priority, with a
-/// system call about each 0.1 ms. A User Mode Linux kernel that is told of a packet while a guest's program
-/// runs lets that program run on until its next system call or tick; hardware would interrupt it. Without
-/// these calls the guest's own scheduling, up to 10 ms, would hide the host's.
-const OWN_WORK: &str = "renice -n 19 -p $$ >/dev/null; \
-    while :; do i=0; while [ $i -lt 150 ]; do i=$((i+1)); done; umask 022; done >/dev/null 2>&1 & echo $!";
+/// The web server's own work: it yields to the servers, as work of low importance beside serving does, and
+/// it is done inside the guest's kernel. A User Mode Linux kernel that is told of a packet while a guest's
+/// *program* runs lets that run on until its next system call or tick, up to 10 ms, where hardware would
+/// interrupt it; that would hide what the host's scheduler does. Making random numbers, a MiB per call,
+/// burns the vCPU in one host thread, as a busy vCPU of KVM does, and is interrupted at once.
+const OWN_WORK: &str = "set -e; c=/run/groups; \
+    [ -d $c ] || { mkdir $c; mount -t cgroup2 none $c; echo +cpu >$c/cgroup.subtree_control; mkdir $c/own; }; \
+    echo 1 >$c/own/cpu.idle; echo $$ >$c/own/cgroup.procs; \
+    dd if=/dev/urandom of=/dev/null bs=1M 2>/dev/null >&2 & echo $!";
 
 /// Names of `count` guests, the web server first.
 pub fn names(count: usize) -> Vec<String> {
-    std::iter::once(WEB.to_owned()).chain((2..=count).map(|i| format!("vm{i}"))).collect()
+    std::iter::once(WEB.to_owned())
+        .chain((2..=count).map(|i| format!("vm{i}")))
+        .collect()
 }
 
 /// Their description. `lab/four.toml` is that of four on core 1, with the neighbours at work.
 pub fn spec(lab: &str, count: usize, core: usize) -> Outcome<Spec> {
     let mut text = format!("[lab]\nname = \"{lab}\"\n");
     for name in names(count) {
-        text.push_str(&format!("\n[[guest]]\nname = \"{name}\"\ncores = [{core}]\n"));
+        text.push_str(&format!(
+            "\n[[guest]]\nname = \"{name}\"\ncores = [{core}]\n"
+        ));
         if name == WEB {
-            text.push_str("workloads = [{ kind = \"nginx\" }, { kind = \"echo\" }, { kind = \"sink\" }]\n");
+            text.push_str(
+                "workloads = [{ kind = \"nginx\" }, { kind = \"echo\" }, { kind = \"sink\" }]\n",
+            );
         }
     }
     Spec::from_toml(&text, lab, Path::new(".")).map_err(lab_failure)
@@ -44,8 +53,15 @@ pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
     let paths = Paths::find().map_err(lab_failure)?;
     let lab = Lab::up(&spec(lab, count, core)?, &paths).map_err(lab_failure)?;
     let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
-    let load_core = (0..rustix::thread::CpuSet::MAX_CPU).find(|c| *c != core && allowed.is_set(*c)).unwrap_or(0);
-    Ok(Guests { lab, load_core, duties: vec![0; count - 1], own_work: None })
+    let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
+        .find(|c| *c != core && allowed.is_set(*c))
+        .unwrap_or(0);
+    Ok(Guests {
+        lab,
+        load_core,
+        duties: vec![0; count - 1],
+        own_work: None,
+    })
 }
 
 /// Running guests, and how busy each is kept.
@@ -94,7 +110,9 @@ impl Guests {
                 *now = 0;
             }
             if duty > 0 {
-                guest.start(HOG, Workload::hog_duty(duty, PERIOD)).map_err(lab_failure)?;
+                guest
+                    .start(HOG, Workload::hog_duty(duty, PERIOD))
+                    .map_err(lab_failure)?;
                 *now = duty;
             }
         }
@@ -106,7 +124,10 @@ impl Guests {
         let output = self.web().exec(&["sh", "-c", line]).map_err(lab_failure)?;
         match output.status {
             0 => Ok(output.stdout.trim().to_owned()),
-            _ => Err(Failure::run(format!("in guest {WEB}: {}", output.stderr.trim()))),
+            _ => Err(Failure::run(format!(
+                "in guest {WEB}: {}",
+                output.stderr.trim()
+            ))),
         }
     }
 
@@ -117,7 +138,10 @@ impl Guests {
         guests
             .map(|(guest, duty)| match duty {
                 0 => Ok(None),
-                _ => guest.stat(HOG).map(|s| Some((s.units, s.up_ms as f64 / 1e3))).map_err(lab_failure),
+                _ => guest
+                    .stat(HOG)
+                    .map(|s| Some((s.units, s.up_ms as f64 / 1e3)))
+                    .map_err(lab_failure),
             })
             .collect()
     }
@@ -132,11 +156,15 @@ impl Guests {
 pub fn split_cores(core: usize) -> Outcome {
     let mut others = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     if !others.is_set(core) {
-        return Err(Failure::usage(format!("there is no core {core} here; choose one with --core")));
+        return Err(Failure::usage(format!(
+            "there is no core {core} here; choose one with --core"
+        )));
     }
     others.unset(core);
     if others.count() == 0 {
-        return Err(Failure::usage("this needs two cores: one for the guests, one for the load"));
+        return Err(Failure::usage(
+            "this needs two cores: one for the guests, one for the load",
+        ));
     }
     rustix::thread::sched_setaffinity(None, &others).map_err(Failure::run)
 }

@@ -19,7 +19,10 @@ pub fn watch() -> Outcome {
             libc::sigaction(signal, &raw const action, std::ptr::null_mut())
         };
         if done != 0 {
-            return Err(Failure::run(format!("catching signals: {}", std::io::Error::last_os_error())));
+            return Err(Failure::run(format!(
+                "catching signals: {}",
+                std::io::Error::last_os_error()
+            )));
         }
     }
     Ok(())
@@ -28,7 +31,9 @@ pub fn watch() -> Outcome {
 /// Fails once somebody asked for the end.
 pub fn check() -> Outcome {
     match ASKED.load(Ordering::Relaxed) {
-        true => Err(Failure::run("ended by a signal; guests and daemon are gone, nothing was written")),
+        true => Err(Failure::run(
+            "ended by a signal; guests and daemon are gone, nothing was written",
+        )),
         false => Ok(()),
     }
 }

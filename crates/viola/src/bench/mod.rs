@@ -56,13 +56,21 @@ pub struct Options {
 
 impl Options {
     fn rounds(&self) -> usize {
-        self.rounds.unwrap_or(if self.quick { QUICK_ROUNDS } else { ROUNDS }).max(1)
+        self.rounds
+            .unwrap_or(if self.quick { QUICK_ROUNDS } else { ROUNDS })
+            .max(1)
     }
 
     /// Where the result goes: only a whole one takes the place of the last.
     fn path(&self, name: &str, whole: bool) -> PathBuf {
-        let folder = if whole { "bench/results" } else { "build/bench" };
-        self.output.clone().unwrap_or_else(|| PathBuf::from(folder).join(format!("{name}.json")))
+        let folder = if whole {
+            "bench/results"
+        } else {
+            "build/bench"
+        };
+        self.output
+            .clone()
+            .unwrap_or_else(|| PathBuf::from(folder).join(format!("{name}.json")))
     }
 }
 
@@ -89,11 +97,33 @@ mod tests {
 
     #[test]
     fn only_a_whole_result_takes_the_place_of_the_last() {
-        let mut options = Options { rounds: None, quick: false, only: None, core: 1, output: None };
-        assert_eq!(options.path("slices", true), PathBuf::from("bench/results/slices.json"));
-        assert_eq!(options.path("slices", false), PathBuf::from("build/bench/slices.json"));
+        let mut options = Options {
+            rounds: None,
+            quick: false,
+            only: None,
+            core: 1,
+            output: None,
+        };
+        assert_eq!(
+            options.path("slices", true),
+            PathBuf::from("bench/results/slices.json")
+        );
+        assert_eq!(
+            options.path("slices", false),
+            PathBuf::from("build/bench/slices.json")
+        );
         options.output = Some("x.json".into());
         assert_eq!(options.path("slices", true), PathBuf::from("x.json"));
-        assert_eq!((options.rounds(), Options { quick: true, ..options }.rounds()), (5, 1));
+        assert_eq!(
+            (
+                options.rounds(),
+                Options {
+                    quick: true,
+                    ..options
+                }
+                .rounds()
+            ),
+            (5, 1)
+        );
     }
 }

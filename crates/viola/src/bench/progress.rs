@@ -35,10 +35,19 @@ impl Progress {
         self.planned += length;
         let left = left(part, self.begun.elapsed(), self.total);
         if self.terminal {
-            self.put(&format!("\r\x1b[2K{} {:3.0} %  {}  {what}", bar(part), part * 100.0, clock(left)));
+            self.put(&format!(
+                "\r\x1b[2K{} {:3.0} %  {}  {what}",
+                bar(part),
+                part * 100.0,
+                clock(left)
+            ));
         } else if self.said.is_none_or(|at| at.elapsed() >= PLAIN) {
             self.said = Some(Instant::now());
-            self.put(&format!("{:3.0} %  {} left  {what}\n", part * 100.0, clock(left)));
+            self.put(&format!(
+                "{:3.0} %  {} left  {what}\n",
+                part * 100.0,
+                clock(left)
+            ));
         }
     }
 
@@ -68,7 +77,11 @@ fn part(done: Duration, total: Duration) -> f64 {
 
 /// By the plan at first, by the pace so far later on.
 fn left(part: f64, elapsed: Duration, total: Duration) -> Duration {
-    let pace = if part > 0.05 { elapsed.div_f64(part) } else { total };
+    let pace = if part > 0.05 {
+        elapsed.div_f64(part)
+    } else {
+        total
+    };
     pace.mul_f64(1.0 - part)
 }
 

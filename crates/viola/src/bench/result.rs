@@ -29,7 +29,13 @@ impl Results {
     /// Of this machine, now. `guests` says what the guests were.
     pub fn new(rounds: usize, guests: &str, rows: Vec<Row>) -> Self {
         let machine = format!("{}; guests: {guests}", machine::machine());
-        Self { git: machine::git(), date: machine::date(), machine, rounds, rows }
+        Self {
+            git: machine::git(),
+            date: machine::date(),
+            machine,
+            rounds,
+            rows,
+        }
     }
 
     /// Puts the known causes beside missed goals; rows that have said theirs keep it.
@@ -63,7 +69,8 @@ impl Causes {
     /// Reads the file; there need not be one.
     pub fn read(path: &Path) -> Outcome<Self> {
         match std::fs::read_to_string(path) {
-            Ok(text) => toml::from_str(&text).map_err(|e| Failure::usage(format!("{}: {e}", path.display()))),
+            Ok(text) => toml::from_str(&text)
+                .map_err(|e| Failure::usage(format!("{}: {e}", path.display()))),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(Failure::run(format!("{}: {e}", path.display()))),
         }
@@ -76,7 +83,9 @@ mod tests {
     use crate::bench::row::Goal;
 
     fn row(name: &str, most: f64) -> Row {
-        Row::new(name, "ms").side("viola", [2.0]).goal(Goal::FigureAtMost(most), "viola")
+        Row::new(name, "ms")
+            .side("viola", [2.0])
+            .goal(Goal::FigureAtMost(most), "viola")
     }
 
     #[test]
@@ -85,17 +94,28 @@ mod tests {
         let mut found = row("a, b", 1.0);
         found.why = Some("kworker ran".into());
         let rows = vec![row("a, b", 1.0), row("met", 3.0), row("other", 1.0), found];
-        let mut results = Results { git: None, date: String::new(), machine: String::new(), rounds: 1, rows };
+        let mut results = Results {
+            git: None,
+            date: String::new(),
+            machine: String::new(),
+            rounds: 1,
+            rows,
+        };
         results.explain(&causes);
         let why: Vec<Option<&str>> = results.rows.iter().map(|r| r.why.as_deref()).collect();
-        assert_eq!(why, [Some("too slow"), None, None, Some("too slow; kworker ran")]);
+        assert_eq!(
+            why,
+            [Some("too slow"), None, None, Some("too slow; kworker ran")]
+        );
     }
 
     #[test]
     fn the_file_has_the_keys_that_all_benchmarks_have() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("results/x.json");
-        Results::new(5, "UML 7.2", vec![row("a", 1.0)]).write(&path).unwrap();
+        Results::new(5, "UML 7.2", vec![row("a", 1.0)])
+            .write(&path)
+            .unwrap();
         let text = std::fs::read_to_string(path).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["rounds"], 5);

@@ -71,7 +71,15 @@ fn as_map<S: Serializer>(sides: &[(String, Spread)], to: S) -> Result<S::Ok, S::
 impl Row {
     /// A row without sides.
     pub fn new(name: impl Into<String>, unit: &'static str) -> Self {
-        Self { name: name.into(), unit, sides: Vec::new(), ratio: None, goal: None, met: None, why: None }
+        Self {
+            name: name.into(),
+            unit,
+            sides: Vec::new(),
+            ratio: None,
+            goal: None,
+            met: None,
+            why: None,
+        }
     }
 
     /// Adds a side with its figures of all rounds; without figures it is left out.
@@ -84,7 +92,10 @@ impl Row {
 
     /// The median of a side.
     pub fn median(&self, side: &str) -> Option<f64> {
-        self.sides.iter().find(|(name, _)| name == side).map(|(_, spread)| spread.median)
+        self.sides
+            .iter()
+            .find(|(name, _)| name == side)
+            .map(|(_, spread)| spread.median)
     }
 
     /// Sets the ratio of one side to another.
@@ -111,7 +122,8 @@ impl Row {
 
     /// Leaves these sides only.
     pub fn only(mut self, sides: &[&str]) -> Self {
-        self.sides.retain(|(name, _)| sides.contains(&name.as_str()));
+        self.sides
+            .retain(|(name, _)| sides.contains(&name.as_str()));
         self
     }
 
@@ -130,13 +142,26 @@ pub fn table(rows: &[Row]) -> Table {
         }
     }
     let ends = ["ratio", "goal", "met"];
-    let mut table = Table::new(["figure", "unit"].into_iter().chain(sides.iter().copied()).chain(ends));
+    let mut table = Table::new(
+        ["figure", "unit"]
+            .into_iter()
+            .chain(sides.iter().copied())
+            .chain(ends),
+    );
     for row in rows {
         let mut cells = vec![row.name.clone(), row.unit.to_owned()];
-        cells.extend(sides.iter().map(|side| row.median(side).map_or(String::new(), figure)));
+        cells.extend(
+            sides
+                .iter()
+                .map(|side| row.median(side).map_or(String::new(), figure)),
+        );
         cells.push(row.ratio.map_or(String::new(), ratio));
         cells.push(row.goal.clone().unwrap_or_default());
-        cells.push(row.met.map_or("", |met| if met { "yes" } else { "NO" }).to_owned());
+        cells.push(
+            row.met
+                .map_or("", |met| if met { "yes" } else { "NO" })
+                .to_owned(),
+        );
         table.row(cells);
     }
     table
@@ -147,33 +172,57 @@ mod tests {
     use super::*;
 
     fn row() -> Row {
-        Row::new("ping p50", "ms").side("stock", [4.0, 5.0, 6.0]).side("viola", [0.5, 0.5, 0.4]).side("none", [])
+        Row::new("ping p50", "ms")
+            .side("stock", [4.0, 5.0, 6.0])
+            .side("viola", [0.5, 0.5, 0.4])
+            .side("none", [])
     }
 
     #[test]
     fn the_ratio_is_that_of_the_medians() {
-        let row = row().against("viola", "stock").goal(Goal::AtMost(0.125), "viola");
+        let row = row()
+            .against("viola", "stock")
+            .goal(Goal::AtMost(0.125), "viola");
         assert_eq!(row.ratio, Some(0.1));
-        assert_eq!((row.goal.as_deref(), row.met), (Some("<= 0.125"), Some(true)));
+        assert_eq!(
+            (row.goal.as_deref(), row.met),
+            (Some("<= 0.125"), Some(true))
+        );
         assert_eq!(row.sides.len(), 2);
     }
 
     #[test]
     fn a_goal_can_be_missed() {
-        assert_eq!(row().against("viola", "stock").goal(Goal::AtLeast(0.98), "viola").met, Some(false));
-        assert_eq!(row().goal(Goal::FigureAtMost(0.4), "viola").met, Some(false));
-        assert_eq!(row().goal(Goal::FigureAtMost(0.5), "viola").goal.as_deref(), Some("figure <= 0.5"));
+        assert_eq!(
+            row()
+                .against("viola", "stock")
+                .goal(Goal::AtLeast(0.98), "viola")
+                .met,
+            Some(false)
+        );
+        assert_eq!(
+            row().goal(Goal::FigureAtMost(0.4), "viola").met,
+            Some(false)
+        );
+        assert_eq!(
+            row().goal(Goal::FigureAtMost(0.5), "viola").goal.as_deref(),
+            Some("figure <= 0.5")
+        );
     }
 
     #[test]
     fn without_both_sides_there_is_no_verdict() {
-        let row = row().against("viola", "alone").goal(Goal::AtMost(1.5), "viola");
+        let row = row()
+            .against("viola", "alone")
+            .goal(Goal::AtMost(1.5), "viola");
         assert_eq!((row.ratio, row.goal, row.met), (None, None, None));
     }
 
     #[test]
     fn a_row_is_written_in_the_form_of_all_benchmarks() {
-        let mut row = row().against("viola", "stock").goal(Goal::AtMost(0.05), "viola");
+        let mut row = row()
+            .against("viola", "stock")
+            .goal(Goal::AtMost(0.05), "viola");
         row.why = Some("because".into());
         assert_eq!(
             serde_json::to_string(&row).unwrap(),
@@ -183,11 +232,20 @@ mod tests {
 
     #[test]
     fn the_table_has_a_column_for_each_side() {
-        let rows = [row().against("viola", "stock"), Row::new("shares", "points").side("viola 1 ms", [0.3])];
+        let rows = [
+            row().against("viola", "stock"),
+            Row::new("shares", "points").side("viola 1 ms", [0.3]),
+        ];
         let text = table(&rows).text();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "figure      unit  stock  viola  viola 1 ms  ratio  goal  met");
-        assert_eq!(lines[1], "ping p50      ms   5.00  0.500               1/10");
+        assert_eq!(
+            lines[0],
+            "figure      unit  stock  viola  viola 1 ms  ratio  goal  met"
+        );
+        assert_eq!(
+            lines[1],
+            "ping p50      ms   5.00  0.500               1/10"
+        );
         assert_eq!(lines[2], "shares    points                     0.300");
     }
 }

@@ -71,7 +71,12 @@ pub struct Guests {
 impl Guests {
     /// The first guest is latency-sensitive, and all have the same weight.
     pub fn equal(core: usize, first: &str) -> Self {
-        Self { core, ls: vec![first.into()], weights: Vec::new(), caps: Vec::new() }
+        Self {
+            core,
+            ls: vec![first.into()],
+            weights: Vec::new(),
+            caps: Vec::new(),
+        }
     }
 
     /// The daemon's configuration.
@@ -128,7 +133,12 @@ impl Active {
         let hold = match side {
             Side::Stock => Hold::Nothing,
             Side::StockTimes4 => {
-                let first = guests.ls.first().map(|name| lab.guest(name)).transpose().map_err(lab_failure)?;
+                let first = guests
+                    .ls
+                    .first()
+                    .map(|name| lab.guest(name))
+                    .transpose()
+                    .map_err(lab_failure)?;
                 let pid = first.map_or(0, viola_lab::Guest::pid);
                 weigh(pid, NICE_OF_FOURFOLD)?;
                 Hold::Weight(pid)
@@ -165,7 +175,9 @@ impl Active {
             Hold::Daemon(mut daemon) => daemon.stop()?,
         }
         match self.guests.iter().find(|pid| !is_ordinary(**pid)) {
-            Some(pid) => Err(Failure::run(format!("the guest with process {pid} was left with real-time threads"))),
+            Some(pid) => Err(Failure::run(format!(
+                "the guest with process {pid} was left with real-time threads"
+            ))),
             None => Ok(()),
         }
     }
@@ -184,20 +196,30 @@ fn is_ordinary(pid: u32) -> bool {
     let mut pids = vec![pid];
     pids.extend(proc::children(pid).unwrap_or_default());
     pids.iter().all(|pid| {
-        proc::task_numbers(*pid).unwrap_or_default().iter().all(|tid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-            // policy is field 41; 0 is SCHED_OTHER
-            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(38)).is_none_or(|policy| policy == "0")
-        })
+        proc::task_numbers(*pid)
+            .unwrap_or_default()
+            .iter()
+            .all(|tid| {
+                let stat =
+                    fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+                // policy is field 41; 0 is SCHED_OTHER
+                stat.rsplit_once(") ")
+                    .and_then(|(_, rest)| rest.split(' ').nth(38))
+                    .is_none_or(|policy| policy == "0")
+            })
     })
 }
 
 /// Sets a guest's weight in the fair class: that of its autogroup, or of its threads where there are none.
 fn weigh(pid: u32, nice: i32) -> Outcome {
-    let failed = |e: &dyn std::fmt::Display| Failure::run(format!("setting the weight of process {pid}: {e}"));
-    let autogroup = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+    let failed = |e: &dyn std::fmt::Display| {
+        Failure::run(format!("setting the weight of process {pid}: {e}"))
+    };
+    let autogroup =
+        fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
     if autogroup.trim() == "1" {
-        return fs::write(format!("/proc/{pid}/autogroup"), nice.to_string()).map_err(|e| failed(&e));
+        return fs::write(format!("/proc/{pid}/autogroup"), nice.to_string())
+            .map_err(|e| failed(&e));
     }
     let mut pids = vec![pid];
     pids.extend(proc::children(pid).map_err(|e| failed(&e))?);
@@ -230,14 +252,23 @@ impl Daemon {
         let path = PathBuf::from(format!("/run/viola-bench.{}", std::process::id()));
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
         let _ = fs::remove_dir_all(&path);
-        fs::DirBuilder::new().mode(0o700).create(&path).map_err(failed)?;
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(failed)?;
         let folder = Folder(path.clone());
         let config = path.join("viola.toml");
         fs::write(&config, guests.config(side, &path)).map_err(failed)?;
         let log = fs::File::create(path.join("log")).map_err(failed)?;
         let program = std::env::current_exe().map_err(failed)?;
         let mut command = Command::new(program);
-        command.arg("run").arg("-c").arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command
+            .arg("run")
+            .arg("-c")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         // Ctrl-C is for us; but the daemon must not outlive us, however we end.
         command.process_group(0);
         // SAFETY: between fork and exec only a system call is made.
@@ -249,7 +280,11 @@ impl Daemon {
         }
         let child = command.spawn().map_err(failed)?;
         let client = Client::new(&path.join("viola.sock"));
-        let mut daemon = Self { child, client, folder };
+        let mut daemon = Self {
+            child,
+            client,
+            folder,
+        };
         daemon.wait(guests.core, names)?;
         Ok(daemon)
     }
@@ -261,12 +296,16 @@ impl Daemon {
         while begun.elapsed() < PATIENCE {
             interrupt::check()?;
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(Failure::run(format!("viola run ended with {status}: {}", self.last_words())));
+                return Err(Failure::run(format!(
+                    "viola run ended with {status}: {}",
+                    self.last_words()
+                )));
             }
             if let Ok(status) = self.client.get::<Status>("/status") {
                 let core = status.cores.iter().find(|c| c.cpu as usize == core);
                 let all = |vms: &[String]| names.iter().all(|name| vms.iter().any(|vm| vm == name));
-                if status.stage == Stage::Running && core.is_some_and(|c| c.managed && all(&c.vms)) {
+                if status.stage == Stage::Running && core.is_some_and(|c| c.managed && all(&c.vms))
+                {
                     return Ok(());
                 }
                 last = match core.filter(|c| !c.managed) {
@@ -282,13 +321,18 @@ impl Daemon {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Err(Failure::run(format!("viola does not schedule the guests: {last}")))
+        Err(Failure::run(format!(
+            "viola does not schedule the guests: {last}"
+        )))
     }
 
     fn controller_ns(&self) -> Outcome<u64> {
         let status: Status = self.client.get("/status").map_err(Failure::run)?;
         if status.failures > 0 {
-            return Err(Failure::run(format!("the slot controller failed during a measurement: {}", self.last_words())));
+            return Err(Failure::run(format!(
+                "the slot controller failed during a measurement: {}",
+                self.last_words()
+            )));
         }
         Ok(status.cores.iter().map(|c| c.controller_ns).sum())
     }
@@ -302,12 +346,18 @@ impl Daemon {
             match self.child.try_wait().map_err(Failure::run)? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => {
-                    return Err(Failure::run(format!("viola run ended with {status}: {}", self.last_words())));
+                    return Err(Failure::run(format!(
+                        "viola run ended with {status}: {}",
+                        self.last_words()
+                    )));
                 }
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         }
-        Err(Failure::run(format!("viola run does not end: {}", self.last_words())))
+        Err(Failure::run(format!(
+            "viola run does not end: {}",
+            self.last_words()
+        )))
     }
 
     /// The end of its log.
@@ -338,7 +388,11 @@ mod tests {
     use crate::config::{Config, Mode};
 
     fn config(guests: &Guests, side: Side) -> Config {
-        Config::parse(Path::new("side.toml"), &guests.config(side, Path::new("/run/x \"y\""))).unwrap()
+        Config::parse(
+            Path::new("side.toml"),
+            &guests.config(side, Path::new("/run/x \"y\"")),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -354,8 +408,14 @@ mod tests {
         assert_eq!(config.slices.cores.to_string(), "1");
         assert_eq!(config.daemon.run_dir, Path::new("/run/x \"y\"/run"));
         let vm = |name: &str| config.vm("", name).unwrap();
-        assert_eq!((vm("web").microslice, vm("web").weight, vm("web").cap), (Some(300_000), Some(512), None));
-        assert_eq!((vm("vm2").microslice, vm("vm2").weight), (Some(300_000), None));
+        assert_eq!(
+            (vm("web").microslice, vm("web").weight, vm("web").cap),
+            (Some(300_000), Some(512), None)
+        );
+        assert_eq!(
+            (vm("vm2").microslice, vm("vm2").weight),
+            (Some(300_000), None)
+        );
         assert_eq!((vm("vm3").class, vm("vm3").cap), (None, Some(Some(200))));
     }
 

@@ -92,8 +92,16 @@ impl Trace {
             ..Attr::default()
         };
         // SAFETY: the attributes outlive the call and their size is told; all other arguments are numbers.
-        let event =
-            unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, cpu as i32, -1, OPEN_CLOEXEC) };
+        let event = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const attr,
+                -1,
+                cpu as i32,
+                -1,
+                OPEN_CLOEXEC,
+            )
+        };
         if event < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -103,10 +111,24 @@ impl Trace {
         let bytes = page_bytes * (1 + PAGES);
         // SAFETY: a fresh mapping at an address of the kernel's choice, unmapped in drop.
         let page = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &event, 0)
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &event,
+                0,
+            )
         }?;
         let page = NonNull::new(page.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { page, bytes, page_bytes, _event: event, switches: Vec::new(), lost: 0 })
+        Ok(Self {
+            page,
+            bytes,
+            page_bytes,
+            _event: event,
+            switches: Vec::new(),
+            lost: 0,
+        })
     }
 
     /// Takes what has been recorded since the last call.
@@ -163,15 +185,25 @@ enum Record {
 }
 
 fn header_of(bytes: &[u8]) -> (u32, u16, usize) {
-    (number(bytes, 0), number(bytes, 4) as u16, (number(bytes, 4) >> 16) as usize)
+    (
+        number(bytes, 0),
+        number(bytes, 4) as u16,
+        (number(bytes, 4) >> 16) as usize,
+    )
 }
 
 fn number(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes)
+    bytes
+        .get(at..at + 4)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u32::from_ne_bytes)
 }
 
 fn long(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes)
+    bytes
+        .get(at..at + 8)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u64::from_ne_bytes)
 }
 
 /// A record: header (8 bytes), next or previous pid and tid, then pid, tid and time of the sample.
@@ -190,7 +222,9 @@ fn parse(kind: u32, misc: u16, record: &[u8]) -> Option<Record> {
 /// The stretches of time in which each VM had the core, from the first switch on. `owner` has the VM of
 /// each thread; threads of no VM are VM number `vms`, and idle time is left out.
 pub fn stretches(switches: &[Switch], owner: &HashMap<i32, usize>, vms: usize) -> Vec<Stretch> {
-    let Some(first) = switches.first() else { return Vec::new() };
+    let Some(first) = switches.first() else {
+        return Vec::new();
+    };
     let mut stretches: Vec<Stretch> = Vec::new();
     for pair in switches.windows(2) {
         let tid = pair[0].to;
@@ -202,7 +236,9 @@ pub fn stretches(switches: &[Switch], owner: &HashMap<i32, usize>, vms: usize) -
         let ms = pair[1].at.saturating_sub(pair[0].at) as f64 / 1e6;
         match stretches.last_mut() {
             // one VM's threads hand its vCPU to each other
-            Some(last) if last.vm == vm && from_ms - (last.from_ms + last.ms) < 1e-3 => last.ms += ms,
+            Some(last) if last.vm == vm && from_ms - (last.from_ms + last.ms) < 1e-3 => {
+                last.ms += ms
+            }
             _ => stretches.push(Stretch { vm, from_ms, ms }),
         }
     }
@@ -222,7 +258,11 @@ mod tests {
         bytes.extend(123_456_789_012u64.to_ne_bytes());
         let (kind, misc, size) = header_of(&bytes);
         assert_eq!((kind, misc, size), (15, 0x2000, 40));
-        let switch = Switch { at: 123_456_789_012, from: 7, to: 9 };
+        let switch = Switch {
+            at: 123_456_789_012,
+            from: 7,
+            to: 9,
+        };
         assert_eq!(parse(kind, misc, &bytes), Some(Record::Switch(switch)));
         assert_eq!(parse(kind, 0, &bytes), None);
     }
@@ -230,12 +270,35 @@ mod tests {
     #[test]
     fn threads_of_one_vm_make_one_stretch() {
         let owner = HashMap::from([(10, 0), (11, 0), (20, 1)]);
-        let at = |at: u64, from, to| Switch { at: at * 1_000_000, from, to };
-        let switches = [at(5, 20, 10), at(6, 10, 11), at(8, 11, 99), at(9, 99, 20), at(12, 20, 0), at(13, 0, 10)];
+        let at = |at: u64, from, to| Switch {
+            at: at * 1_000_000,
+            from,
+            to,
+        };
+        let switches = [
+            at(5, 20, 10),
+            at(6, 10, 11),
+            at(8, 11, 99),
+            at(9, 99, 20),
+            at(12, 20, 0),
+            at(13, 0, 10),
+        ];
         let (a, b, c) = (
-            Stretch { vm: 0, from_ms: 0.0, ms: 3.0 },
-            Stretch { vm: 2, from_ms: 3.0, ms: 1.0 },
-            Stretch { vm: 1, from_ms: 4.0, ms: 3.0 },
+            Stretch {
+                vm: 0,
+                from_ms: 0.0,
+                ms: 3.0,
+            },
+            Stretch {
+                vm: 2,
+                from_ms: 3.0,
+                ms: 1.0,
+            },
+            Stretch {
+                vm: 1,
+                from_ms: 4.0,
+                ms: 3.0,
+            },
         );
         assert_eq!(stretches(&switches, &owner, 2), [a, b, c]);
         assert!(stretches(&[], &owner, 2).is_empty());
@@ -243,9 +306,17 @@ mod tests {
 
     #[test]
     fn a_thread_that_sleeps_and_wakes_is_seen_on_its_core() {
-        let Ok(cpu) = std::fs::read_to_string("/proc/self/stat") else { return };
-        let cpu = cpu.rsplit(' ').nth(13).and_then(|c| c.parse().ok()).unwrap_or(0);
-        let Ok(mut trace) = Trace::start(cpu) else { return }; // not allowed here
+        let Ok(cpu) = std::fs::read_to_string("/proc/self/stat") else {
+            return;
+        };
+        let cpu = cpu
+            .rsplit(' ')
+            .nth(13)
+            .and_then(|c| c.parse().ok())
+            .unwrap_or(0);
+        let Ok(mut trace) = Trace::start(cpu) else {
+            return;
+        }; // not allowed here
         let me = rustix::thread::gettid().as_raw_nonzero().get();
         let mut here = rustix::thread::CpuSet::new();
         here.set(cpu);

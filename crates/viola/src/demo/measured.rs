@@ -49,11 +49,18 @@ impl Measured {
         let cells = SIDES.len() * STATES.len() * rounds;
         let total = BOOT + TIMES.cell() * cells as u32 + SWITCH * (SIDES.len() * rounds) as u32;
         let mut progress = Progress::new(total);
-        progress.say(&format!("demo: four guests on core {core}, {rounds} rounds, about {}", clock(total)));
+        progress.say(&format!(
+            "demo: four guests on core {core}, {rounds} rounds, about {}",
+            clock(total)
+        ));
         progress.step("booting four guests", BOOT);
         let mut guests = guests::boot("demo", VMS, core)?;
         let mut eye = Eye::new()?;
-        let mut found = Self { kernel: guests.kernel()?, rounds, ..Self::default() };
+        let mut found = Self {
+            kernel: guests.kernel()?,
+            rounds,
+            ..Self::default()
+        };
         found.timelines = vec![Vec::new(); SIDES.len()];
         let settings = Settings::equal(core, WEB);
         for round in 0..rounds {
@@ -67,7 +74,8 @@ impl Measured {
                     let what = if busy { "web busy" } else { "web idle" };
                     progress.step(&format!("{label}, {what}"), TIMES.cell());
                     guests.keep_busy(busy, 100)?;
-                    let reading = cell::measure(&guests, &active, &mut eye, &TIMES, 1 + round as u64)?;
+                    let reading =
+                        cell::measure(&guests, &active, &mut eye, &TIMES, 1 + round as u64)?;
                     found.cells.entry((busy, side)).or_default().push(reading);
                     if busy && round + 1 == rounds {
                         found.timelines[number] = watch(core, &guests, &mut eye)?;
@@ -94,7 +102,13 @@ impl Measured {
     /// Each guest's share of the core, the mean of all rounds.
     pub fn shares(&self, busy: bool, side: Side) -> Vec<f64> {
         let readings = self.readings(busy, side);
-        let mean = |vm: usize| readings.iter().filter_map(|r| r.shares.get(vm)).sum::<f64>() / readings.len() as f64;
+        let mean = |vm: usize| {
+            readings
+                .iter()
+                .filter_map(|r| r.shares.get(vm))
+                .sum::<f64>()
+                / readings.len() as f64
+        };
         (0..VMS).map(mean).collect()
     }
 
@@ -106,7 +120,9 @@ impl Measured {
 
 /// Watches the core for a moment. Where the kernel does not allow it there is nothing to show.
 fn watch(core: usize, guests: &Guests, eye: &mut Eye) -> Outcome<Vec<Stretch>> {
-    let Ok(mut trace) = Trace::start(core) else { return Ok(Vec::new()) };
+    let Ok(mut trace) = Trace::start(core) else {
+        return Ok(Vec::new());
+    };
     std::thread::sleep(WATCH);
     trace.read();
     let owners = eye.owners(&guests.pids())?;

@@ -84,7 +84,9 @@ pub struct Timeline {
 pub fn run(options: &Demo) -> Outcome {
     need_root()?;
     if options.rounds == 0 {
-        return Err(Failure::usage("--rounds 0: at least one round has to be measured"));
+        return Err(Failure::usage(
+            "--rounds 0: at least one round has to be measured",
+        ));
     }
     interrupt::watch()?;
     guests::split_cores(options.core)?;
@@ -105,7 +107,10 @@ pub fn run(options: &Demo) -> Outcome {
     let table = rows::table(&report.rows).text();
     let page = shown(&options.output.join("report.html"));
     let took = clock(measured.took);
-    table::print(&format!("\n{table}\n{} rounds in {took}; charts in {page}\n", report.rounds))
+    table::print(&format!(
+        "\n{table}\n{} rounds in {took}; charts in {page}\n",
+        report.rounds
+    ))
 }
 
 fn shown(path: &Path) -> String {
@@ -123,10 +128,12 @@ fn report(measured: &Measured) -> Report {
                     name: format!("{name}, {}", rows::state(state)),
                     side: side.name(),
                     samples: all.len(),
-                    quantiles: [0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0]
-                        .into_iter()
-                        .filter_map(at)
-                        .collect(),
+                    quantiles: [
+                        0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0,
+                    ]
+                    .into_iter()
+                    .filter_map(at)
+                    .collect(),
                 });
             }
         }
@@ -141,7 +148,10 @@ fn report(measured: &Measured) -> Report {
         rows: rows::rows(measured),
         distributions,
         timelines: timelines
-            .map(|(side, stretches)| Timeline { side: side.name(), stretches: stretches.clone() })
+            .map(|(side, stretches)| Timeline {
+                side: side.name(),
+                stretches: stretches.clone(),
+            })
             .collect(),
     }
 }

@@ -29,7 +29,10 @@ pub fn html(measured: &Measured, report: &Report) -> String {
     body.push_str(&turns(measured));
     body.push_str(&parts(measured));
     body.push_str("<h2>All figures</h2>\n<div class=\"scroll\">");
-    let caption = format!("Medians of {} rounds; the sides took turns within each round.", report.rounds);
+    let caption = format!(
+        "Medians of {} rounds; the sides took turns within each round.",
+        report.rounds
+    );
     body.push_str(&rows::table(&report.rows).html(&caption));
     body.push_str("</div>\n");
     body.push_str(&how(measured, report));
@@ -45,21 +48,64 @@ fn tiles(measured: &Measured) -> String {
     let mut tiles = Vec::new();
     let mut latency = |busy: bool, what: &str, pair: Option<(f64, f64)>| {
         if let Some((before, after)) = pair {
-            let beside = if busy { "while the web server is busy itself" } else { "while it sleeps between requests" };
-            tiles.push((ratio(after / before), what.to_owned(), format!("{} → {} ms, {beside}", figure(before), figure(after))));
+            let beside = if busy {
+                "while the web server is busy itself"
+            } else {
+                "while it sleeps between requests"
+            };
+            tiles.push((
+                ratio(after / before),
+                what.to_owned(),
+                format!("{} → {} ms, {beside}", figure(before), figure(after)),
+            ));
         }
     };
-    latency(true, "of stock's ping time, median", pair(true, |r| &r.ping, 0.5));
-    latency(true, "of stock's ping time, 99 of 100", pair(true, |r| &r.ping, 0.99));
-    latency(false, "of stock's ping time, 99 of 100", pair(false, |r| &r.ping, 0.99));
-    let rate = |side| Sorted::new(measured.readings(true, side).iter().map(|r| r.http_per_s).collect()).median();
+    latency(
+        true,
+        "of stock's ping time, median",
+        pair(true, |r| &r.ping, 0.5),
+    );
+    latency(
+        true,
+        "of stock's ping time, 99 of 100",
+        pair(true, |r| &r.ping, 0.99),
+    );
+    latency(
+        false,
+        "of stock's ping time, 99 of 100",
+        pair(false, |r| &r.ping, 0.99),
+    );
+    let rate = |side| {
+        Sorted::new(
+            measured
+                .readings(true, side)
+                .iter()
+                .map(|r| r.http_per_s)
+                .collect(),
+        )
+        .median()
+    };
     if let (Some(before), Some(after)) = (rate(stock), rate(viola)) {
-        let range = format!("{} → {} per second, one after the other", figure(before), figure(after));
-        tiles.push((format!("{}x", figure(after / before)), "as many web pages".into(), range));
+        let range = format!(
+            "{} → {} per second, one after the other",
+            figure(before),
+            figure(after)
+        );
+        tiles.push((
+            format!("{}x", figure(after / before)),
+            "as many web pages".into(),
+            range,
+        ));
     }
-    let batch = rows::rows(measured).into_iter().find(|r| r.name.starts_with("work of the three others"));
+    let batch = rows::rows(measured)
+        .into_iter()
+        .find(|r| r.name.starts_with("work of the three others"));
     if let Some(part) = batch.and_then(|row| row.median(&viola.name())) {
-        tiles.push((format!("{part:.1} %"), "of stock's throughput is left to the others".into(), "the web server's share is what it was".into()));
+        tiles.push((
+            format!("{part:.1} %"),
+            "of stock's throughput is left to the others".into(),
+            "the web server's share is what it was".into(),
+        ));
     }
     let mut html = String::from("<div class=\"tiles\">\n");
     for (big, what, small) in tiles {
@@ -76,7 +122,11 @@ fn tiles(measured: &Measured) -> String {
 
 fn side_legend() -> String {
     let names = SIDES.map(Side::name);
-    legend(SIDE_CLASSES.into_iter().zip(names.iter().map(String::as_str)))
+    legend(
+        SIDE_CLASSES
+            .into_iter()
+            .zip(names.iter().map(String::as_str)),
+    )
 }
 
 fn latencies(measured: &Measured) -> String {
@@ -84,12 +134,29 @@ fn latencies(measured: &Measured) -> String {
     let [ping, _, http] = rows::LATENCIES;
     let charts = [
         ("ping-busy", "Ping, web server busy", true, ping.1),
-        ("ping-idle", "Ping, web server idle between requests", false, ping.1),
-        ("http-busy", "Web page of 5 KiB, web server busy", true, http.1),
-        ("http-idle", "Web page of 5 KiB, web server idle between requests", false, http.1),
+        (
+            "ping-idle",
+            "Ping, web server idle between requests",
+            false,
+            ping.1,
+        ),
+        (
+            "http-busy",
+            "Web page of 5 KiB, web server busy",
+            true,
+            http.1,
+        ),
+        (
+            "http-idle",
+            "Web page of 5 KiB, web server idle between requests",
+            false,
+            http.1,
+        ),
     ];
-    let samples: Vec<[Sorted; 3]> =
-        charts.iter().map(|(_, _, busy, latency)| SIDES.map(|side| measured.pooled(*busy, side, *latency))).collect();
+    let samples: Vec<[Sorted; 3]> = charts
+        .iter()
+        .map(|(_, _, busy, latency)| SIDES.map(|side| measured.pooled(*busy, side, *latency)))
+        .collect();
     let decades = cdf::decades(samples.iter().flatten());
     let mut html = format!(
         "<h2>How long an answer takes</h2>\n<p>Part of all answers that came within a time. Further left is faster; \
@@ -99,9 +166,17 @@ fn latencies(measured: &Measured) -> String {
     );
     for ((id, title, _, _), samples) in charts.iter().zip(&samples) {
         let curves: Vec<cdf::Curve<'_>> = (0..SIDES.len())
-            .map(|i| cdf::Curve { name: &names[i], class: SIDE_CLASSES[i], samples: &samples[i] })
+            .map(|i| cdf::Curve {
+                name: &names[i],
+                class: SIDE_CLASSES[i],
+                samples: &samples[i],
+            })
             .collect();
-        html.push_str(&format!("<figure><h3>{}</h3>{}</figure>\n", escape(title), cdf::chart(id, title, decades, &curves)));
+        html.push_str(&format!(
+            "<figure><h3>{}</h3>{}</figure>\n",
+            escape(title),
+            cdf::chart(id, title, decades, &curves)
+        ));
     }
     html.push_str("</div>\n");
     html
@@ -123,13 +198,26 @@ fn turns(measured: &Measured) -> String {
             .map(|ms| format!(": web waited {} ms at most", figure(ms)))
             .unwrap_or_default();
         let title = format!("{}{waited}", SIDES[number].name());
-        let chart = timeline::chart(&format!("turns-{number}"), &title, &names, stretches, SPAN, &VM_CLASSES);
-        html.push_str(&format!("<figure><h3>{}</h3>{chart}</figure>\n", escape(&title)));
+        let chart = timeline::chart(
+            &format!("turns-{number}"),
+            &title,
+            &names,
+            stretches,
+            SPAN,
+            &VM_CLASSES,
+        );
+        html.push_str(&format!(
+            "<figure><h3>{}</h3>{chart}</figure>\n",
+            escape(&title)
+        ));
     }
     if let Some(stretches) = measured.timelines.last().filter(|s| !s.is_empty()) {
         let title = format!("{}, the first {CLOSE} ms of it", SIDES[2].name());
         let chart = timeline::chart("turns-close", &title, &names, stretches, CLOSE, &VM_CLASSES);
-        html.push_str(&format!("<figure><h3>{}</h3>{chart}</figure>\n", escape(&title)));
+        html.push_str(&format!(
+            "<figure><h3>{}</h3>{chart}</figure>\n",
+            escape(&title)
+        ));
     }
     html
 }
@@ -139,13 +227,23 @@ fn parts(measured: &Measured) -> String {
     let vms: Vec<&str> = vms.iter().map(String::as_str).collect();
     let sides = SIDES.map(Side::name);
     let bars: Vec<shares::Bar<'_>> = (0..SIDES.len())
-        .map(|i| shares::Bar { name: &sides[i], shares: measured.shares(true, SIDES[i]) })
+        .map(|i| shares::Bar {
+            name: &sides[i],
+            shares: measured.shares(true, SIDES[i]),
+        })
         .collect();
     let fair = vec![1.0 / VMS as f64; VMS];
     format!(
         "<h2>What everybody got</h2>\n<p>Shorter slices are no bigger share: all four guests busy, over all \
          measurements.</p>\n<figure>{}</figure>\n",
-        shares::chart("shares", "Share of the core by guest", &vms, &fair, &bars, &VM_CLASSES)
+        shares::chart(
+            "shares",
+            "Share of the core by guest",
+            &vms,
+            &fair,
+            &bars,
+            &VM_CLASSES
+        )
     )
 }
 
@@ -176,21 +274,36 @@ mod tests {
 
     #[test]
     fn the_page_stands_alone_and_shows_every_side() {
-        let mut measured = Measured { rounds: 1, kernel: "UML <7>".into(), ..Measured::default() };
+        let mut measured = Measured {
+            rounds: 1,
+            kernel: "UML <7>".into(),
+            ..Measured::default()
+        };
         for busy in [true, false] {
             for (side, ms) in SIDES.into_iter().zip([4.0, 30.0, 0.4]) {
-                measured.add(busy, side, Reading {
-                    ping: Sorted::new(vec![ms; 20]),
-                    rr: Sorted::new(vec![ms; 20]),
-                    http: Sorted::new(vec![ms * 3.0; 20]),
-                    http_per_s: 100.0 / ms,
-                    shares: vec![0.25; 4],
-                    batch_per_s: Some(1000.0),
-                    ..Reading::default()
-                });
+                measured.add(
+                    busy,
+                    side,
+                    Reading {
+                        ping: Sorted::new(vec![ms; 20]),
+                        rr: Sorted::new(vec![ms; 20]),
+                        http: Sorted::new(vec![ms * 3.0; 20]),
+                        http_per_s: 100.0 / ms,
+                        shares: vec![0.25; 4],
+                        batch_per_s: Some(1000.0),
+                        ..Reading::default()
+                    },
+                );
             }
         }
-        measured.timelines = vec![vec![Stretch { vm: 0, from_ms: 0.0, ms: 4.0 }]; 3];
+        measured.timelines = vec![
+            vec![Stretch {
+                vm: 0,
+                from_ms: 0.0,
+                ms: 4.0
+            }];
+            3
+        ];
         let page = html(&measured, &super::super::report(&measured));
         for side in SIDES.map(Side::name) {
             assert!(page.contains(&side), "{side}");

@@ -47,12 +47,22 @@ pub fn chart(id: &str, title: &str, decades: (i32, i32), curves: &[Curve<'_>]) -
     let mut svg = Svg::new(WIDTH, HEIGHT, title, &describe(curves));
     for q in [0.0, 0.25, 0.5, 0.75, 1.0] {
         svg.line("grid", (LEFT, y(q)), (WIDTH - RIGHT, y(q)));
-        svg.text("tick", (LEFT - 7.0, y(q) + 4.0), Anchor::End, &format!("{:.0} %", q * 100.0));
+        svg.text(
+            "tick",
+            (LEFT - 7.0, y(q) + 4.0),
+            Anchor::End,
+            &format!("{:.0} %", q * 100.0),
+        );
     }
     for decade in decades.0..=decades.1 {
         let base = 10f64.powi(decade);
         svg.line("grid", (x(base), y(1.0)), (x(base), y(0.0) + 5.0));
-        svg.text("tick", (x(base), HEIGHT - 20.0), Anchor::Middle, &plain(base));
+        svg.text(
+            "tick",
+            (x(base), HEIGHT - 20.0),
+            Anchor::Middle,
+            &plain(base),
+        );
         if decade < decades.1 {
             for step in 2..10 {
                 let at = x(base * f64::from(step));
@@ -60,7 +70,12 @@ pub fn chart(id: &str, title: &str, decades: (i32, i32), curves: &[Curve<'_>]) -
             }
         }
     }
-    svg.text("axis", ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 4.0), Anchor::Middle, "ms, logarithmic");
+    svg.text(
+        "axis",
+        ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 4.0),
+        Anchor::Middle,
+        "ms, logarithmic",
+    );
     for curve in curves {
         let points = quantiles().filter_map(|q| Some((x(curve.samples.quantile(q)?), y(q))));
         svg.curve(&format!("curve {}", curve.class), points);
@@ -68,7 +83,12 @@ pub fn chart(id: &str, title: &str, decades: (i32, i32), curves: &[Curve<'_>]) -
     for curve in curves {
         for q in [0.5, 0.99] {
             if let Some(ms) = curve.samples.quantile(q) {
-                let hint = format!("{}: {:.0} % within {} ms", curve.name, q * 100.0, figure(ms));
+                let hint = format!(
+                    "{}: {:.0} % within {} ms",
+                    curve.name,
+                    q * 100.0,
+                    figure(ms)
+                );
                 svg.rect(
                     &format!("mark {}", curve.class),
                     (x(ms) - 3.5, y(q) - 3.5),
@@ -84,7 +104,12 @@ pub fn chart(id: &str, title: &str, decades: (i32, i32), curves: &[Curve<'_>]) -
 fn describe(curves: &[Curve<'_>]) -> String {
     let each = curves.iter().filter_map(|c| {
         let (half, most) = (c.samples.median()?, c.samples.quantile(0.99)?);
-        Some(format!("{}: half within {} ms, 99 % within {} ms", c.name, figure(half), figure(most)))
+        Some(format!(
+            "{}: half within {} ms, 99 % within {} ms",
+            c.name,
+            figure(half),
+            figure(most)
+        ))
     });
     each.collect::<Vec<_>>().join("; ")
 }
@@ -118,8 +143,20 @@ mod tests {
     #[test]
     fn a_chart_says_in_words_what_it_shows() {
         let samples = Sorted::new((1..=100).map(f64::from).collect());
-        let chart = chart("c", "RTT", (0, 2), &[Curve { name: "stock", class: "s0", samples: &samples }]);
-        assert!(chart.contains("stock: half within 50.5 ms, 99 % within 99.0 ms"), "{chart}");
+        let chart = chart(
+            "c",
+            "RTT",
+            (0, 2),
+            &[Curve {
+                name: "stock",
+                class: "s0",
+                samples: &samples,
+            }],
+        );
+        assert!(
+            chart.contains("stock: half within 50.5 ms, 99 % within 99.0 ms"),
+            "{chart}"
+        );
         assert!(chart.contains("class=\"curve s0\""));
         assert_eq!(chart.matches("class=\"mark s0\"").count(), 2);
     }
@@ -134,7 +171,16 @@ mod tests {
     #[test]
     fn a_side_that_was_not_measured_draws_nothing() {
         let none = Sorted::default();
-        let chart = chart("c", "RTT", (0, 1), &[Curve { name: "x", class: "s1", samples: &none }]);
+        let chart = chart(
+            "c",
+            "RTT",
+            (0, 1),
+            &[Curve {
+                name: "x",
+                class: "s1",
+                samples: &none,
+            }],
+        );
         assert!(!chart.contains("s1"));
     }
 }

@@ -46,7 +46,10 @@ mod tests {
 
     #[test]
     fn text_cannot_become_markup() {
-        assert_eq!(escape("<a b='c' d=\"e\">&"), "&lt;a b=&#39;c&#39; d=&quot;e&quot;&gt;&amp;");
+        assert_eq!(
+            escape("<a b='c' d=\"e\">&"),
+            "&lt;a b=&#39;c&#39; d=&quot;e&quot;&gt;&amp;"
+        );
     }
 
     #[test]

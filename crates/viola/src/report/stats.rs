@@ -113,7 +113,14 @@ mod tests {
     #[test]
     fn a_spread_has_the_quartiles_of_the_rounds() {
         let spread = Spread::of([10.0, 50.0, 30.0, 20.0, 40.0]).unwrap();
-        assert_eq!(spread, Spread { median: 30.0, p25: 20.0, p75: 40.0 });
+        assert_eq!(
+            spread,
+            Spread {
+                median: 30.0,
+                p25: 20.0,
+                p75: 40.0
+            }
+        );
     }
 
     #[test]

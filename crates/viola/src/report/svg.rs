@@ -50,7 +50,8 @@ impl Svg {
     pub fn rect(&mut self, class: &str, at: (f64, f64), size: (f64, f64), title: Option<&str>) {
         let [x, y, w, h] = [at.0, at.1, size.0.max(0.0), size.1.max(0.0)].map(number);
         let class = escape(class);
-        let shape = format!("<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\"");
+        let shape =
+            format!("<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\"");
         self.put(&match title {
             Some(title) => format!("{shape}><title>{}</title></rect>", escape(title)),
             None => format!("{shape}/>"),
@@ -68,7 +69,13 @@ impl Svg {
     }
 
     /// Many rectangles of one height in one shape: `(x, width)` each.
-    pub fn strip(&mut self, class: &str, y: f64, height: f64, spans: impl IntoIterator<Item = (f64, f64)>) {
+    pub fn strip(
+        &mut self,
+        class: &str,
+        y: f64,
+        height: f64,
+        spans: impl IntoIterator<Item = (f64, f64)>,
+    ) {
         let mut path = String::new();
         let (y, height) = (number(y), number(height));
         for (x, width) in spans {
@@ -142,7 +149,9 @@ mod tests {
     #[test]
     fn a_picture_tells_a_screen_reader_what_it_is() {
         let svg = Svg::new(10.0, 5.0, "Waits", "A < B").finish("w");
-        assert!(svg.starts_with("<svg viewBox=\"0 0 10 5\" role=\"img\" aria-labelledby=\"w-t w-d\">"));
+        assert!(
+            svg.starts_with("<svg viewBox=\"0 0 10 5\" role=\"img\" aria-labelledby=\"w-t w-d\">")
+        );
         assert!(svg.contains("<desc id=\"w-d\">A &lt; B</desc>"));
         assert!(svg.trim_end().ends_with("</svg>"));
     }

@@ -33,7 +33,8 @@ impl Table {
 
     /// A row; cells that are missing are empty.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.rows.push(Row::Cells(cells.into_iter().map(Into::into).collect()));
+        self.rows
+            .push(Row::Cells(cells.into_iter().map(Into::into).collect()));
     }
 
     /// Aligned: the first column to the left, the others to the right, two blanks between them.
@@ -45,7 +46,12 @@ impl Table {
             }))
         };
         let columns = cells().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| cells().filter_map(|r| r.get(column)).map(|c: &String| c.chars().count()).max();
+        let width = |column: usize| {
+            cells()
+                .filter_map(|r| r.get(column))
+                .map(|c: &String| c.chars().count())
+                .max()
+        };
         let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
         let line = |cells: &[String]| {
             let mut line = String::new();
@@ -123,7 +129,10 @@ mod tests {
     fn in_html_text_stays_text() {
         let html = sample().html("a & b");
         assert!(html.contains("<caption>a &amp; b</caption>"), "{html}");
-        assert!(html.contains("<th scope=\"row\">ping µs &lt;x&gt;</th><td>16.5</td>"), "{html}");
+        assert!(
+            html.contains("<th scope=\"row\">ping µs &lt;x&gt;</th><td>16.5</td>"),
+            "{html}"
+        );
         assert!(html.contains("colspan=\"3\">web busy<"), "{html}");
     }
 }

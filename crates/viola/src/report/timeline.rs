@@ -21,7 +21,14 @@ pub struct Stretch {
 }
 
 /// The lanes for the first `span_ms`; `classes` are the VMs' colours, and one for the rest.
-pub fn chart(id: &str, title: &str, vms: &[&str], stretches: &[Stretch], span_ms: f64, classes: &[&str]) -> String {
+pub fn chart(
+    id: &str,
+    title: &str,
+    vms: &[&str],
+    stretches: &[Stretch],
+    span_ms: f64,
+    classes: &[&str],
+) -> String {
     let lanes = vms.len();
     let height = PITCH * lanes as f64 + 32.0;
     let x = |ms: f64| LEFT + (ms / span_ms).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT);
@@ -31,13 +38,20 @@ pub fn chart(id: &str, title: &str, vms: &[&str], stretches: &[Stretch], span_ms
     for i in 0..=(span_ms / step).floor() as usize {
         let at = x(i as f64 * step);
         svg.line("grid", (at, 0.0), (at, bottom + 4.0));
-        svg.text("tick", (at, bottom + 18.0), Anchor::Middle, &format!("{}", i as f64 * step));
+        svg.text(
+            "tick",
+            (at, bottom + 18.0),
+            Anchor::Middle,
+            &format!("{}", i as f64 * step),
+        );
     }
     svg.text("axis", (LEFT - 12.0, bottom + 18.0), Anchor::End, "ms");
     for (lane, name) in vms.iter().enumerate() {
         let y = PITCH * lane as f64 + 2.0;
         svg.text("label", (LEFT - 12.0, y + LANE * 0.76), Anchor::End, name);
-        let mine = stretches.iter().filter(|s| s.vm == lane && s.from_ms < span_ms);
+        let mine = stretches
+            .iter()
+            .filter(|s| s.vm == lane && s.from_ms < span_ms);
         // what is thinner than a third of a pixel would vanish
         let spans = mine.map(|s| (x(s.from_ms), (x(s.from_ms + s.ms) - x(s.from_ms)).max(0.35)));
         svg.strip(classes.get(lane).copied().unwrap_or("vm"), y, LANE, spans);
@@ -49,15 +63,23 @@ pub fn chart(id: &str, title: &str, vms: &[&str], stretches: &[Stretch], span_ms
 fn step(span: f64) -> f64 {
     let raw = (span / 10.0).max(1e-3);
     let base = 10f64.powf(raw.log10().floor());
-    let times = [1.0, 2.0, 5.0, 10.0].into_iter().find(|t| t * base >= raw * 0.999);
+    let times = [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .find(|t| t * base >= raw * 0.999);
     times.unwrap_or(10.0) * base
 }
 
 fn describe(vms: &[&str], stretches: &[Stretch], span_ms: f64) -> String {
     let each = vms.iter().enumerate().map(|(vm, name)| {
-        let mine = || stretches.iter().filter(|s| s.vm == vm && s.from_ms < span_ms);
+        let mine = || {
+            stretches
+                .iter()
+                .filter(|s| s.vm == vm && s.from_ms < span_ms)
+        };
         let longest = longest_wait(stretches, vm, span_ms);
-        let longest = longest.map_or("did not run".into(), |ms| format!("waited {ms:.1} ms at most"));
+        let longest = longest.map_or("did not run".into(), |ms| {
+            format!("waited {ms:.1} ms at most")
+        });
         format!("{name} ran {} times and {longest}", mine().count())
     });
     each.collect::<Vec<_>>().join("; ")
@@ -67,7 +89,10 @@ fn describe(vms: &[&str], stretches: &[Stretch], span_ms: f64) -> String {
 pub fn longest_wait(stretches: &[Stretch], vm: usize, span_ms: f64) -> Option<f64> {
     let mut longest: Option<f64> = None;
     let mut since = 0.0;
-    for s in stretches.iter().filter(|s| s.vm == vm && s.from_ms < span_ms) {
+    for s in stretches
+        .iter()
+        .filter(|s| s.vm == vm && s.from_ms < span_ms)
+    {
         longest = Some(longest.unwrap_or(0.0).max(s.from_ms - since));
         since = s.from_ms + s.ms;
     }
@@ -84,10 +109,26 @@ mod tests {
 
     #[test]
     fn each_vm_has_a_lane() {
-        let chart = chart("t", "Who ran", &["a", "b"], &[at(0, 0.0, 10.0), at(1, 10.0, 10.0)], 20.0, &["vm0", "vm1"]);
-        assert!(chart.contains(r#"<path class="vm0" d="M90 2h488v17h-488z"/>"#), "{chart}");
-        assert!(chart.contains(r#"<path class="vm1" d="M578 24h488v17h-488z"/>"#), "{chart}");
-        assert!(chart.contains("a ran 1 times and waited 10.0 ms at most"), "{chart}");
+        let chart = chart(
+            "t",
+            "Who ran",
+            &["a", "b"],
+            &[at(0, 0.0, 10.0), at(1, 10.0, 10.0)],
+            20.0,
+            &["vm0", "vm1"],
+        );
+        assert!(
+            chart.contains(r#"<path class="vm0" d="M90 2h488v17h-488z"/>"#),
+            "{chart}"
+        );
+        assert!(
+            chart.contains(r#"<path class="vm1" d="M578 24h488v17h-488z"/>"#),
+            "{chart}"
+        );
+        assert!(
+            chart.contains("a ran 1 times and waited 10.0 ms at most"),
+            "{chart}"
+        );
     }
 
     #[test]

@@ -43,7 +43,13 @@ pub struct Found {
 
 impl Found {
     /// Measures one of them.
-    pub fn measure(&mut self, extra: Extra, job: &Job, guests: &mut Guests, eye: &mut Eye) -> Outcome {
+    pub fn measure(
+        &mut self,
+        extra: Extra,
+        job: &Job,
+        guests: &mut Guests,
+        eye: &mut Eye,
+    ) -> Outcome {
         if extra == Extra::First {
             for state in [State::Busy, State::Idle] {
                 guests.keep_busy(state == State::Busy, 100)?;
@@ -83,7 +89,13 @@ impl Found {
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for extra in [Extra::Weights, Extra::Cap, Extra::TwoLs, Extra::Flood] {
-            let name = |what: &str| format!("{what}, LSVM busy, 4 VMs, others 100 %, {}, {}", extra.name(), slice(MICROSLICE));
+            let name = |what: &str| {
+                format!(
+                    "{what}, LSVM busy, 4 VMs, others 100 %, {}, {}",
+                    extra.name(),
+                    slice(MICROSLICE)
+                )
+            };
             let row = |what: &str, unit, figure: &dyn Fn(&Reading) -> Option<f64>| {
                 Row::new(name(what), unit).side(VIOLA, self.of(extra).filter_map(figure))
             };
@@ -94,8 +106,10 @@ impl Found {
                 _ => fair(&[1.0; 4], &equal),
             };
             rows.push(
-                row("largest distance from a fair share", "points", &|r| Some(points_from(&wanted, &r.shares)))
-                    .goal(Goal::FigureAtMost(1.0), VIOLA),
+                row("largest distance from a fair share", "points", &|r| {
+                    Some(points_from(&wanted, &r.shares))
+                })
+                .goal(Goal::FigureAtMost(1.0), VIOLA),
             );
             rows.push(row("ping p50", "ms", &|r| r.ping.median()));
             rows.push(row("ping p99", "ms", &|r| r.ping.quantile(0.99)));
@@ -105,9 +119,14 @@ impl Found {
             Row::new(name, unit).side(VIOLA, self.of(Extra::Quiet).map(figure))
         };
         rows.push(
-            quiet("controller", "% of the core", |r| r.controller * 100.0).goal(Goal::FigureAtMost(0.1), VIOLA),
+            quiet("controller", "% of the core", |r| r.controller * 100.0)
+                .goal(Goal::FigureAtMost(0.1), VIOLA),
         );
-        rows.push(quiet("daemon, watchdog and controller", "% of a core", |r| r.viola * 100.0));
+        rows.push(quiet(
+            "daemon, watchdog and controller",
+            "% of a core",
+            |r| r.viola * 100.0,
+        ));
         for (state, count, late) in &self.first {
             rows.push(first::row(state.name(), *count, &slice(MICROSLICE), late));
         }
@@ -116,18 +135,32 @@ impl Found {
     }
 
     fn of(&self, extra: Extra) -> impl Iterator<Item = &Reading> {
-        self.readings.iter().filter(move |(e, _)| *e == extra).map(|(_, reading)| reading)
+        self.readings
+            .iter()
+            .filter(move |(e, _)| *e == extra)
+            .map(|(_, reading)| reading)
     }
 }
 
 /// A cell while packets come in.
 fn flooded(guests: &Guests, active: &Active, eye: &mut Eye, job: &Job) -> Outcome<Reading> {
-    let web = guests.web().address().ok_or_else(|| Failure::run("the web server has no network"))?;
-    let flood = UdpFlood { rate: FLOOD, time: super::around(&job.times), client: guests.client(job.seed), ..UdpFlood::default() };
+    let web = guests
+        .web()
+        .address()
+        .ok_or_else(|| Failure::run("the web server has no network"))?;
+    let flood = UdpFlood {
+        rate: FLOOD,
+        time: super::around(&job.times),
+        client: guests.client(job.seed),
+        ..UdpFlood::default()
+    };
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| load::udp_flood(&guests.lab, web, &flood));
         let reading = cell::measure(guests, active, eye, &job.times, job.seed);
-        let sent = sender.join().map_err(|_| Failure::run("the flood's thread has failed"))?.map_err(lab_failure)?;
+        let sent = sender
+            .join()
+            .map_err(|_| Failure::run("the flood's thread has failed"))?
+            .map_err(lab_failure)?;
         if sent.sent == 0 {
             return Err(Failure::run("not one packet of the flood was sent"));
         }
@@ -139,14 +172,24 @@ fn flooded(guests: &Guests, active: &Active, eye: &mut Eye, job: &Job) -> Outcom
 fn quiet(guests: &Guests, active: &Active, eye: &mut Eye, time: Duration) -> Outcome<Reading> {
     let pids = guests.pids();
     std::thread::sleep(Duration::from_millis(500));
-    let (before, tree, controller, begun) = (eye.vms(&pids)?, active.look(), active.controller_ns()?, Instant::now());
+    let (before, tree, controller, begun) = (
+        eye.vms(&pids)?,
+        active.look(),
+        active.controller_ns()?,
+        Instant::now(),
+    );
     std::thread::sleep(time);
     let ns = active.controller_ns()?.saturating_sub(controller);
     let used = |now: Option<Look>| Some(now?.since(&tree?).iter().map(|u| u.share).sum());
     Ok(Reading {
         controller: ns as f64 / 1e9 / begun.elapsed().as_secs_f64(),
         viola: used(active.look()).unwrap_or_default(),
-        switches_per_s: eye.vms(&pids)?.since(&before).iter().map(|u| u.switches_per_s).sum(),
+        switches_per_s: eye
+            .vms(&pids)?
+            .since(&before)
+            .iter()
+            .map(|u| u.switches_per_s)
+            .sum(),
         ..Reading::default()
     })
 }
@@ -157,7 +200,10 @@ mod tests {
 
     #[test]
     fn shares_are_held_against_weights_and_caps() {
-        let reading = |shares: [f64; 4]| Reading { shares: shares.to_vec(), ..Reading::default() };
+        let reading = |shares: [f64; 4]| Reading {
+            shares: shares.to_vec(),
+            ..Reading::default()
+        };
         let third = 0.8 / 3.0;
         let found = Found {
             readings: vec![
@@ -168,8 +214,11 @@ mod tests {
             first: Vec::new(),
         };
         let rows = found.rows();
-        let met: Vec<Option<bool>> =
-            rows.iter().filter(|r| r.name.starts_with("largest")).map(|r| r.met).collect();
+        let met: Vec<Option<bool>> = rows
+            .iter()
+            .filter(|r| r.name.starts_with("largest"))
+            .map(|r| r.met)
+            .collect();
         assert_eq!(met, [Some(true), Some(true), Some(false)]);
     }
 }

@@ -39,7 +39,10 @@ const ALONE: &str = "alone";
 impl Cells {
     /// Adds a round's reading of a cell.
     pub fn add(&mut self, group: Group, state: State, side: Side, reading: Reading) {
-        self.cells.entry((group, state, side)).or_default().push(reading);
+        self.cells
+            .entry((group, state, side))
+            .or_default()
+            .push(reading);
     }
 
     /// Adds a round's reading of the guest alone on its core.
@@ -66,7 +69,10 @@ impl Cells {
     fn row(&self, name: &str, unit: &'static str, at: (Group, State, u32), figure: Figure) -> Row {
         let (group, state, us) = at;
         let of = |side: Side| {
-            let readings = self.cells.get(&(group, state, side)).map_or(&[][..], Vec::as_slice);
+            let readings = self
+                .cells
+                .get(&(group, state, side))
+                .map_or(&[][..], Vec::as_slice);
             readings.iter().filter_map(figure).collect::<Vec<f64>>()
         };
         let name = format!("{name}, {}, {}, {}", state.name(), group.name(), slice(us));
@@ -86,7 +92,8 @@ impl Cells {
         for (name, figure, has_goal) in LATENCIES {
             let at = (group, state, us);
             let against = |base: &str, suffix: &str| {
-                self.row(&format!("{name}{suffix}"), "ms", at, figure).against(VIOLA, base)
+                self.row(&format!("{name}{suffix}"), "ms", at, figure)
+                    .against(VIOLA, base)
             };
             let with = |row: Row, goal: Option<Goal>| match goal {
                 Some(goal) => row.goal(goal, VIOLA),
@@ -104,10 +111,16 @@ impl Cells {
             };
             rows.push(with(against(STOCK, ""), stock));
             if has_goal && state == State::Busy && p50 {
-                rows.push(with(against(CREDIT, " against 30 ms slices"), short.then_some(Goal::AtMost(1.0 / 30.0))));
+                rows.push(with(
+                    against(CREDIT, " against 30 ms slices"),
+                    short.then_some(Goal::AtMost(1.0 / 30.0)),
+                ));
             }
             if has_goal && state == State::Idle && !p50 {
-                rows.push(with(against(ALONE, " against alone"), Some(Goal::AtMost(1.5))));
+                rows.push(with(
+                    against(ALONE, " against alone"),
+                    Some(Goal::AtMost(1.5)),
+                ));
             }
         }
     }
@@ -116,7 +129,9 @@ impl Cells {
         let at = (group, state, us);
         let row = |name: &str, unit, figure: Figure| self.row(name, unit, at, figure);
         rows.push(
-            row("HTTP requests", "1/s", |r| Some(r.http_per_s)).against(VIOLA, STOCK).goal(Goal::AtLeast(0.98), VIOLA),
+            row("HTTP requests", "1/s", |r| Some(r.http_per_s))
+                .against(VIOLA, STOCK)
+                .goal(Goal::AtLeast(0.98), VIOLA),
         );
         let least = match us {
             1000 => 0.98,
@@ -124,9 +139,11 @@ impl Cells {
             _ => 0.94,
         };
         rows.push(
-            row("batch throughput of the others", "units/s", |r| r.batch_per_s)
-                .against(VIOLA, STOCK)
-                .goal(Goal::AtLeast(least), VIOLA),
+            row("batch throughput of the others", "units/s", |r| {
+                r.batch_per_s
+            })
+            .against(VIOLA, STOCK)
+            .goal(Goal::AtLeast(least), VIOLA),
         );
         if state == State::Busy {
             rows.push(
@@ -137,12 +154,20 @@ impl Cells {
                 .goal(Goal::FigureAtMost(1.0), VIOLA),
             );
         }
-        let controller = row("controller", "% of the core", |r| Some(r.controller * 100.0)).only(&[CREDIT, VIOLA]);
+        let controller = row("controller", "% of the core", |r| {
+            Some(r.controller * 100.0)
+        })
+        .only(&[CREDIT, VIOLA]);
         rows.push(match us {
             300 => controller.goal(Goal::FigureAtMost(2.0), VIOLA),
             _ => controller,
         });
-        rows.push(row("context switches of the guests", "1/s", |r| Some(r.switches_per_s)).against(VIOLA, STOCK));
+        rows.push(
+            row("context switches of the guests", "1/s", |r| {
+                Some(r.switches_per_s)
+            })
+            .against(VIOLA, STOCK),
+        );
     }
 }
 
@@ -178,24 +203,41 @@ mod tests {
     }
 
     fn find<'a>(rows: &'a [Row], name: &str) -> &'a Row {
-        rows.iter().find(|r| r.name == name).unwrap_or_else(|| panic!("no row {name}"))
+        rows.iter()
+            .find(|r| r.name == name)
+            .unwrap_or_else(|| panic!("no row {name}"))
     }
 
     #[test]
     fn a_busy_lsvm_is_held_against_stock_and_the_papers_slices() {
         let rows = rows();
         let p50 = find(&rows, "ping p50, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
-        assert_eq!((p50.goal.as_deref(), p50.met), (Some("<= 0.125"), Some(true)));
+        assert_eq!(
+            (p50.goal.as_deref(), p50.met),
+            (Some("<= 0.125"), Some(true))
+        );
         let p99 = find(&rows, "TCP_RR p99, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
-        assert_eq!((p99.goal.as_deref(), p99.met), (Some("<= 0.0833"), Some(false)));
-        let papers = find(&rows, "ping p50 against 30 ms slices, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
-        assert_eq!((papers.goal.as_deref(), papers.met), (Some("<= 0.0333"), Some(true)));
+        assert_eq!(
+            (p99.goal.as_deref(), p99.met),
+            (Some("<= 0.0833"), Some(false))
+        );
+        let papers = find(
+            &rows,
+            "ping p50 against 30 ms slices, LSVM busy, 4 VMs, others 100 %, 0.3 ms",
+        );
+        assert_eq!(
+            (papers.goal.as_deref(), papers.met),
+            (Some("<= 0.0333"), Some(true))
+        );
     }
 
     #[test]
     fn an_idle_lsvm_is_held_against_being_alone() {
         let rows = rows();
-        let row = find(&rows, "ping p99 against alone, LSVM idle, 4 VMs, others 100 %, 0.3 ms");
+        let row = find(
+            &rows,
+            "ping p99 against alone, LSVM idle, 4 VMs, others 100 %, 0.3 ms",
+        );
         assert_eq!((row.goal.as_deref(), row.met), (Some("<= 1.5"), Some(true)));
         assert!(row.median("alone").is_some());
         let busy = find(&rows, "ping p99, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
@@ -205,18 +247,32 @@ mod tests {
     #[test]
     fn the_others_keep_their_throughput_and_everybody_his_share() {
         let rows = rows();
-        let batch = find(&rows, "batch throughput of the others, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
-        assert_eq!((batch.goal.as_deref(), batch.met), (Some(">= 0.97"), Some(true)));
-        let share = find(&rows, "largest distance from a fair share, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
+        let batch = find(
+            &rows,
+            "batch throughput of the others, LSVM busy, 4 VMs, others 100 %, 0.3 ms",
+        );
+        assert_eq!(
+            (batch.goal.as_deref(), batch.met),
+            (Some(">= 0.97"), Some(true))
+        );
+        let share = find(
+            &rows,
+            "largest distance from a fair share, LSVM busy, 4 VMs, others 100 %, 0.3 ms",
+        );
         assert_eq!((share.ratio, share.met), (None, Some(true)));
         let controller = find(&rows, "controller, LSVM busy, 4 VMs, others 100 %, 0.3 ms");
-        assert_eq!((controller.goal.as_deref(), controller.met), (Some("figure <= 2"), Some(true)));
+        assert_eq!(
+            (controller.goal.as_deref(), controller.met),
+            (Some("figure <= 2"), Some(true))
+        );
         assert!(controller.median("stock").is_none());
     }
 
     #[test]
     fn what_was_not_measured_has_no_verdict() {
-        let row = rows().into_iter().find(|r| r.name.starts_with("ping p50, LSVM busy") && r.name.ends_with("0.1 ms"));
+        let row = rows()
+            .into_iter()
+            .find(|r| r.name.starts_with("ping p50, LSVM busy") && r.name.ends_with("0.1 ms"));
         assert_eq!(row.and_then(|r| r.met), None);
     }
 }

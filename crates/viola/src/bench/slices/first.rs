@@ -38,17 +38,36 @@ pub struct Late {
 impl Late {
     /// In words.
     fn text(&self) -> String {
-        let rtt = self.ms.map_or("no answer".into(), |ms| format!("{} ms", figure(ms)));
-        let ran: Vec<String> =
-            self.ran.iter().take(NAMED).map(|(who, ms)| format!("{who} {} ms", figure(*ms))).collect();
-        let ran = if ran.is_empty() { "no trace".into() } else { ran.join(", ") };
+        let rtt = self
+            .ms
+            .map_or("no answer".into(), |ms| format!("{} ms", figure(ms)));
+        let ran: Vec<String> = self
+            .ran
+            .iter()
+            .take(NAMED)
+            .map(|(who, ms)| format!("{who} {} ms", figure(*ms)))
+            .collect();
+        let ran = if ran.is_empty() {
+            "no trace".into()
+        } else {
+            ran.join(", ")
+        };
         format!("{rtt} at {:.2} s (on the core meanwhile: {ran})", self.at_s)
     }
 }
 
 /// Sends `count` pings, the first one at once.
-pub fn pings(guests: &Guests, eye: &mut Eye, core: usize, count: usize, seed: u64) -> Outcome<Vec<Late>> {
-    let web = guests.web().address().ok_or_else(|| Failure::run("the web server has no network"))?;
+pub fn pings(
+    guests: &Guests,
+    eye: &mut Eye,
+    core: usize,
+    count: usize,
+    seed: u64,
+) -> Outcome<Vec<Late>> {
+    let web = guests
+        .web()
+        .address()
+        .ok_or_else(|| Failure::run("the web server has no network"))?;
     let over = AtomicBool::new(false);
     let (late, switches) = std::thread::scope(|scope| {
         let recorder = scope.spawn(|| record(core, &over));
@@ -66,7 +85,12 @@ pub fn pings(guests: &Guests, eye: &mut Eye, core: usize, count: usize, seed: u6
 }
 
 /// Late pings with the span of CLOCK_MONOTONIC (ns) that each was under way.
-fn send(guests: &Guests, web: std::net::Ipv4Addr, count: usize, seed: u64) -> Outcome<Vec<(Late, u64, u64)>> {
+fn send(
+    guests: &Guests,
+    web: std::net::Ipv4Addr,
+    count: usize,
+    seed: u64,
+) -> Outcome<Vec<(Late, u64, u64)>> {
     let begun = Instant::now();
     let mut late = Vec::new();
     let mut random = seed | 1;
@@ -80,12 +104,25 @@ fn send(guests: &Guests, web: std::net::Ipv4Addr, count: usize, seed: u64) -> Ou
         }
         interrupt::check()?;
         let client = guests.client(seed.wrapping_add(number as u64));
-        let one = Ping { count: 1, grace: Duration::from_secs(2), client, ..Ping::default() };
+        let one = Ping {
+            count: 1,
+            grace: Duration::from_secs(2),
+            client,
+            ..Ping::default()
+        };
         let (at_s, from) = (begun.elapsed().as_secs_f64(), monotonic());
         let found = load::ping(&guests.lab, web, &one).map_err(lab_failure)?;
         let ms = found.us.first().map(|us| us / 1e3);
         if ms.is_none_or(|ms| ms > LATE) {
-            late.push((Late { at_s, ms, ran: Vec::new() }, from, monotonic()));
+            late.push((
+                Late {
+                    at_s,
+                    ms,
+                    ran: Vec::new(),
+                },
+                from,
+                monotonic(),
+            ));
         }
     }
     Ok(late)
@@ -98,7 +135,9 @@ fn monotonic() -> u64 {
 
 /// Traces the core until told to end; without the right to, nothing is recorded.
 fn record(core: usize, over: &AtomicBool) -> Vec<Switch> {
-    let Ok(mut trace) = Trace::start(core) else { return Vec::new() };
+    let Ok(mut trace) = Trace::start(core) else {
+        return Vec::new();
+    };
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(20));
         trace.read();
@@ -108,7 +147,12 @@ fn record(core: usize, over: &AtomicBool) -> Vec<Switch> {
 }
 
 /// Who had the core in a span of time, the longest first.
-fn ran(switches: &[Switch], from: u64, to: u64, name: impl Fn(i32) -> String) -> Vec<(String, f64)> {
+fn ran(
+    switches: &[Switch],
+    from: u64,
+    to: u64,
+    name: impl Fn(i32) -> String,
+) -> Vec<(String, f64)> {
     let mut sum: HashMap<String, f64> = HashMap::new();
     let first = switches.partition_point(|s| s.at <= from).saturating_sub(1);
     for pair in switches[first.min(switches.len())..].windows(2) {
@@ -139,10 +183,16 @@ fn name(tid: i32, owners: &HashMap<i32, usize>, names: &[String]) -> String {
 
 /// The row of one state.
 pub fn row(state: &str, count: usize, slice: &str, late: &[Late]) -> Row {
-    let name = format!("pings above {LATE} ms of the first {count} after switching on, {state}, {slice}");
-    let row = Row::new(name, "pings").side("viola", [late.len() as f64]).goal(Goal::FigureAtMost(1.0), "viola");
+    let name =
+        format!("pings above {LATE} ms of the first {count} after switching on, {state}, {slice}");
+    let row = Row::new(name, "pings")
+        .side("viola", [late.len() as f64])
+        .goal(Goal::FigureAtMost(1.0), "viola");
     let said: Vec<String> = late.iter().take(DESCRIBED).map(Late::text).collect();
-    Row { why: (!said.is_empty()).then(|| said.join("; ")), ..row }
+    Row {
+        why: (!said.is_empty()).then(|| said.join("; ")),
+        ..row
+    }
 }
 
 #[cfg(test)]
@@ -150,7 +200,11 @@ mod tests {
     use super::*;
 
     fn at(ms: u64, to: i32) -> Switch {
-        Switch { at: ms * 1_000_000, from: 0, to }
+        Switch {
+            at: ms * 1_000_000,
+            from: 0,
+            to,
+        }
     }
 
     #[test]
@@ -166,17 +220,30 @@ mod tests {
     #[test]
     fn without_a_trace_nobody_is_named() {
         assert!(ran(&[], 0, 10, |_| String::new()).is_empty());
-        let late = Late { at_s: 1.5, ms: Some(7.25), ran: Vec::new() };
+        let late = Late {
+            at_s: 1.5,
+            ms: Some(7.25),
+            ran: Vec::new(),
+        };
         let row = row("LSVM busy", 10, "0.3 ms", &[late]);
         assert_eq!(row.met, Some(true));
-        assert_eq!(row.why.as_deref(), Some("7.25 ms at 1.50 s (on the core meanwhile: no trace)"));
+        assert_eq!(
+            row.why.as_deref(),
+            Some("7.25 ms at 1.50 s (on the core meanwhile: no trace)")
+        );
     }
 
     #[test]
     fn two_late_pings_are_one_too_many() {
-        let late = Late { at_s: 0.0, ms: None, ran: vec![("ksoftirqd/1".into(), 6.0)] };
+        let late = Late {
+            at_s: 0.0,
+            ms: None,
+            ran: vec![("ksoftirqd/1".into(), 6.0)],
+        };
         let row = row("LSVM idle", 10_000, "0.3 ms", &[late.clone(), late]);
         assert_eq!(row.met, Some(false));
-        assert!(row.why.is_some_and(|w| w.starts_with("no answer at 0.00 s (on the core meanwhile: ksoftirqd/1 6.00 ms)")));
+        assert!(row.why.is_some_and(|w| {
+            w.starts_with("no answer at 0.00 s (on the core meanwhile: ksoftirqd/1 6.00 ms)")
+        }));
     }
 }

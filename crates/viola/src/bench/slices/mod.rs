@@ -29,7 +29,9 @@ pub fn run(options: &Options) -> Outcome {
     let plan = Plan::new(options.rounds(), options.quick, options.only.as_deref());
     if plan.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
-        return Err(Failure::usage(format!("no cell has `{only}` in its name; try busy, idle, 5 VMs, 40 % or flood")));
+        return Err(Failure::usage(format!(
+            "no cell has `{only}` in its name; try busy, idle, 5 VMs, 40 % or flood"
+        )));
     }
     guests::split_cores(options.core)?;
     let mut bench = Bench {
@@ -41,7 +43,11 @@ pub fn run(options: &Options) -> Outcome {
         kernel: String::new(),
         plan,
     };
-    bench.progress.say(&format!("slices: {} rounds, about {}", bench.plan.rounds, clock(bench.plan.estimate())));
+    bench.progress.say(&format!(
+        "slices: {} rounds, about {}",
+        bench.plan.rounds,
+        clock(bench.plan.estimate())
+    ));
     for round in 0..bench.plan.rounds {
         for vms in bench.plan.labs() {
             bench.lab(round, vms)?;
@@ -51,15 +57,29 @@ pub fn run(options: &Options) -> Outcome {
     rows.extend(bench.extras.rows());
     let mut results = Results::new(bench.plan.rounds, &bench.kernel, rows);
     results.explain(&Causes::read("bench/why-slices.toml".as_ref())?);
-    let path = options.path("slices", bench.plan.is_whole() && !options.quick && bench.plan.rounds >= 5);
+    let path = options.path(
+        "slices",
+        bench.plan.is_whole() && !options.quick && bench.plan.rounds >= 5,
+    );
     drop(bench);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    let missed: Vec<_> = results.rows.iter().filter(|r| r.met == Some(false)).collect();
+    let missed: Vec<_> = results
+        .rows
+        .iter()
+        .filter(|r| r.met == Some(false))
+        .collect();
     let judged = results.rows.iter().filter(|r| r.met.is_some()).count();
-    let mut text = format!("\n{} of {judged} goals reached; {}\n", judged - missed.len(), path.display());
+    let mut text = format!(
+        "\n{} of {judged} goals reached; {}\n",
+        judged - missed.len(),
+        path.display()
+    );
     for row in missed {
-        let why = row.why.as_deref().unwrap_or("not explained yet (bench/why-slices.toml)");
+        let why = row
+            .why
+            .as_deref()
+            .unwrap_or("not explained yet (bench/why-slices.toml)");
         text.push_str(&format!("missed: {}: {why}\n", row.name));
     }
     table::print(&text)
@@ -96,19 +116,35 @@ impl Bench {
             let active = Active::start(side, &settings, &guests.lab)?;
             for (group, states) in &todo {
                 for state in states {
-                    self.progress.step(&format!("{label}, {}, {}", state.name(), group.name()), self.plan.times.cell());
+                    self.progress.step(
+                        &format!("{label}, {}, {}", state.name(), group.name()),
+                        self.plan.times.cell(),
+                    );
                     guests.keep_busy(*state == State::Busy, group.duty)?;
-                    let reading = cell::measure(&guests, &active, &mut self.eye, &self.plan.times, seed(round))?;
+                    let reading = cell::measure(
+                        &guests,
+                        &active,
+                        &mut self.eye,
+                        &self.plan.times,
+                        seed(round),
+                    )?;
                     self.cells.add(*group, *state, side, reading);
                 }
             }
             active.stop()?;
         }
         if self.plan.alone(vms) {
-            self.progress.step(&format!("{label}, alone"), self.plan.times.cell());
+            self.progress
+                .step(&format!("{label}, alone"), self.plan.times.cell());
             guests.keep_busy(false, 0)?;
             let active = Active::start(Side::Stock, &settings, &guests.lab)?;
-            let reading = cell::measure(&guests, &active, &mut self.eye, &self.plan.times, seed(round))?;
+            let reading = cell::measure(
+                &guests,
+                &active,
+                &mut self.eye,
+                &self.plan.times,
+                seed(round),
+            )?;
             self.cells.add_alone(vms, reading);
             active.stop()?;
         }
@@ -124,8 +160,17 @@ impl Bench {
             if once && round > 0 {
                 continue;
             }
-            let length = if once { self.plan.first_time() * 2 } else { self.plan.times.only_ping().cell() };
-            let label = format!("round {} of {}: {}", round + 1, self.plan.rounds, extra.name());
+            let length = if once {
+                self.plan.first_time() * 2
+            } else {
+                self.plan.times.only_ping().cell()
+            };
+            let label = format!(
+                "round {} of {}: {}",
+                round + 1,
+                self.plan.rounds,
+                extra.name()
+            );
             self.progress.step(&label, length + SWITCH);
             let job = extras::Job {
                 core: self.core,

@@ -23,8 +23,11 @@ impl Group {
 }
 
 /// All groups; those with the same number of guests share a lab.
-pub const GROUPS: [Group; 3] =
-    [Group { vms: 4, duty: 100 }, Group { vms: 4, duty: 40 }, Group { vms: 5, duty: 100 }];
+pub const GROUPS: [Group; 3] = [
+    Group { vms: 4, duty: 100 },
+    Group { vms: 4, duty: 40 },
+    Group { vms: 5, duty: 100 },
+];
 
 /// Whether the latency-sensitive guest has work of its own beside what it is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,8 +52,14 @@ impl State {
 pub const MICROSLICES: [u32; 3] = [1000, 300, 100];
 
 /// All sides, in the order of the first round.
-pub const SIDES: [Side; 6] =
-    [Side::Stock, Side::StockTimes4, Side::Credit, Side::Viola(1000), Side::Viola(300), Side::Viola(100)];
+pub const SIDES: [Side; 6] = [
+    Side::Stock,
+    Side::StockTimes4,
+    Side::Credit,
+    Side::Viola(1000),
+    Side::Viola(300),
+    Side::Viola(100),
+];
 
 /// The order of sides in a round: each begins once, and has each other before and after it in turn.
 pub fn order(round: usize) -> Vec<Side> {
@@ -80,8 +89,14 @@ pub enum Extra {
 }
 
 /// All of them. The last one is measured once, the others in each round.
-pub const EXTRAS: [Extra; 6] =
-    [Extra::Weights, Extra::Cap, Extra::TwoLs, Extra::Flood, Extra::Quiet, Extra::First];
+pub const EXTRAS: [Extra; 6] = [
+    Extra::Weights,
+    Extra::Cap,
+    Extra::TwoLs,
+    Extra::Flood,
+    Extra::Quiet,
+    Extra::First,
+];
 
 impl Extra {
     /// As rows name it.
@@ -125,7 +140,8 @@ pub struct Plan {
 impl Plan {
     /// The whole of it, or what has `only` in its name.
     pub fn new(rounds: usize, quick: bool, only: Option<&str>) -> Self {
-        let wanted = |name: &str| only.is_none_or(|only| name.to_lowercase().contains(&only.to_lowercase()));
+        let wanted =
+            |name: &str| only.is_none_or(|only| name.to_lowercase().contains(&only.to_lowercase()));
         let groups = GROUPS.iter().map(|group| {
             let states = [State::Busy, State::Idle];
             let named = |s: &State| wanted(&format!("{}, {}", s.name(), group.name()));
@@ -147,7 +163,8 @@ impl Plan {
 
     /// Whether it is everything.
     pub fn is_whole(&self) -> bool {
-        let all = self.groups.len() == GROUPS.len() && self.groups.iter().all(|(_, states)| states.len() == 2);
+        let all = self.groups.len() == GROUPS.len()
+            && self.groups.iter().all(|(_, states)| states.len() == 2);
         all && self.extras.len() == EXTRAS.len()
     }
 
@@ -164,12 +181,15 @@ impl Plan {
 
     /// Groups and states of a lab.
     pub fn of_lab(&self, vms: usize) -> impl Iterator<Item = &(Group, Vec<State>)> {
-        self.groups.iter().filter(move |(group, _)| group.vms == vms)
+        self.groups
+            .iter()
+            .filter(move |(group, _)| group.vms == vms)
     }
 
     /// Whether a lab also measures the guest alone on its core.
     pub fn alone(&self, vms: usize) -> bool {
-        self.of_lab(vms).any(|(_, states)| states.contains(&State::Idle))
+        self.of_lab(vms)
+            .any(|(_, states)| states.contains(&State::Idle))
     }
 
     /// Time that the pings after switching on take, per state.
@@ -192,7 +212,11 @@ impl Plan {
         }
         let repeated = self.extras.iter().filter(|e| **e != Extra::First).count() as u32;
         round += (self.times.only_ping().cell() + SWITCH) * repeated;
-        let first = if self.extras.contains(&Extra::First) { (self.first_time() + SWITCH) * 2 } else { Duration::ZERO };
+        let first = if self.extras.contains(&Extra::First) {
+            (self.first_time() + SWITCH) * 2
+        } else {
+            Duration::ZERO
+        };
         round * self.rounds as u32 + first
     }
 }
@@ -215,7 +239,10 @@ mod tests {
         assert_eq!(plan.groups, [(GROUPS[0], vec![State::Busy])]);
         assert!(plan.extras.is_empty() && !plan.is_whole() && !plan.alone(4));
         let plan = Plan::new(5, false, Some("flood"));
-        assert_eq!((plan.groups.len(), plan.extras.as_slice(), plan.labs()), (0, &[Extra::Flood][..], vec![4]));
+        assert_eq!(
+            (plan.groups.len(), plan.extras.as_slice(), plan.labs()),
+            (0, &[Extra::Flood][..], vec![4])
+        );
         assert!(Plan::new(5, false, Some("no such thing")).is_empty());
     }
 
