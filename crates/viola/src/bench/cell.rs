@@ -83,6 +83,9 @@ pub struct Reading {
     pub controller: f64,
     /// Part of a core that daemon, watchdog and controller took.
     pub viola: f64,
+    /// Part of the core that went to none of the guests although one always wanted it: what others of this
+    /// machine used.
+    pub foreign: f64,
 }
 
 /// Measures one cell.
@@ -160,6 +163,9 @@ pub fn measure(
     reading.switches_per_s = used.iter().map(|u| u.switches_per_s).sum();
     let ns = active.controller_ns()?.saturating_sub(controller);
     reading.controller = ns as f64 / 1e9 / begun.elapsed().as_secs_f64();
+    if guests.saturate() {
+        reading.foreign = (1.0 - reading.shares.iter().sum::<f64>() - reading.controller).max(0.0);
+    }
     if let (Some(now), Some(before)) = (active.look(), tree) {
         reading.viola = now.since(&before).iter().map(|u| u.share).sum();
     }
@@ -182,6 +188,28 @@ fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f
         })
         .collect();
     (!rates.is_empty()).then(|| rates.iter().sum())
+}
+
+/// Part of the core above which what others used spoils the figures.
+const SPOILT: f64 = 0.015;
+
+/// One sentence when others used the guests' core as well.
+pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Option<String> {
+    let foreign: Vec<f64> = readings
+        .into_iter()
+        .map(|r| r.foreign)
+        .filter(|f| *f > 0.0)
+        .collect();
+    let mean = foreign.iter().sum::<f64>() / foreign.len().max(1) as f64;
+    let worst = foreign.iter().copied().fold(0.0, f64::max);
+    (mean > SPOILT || worst > 4.0 * SPOILT).then(|| {
+        format!(
+            "others used the guests' core too, {:.1} % of it on average and {:.1} % at worst: latencies and shares \
+             are not those of a core set aside",
+            mean * 100.0,
+            worst * 100.0
+        )
+    })
 }
 
 /// Fair parts of the core when all guests are busy: by weight, nobody above its cap; what a cap leaves goes
@@ -265,6 +293,21 @@ mod tests {
             &fair(&[1.0; 2], &[Some(0.9), Some(0.1)]),
             &[0.9, 0.1]
         ));
+    }
+
+    #[test]
+    fn what_others_use_is_told_when_it_is_much() {
+        let reading = |foreign| Reading {
+            foreign,
+            ..Reading::default()
+        };
+        assert_eq!(disturbance(&[reading(0.004), reading(0.01)]), None);
+        let said = disturbance(&[reading(0.01), reading(0.07)]).unwrap();
+        assert!(
+            said.contains("4.0 % of it on average and 7.0 % at worst"),
+            "{said}"
+        );
+        assert_eq!(disturbance(&[]), None);
     }
 
     #[test]

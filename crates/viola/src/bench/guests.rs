@@ -119,6 +119,11 @@ impl Guests {
         Ok(())
     }
 
+    /// Whether one of them always wants the core.
+    pub fn saturate(&self) -> bool {
+        self.duties.contains(&100)
+    }
+
     /// Runs a line in the web server's shell; what it printed.
     fn shell(&self, line: &str) -> Outcome<String> {
         let output = self.web().exec(&["sh", "-c", line]).map_err(lab_failure)?;

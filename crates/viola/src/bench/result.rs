@@ -21,6 +21,9 @@ pub struct Results {
     pub machine: String,
     /// How often each cell was measured.
     pub rounds: usize,
+    /// What spoilt the figures, if anything did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disturbed: Option<String>,
     /// The figures.
     pub rows: Vec<Row>,
 }
@@ -34,6 +37,7 @@ impl Results {
             date: machine::date(),
             machine,
             rounds,
+            disturbed: None,
             rows,
         }
     }

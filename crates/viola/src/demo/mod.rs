@@ -7,13 +7,13 @@ mod page;
 mod rows;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
 
 use crate::bench::progress::clock;
-use crate::bench::{guests, interrupt, machine, need_root, row};
+use crate::bench::{cell, guests, interrupt, machine, need_root, row};
 use crate::error::{Failure, Outcome};
 use crate::report::stats::Sorted;
 use crate::report::timeline::Stretch;
@@ -50,6 +50,9 @@ pub struct Report {
     pub guests: String,
     /// How often each side was measured.
     pub rounds: usize,
+    /// What spoilt the figures, if anything did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disturbed: Option<String>,
     /// The table.
     pub rows: Vec<row::Row>,
     /// Latencies of all rounds together.
@@ -104,17 +107,17 @@ pub fn run(options: &Demo) -> Outcome {
     if options.json {
         return table::print(&format!("{json}\n"));
     }
-    let table = rows::table(&report.rows).text();
-    let page = shown(&options.output.join("report.html"));
-    let took = clock(measured.took);
-    table::print(&format!(
-        "\n{table}\n{} rounds in {took}; charts in {page}\n",
-        report.rounds
-    ))
-}
-
-fn shown(path: &Path) -> String {
-    path.display().to_string()
+    let mut text = format!("\n{}\n", rows::table(&report.rows).text());
+    if let Some(disturbed) = &report.disturbed {
+        text.push_str(&format!("Careful: {disturbed}.\n"));
+    }
+    text.push_str(&format!(
+        "{} rounds in {}; charts in {}\n",
+        report.rounds,
+        clock(measured.took),
+        options.output.join("report.html").display()
+    ));
+    table::print(&text)
 }
 
 fn report(measured: &Measured) -> Report {
@@ -145,6 +148,7 @@ fn report(measured: &Measured) -> Report {
         machine: machine::machine(),
         guests: measured.kernel.clone(),
         rounds: measured.rounds,
+        disturbed: cell::disturbance(measured.cells.values().flatten()),
         rows: rows::rows(measured),
         distributions,
         timelines: timelines

@@ -24,6 +24,12 @@ pub fn html(measured: &Measured, report: &Report) -> String {
          rest. Same guests, same core, same requests; the only thing that changes is who decides when a guest \
          runs.</p>\n",
     );
+    if let Some(disturbed) = &report.disturbed {
+        body.push_str(&format!(
+            "<p class=\"warning\">Careful: {}.</p>\n",
+            escape(disturbed)
+        ));
+    }
     body.push_str(&tiles(measured));
     body.push_str(&latencies(measured));
     body.push_str(&turns(measured));

@@ -50,6 +50,11 @@ impl Cells {
         self.alone.entry(vms).or_default().push(reading);
     }
 
+    /// All readings.
+    pub fn readings(&self) -> impl Iterator<Item = &Reading> {
+        self.cells.values().flatten()
+    }
+
     /// All rows.
     pub fn rows(&self, plan: &Plan) -> Vec<Row> {
         let mut rows = Vec::new();

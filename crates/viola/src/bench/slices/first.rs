@@ -69,16 +69,22 @@ pub fn pings(
         .address()
         .ok_or_else(|| Failure::run("the web server has no network"))?;
     let over = AtomicBool::new(false);
-    let (late, switches) = std::thread::scope(|scope| {
+    let (late, record) = std::thread::scope(|scope| {
         let recorder = scope.spawn(|| record(core, &over));
         let late = send(guests, web, count, seed);
         over.store(true, Ordering::Relaxed);
         (late, recorder.join().unwrap_or_default())
     });
     let owners = eye.owners(&guests.pids())?;
-    let names = names(guests.pids().len());
+    let vms = names(guests.pids().len());
+    let name = |tid| {
+        let vm = owners.get(&tid).and_then(|vm| vms.get(*vm));
+        vm.or_else(|| record.names.get(&tid))
+            .cloned()
+            .unwrap_or_default()
+    };
     let late = late?.into_iter().map(|(mut late, from, to)| {
-        late.ran = ran(&switches, from, to, |tid| name(tid, &owners, &names));
+        late.ran = ran(&record.switches, from, to, name);
         late
     });
     Ok(late.collect())
@@ -133,17 +139,46 @@ fn monotonic() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
+/// What happened on the core.
+#[derive(Debug, Default)]
+struct Record {
+    switches: Vec<Switch>,
+    /// Names of the threads that had the core.
+    names: HashMap<i32, String>,
+}
+
 /// Traces the core until told to end; without the right to, nothing is recorded.
-fn record(core: usize, over: &AtomicBool) -> Vec<Switch> {
+fn record(core: usize, over: &AtomicBool) -> Record {
+    let mut record = Record::default();
     let Ok(mut trace) = Trace::start(core) else {
-        return Vec::new();
+        return record;
     };
-    while !over.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(20));
+    let mut last = false;
+    while !last {
+        last = over.load(Ordering::Relaxed);
         trace.read();
+        // names are asked for at once: a compiler's process, say, may be gone soon
+        for switch in trace.switches.drain(..) {
+            record
+                .names
+                .entry(switch.to)
+                .or_insert_with(|| comm(switch.to));
+            record.switches.push(switch);
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
-    trace.read();
-    std::mem::take(&mut trace.switches)
+    record
+}
+
+fn comm(tid: i32) -> String {
+    let comm = match tid {
+        0 => "nobody".into(),
+        _ => std::fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default(),
+    };
+    match comm.trim() {
+        "" => "a thread that ended at once".into(),
+        comm => comm.to_owned(),
+    }
 }
 
 /// Who had the core in a span of time, the longest first.
@@ -165,20 +200,6 @@ fn ran(
     let mut sum: Vec<(String, f64)> = sum.into_iter().filter(|(_, ms)| *ms >= 0.01).collect();
     sum.sort_by(|a, b| b.1.total_cmp(&a.1));
     sum
-}
-
-fn name(tid: i32, owners: &HashMap<i32, usize>, names: &[String]) -> String {
-    if tid == 0 {
-        return "nobody".into();
-    }
-    if let Some(name) = owners.get(&tid).and_then(|vm| names.get(*vm)) {
-        return name.clone();
-    }
-    let comm = std::fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default();
-    match comm.trim() {
-        "" => "a thread that has ended".into(),
-        comm => comm.to_owned(),
-    }
 }
 
 /// The row of one state.

@@ -56,6 +56,7 @@ pub fn run(options: &Options) -> Outcome {
     let mut rows = bench.cells.rows(&bench.plan);
     rows.extend(bench.extras.rows());
     let mut results = Results::new(bench.plan.rounds, &bench.kernel, rows);
+    results.disturbed = cell::disturbance(bench.cells.readings());
     results.explain(&Causes::read("bench/why-slices.toml".as_ref())?);
     let path = options.path(
         "slices",
@@ -75,6 +76,9 @@ pub fn run(options: &Options) -> Outcome {
         judged - missed.len(),
         path.display()
     );
+    if let Some(disturbed) = &results.disturbed {
+        text.push_str(&format!("{disturbed}\n"));
+    }
     for row in missed {
         let why = row
             .why
