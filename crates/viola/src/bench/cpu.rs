@@ -181,18 +181,24 @@ mod tests {
 
     #[test]
     fn this_process_is_seen_with_its_threads() {
+        use rustix::time::{ClockId, clock_gettime};
+        use std::sync::mpsc::channel;
         let me = std::process::id();
         let before = tree(me);
-        let worker = std::thread::spawn(|| {
-            let end = Instant::now() + std::time::Duration::from_millis(60);
-            while Instant::now() < end {
+        let ((done, is_done), (end, ended)) = (channel(), channel::<()>());
+        let worker = std::thread::spawn(move || {
+            while clock_gettime(ClockId::ThreadCPUTime).tv_nsec < 20_000_000 {
                 std::hint::black_box(0);
             }
-            std::thread::park_timeout(std::time::Duration::from_millis(100));
+            done.send(()).unwrap();
+            let _ = ended.recv();
         });
-        std::thread::sleep(std::time::Duration::from_millis(90));
-        let used = tree(me).since(&before);
+        is_done.recv().unwrap();
+        let after = tree(me);
+        let seconds = after.at.duration_since(before.at).as_secs_f64();
+        let used = after.since(&before)[0];
+        drop(end);
         worker.join().unwrap();
-        assert!(used[0].share > 0.05, "{used:?}");
+        assert!(used.share * seconds > 0.018, "{used:?} in {seconds} s");
     }
 }

@@ -103,6 +103,7 @@ mod tests {
             date: String::new(),
             machine: String::new(),
             rounds: 1,
+            disturbed: None,
             rows,
         };
         results.explain(&causes);

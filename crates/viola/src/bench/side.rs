@@ -174,9 +174,9 @@ impl Active {
             Hold::Weight(pid) => weigh(pid, 0)?,
             Hold::Daemon(mut daemon) => daemon.stop()?,
         }
-        match self.guests.iter().find(|pid| !is_ordinary(**pid)) {
-            Some(pid) => Err(Failure::run(format!(
-                "the guest with process {pid} was left with real-time threads"
+        match self.guests.iter().find_map(|pid| real_time_thread(*pid)) {
+            Some(thread) => Err(Failure::run(format!(
+                "{thread} of a guest was left real-time by viola; nothing measured after it counts"
             ))),
             None => Ok(()),
         }
@@ -191,23 +191,27 @@ impl Drop for Active {
     }
 }
 
-/// Whether all threads of a guest are in the kernel's fair class.
-fn is_ordinary(pid: u32) -> bool {
+/// A thread of a guest that is not in the kernel's fair class.
+fn real_time_thread(pid: u32) -> Option<String> {
     let mut pids = vec![pid];
     pids.extend(proc::children(pid).unwrap_or_default());
-    pids.iter().all(|pid| {
-        proc::task_numbers(*pid)
-            .unwrap_or_default()
-            .iter()
-            .all(|tid| {
-                let stat =
-                    fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-                // policy is field 41; 0 is SCHED_OTHER
-                stat.rsplit_once(") ")
-                    .and_then(|(_, rest)| rest.split(' ').nth(38))
-                    .is_none_or(|policy| policy == "0")
-            })
-    })
+    for pid in pids {
+        for tid in proc::task_numbers(pid).unwrap_or_default() {
+            let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
+            let stat = stat.unwrap_or_default();
+            let Some((name, rest)) = stat.rsplit_once(") ") else {
+                continue; // it has ended
+            };
+            // state is field 3, policy 41; 0 is SCHED_OTHER
+            let mut fields = rest.split(' ');
+            let state = fields.next().unwrap_or_default();
+            let policy = fields.nth(37).unwrap_or_default();
+            if policy != "0" && !matches!(state, "Z" | "X") {
+                return Some(format!("thread {name}), state {state}, policy {policy},"));
+            }
+        }
+    }
+    None
 }
 
 /// Sets a guest's weight in the fair class: that of its autogroup, or of its threads where there are none.
@@ -428,7 +432,7 @@ mod tests {
 
     #[test]
     fn an_ordinary_process_is_seen_as_such() {
-        assert!(is_ordinary(std::process::id()));
+        assert_eq!(real_time_thread(std::process::id()), None);
     }
 
     #[test]
