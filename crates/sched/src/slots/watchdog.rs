@@ -104,14 +104,7 @@ impl End {
 /// arguments are added.
 pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
     let board = open_board(args.board)?;
-    if !args.spare_cpus.is_empty() {
-        pin(&args.spare_cpus)?;
-    }
-    // Where all cores are managed it still preempts every VM, and the controllers for the moment it needs.
-    match set_fifo(0, WATCHDOG_PRIORITY) {
-        0 => {}
-        errno => return Err(io::Error::from_raw_os_error(errno)),
-    }
+    take_place(&args.spare_cpus)?;
     lock_memory()?;
     let (lifeline, held) = rustix::pipe::pipe()?;
     set_cloexec(held.as_raw_fd(), true)?;
@@ -185,9 +178,7 @@ fn watch(board: &Board, args: &Args, child: &mut Child) -> io::Result<End> {
 /// Body of the controller process: a thread per core, and this one to see whether the watchdog is still there.
 pub fn controller(args: &Args) -> io::Result<()> {
     let board = open_board(args.board)?;
-    if !args.spare_cpus.is_empty() {
-        pin(&args.spare_cpus)?;
-    }
+    take_place(&args.spare_cpus)?;
     let orphaned = AtomicBool::new(false);
     let files: Vec<CoreFiles> = args
         .cores
@@ -211,11 +202,6 @@ pub fn controller(args: &Args) -> io::Result<()> {
         })
         .collect();
     lock_memory()?;
-    // Must win against the VMs when all cores are managed, since it restores them.
-    match set_fifo(0, WATCHDOG_PRIORITY) {
-        0 => {}
-        errno => return Err(io::Error::from_raw_os_error(errno)),
-    }
     std::thread::scope(|scope| -> io::Result<()> {
         let mut threads = Vec::new();
         for f in &files {
@@ -250,6 +236,18 @@ pub fn controller(args: &Args) -> io::Result<()> {
         }
         result
     })
+}
+
+/// Where this thread looks after the others from: an unmanaged core, as an ordinary thread, so that no fault of its
+/// own can take that core away. Only where all cores are managed it has to be real-time, to win against the VMs.
+fn take_place(spare_cpus: &[u32]) -> io::Result<()> {
+    if !spare_cpus.is_empty() {
+        return pin(spare_cpus);
+    }
+    match set_fifo(0, WATCHDOG_PRIORITY) {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
 }
 
 fn open_board(fd: RawFd) -> io::Result<Board> {

@@ -30,7 +30,7 @@ pub fn html(measured: &Measured, report: &Report) -> String {
             escape(disturbed)
         ));
     }
-    body.push_str(&tiles(measured));
+    body.push_str(&tiles(report));
     body.push_str(&latencies(measured));
     body.push_str(&turns(measured));
     body.push_str(&parts(measured));
@@ -45,81 +45,75 @@ pub fn html(measured: &Measured, report: &Report) -> String {
     html::page("viola: four guests, one core", &body)
 }
 
-fn tiles(measured: &Measured) -> String {
-    let (stock, viola) = (SIDES[0], SIDES[2]);
-    let pair = |busy: bool, latency, q: f64| {
-        let of = |side| measured.pooled(busy, side, latency).quantile(q);
-        Some((of(stock)?, of(viola)?))
+/// A figure that is shown large.
+struct Tile {
+    big: String,
+    what: &'static str,
+    small: String,
+    good: bool,
+}
+
+/// The figures of the table that say most.
+fn tiles(report: &Report) -> String {
+    let (stock, viola) = (SIDES[0].name(), SIDES[2].name());
+    let pair = |figure: &str, busy: bool| {
+        let name = format!("{figure}, {}", rows::state(busy));
+        let row = report.rows.iter().find(|r| r.name == name)?;
+        Some((row.median(&stock)?, row.median(&viola)?))
     };
-    let mut tiles = Vec::new();
-    let mut latency = |busy: bool, what: &str, pair: Option<(f64, f64)>| {
-        if let Some((before, after)) = pair {
-            let beside = if busy {
-                "while the web server is busy itself"
-            } else {
-                "while it sleeps between requests"
-            };
-            tiles.push((
-                ratio(after / before),
-                what.to_owned(),
-                format!("{} → {} ms, {beside}", figure(before), figure(after)),
-            ));
-        }
+    let beside = |busy| if busy { "web busy" } else { "web idle" };
+    let latency = |name, busy, what| {
+        let (before, after) = pair(name, busy)?;
+        Some(Tile {
+            big: ratio(after / before),
+            what,
+            small: format!(
+                "{}: {} → {} ms",
+                beside(busy),
+                figure(before),
+                figure(after)
+            ),
+            good: after < before,
+        })
     };
-    latency(
-        true,
-        "of stock's ping time, median",
-        pair(true, |r| &r.ping, 0.5),
-    );
-    latency(
-        true,
-        "of stock's ping time, 99 of 100",
-        pair(true, |r| &r.ping, 0.99),
-    );
-    latency(
-        false,
-        "of stock's ping time, 99 of 100",
-        pair(false, |r| &r.ping, 0.99),
-    );
-    let rate = |side| {
-        Sorted::new(
-            measured
-                .readings(true, side)
-                .iter()
-                .map(|r| r.http_per_s)
-                .collect(),
-        )
-        .median()
+    let rate = |busy| {
+        let (before, after) = pair("HTTP requests", busy)?;
+        Some(Tile {
+            big: format!("{}x", figure(after / before)),
+            what: "as many web pages",
+            small: format!(
+                "{}: {} → {} a second",
+                beside(busy),
+                figure(before),
+                figure(after)
+            ),
+            good: after > before,
+        })
     };
-    if let (Some(before), Some(after)) = (rate(stock), rate(viola)) {
-        let range = format!(
-            "{} → {} per second, one after the other",
-            figure(before),
-            figure(after)
-        );
-        tiles.push((
-            format!("{}x", figure(after / before)),
-            "as many web pages".into(),
-            range,
-        ));
-    }
-    let batch = rows::rows(measured)
-        .into_iter()
-        .find(|r| r.name.starts_with("work of the three others"));
-    if let Some(part) = batch.and_then(|row| row.median(&viola.name())) {
-        tiles.push((
-            format!("{part:.1} %"),
-            "of stock's throughput is left to the others".into(),
-            "the web server's share is what it was".into(),
-        ));
-    }
+    let work = || {
+        let (_, part) = pair(rows::WORK, true)?;
+        Some(Tile {
+            big: format!("{part:.1} %"),
+            what: "of their work done by the others",
+            small: "web busy; shares are what they were".into(),
+            good: part > 97.0,
+        })
+    };
+    let tiles = [
+        latency("ping p50", true, "of stock's ping time, median"),
+        latency("ping p99", true, "of stock's ping time, 99th percentile"),
+        latency("ping p99", false, "of stock's ping time, 99th percentile"),
+        rate(false),
+        work(),
+    ];
     let mut html = String::from("<div class=\"tiles\">\n");
-    for (big, what, small) in tiles {
+    for tile in tiles.into_iter().flatten() {
         html.push_str(&format!(
-            "<div class=\"tile\"><b>{}</b><span>{}</span><span class=\"soft\">{}</span></div>\n",
-            escape(&big),
-            escape(&what),
-            escape(&small)
+            "<div class=\"tile{}\"><b>{}</b><span>{}</span><span class=\"soft\">{}</span></div>\n",
+            if tile.good { " good" } else { "" },
+            escape(&tile.big),
+            escape(tile.what),
+            escape(&tile.small)
         ));
     }
     html.push_str("</div>\n");

@@ -19,6 +19,9 @@ pub const LATENCIES: [(&str, Of); 3] = [
     ("HTTP request", |r| &r.http),
 ];
 
+/// Name of the row with the others' throughput.
+pub const WORK: &str = "work of the three others";
+
 /// What the web server does beside serving.
 pub fn state(busy: bool) -> &'static str {
     match busy {
@@ -58,10 +61,7 @@ pub fn rows(measured: &Measured) -> Vec<Row> {
         }
         // relative to stock in the same round
         let stock = measured.readings(busy, Side::Stock);
-        let batch = Row::new(
-            format!("work of the three others, {}", state(busy)),
-            "% of stock",
-        );
+        let batch = Row::new(format!("{WORK}, {}", state(busy)), "% of stock");
         let batch = SIDES.iter().fold(batch, |row, side| {
             let pairs = measured.readings(busy, *side).iter().zip(stock);
             row.side(

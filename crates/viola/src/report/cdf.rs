@@ -22,11 +22,12 @@ pub struct Curve<'a> {
     pub samples: &'a Sorted,
 }
 
-/// The decades that all samples of several charts fit in, so that the charts can be compared.
+/// The decades that nearly all samples of several charts fit in, so that the charts can be compared; the last
+/// few of thousand are cut off at the border.
 pub fn decades<'a>(all: impl IntoIterator<Item = &'a Sorted>) -> (i32, i32) {
     let mut range: Option<(f64, f64)> = None;
     for samples in all {
-        if let (Some(low), Some(high)) = (samples.quantile(0.005), samples.quantile(0.999)) {
+        if let (Some(low), Some(high)) = (samples.quantile(0.005), samples.quantile(0.995)) {
             let (l, h) = range.unwrap_or((low, high));
             range = Some((l.min(low), h.max(high)));
         }
