@@ -53,7 +53,12 @@ struct net_device {
 	int ifindex;
 } __attribute__((preserve_access_index));
 
-struct sk_buff;
+struct sk_buff {
+	struct net_device *dev;
+	unsigned int len;
+	__be16 protocol;
+	unsigned char *data;
+} __attribute__((preserve_access_index));
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,
@@ -74,6 +79,7 @@ enum {
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
 
 #include "acct.h"
 
@@ -124,7 +130,7 @@ struct {
 	__type(value, struct core_ctl);
 } core_ctls SEC(".maps");
 
-/* Taps of VMs that want to be told about packets. */
+/* Interfaces of VMs that want to be told about packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -325,8 +331,10 @@ static __always_inline int woken(struct task_struct *task)
 		return 0;
 	__sync_fetch_and_add(&cv->wakes, 1);
 	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
-	if (ctl && ctl->notify_wake)
-		tell(cpu, EVENT_WAKE, t->vm, t->slot, task->pid, now, BPF_RB_FORCE_WAKEUP);
+	if (!ctl || !ctl->notify_wake)
+		return 0;
+	ctl->notify_wake = 0;
+	tell(cpu, EVENT_WAKE, t->vm, t->slot, task->pid, now, BPF_RB_FORCE_WAKEUP);
 	return 0;
 }
 
@@ -408,21 +416,75 @@ int enrol(struct enrol_args *args)
 	return found;
 }
 
-/* A packet is on its way to a tap. A VM that sleeps is woken by it; one that waits for the core is not, so its
+enum {
+	ETH_BYTES = 14, IP4 = 0x0800, IP6 = 0x86dd, IP6_BYTES = 40, TCP = 6, TCP_BYTES = 20, SYN = 0x02,
+	/* Ethernet, and the longest headers of IPv4 and TCP */
+	HEADER_BYTES = ETH_BYTES + 60 + 60,
+};
+
+/* A TCP segment that carries no data and opens no connection: it wants no answer, and is none. The packet begins
+ * `at` bytes after skb->data. What is not understood is taken for one that wants an answer. */
+static __always_inline int is_bare(const struct sk_buff *skb, u32 at)
+{
+	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};
+	u32 header, whole, proto = bpf_ntohs(skb->protocol);
+
+	if (skb->len > HEADER_BYTES || bpf_probe_read_kernel(ip, 20, skb->data + at))
+		return 0;
+	if (proto == IP4 && (ip[0] & 15) >= 5) {
+		if (ip[9] != TCP || (ip[6] & 0x3f) || ip[7]) /* or a fragment */
+			return 0;
+		header = (ip[0] & 15) * 4;
+		whole = ip[2] << 8 | ip[3];
+	} else if (proto == IP6) {
+		if (ip[6] != TCP)
+			return 0;
+		header = IP6_BYTES;
+		whole = IP6_BYTES + (ip[4] << 8 | ip[5]);
+	} else {
+		return 0;
+	}
+	if (bpf_probe_read_kernel(tcp, TCP_BYTES, skb->data + at + header))
+		return 0;
+	return !(tcp[13] & SYN) && header + (tcp[12] >> 4) * 4 >= whole;
+}
+
+/* A packet of a VM passes. One that comes wakes the VM if it sleeps, but not if it waits for the core: then its
  * controller has to hear of it. One event until the controller asks for the next. */
-SEC("tp_btf/net_dev_start_xmit")
-int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)
+static __always_inline int packet(const struct sk_buff *skb, const struct net_device *dev, u32 way)
 {
 	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
 	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &key);
 	struct core_vm *cv;
+	u64 now;
 
 	if (!owner)
 		return 0;
 	cv = core_vm(owner->cpu, owner->vm);
-	if (!cv || !cv->want_io || cv->on_since)
+	/* what is sent still has its Ethernet header, what is received has lost it */
+	if (!cv || is_bare(skb, way == PACKET_SENT ? ETH_BYTES : 0))
+		return 0;
+	now = bpf_ktime_get_ns();
+	if (owner->way != way) {
+		cv->answered_at = now;
+		return 0;
+	}
+	cv->asked_at = now;
+	if (!cv->want_io || cv->on_since)
 		return 0;
 	cv->want_io = 0;
-	tell(owner->cpu, EVENT_IO, owner->vm, 0, 0, bpf_ktime_get_ns(), BPF_RB_FORCE_WAKEUP);
+	tell(owner->cpu, EVENT_IO, owner->vm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
 	return 0;
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)
+{
+	return packet(skb, dev, PACKET_SENT);
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(on_receive, const struct sk_buff *skb)
+{
+	return packet(skb, skb->dev, PACKET_ARRIVED);
 }

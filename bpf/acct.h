@@ -30,12 +30,14 @@ struct core_vm {
 	s32 runnable;		/* threads that run or wait here */
 	u32 want_io;		/* call the controller, once, when a packet comes for this VM */
 	u32 _pad;
+	u64 asked_at;		/* when the last packet came that may want an answer */
+	u64 answered_at;	/* when it sent the last one that may be an answer */
 };
 
 /* One core, written by its controller. */
 struct core_ctl {
 	u32 managed;		/* a controller listens */
-	u32 notify_wake;	/* call it when a VM becomes runnable */
+	u32 notify_wake;	/* call it, once, when a VM becomes runnable */
 	u32 notify_block;	/* call it when the running VM blocks */
 	u32 lost;		/* events that did not fit into the ring */
 };
@@ -68,9 +70,14 @@ struct nic_key {
 	u32 netns;		/* inode number of its network namespace */
 };
 
+/* Which packets of an interface go to the VM: those sent to a tap, or those that arrive where the VM listens. The
+ * others come from it. */
+enum { PACKET_SENT = 0, PACKET_ARRIVED = 1 };
+
 struct nic_owner {
 	u32 vm;
 	u32 cpu;
+	u32 way;		/* PACKET_SENT or PACKET_ARRIVED */
 };
 
 #endif

@@ -18,6 +18,7 @@ pub mod inventory;
 mod netns;
 pub mod proc;
 pub mod qemu;
+pub mod reach;
 pub mod topology;
 pub mod uml;
 pub mod vm;

@@ -188,6 +188,19 @@ pub fn stat(tid: Tid) -> Result<Option<Stat>, HostError> {
     }
 }
 
+/// A line of `/proc/net/unix`: its seven columns (address, references, protocol, flags, type, state, inode) and
+/// the path, which may have spaces; empty strings where the line is shorter.
+pub(crate) fn unix_socket(line: &str) -> ([&str; 7], &str) {
+    let mut rest = line;
+    let mut fields = [""; 7];
+    for field in &mut fields {
+        rest = rest.trim_start();
+        let (now, after) = rest.split_once(' ').unwrap_or((rest, ""));
+        (*field, rest) = (now, after);
+    }
+    (fields, rest)
+}
+
 /// Threads of a process with their names; those that end meanwhile are left out.
 ///
 /// # Errors

@@ -163,29 +163,34 @@ pub(crate) fn is_uml(pid: Tid, args: &[String]) -> Result<bool, HostError> {
 /// its folder is what tells: `<uml_dir>/<umid>/pid`, `~/.uml` by default. Without it the argument
 /// is believed.
 pub(crate) fn name(pid: Tid, args: &UmlArgs) -> Result<String, HostError> {
+    let name = folder(pid, args)?
+        .and_then(|f| f.file_name()?.to_str().map(str::to_owned))
+        .or_else(|| args.umid.clone());
+    Ok(name.map_or_else(|| format!("pid-{pid}"), |umid| printable(&umid)))
+}
+
+/// The guest's folder, with its console's socket, as this program can open it; `None` when there is none that
+/// names this process.
+pub(crate) fn folder(pid: Tid, args: &UmlArgs) -> Result<Option<PathBuf>, HostError> {
     let folder = match &args.uml_dir {
         Some(dir) => Some(seen_from(pid, dir)),
         None => proc::environment(pid, "HOME")?.map(|home| seen_from(pid, &home).join(".uml")),
+    };
+    let Some(folder) = folder else {
+        return Ok(None);
     };
     let own = pid_in_its_namespace(pid)?;
     let is_mine = |umid: &Path| {
         std::fs::read_to_string(umid.join("pid")).is_ok_and(|text| is_pid_file_of(&text, own))
     };
-    if let Some(umid) = &args.umid
-        && folder.as_ref().is_none_or(|f| is_mine(&f.join(umid)))
+    if let Some(umid) = args.umid.as_ref().map(|umid| folder.join(umid))
+        && is_mine(&umid)
     {
-        return Ok(printable(umid));
+        return Ok(Some(umid));
     }
-    let entries = folder.and_then(|f| std::fs::read_dir(f).ok());
-    let mine = entries
-        .into_iter()
-        .flatten()
-        .flatten()
-        .find(|entry| is_mine(&entry.path()))
-        .and_then(|entry| entry.file_name().into_string().ok());
-    Ok(mine
-        .or_else(|| args.umid.clone())
-        .map_or_else(|| format!("pid-{pid}"), |umid| printable(&umid)))
+    let entries = std::fs::read_dir(folder).ok();
+    let mut entries = entries.into_iter().flatten().flatten();
+    Ok(entries.find(|e| is_mine(&e.path())).map(|e| e.path()))
 }
 
 /// Whether a pid file's text names this process. UML writes at most six characters of it.

@@ -311,3 +311,74 @@ fn threads_of_a_vm_are_put_back_as_they_were() {
         assert_eq!(Saved::take(thread).unwrap(), Some(saved));
     }
 }
+
+#[test]
+fn an_agents_port_is_found_and_events_tell_of_resets_and_of_other_images() {
+    use viola_host::qemu::events::Watch;
+    use viola_host::reach;
+
+    let _alone = alone();
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(8 << 20).unwrap();
+    let more = format!(
+        "-name guest=% -qmp unix:@/second,server=on,wait=off \
+-blockdev driver=file,node-name=f0,filename={0} -blockdev driver=raw,node-name=d0,file=f0 \
+-device virtio-blk-pci,drive=d0,id=disk0 -device virtio-serial-pci \
+-chardev socket,id=agent0,path=@/agent,server=on,wait=off \
+-device virtserialport,chardev=agent0,name={1}",
+        image.path().display(),
+        reach::AGENT_PORT
+    );
+    let qemu = Qemu::start("events", &more);
+    let mut inventory = Inventory::new().unwrap();
+    let vms = until(&mut inventory, &qemu.name, |vms, _| vms.len() == 1);
+    let vm = &vms[0];
+
+    let channel = reach::agent_socket(vm).unwrap().unwrap();
+    assert!(reach::connect(&channel).is_ok(), "{channel:?}");
+    let (_, id) = reach::open_disk(vm, image.path()).unwrap();
+    assert_eq!(id, reach::id_of(&image.as_file().metadata().unwrap()));
+
+    let events = reach::event_socket(vm).unwrap().unwrap();
+    assert!(events.ends_with("second"), "{events:?}");
+    let mut watch = Watch::connect(&events).unwrap();
+    let chains = watch.chains().unwrap();
+    assert_eq!(chains.len(), 1, "{chains:?}");
+    assert_eq!(
+        chains[0].layers,
+        [(image.path().to_owned(), "raw".to_owned())]
+    );
+    watch.upheavals().unwrap();
+
+    let mut operator = Client::hold(&qemu.socket());
+    operator.command(r#"{"execute": "qmp_capabilities"}"#);
+    let mut seen = |command: &str, event: &str| {
+        let answer = operator.command(command);
+        assert!(answer.contains("return"), "{answer}");
+        let start = std::time::Instant::now();
+        while !watch.upheavals().unwrap().iter().any(|e| e == event) {
+            assert!(start.elapsed().as_secs() < 20, "no {event}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    seen(r#"{"execute": "cont"}"#, "RESUME");
+    seen(r#"{"execute": "system_reset"}"#, "RESET");
+    seen(r#"{"execute": "stop"}"#, "STOP");
+    // The live image becomes the one below. QEMU has no event for that.
+    let overlay = qemu.dir.path().join("snap.qcow2");
+    let snapshot = format!(
+        r#"{{"execute": "blockdev-snapshot-sync", "arguments": {{"node-name": "d0", "snapshot-file": "{}", "snapshot-node-name": "s0"}}}}"#,
+        overlay.display()
+    );
+    let answer = operator.command(&snapshot);
+    assert!(answer.contains("return"), "{answer}");
+    let chains = watch.chains().unwrap();
+    assert_eq!(
+        chains[0].layers,
+        [
+            (overlay.clone(), "qcow2".to_owned()),
+            (image.path().to_owned(), "raw".to_owned())
+        ]
+    );
+    assert!(reach::open_disk(vm, &overlay).is_ok());
+}

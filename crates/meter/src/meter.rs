@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use viola_host::{NicKind, Thread, Tid, Vm, VmId, counters};
 
-use crate::acct::{Acct, AcctError, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotAcct};
+use crate::acct::{Acct, AcctError, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotAcct, Way};
 use crate::hist::WaitHist;
 use crate::schedstat::{self, SchedStat};
 use crate::snapshot::{Snapshot, Times, Traffic, VmSample};
@@ -78,7 +78,7 @@ pub struct Meter {
     /// When disk counters were read last, and what they were, in the order of `followed`.
     disks_at: u64,
     /// Interfaces (ifindex, network namespace) whose packets are announced: VM index and core.
-    watched: BTreeMap<(u32, u32), (u32, u32)>,
+    watched: BTreeMap<(u32, u32), (u32, u32, Way)>,
     history: VecDeque<Snapshot>,
 }
 
@@ -217,7 +217,7 @@ impl Meter {
 
     /// Announces packets for these VMs, each on the core on which it takes interrupts, to the cores' controllers
     /// (no others any more). Returns which of them can be served: those whose NICs are all interfaces of the host
-    /// that are seen by the kernel's transmit path.
+    /// whose packets the kernel shows (no macvtap).
     pub fn watch_packets(&mut self, cores: &[(VmId, u32)]) -> Result<Vec<VmId>, AcctError> {
         let Source::Acct(acct) = &mut self.source else {
             return Ok(Vec::new());
@@ -231,20 +231,23 @@ impl Meter {
             ) else {
                 continue;
             };
-            let taps: Option<Vec<_>> = vm
+            let nics: Option<Vec<_>> = vm
                 .nics
                 .iter()
                 .map(|n| {
-                    n.ifindex
-                        .filter(|_| n.kind == NicKind::Tap)
-                        .map(|i| (i, n.netns))
+                    let way = match n.kind {
+                        NicKind::Tap => Way::Sent,
+                        NicKind::Raw => Way::Arrived,
+                        NicKind::Macvtap => return None,
+                    };
+                    Some(((n.ifindex?, n.netns as u32), way))
                 })
                 .collect();
-            let Some(taps) = taps.filter(|t| !t.is_empty()) else {
+            let Some(nics) = nics.filter(|t| !t.is_empty()) else {
                 continue;
             };
-            for (ifindex, netns) in taps {
-                wanted.insert((ifindex, netns as u32), (t.index, *cpu));
+            for (nic, way) in nics {
+                wanted.insert(nic, (t.index, *cpu, way));
             }
             served.push(id.clone());
         }
@@ -255,9 +258,9 @@ impl Meter {
         {
             acct.unwatch_nic(ifindex, netns)?;
         }
-        for (key, &(index, cpu)) in &wanted {
-            if self.watched.get(key) != Some(&(index, cpu)) {
-                acct.watch_nic(key.0, key.1, index, cpu)?;
+        for (key, owner) in &wanted {
+            if self.watched.get(key) != Some(owner) {
+                acct.watch_nic(key.0, key.1, owner.2, owner.0, owner.1)?;
             }
         }
         self.watched = wanted;

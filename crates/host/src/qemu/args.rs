@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::netns::{Interface, NicFound};
 use crate::proc::TapFd;
+use crate::reach::{AGENT_PORT, Chardev};
 use crate::vm::{Disk, NicKind, printable};
 
 /// Steps followed from a format node to the file below it.
@@ -187,6 +188,32 @@ impl QemuArgs {
         found
     }
 
+    /// The host's end of the virtio-serial port to an agent.
+    pub(crate) fn agent_chardev(args: &[String]) -> Option<Chardev> {
+        let values = |wanted: &'static str| {
+            let pairs = args.iter().zip(args.iter().skip(1));
+            pairs
+                .filter(move |(option, _)| option.trim_start_matches('-') == wanted)
+                .map(|(_, value)| value)
+        };
+        let is_port = |device: &Options| {
+            get(device, "driver") == Some("virtserialport")
+                && get(device, "name") == Some(AGENT_PORT)
+        };
+        let port = values("device")
+            .map(|v| options(v, "driver"))
+            .find(is_port)?;
+        let id = get(&port, "chardev")?;
+        let chardev = values("chardev")
+            .map(|v| options(v, "backend"))
+            .find(|c| get(c, "id") == Some(id) && get(c, "backend") == Some("socket"))?;
+        match (get(&chardev, "path"), get(&chardev, "fd")) {
+            (Some(path), _) => Some(Chardev::Path(path.to_owned())),
+            (None, Some(fd)) => fd.parse().ok().map(Chardev::Fd),
+            (None, None) => None,
+        }
+    }
+
     /// NICs of the command line and of the process's open taps; a tap that was plugged in later has no
     /// MAC address here.
     pub(crate) fn nics(&self, open: &[TapFd]) -> Vec<NicFound> {
@@ -340,6 +367,37 @@ mod tests {
 
     fn parse(args: &[&str]) -> QemuArgs {
         QemuArgs::parse(&args.iter().map(|&a| a.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_port_to_an_agent_is_found_by_its_name() {
+        let find = |line: &str| {
+            let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            QemuArgs::agent_chardev(&args)
+        };
+        assert_eq!(
+            find(
+                "-chardev socket,id=c0,path=/run/a,server=on,wait=off -device virtserialport,bus=b.0,chardev=c0,name=org.viola.agent.0"
+            ),
+            Some(Chardev::Path("/run/a".into()))
+        );
+        assert_eq!(
+            find(
+                "-device {\"driver\":\"virtserialport\",\"chardev\":\"c1\",\"name\":\"org.viola.agent.0\"} -chardev socket,id=c1,fd=33,server=on"
+            ),
+            Some(Chardev::Fd(33))
+        );
+        assert_eq!(
+            find(
+                "-chardev socket,id=c0,path=/a -device virtserialport,chardev=c0,name=org.qemu.guest_agent.0"
+            ),
+            None
+        );
+        assert_eq!(
+            find("-device virtserialport,chardev=c0,name=org.viola.agent.0"),
+            None
+        );
+        assert_eq!(find("-device"), None);
     }
 
     #[test]

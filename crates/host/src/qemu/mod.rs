@@ -6,6 +6,7 @@
 //! `-name ...,debug-threads=on`, which libvirt and Proxmox set.
 
 mod args;
+pub mod events;
 pub mod qmp;
 
 use std::collections::HashMap;
@@ -374,15 +375,8 @@ fn has_client(pid: Tid, socket: &str) -> Result<bool, HostError> {
 /// A line of `/proc/net/unix` of a connection that the owner of `socket` has accepted: state 3, the
 /// listener's path, and not the listener's flag.
 fn is_client_line(line: &str, socket: &str) -> bool {
-    let mut rest = line;
-    let mut fields = [""; 7];
-    for field in &mut fields {
-        rest = rest.trim_start();
-        let (now, after) = rest.split_once(' ').unwrap_or((rest, ""));
-        (*field, rest) = (now, after);
-    }
-    let [_, _, _, flags, _, state, _] = fields;
-    rest == socket && state == "03" && flags != "00010000"
+    let ([_, _, _, flags, _, state, _], path) = proc::unix_socket(line);
+    path == socket && state == "03" && flags != "00010000"
 }
 
 fn vcpu_of_name(name: &str) -> Option<u32> {

@@ -7,15 +7,11 @@
 //!
 //! QEMU serves one client per socket at a time, so the conversation is kept to a few milliseconds.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::{Value, json};
 
 use crate::vm::{Disk, Tid, printable};
@@ -95,13 +91,7 @@ pub fn ask(vm: &str, socket: &Path, reach: &Path) -> Result<Answer, QmpError> {
 }
 
 fn talk(reach: &Path) -> Result<Answer, Cause> {
-    let mut connection = Connection {
-        stream: connect_to(reach)?,
-        lines: Lines::default(),
-        end: Instant::now() + TALK_TIMEOUT,
-        asked: 0,
-    };
-    connection.greet()?;
+    let mut connection = Connection::open(reach)?;
     let name = connection.command("query-name")?;
     let status = connection.command("query-status")?;
     let cpus = connection.command("query-cpus-fast")?;
@@ -125,38 +115,80 @@ fn talk(reach: &Path) -> Result<Answer, Cause> {
     })
 }
 
-/// Connects without ever waiting: a full queue of other clients counts as busy. The socket is opened by a
-/// descriptor, so that neither its length nor the way through `/proc/PID/root` matters.
 fn connect_to(reach: &Path) -> Result<UnixStream, Cause> {
-    let io = |e: rustix::io::Errno| Cause::Io(e.into());
-    let node = File::from(
-        rustix::fs::open(reach, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io)?,
-    );
-    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", node.as_raw_fd())).map_err(io)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd: OwnedFd =
-        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io)?;
-    match connect(&fd, &address) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::AGAIN) => return Err(Cause::Busy),
-        Err(e) => return Err(io(e)),
-    }
-    let stream = UnixStream::from(fd);
-    stream.set_nonblocking(false).map_err(Cause::Io)?;
+    let stream = crate::reach::connect(reach).map_err(|e| match e.kind() {
+        // A full queue of other clients.
+        io::ErrorKind::WouldBlock => Cause::Busy,
+        _ => Cause::Io(e),
+    })?;
     stream
         .set_write_timeout(Some(ANSWER_TIMEOUT))
         .map_err(Cause::Io)?;
     Ok(stream)
 }
 
-struct Connection {
+pub(super) struct Connection {
     stream: UnixStream,
     lines: Lines,
     end: Instant,
     asked: u64,
+    /// Names of events that came between answers, for who wants them; bounded.
+    events: Vec<String>,
 }
 
 impl Connection {
+    /// Connects, and says hello.
+    pub(super) fn open(reach: &Path) -> Result<Self, Cause> {
+        let mut connection = Self {
+            stream: connect_to(reach)?,
+            lines: Lines::default(),
+            end: Instant::now() + TALK_TIMEOUT,
+            asked: 0,
+            events: Vec::new(),
+        };
+        connection.greet()?;
+        Ok(connection)
+    }
+
+    /// Begins a new conversation on the same connection.
+    pub(super) fn go_on(&mut self) {
+        self.end = Instant::now() + TALK_TIMEOUT;
+    }
+
+    /// Names of the events that have come, without waiting for more.
+    pub(super) fn events(&mut self) -> Result<Vec<String>, Cause> {
+        self.go_on();
+        let mut chunk = [0; 16 * 1024];
+        self.stream.set_nonblocking(true).map_err(Cause::Io)?;
+        let read = loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => break Err(Cause::Garbage("it hung up".to_owned())),
+                Ok(n) => {
+                    if let Err(e) = self.lines.push(&chunk[..n]) {
+                        break Err(e);
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(e) => break Err(Cause::Io(e)),
+            }
+        };
+        self.stream.set_nonblocking(false).map_err(Cause::Io)?;
+        read?;
+        while let Some(line) = self.lines.next() {
+            if let Message::Event(name) = parse_message(&line)? {
+                self.note(name);
+            }
+        }
+        Ok(std::mem::take(&mut self.events))
+    }
+
+    fn note(&mut self, event: String) {
+        if self.events.len() < MAX_ITEMS {
+            self.events.push(event);
+        }
+    }
+
     fn greet(&mut self) -> Result<(), Cause> {
         match self.message()? {
             Message::Greeting => {}
@@ -165,7 +197,7 @@ impl Connection {
         self.command("qmp_capabilities").map(|_| ())
     }
 
-    fn command(&mut self, command: &'static str) -> Result<Value, Cause> {
+    pub(super) fn command(&mut self, command: &'static str) -> Result<Value, Cause> {
         self.asked += 1;
         let mut line = json!({"execute": command, "id": self.asked}).to_string();
         line.push('\n');
@@ -175,7 +207,7 @@ impl Connection {
         let until = Instant::now() + ANSWER_TIMEOUT;
         loop {
             match self.message_before(until)? {
-                Message::Event => {}
+                Message::Event(name) => self.note(name),
                 Message::Return { id, value } if id == self.asked => return Ok(value),
                 Message::Error { id, reason } if id == self.asked => {
                     return Err(Cause::Refused { command, reason });
@@ -269,7 +301,7 @@ enum Message {
     Greeting,
     Return { id: u64, value: Value },
     Error { id: u64, reason: String },
-    Event,
+    Event(String),
 }
 
 fn parse_message(line: &[u8]) -> Result<Message, Cause> {
@@ -288,14 +320,14 @@ fn parse_message(line: &[u8]) -> Result<Message, Cause> {
     } else if let Some(error) = message.get("error") {
         let reason = printable(error["desc"].as_str().unwrap_or("no reason given"));
         Ok(Message::Error { id, reason })
-    } else if message["event"].is_string() {
-        Ok(Message::Event)
+    } else if let Some(event) = message["event"].as_str() {
+        Ok(Message::Event(printable(event)))
     } else {
         Err(Cause::Garbage(format!("{:?}", shown().trim_end())))
     }
 }
 
-fn list<'v>(command: &'static str, value: &'v Value) -> Result<&'v [Value], Cause> {
+pub(super) fn list<'v>(command: &'static str, value: &'v Value) -> Result<&'v [Value], Cause> {
     match value.as_array() {
         Some(items) if items.len() <= MAX_ITEMS => Ok(items),
         _ => Err(Cause::Garbage(format!(

@@ -48,6 +48,10 @@ pub struct CoreVm {
     pub want_io: u32,
     /// Unused.
     pub _pad: u32,
+    /// When the last packet came that may want an answer: any but TCP segments without data.
+    pub asked_at: u64,
+    /// When it sent the last packet that may be an answer.
+    pub answered_at: u64,
 }
 
 /// Switches of one core, set by its controller.
@@ -56,7 +60,7 @@ pub struct CoreVm {
 pub struct CoreCtl {
     /// A controller listens.
     pub managed: u32,
-    /// Call it when a VM becomes runnable.
+    /// Call it, once, when a VM becomes runnable.
     pub notify_wake: u32,
     /// Call it when the running VM blocks.
     pub notify_block: u32,
@@ -150,7 +154,7 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_c_structures() {
         assert_eq!(size_of::<SlotAcct>(), 6 * 8 + 4 * HIST_BUCKETS);
-        assert_eq!(size_of::<CoreVm>(), 40);
+        assert_eq!(size_of::<CoreVm>(), 56);
         assert_eq!(size_of::<CoreCtl>(), 16);
     }
 

@@ -181,7 +181,7 @@ impl CoreView {
         unsafe { (&raw mut (*row).runnable).write_volatile(0) };
     }
 
-    /// Sets which events wake this core's controller.
+    /// Sets which events wake this core's controller: the next VM that becomes runnable, and each that blocks.
     pub fn notify(&self, wake: bool, block: bool) {
         let ctl = self.ctls.ptr(self.cpu);
         // SAFETY: in bounds and mapped writable; aligned words.

@@ -74,7 +74,8 @@ fn at(step: &'static str) -> impl Fn(libbpf_rs::Error) -> AcctError {
 /// The loaded and attached accounting program. Dropping it detaches it.
 pub struct Acct {
     object: Object,
-    _links: Vec<Link>,
+    links: Vec<Link>,
+    sees_packets: bool,
     _rings: Vec<MapHandle>,
     slots: Slots,
     cpus: u32,
@@ -86,6 +87,20 @@ impl std::fmt::Debug for Acct {
             .field("cpus", &self.cpus)
             .finish_non_exhaustive()
     }
+}
+
+/// Which packets of an interface go to its VM; the others come from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// Those sent to it: a tap.
+    Sent = 0,
+    /// Those that arrive at it: an interface that the VM reads by a packet socket.
+    Arrived = 1,
+}
+
+/// Whether this program is met by every packet of the host: it is attached when a NIC is to be watched.
+fn is_for_packets(prog: &libbpf_rs::ProgramMut<'_>) -> bool {
+    ["on_xmit", "on_receive"].iter().any(|n| prog.name() == *n)
 }
 
 /// Descriptors that a controller of one core needs to open its [`CoreView`] and [`Ring`].
@@ -123,14 +138,16 @@ impl Acct {
         let object = open.load().map_err(at("load"))?;
         let mut links = Vec::new();
         for prog in object.progs_mut() {
-            if prog.prog_type() == libbpf_rs::ProgramType::Tracing {
+            let tracing = prog.prog_type() == libbpf_rs::ProgramType::Tracing;
+            if tracing && !is_for_packets(&prog) {
                 links.push(prog.attach().map_err(at("attach"))?);
             }
         }
         let slots = Slots::map(map(&object, "slots")?.as_fd())?;
         Ok(Self {
             object,
-            _links: links,
+            links,
+            sees_packets: false,
             _rings: Vec::new(),
             slots,
             cpus,
@@ -200,16 +217,25 @@ impl Acct {
         Ok(fds)
     }
 
-    /// Packets put on this interface (`ifindex` in the network namespace with inode number `netns`) are for
-    /// `vm`, which takes interrupts on core `cpu`.
+    /// This interface (`ifindex` in the network namespace with inode number `netns`) is `vm`'s, which takes
+    /// interrupts on core `cpu`; packets that go `way` are for it.
     pub fn watch_nic(
         &mut self,
         ifindex: u32,
         netns: u32,
+        way: Way,
         vm: u32,
         cpu: u32,
     ) -> Result<(), AcctError> {
-        let value = [vm.to_ne_bytes(), cpu.to_ne_bytes()].concat();
+        if !self.sees_packets {
+            for prog in self.object.progs_mut() {
+                if is_for_packets(&prog) {
+                    self.links.push(prog.attach().map_err(at("attach"))?);
+                }
+            }
+            self.sees_packets = true;
+        }
+        let value = [vm, cpu, way as u32].map(u32::to_ne_bytes).concat();
         map(&self.object, "nics")?
             .update(&nic_key(ifindex, netns), &value, MapFlags::ANY)
             .map_err(at("watching a NIC"))
@@ -235,10 +261,14 @@ impl Acct {
                 return Ok(out.return_value);
             }
         }
-        Err(AcctError::Bpf {
-            step: name,
-            source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
-        })
+        Err(missing(name))
+    }
+}
+
+fn missing(step: &'static str) -> AcctError {
+    AcctError::Bpf {
+        step,
+        source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
     }
 }
 
@@ -253,10 +283,7 @@ fn map<'a>(object: &'a Object, name: &'static str) -> Result<libbpf_rs::Map<'a>,
     object
         .maps()
         .find(|m| m.name() == name)
-        .ok_or(AcctError::Bpf {
-            step: name,
-            source: libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound)),
-        })
+        .ok_or_else(|| missing(name))
 }
 
 fn dup(fd: BorrowedFd<'_>) -> Result<OwnedFd, MapError> {

@@ -12,9 +12,10 @@
 //!   that long.
 //! - Several LSVMs that may run take turns by microslices.
 //! - Where the driver sees an LSVM's packets ([`Io`]), a busy LSVM is cut into microslices only when one waits: it
-//!   runs in pieces of [`Config::quiet_slice`], higher up on the scale of its lag, so that a microslice is always
-//!   in reserve, and a packet gets it the core for a microslice at once. Two preemptions per cycle are
-//!   what microslices cost; this way they are spent when there is something to answer.
+//!   runs in pieces of [`Config::quiet_slice`], higher up on the scale of its lag, so that it has in reserve what one
+//!   that slept would have saved up. A packet gets it the core at once, for microslices until it is answered or the
+//!   reserve is spent. Two preemptions per cycle are what microslices cost; this way they are spent when there is
+//!   something to answer.
 //!
 //! Nobody gets more than its share plus the credit it saved up, whenever it sleeps and wakes.
 
@@ -46,7 +47,7 @@ impl Default for Config {
             batch_slice: 4 * MS,
             credit_ls: 3 * MS,
             credit_batch: MS,
-            quiet_slice: MS,
+            quiet_slice: 4 * MS,
         }
     }
 }
@@ -272,33 +273,44 @@ impl Interleaved {
             mut stop,
             ..
         } = self.vms[i];
-        let (lag, margin) = (self.ledger.lag(i), margin(micro));
+        let lag = self.ledger.lag(i);
         let quiet = ready && io == Io::Quiet;
         if !boosted || !ready {
-            // A quiet LSVM gives the core up with a microslice in reserve.
-            (piece, stop) = if quiet {
-                (micro.max(self.config.quiet_slice), micro as i64)
-            } else {
-                (micro, self.ledger.after(i, micro))
-            };
-            start = if quiet {
-                stop - self.ledger.after(i, piece)
-            } else {
-                0
-            };
+            (piece, start, stop) = self.bounds(i, quiet);
             if ready && io == Io::Pending && lag > start {
-                // The packet is worth one microslice, not all that was saved up.
-                stop = lag + self.ledger.after(i, micro);
+                // The packet is worth one microslice, not all that was saved up; and what is above the reserve it
+                // would run soon anyway.
+                stop = (lag + self.ledger.after(i, micro)).min(self.vms[i].credit);
             }
         } else if io == Io::Unseen {
             (piece, start, stop) = (micro, 0, self.ledger.after(i, micro));
         } else if io == Io::Pending {
-            stop = stop.min(lag + self.ledger.after(i, micro));
+            // One more microslice, as far as it is in reserve.
+            let one = self.ledger.after(i, micro);
+            stop = stop.min(lag + one).max(one);
+        }
+        let margin = margin(piece);
+        let goes_on = lag >= start - margin && (!boosted || !ready || io == Io::Unseen)
+            || boosted && (self.ledger.is_alone(i) || lag > stop + margin);
+        if boosted && !goes_on {
+            // What a packet had changed is over.
+            (piece, start, stop) = self.bounds(i, quiet);
         }
         let vm = &mut self.vms[i];
         (vm.piece, vm.start, vm.stop) = (piece, start, stop);
-        lag >= start - margin && (!boosted || !ready || io == Io::Unseen)
-            || boosted && (self.ledger.is_alone(i) || lag > stop + margin)
+        goes_on
+    }
+
+    /// Length of an LSVM's slice, and the lags at which it begins and ends.
+    fn bounds(&self, i: usize, quiet: bool) -> (Nanos, i64, i64) {
+        let Vm { micro, credit, .. } = self.vms[i];
+        if quiet {
+            // It gives the core up with as much in reserve as one that slept.
+            let piece = micro.max(self.config.quiet_slice);
+            (piece, credit - self.ledger.after(i, piece), credit)
+        } else {
+            (micro, 0, self.ledger.after(i, micro))
+        }
     }
 
     /// Begins and ends the boost of LSVMs and passes the turn among them.
@@ -328,7 +340,7 @@ impl Interleaved {
         if let Some(holder) = self.turn {
             let vm = &mut self.vms[holder];
             if vm.queued {
-                if self.turn_left > margin(vm.micro) {
+                if self.turn_left > margin(vm.piece) {
                     return;
                 }
                 // The turn is over: to the back, behind those that wait.
@@ -376,7 +388,12 @@ impl Interleaved {
             let vm = &self.vms[owner];
             let mine = vm.ready && (!vm.ls || (!batch && self.turn.is_none()));
             // Alone it keeps the rank even beyond its slice: nobody is there to take the turn.
-            if mine && (self.owner_left > SHORTEST as i64 || self.contenders <= 1) {
+            let slice = if batch {
+                self.config.batch_slice
+            } else {
+                vm.micro
+            };
+            if mine && (self.owner_left > margin(slice) || self.contenders <= 1) {
                 return;
             }
         }
@@ -407,9 +424,11 @@ impl Interleaved {
     }
 }
 
-/// How close to the end of a microslice, or to lag 0, counts as there: 1/64 of it, at least 1 us.
-fn margin(micro: Nanos) -> i64 {
-    (micro / 64).max(US) as i64
+/// How close to the end of a slice, or to the lag at which it begins, counts as there: 1/32 of it, at least 1 us. A
+/// VM runs a little less than the time that passes, so without this an end would take several looks. What is left
+/// is not lost: lags are exact.
+fn margin(slice: Nanos) -> i64 {
+    (slice / 32).max(US) as i64
 }
 
 impl Machine for Interleaved {

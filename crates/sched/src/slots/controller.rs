@@ -32,6 +32,14 @@ use crate::plan::Algorithm;
 pub const HEARTBEAT: Nanos = 50_000_000;
 /// How often all priorities are set anew, in case somebody else changed one.
 const DOUBT: Nanos = 1_000_000_000;
+/// A packet that was not answered after this time will not be, ns.
+const ANSWER: Nanos = 5_000_000;
+/// Time that goes to switching while a budget is spent: a look this much later finds it spent, and need not be
+/// repeated, ns.
+const SWITCHING: Nanos = 20_000;
+/// After so many looks before which no VM woke, the controller has itself called when one of those that sleep and
+/// outrank the running one does, instead of looking.
+const CALM: u32 = 1;
 /// Shortest sleep, so that a decision that is over already cannot spin.
 const SHORTEST: Nanos = 5_000;
 
@@ -108,8 +116,7 @@ pub fn pin(cpus: &[u32]) -> io::Result<()> {
 struct LastSeen {
     used: u64,
     blocks: u32,
-    /// A packet came while it waited.
-    pending: bool,
+    wakes: u64,
 }
 
 struct Core {
@@ -135,6 +142,8 @@ struct Core {
     last: Nanos,
     doubted: Nanos,
     lost: u32,
+    /// Looks since one of the VMs woke.
+    calm: u32,
 }
 
 impl Core {
@@ -159,6 +168,7 @@ impl Core {
             last: 0,
             doubted: 0,
             lost: 0,
+            calm: 0,
         }
     }
 
@@ -168,6 +178,7 @@ impl Core {
         if mine.seq() != self.seq {
             self.follow(now, mine);
         }
+        self.calm = self.calm.saturating_add(1);
         for (i, &index) in self.indexes.iter().enumerate() {
             let vm = self.view.vm(index);
             let used = self.view.used(index, now);
@@ -176,14 +187,20 @@ impl Core {
                 used: used.saturating_sub(last.used),
                 runnable: vm.runnable > 0,
                 blocked: vm.blocks != last.blocks,
-                io: match (self.plan.vms[i].sees_packets, last.pending) {
-                    (false, _) => Io::Unseen,
-                    (true, false) => Io::Quiet,
-                    (true, true) => Io::Pending,
+                // Until the VM has answered: a microslice may be too short for it.
+                io: match self.plan.vms[i].sees_packets {
+                    false => Io::Unseen,
+                    true if vm.asked_at > vm.answered_at && now < vm.asked_at + ANSWER => {
+                        Io::Pending
+                    }
+                    true => Io::Quiet,
                 },
             };
             last.used = used.max(last.used);
             last.blocks = vm.blocks;
+            if vm.wakes != last.wakes {
+                (last.wakes, self.calm) = (vm.wakes, 0);
+            }
         }
         let machine: &mut dyn Machine = match self.plan.algorithm {
             Algorithm::Interleaved => &mut self.interleaved,
@@ -197,14 +214,10 @@ impl Core {
             let rank = self.decision.ranks[i];
             fill |= rank == Rank::Capped && self.seen[i].runnable;
             let applied = self.threads[index as usize].apply(rank, set_fifo);
-            // A packet has been answered for when the VM gets the core for it; the next is to be told again,
-            // unless the VM has the core anyway.
-            let served = rank == Rank::Boost;
-            let pending = &mut self.last_seen[index as usize].pending;
-            *pending &= !served && self.seen[i].used == 0;
             if self.plan.vms[i].sees_packets {
-                self.view
-                    .want_io(index, !served && !*pending && self.seen[i].runnable);
+                let Seen { runnable, io, .. } = self.seen[i];
+                let waits = rank != Rank::Boost && runnable && io == Io::Quiet;
+                self.view.want_io(index, waits);
             }
             calls += u64::from(applied.calls);
             switches += u64::from(applied.calls > 0);
@@ -213,10 +226,12 @@ impl Core {
                     .store(applied.refused as u32, Ordering::Release);
             }
         }
-        self.until = self.end_of_decision(now);
+        let called = self.end_of_decision(now);
         self.filler.set(fill);
-        self.view
-            .notify(self.decision.notify_wake, self.decision.notify_block);
+        self.view.notify(
+            called || self.decision.notify_wake,
+            self.decision.notify_block,
+        );
         add(&mine.decisions, 1);
         add(&mine.switches, switches);
         add(&mine.calls, calls);
@@ -237,20 +252,31 @@ impl Core {
         mine.beat.store(now, Ordering::Release);
     }
 
-    /// The time of the next turn: that of the decision, or when one of those that can run now may have used its
-    /// budget. Those are the highest-ranked that is runnable, and all above it, since they may wake.
-    fn end_of_decision(&self, now: Nanos) -> Nanos {
-        let n = self.indexes.len();
-        let top = (0..n)
-            .filter(|&i| self.seen[i].runnable)
-            .map(|i| self.decision.ranks[i])
+    /// Sets the time of the next turn: that of the decision, or when one of those that can run now may have used
+    /// its budget. Those are the highest-ranked that is runnable, and all above it, since they may wake; when they
+    /// seldom do, it is cheaper to be called then. Returns whether to be.
+    fn end_of_decision(&mut self, now: Nanos) -> bool {
+        let top = std::iter::zip(&self.seen, &self.decision.ranks)
+            .filter_map(|(seen, rank)| seen.runnable.then_some(*rank))
             .max();
-        let budget = (0..n)
-            .filter(|&i| top.is_none_or(|top| self.decision.ranks[i] >= top))
-            .map(|i| self.decision.budgets[i])
-            .min()
-            .unwrap_or(FOREVER);
-        self.decision.until.min(now.saturating_add(budget))
+        let (mut runs, mut may_wake) = (FOREVER, FOREVER);
+        for (i, seen) in self.seen.iter().enumerate() {
+            if top.is_some_and(|top| self.decision.ranks[i] < top) {
+                continue;
+            }
+            let least = if seen.runnable {
+                &mut runs
+            } else {
+                &mut may_wake
+            };
+            *least = self.decision.budgets[i].min(*least);
+        }
+        let end = self.decision.until.min(now.saturating_add(runs));
+        let look = now.saturating_add(may_wake);
+        let called = look < end && self.calm >= CALM;
+        let end = if called { end } else { end.min(look) };
+        self.until = end.saturating_add(SWITCHING);
+        called
     }
 
     fn take_events(&mut self, mine: &CoreBoard) {
@@ -270,10 +296,7 @@ impl Core {
                         mine.resync.store(1, Ordering::Release);
                     }
                 }
-                EventKind::Io => {
-                    self.last_seen[event.vm as usize].pending = true;
-                }
-                EventKind::Wake | EventKind::Block => {}
+                EventKind::Io | EventKind::Wake | EventKind::Block => {}
             }
         }
         let lost = self.view.lost();
@@ -315,7 +338,7 @@ impl Core {
                 self.last_seen[index as usize] = LastSeen {
                     used: self.view.used(index, now),
                     blocks: vm.blocks,
-                    pending: false,
+                    wakes: vm.wakes,
                 };
             } else if !planned && table.is_planned() {
                 table.clear();
