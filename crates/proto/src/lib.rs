@@ -8,16 +8,21 @@
 //! | `GET /v1/vms/{name}` | | [`VmReport`] |
 //! | `PATCH /v1/vms/{name}` | [`Change`] | [`VmReport`] |
 //! | `GET /v1/status` | | [`Status`] |
+//! | `GET /v1/vread` | | [`vread::Vread`] |
 //! | `POST /v1/stop`, `POST /v1/start` | | [`Done`] |
 //!
 //! Anything else, and everything that fails, is answered with a status of 400 or above and an [`Error`].
+//! Messages between a guest's agent and its worker on the host are in [`agent`].
+//!
 //! `{name}` is a VM's name or identity (`uml:g1`), percent-encoded.
 //!
 //! Times are nanoseconds (`_ns`), shares are fractions of 1, caps are thousandths of one core
 //! (`_permille`), rates are per second (`_per_s`).
 
+pub mod agent;
 mod status;
 mod vm;
+pub mod vread;
 
 pub use status::{Check, Core, Done, LeftOut, Row, RowState, Stage, Status};
 pub use vm::{Change, Class, ClassSetting, Source, Spent, VmList, VmReport};

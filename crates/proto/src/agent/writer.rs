@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages to frames.
+
+use std::io::{ErrorKind, Write};
+
+use super::crc::crc32c;
+use super::message::Message;
+use super::{HEADER, MAGIC, MAX_PAYLOAD};
+
+/// Why a message is not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TooMuch {
+    /// It does not fit into a frame, or breaks a limit of [`Message::check`].
+    #[error("a message is too long for a frame: {0}")]
+    Message(&'static str),
+    /// The other side does not read.
+    #[error("{0} bytes wait to be sent already")]
+    Waiting(usize),
+}
+
+/// The frame of a message.
+pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, TooMuch> {
+    message.check().map_err(TooMuch::Message)?;
+    let mut frame = vec![0; HEADER];
+    serde_json::to_writer(&mut frame, message)
+        .map_err(|_| TooMuch::Message("it is no JSON message"))?;
+    let length = frame.len() - HEADER;
+    if length > MAX_PAYLOAD {
+        return Err(TooMuch::Message("more than a MiB"));
+    }
+    let crc = crc32c(&frame[HEADER..]);
+    frame[..4].copy_from_slice(&MAGIC);
+    frame[4..8].copy_from_slice(&(length as u32).to_le_bytes());
+    frame[8..12].copy_from_slice(&crc.to_le_bytes());
+    Ok(frame)
+}
+
+/// Frames on their way to a stream that may not block.
+#[derive(Debug)]
+pub struct FrameWriter {
+    waiting: Vec<u8>,
+    sent: usize,
+    limit: usize,
+}
+
+impl FrameWriter {
+    /// A writer that keeps at most `limit` bytes waiting, and one frame when nothing waits.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            waiting: Vec::new(),
+            sent: 0,
+            limit,
+        }
+    }
+
+    /// Puts a message behind the others; whole or not at all.
+    pub fn push<M: Message>(&mut self, message: &M) -> Result<(), TooMuch> {
+        let frame = encode(message)?;
+        let waiting = self.waiting();
+        if waiting > 0 && waiting + frame.len() > self.limit {
+            return Err(TooMuch::Waiting(waiting));
+        }
+        self.waiting.drain(..self.sent);
+        self.sent = 0;
+        self.waiting.extend_from_slice(&frame);
+        Ok(())
+    }
+
+    /// Bytes that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len() - self.sent
+    }
+
+    /// Forgets what waits: the stream was replaced.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+        self.sent = 0;
+    }
+
+    /// Writes as much as the stream takes; true when nothing waits any more.
+    pub fn flush(&mut self, stream: &mut impl Write) -> std::io::Result<bool> {
+        while self.sent < self.waiting.len() {
+            match stream.write(&self.waiting[self.sent..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+        self.clear();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::{BlockKey, FileMap, FrameReader, FromAgent, MAX_EXTENTS, ToAgent};
+
+    /// Takes a few bytes at a time and then blocks.
+    struct Slow(Vec<u8>, usize);
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if self.1 == 0 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let n = bytes.len().min(3).min(self.1);
+            self.1 -= n;
+            self.0.extend_from_slice(&bytes[..n]);
+            Ok(n)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_slow_stream_gets_every_byte_once() {
+        let mut writer = FrameWriter::new(1000);
+        let mut stream = Slow(Vec::new(), 0);
+        let all: Vec<_> = (0..5).map(|n| ToAgent::Ping { n, session: 9 }).collect();
+        for message in &all {
+            writer.push(message).unwrap();
+            stream.1 = 7;
+            assert!(!writer.flush(&mut stream).unwrap());
+        }
+        stream.1 = usize::MAX;
+        assert!(writer.flush(&mut stream).unwrap());
+        assert_eq!(writer.waiting(), 0);
+        let mut reader = FrameReader::new();
+        reader.push(&stream.0);
+        for message in &all {
+            assert_eq!(reader.next::<ToAgent>().unwrap().unwrap(), *message);
+        }
+        assert!(reader.next::<ToAgent>().is_none());
+    }
+
+    #[test]
+    fn what_waits_is_bounded() {
+        let mut writer = FrameWriter::new(50);
+        let ping = ToAgent::Ping { n: 1, session: 0 };
+        writer.push(&ping).unwrap();
+        let before = writer.waiting();
+        assert_eq!(writer.push(&ping), Err(TooMuch::Waiting(before)));
+        assert_eq!(writer.waiting(), before);
+        writer.clear();
+        writer.push(&ping).unwrap();
+    }
+
+    #[test]
+    fn a_file_in_too_many_far_pieces_fits_no_frame() {
+        let far = FileMap {
+            size: u64::MAX,
+            extents: vec![(u64::MAX, u64::MAX, u64::MAX, false).into(); MAX_EXTENTS],
+        };
+        let name = FromAgent::Name {
+            lease: 1,
+            fs: 1,
+            key: BlockKey::new("BP-1", 1, 1).unwrap(),
+            data: far,
+            meta: FileMap::default(),
+        };
+        assert_eq!(encode(&name), Err(TooMuch::Message("more than a MiB")));
+    }
+
+    #[test]
+    fn a_block_of_many_pieces_on_a_large_disk_fits() {
+        let extents = (0..MAX_EXTENTS as u64)
+            .map(|i| (i * 4096, (16 << 40) + i * 8192, 4096, false).into())
+            .collect();
+        let name = FromAgent::Name {
+            lease: u64::MAX,
+            fs: 1,
+            key: BlockKey::new("BP-1", 1, 1).unwrap(),
+            data: FileMap {
+                size: 1 << 27,
+                extents,
+            },
+            meta: FileMap::default(),
+        };
+        assert!(encode(&name).is_ok());
+    }
+}
