@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! In the guest: where the bytes of a file are on the guest's disk.
+
+mod disk;
+mod fiemap;
+mod filesystem;
+mod refusal;
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use rustix::fs::{FileType, Stat};
+
+use filesystem::Kind;
+pub use refusal::Refusal;
+
+use crate::extent::{DiskName, FileMap};
+
+/// Names the extents of files.
+#[derive(Clone, Debug)]
+pub struct Mapper {
+    sys: PathBuf,
+    proc: PathBuf,
+}
+
+impl Default for Mapper {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Mapper {
+    /// With the system's own `/sys` and `/proc`.
+    pub fn new() -> Self {
+        Self::with_roots("/sys", "/proc")
+    }
+
+    /// With sysfs and procfs mounted elsewhere.
+    pub fn with_roots(sys: impl Into<PathBuf>, proc: impl Into<PathBuf>) -> Self {
+        Self {
+            sys: sys.into(),
+            proc: proc.into(),
+        }
+    }
+
+    /// Where the bytes of a file are, to be read from the disk's image by the host.
+    ///
+    /// Brings the file's bytes and the file system's journal to the disk first (fsync, which also has a VMM
+    /// write its own tables), so it may take as long as the disk takes. The caller keeps the file from being
+    /// changed meanwhile and after; a change of size or time stamps while it was mapped is noticed.
+    ///
+    /// # Errors
+    /// A [`Refusal`] whose text is for the operator.
+    pub fn file_extents(&self, file: &File) -> Result<FileMap, Refusal> {
+        self.map(file, false)
+    }
+
+    /// As [`Mapper::file_extents`], for a host that will write into the file: holes, unwritten and shared
+    /// extents are refused too, because such bytes have no place of their own yet.
+    ///
+    /// # Errors
+    /// A [`Refusal`] whose text is for the operator.
+    pub fn file_extents_for_writing(&self, file: &File) -> Result<FileMap, Refusal> {
+        self.map(file, true)
+    }
+
+    /// The disk below the file system of an open file or folder, and where on it the file system's partition
+    /// begins, in bytes.
+    ///
+    /// # Errors
+    /// A [`Refusal`] whose text is for the operator.
+    pub fn disk_of(&self, file: &File) -> Result<(DiskName, u64), Refusal> {
+        filesystem::kind(file)?;
+        let device = self.device(&stat(file)?)?;
+        Ok((device.disk, device.place.start))
+    }
+
+    fn map(&self, file: &File, writing: bool) -> Result<FileMap, Refusal> {
+        let before = stat(file)?;
+        if !FileType::from_raw_mode(before.st_mode).is_file() {
+            return Err(Refusal::NotAFile);
+        }
+        let kind = filesystem::kind(file)?;
+        let device = self.device(&before)?;
+        if kind == Kind::Ext4 {
+            filesystem::refuse_data_journal(&self.proc, &device.name)?;
+        }
+        filesystem::refuse_attributes(file, kind)?;
+
+        file.sync_all().map_err(|source| Refusal::Io {
+            call: "fsync",
+            source,
+        })?;
+        let size = before.st_size as u64;
+        let raw = fiemap::raw_extents(file, size)?;
+        let extents = fiemap::name(&raw, size, &device.place, writing)?;
+        // Of a file that is being written to, FIEMAP may show half of a change.
+        if version(&stat(file)?) != version(&before) {
+            return Err(Refusal::Changed);
+        }
+        Ok(FileMap {
+            size,
+            extents,
+            disk: device.disk,
+        })
+    }
+
+    fn device(&self, stat: &Stat) -> Result<disk::Device, Refusal> {
+        let device = stat.st_dev;
+        disk::device(
+            &self.sys,
+            rustix::fs::major(device),
+            rustix::fs::minor(device),
+        )
+    }
+}
+
+fn stat(file: &File) -> Result<Stat, Refusal> {
+    rustix::fs::fstat(file).map_err(|error| filesystem::failed("fstat", error))
+}
+
+/// What changes when somebody writes to a file or truncates it.
+fn version(stat: &Stat) -> impl PartialEq + use<> {
+    (
+        stat.st_size,
+        (stat.st_mtime, stat.st_mtime_nsec),
+        (stat.st_ctime, stat.st_ctime_nsec),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(path: &str) -> String {
+        let file = File::open(path).unwrap();
+        Mapper::new().file_extents(&file).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_file_on_a_disk_is_refused() {
+        assert_eq!(refusal("/"), "it is not a regular file");
+        assert_eq!(refusal("/dev/null"), "it is not a regular file");
+        assert!(refusal("/proc/version").starts_with("its file system is of unknown type 0x9fa0;"));
+        let file = File::open("/proc").unwrap();
+        assert!(matches!(
+            Mapper::new().disk_of(&file),
+            Err(Refusal::FileSystem(_))
+        ));
+    }
+}

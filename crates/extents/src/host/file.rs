@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One file or block device of an image.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, OFlags, SeekFrom};
+
+use super::buffers::Buffers;
+
+/// Alignment that every disk and file system accepts for `O_DIRECT`.
+const ALIGN: u64 = 4096;
+
+/// Bytes that go through a bounce buffer at a time.
+const BOUNCE: u64 = 256 << 10;
+
+/// A file or block device, open for reading.
+#[derive(Debug)]
+pub(super) struct ImageFile {
+    fd: OwnedFd,
+    block: bool,
+    direct: bool,
+}
+
+impl ImageFile {
+    /// Looks at what was handed over; `None` for what is neither a file nor a block device.
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Option<Self>> {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+        let direct = rustix::fs::fcntl_getfl(&fd)?.contains(OFlags::DIRECT);
+        let block = kind == FileType::BlockDevice;
+        Ok((block || kind == FileType::RegularFile).then_some(Self { fd, block, direct }))
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its size in bytes, now.
+    pub(super) fn size(&self) -> io::Result<u64> {
+        if self.block {
+            // reads are positioned, so moving the descriptor's own position disturbs nobody
+            return Ok(rustix::fs::seek(&self.fd, SeekFrom::End(0))?);
+        }
+        Ok(rustix::fs::fstat(&self.fd)?.st_size as u64)
+    }
+
+    /// Fills the next `len` bytes of the buffers from `offset`.
+    pub(super) fn read(
+        &self,
+        mut offset: u64,
+        mut len: u64,
+        buffers: &mut Buffers<'_, '_>,
+    ) -> io::Result<()> {
+        while len > 0 {
+            let n = match self.direct {
+                true => self.read_direct(offset, len, buffers)?,
+                false => {
+                    let n = retry(|| preadv(&self.fd, &mut buffers.next(len), offset))?;
+                    buffers.advance(n);
+                    n
+                }
+            };
+            if n == 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the image is shorter than it was",
+                ));
+            }
+            offset += n as u64;
+            len -= n as u64;
+        }
+        Ok(())
+    }
+
+    /// One call of `O_DIRECT`: into the caller's buffers where they are aligned, else through one of our own.
+    fn read_direct(
+        &self,
+        offset: u64,
+        len: u64,
+        buffers: &mut Buffers<'_, '_>,
+    ) -> io::Result<usize> {
+        if offset.is_multiple_of(ALIGN) {
+            let mut slices = buffers.next_aligned(len, ALIGN as usize);
+            if !slices.is_empty() {
+                let n = retry(|| preadv(&self.fd, &mut slices, offset))?;
+                drop(slices);
+                buffers.advance(n);
+                return Ok(n);
+            }
+        }
+        let start = offset - offset % ALIGN;
+        let skip = (offset - start) as usize;
+        let wanted = len.min(BOUNCE);
+        let room = (skip as u64 + wanted).next_multiple_of(ALIGN) as usize;
+        let mut memory = vec![0; room + ALIGN as usize];
+        let pad = memory.as_ptr().align_offset(ALIGN as usize);
+        let bounce = &mut memory[pad..pad + room];
+        let n = retry(|| preadv(&self.fd, &mut [IoSliceMut::new(bounce)], start))?;
+        let got = n.saturating_sub(skip).min(wanted as usize);
+        buffers.copy(&bounce[skip..skip + got]);
+        Ok(got)
+    }
+
+    /// Asks for bytes to be brought into the page cache. Advice: an error changes nothing for the reader.
+    pub(super) fn prefetch(&self, offset: u64, len: u64) {
+        let Some(len) = std::num::NonZeroU64::new(len) else {
+            return;
+        };
+        if !self.direct {
+            let advice = rustix::fs::Advice::WillNeed;
+            let _ = rustix::fs::fadvise(&self.fd, offset, Some(len), advice);
+        }
+    }
+}
+
+fn preadv(fd: &OwnedFd, slices: &mut [IoSliceMut<'_>], offset: u64) -> rustix::io::Result<usize> {
+    rustix::io::preadv(fd, slices, offset)
+}
+
+fn retry(mut call: impl FnMut() -> rustix::io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
