@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the operator sets: a file, and the kernel's command line over it.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::core::block::Times;
+use crate::core::place::Bounds;
+
+/// Where the configuration is, unless the command line says otherwise.
+pub const FILE: &str = "/etc/viola/agent.toml";
+
+/// Prefix of the words on the kernel's command line.
+const PREFIX: &str = "viola.agent.";
+
+/// The configuration, all defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Way to the host: a character device, `vsock:CID:PORT` or `unix:PATH`.
+    pub channel: String,
+    /// Data directories of the DataNode, as in `dfs.datanode.data.dir`.
+    pub data: Vec<PathBuf>,
+    /// A block is linked when nothing has happened to it for so many milliseconds.
+    pub quiet_ms: u64,
+    /// It is mapped and named so many milliseconds later.
+    pub settle_ms: u64,
+    /// Most MiB of deleted or replaced blocks that links hold back before naming stops.
+    pub hold_mib: u64,
+    /// Most blocks named at a time.
+    pub blocks: u32,
+    /// Most blocks named in a second.
+    pub names_per_s: u32,
+    /// Extents of named blocks are compared after so many seconds.
+    pub recheck_s: u64,
+    /// All folders are read again after so many seconds.
+    pub rescan_s: u64,
+    /// Socket that `viola-agent status` asks.
+    pub status: PathBuf,
+}
+
+/// Why a configuration is not usable; one sentence.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Bad(String);
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            channel: "/dev/virtio-ports/org.viola.agent.0".into(),
+            data: Vec::new(),
+            quiet_ms: 3000,
+            settle_ms: 500,
+            hold_mib: 2048,
+            blocks: 100_000,
+            names_per_s: 200,
+            recheck_s: 600,
+            rescan_s: 3600,
+            status: "/run/viola-agent.sock".into(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads `file` ([`FILE`], which may be missing, when none is given) and `/proc/cmdline`.
+    pub fn load(file: Option<&Path>) -> Result<Self, Bad> {
+        let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+        let path = file.unwrap_or(Path::new(FILE));
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && file.is_none() => String::new(),
+            Err(e) => return Err(Bad(format!("{}: {e}", path.display()))),
+        };
+        Self::read(&text, &path.display().to_string(), &line)
+    }
+
+    /// Reads the text of a file called `origin`, and a kernel's command line.
+    pub fn read(text: &str, origin: &str, line: &str) -> Result<Self, Bad> {
+        let mut config: Self = toml::from_str(text).map_err(|e| {
+            let at = e
+                .span()
+                .map(|s| text[..s.start].matches('\n').count() + 1)
+                .map_or_else(String::new, |line| format!("line {line}: "));
+            Bad(format!(
+                "{origin}: {at}{}",
+                e.message().trim().replace('\n', " ")
+            ))
+        })?;
+        for word in line.split_whitespace() {
+            if let Some(word) = word.strip_prefix(PREFIX) {
+                config.set(word)?;
+            }
+        }
+        config.check(origin)?;
+        Ok(config)
+    }
+
+    /// One `key=value` of the kernel's command line.
+    fn set(&mut self, word: &str) -> Result<(), Bad> {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        let bad = || {
+            Bad(format!(
+                "kernel command line: {PREFIX}{key} cannot be `{value}`"
+            ))
+        };
+        let number = || value.parse::<u64>().map_err(|_| bad());
+        let small = || value.parse::<u32>().map_err(|_| bad());
+        match key {
+            "channel" => self.channel = value.into(),
+            "data" => self.data = value.split(',').map(PathBuf::from).collect(),
+            "quiet_ms" => self.quiet_ms = number()?,
+            "settle_ms" => self.settle_ms = number()?,
+            "hold_mib" => self.hold_mib = number()?,
+            "blocks" => self.blocks = small()?,
+            "names_per_s" => self.names_per_s = small()?,
+            "recheck_s" => self.recheck_s = number()?,
+            "rescan_s" => self.rescan_s = number()?,
+            "status" => self.status = value.into(),
+            _ => {
+                return Err(Bad(format!(
+                    "kernel command line: there is no {PREFIX}{key}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, origin: &str) -> Result<(), Bad> {
+        let bad = |what: String| Err(Bad(format!("{origin}: {what}")));
+        if self.data.is_empty() {
+            return bad("`data` must name the DataNode's data directories".into());
+        }
+        if let Some(path) = self.data.iter().find(|p| !p.is_absolute()) {
+            return bad(format!(
+                "`data`: `{}` must be a whole path, beginning with /",
+                path.display()
+            ));
+        }
+        if !self.status.is_absolute() {
+            return bad("`status` must be a whole path, beginning with /".into());
+        }
+        crate::io::channel::Address::parse(&self.channel)
+            .map_err(|what| Bad(format!("{origin}: `channel`: {what}")))?;
+        for (key, value, low, high) in [
+            ("quiet_ms", self.quiet_ms, 100, 3_600_000),
+            ("settle_ms", self.settle_ms, 50, 60_000),
+            ("hold_mib", self.hold_mib, 1, 1 << 30),
+            ("blocks", self.blocks.into(), 1, 10_000_000),
+            ("names_per_s", self.names_per_s.into(), 1, 100_000),
+            ("recheck_s", self.recheck_s, 1, 1 << 30),
+            ("rescan_s", self.rescan_s, 1, 1 << 30),
+        ] {
+            if !(low..=high).contains(&value) {
+                return bad(format!("`{key}` is {value}; it must be {low} to {high}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Its times for the blocks' lives.
+    pub fn times(&self) -> Times {
+        Times {
+            quiet: self.quiet_ms,
+            settle: self.settle_ms,
+            recheck: self.recheck_s * 1000,
+            repeat: 2000,
+            answer: 10_000,
+            retry: 5000,
+        }
+    }
+
+    /// Its bounds.
+    pub fn bounds(&self) -> Bounds {
+        Bounds {
+            hold: self.hold_mib << 20,
+            blocks: self.blocks as usize,
+            names_per_s: self.names_per_s,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, line: &str) -> Result<Config, String> {
+        Config::read(text, "a.toml", line).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_kernel_command_line_wins() {
+        let config = read(
+            "data = ['/d']\nquiet_ms = 1000\n",
+            "ro viola.agent.data=/x,/y viola.name=z viola.agent.blocks=7\n",
+        )
+        .unwrap();
+        assert_eq!(config.data, [PathBuf::from("/x"), PathBuf::from("/y")]);
+        assert_eq!((config.quiet_ms, config.blocks), (1000, 7));
+        assert_eq!(config.hold_mib, Config::default().hold_mib);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_sentence_with_its_place() {
+        for (text, line, says) in [
+            ("", "", "a.toml: `data` must name"),
+            (
+                "data = ['d']",
+                "",
+                "a.toml: `data`: `d` must be a whole path",
+            ),
+            (
+                "data = ['/d']\nquit_ms = 5",
+                "",
+                "a.toml: line 2: unknown field `quit_ms`",
+            ),
+            (
+                "data = ['/d']\nquiet_ms = 5",
+                "",
+                "a.toml: `quiet_ms` is 5; it must be 100 to",
+            ),
+            ("data = ['/d']\nchannel = 'x'", "", "a.toml: `channel`:"),
+            (
+                "data = ['/d']",
+                "viola.agent.blocks=many",
+                "viola.agent.blocks cannot be `many`",
+            ),
+            (
+                "data = ['/d']",
+                "viola.agent.x=1",
+                "there is no viola.agent.x",
+            ),
+        ] {
+            let error = read(text, line).unwrap_err();
+            assert!(error.contains(says), "{error}");
+            assert_eq!(error.lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn the_sample_has_every_key_with_its_default() {
+        let sample = include_str!("../../../dist/agent.toml");
+        let all: String = sample
+            .lines()
+            .map(|line| {
+                line.strip_prefix("# ")
+                    .filter(|l| l.contains(" = "))
+                    .unwrap_or(line)
+            })
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let config = read(&all, "").unwrap();
+        let defaults = Config {
+            data: config.data.clone(),
+            ..Config::default()
+        };
+        assert_eq!(config, defaults);
+        let keys: Vec<_> = all
+            .parse::<toml::Table>()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect();
+        assert_eq!(keys.len(), 10, "{keys:?}");
+        assert!(read(sample, "").is_ok());
+    }
+}

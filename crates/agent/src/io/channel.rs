@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The byte stream to the host.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::termios::{OptionalActions, isatty, tcgetattr, tcsetattr};
+
+/// Where the host is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A serial line or a virtio-serial port.
+    Device(PathBuf),
+    /// A port of the host or of another context.
+    Vsock {
+        /// Context; the host is 2.
+        cid: u32,
+        /// Port.
+        port: u32,
+    },
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Reads `/dev/...`, `vsock:CID:PORT` or `unix:PATH`.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "`{text}` must be a device such as /dev/virtio-ports/org.viola.agent.0, vsock:CID:PORT or unix:PATH"
+            )
+        };
+        if let Some(rest) = text.strip_prefix("vsock:") {
+            let (cid, port) = rest.split_once(':').ok_or_else(wrong)?;
+            return Ok(Self::Vsock {
+                cid: cid.parse().map_err(|_| wrong())?,
+                port: port.parse().map_err(|_| wrong())?,
+            });
+        }
+        let (unix, path) = match text.strip_prefix("unix:") {
+            Some(path) => (true, PathBuf::from(path)),
+            None => (false, PathBuf::from(text)),
+        };
+        if !path.is_absolute() {
+            return Err(wrong());
+        }
+        Ok(if unix {
+            Self::Unix(path)
+        } else {
+            Self::Device(path)
+        })
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Device(path) => path.display().fmt(f),
+            Self::Vsock { cid, port } => write!(f, "vsock:{cid}:{port}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// An open stream; never blocks.
+#[derive(Debug)]
+pub struct Channel(File);
+
+impl Channel {
+    /// Opens it. The connection may be made without anybody at the other end.
+    pub fn open(address: &Address) -> std::io::Result<Self> {
+        let fd: OwnedFd = match address {
+            Address::Device(path) => {
+                let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                let fd = rustix::fs::open(path, flags, Mode::empty())?;
+                if isatty(&fd) {
+                    let mut modes = tcgetattr(&fd)?;
+                    modes.make_raw();
+                    tcsetattr(&fd, OptionalActions::Now, &modes)?;
+                }
+                fd
+            }
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_nonblocking(true)?;
+                stream.into()
+            }
+            Address::Vsock { cid, port } => vsock(*cid, *port)?,
+        };
+        Ok(Self(fd.into()))
+    }
+}
+
+impl Read for Channel {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read(bytes)
+    }
+}
+
+impl Write for Channel {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        // a serial line takes what fits into its buffer, and nothing of more than that
+        match self.0.write(bytes) {
+            Ok(0) if !bytes.is_empty() => Err(ErrorKind::WouldBlock.into()),
+            other => other,
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Connects without waiting: a host that is not there answers at once, or the first write fails.
+fn vsock(cid: u32, port: u32) -> std::io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call; the result is checked.
+    let raw = unsafe { libc::socket(libc::AF_VSOCK, kind, 0) };
+    if raw < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and is nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: all zeros is a valid sockaddr_vm.
+    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
+    address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+    address.svm_cid = cid;
+    address.svm_port = port;
+    let size = std::mem::size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the address is a sockaddr_vm of the size given.
+    let done = unsafe { libc::connect(raw, (&raw const address).cast(), size) };
+    match std::io::Error::last_os_error() {
+        _ if done == 0 => Ok(fd),
+        e if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(fd),
+        e => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_told_apart() {
+        assert_eq!(
+            Address::parse("/dev/ttyS2").unwrap(),
+            Address::Device("/dev/ttyS2".into())
+        );
+        assert_eq!(
+            Address::parse("vsock:2:5001").unwrap(),
+            Address::Vsock { cid: 2, port: 5001 }
+        );
+        assert_eq!(
+            Address::parse("unix:/run/x").unwrap().to_string(),
+            "unix:/run/x"
+        );
+        for bad in ["", "ttyS2", "vsock:2", "vsock:x:1", "unix:x"] {
+            assert!(Address::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_stream_without_data_does_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut channel = Channel::open(&Address::Unix(path)).unwrap();
+        assert_eq!(
+            channel.read(&mut [0; 8]).unwrap_err().kind(),
+            ErrorKind::WouldBlock
+        );
+        let (mut host, _) = listener.accept().unwrap();
+        host.write_all(b"x").unwrap();
+        assert_eq!(channel.read(&mut [0; 8]).unwrap(), 1);
+        drop(host);
+        assert_eq!(channel.read(&mut [0; 8]).unwrap(), 0);
+    }
+}

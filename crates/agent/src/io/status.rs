@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The socket that answers questions about the agent, and takes `pause` and `resume`.
+//!
+//! A client sends one line and gets one JSON object. Each is served by a thread, so that a client that
+//! says nothing keeps nobody waiting.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
+use viola_proto::agent::Stats;
+
+/// What a client wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// How it is.
+    Status,
+    /// Withdraw everything and name nothing, as before a freeze; answered when no read is in flight.
+    Pause,
+    /// Go on.
+    Resume,
+}
+
+/// A wish, and where its answer goes.
+#[derive(Debug)]
+pub struct Question {
+    /// The wish.
+    pub wish: Wish,
+    /// For the answer.
+    pub answer: Sender<Report>,
+}
+
+/// How the agent is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// The program's version.
+    pub version: String,
+    /// The host, as far as it is there.
+    pub host: String,
+    /// Whether it was told to pause.
+    pub paused: bool,
+    /// Leases that the host may still read by.
+    pub outstanding: u64,
+    /// The blocks.
+    pub stats: Stats,
+    /// The file systems.
+    pub volumes: Vec<VolumeReport>,
+    /// Data directories that cannot be used, with the reason.
+    pub missing: Vec<String>,
+}
+
+/// How a file system is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VolumeReport {
+    /// Where it is mounted.
+    pub mount: String,
+    /// `ext4` or `xfs`.
+    pub kind: String,
+    /// One sentence.
+    pub state: String,
+    /// Why the last block that was not named was not.
+    pub refusal: Option<String>,
+}
+
+/// Longest time that a client may take for its line, or the agent for its answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves the socket; questions come out of the queue, and the descriptor is readable when there are some.
+pub fn serve(path: &Path) -> std::io::Result<(Receiver<Question>, Arc<OwnedFd>)> {
+    if UnixStream::connect(path).is_ok() {
+        return Err(std::io::Error::other("another viola-agent is running"));
+    }
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
+    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (questions, queue) = channel();
+    let wake_there = Arc::clone(&wake);
+    std::thread::Builder::new()
+        .name("viola-status".into())
+        .spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (questions, wake) = (questions.clone(), Arc::clone(&wake_there));
+                let _ = std::thread::Builder::new()
+                    .name("viola-client".into())
+                    .spawn(move || client_thread(&client, &questions, &wake));
+            }
+        })?;
+    Ok((queue, wake))
+}
+
+fn client_thread(client: &UnixStream, questions: &Sender<Question>, wake: &OwnedFd) {
+    let _ = client.set_read_timeout(Some(PATIENCE));
+    let _ = client.set_write_timeout(Some(PATIENCE));
+    let mut line = String::new();
+    if BufReader::new(client.take(64))
+        .read_line(&mut line)
+        .is_err()
+    {
+        return;
+    }
+    let wish = match line.trim() {
+        "status" => Wish::Status,
+        "pause" => Wish::Pause,
+        "resume" => Wish::Resume,
+        _ => return,
+    };
+    let (answer, answers) = channel();
+    if questions.send(Question { wish, answer }).is_err() {
+        return;
+    }
+    let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+    if let Ok(report) = answers.recv_timeout(PATIENCE)
+        && let Ok(text) = serde_json::to_string(&report)
+    {
+        let mut client = client;
+        let _ = client.write_all(text.as_bytes());
+    }
+}
+
+/// Asks a running agent.
+pub fn ask(path: &Path, wish: &str) -> std::io::Result<Report> {
+    let mut client = UnixStream::connect(path)?;
+    client.set_read_timeout(Some(2 * PATIENCE))?;
+    client.write_all(format!("{wish}\n").as_bytes())?;
+    let mut text = String::new();
+    client.read_to_string(&mut text)?;
+    serde_json::from_str(&text).map_err(|_| std::io::Error::other("it does not answer"))
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let s = &self.stats;
+        writeln!(f, "viola-agent {}, {}", self.version, self.host)?;
+        if self.paused {
+            writeln!(f, "paused: nothing is named until `viola-agent resume`")?;
+        }
+        writeln!(
+            f,
+            "blocks   {} named, {} waiting, {} being withdrawn, {} not nameable",
+            s.named, s.waiting, s.withdrawing, s.refused
+        )?;
+        writeln!(
+            f,
+            "held     {} of at most {} MiB of deleted blocks{}",
+            s.held_bytes >> 20,
+            s.held_limit >> 20,
+            if s.full { ": naming has stopped" } else { "" }
+        )?;
+        writeln!(
+            f,
+            "so far   {} names, {} withdrawals, {} scans, {} overflows of the kernel's queue",
+            s.names, s.withdrawals, s.scans, s.overflows
+        )?;
+        for v in &self.volumes {
+            writeln!(f, "{} ({}): {}", v.mount, v.kind, v.state)?;
+            if let Some(why) = &v.refusal {
+                writeln!(f, "  a block was not named: {why}")?;
+            }
+        }
+        for sentence in &self.missing {
+            writeln!(f, "{sentence}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_answered_and_a_second_agent_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let (questions, _wake) = serve(&path).unwrap();
+        let asked = {
+            let path = path.clone();
+            std::thread::spawn(move || ask(&path, "pause"))
+        };
+        let question = questions.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(question.wish, Wish::Pause);
+        let report = Report {
+            host: "there".into(),
+            ..Report::default()
+        };
+        question.answer.send(report.clone()).unwrap();
+        assert_eq!(asked.join().unwrap().unwrap(), report);
+        assert!(serve(&path).is_err());
+    }
+
+    #[test]
+    fn a_full_agent_says_so() {
+        let mut report = Report::default();
+        report.stats.full = true;
+        assert!(report.to_string().contains("naming has stopped"));
+        assert!(!report.to_string().contains("paused"));
+    }
+}

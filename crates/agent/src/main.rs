@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-agent`: see the library.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use viola_agent::agent::Agent;
+use viola_agent::config::Config;
+use viola_agent::io::status;
+
+const HELP: &str = "\
+viola-agent names finished HDFS blocks of this VM to its host, so that other VMs read them there.
+
+  viola-agent [--config FILE]            runs, until a signal ends it
+  viola-agent [--config FILE] status     how the running agent is; with --json as JSON
+  viola-agent [--config FILE] pause      withdraws everything, before a freeze or a snapshot; fails
+                                         when a read is still in flight after five seconds
+  viola-agent [--config FILE] resume     goes on
+  viola-agent [--config FILE] check      says whether the configuration is good
+
+FILE is /etc/viola/agent.toml unless it is given; viola.agent.KEY=VALUE on the kernel's command line
+comes before it. Exits with 2 when the configuration is not usable.";
+
+enum What {
+    Run,
+    Ask(&'static str),
+    Check,
+}
+
+fn main() -> ExitCode {
+    let (mut file, mut what, mut json) = (None, What::Run, false);
+    let mut words = std::env::args_os().skip(1);
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("-h" | "--help") => {
+                println!("{HELP}");
+                return ExitCode::SUCCESS;
+            }
+            Some("-V" | "--version") => {
+                println!("viola-agent {}", env!("CARGO_PKG_VERSION"));
+                return ExitCode::SUCCESS;
+            }
+            Some("--json") => json = true,
+            Some("run") => what = What::Run,
+            Some("status") => what = What::Ask("status"),
+            Some("pause") => what = What::Ask("pause"),
+            Some("resume") => what = What::Ask("resume"),
+            Some("check") => what = What::Check,
+            Some("--config") => match words.next() {
+                Some(path) => file = Some(PathBuf::from(path)),
+                None => return usage("--config wants a file"),
+            },
+            _ => {
+                return usage(&format!(
+                    "there is no `{}`; see --help",
+                    word.to_string_lossy()
+                ));
+            }
+        }
+    }
+    let config = match Config::load(file.as_deref()) {
+        Ok(config) => config,
+        Err(sentence) => return usage(&sentence.to_string()),
+    };
+    match what {
+        What::Check => ExitCode::SUCCESS,
+        What::Run => match Agent::new(config).and_then(Agent::run) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(sentence) => fail(&sentence.to_string()),
+        },
+        What::Ask(wish) => match status::ask(&config.status, wish) {
+            Err(e) => fail(&format!(
+                "no agent answers at {}: {e}",
+                config.status.display()
+            )),
+            Ok(report) if wish == "status" && json => {
+                println!("{}", serde_json::to_string(&report).unwrap_or_default());
+                ExitCode::SUCCESS
+            }
+            Ok(report) if wish == "status" => {
+                print!("{report}");
+                ExitCode::SUCCESS
+            }
+            Ok(report) if wish == "pause" && report.outstanding > 0 => fail(&format!(
+                "the host has not confirmed {} blocks yet; they may still be read",
+                report.outstanding
+            )),
+            Ok(_) => ExitCode::SUCCESS,
+        },
+    }
+}
+
+fn usage(sentence: &str) -> ExitCode {
+    eprintln!("viola-agent: {sentence}");
+    ExitCode::from(2)
+}
+
+fn fail(sentence: &str) -> ExitCode {
+    eprintln!("viola-agent: {sentence}");
+    ExitCode::FAILURE
+}

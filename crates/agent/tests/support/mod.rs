@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A lab guest with a disk, a script that plays a DataNode in it, and the agent's counterpart on the host.
+//! Needs root, the lab's image, e2fsprogs and xfsprogs.
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub mod host;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use viola_agent::io::status::Report;
+use viola_lab::{Guest, Lab, Paths, Spec};
+
+use host::Host;
+
+/// What plays the DataNode: files are made, moved, copied and changed in the order in which HDFS does it.
+const DATANODE: &str = r"
+D=/tmp/d/dfs; P=$D/current/BP-1-10.0.0.1-2/current; F=$P/finalized/subdir0/subdir0; R=$P/rbw
+mkdir -p $F $R $D/trash
+make() { # ID STAMP KIB
+    dd if=/dev/urandom of=$R/blk_$1 bs=1024 count=$3 2>/dev/null
+    head -c $(($3 * 8 + 7)) /dev/urandom >$R/blk_$1_$2.meta
+    mv $R/blk_$1_$2.meta $F/; mv $R/blk_$1 $F/
+}
+# breakHardLinksIfNeeded
+unlink_one() { if [ $(stat -c %h $1) -gt 1 ]; then cp $1 $1.unlinked; mv $1.unlinked $1; fi; }
+unlink_both() { unlink_one $F/blk_$1; unlink_one $F/blk_$1_$2.meta; }
+append() { # ID STAMP NEW KIB
+    unlink_both $1 $2
+    mv $F/blk_$1_$2.meta $R/blk_$1_$3.meta; mv $F/blk_$1 $R/
+    dd if=/dev/urandom bs=1024 count=$4 2>/dev/null >>$R/blk_$1
+    head -c $(($4 * 8)) /dev/urandom >>$R/blk_$1_$3.meta
+    mv $R/blk_$1_$3.meta $F/; mv $R/blk_$1 $F/
+}
+cut() { # ID STAMP NEW KIB
+    unlink_both $1 $2
+    sleep 0.015
+    truncate -s $4K $F/blk_$1; truncate -s $(($4 * 8 + 7)) $F/blk_$1_$2.meta
+    mv $F/blk_$1_$2.meta $F/blk_$1_$3.meta
+}
+delete() { for id; do rm $F/blk_$id $F/blk_${id}_*.meta; done; }
+links() { ls /tmp/d/.viola/links-*/ 2>/dev/null | grep -c blk_ || true; }
+";
+
+/// A guest whose only disk is mounted at `/tmp/d`; `/tmp/h` is the host's root.
+pub struct Bench {
+    lab: Option<Lab>,
+    folder: tempfile::TempDir,
+    kind: &'static str,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bench {
+    /// Boots a guest with an empty file system of this kind, `ext4` or `xfs`.
+    pub fn boot(name: &str, kind: &'static str) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("d.img");
+        File::create(&image).unwrap().set_len(400 << 20).unwrap();
+        let made = Command::new(format!("/usr/sbin/mkfs.{kind}"))
+            .args(["-q", image.to_str().unwrap()])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{made:?}");
+        let core = usize::from(std::thread::available_parallelism().unwrap().get() > 1);
+        let text = format!(
+            "[lab]\nname='{name}'\n[[guest]]\nname='a'\ncores=[{core}]\ndisks=[{{image='d.img'}}]\n"
+        );
+        let spec = Spec::from_toml(&text, name, folder.path()).unwrap();
+        let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
+        let paths = Paths {
+            run: folder.path().join("run"),
+            ..found.unwrap_or_else(|error| panic!("{error}"))
+        };
+        let lab = Lab::up(&spec, &paths).unwrap_or_else(|error| panic!("{}", error.full()));
+        let bench = Self {
+            lab: Some(lab),
+            folder,
+            kind,
+            _turn: turn,
+        };
+        bench.sh("true"); // makes nothing yet
+        bench
+    }
+
+    pub fn guest(&self) -> &Guest {
+        self.lab.as_ref().unwrap().guest("a").unwrap()
+    }
+
+    pub fn image(&self) -> PathBuf {
+        self.folder.path().join("d.img")
+    }
+
+    /// Runs a script in the guest, with the DataNode's functions; it must succeed.
+    pub fn sh(&self, script: &str) -> String {
+        let mount = "mkdir -p /tmp/d /tmp/h; \
+            grep -q ' /tmp/h ' /proc/mounts || mount -t hostfs none /tmp/h; \
+            grep -q ' /tmp/d ' /proc/mounts || mount -t KIND /dev/ubda /tmp/d"
+            .replace("KIND", self.kind);
+        self.bare(&format!("{mount}\n{DATANODE}\n{script}"))
+    }
+
+    /// As [`Bench::sh`], but mounts and makes nothing.
+    pub fn bare(&self, script: &str) -> String {
+        let output = self
+            .guest()
+            .exec_for(&["sh", "-ec", script], "", Duration::from_secs(120))
+            .unwrap();
+        let text = output.stdout + &output.stderr;
+        let script = script.split("\n\n").last().unwrap_or_default();
+        assert_eq!(output.status, 0, "{script}: {text}");
+        text
+    }
+
+    /// Runs a script in the guest, whatever its status.
+    pub fn run(&self, script: &str) -> (i32, String) {
+        let output = self
+            .guest()
+            .exec_for(&["sh", "-c", script], "", Duration::from_secs(60))
+            .unwrap();
+        (output.status, output.stderr + &output.stdout)
+    }
+
+    /// The words that run a program of the host in the guest, with the host's own loader and libraries.
+    pub fn program(&self, path: &str) -> String {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let mapped = |name: &str| {
+            maps.lines()
+                .filter_map(|line| line.split_whitespace().nth(5))
+                .map(PathBuf::from)
+                .find(|p| p.file_name().unwrap().to_str().unwrap().starts_with(name))
+                .unwrap_or_else(|| panic!("this test is not linked to {name}"))
+        };
+        let loader = mapped("ld-linux");
+        let libraries = mapped("libc.so").parent().unwrap().to_owned();
+        format!(
+            "/tmp/h{} --library-path /tmp/h{} /tmp/h{path}",
+            loader.display(),
+            libraries.display()
+        )
+    }
+
+    /// Starts the agent; `more` is added to its configuration.
+    pub fn agent(&self, more: &str) {
+        let program = self.program(env!("CARGO_BIN_EXE_viola-agent"));
+        self.sh(&format!(
+            "cat >/tmp/agent.toml <<X\nchannel = '/dev/ttyS2'\ndata = ['/tmp/d/dfs']\n\
+             quiet_ms = 800\nsettle_ms = 200\n{more}\nX\n\
+             setsid {program} --config /tmp/agent.toml >>/tmp/agent.log 2>&1 </dev/null &\n\
+             echo $! >/tmp/agent.pid"
+        ));
+        wait_for("the agent answers", || self.try_status().is_some());
+    }
+
+    /// Sends the agent a signal.
+    pub fn signal(&self, signal: &str) {
+        self.bare(&format!("kill -{signal} $(cat /tmp/agent.pid)"));
+    }
+
+    /// Kills the agent and waits until it is gone.
+    pub fn kill_agent(&self) {
+        self.signal("KILL");
+        self.bare("while [ -e /proc/$(cat /tmp/agent.pid)/exe ]; do sleep 0.05; done");
+    }
+
+    fn try_status(&self) -> Option<Report> {
+        let program = self.program(env!("CARGO_BIN_EXE_viola-agent"));
+        let command = format!("{program} --config /tmp/agent.toml status --json || true");
+        serde_json::from_str(self.bare(&command).lines().next()?).ok()
+    }
+
+    /// What `viola-agent status` says.
+    pub fn status(&self) -> Report {
+        self.try_status()
+            .unwrap_or_else(|| panic!("no agent: {}", self.bare("cat /tmp/agent.log")))
+    }
+
+    /// How many files are in the agent's folders of links.
+    pub fn links(&self) -> usize {
+        self.sh("links").trim().parse().unwrap()
+    }
+
+    /// The agent's counterpart.
+    pub fn host(&self) -> Host {
+        Host::new(self.guest().agent_socket().to_owned(), self.image())
+    }
+
+    /// SHA-256 of files in the guest.
+    pub fn sum(&self, path: &str) -> String {
+        self.sh(&format!("sha256sum {path}"))
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .to_owned()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            if let Ok(log) = self.guest().exec(&["cat", "/tmp/agent.log"]) {
+                eprintln!("the agent's log:\n{}", log.stdout);
+            }
+        } else if let Some(lab) = self.lab.take() {
+            lab.down().unwrap();
+        }
+    }
+}
+
+/// SHA-256, by the host's own program.
+pub fn sha256(bytes: &[u8]) -> String {
+    use std::io::Write;
+    let mut child = Command::new("sha256sum")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(bytes).unwrap();
+    let output = child.wait_with_output().unwrap();
+    String::from_utf8(output.stdout).unwrap()[..64].to_owned()
+}
+
+/// Waits at most half a minute.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
