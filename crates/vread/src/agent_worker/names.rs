@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The blocks that an agent has named, in slots of the table. Everything is bounded.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use viola_extents::CheckedMap;
+use viola_proto::agent::{BlockKey, FsId};
+
+use crate::table::Lease as Grant;
+
+/// Number that the agent gave a name.
+pub type Lease = viola_proto::agent::Lease;
+
+/// One named block.
+#[derive(Debug)]
+pub struct Block {
+    /// Agent's number.
+    pub lease: Lease,
+    /// File system that it is on.
+    pub fs: FsId,
+    /// Its name.
+    pub key: BlockKey,
+    /// Where its data are.
+    pub data: CheckedMap,
+    /// Where its checksums are.
+    pub meta: CheckedMap,
+    /// Image that it lies in.
+    pub image: u32,
+    /// What readers are given.
+    pub grant: Grant,
+}
+
+impl Block {
+    fn extents(&self) -> usize {
+        extents(&self.data, &self.meta)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.data.len().saturating_add(self.meta.len())
+    }
+}
+
+/// Extents of a block that have to be kept.
+pub fn extents(data: &CheckedMap, meta: &CheckedMap) -> usize {
+    data.extents().len() + meta.extents().len()
+}
+
+#[derive(Debug)]
+enum Slot {
+    Free,
+    /// Readers may look it up.
+    Named(Box<Block>),
+    /// The host ended it; the agent has not withdrawn it yet.
+    Ended,
+    /// Withdrawn by the agent; a read may be in flight still.
+    Withdrawn {
+        lease: Lease,
+        since: Instant,
+    },
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Names {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    by_lease: HashMap<Lease, u32>,
+    by_key: HashMap<BlockKey, u32>,
+    /// Slots in [`Slot::Withdrawn`].
+    waiting: Vec<u32>,
+    extents: usize,
+    bytes: u64,
+    named: usize,
+}
+
+impl Names {
+    /// None yet; slots 0 to `slots` - 1 may be used.
+    pub fn new(slots: u32) -> Self {
+        Self {
+            slots: (0..slots).map(|_| Slot::Free).collect(),
+            free: (0..slots).rev().collect(),
+            by_lease: HashMap::new(),
+            by_key: HashMap::new(),
+            waiting: Vec::new(),
+            extents: 0,
+            bytes: 0,
+            named: 0,
+        }
+    }
+
+    /// Forgets everything: the epoch has ended.
+    pub fn clear(&mut self) {
+        if self.by_lease.is_empty() {
+            return;
+        }
+        *self = Self::new(self.slots.len() as u32);
+    }
+
+    /// Blocks that may be looked up.
+    pub fn named(&self) -> usize {
+        self.named
+    }
+
+    /// Names whose slot is not free, whatever state they are in.
+    #[cfg(test)]
+    pub fn held(&self) -> usize {
+        self.by_lease.len()
+    }
+
+    /// Extents of the named blocks.
+    pub fn extents(&self) -> usize {
+        self.extents
+    }
+
+    /// Bytes of the named blocks.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether a number is in use.
+    pub fn knows(&self, lease: Lease) -> bool {
+        self.by_lease.contains_key(&lease)
+    }
+
+    /// A slot that may be given to a block.
+    pub fn free_slot(&self) -> Option<u32> {
+        self.free.last().copied()
+    }
+
+    /// Puts a block into the slot of its grant, which [`Names::free_slot`] has shown. A block of the same key gives
+    /// way: it stays what it is for those who read it, and is not looked up any more.
+    pub fn insert(&mut self, block: Block) {
+        let slot = block.grant.slot;
+        if self.free.last() != Some(&slot) {
+            debug_assert!(false, "slot {slot} was not shown");
+            return;
+        }
+        self.free.pop();
+        self.by_lease.insert(block.lease, slot);
+        self.by_key.insert(block.key.clone(), slot);
+        self.extents += block.extents();
+        self.bytes = self.bytes.saturating_add(block.bytes());
+        self.named += 1;
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = Slot::Named(Box::new(block));
+        }
+    }
+
+    /// The block of a name.
+    pub fn find(&self, key: &BlockKey) -> Option<&Block> {
+        match self.slots.get(*self.by_key.get(key)? as usize)? {
+            Slot::Named(block) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// The agent withdraws a name. `Some(slot)` when it is known and was not withdrawn before: its lease has to be
+    /// ended. `None` with `true` when nothing is known of it any more.
+    pub fn withdraw(&mut self, lease: Lease, now: Instant) -> (Option<u32>, bool) {
+        let Some(&slot) = self.by_lease.get(&lease) else {
+            return (None, true);
+        };
+        if matches!(self.slots.get(slot as usize), Some(Slot::Withdrawn { .. })) {
+            return (None, false);
+        }
+        self.take(slot, Slot::Withdrawn { lease, since: now });
+        self.waiting.push(slot);
+        (Some(slot), false)
+    }
+
+    /// Ends all names of a file system, and gives their slots: their leases have to be ended. The agent will
+    /// withdraw each of them.
+    pub fn end(&mut self, fs: FsId) -> Vec<u32> {
+        let of_fs = |(i, slot): (usize, &Slot)| match slot {
+            Slot::Named(block) if block.fs == fs => Some(i as u32),
+            _ => None,
+        };
+        let ended: Vec<u32> = self.slots.iter().enumerate().filter_map(of_fs).collect();
+        for slot in &ended {
+            self.take(*slot, Slot::Ended);
+        }
+        ended
+    }
+
+    /// Confirms withdrawn names that nobody reads any more; their slots are free again.
+    pub fn confirm(&mut self, is_read: impl Fn(u32) -> bool) -> Vec<Lease> {
+        let mut confirmed = Vec::new();
+        let mut still = Vec::new();
+        for slot in std::mem::take(&mut self.waiting) {
+            let Some(place) = self.slots.get_mut(slot as usize) else {
+                continue;
+            };
+            match place {
+                Slot::Withdrawn { .. } if is_read(slot) => still.push(slot),
+                Slot::Withdrawn { lease, .. } => {
+                    self.by_lease.remove(lease);
+                    confirmed.push(*lease);
+                    *place = Slot::Free;
+                    self.free.push(slot);
+                }
+                _ => {}
+            }
+        }
+        self.waiting = still;
+        confirmed
+    }
+
+    /// Names that wait for a read to end, with the slot and the time of the oldest.
+    pub fn waiting(&self) -> (usize, Option<(u32, Instant)>) {
+        let oldest = self
+            .waiting
+            .iter()
+            .filter_map(|slot| match self.slots.get(*slot as usize) {
+                Some(Slot::Withdrawn { since, .. }) => Some((*slot, *since)),
+                _ => None,
+            });
+        (self.waiting.len(), oldest.min_by_key(|(_, since)| *since))
+    }
+
+    /// Takes a named block out of its slot.
+    fn take(&mut self, slot: u32, becomes: Slot) {
+        let Some(place) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
+        if let Slot::Named(block) = std::mem::replace(place, becomes) {
+            if self.by_key.get(&block.key) == Some(&slot) {
+                self.by_key.remove(&block.key);
+            }
+            self.extents -= block.extents();
+            self.bytes = self.bytes.saturating_sub(block.bytes());
+            self.named -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
+    use viola_extents::Extent;
+
+    fn block(lease: Lease, fs: FsId, id: i64, slot: u32) -> Block {
+        let one = [Extent {
+            logical: 0,
+            physical: 4096,
+            length: 10,
+            zero: false,
+        }];
+        Block {
+            lease,
+            fs,
+            key: BlockKey::new("BP-1", id, 1).unwrap(),
+            data: CheckedMap::new(&one, 10, 1 << 20).unwrap(),
+            meta: CheckedMap::new(&[], 0, 1 << 20).unwrap(),
+            image: 1,
+            grant: Grant {
+                slot,
+                generation: 0,
+                epoch: 1,
+            },
+        }
+    }
+
+    fn name(names: &mut Names, lease: Lease, fs: FsId, id: i64) -> bool {
+        match names.free_slot() {
+            Some(slot) => {
+                names.insert(block(lease, fs, id, slot));
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn key(id: i64) -> BlockKey {
+        BlockKey::new("BP-1", id, 1).unwrap()
+    }
+
+    #[test]
+    fn a_withdrawn_block_keeps_its_slot_until_nobody_reads_it() {
+        let mut names = Names::new(1);
+        let now = Instant::now();
+        assert!(name(&mut names, 5, 0, 7));
+        assert_eq!(names.withdraw(5, now), (Some(0), false));
+        assert!(names.find(&key(7)).is_none() && names.free_slot().is_none());
+        assert!(names.confirm(|_| true).is_empty());
+        assert_eq!(names.waiting(), (1, Some((0, now))));
+        assert_eq!(names.withdraw(5, now), (None, false));
+        assert_eq!(names.confirm(|_| false), [5]);
+        assert_eq!((names.free_slot(), names.held()), (Some(0), 0));
+        assert_eq!(names.withdraw(5, now), (None, true));
+    }
+
+    #[test]
+    fn the_newest_name_of_a_block_is_the_one_that_is_found() {
+        let mut names = Names::new(4);
+        name(&mut names, 1, 0, 7);
+        name(&mut names, 2, 1, 7);
+        assert_eq!(names.find(&key(7)).unwrap().lease, 2);
+        names.withdraw(1, Instant::now());
+        assert_eq!(names.find(&key(7)).unwrap().lease, 2);
+        names.withdraw(2, Instant::now());
+        assert!(names.find(&key(7)).is_none());
+    }
+
+    #[test]
+    fn the_end_of_a_file_system_leaves_the_others_and_waits_for_the_agent() {
+        let mut names = Names::new(4);
+        name(&mut names, 1, 0, 7);
+        name(&mut names, 2, 1, 8);
+        assert_eq!(names.end(0).len(), 1);
+        assert!(names.find(&key(7)).is_none() && names.find(&key(8)).is_some());
+        assert!(names.knows(1) && names.confirm(|_| false).is_empty());
+        assert!(!names.withdraw(1, Instant::now()).1);
+        assert_eq!(names.confirm(|_| false), [1]);
+    }
+
+    proptest! {
+        /// Against a model: sets of leases by state.
+        #[test]
+        fn counts_are_right_and_no_slot_is_given_twice(
+            steps in proptest::collection::vec((0u8..5, 0u64..12, 0u32..3, 0i64..6), 0..200),
+        ) {
+            let mut names = Names::new(6);
+            let now = Instant::now();
+            let mut named: BTreeMap<Lease, (u32, FsId, i64)> = BTreeMap::new();
+            let mut ended: BTreeMap<Lease, u32> = BTreeMap::new();
+            let mut withdrawn: BTreeMap<Lease, u32> = BTreeMap::new();
+            for (what, lease, fs, id) in steps {
+                match what {
+                    0 | 1 if !names.knows(lease) => if let Some(slot) = names.free_slot() {
+                        names.insert(block(lease, fs, id, slot));
+                        named.insert(lease, (slot, fs, id));
+                    },
+                    2 => {
+                        let slot = named.remove(&lease).map(|(s, ..)| s).or_else(|| ended.remove(&lease));
+                        let known = slot.is_some() || withdrawn.contains_key(&lease);
+                        prop_assert_eq!(names.withdraw(lease, now), (slot, !known));
+                        withdrawn.extend(slot.map(|s| (lease, s)));
+                    }
+                    3 => {
+                        let mut slots = names.end(fs);
+                        let of_fs: Vec<Lease> = named.iter().filter(|(_, v)| v.1 == fs).map(|(l, _)| *l).collect();
+                        let mut expected = Vec::new();
+                        for l in of_fs {
+                            if let Some((s, ..)) = named.remove(&l) {
+                                expected.push(s);
+                                ended.insert(l, s);
+                            }
+                        }
+                        slots.sort_unstable();
+                        expected.sort_unstable();
+                        prop_assert_eq!(slots, expected);
+                    }
+                    4 => {
+                        let read = fs;
+                        let confirmed: BTreeSet<Lease> = names.confirm(|s| s == read).into_iter().collect();
+                        let expected: BTreeSet<Lease> = withdrawn.iter().filter(|(_, s)| **s != read).map(|(l, _)| *l).collect();
+                        prop_assert_eq!(&confirmed, &expected);
+                        withdrawn.retain(|l, _| !confirmed.contains(l));
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(names.named(), named.len());
+                prop_assert_eq!(names.extents(), named.len());
+                prop_assert_eq!(names.bytes(), 10 * named.len() as u64);
+                prop_assert_eq!(names.held(), named.len() + ended.len() + withdrawn.len());
+                let mut used: Vec<u32> = named.values().map(|v| v.0).chain(ended.values().copied()).chain(withdrawn.values().copied()).collect();
+                used.sort_unstable();
+                let before = used.len();
+                used.dedup();
+                prop_assert_eq!(used.len(), before);
+                for id in 0..6 {
+                    if let Some(found) = names.find(&key(id)) {
+                        prop_assert!(named.get(&found.lease).is_some_and(|v| v.2 == id));
+                    }
+                }
+            }
+        }
+    }
+}

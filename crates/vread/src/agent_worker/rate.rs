@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! So many a second, with some room for bursts.
+
+use std::time::{Duration, Instant};
+
+/// A bucket that fills at a steady rate.
+#[derive(Debug, Clone)]
+pub struct Rate {
+    per_s: f64,
+    room: f64,
+    level: f64,
+    at: Instant,
+}
+
+impl Rate {
+    /// Full at first.
+    pub fn new(now: Instant, per_s: f64, room: f64) -> Self {
+        Self {
+            per_s,
+            room,
+            level: room,
+            at: now,
+        }
+    }
+
+    /// Takes `n` if there is that much.
+    pub fn take(&mut self, now: Instant, n: f64) -> bool {
+        self.fill(now);
+        let enough = self.level >= n;
+        if enough {
+            self.level -= n;
+        }
+        enough
+    }
+
+    /// Takes `n` in any case, and goes into debt.
+    pub fn owe(&mut self, now: Instant, n: f64) {
+        self.fill(now);
+        self.level -= n;
+    }
+
+    /// How long until there is no debt.
+    pub fn wait(&mut self, now: Instant) -> Duration {
+        self.fill(now);
+        if self.level >= 0.0 {
+            Duration::ZERO
+        } else {
+            Duration::from_secs_f64(-self.level / self.per_s)
+        }
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.level = (self.level + passed * self.per_s).min(self.room);
+        self.at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_then_the_rate_holds() {
+        let start = Instant::now();
+        let mut rate = Rate::new(start, 10.0, 20.0);
+        assert_eq!((0..100).filter(|_| rate.take(start, 1.0)).count(), 20);
+        let later = start + Duration::from_secs(1);
+        assert_eq!((0..100).filter(|_| rate.take(later, 1.0)).count(), 10);
+    }
+
+    #[test]
+    fn a_debt_is_waited_for() {
+        let start = Instant::now();
+        let mut rate = Rate::new(start, 100.0, 50.0);
+        rate.owe(start, 150.0);
+        assert_eq!(rate.wait(start), Duration::from_secs(1));
+        assert_eq!(rate.wait(start + Duration::from_secs(2)), Duration::ZERO);
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The readers that may look blocks up, and what each of them reads.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::conversation::{Conversation, Readers};
+use crate::hazard;
+use crate::lookup::{Next, Server};
+use crate::pattern;
+
+/// Questions of one reader that are answered before others have their turn.
+const IN_A_ROW: usize = 64;
+
+#[derive(Debug)]
+struct Reader {
+    name: String,
+    pools: Vec<String>,
+    server: Server<OwnedFd>,
+    hazards: hazard::View,
+}
+
+/// Those that are connected. One that hangs up is gone, and so is what it was reading.
+#[derive(Debug, Default)]
+pub struct Connected {
+    readers: Vec<Reader>,
+}
+
+impl Connected {
+    /// Lets a reader in, in the place of one of the same name.
+    pub fn add(
+        &mut self,
+        name: String,
+        pools: Vec<String>,
+        socket: OwnedFd,
+        hazards: &OwnedFd,
+    ) -> io::Result<()> {
+        let reader = Reader {
+            pools,
+            server: Server::new(socket),
+            hazards: hazard::View::map(hazards)?,
+            name,
+        };
+        self.remove(&reader.name);
+        self.readers.push(reader);
+        Ok(())
+    }
+
+    /// Shows a reader out.
+    pub fn remove(&mut self, name: &str) {
+        self.readers.retain(|r| r.name != name);
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Vec<String> {
+        self.readers.iter().map(|r| r.name.clone()).collect()
+    }
+
+    /// Where their questions come from.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.readers.iter().map(|r| r.server.socket().as_fd())
+    }
+
+    /// Answers what they have asked. A block of a pool that a reader may not read is not known to it.
+    pub fn answer(&mut self, conversation: &mut Conversation) {
+        self.readers.retain_mut(|reader| {
+            for _ in 0..IN_A_ROW {
+                match reader.server.receive() {
+                    Next::Nothing => break,
+                    Next::Gone => return false,
+                    Next::Question(number, question) => {
+                        let pool = question.key.pool();
+                        let may = reader.pools.iter().any(|p| pattern::matches(p, pool));
+                        let found = conversation.find(&question.key).filter(|_| may);
+                        if reader.server.answer(number, found.as_ref()).is_err() {
+                            return false;
+                        }
+                    }
+                }
+            }
+            true
+        });
+    }
+}
+
+impl Readers for Connected {
+    fn of_slot(&self, table: u32, slot: u32) -> Option<&str> {
+        let reads = |r: &&Reader| r.hazards.names(table, slot);
+        self.readers.iter().find(reads).map(|r| r.name.as_str())
+    }
+
+    fn of_table(&self, table: u32) -> Option<&str> {
+        let reads = |r: &&Reader| r.hazards.names_any(table);
+        self.readers.iter().find(reads).map(|r| r.name.as_str())
+    }
+}

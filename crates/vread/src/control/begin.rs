@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a worker is told before anything else, on the socket that is its standard input.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Control, ControlError, Limits, Received};
+
+/// What to be. Descriptors come with it in the order named here; the first is always the listening socket for orders.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "begin", rename_all = "lowercase")]
+pub enum Begin {
+    /// The worker of a DataNode VM. Then: the VM's table, to be written.
+    Agent {
+        /// Identity of the VM.
+        vm: String,
+        /// Bounds for its agent.
+        limits: Limits,
+        /// Numbers of the user and group to become; none to stay who it is.
+        user: Option<(u32, u32)>,
+    },
+    /// The worker of a reading VM. Then: the listening socket for its hypervisor, its hazards.
+    Reader {
+        /// Name of the VM in the configuration.
+        vm: String,
+        /// Name by which the VM mounts the device.
+        tag: String,
+        /// Queues for requests.
+        queues: usize,
+        /// Threads that wait for disks.
+        waiters: usize,
+        /// How long a queue's thread looks for further requests before it sleeps, microseconds.
+        poll_us: u64,
+        /// User in the VM to whom the files belong.
+        uid: u32,
+        /// As above.
+        user: Option<(u32, u32)>,
+    },
+}
+
+/// How long a worker waits for it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Control {
+    /// Tells a worker what it is to be. There is no answer; orders are answered.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn begin(&self, begin: &Begin, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
+        self.tell(begin, fds, PATIENCE)
+    }
+
+    /// Waits to be told.
+    ///
+    /// # Errors
+    /// [`ControlError`], also when descriptors are missing.
+    pub fn wait_begin(&self) -> Result<(Begin, Vec<OwnedFd>), ControlError> {
+        let Received { message, fds } = self.hear::<Begin>(PATIENCE)?;
+        let wanted = match message {
+            Begin::Agent { .. } => 2,
+            Begin::Reader { .. } => 3,
+        };
+        if fds.len() != wanted {
+            return Err(ControlError::Garbage(format!(
+                "{} descriptors instead of {wanted}",
+                fds.len()
+            )));
+        }
+        Ok((message, fds))
+    }
+}

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Datagrams with descriptors: a JSON value each, never cut, never split.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, recvmsg, sendmsg, socket_with,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Order, Report};
+
+/// Longest datagram, bytes.
+pub const MAX_DATAGRAM: usize = 64 << 10;
+/// Most descriptors in one.
+pub const MAX_FDS: usize = 64;
+/// Connections that a worker keeps: the daemon's, and that of one which is being started anew.
+const MAX_CONNECTIONS: usize = 4;
+
+/// Why nothing came of an order.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The socket cannot be reached, or broke.
+    #[error("the worker's socket: {0}")]
+    Io(#[from] io::Error),
+    /// The other side is gone.
+    #[error("the worker is gone")]
+    Gone,
+    /// It takes too long.
+    #[error("the worker does not answer within {} ms", .0.as_millis())]
+    Timeout(Duration),
+    /// It is no datagram of ours.
+    #[error("the worker says what is not understood: {0}")]
+    Garbage(String),
+}
+
+impl From<Errno> for ControlError {
+    fn from(e: Errno) -> Self {
+        Self::Io(e.into())
+    }
+}
+
+/// A datagram and what came with it.
+#[derive(Debug)]
+pub struct Received<T> {
+    /// What it says.
+    pub message: T,
+    /// The descriptors, in the order in which they were sent.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Makes the socket on which a worker listens, for this user alone. One that is there already is replaced: the
+/// caller has seen that nobody answers on it.
+///
+/// # Errors
+/// Whatever the kernel says.
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let fd = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    // Nobody may connect before the mode is right.
+    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let bound = bind(&fd, &SocketAddrUnix::new(path)?);
+    rustix::process::umask(before);
+    bound?;
+    rustix::net::listen(&fd, MAX_CONNECTIONS as i32)?;
+    Ok(fd)
+}
+
+/// One connection; either end.
+#[derive(Debug)]
+pub struct Control {
+    fd: OwnedFd,
+}
+
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Control {
+    /// Connects to a worker's socket, and does not wait for it.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let fd = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Self { fd })
+    }
+
+    /// Takes one end of a socket pair or an accepted connection.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// Gives an order and waits for the report.
+    ///
+    /// # Errors
+    /// [`ControlError`]; after [`ControlError::Timeout`] the connection must be closed, since the report may still
+    /// come.
+    pub fn order(
+        &self,
+        order: &Order,
+        fds: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<Report, ControlError> {
+        debug_assert_eq!(order.descriptors(), fds.len());
+        self.send(order, fds, Instant::now() + patience, patience)?;
+        self.hear::<Report>(patience)
+            .map(|received| received.message)
+    }
+
+    /// Sends a datagram that has no answer.
+    pub(super) fn tell<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<(), ControlError> {
+        self.send(message, fds, Instant::now() + patience, patience)
+    }
+
+    /// Waits for a datagram.
+    pub(super) fn hear<T: DeserializeOwned>(
+        &self,
+        patience: Duration,
+    ) -> Result<Received<T>, ControlError> {
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(received) = self.receive::<T>()? {
+                return Ok(received);
+            }
+            self.wait(PollFlags::IN, until, patience)?;
+        }
+    }
+
+    fn send<T: Serialize>(
+        &self,
+        message: &T,
+        fds: &[BorrowedFd<'_>],
+        until: Instant,
+        patience: Duration,
+    ) -> Result<(), ControlError> {
+        let bytes =
+            serde_json::to_vec(message).map_err(|e| ControlError::Garbage(e.to_string()))?;
+        if bytes.len() > MAX_DATAGRAM || fds.len() > MAX_FDS {
+            return Err(ControlError::Garbage(format!(
+                "{} bytes and {} descriptors are too many",
+                bytes.len(),
+                fds.len()
+            )));
+        }
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+                return Err(ControlError::Garbage("too many descriptors".into()));
+            }
+            match sendmsg(
+                &self.fd,
+                &[IoSlice::new(&bytes)],
+                &mut ancillary,
+                SendFlags::NOSIGNAL,
+            ) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, until, patience)?,
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ControlError::Gone),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// The next datagram, if there is one now.
+    ///
+    /// # Errors
+    /// [`ControlError::Gone`] at the end of the connection.
+    pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<Received<T>>, ControlError> {
+        let mut bytes = vec![0u8; MAX_DATAGRAM];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let got = loop {
+            match recvmsg(
+                &self.fd,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut ancillary,
+                RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+            ) {
+                Ok(got) => break got,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(ControlError::Gone),
+                Err(e) => return Err(e.into()),
+            }
+        };
+        let fds: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|m| match m {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes == 0 {
+            return Err(ControlError::Gone);
+        }
+        if got
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(ControlError::Garbage("a datagram that is too long".into()));
+        }
+        let message = serde_json::from_slice(&bytes[..got.bytes])
+            .map_err(|e| ControlError::Garbage(e.to_string()))?;
+        Ok(Some(Received { message, fds }))
+    }
+
+    fn wait(
+        &self,
+        what: PollFlags,
+        until: Instant,
+        patience: Duration,
+    ) -> Result<(), ControlError> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ControlError::Timeout(patience));
+        }
+        let time = left
+            .try_into()
+            .map_err(|_| ControlError::Timeout(patience))?;
+        match poll(&mut [PollFd::new(&self.fd, what)], Some(&time)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// The worker's side: a listening socket and the connections it has brought.
+#[derive(Debug)]
+pub struct Inbox {
+    listener: Option<OwnedFd>,
+    connections: Vec<Control>,
+}
+
+impl Inbox {
+    /// The worker was handed this socket.
+    #[must_use]
+    pub fn new(listener: OwnedFd) -> Self {
+        Self {
+            listener: Some(listener),
+            connections: Vec::new(),
+        }
+    }
+
+    /// Only this connection, for tests.
+    #[must_use]
+    pub fn single(connection: Control) -> Self {
+        Self {
+            listener: None,
+            connections: vec![connection],
+        }
+    }
+
+    /// What to wait for until [`Inbox::next`] is worth calling.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.listener
+            .iter()
+            .map(AsFd::as_fd)
+            .chain(self.connections.iter().map(AsFd::as_fd))
+    }
+
+    /// The next order, with the place to which its report goes. Never waits. A connection that breaks or sends what
+    /// is no order is closed; the others stay.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an order has to be answered before the next one is taken"
+    )]
+    pub fn next(&mut self) -> Option<(Received<Order>, usize)> {
+        self.accept();
+        let mut i = 0;
+        while i < self.connections.len() {
+            match self.connections[i].receive::<Order>() {
+                Ok(Some(received)) => {
+                    if received.fds.len() == received.message.descriptors() {
+                        return Some((received, i));
+                    }
+                    self.connections.remove(i);
+                }
+                Ok(None) => i += 1,
+                Err(_) => {
+                    self.connections.remove(i);
+                }
+            }
+        }
+        None
+    }
+
+    /// Answers an order that [`Inbox::next`] gave, before the next one is taken.
+    pub fn answer(&mut self, to: usize, report: &Report) {
+        let patience = Duration::from_secs(1);
+        let Some(connection) = self.connections.get(to) else {
+            return;
+        };
+        if connection
+            .send(report, &[], Instant::now() + patience, patience)
+            .is_err()
+        {
+            self.connections.remove(to);
+        }
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(fd) = accept_with(listener, flags) {
+            if self.connections.len() == MAX_CONNECTIONS {
+                // The oldest is of a daemon that is gone, as a rule.
+                self.connections.remove(0);
+            }
+            self.connections.push(Control::from_fd(fd));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek, Write};
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn descriptors_come_in_their_order_and_the_report_goes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.sock");
+        let mut inbox = Inbox::new(listen(&path).unwrap());
+        let worker = std::thread::spawn(move || {
+            loop {
+                if let Some((mut got, to)) = inbox.next() {
+                    let mut text = String::new();
+                    for fd in got.fds.drain(..) {
+                        let mut file = std::fs::File::from(fd);
+                        file.rewind().unwrap();
+                        file.read_to_string(&mut text).unwrap();
+                    }
+                    inbox.answer(to, &Report::Failed { why: text });
+                    return got.message;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let file = |text: &str| {
+            let mut f = tempfile::tempfile().unwrap();
+            f.write_all(text.as_bytes()).unwrap();
+            f
+        };
+        let (a, b) = (file("a"), file("b"));
+        let control = Control::connect(&path).unwrap();
+        let order = Order::Datanode { name: "dn1".into() };
+        let report = control
+            .order(&order, &[a.as_fd(), b.as_fd()], PATIENCE)
+            .unwrap();
+        assert_eq!(report, Report::Failed { why: "ab".into() });
+        assert_eq!(worker.join().unwrap(), order);
+    }
+
+    #[test]
+    fn the_socket_is_for_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.sock");
+        let _listener = listen(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_worker_that_hangs_or_is_gone_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.sock");
+        let listener = listen(&path).unwrap();
+        let control = Control::connect(&path).unwrap();
+        let hangs = control.order(&Order::Stat, &[], Duration::from_millis(20));
+        assert!(matches!(hangs, Err(ControlError::Timeout(_))), "{hangs:?}");
+        drop(listener);
+        let gone = control.order(&Order::Stat, &[], PATIENCE);
+        assert!(gone.is_err());
+        assert!(Control::connect(&path).is_err());
+    }
+
+    #[test]
+    fn garbage_closes_its_own_connection_and_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.sock");
+        let mut inbox = Inbox::new(listen(&path).unwrap());
+        let bad = Control::connect(&path).unwrap();
+        let good = Control::connect(&path).unwrap();
+        rustix::net::send(&bad.fd, b"{\"order\":\"fly\"}", SendFlags::NOSIGNAL).unwrap();
+        good.send(&Order::Stat, &[], Instant::now(), PATIENCE)
+            .unwrap();
+        let (got, to) = inbox.next().unwrap();
+        assert_eq!(got.message, Order::Stat);
+        inbox.answer(to, &Report::Done);
+        assert_eq!(
+            good.receive::<Report>().unwrap().unwrap().message,
+            Report::Done
+        );
+        assert!(matches!(bad.receive::<Report>(), Err(ControlError::Gone)));
+    }
+
+    #[test]
+    fn an_order_without_its_descriptors_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.sock");
+        let mut inbox = Inbox::new(listen(&path).unwrap());
+        let control = Control::connect(&path).unwrap();
+        control
+            .send(&Order::Channel, &[], Instant::now(), PATIENCE)
+            .unwrap();
+        assert!(inbox.next().is_none());
+    }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a worker tells the operator. Guests cause most of it, so each kind of line has a limit.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How much a line matters, as syslog(3) means it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Something does not work any more.
+    Error,
+    /// Something is not as it was asked for.
+    Warning,
+    /// Something was changed.
+    Notice,
+    /// For information.
+    Info,
+}
+
+/// Where lines go.
+pub type Sink = Box<dyn Fn(Level, &str) + Send>;
+
+/// Lines of one kind are at least so far apart; what comes between is counted.
+const APART: Duration = Duration::from_secs(10);
+/// Kinds that are kept apart; further ones share a limit.
+const KINDS: usize = 32;
+
+/// Writes lines, and holds back those of a kind that come too fast.
+pub struct Journal {
+    sink: Sink,
+    kinds: BTreeMap<&'static str, (Instant, u64)>,
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal").finish_non_exhaustive()
+    }
+}
+
+impl Journal {
+    /// Lines go to `sink`.
+    #[must_use]
+    pub fn new(sink: Sink) -> Self {
+        Self {
+            sink,
+            kinds: BTreeMap::new(),
+        }
+    }
+
+    /// Writes a line.
+    pub fn line(&self, level: Level, what: &str) {
+        (self.sink)(level, what);
+    }
+
+    /// Writes a line that a guest can bring about: one of its kind in ten seconds.
+    pub fn seldom(&mut self, now: Instant, level: Level, kind: &'static str, what: &str) {
+        let kind = if self.kinds.len() < KINDS || self.kinds.contains_key(kind) {
+            kind
+        } else {
+            "other"
+        };
+        match self.kinds.get_mut(kind) {
+            Some((at, held)) if now.saturating_duration_since(*at) < APART => *held += 1,
+            known => {
+                let held = known.map_or(0, |(_, held)| *held);
+                let more = match held {
+                    0 => String::new(),
+                    n => format!(" ({n} more of that kind before)"),
+                };
+                (self.sink)(level, &format!("{what}{more}"));
+                self.kinds.insert(kind, (now, 0));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn a_guest_cannot_fill_the_journal() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let to = lines.clone();
+        let mut journal = Journal::new(Box::new(move |_, l| to.lock().unwrap().push(l.to_owned())));
+        let start = Instant::now();
+        for _ in 0..1000 {
+            journal.seldom(start, Level::Warning, "refused", "no");
+        }
+        journal.seldom(start, Level::Warning, "broken", "bad");
+        journal.seldom(start + APART, Level::Warning, "refused", "no");
+        assert_eq!(
+            *lines.lock().unwrap(),
+            ["no", "bad", "no (999 more of that kind before)"]
+        );
+    }
+}

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//! HDFS blocks out of a DataNode's disk image, for a reader VM on the same host.
+//!
+//! The agent worker of a DataNode VM keeps the [`table`] of leases and answers [`lookup`]s; the reader
+//! worker of a client VM reads a block's bytes while its [`hazard`] cell names the lease, so that a
+//! withdrawn block is known to be out of use before the DataNode's disk may give its space away.
+
+pub mod agent_worker;
+pub mod control;
+pub mod hazard;
+pub mod journal;
+pub mod lookup;
+mod map;
+pub mod pattern;
+pub mod reader;
+pub mod sandbox;
+pub mod table;

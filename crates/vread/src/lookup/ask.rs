@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reader's end.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use viola_proto::agent::{BlockKey, MAX_EXTENTS};
+
+use super::parts::{MAX_ANSWER, Parts, Received, send};
+use super::{Found, Question};
+
+/// How long an agent worker that did not answer in time is not asked again: a dead one may cost each
+/// reading thread one deadline, not one for every block.
+const REST: Duration = Duration::from_secs(1);
+
+/// A reader's end of the socket to one agent worker.
+#[derive(Debug)]
+pub struct Client {
+    socket: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    number: u64,
+    parts: Parts,
+    /// Not asked before this.
+    resting: Option<Instant>,
+    gone: bool,
+}
+
+impl Client {
+    /// Asks on this socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        let state = State {
+            number: 0,
+            parts: Parts::new(MAX_ANSWER),
+            resting: None,
+            gone: false,
+        };
+        Self {
+            socket,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Whether the agent worker has hung up, or broke the protocol.
+    pub fn gone(&self) -> bool {
+        self.state().gone
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn ask(&mut self, socket: BorrowedFd<'_>, text: &[u8], now: Instant) -> bool {
+        if self.gone || self.resting.is_some_and(|until| now < until) {
+            return false;
+        }
+        self.resting = None;
+        self.number += 1;
+        match send(socket, self.number, text) {
+            Ok(()) => true,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.resting = Some(now + REST);
+                false
+            }
+            Err(_) => {
+                self.gone = true;
+                false
+            }
+        }
+    }
+
+    /// What has come: `Some(None)` means that the block is not known there, `None` nothing yet.
+    fn answer(&mut self, socket: BorrowedFd<'_>) -> Option<Option<Found>> {
+        loop {
+            match self.parts.receive(socket) {
+                // an answer that came too late for its question
+                Ok(Received::Message(number, _)) if number != self.number => {}
+                Ok(Received::Message(_, text)) => {
+                    if let Ok(found) = serde_json::from_slice::<Option<Found>>(&text)
+                        && found.as_ref().is_none_or(sound)
+                    {
+                        return Some(found);
+                    }
+                    self.gone = true;
+                }
+                Ok(Received::Nothing) if !self.gone => return None,
+                _ => self.gone = true,
+            }
+            if self.gone {
+                return Some(None);
+            }
+        }
+    }
+}
+
+fn sound(found: &Found) -> bool {
+    found.data.extents.len() <= MAX_EXTENTS && found.meta.extents.len() <= MAX_EXTENTS
+}
+
+/// Asks several agent workers at once: the index of the first that knows the block, and where it is.
+/// Ends when all have answered, at the latest after `limit`.
+pub fn ask_all(clients: &[&Client], key: &BlockKey, limit: Duration) -> Option<(usize, Found)> {
+    let question = Question { key: key.clone() };
+    let text = serde_json::to_vec(&question).ok()?;
+    // Always locked in the order given, which is the same for all threads of a reader.
+    let mut states: Vec<_> = clients.iter().map(|client| client.state()).collect();
+    let begin = Instant::now();
+    let mut waiting: Vec<usize> = (0..clients.len())
+        .filter(|i| states[*i].ask(clients[*i].socket.as_fd(), &text, begin))
+        .collect();
+    loop {
+        let mut found = None;
+        waiting.retain(|i| match states[*i].answer(clients[*i].socket.as_fd()) {
+            None => true,
+            Some(None) => false,
+            Some(Some(at)) => {
+                found = found.take().or(Some((*i, at)));
+                false
+            }
+        });
+        if found.is_some() || waiting.is_empty() {
+            return found;
+        }
+        let left = limit.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            for i in waiting {
+                states[i].resting = Some(Instant::now() + REST);
+            }
+            return None;
+        }
+        let mut sockets: Vec<PollFd<'_>> = waiting
+            .iter()
+            .map(|i| PollFd::new(&clients[*i].socket, PollFlags::IN))
+            .collect();
+        let left = Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        // An interrupted or failed wait only means looking again.
+        let _ = poll(&mut sockets, Some(&left));
+    }
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages cut into datagrams and put together again.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send as send_datagram};
+
+/// Longest question, in bytes.
+pub(super) const MAX_QUESTION: usize = 1024;
+/// Longest answer, in bytes: two files of 16384 extents of three 20-digit numbers.
+pub(super) const MAX_ANSWER: usize = 4 << 20;
+/// Bytes of a message in one datagram.
+const PART: usize = 32 << 10;
+const HEADER: usize = 9;
+
+/// Sends a message; does not wait.
+pub(super) fn send(socket: impl AsFd, number: u64, text: &[u8]) -> io::Result<()> {
+    let mut datagram = Vec::with_capacity(HEADER + text.len().min(PART));
+    let mut parts = text.chunks(PART).peekable();
+    while let Some(part) = parts.next() {
+        datagram.clear();
+        datagram.extend_from_slice(&number.to_le_bytes());
+        datagram.push(u8::from(parts.peek().is_none()));
+        datagram.extend_from_slice(part);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::io::retry_on_intr(|| send_datagram(&socket, &datagram, flags))?;
+    }
+    Ok(())
+}
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum Received {
+    /// A whole message and its number.
+    Message(u64, Vec<u8>),
+    /// Nothing more for now.
+    Nothing,
+    /// The other side is gone.
+    End,
+}
+
+/// Puts the messages of one socket together. A message whose rest never comes is dropped when another
+/// one begins.
+#[derive(Debug)]
+pub(super) struct Parts {
+    number: u64,
+    text: Vec<u8>,
+    limit: usize,
+    datagram: Vec<u8>,
+}
+
+impl Parts {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            number: 0,
+            text: Vec::new(),
+            limit,
+            datagram: vec![0; HEADER + PART.min(limit) + 1],
+        }
+    }
+
+    /// Receives without waiting; an error when the other side breaks the protocol.
+    pub(super) fn receive(&mut self, socket: impl AsFd) -> io::Result<Received> {
+        loop {
+            let length = match recv(&socket, &mut self.datagram[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) | Err(Errno::CONNRESET) => return Ok(Received::End),
+                Ok((length, _)) => length,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(e) => return Err(e.into()),
+            };
+            if let Some((number, text)) = self.take(length)? {
+                return Ok(Received::Message(number, text));
+            }
+        }
+    }
+
+    /// Takes a datagram of `length` bytes; a message when it was the last one.
+    fn take(&mut self, length: usize) -> io::Result<Option<(u64, Vec<u8>)>> {
+        let broken = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        let datagram = &self.datagram[..length];
+        let Some((number, rest)) = datagram.split_first_chunk() else {
+            return broken("a datagram is too short");
+        };
+        let Some((last, part)) = rest.split_first() else {
+            return broken("a datagram is too short");
+        };
+        let number = u64::from_le_bytes(*number);
+        if number != self.number {
+            self.text.clear();
+            self.number = number;
+        }
+        if length == self.datagram.len() || self.text.len() + part.len() > self.limit {
+            return broken("a message is too long");
+        }
+        self.text.extend_from_slice(part);
+        Ok((*last != 0).then(|| (number, std::mem::take(&mut self.text))))
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A file of atomic words shared between processes.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A shared mapping of a whole file, seen as 64-bit words.
+#[derive(Debug)]
+pub(crate) struct Words {
+    start: NonNull<AtomicU64>,
+    count: usize,
+}
+
+// SAFETY: the mapping is only reached through atomics, and stays until `Words` is dropped.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// Maps `file`; its size must be at least `least` words and at most `most`.
+    pub(crate) fn map(
+        file: impl AsFd,
+        writable: bool,
+        least: usize,
+        most: usize,
+    ) -> io::Result<Self> {
+        let size = rustix::fs::fstat(&file)?.st_size;
+        let count = usize::try_from(size).unwrap_or(usize::MAX) / size_of::<u64>();
+        if count < least || count > most {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("its size of {size} bytes is not that of such a file"),
+            ));
+        }
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                count * size_of::<u64>(),
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, count })
+    }
+
+    /// All words. Of a mapping that is not writable only loads are allowed.
+    pub(crate) fn all(&self) -> &[AtomicU64] {
+        // SAFETY: `count` words are mapped as long as `self` lives, page aligned; other processes
+        // write them by atomics too.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `map` mapped; no reference outlives `self`.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<u64>()) };
+    }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks that were looked up, a bounded number of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use viola_proto::agent::BlockKey;
+
+use super::block::Block;
+
+/// Most blocks.
+const BLOCKS: usize = 16_384;
+/// Most extents of all blocks together, 32 bytes each.
+const EXTENTS: usize = 1 << 20;
+
+/// Blocks by name. When it is full one goes that was not read lately: each block gets a second chance
+/// when it was read since the last round.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    blocks: HashMap<BlockKey, Arc<Block>>,
+    order: VecDeque<BlockKey>,
+    extents: usize,
+}
+
+impl Cache {
+    /// A block that still holds.
+    pub(super) fn get(&mut self, key: &BlockKey) -> Option<Arc<Block>> {
+        let block = self.blocks.get(key)?;
+        if block.holds() {
+            block.used.store(true, Ordering::Relaxed);
+            return Some(block.clone());
+        }
+        self.forget(key);
+        None
+    }
+
+    pub(super) fn put(&mut self, block: &Arc<Block>) {
+        self.forget(&block.key);
+        while self.blocks.len() >= BLOCKS || self.extents + block.extents() > EXTENTS {
+            let Some(key) = self.order.pop_front() else {
+                break;
+            };
+            match self.blocks.get(&key) {
+                Some(old) if old.used.swap(false, Ordering::Relaxed) => self.order.push_back(key),
+                _ => self.forget(&key),
+            }
+        }
+        self.extents += block.extents();
+        self.order.push_back(block.key.clone());
+        self.blocks.insert(block.key.clone(), block.clone());
+    }
+
+    pub(super) fn forget(&mut self, key: &BlockKey) {
+        if let Some(block) = self.blocks.remove(key) {
+            self.extents -= block.extents();
+        }
+        // Names that are left in the order are skipped when their turn comes; they must not pile up.
+        if self.order.len() > 2 * self.blocks.len() + 64 {
+            self.order.retain(|key| self.blocks.contains_key(key));
+        }
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The virtio-fs device: queues in, requests out.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fuse_backend_rs::api::server::Server;
+use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
+use vhost::vhost_user::Backend;
+use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost_user_backend::{VhostUserBackend, VringRwLock, VringT};
+use virtio_queue::{DescriptorChain, QueueOwnedT};
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryLoadGuard, GuestMemoryMmap};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::event::{
+    EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
+};
+
+use super::fill::{again, first_time, hurried};
+use super::fs::{BlockFs, Look};
+use super::pool::Pool;
+use super::service::{Service, count};
+
+/// Feature bits of virtio: version 1, indirect descriptors, event indices.
+const VIRTIO_FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29;
+/// Longest queue. A request of 1 MiB takes a descriptor for each page and some more.
+const QUEUE: usize = 1024;
+/// Length of the mount tag in the device's configuration.
+const TAG: usize = 36;
+
+/// A VM's memory, as it is at one moment.
+pub(super) type Memory = GuestMemoryLoadGuard<GuestMemoryMmap>;
+type Chain = DescriptorChain<Memory>;
+
+/// The queues of one connection and what serves them.
+pub(super) struct Device {
+    inner: Arc<Inner>,
+    /// Waits for disks; without it the thread of the queue does.
+    pool: Option<Pool<Job>>,
+    memory: Mutex<GuestMemoryAtomic<GuestMemoryMmap>>,
+    tag: String,
+    queues: usize,
+    poll: Duration,
+    exits: Arc<Mutex<Vec<RawFd>>>,
+    /// The way back to the VMM. Nothing is sent on it, but its end tells some VMMs (UML) that this
+    /// worker is gone.
+    back: Mutex<Option<Backend>>,
+}
+
+/// What the device looks like.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Name by which the VM mounts the device, at most 36 bytes.
+    pub tag: String,
+    /// Queues for requests, 1 to 8. A VM uses one per vCPU at most.
+    pub queues: usize,
+    /// Threads that wait for disks; 0: the queues' own threads wait.
+    pub waiters: usize,
+    /// How long a queue's thread goes on looking for requests after the last one before it sleeps.
+    pub poll: Duration,
+    /// How the files look in the VM.
+    pub look: Look,
+}
+
+struct Inner {
+    server: Server<BlockFs>,
+    service: Arc<Service>,
+}
+
+struct Job {
+    chain: Chain,
+    vring: VringRwLock,
+}
+
+impl Inner {
+    /// Serves one request, and says how many bytes of answer there are.
+    fn serve(&self, chain: &Chain) -> u32 {
+        if first_time() {
+            count(&self.service.counts.requests);
+        }
+        match serve_chain(&self.server, chain) {
+            Some(length) => u32::try_from(length).unwrap_or(0),
+            None => {
+                count(&self.service.counts.malformed);
+                0
+            }
+        }
+    }
+}
+
+/// Serves the request of a chain; the length of the answer, or `None` when the request is malformed.
+pub(super) fn serve_chain(server: &Server<BlockFs>, chain: &Chain) -> Option<usize> {
+    let memory = chain.memory();
+    let reader = Reader::from_descriptor_chain(memory, chain.clone()).ok()?;
+    let writer = VirtioFsWriter::new(memory, chain.clone()).ok()?;
+    let writer = Writer::VirtioFs(writer);
+    server.handle_message(reader, writer, None, None).ok()
+}
+
+/// Gives a request back to the VM.
+fn finish(vring: &VringRwLock, head: u16, length: u32) {
+    // Failing means that the VM's ring is not where it was said to be: nobody is there to be told.
+    let _ = vring.add_used(head, length);
+    if vring.needs_notification().unwrap_or(true) {
+        let _ = vring.signal_used_queue();
+    }
+}
+
+impl Device {
+    pub(super) fn new(
+        service: &Arc<Service>,
+        shape: &Shape,
+        memory: GuestMemoryAtomic<GuestMemoryMmap>,
+    ) -> io::Result<Self> {
+        let fs = BlockFs::new(service.clone(), shape.look);
+        let inner = Arc::new(Inner {
+            server: Server::new(fs),
+            service: service.clone(),
+        });
+        let serving = inner.clone();
+        let pool = match shape.waiters {
+            0 => None,
+            waiters => Some(Pool::new(waiters, QUEUE, move |job: Job| {
+                let length = again(|| serving.serve(&job.chain));
+                finish(&job.vring, job.chain.head_index(), length);
+            })?),
+        };
+        Ok(Self {
+            inner,
+            pool,
+            memory: Mutex::new(memory),
+            tag: shape.tag.clone(),
+            queues: shape.queues,
+            poll: shape.poll,
+            exits: Arc::default(),
+            back: Mutex::default(),
+        })
+    }
+
+    /// Descriptors that the library leaves open when it has ended.
+    pub(super) fn leaks(&self) -> Leaks {
+        Leaks(self.exits.clone())
+    }
+
+    /// Serves all requests that are there, and those that come while it is worth looking for them.
+    fn serve_queue(&self, vring: &VringRwLock) {
+        let mut idle: Option<Instant> = None;
+        loop {
+            let _ = vring.disable_notification();
+            let mut served = false;
+            while let Some(chain) = self.next(vring) {
+                served = true;
+                let head = chain.head_index();
+                let Some(pool) = &self.pool else {
+                    finish(vring, head, self.inner.serve(&chain));
+                    continue;
+                };
+                if let Some(length) = hurried(|| self.inner.serve(&chain)) {
+                    finish(vring, head, length);
+                    continue;
+                }
+                let vring = vring.clone();
+                // A VM that hands the same request over again and again does not make a heap of them.
+                if let Err(job) = pool.give(Job { chain, vring }) {
+                    let length = again(|| self.inner.serve(&job.chain));
+                    finish(&job.vring, head, length);
+                }
+            }
+            // A VM that reads one request after the other sends the next one very soon: looking for it
+            // spares both sides a system call and the time to wake up.
+            if served {
+                idle = None;
+            }
+            if !self.poll.is_zero() && idle.get_or_insert_with(Instant::now).elapsed() < self.poll {
+                std::hint::spin_loop();
+                continue;
+            }
+            if !vring.enable_notification().unwrap_or(false) {
+                return;
+            }
+        }
+    }
+
+    fn next(&self, vring: &VringRwLock) -> Option<Chain> {
+        let memory = {
+            let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            memory.memory()
+        };
+        let mut state = vring.get_mut();
+        let queue = state.get_queue_mut();
+        queue.iter(memory).ok()?.next()
+    }
+}
+
+/// See [`Device::leaks`]; closes them when dropped, which must be after the library has ended.
+pub(super) struct Leaks(Arc<Mutex<Vec<RawFd>>>);
+
+impl Drop for Leaks {
+    fn drop(&mut self) {
+        let mut exits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for fd in exits.drain(..) {
+            // SAFETY: the library took it out of its owner and never closes it.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+}
+
+impl VhostUserBackend for Device {
+    type Bitmap = ();
+    type Vring = VringRwLock;
+
+    fn num_queues(&self) -> usize {
+        1 + self.queues
+    }
+
+    fn max_queue_size(&self) -> usize {
+        QUEUE
+    }
+
+    fn features(&self) -> u64 {
+        VIRTIO_FEATURES | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+    }
+
+    fn set_event_idx(&self, _: bool) {}
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let mut config = [0; TAG + size_of::<u32>()];
+        let tag = &self.tag.as_bytes()[..self.tag.len().min(TAG)];
+        config[..tag.len()].copy_from_slice(tag);
+        config[TAG..].copy_from_slice(&(self.queues as u32).to_le_bytes());
+        let end = offset.saturating_add(size) as usize;
+        let inside = config.get(offset as usize..end);
+        inside.map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
+    fn update_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) -> io::Result<()> {
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = memory;
+        Ok(())
+    }
+
+    fn set_backend_req_fd(&self, back: Backend) {
+        *self.back.lock().unwrap_or_else(PoisonError::into_inner) = Some(back);
+    }
+
+    /// The first thread has the queue for what cannot wait and the first for requests; each further
+    /// queue has a thread of its own.
+    fn queues_per_thread(&self) -> Vec<u64> {
+        let further = (2..=self.queues).map(|queue| 1 << queue);
+        std::iter::once(0b11).chain(further).collect()
+    }
+
+    fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
+        let (consumer, notifier) = new_event_consumer_and_notifier(EventFlag::NONBLOCK).ok()?;
+        let mut exits = self.exits.lock().unwrap_or_else(PoisonError::into_inner);
+        exits.push(consumer.as_raw_fd());
+        Some((consumer, notifier))
+    }
+
+    fn handle_event(
+        &self,
+        event: u16,
+        set: EventSet,
+        vrings: &[VringRwLock],
+        _: usize,
+    ) -> io::Result<()> {
+        if set == EventSet::IN
+            && let Some(vring) = vrings.get(usize::from(event))
+        {
+            self.serve_queue(vring);
+        }
+        Ok(())
+    }
+}

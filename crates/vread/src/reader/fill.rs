@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes of an image straight into the memory of a VM.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use fuse_backend_rs::file_buf::FileVolatileSlice;
+use fuse_backend_rs::file_traits::FileReadWriteVolatile;
+use viola_extents::host::Source;
+
+use super::block::Block;
+
+/// Buffers in one system call.
+const MAX_BUFFERS: usize = 1024;
+
+thread_local! {
+    static PATIENCE: Cell<Patience> = const { Cell::new(Patience::Waits) };
+}
+
+/// Whether this thread waits for a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It does.
+    Waits,
+    /// It does not: bytes that are not in memory end the request.
+    Hurries,
+    /// It did not, and that has ended the request: somebody patient has to serve it.
+    Ended,
+    /// It does, and serves what another has ended.
+    Again,
+}
+
+/// Runs `serve` on this thread without waiting for a disk. `None` when that was not possible: then
+/// nothing has been done that serving the same request again would not do again.
+pub(super) fn hurried<T>(serve: impl FnOnce() -> T) -> Option<T> {
+    PATIENCE.set(Patience::Hurries);
+    let result = serve();
+    (PATIENCE.replace(Patience::Waits) != Patience::Ended).then_some(result)
+}
+
+/// Runs `serve` on a request that [`hurried`] has ended.
+pub(super) fn again<T>(serve: impl FnOnce() -> T) -> T {
+    PATIENCE.set(Patience::Again);
+    let result = serve();
+    PATIENCE.set(Patience::Waits);
+    result
+}
+
+/// Whether this thread is inside [`hurried`].
+fn hurries() -> bool {
+    matches!(PATIENCE.get(), Patience::Hurries | Patience::Ended)
+}
+
+/// Whether the request is served for the first time.
+pub(super) fn first_time() -> bool {
+    PATIENCE.get() != Patience::Again
+}
+
+/// A file of a block as something to read from. The caller holds the hazard.
+pub(super) struct Fill<'a> {
+    pub(super) block: &'a Block,
+    pub(super) meta: bool,
+}
+
+impl Fill<'_> {
+    fn fill(&self, bufs: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+        let mut room = Room::new(bufs);
+        let map = self.block.map(self.meta);
+        let mut at = offset;
+        for source in self.block.image.sources(map, offset, room.left as u64)? {
+            match source {
+                Source::Zero { len } => {
+                    room.zero(size(len));
+                    at += len;
+                }
+                Source::File { fd, offset, len } => {
+                    room.read(fd, offset, size(len))?;
+                    at += len;
+                }
+                Source::Encoded { len } => {
+                    if hurries() {
+                        return Err(would_wait());
+                    }
+                    let mut bytes = vec![0; size(len)];
+                    let got = self.block.image.read_at(map, at, &mut bytes)?;
+                    if got < bytes.len() {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                    room.copy(&bytes);
+                    at += len;
+                }
+            }
+        }
+        Ok(size(at - offset))
+    }
+}
+
+/// Lengths here are of parts of the room in a request, far below 4 GiB.
+fn size(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}
+
+fn would_wait() -> io::Error {
+    PATIENCE.set(Patience::Ended);
+    io::ErrorKind::WouldBlock.into()
+}
+
+/// Room for an answer in a VM's memory, filled from its begin.
+struct Room<'a> {
+    buffers: Vec<libc::iovec>,
+    /// First one that is not full.
+    first: usize,
+    left: usize,
+    _memory: std::marker::PhantomData<&'a [FileVolatileSlice<'a>]>,
+}
+
+impl<'a> Room<'a> {
+    fn new(slices: &'a [FileVolatileSlice<'a>]) -> Self {
+        let mut buffers: Vec<libc::iovec> = Vec::with_capacity(slices.len());
+        for slice in slices.iter().filter(|slice| !slice.is_empty()) {
+            let (base, len) = (slice.as_ptr(), slice.len());
+            match buffers.last_mut() {
+                // pages that follow each other are one buffer
+                Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base => {
+                    last.iov_len += len;
+                }
+                _ => buffers.push(libc::iovec {
+                    iov_base: base.cast(),
+                    iov_len: len,
+                }),
+            }
+        }
+        Self {
+            left: buffers.iter().map(|b| b.iov_len).sum(),
+            buffers,
+            first: 0,
+            _memory: std::marker::PhantomData,
+        }
+    }
+
+    /// The next buffers, at most `most` bytes of them, cut by hiding the rest of the last one; the
+    /// second value is what was hidden.
+    fn next(&mut self, most: usize) -> (&mut [libc::iovec], usize) {
+        let rest = &mut self.buffers[self.first..];
+        let (mut count, mut sum) = (0, 0);
+        while count < rest.len().min(MAX_BUFFERS) && sum < most {
+            sum += rest[count].iov_len;
+            count += 1;
+        }
+        let hidden = sum.saturating_sub(most);
+        if let Some(last) = rest[..count].last_mut() {
+            last.iov_len -= hidden;
+        }
+        (&mut rest[..count], hidden)
+    }
+
+    /// Puts back what [`Room::next`] has hidden of the last of `count` buffers, and goes on by `done`
+    /// bytes.
+    fn advance(&mut self, count: usize, hidden: usize, done: usize) {
+        if count > 0 {
+            self.buffers[self.first + count - 1].iov_len += hidden;
+        }
+        self.left -= done;
+        let mut done = done;
+        while done > 0 {
+            let buffer = &mut self.buffers[self.first];
+            if done < buffer.iov_len {
+                buffer.iov_base = buffer.iov_base.wrapping_byte_add(done);
+                buffer.iov_len -= done;
+                return;
+            }
+            done -= buffer.iov_len;
+            self.first += 1;
+        }
+    }
+
+    fn read(&mut self, fd: BorrowedFd<'_>, mut offset: u64, len: usize) -> io::Result<()> {
+        let mut len = len.min(self.left);
+        while len > 0 {
+            let (buffers, hidden) = self.next(len);
+            let (pointer, count) = (buffers.as_ptr(), buffers.len());
+            let flags = if hurries() { libc::RWF_NOWAIT } else { 0 };
+            // SAFETY: the buffers lie in the guest's memory, which is mapped as long as the request
+            // is being served, and which nobody here has references into.
+            let got = unsafe {
+                libc::preadv2(
+                    fd.as_raw_fd(),
+                    pointer,
+                    count as libc::c_int,
+                    offset.cast_signed(),
+                    flags,
+                )
+            };
+            let error = io::Error::last_os_error();
+            let done = usize::try_from(got).unwrap_or(0);
+            self.advance(count, hidden, done);
+            offset += done as u64;
+            len -= done;
+            if got < 0 {
+                match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // no file system that can tell, or bytes that are not in memory
+                    Some(libc::EAGAIN | libc::EOPNOTSUPP) if hurries() => return Err(would_wait()),
+                    _ => return Err(error),
+                }
+            } else if done == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, len: usize) {
+        self.each(len, |at, len, _| {
+            // SAFETY: as in `each`.
+            unsafe { at.write_bytes(0, len) }
+        });
+    }
+
+    fn copy(&mut self, bytes: &[u8]) {
+        self.each(bytes.len(), |at, len, done| {
+            // SAFETY: as in `each`; `done + len` is never beyond the length given to it.
+            unsafe { at.copy_from_nonoverlapping(bytes.as_ptr().add(done), len) }
+        });
+    }
+
+    /// Calls `write` for each buffer of the next `len` bytes with its address, which is good for that
+    /// many bytes of the guest's memory, and with how many bytes came before it.
+    fn each(&mut self, len: usize, mut write: impl FnMut(*mut u8, usize, usize)) {
+        let mut len = len.min(self.left);
+        let mut done = 0;
+        while len > 0 {
+            let (buffers, hidden) = self.next(len);
+            let (mut sum, count) = (0, buffers.len());
+            for buffer in buffers {
+                write(buffer.iov_base.cast(), buffer.iov_len, done + sum);
+                sum += buffer.iov_len;
+            }
+            self.advance(count, hidden, sum);
+            done += sum;
+            len -= sum;
+        }
+    }
+}
+
+fn no_stream() -> io::Error {
+    io::Error::from_raw_os_error(libc::ESPIPE)
+}
+
+fn read_only() -> io::Error {
+    io::Error::from_raw_os_error(libc::EROFS)
+}
+
+impl FileReadWriteVolatile for Fill<'_> {
+    fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(no_stream())
+    }
+
+    fn write_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(read_only())
+    }
+
+    fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
+        self.fill(&[slice], offset)
+    }
+
+    fn read_vectored_at_volatile(
+        &mut self,
+        bufs: &[FileVolatileSlice<'_>],
+        offset: u64,
+    ) -> io::Result<usize> {
+        self.fill(bufs, offset)
+    }
+
+    fn write_at_volatile(&mut self, _: FileVolatileSlice<'_>, _: u64) -> io::Result<usize> {
+        Err(read_only())
+    }
+}

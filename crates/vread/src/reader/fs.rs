@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The name space that the VM sees: `/POOL/blk_ID_STAMP` and `/POOL/blk_ID_STAMP.meta`, read-only.
+//!
+//! Names are looked up, not listed: a folder shows what the VM's kernel knows of it already and what is
+//! still there. A pool's folder exists for every name that a pool can have.
+
+use std::ffi::CStr;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use fuse_backend_rs::abi::fuse_abi::{
+    CreateIn, FsOptions, OpenOptions, SetattrValid, stat64, statvfs64,
+};
+use fuse_backend_rs::api::filesystem::{
+    Context, DirEntry, Entry, FileSystem, ZeroCopyReader, ZeroCopyWriter,
+};
+use viola_proto::agent::BlockKey;
+
+use super::block::Block;
+use super::fill::{Fill, first_time};
+use super::nodes::{FileNode, Kind, MAX_NODES, Node, Nodes, ROOT};
+use super::service::{Service, count};
+
+/// Longest read, in bytes.
+pub(super) const MAX_READ: u32 = 1 << 20;
+/// Most entries of a folder in one answer.
+const MAX_ENTRIES: usize = 256;
+/// For what never changes: the attributes of a file of that name, and folders.
+const LONG: Duration = Duration::from_secs(3600);
+/// For a block's name. Opening it asks anew in any case; only `stat` may show a withdrawn block so long.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// How the files look in the VM.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// User who owns all files, and the only one who may read them.
+    pub uid: u32,
+    /// Group of all files.
+    pub gid: u32,
+    /// Whether the VM may keep a file's bytes in its page cache after it was closed. A block of one
+    /// name never has other bytes, but the VM's memory is spent on it.
+    pub keep_cache: bool,
+}
+
+/// One connection's view of a [`Service`].
+pub struct BlockFs {
+    service: Arc<Service>,
+    nodes: Arc<Nodes>,
+    look: Look,
+    open: AtomicU64,
+}
+
+fn error(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+impl BlockFs {
+    /// An empty one.
+    pub fn new(service: Arc<Service>, look: Look) -> Self {
+        Self {
+            service,
+            nodes: Arc::new(Nodes::new()),
+            look,
+            open: AtomicU64::new(0),
+        }
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn nodes(&self) -> Arc<Nodes> {
+        self.nodes.clone()
+    }
+
+    fn clear(&self) {
+        self.nodes.clear();
+        let open = self.open.swap(0, Ordering::Relaxed);
+        self.service.counts.open.fetch_sub(open, Ordering::Relaxed);
+    }
+
+    fn node(&self, id: u64) -> io::Result<Arc<Node>> {
+        self.nodes.get(id).ok_or_else(|| error(libc::ESTALE))
+    }
+
+    fn attributes(&self, node: &Node) -> stat64 {
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut stat: stat64 = unsafe { std::mem::zeroed() };
+        stat.st_ino = node.id;
+        stat.st_uid = self.look.uid;
+        stat.st_gid = self.look.gid;
+        stat.st_blksize = 4096;
+        match &node.kind {
+            Kind::File(file) => {
+                stat.st_mode = libc::S_IFREG | 0o400;
+                stat.st_nlink = 1;
+                stat.st_size = file.size.cast_signed();
+                stat.st_blocks = file.size.div_ceil(512).cast_signed();
+            }
+            _ => {
+                stat.st_mode = libc::S_IFDIR | 0o500;
+                stat.st_nlink = 2;
+            }
+        }
+        stat
+    }
+
+    fn entry(&self, node: &Node) -> Entry {
+        Entry {
+            inode: node.id,
+            generation: 0,
+            attr: self.attributes(node),
+            attr_flags: 0,
+            attr_timeout: LONG,
+            entry_timeout: match node.kind {
+                Kind::File(_) => SHORT,
+                _ => LONG,
+            },
+        }
+    }
+
+    /// The block of a file, from its node or looked up anew. Another length under the same name would
+    /// be another block: then it is gone.
+    fn block(&self, file: &FileNode) -> io::Result<Arc<Block>> {
+        let mut kept = file.block.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(block) = kept.upgrade().filter(|block| block.holds()) {
+            return Ok(block);
+        }
+        let block = self.service.find(&file.key);
+        let block = block.filter(|block| block.map(file.meta).len() == file.size);
+        let block = block.ok_or_else(|| error(libc::ESTALE))?;
+        *kept = Arc::downgrade(&block);
+        Ok(block)
+    }
+
+    fn read_file(
+        &self,
+        file: &FileNode,
+        writer: &mut dyn ZeroCopyWriter,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        let counts = &self.service.counts;
+        for _ in 0..2 {
+            let block = self.block(file)?;
+            if first_time() {
+                let mut ahead = file.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(range) = ahead.read(offset, length as u64, file.size) {
+                    block.image.prefetch(block.map(file.meta), range);
+                }
+            }
+            let Some(hazard) = self.service.hazard(&block) else {
+                return Err(error(libc::EBUSY));
+            };
+            if !block.holds() {
+                drop(hazard);
+                self.service.forget(&block.key);
+                continue;
+            }
+            let mut fill = Fill {
+                block: &block,
+                meta: file.meta,
+            };
+            let filled = writer.write_from(&mut fill, length, offset);
+            let held = block.holds();
+            drop(hazard);
+            if !held {
+                count(&counts.withdrawn);
+                self.service.forget(&block.key);
+                return Err(error(libc::ESTALE));
+            }
+            return match filled {
+                Ok(length) => {
+                    count(&counts.reads);
+                    block.used.store(true, Ordering::Relaxed);
+                    let bytes = &block.datanode.bytes;
+                    bytes.fetch_add(length as u64, Ordering::Relaxed);
+                    Ok(length)
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(e),
+                Err(_) => {
+                    count(&counts.io_errors);
+                    Err(error(libc::EIO))
+                }
+            };
+        }
+        count(&counts.withdrawn);
+        Err(error(libc::ESTALE))
+    }
+}
+
+impl Drop for BlockFs {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl FileSystem for BlockFs {
+    type Inode = u64;
+    type Handle = u64;
+
+    fn init(&self, _capable: FsOptions) -> io::Result<FsOptions> {
+        self.clear();
+        Ok(FsOptions::ASYNC_READ
+            | FsOptions::BIG_WRITES
+            | FsOptions::MAX_PAGES
+            | FsOptions::PARALLEL_DIROPS
+            | FsOptions::ASYNC_DIO)
+    }
+
+    fn destroy(&self) {
+        self.clear();
+    }
+
+    fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
+        let absent = || error(libc::ENOENT);
+        let parent = self.node(parent)?;
+        let name = name.to_str().map_err(|_| absent())?;
+        let node = match &parent.kind {
+            Kind::Root if BlockKey::is_pool(name) => self.nodes.pool(name),
+            Kind::Pool(pool) => {
+                let (key, meta) = BlockKey::parse(pool, name).ok_or_else(absent)?;
+                let block = self.service.find(&key).ok_or_else(absent)?;
+                self.nodes.file(&block, meta)
+            }
+            Kind::Root => return Err(absent()),
+            Kind::File(_) => return Err(error(libc::ENOTDIR)),
+        };
+        let Some(node) = node else {
+            count(&self.service.counts.too_many);
+            return Err(error(libc::ENFILE));
+        };
+        Ok(self.entry(&node))
+    }
+
+    fn forget(&self, _: &Context, inode: u64, times: u64) {
+        self.nodes.forget(inode, times);
+    }
+
+    fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
+        Ok((self.attributes(&*self.node(inode)?), LONG))
+    }
+
+    fn open(
+        &self,
+        _: &Context,
+        inode: u64,
+        flags: u32,
+        _: u32,
+    ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
+        let node = self.node(inode)?;
+        let Kind::File(file) = &node.kind else {
+            return Err(error(libc::EISDIR));
+        };
+        if flags.cast_signed() & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
+            return Err(error(libc::EROFS));
+        }
+        self.block(file)?;
+        file.opens.fetch_add(1, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::Relaxed);
+        count(&self.service.counts.open);
+        let options = if self.look.keep_cache {
+            OpenOptions::KEEP_CACHE
+        } else {
+            OpenOptions::empty()
+        };
+        Ok((None, options, None))
+    }
+
+    fn read(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        writer: &mut dyn ZeroCopyWriter,
+        size: u32,
+        offset: u64,
+        _: Option<u64>,
+        _: u32,
+    ) -> io::Result<usize> {
+        let node = self.node(inode)?;
+        let Kind::File(file) = &node.kind else {
+            return Err(error(libc::EISDIR));
+        };
+        let left = file.size.saturating_sub(offset);
+        let length = usize::try_from(left.min(size.min(MAX_READ).into())).unwrap_or(0);
+        let length = length.min(writer.available_bytes());
+        if length == 0 {
+            return Ok(0);
+        }
+        self.read_file(file, writer, offset, length)
+    }
+
+    fn release(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u32,
+        _: u64,
+        _: bool,
+        _: bool,
+        _: Option<u64>,
+    ) -> io::Result<()> {
+        if let Ok(node) = self.node(inode)
+            && let Kind::File(file) = &node.kind
+        {
+            let less = |opens: u64| opens.checked_sub(1);
+            let opens = &file.opens;
+            if opens
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                .is_ok()
+            {
+                self.open.fetch_sub(1, Ordering::Relaxed);
+                self.service.counts.open.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn opendir(&self, _: &Context, inode: u64, _: u32) -> io::Result<(Option<u64>, OpenOptions)> {
+        match self.node(inode)?.kind {
+            Kind::File(_) => Err(error(libc::ENOTDIR)),
+            _ => Ok((None, OpenOptions::empty())),
+        }
+    }
+
+    fn releasedir(&self, _: &Context, _: u64, _: u32, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn readdir(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        _: u32,
+        offset: u64,
+        add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let folder = self.node(inode)?;
+        // The place in the stream is a node's number; the root's stands for the two entries before all.
+        let children = self.nodes.children(&folder, offset.max(ROOT), MAX_ENTRIES);
+        let dots = [(0, "."), (ROOT, "..")];
+        for (before, name) in dots
+            .iter()
+            .filter(|(before, _)| offset == 0 || *before > offset)
+        {
+            let entry = DirEntry {
+                ino: folder.id,
+                offset: before + 1,
+                type_: libc::DT_DIR.into(),
+                name: name.as_bytes(),
+            };
+            if add(entry)? == 0 {
+                return Ok(());
+            }
+        }
+        for child in children {
+            let (type_, name) = match &child.kind {
+                Kind::Root => continue,
+                Kind::Pool(pool) => (libc::DT_DIR, pool.clone()),
+                Kind::File(file) => {
+                    let kept = file.block.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !kept.upgrade().is_some_and(|block| block.holds()) {
+                        continue;
+                    }
+                    let name = match file.meta {
+                        true => file.key.meta_name(),
+                        false => file.key.data_name(),
+                    };
+                    (libc::DT_REG, name)
+                }
+            };
+            let entry = DirEntry {
+                ino: child.id,
+                offset: child.id,
+                type_: type_.into(),
+                name: name.as_bytes(),
+            };
+            if add(entry)? == 0 {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn statfs(&self, _: &Context, _: u64) -> io::Result<statvfs64> {
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut stat: statvfs64 = unsafe { std::mem::zeroed() };
+        stat.f_bsize = 4096;
+        stat.f_frsize = 4096;
+        stat.f_files = MAX_NODES as u64;
+        stat.f_namemax = 255;
+        stat.f_flag = libc::ST_RDONLY;
+        Ok(stat)
+    }
+
+    // Whatever would change something. All else that is not here is not implemented, which the
+    // VM's kernel asks for once and never again.
+
+    fn setattr(
+        &self,
+        _: &Context,
+        _: u64,
+        _: stat64,
+        _: Option<u64>,
+        _: SetattrValid,
+    ) -> io::Result<(stat64, Duration)> {
+        Err(error(libc::EROFS))
+    }
+
+    fn symlink(&self, _: &Context, _: &CStr, _: u64, _: &CStr) -> io::Result<Entry> {
+        Err(error(libc::EROFS))
+    }
+
+    fn mknod(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32, _: u32) -> io::Result<Entry> {
+        Err(error(libc::EROFS))
+    }
+
+    fn mkdir(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32) -> io::Result<Entry> {
+        Err(error(libc::EROFS))
+    }
+
+    fn unlink(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
+        Err(error(libc::EROFS))
+    }
+
+    fn rmdir(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
+        Err(error(libc::EROFS))
+    }
+
+    fn rename(&self, _: &Context, _: u64, _: &CStr, _: u64, _: &CStr, _: u32) -> io::Result<()> {
+        Err(error(libc::EROFS))
+    }
+
+    fn link(&self, _: &Context, _: u64, _: u64, _: &CStr) -> io::Result<Entry> {
+        Err(error(libc::EROFS))
+    }
+
+    fn create(
+        &self,
+        _: &Context,
+        _: u64,
+        _: &CStr,
+        _: CreateIn,
+    ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
+        Err(error(libc::EROFS))
+    }
+
+    fn write(
+        &self,
+        _: &Context,
+        _: u64,
+        _: u64,
+        _: &mut dyn ZeroCopyReader,
+        _: u32,
+        _: u64,
+        _: Option<u64>,
+        _: bool,
+        _: u32,
+        _: u32,
+    ) -> io::Result<usize> {
+        Err(error(libc::EROFS))
+    }
+
+    fn fallocate(&self, _: &Context, _: u64, _: u64, _: u32, _: u64, _: u64) -> io::Result<()> {
+        Err(error(libc::EROFS))
+    }
+
+    fn setxattr(&self, _: &Context, _: u64, _: &CStr, _: &[u8], _: u32) -> io::Result<()> {
+        Err(error(libc::EROFS))
+    }
+
+    fn removexattr(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
+        Err(error(libc::EROFS))
+    }
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reader worker: a read-only virtio-fs device for one VM, made of blocks of others.
+//!
+//! It parses what the VM sends (vhost-user messages of the VMM, virtqueues, FUSE requests) and so runs
+//! without rights of its own; all descriptors come from the daemon. Bytes go from the image's file
+//! into the VM's memory by one system call, without a copy of ours.
+//!
+//! What a VM can make it keep is bounded: [`nodes::MAX_NODES`](self) files, none of which needs
+//! memory for being open, 16,384 blocks, 2^20 extents, and the requests of its queues.
+
+mod block;
+mod cache;
+mod device;
+mod fill;
+mod fs;
+mod nodes;
+mod pool;
+mod run;
+mod service;
+
+pub use device::Shape;
+pub use fs::{BlockFs, Look};
+pub use run::{Start, run, serve_vm};
+pub use service::Service;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod wire;
+
+#[cfg(test)]
+mod tests;

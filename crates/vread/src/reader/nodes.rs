@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files and folders that the VM has been told of, by the numbers it knows them by.
+//!
+//! There are never more than [`MAX_NODES`]. When a VM does not forget the ones it does not need, those
+//! that are not open go, the longest known first; the VM then hears `ESTALE`, which makes a kernel look
+//! the name up again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+use viola_extents::host::Readahead;
+use viola_proto::agent::BlockKey;
+
+use super::block::Block;
+
+/// Most of them at a time; some 500 bytes each.
+pub(super) const MAX_NODES: usize = 32_768;
+
+/// The number of the root.
+pub(super) const ROOT: u64 = 1;
+
+/// What a node is.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// The mount itself.
+    Root,
+    /// A block pool's folder.
+    Pool(String),
+    /// A block or its checksums.
+    File(FileNode),
+}
+
+/// A file.
+#[derive(Debug)]
+pub(super) struct FileNode {
+    pub(super) key: BlockKey,
+    /// Whether it is the checksum file.
+    pub(super) meta: bool,
+    /// Length in bytes. A block of that name never has another one.
+    pub(super) size: u64,
+    pub(super) block: Mutex<Weak<Block>>,
+    pub(super) ahead: Mutex<Readahead>,
+    pub(super) opens: AtomicU64,
+}
+
+/// What the VM's number stands for.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) id: u64,
+    pub(super) kind: Kind,
+    /// How often the VM was told this number, less what it has forgotten.
+    lookups: AtomicU64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Name {
+    Pool(String),
+    File(BlockKey, bool),
+}
+
+impl Node {
+    fn name(&self) -> Option<Name> {
+        match &self.kind {
+            Kind::Root => None,
+            Kind::Pool(pool) => Some(Name::Pool(pool.clone())),
+            Kind::File(file) => Some(Name::File(file.key.clone(), file.meta)),
+        }
+    }
+
+    fn open(&self) -> bool {
+        matches!(&self.kind, Kind::File(file) if file.opens.load(Ordering::Relaxed) > 0)
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    by_id: BTreeMap<u64, Arc<Node>>,
+    by_name: HashMap<Name, u64>,
+    next: u64,
+}
+
+/// All nodes of one connection.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    inner: RwLock<Inner>,
+}
+
+impl Nodes {
+    pub(super) fn new() -> Self {
+        let root = Node {
+            id: ROOT,
+            kind: Kind::Root,
+            lookups: AtomicU64::new(1),
+        };
+        Self {
+            inner: RwLock::new(Inner {
+                by_id: BTreeMap::from([(ROOT, Arc::new(root))]),
+                by_name: HashMap::new(),
+                next: ROOT + 1,
+            }),
+        }
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<Arc<Node>> {
+        self.read().by_id.get(&id).cloned()
+    }
+
+    /// The folder of a pool, told to the VM once more. `None` when there are too many nodes.
+    pub(super) fn pool(&self, pool: &str) -> Option<Arc<Node>> {
+        self.tell(
+            Name::Pool(pool.into()),
+            |_| true,
+            || Kind::Pool(pool.into()),
+        )
+    }
+
+    /// A file of a block, told to the VM once more. `None` when there are too many nodes.
+    pub(super) fn file(&self, block: &Arc<Block>, meta: bool) -> Option<Arc<Node>> {
+        let size = block.map(meta).len();
+        let name = Name::File(block.key.clone(), meta);
+        let same = |kind: &Kind| matches!(kind, Kind::File(file) if file.size == size);
+        self.tell(name, same, || {
+            Kind::File(FileNode {
+                key: block.key.clone(),
+                meta,
+                size,
+                block: Mutex::new(Arc::downgrade(block)),
+                ahead: Mutex::default(),
+                opens: AtomicU64::new(0),
+            })
+        })
+    }
+
+    fn tell(
+        &self,
+        name: Name,
+        same: impl Fn(&Kind) -> bool,
+        kind: impl FnOnce() -> Kind,
+    ) -> Option<Arc<Node>> {
+        let mut inner = self.write();
+        if let Some(node) = inner.by_name.get(&name).and_then(|id| inner.by_id.get(id))
+            && same(&node.kind)
+        {
+            node.lookups.fetch_add(1, Ordering::Relaxed);
+            return Some(node.clone());
+        }
+        if inner.by_id.len() >= MAX_NODES {
+            inner.evict()?;
+        }
+        let id = inner.next;
+        inner.next += 1;
+        let node = Arc::new(Node {
+            id,
+            kind: kind(),
+            lookups: AtomicU64::new(1),
+        });
+        inner.by_name.insert(name, id);
+        inner.by_id.insert(id, node.clone());
+        Some(node)
+    }
+
+    /// The VM has forgotten a number so many times.
+    pub(super) fn forget(&self, id: u64, times: u64) {
+        let Some(node) = self.get(id).filter(|node| node.id != ROOT) else {
+            return;
+        };
+        let less = |lookups: u64| Some(lookups.saturating_sub(times));
+        let before = node
+            .lookups
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        if before.is_ok_and(|before| before <= times) {
+            let mut inner = self.write();
+            // told again meanwhile, or open in spite of it
+            if node.lookups.load(Ordering::Relaxed) == 0 && !node.open() {
+                inner.remove(&node);
+            }
+        }
+    }
+
+    /// Up to `most` entries of a folder after the number `after`, in the order of their numbers.
+    pub(super) fn children(&self, folder: &Node, after: u64, most: usize) -> Vec<Arc<Node>> {
+        let inner = self.read();
+        let all = inner.by_id.range(after.saturating_add(1)..);
+        all.map(|(_, node)| node)
+            .filter(|node| match (&folder.kind, &node.kind) {
+                (Kind::Root, Kind::Pool(_)) => true,
+                (Kind::Pool(pool), Kind::File(file)) => file.key.pool() == pool,
+                _ => false,
+            })
+            .take(most)
+            .cloned()
+            .collect()
+    }
+
+    /// Forgets all but the root. Numbers are not used again.
+    pub(super) fn clear(&self) {
+        let mut inner = self.write();
+        inner.by_name.clear();
+        inner.by_id.retain(|id, _| *id == ROOT);
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn len(&self) -> usize {
+        self.read().by_id.len()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Makes room: an eighth of all nodes, so that a VM that needs more than fit does not pay for a
+    /// search with each. `None` when all are open.
+    fn evict(&mut self) -> Option<()> {
+        let old: Vec<Arc<Node>> = self
+            .by_id
+            .values()
+            .filter(|node| node.id != ROOT && !node.open())
+            .take(MAX_NODES / 8)
+            .cloned()
+            .collect();
+        old.iter().for_each(|node| self.remove(node));
+        (!old.is_empty()).then_some(())
+    }
+
+    fn remove(&mut self, node: &Node) {
+        self.by_id.remove(&node.id);
+        if let Some(name) = node.name()
+            && self.by_name.get(&name) == Some(&node.id)
+        {
+            self.by_name.remove(&name);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The worker's threads: one for the daemon's orders, one for the VM, and those of its queues.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vhost::vhost_user::Listener;
+use vhost_user_backend::VhostUserDaemon;
+use viola_extents::host::{self, Image, Layer};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+use super::device::{Device, Shape};
+use super::service::{Service, count};
+use crate::control::{Format, ImageSpec, Inbox, Order, Report, Role, VERSION};
+use crate::hazard::Cells;
+
+/// What the daemon gives a reader worker to begin with.
+#[derive(Debug)]
+pub struct Start {
+    /// Identity of the VM.
+    pub vm: String,
+    /// Listening socket to which its VMM connects, bound by the daemon.
+    pub socket: OwnedFd,
+    /// The worker's hazard cells ([`crate::hazard::create`]), to be written.
+    pub hazards: File,
+    /// What the device looks like.
+    pub shape: Shape,
+}
+
+/// Serves a VM until the daemon says that this is over.
+///
+/// The process must be the worker's own: a panic in any of its threads ends it, so that the VM sees a
+/// device that is gone and not one that hangs.
+///
+/// # Errors
+/// When something of `start` is not what it should be.
+pub fn run(start: Start, mut inbox: Inbox) -> io::Result<()> {
+    end_on_panic();
+    let cells = Cells::map(&start.hazards)?;
+    let mut shape = start.shape;
+    shape.queues = shape.queues.clamp(1, 8);
+    // each thread that reads needs a cell
+    shape.waiters = shape
+        .waiters
+        .min(cells.count().saturating_sub(shape.queues));
+    let service = Arc::new(Service::new(cells));
+    let socket = UnixListener::from(start.socket);
+    let serving = service.clone();
+    std::thread::Builder::new()
+        .name("vm".into())
+        .spawn(move || {
+            if let Err(e) = serve(&serving, socket, &shape) {
+                eprintln!("vread: cannot serve the VM any more: {e}");
+                std::process::exit(1);
+            }
+        })?;
+    loop {
+        while let Some((received, from)) = inbox.next() {
+            let quit = matches!(received.message, Order::Quit { .. });
+            let report = obey(&service, &start.vm, received.message, received.fds);
+            inbox.answer(from, &report);
+            if quit {
+                return Ok(());
+            }
+        }
+        let mut sockets: Vec<PollFd<'_>> = inbox
+            .fds()
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut sockets, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+fn end_on_panic() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        usual(info);
+        std::process::abort();
+    }));
+}
+
+/// Serves one VM after another on a listening socket, without a daemon's orders.
+///
+/// # Errors
+/// When the socket or the threads cannot be had.
+pub fn serve_vm(service: &Arc<Service>, socket: UnixListener, shape: &Shape) -> io::Result<()> {
+    serve(service, socket, shape)
+}
+
+fn serve(service: &Arc<Service>, socket: UnixListener, shape: &Shape) -> io::Result<()> {
+    let mut listener = Listener::from(socket);
+    loop {
+        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+        let device = Arc::new(Device::new(service, shape, memory.clone())?);
+        let leaks = device.leaks();
+        let mut daemon = VhostUserDaemon::new("vm".into(), device, memory).map_err(other)?;
+        daemon.start(&mut listener).map_err(other)?;
+        count(&service.counts.connected);
+        // However it ends, the VM is gone, or starts anew with a new connection.
+        if let Err(e) = daemon.wait() {
+            let hung_up = "Disconnected PartialMessage SocketBroken";
+            if !hung_up
+                .split(' ')
+                .any(|word| format!("{e:?}").contains(word))
+            {
+                eprintln!("vread: the VMM's connection ended: {e}");
+            }
+        }
+        drop(daemon);
+        drop(leaks);
+        service.counts.connected.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn other(e: vhost_user_backend::Error) -> io::Error {
+    io::Error::other(e.to_string())
+}
+
+fn obey(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report {
+    let failed = |why: String| Report::Failed { why };
+    let mut fds = fds.into_iter();
+    match order {
+        Order::Hello { .. } => Report::Hello {
+            version: VERSION,
+            program: env!("CARGO_PKG_VERSION").into(),
+            role: Role::Reader,
+            vm: vm.into(),
+            pid: std::process::id(),
+        },
+        Order::Datanode { name } => match (fds.next(), fds.next()) {
+            (Some(socket), Some(table)) => match service.add(&name, socket, table) {
+                Ok(()) => Report::Done,
+                Err(e) => failed(format!("the table of `{name}`: {e}")),
+            },
+            _ => failed("descriptors are missing".into()),
+        },
+        Order::NoDatanode { name } => {
+            service.remove(&name);
+            Report::Done
+        }
+        Order::Images {
+            datanode, images, ..
+        } => match open_images(&images, fds) {
+            Ok(images) => match service.set_images(&datanode, images) {
+                true => Report::Done,
+                false => failed(format!("there is no DataNode `{datanode}`")),
+            },
+            Err(why) => failed(why),
+        },
+        Order::Stat => Report::Reader(service.stat()),
+        Order::Quit { .. } => Report::Done,
+        other => failed(format!("an order for an agent worker: {other:?}")),
+    }
+}
+
+fn open_images(
+    specs: &[ImageSpec],
+    mut fds: impl Iterator<Item = OwnedFd>,
+) -> Result<HashMap<u32, Arc<Image>>, String> {
+    let mut images = HashMap::new();
+    for spec in specs {
+        let mut layers = Vec::new();
+        for format in &spec.layers {
+            let file = fds.next().ok_or("descriptors are missing")?;
+            let format = match format {
+                Format::Raw => host::Format::Raw,
+                Format::Qcow2 => host::Format::Qcow2,
+            };
+            layers.push(Layer { format, file });
+        }
+        let image = Image::open(layers).map_err(|e| format!("{}: {e}", spec.path))?;
+        images.insert(spec.id, Arc::new(image));
+    }
+    Ok(images)
+}

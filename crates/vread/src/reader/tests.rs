@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests of a VM that means no good, or none at all, without a VM.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use viola_extents::host::{Image, Layer};
+use viola_proto::agent::{BlockKey, Extent, FileMap};
+
+use super::nodes::MAX_NODES;
+use super::wire::Requests;
+use super::{BlockFs, Look, Service};
+use crate::lookup::{Found, Next, Server};
+use crate::table::Table;
+use crate::{hazard, table};
+
+const POOL: &str = "BP-1-10.0.0.1-1";
+const TABLE: u32 = 9;
+const LENGTH: u64 = 300_000;
+
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const STATFS: u32 = 17;
+const RELEASE: u32 = 18;
+const INIT: u32 = 26;
+const OPENDIR: u32 = 27;
+const READDIR: u32 = 28;
+
+/// An agent worker that names every block of the pool, and a disk of noise.
+struct Bench {
+    service: Arc<Service>,
+    requests: Requests,
+    table: Arc<Table>,
+    hazards: hazard::View,
+    disk: Vec<u8>,
+    image: File,
+    named: Arc<AtomicBool>,
+}
+
+fn found(table: &Table, key: &BlockKey) -> Option<Found> {
+    let slot = u32::try_from(key.id()).ok()?;
+    Some(Found {
+        lease: table.lease(slot)?,
+        image: 1,
+        data: FileMap {
+            size: LENGTH,
+            // a hole in the middle, the two halves the other way round on the disk
+            extents: vec![
+                Extent {
+                    logical: 0,
+                    physical: 262_144,
+                    length: 131_072,
+                    zero: false,
+                },
+                Extent {
+                    logical: 200_000,
+                    physical: 4096,
+                    length: 100_000,
+                    zero: false,
+                },
+            ],
+        },
+        meta: FileMap {
+            size: 7,
+            extents: vec![Extent {
+                logical: 0,
+                physical: 0,
+                length: 7,
+                zero: false,
+            }],
+        },
+    })
+}
+
+fn bench() -> Bench {
+    let (table_file, cells) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    table::create(&table_file, TABLE, 100_000).unwrap();
+    hazard::create(&cells, 4).unwrap();
+    let table = Arc::new(Table::map(&table_file).unwrap());
+    let image = tempfile::tempfile().unwrap();
+    let disk: Vec<u8> = (0..1u32 << 20)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
+    image.write_all_at(&disk, 0).unwrap();
+    let (here, there): (OwnedFd, OwnedFd) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    let named = Arc::new(AtomicBool::new(true));
+    let (answering, naming) = (table.clone(), named.clone());
+    std::thread::spawn(move || {
+        let mut server = Server::new(there);
+        loop {
+            match server.receive() {
+                Next::Question(number, question) => {
+                    let known = question.key.pool() == POOL && naming.load(Ordering::SeqCst);
+                    let found = known.then(|| found(&answering, &question.key)).flatten();
+                    server.answer(number, found.as_ref()).unwrap();
+                }
+                Next::Nothing => drop(poll(
+                    &mut [PollFd::new(server.socket(), PollFlags::IN)],
+                    None,
+                )),
+                Next::Gone => return,
+            }
+        }
+    });
+    let service = Arc::new(Service::new(hazard::Cells::map(&cells).unwrap()));
+    service.add("dn1", here, table_file.into()).unwrap();
+    let opened = Image::open(vec![Layer::raw(image.try_clone().unwrap())]).unwrap();
+    assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(opened))])));
+    let look = Look {
+        uid: 1000,
+        gid: 1000,
+        keep_cache: false,
+    };
+    Bench {
+        requests: Requests::new(BlockFs::new(service.clone(), look)),
+        hazards: hazard::View::map(&cells).unwrap(),
+        service,
+        table,
+        disk,
+        image,
+        named,
+    }
+}
+
+/// What the block's data file holds.
+fn expected(disk: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; LENGTH as usize];
+    bytes[..131_072].copy_from_slice(&disk[262_144..][..131_072]);
+    bytes[200_000..].copy_from_slice(&disk[4096..][..100_000]);
+    bytes
+}
+
+fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend_from_slice(&(40 + body.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&opcode.to_le_bytes());
+    bytes.extend_from_slice(&77u64.to_le_bytes());
+    bytes.extend_from_slice(&node.to_le_bytes());
+    bytes.extend_from_slice(&[0; 16]);
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// Error and body of an answer.
+fn answer(bytes: &[u8]) -> (i32, &[u8]) {
+    let length = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
+    assert_eq!(bytes[8..16], 77u64.to_le_bytes());
+    (
+        -i32::from_le_bytes(bytes[4..8].try_into().unwrap()),
+        &bytes[16..length],
+    )
+}
+
+impl Bench {
+    fn ask(&self, opcode: u32, node: u64, body: &[u8], room: usize) -> (i32, Vec<u8>) {
+        let bytes = self
+            .requests
+            .send(&request(opcode, node, body), 16 + room, 4096);
+        let bytes = bytes.unwrap();
+        let (error, body) = answer(&bytes);
+        (error, body.to_vec())
+    }
+
+    fn look_up(&self, parent: u64, name: &str) -> Result<u64, i32> {
+        let name = [name.as_bytes(), b"\0"].concat();
+        match self.ask(LOOKUP, parent, &name, 128) {
+            (0, body) => Ok(u64::from_le_bytes(body[..8].try_into().unwrap())),
+            (error, _) => Err(error),
+        }
+    }
+
+    fn open(&self, node: u64) -> i32 {
+        self.ask(OPEN, node, &[0; 8], 16).0
+    }
+
+    fn read(&self, node: u64, offset: u64, size: u32) -> (i32, Vec<u8>) {
+        let mut body = [0; 40];
+        body[8..16].copy_from_slice(&offset.to_le_bytes());
+        body[16..20].copy_from_slice(&size.to_le_bytes());
+        self.ask(READ, node, &body, size as usize)
+    }
+
+    fn block(&self, id: u64) -> u64 {
+        let pool = self.look_up(1, POOL).unwrap();
+        self.look_up(pool, &format!("blk_{id}_5")).unwrap()
+    }
+}
+
+#[test]
+fn a_block_is_looked_up_opened_and_read_byte_for_byte() {
+    let bench = bench();
+    let mut init = [7u32.to_le_bytes(), 38u32.to_le_bytes()].concat();
+    init.extend_from_slice(&[0xff; 8]);
+    init.extend_from_slice(&[0; 48]);
+    let (error, body) = bench.ask(INIT, 0, &init, 64);
+    assert_eq!(
+        (error, body[..4].to_vec()),
+        (0, 7u32.to_le_bytes().to_vec())
+    );
+    let node = bench.block(3);
+    assert_eq!(bench.open(node), 0);
+    let expected = expected(&bench.disk);
+    for (offset, size) in [
+        (0, 4096),
+        (0, 1 << 20),
+        (131_000, 100_000),
+        (299_999, 10),
+        (150_000, 1),
+    ] {
+        let (error, bytes) = bench.read(node, offset, size);
+        let end = (offset as usize + size as usize).min(LENGTH as usize);
+        assert_eq!(error, 0);
+        assert!(bytes == expected[offset as usize..end], "{offset} {size}");
+    }
+    assert_eq!(bench.read(node, LENGTH, 4096), (0, vec![]));
+    assert_eq!(bench.read(node, u64::MAX, u32::MAX >> 12), (0, vec![]));
+    let pool = bench.look_up(1, POOL).unwrap();
+    let meta = bench.look_up(pool, "blk_3_5.meta").unwrap();
+    assert_eq!(bench.read(meta, 0, 100).1, &bench.disk[..7]);
+    let listed = bench
+        .ask(
+            READDIR,
+            pool,
+            &[&[0; 16][..], &4096u32.to_le_bytes(), &[0; 20]].concat(),
+            4096,
+        )
+        .1;
+    let listed = String::from_utf8_lossy(&listed);
+    assert!(
+        listed.contains("blk_3_5.meta") && listed.contains(".."),
+        "{listed}"
+    );
+    let stat = bench.service.stat();
+    assert_eq!((stat.open, stat.reads > 5), (1, true));
+    assert_eq!(bench.ask(RELEASE, node, &[0; 24], 0).0, 0);
+    assert_eq!(bench.service.stat().open, 0);
+}
+
+#[test]
+fn a_withdrawn_block_is_not_read_and_named_again_it_is() {
+    let bench = bench();
+    let node = bench.block(3);
+    assert_eq!(bench.open(node), 0);
+    bench.named.store(false, Ordering::SeqCst);
+    bench.table.withdraw(3);
+    assert!(!bench.hazards.names(TABLE, 3));
+    assert_eq!(bench.read(node, 0, 4096).0, libc::ESTALE);
+    assert_eq!(bench.open(node), libc::ESTALE);
+    let pool = bench.look_up(1, POOL).unwrap();
+    assert_eq!(bench.look_up(pool, "blk_3_5"), Err(libc::ENOENT));
+    bench.named.store(true, Ordering::SeqCst);
+    assert_eq!(bench.read(node, 0, 4096).1, expected(&bench.disk)[..4096]);
+    // and not after the operator has taken the DataNode away
+    bench.service.remove("dn1");
+    assert_eq!(bench.read(node, 0, 4096).0, libc::ESTALE);
+}
+
+/// A VM reads while blocks are withdrawn and their places filled with something else: whatever it gets
+/// without an error is the block's.
+#[test]
+fn no_byte_of_another_file_is_ever_answered() {
+    let bench = bench();
+    let expected = expected(&bench.disk);
+    let node = bench.block(3);
+    let (end, lock) = (AtomicBool::new(false), Mutex::new(()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let other = vec![0xff; bench.disk.len()];
+            for _ in 0..300 {
+                let _turn = lock.lock().unwrap();
+                bench.named.store(false, Ordering::SeqCst);
+                bench.table.withdraw(3);
+                while bench.hazards.names(TABLE, 3) {
+                    std::thread::yield_now();
+                }
+                bench.image.write_all_at(&other, 0).unwrap();
+                std::thread::yield_now();
+                bench.image.write_all_at(&bench.disk, 0).unwrap();
+                bench.named.store(true, Ordering::SeqCst);
+                drop(_turn);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            end.store(true, Ordering::SeqCst);
+        });
+        let (mut whole, mut refused) = (0, 0);
+        while !end.load(Ordering::SeqCst) {
+            match bench.read(node, 0, LENGTH as u32) {
+                (0, bytes) => {
+                    assert!(bytes == expected, "other bytes");
+                    whole += 1;
+                }
+                (error, _) => {
+                    assert_eq!(error, libc::ESTALE);
+                    refused += 1;
+                }
+            }
+        }
+        assert!(whole > 0 && refused > 0, "{whole} {refused}");
+    });
+}
+
+#[test]
+fn what_is_absent_or_would_write_is_refused_with_the_right_word() {
+    let bench = bench();
+    assert_eq!(bench.look_up(1, "etc"), Err(libc::ENOENT));
+    assert_eq!(bench.look_up(1, ".."), Err(libc::ENOENT));
+    let pool = bench.look_up(1, POOL).unwrap();
+    let other = bench.look_up(1, "BP-2-x-1").unwrap();
+    assert_eq!(bench.look_up(other, "blk_3_5"), Err(libc::ENOENT));
+    for name in ["blk_3", "blk_03_5", "blk_3_5.meta2", "../x", "blk_200000_5"] {
+        assert_eq!(bench.look_up(pool, name), Err(libc::ENOENT), "{name}");
+    }
+    let node = bench.block(3);
+    assert_eq!(bench.look_up(node, "x"), Err(libc::ENOTDIR));
+    assert_eq!(bench.open(pool), libc::EISDIR);
+    assert_eq!(bench.ask(OPENDIR, node, &[0; 8], 16).0, libc::ENOTDIR);
+    assert_eq!(bench.read(pool, 0, 1).0, libc::EISDIR);
+    assert_eq!(bench.read(999, 0, 1).0, libc::ESTALE);
+    let write = [&1u32.to_le_bytes()[..], &[0; 4]].concat();
+    assert_eq!(bench.ask(OPEN, node, &write, 16).0, libc::EROFS);
+    assert_eq!(bench.ask(STATFS, 1, &[], 80).0, 0);
+    // create, unlink, rename, write
+    for opcode in [9, 10, 11, 12, 13, 16, 35] {
+        let body = [&[0; 40][..], b"a\0b\0"].concat();
+        let answer = bench
+            .requests
+            .send(&request(opcode, pool, &body), 200, 4096);
+        let error = answer.map_or(libc::EROFS, |bytes| super::tests::answer(&bytes).0);
+        assert!(error == libc::EROFS, "{opcode}: {error}");
+    }
+    // extended attributes and what else a kernel asks for once
+    for opcode in [22, 20, 25, 34, 46, 48, 49] {
+        let answer = bench
+            .requests
+            .send(&request(opcode, node, &[0; 64]), 200, 4096);
+        let error = answer.map_or(libc::ENOSYS, |bytes| super::tests::answer(&bytes).0);
+        assert!(
+            [libc::ENOSYS, libc::EINVAL].contains(&error),
+            "{opcode}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_vm_that_forgets_nothing_costs_bounded_memory_and_can_go_on() {
+    let bench = bench();
+    let first = bench.block(0);
+    assert_eq!(bench.open(first), 0);
+    let mut last = 0;
+    for id in 1..2 * MAX_NODES as u64 {
+        last = bench.block(id);
+    }
+    assert!(
+        bench.requests.kept() <= MAX_NODES,
+        "{}",
+        bench.requests.kept()
+    );
+    assert!(
+        bench.service.cached() <= 16_384,
+        "{}",
+        bench.service.cached()
+    );
+    assert_eq!(bench.ask(GETATTR, last, &[0; 16], 104).0, 0);
+    // what is open stays
+    assert_eq!(bench.read(first, 0, 10).0, 0);
+    let forget = (u64::MAX).to_le_bytes();
+    assert!(
+        bench
+            .requests
+            .send(&request(FORGET, last, &forget), 0, 4096)
+            .is_none()
+    );
+    assert_eq!(bench.ask(GETATTR, last, &[0; 16], 104).0, libc::ESTALE);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Raw(Vec<u8>),
+    Shaped(u32, u64, Vec<u8>),
+    Name(u64, String),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let bytes = prop::collection::vec(any::<u8>(), 0..200);
+    let name = prop_oneof![
+        Just(POOL.to_owned()),
+        (0u32..20, 4u32..6, any::<bool>()).prop_map(|(id, stamp, meta)| format!(
+            "blk_{id}_{stamp}{}",
+            if meta { ".meta" } else { "" }
+        )),
+        "[ -~]{0,300}",
+    ];
+    prop_oneof![
+        1 => bytes.clone().prop_map(Step::Raw),
+        4 => (0u32..60, 0u64..30, bytes).prop_map(|(o, n, b)| Step::Shaped(o, n, b)),
+        4 => (0u64..6, name).prop_map(|(n, name)| Step::Name(n, name)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_requests_panic_or_cost_memory(steps in prop::collection::vec((step(), 0usize..9000, 1usize..5000), 1..60)) {
+        let bench = bench();
+        for (step, room, cut) in steps {
+            let bytes = match step {
+                Step::Raw(bytes) => bytes,
+                Step::Shaped(opcode, node, body) => request(opcode, node, &body),
+                Step::Name(node, name) => request(LOOKUP, node, &[name.as_bytes(), b"\0"].concat()),
+            };
+            if let Some(answer) = bench.requests.send(&bytes, room, cut) {
+                prop_assert!(answer.len() <= room);
+            }
+        }
+        prop_assert!(bench.requests.kept() <= 61);
+        prop_assert!(!bench.hazards.names_any(TABLE));
+        // it still works
+        prop_assert_eq!(bench.read(bench.block(3), 0, 10).0, 0);
+    }
+}

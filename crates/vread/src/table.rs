@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table of leases of one DataNode VM, in memory shared by its agent worker and all readers.
+//!
+//! A block that the agent named lives in a slot. What a reader holds of it is a [`Lease`]: the slot,
+//! its generation and the table's epoch when it was named. Withdrawing the block raises the slot's
+//! generation; a new agent, or an agent that starts anew, raises the epoch. Both only ever grow, so
+//! that a lease that has ended never holds again.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::map::Words;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"violaTB1");
+/// Words before the first slot: magic, identity, epoch, reserved; a cache line.
+const HEADER: usize = 8;
+const ID: usize = 1;
+const EPOCH: usize = 2;
+
+/// Most slots of a table.
+pub const MAX_SLOTS: u32 = 1 << 20;
+
+/// The right to read a block, as long as slot and epoch are unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Lease {
+    /// Slot of the block in its table.
+    pub slot: u32,
+    /// The slot's generation when the block was named.
+    pub generation: u64,
+    /// The table's epoch when the block was named.
+    pub epoch: u64,
+}
+
+/// Makes an empty table in `file`: for the daemon, before anybody maps it. `id` tells this table from
+/// all others that a reader may be given; it must not be zero.
+///
+/// # Errors
+/// When the file cannot be sized or written, or `id` or `slots` is out of range.
+pub fn create(file: &File, id: u32, slots: u32) -> io::Result<()> {
+    if id == 0 || slots == 0 || slots > MAX_SLOTS {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a table with id {id} and {slots} slots cannot be made"),
+        ));
+    }
+    let words = HEADER + slots as usize;
+    file.set_len(0)?;
+    file.set_len((words * size_of::<u64>()) as u64)?;
+    let map = Words::map(file, true, words, words)?;
+    map.all()[ID].store(id.into(), Ordering::SeqCst);
+    map.all()[EPOCH].store(1, Ordering::SeqCst);
+    map.all()[0].store(MAGIC, Ordering::SeqCst);
+    Ok(())
+}
+
+fn open(file: impl AsFd, writable: bool) -> io::Result<(Words, u32)> {
+    let words = Words::map(file, writable, HEADER + 1, HEADER + MAX_SLOTS as usize)?;
+    let id = u32::try_from(words.all()[ID].load(Ordering::SeqCst)).unwrap_or(0);
+    if words.all()[0].load(Ordering::SeqCst) != MAGIC || id == 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it is not a table of leases",
+        ));
+    }
+    Ok((words, id))
+}
+
+fn holds(words: &Words, lease: Lease) -> bool {
+    let Some(generation) = words.all()[HEADER..].get(lease.slot as usize) else {
+        return false;
+    };
+    generation.load(Ordering::SeqCst) == lease.generation
+        && words.all()[EPOCH].load(Ordering::SeqCst) == lease.epoch
+}
+
+/// The agent worker's side: ends leases.
+#[derive(Debug)]
+pub struct Table {
+    words: Words,
+    id: u32,
+}
+
+impl Table {
+    /// Maps a table that [`create`] made.
+    ///
+    /// # Errors
+    /// When the file is no table, or may not be written.
+    pub fn map(file: impl AsFd) -> io::Result<Self> {
+        let (words, id) = open(file, true)?;
+        Ok(Self { words, id })
+    }
+
+    /// Tells this table from others in a hazard cell.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        (self.words.all().len() - HEADER) as u32
+    }
+
+    /// The epoch of leases given now.
+    pub fn epoch(&self) -> u64 {
+        self.words.all()[EPOCH].load(Ordering::SeqCst)
+    }
+
+    /// The lease of a block that is put into `slot` now. The slot must be free: never named, or
+    /// withdrawn and confirmed.
+    pub fn lease(&self, slot: u32) -> Option<Lease> {
+        let generation = self.slot(slot)?.load(Ordering::SeqCst);
+        Some(Lease {
+            slot,
+            generation,
+            epoch: self.epoch(),
+        })
+    }
+
+    /// Ends the lease of a slot. The block is out of use as soon as no hazard names the slot any
+    /// more ([`crate::hazard::View::names`]), not before.
+    pub fn withdraw(&self, slot: u32) {
+        if let Some(generation) = self.slot(slot) {
+            generation.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends all leases; the new epoch. The blocks are out of use as soon as no hazard names this
+    /// table ([`crate::hazard::View::names_any`]).
+    pub fn end_epoch(&self) -> u64 {
+        self.words.all()[EPOCH].fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Whether a lease still holds.
+    pub fn holds(&self, lease: Lease) -> bool {
+        holds(&self.words, lease)
+    }
+
+    fn slot(&self, slot: u32) -> Option<&AtomicU64> {
+        self.words.all()[HEADER..].get(slot as usize)
+    }
+}
+
+/// A reader's side: asks whether leases hold. The mapping is read-only.
+#[derive(Debug)]
+pub struct View {
+    words: Words,
+    id: u32,
+}
+
+impl View {
+    /// Maps a table that [`create`] made.
+    ///
+    /// # Errors
+    /// When the file is no table.
+    pub fn map(file: impl AsFd) -> io::Result<Self> {
+        let (words, id) = open(file, false)?;
+        Ok(Self { words, id })
+    }
+
+    /// Tells this table from others in a hazard cell.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Whether a lease still holds. Bytes read between two such answers, with a hazard published
+    /// before the first, are the block's own.
+    pub fn holds(&self, lease: Lease) -> bool {
+        holds(&self.words, lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(slots: u32) -> (File, Table, View) {
+        let file = tempfile::tempfile().unwrap();
+        create(&file, 7, slots).unwrap();
+        let table = Table::map(&file).unwrap();
+        let view = View::map(&file).unwrap();
+        (file, table, view)
+    }
+
+    #[test]
+    fn a_lease_holds_until_its_slot_is_withdrawn() {
+        let (_file, table, view) = table(4);
+        let (a, b) = (table.lease(0).unwrap(), table.lease(3).unwrap());
+        assert!(view.holds(a) && view.holds(b) && table.lease(4).is_none());
+        table.withdraw(0);
+        assert!(!view.holds(a) && view.holds(b));
+        assert!(view.holds(table.lease(0).unwrap()));
+        assert_eq!((view.id(), table.id(), table.slots()), (7, 7, 4));
+    }
+
+    #[test]
+    fn the_end_of_an_epoch_ends_every_lease_for_good() {
+        let (_file, table, view) = table(2);
+        let old = [table.lease(0).unwrap(), table.lease(1).unwrap()];
+        assert_eq!(table.end_epoch(), 2);
+        assert!(!old.iter().any(|lease| view.holds(*lease)));
+        assert!(view.holds(table.lease(1).unwrap()));
+    }
+
+    #[test]
+    fn a_lease_out_of_the_table_never_holds() {
+        let (_file, table, view) = table(2);
+        let lease = Lease {
+            slot: u32::MAX,
+            ..table.lease(0).unwrap()
+        };
+        assert!(!view.holds(lease));
+        table.withdraw(u32::MAX);
+    }
+
+    #[test]
+    fn what_is_no_table_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(View::map(&file).is_err());
+        file.set_len(4096).unwrap();
+        assert!(View::map(&file).is_err());
+        assert!(create(&file, 0, 4).is_err());
+        assert!(create(&file, 1, 0).is_err());
+        assert!(create(&file, 1, MAX_SLOTS + 1).is_err());
+        create(&file, 1, 4).unwrap();
+        assert!(View::map(&file).is_ok());
+    }
+}
