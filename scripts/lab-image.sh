@@ -4,7 +4,7 @@
 #
 #   scripts/lab-image.sh             make what is missing; no network when the cache is good
 #   scripts/lab-image.sh --update    look in the archive for newer packages
-#   scripts/lab-image.sh --guest     only rebuild the guest's init (viola-guest)
+#   scripts/lab-image.sh --guest     only rebuild our own programs in it (viola-guest, viola-agent)
 #
 # The guest kernel is Debian's user-mode-linux (sid), its root a handful of packages of Debian
 # trixie. apt fetches them into a private state below build/lab/apt, checked against the archive's
@@ -22,7 +22,7 @@ lab=${VIOLA_LAB_BUILD:-$top/build/lab}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 from_sid=(user-mode-linux)
 from_trixie=(busybox-static libc6 libcrypt1 libpcre2-8-0 libssl3t64 libzstd1 zlib1g nginx)
-recipe=1 # raise when the steps of build_image change
+recipe=2 # raise when the steps of build_image change
 
 say() { printf 'lab-image: %s\n' "$*"; }
 die() { printf 'lab-image: %s\n' "$*" >&2; exit 1; }
@@ -160,6 +160,18 @@ build_image() {
                 --exclude='./usr/share/man' --exclude='./usr/share/lintian' \
                 --exclude='./usr/lib/*/gconv' --exclude='./etc/init.d' --exclude='./usr/lib/systemd'
     done
+    # but those of what the host serves to a guest: virtio-fs, vsock
+    local uml=$root/usr/lib/uml/modules version
+    dpkg-deb --fsys-tarfile "$lab/debs/$(awk '$3 == "user-mode-linux" {print $2}' "$lab/debs/PACKAGES")" |
+        tar -x -C "$root" --no-same-owner --wildcards './usr/lib/uml/modules/*/kernel/fs/fuse/*' \
+            './usr/lib/uml/modules/*/kernel/net/vmw_vsock/*' './usr/lib/uml/modules/*/modules.dep' \
+            './usr/lib/uml/modules/*/modules.alias'
+    for version in "$uml"/*; do
+        sed -i -nE '/^kernel\/(fs\/fuse|net\/vmw_vsock)\//p' "$version/modules.dep"
+        sed -i -nE '/ (fuse|cuse|virtiofs|vsock|vmw_vsock[a-z_]*)$/p' "$version/modules.alias"
+    done
+    mv "$uml" "$root/usr/lib/modules"
+    ln -s ../bin/busybox "$root/usr/sbin/modprobe"
     mv "$root/usr/bin/linux.uml" "$new/linux.uml"
     mkdir -p "$root/usr/share/viola"
     printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
@@ -183,7 +195,7 @@ build_image() {
     mv -T "$new" "$image"
 }
 
-# The guest's init, a static program, put into the image by rename.
+# Our static programs, put into the image by rename: the guest's init and the guest agent.
 build_guest() {
     local image=$1 target=x86_64-unknown-linux-musl out flags=(--config "profile.release.strip=true")
     if [ "$(rustc --print target-libdir --target $target 2>/dev/null | xargs -r ls 2>/dev/null | wc -l)" -eq 0 ] &&
@@ -191,15 +203,19 @@ build_guest() {
         target=x86_64-unknown-linux-gnu
         flags+=(--config "target.$target.rustflags=['-C','target-feature=+crt-static','-C','relocation-model=static']")
     fi
-    say "building viola-guest ($target)"
-    local dir=${VIOLA_GUEST_TARGET_DIR:-$lab/cargo}
+    say "building viola-guest and viola-agent ($target)"
+    local dir=${VIOLA_GUEST_TARGET_DIR:-$lab/cargo} program
     (cd "$top" && cargo build -q --release -p viola-lab --bin viola-guest --target $target --target-dir "$dir" "${flags[@]}")
-    out=$dir/$target/release/viola-guest
-    if ! cmp -s "$out" "$image/root/usr/bin/viola-guest"; then
-        cp "$out" "$image/root/usr/bin/.viola-guest.new"
-        chmod 755 "$image/root/usr/bin/.viola-guest.new"
-        mv "$image/root/usr/bin/.viola-guest.new" "$image/root/usr/bin/viola-guest"
-    fi
+    # on its own: together they would share features, and the agent stays small
+    (cd "$top" && cargo build -q --release -p viola-agent --bin viola-agent --target $target --target-dir "$dir" "${flags[@]}")
+    for program in viola-guest viola-agent; do
+        out=$dir/$target/release/$program
+        if ! cmp -s "$out" "$image/root/usr/bin/$program"; then
+            cp "$out" "$image/root/usr/bin/.$program.new"
+            chmod 755 "$image/root/usr/bin/.$program.new"
+            mv "$image/root/usr/bin/.$program.new" "$image/root/usr/bin/$program"
+        fi
+    done
     ln -sfn usr/bin/viola-guest "$image/root/init"
 }
 

@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh [--guests] [--test]: see that what the build needs is here; install what is missing by apt.
+# setup.sh [--guests] [--test] [--hadoop]: see that what the build needs is here; install what is missing by apt.
 #
 # Only ordinary build packages of Debian or Ubuntu; with --test also what some tests run against, with
-# --guests it asks for what running guests takes. Quick and quiet when all is there. The lab's guests
+# --hadoop what a private Hadoop takes, with --guests it asks for what running guests takes. Quick and quiet when all is there. The lab's guests
 # bring their own packages (lab-image.sh), which are not installed.
 set -euo pipefail
 
@@ -22,7 +22,16 @@ die() {
 
 for argument in "$@"; do
     case $argument in
-        --test) packages+=(qemu-system-x86) ;; # VMs of a second kind
+        --test)
+            packages+=(qemu-system-x86) # VMs of a second kind
+            packages+=(qemu-utils e2fsprogs xfsprogs btrfs-progs dmsetup) # images and file systems
+            ;;
+        --hadoop)
+            # any Java from 11 on will do, and any Maven from 3.6 on
+            command -v javac >/dev/null || packages+=(default-jdk-headless)
+            command -v mvn >/dev/null || packages+=(maven)
+            packages+=(e2fsprogs xfsprogs) # file systems of DataNodes
+            ;;
         --guests)
             [ "$(id -u)" = 0 ] ||
                 die "run this as root, for example by sudo: guests, their network and real-time scheduling need it"

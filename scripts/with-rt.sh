@@ -47,6 +47,7 @@ others() {
 }
 
 locked() { # FUNCTION: one at a time on this machine
+    mkdir -p "$state" || return 1
     (
         flock 9
         "$1"
@@ -75,22 +76,23 @@ take() {
 }
 
 give_back() {
-    [ -e "$state/user.$$" ] || return 0
+    [ -n "$old" ] || return 0
     rm -f "$state/user.$$"
     others && return 0
     # somebody else's later setting stays
-    if [ -s "$state/old" ] && [ "$(cat "$knob")" = -1 ]; then cat "$state/old" >"$knob"; fi
+    if [ "$(cat "$knob")" = -1 ]; then echo "$old" >"$knob"; fi
     rm -f "$state/old"
 }
 
 throttles || exec "$@"
 
-mkdir -p "$state" && locked take || exit 1
-child=
+old= child=
 trap 'locked give_back' EXIT
 # A signal from the terminal reaches the command as well; one that was sent to this script is passed on.
 trap ':' INT
-trap '[ -n "$child" ] && kill -TERM "$child" 2>/dev/null' TERM HUP
+trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM HUP
+locked take || exit 1
+[ ! -e "$state/user.$$" ] || old=$(cat "$state/old") # remembered also when somebody clears /run
 
 env --default-signal=INT,QUIT "$@" <&0 & # the shell would start it deaf to both
 child=$!

@@ -5,13 +5,16 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::wire::{Command, MAX_LINE, Reply, Request};
+
+/// How long an answer may take before the guest is reminded.
+const NUDGE: Duration = Duration::from_secs(2);
 
 /// Why a question has no good answer.
 type Outcome = Result<Value, String>;
@@ -37,12 +40,13 @@ struct State {
 }
 
 impl Channel {
-    pub(crate) fn new(stream: UnixStream) -> std::io::Result<Self> {
+    /// `up` is called whenever the guest's init has come up.
+    pub(crate) fn new(stream: UnixStream, up: impl Fn() + Send + 'static) -> std::io::Result<Self> {
         let shared = Arc::<Shared>::default();
         let (input, theirs) = (stream.try_clone()?, Arc::clone(&shared));
         std::thread::Builder::new()
             .name("viola-lab-chan".into())
-            .spawn(move || theirs.read(input))?;
+            .spawn(move || theirs.read(input, &up))?;
         Ok(Self {
             out: Mutex::new(stream),
             next: AtomicU64::new(1),
@@ -86,15 +90,26 @@ impl Channel {
             state.waiting.insert(id, answer);
         }
         let sent = self.send(&Request { id, command });
-        let result = sent.and_then(|()| match answers.recv_timeout(limit) {
-            Ok(outcome) => outcome,
-            Err(RecvTimeoutError::Timeout) => {
-                Err(format!("no answer within {} s", limit.as_secs_f32()))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err("it has ended".into()),
-        });
+        let result = sent.and_then(|()| self.wait(&answers, limit));
         self.shared.lock().waiting.remove(&id);
         result
+    }
+
+    /// Waits for an answer. Now and then a guest that is about to sleep misses the interrupt of its serial line, and
+    /// nothing but the next one would wake it; so an empty line follows while there is no answer.
+    fn wait(&self, answers: &Receiver<Outcome>, limit: Duration) -> Outcome {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(format!("no answer within {} s", limit.as_secs_f32()));
+            }
+            match answers.recv_timeout(left.min(NUDGE)) {
+                Ok(outcome) => return outcome,
+                Err(RecvTimeoutError::Timeout) => self.write(b"\n")?,
+                Err(RecvTimeoutError::Disconnected) => return Err("it has ended".into()),
+            }
+        }
     }
 
     fn send(&self, request: &Request) -> Result<(), String> {
@@ -106,8 +121,12 @@ impl Channel {
                 line.len()
             ));
         }
+        self.write(line.as_bytes())
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), String> {
         let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        out.write_all(line.as_bytes())
+        out.write_all(bytes)
             .map_err(|e| format!("its command channel: {e}"))
     }
 }
@@ -124,7 +143,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, input: UnixStream) {
+    fn read(&self, input: UnixStream, up: &dyn Fn()) {
         let mut input = BufReader::new(input);
         let mut line = Vec::new();
         loop {
@@ -135,6 +154,9 @@ impl Shared {
                 Ok(_) => {}
             }
             if let Ok(reply) = serde_json::from_slice::<Reply>(&line) {
+                if reply.event.as_deref() == Some("up") {
+                    up();
+                }
                 self.take(reply);
             }
         }
@@ -167,7 +189,7 @@ mod tests {
 
     fn pair() -> (Channel, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Channel::new(ours).unwrap(), theirs)
+        (Channel::new(ours, || ()).unwrap(), theirs)
     }
 
     const LONG: Duration = Duration::from_secs(20);

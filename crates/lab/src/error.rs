@@ -21,6 +21,9 @@ pub enum Error {
     /// There is no guest image.
     #[error("no guest image at {0}; run scripts/lab-image.sh")]
     NoImage(PathBuf),
+    /// There is no Hadoop for guests.
+    #[error("no Hadoop at build/hadoop; run scripts/hadoop.sh")]
+    NoHadoop,
     /// A lab of this name is running.
     #[error(
         "lab `{name}` is running already; end it with `viola lab down {name}` or choose another name"

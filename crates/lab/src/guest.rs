@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::channel::Channel;
 use crate::error::{Error, Result};
 use crate::process::ProcessId;
+use crate::relay::{self, Relay};
 use crate::shell::Shell;
 use crate::spec::GuestSpec;
 use crate::wire::{Command, Output, Stat, Workload};
@@ -34,6 +35,8 @@ pub struct Guest {
     child: Mutex<Child>,
     channel: Channel,
     shell: Shell,
+    agent: PathBuf,
+    _relay: Relay,
     console: PathBuf,
     cgroup: Option<PathBuf>,
 }
@@ -43,6 +46,9 @@ pub(crate) struct Started {
     pub(crate) child: Child,
     pub(crate) channel: UnixStream,
     pub(crate) shell: UnixStream,
+    pub(crate) agent: UnixStream,
+    /// The management folder that its kernel makes.
+    pub(crate) umid: PathBuf,
     pub(crate) console: PathBuf,
     pub(crate) cgroup: Option<PathBuf>,
 }
@@ -54,7 +60,9 @@ impl Guest {
             let _ = started.child.wait();
             return Err(failed(std::io::Error::other("its kernel ended at once")));
         };
-        let channel = Channel::new(started.channel).map_err(failed)?;
+        let relay = Relay::new(started.agent, &started.umid).map_err(failed)?;
+        let up = relay.up().map_err(failed)?;
+        let channel = Channel::new(started.channel, up).map_err(failed)?;
         let shell = Shell::new(started.shell).map_err(failed)?;
         let child = Mutex::new(started.child);
         Ok(Self {
@@ -63,6 +71,8 @@ impl Guest {
             child,
             channel,
             shell,
+            agent: started.umid.join(relay::SOCKET),
+            _relay: relay,
             console: started.console,
             cgroup: started.cgroup,
         })
@@ -96,6 +106,12 @@ impl Guest {
     /// File with what its kernel prints.
     pub fn console(&self) -> &Path {
         &self.console
+    }
+
+    /// Unix socket with the host end of its agent's line (`/dev/ttyS2` in the guest), for one client at
+    /// a time. It is there from a moment after the guest's boot.
+    pub fn agent_socket(&self) -> &Path {
+        &self.agent
     }
 
     /// The cpu cgroup made for it, when it has a weight.

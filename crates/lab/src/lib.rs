@@ -24,6 +24,7 @@ mod channel;
 pub mod cli;
 mod error;
 mod guest;
+pub mod hadoop;
 mod holder;
 mod lab;
 pub mod load;
@@ -31,6 +32,7 @@ mod net;
 pub mod netdev;
 mod paths;
 mod process;
+mod relay;
 mod sched;
 mod server;
 mod shell;
@@ -42,8 +44,9 @@ pub mod wire;
 pub use error::{Error, Result};
 pub use guest::Guest;
 pub use lab::Lab;
-pub use net::tap_name;
+pub use net::{nic_name, port_name};
 pub use paths::{Paths, run_folder};
+pub use sched::set_policy;
 pub use spec::{
     BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_WEIGHT, DiskSpec, GuestSpec, Spec, TapSpec,
     parse_size,

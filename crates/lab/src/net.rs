@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bridges and taps of a lab, made in the calling thread's network namespace.
+//! Bridges and cables of a lab, made in the calling thread's network namespace.
 
 use crate::error::{Error, Result};
-use crate::netdev::{NetDevices, add_tap};
+use crate::netdev::{NetDevices, add_veth};
 use crate::spec::Spec;
 
-/// Name of the tap behind NIC number `nic` of guest number `guest`, both from 0.
-pub fn tap_name(guest: usize, nic: usize) -> String {
-    format!("tap{guest}.{nic}")
+/// Name of the host's device that is NIC number `nic` of guest number `guest`, both from 0. The guest reads and
+/// writes it by a packet socket.
+pub fn nic_name(guest: usize, nic: usize) -> String {
+    format!("nic{guest}.{nic}")
 }
 
-/// Loopback, bridges with their addresses, and a tap for each NIC as a port of its bridge.
+/// Name of the other end of that NIC's cable, a port of its bridge.
+pub fn port_name(guest: usize, nic: usize) -> String {
+    format!("port{guest}.{nic}")
+}
+
+/// Loopback, bridges with their addresses, and for each NIC a cable whose other end is a port of its bridge.
 pub(crate) fn build(spec: &Spec) -> Result<()> {
     let devices = NetDevices::here().map_err(Error::net("asking for devices"))?;
     devices.up("lo").map_err(Error::net("taking lo up"))?;
@@ -28,13 +34,16 @@ pub(crate) fn build(spec: &Spec) -> Result<()> {
     }
     for (guest, of) in spec.guests.iter().enumerate() {
         for (nic, tap) in of.taps.iter().enumerate() {
-            let name = tap_name(guest, nic);
-            let made = |what: &str| Error::net(format!("{what} {name} of guest {}", of.name));
-            add_tap(&name).map_err(made("making"))?;
+            let (end, port) = (nic_name(guest, nic), port_name(guest, nic));
+            let made = |what: &str| Error::net(format!("{what} {end} of guest {}", of.name));
+            add_veth(&end, &port).map_err(made("making"))?;
             devices
-                .add_port(&tap.bridge, &name)
+                .add_port(&tap.bridge, &port)
                 .map_err(made("bridging"))?;
-            devices.up(&name).map_err(made("taking up"))?;
+            devices.up(&port).map_err(made("taking up"))?;
+            devices
+                .up_for_packet_socket(&end)
+                .map_err(made("taking up"))?;
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Network devices by ioctl, in the network namespace of the calling thread: used by the lab for
-//! its bridges and taps and by the guest's init for its NICs.
+//! its bridges and cables and by the guest's init for its NICs.
 
-use std::fs::{File, OpenOptions};
+use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,12 +10,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// Longest name of a device, in bytes.
 pub const MAX_NAME: usize = libc::IFNAMSIZ - 1;
 
-// of linux/sockios.h and linux/if_tun.h
+// of linux/sockios.h
 const SIOCBRADDBR: libc::Ioctl = 0x89a0;
 const SIOCBRADDIF: libc::Ioctl = 0x89a2;
-const TUNSETIFF: libc::Ioctl = 0x4004_54ca_u32 as libc::Ioctl;
-const TUNSETPERSIST: libc::Ioctl = 0x4004_54cb_u32 as libc::Ioctl;
-const IFF_VNET_HDR: i16 = 0x4000;
 
 /// A socket to ask about devices.
 pub struct NetDevices(OwnedFd);
@@ -45,11 +42,25 @@ impl NetDevices {
 
     /// Takes the device up.
     pub fn up(&self, name: &str) -> io::Result<()> {
+        self.add_flags(name, libc::IFF_UP)
+    }
+
+    /// Takes the device up as one whose packets are not for the kernel's own network stack: it answers no ARP
+    /// (the kernel would, for the address of every other device) and has no IPv6 address.
+    pub fn up_for_packet_socket(&self, name: &str) -> io::Result<()> {
+        match fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1") {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => (), // a kernel without IPv6
+        }
+        self.add_flags(name, libc::IFF_UP | libc::IFF_NOARP)
+    }
+
+    fn add_flags(&self, name: &str, more: libc::c_int) -> io::Result<()> {
         let mut request = ifreq(name)?;
         self.ioctl(libc::SIOCGIFFLAGS as libc::Ioctl, &mut request)?;
         // SAFETY: SIOCGIFFLAGS has filled this member of the union.
         let flags = unsafe { request.ifr_ifru.ifru_flags };
-        request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as i16;
+        request.ifr_ifru.ifru_flags = flags | more as i16;
         self.ioctl(libc::SIOCSIFFLAGS as libc::Ioctl, &mut request)
     }
 
@@ -99,25 +110,43 @@ impl NetDevices {
     }
 }
 
-/// Makes a tap device with vnet headers that stays until its namespace goes.
-pub fn add_tap(name: &str) -> io::Result<()> {
-    let tun: File = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")?;
-    let mut request = ifreq(name)?;
-    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as i16 | IFF_VNET_HDR;
-    // SAFETY: TUNSETIFF takes a struct ifreq, TUNSETPERSIST a number.
-    let result = unsafe {
-        match libc::ioctl(tun.as_raw_fd(), TUNSETIFF, std::ptr::from_mut(&mut request)) {
-            0 => libc::ioctl(tun.as_raw_fd(), TUNSETPERSIST, 1),
-            failed => failed,
-        }
+/// Makes two devices that are the ends of one cable.
+pub fn add_veth(name: &str, peer: &str) -> io::Result<()> {
+    use netlink_packet_core::{
+        NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    use netlink_packet_route::RouteNetlinkMessage;
+    use netlink_packet_route::link::{
+        InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage,
+    };
+    use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+    let mut other = LinkMessage::default();
+    let peer = checked(peer)?.to_owned();
+    other.attributes.push(LinkAttribute::IfName(peer));
+    let mut link = LinkMessage::default();
+    link.attributes = vec![
+        LinkAttribute::IfName(checked(name)?.to_owned()),
+        LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+        ]),
+    ];
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::NewLink(link));
+    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+
+    let socket = Socket::new(NETLINK_ROUTE)?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    socket.send(&bytes, 0)?;
+    let (answer, _) = socket.recv_from_full()?;
+    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+    match answer.payload {
+        NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
+        _ => Ok(()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::io;
 /// Puts the calling thread into `SCHED_OTHER` (priority 0) or a real-time class (1 to 99).
 ///
 /// Only a system call: may be used between fork and exec.
-pub(crate) fn set_policy(policy: i32, priority: i32) -> io::Result<()> {
+pub fn set_policy(policy: i32, priority: i32) -> io::Result<()> {
     // struct sched_param of the kernel is one int
     // SAFETY: concerns this thread only; the parameter is only read.
     let result =

@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::cgroup::{self, Controller};
 use crate::error::{Error, Result};
 use crate::guest::Started;
-use crate::net::tap_name;
+use crate::net::nic_name;
 use crate::paths::Paths;
 use crate::sched::{close_at_exec, set_policy, unblock_signals};
 use crate::spec::{DiskSpec, GuestSpec};
@@ -70,7 +70,12 @@ pub(crate) fn start(
     let failed = |e: io::Error| Error::guest(&spec.name, format!("cannot start its kernel: {e}"));
     let (channel, guest_channel) = UnixStream::pair().map_err(failed)?;
     let (shell, guest_shell) = UnixStream::pair().map_err(failed)?;
-    let fds = [guest_channel.as_raw_fd(), guest_shell.as_raw_fd()];
+    let (agent, guest_agent) = UnixStream::pair().map_err(failed)?;
+    let fds = [
+        guest_channel.as_raw_fd(),
+        guest_shell.as_raw_fd(),
+        guest_agent.as_raw_fd(),
+    ];
     let mut command = Command::new(paths.image.join("linux.uml"));
     command
         .args(arguments(index, spec, paths, run, fds))
@@ -95,6 +100,8 @@ pub(crate) fn start(
         child,
         channel,
         shell,
+        agent,
+        umid: uml_dir(run).join(&spec.name),
         console,
         cgroup,
     })
@@ -106,7 +113,7 @@ fn enter(
     parent: Pid,
     cores: Option<&CpuSet>,
     group: Option<&File>,
-    fds: [RawFd; 2],
+    fds: [RawFd; 3],
 ) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(parent) {
@@ -135,11 +142,11 @@ fn arguments(
     spec: &GuestSpec,
     paths: &Paths,
     run: &Path,
-    [channel, shell]: [RawFd; 2],
+    [channel, shell, agent]: [RawFd; 3],
 ) -> Vec<String> {
     let mut words = vec![
         format!("umid={}", spec.name),
-        format!("uml_dir={}", run.join("uml").display()),
+        format!("uml_dir={}", uml_dir(run).display()),
         format!("mem={}M", spec.memory >> 20),
         "root=/dev/root".into(),
         "rootfstype=hostfs".into(),
@@ -147,19 +154,21 @@ fn arguments(
         "ro".into(),
         "init=/init".into(),
         "seccomp=on".into(),
-        // the kernel's messages go to the log; its serial lines are the command channel and the shell
+        // the kernel's messages go to the log; its serial lines are the command channel,
+        // the shell and the agent's channel
         "con=null".into(),
         "con0=null,fd:1".into(),
         "ssl=null".into(),
         format!("ssl0=fd:{channel},fd:{channel}"),
         format!("ssl1=fd:{shell},fd:{shell}"),
+        format!("ssl2=fd:{agent},fd:{agent}"),
     ];
     let mut nics = Vec::new();
     for (nic, tap) in spec.taps.iter().enumerate() {
         let [a, b, c, d, e, f] = tap.mac;
         words.push(format!(
-            "vec{nic}:transport=tap,ifname={},depth=128,gro=1,mac={a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}",
-            tap_name(index, nic)
+            "vec{nic}:transport=raw,ifname={},depth=128,gro=1,mac={a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}",
+            nic_name(index, nic)
         ));
         nics.push(format!("vec{nic}:{}/{}", tap.address, tap.prefix));
     }
@@ -174,6 +183,11 @@ fn arguments(
     words.push(format!("viola.nics={}", nics.join(",")));
     words.extend(spec.kernel_args.iter().cloned());
     words
+}
+
+/// Folder in which the guests' kernels keep their management folders.
+fn uml_dir(run: &Path) -> PathBuf {
+    run.join("uml")
 }
 
 /// The guest's kernel runs in `/`.
@@ -210,12 +224,13 @@ mod tests {
             image: "/i".into(),
             run: "/r".into(),
         };
-        let words = arguments(2, &spec.guests[0], &paths, Path::new("/r/t"), [7, 9]);
+        let words = arguments(2, &spec.guests[0], &paths, Path::new("/r/t"), [7, 9, 11]);
         for word in [
             "mem=128M",
             "rootflags=/i/root",
             "ssl0=fd:7,fd:7",
-            "vec0:transport=tap,ifname=tap2.0,depth=128,gro=1,mac=02:00:0a:4d:00:0b",
+            "ssl2=fd:11,fd:11",
+            "vec0:transport=raw,ifname=nic2.0,depth=128,gro=1,mac=02:00:0a:4d:00:0b",
             "ubd0=/x.img",
             "ubd1r=/y.img",
             "viola.nics=vec0:10.77.0.11/24",

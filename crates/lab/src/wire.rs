@@ -142,6 +142,10 @@ pub enum Pattern {
 }
 
 /// A program inside `viola-guest`, or one of the image, that keeps a guest busy or serves.
+///
+/// Servers have real-time priority in their guest. Labs are there to see what the host's scheduler does with a
+/// packet; the guest's own would now and then leave a woken server waiting for its next tick, 10 ms, behind work
+/// of the lowest weight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Workload {
@@ -193,9 +197,22 @@ pub enum Workload {
         #[serde(default)]
         rate: u32,
     },
+    /// `viola-agent`, on the guest's third serial line. Units are names given to blocks.
+    Agent {
+        /// Its configuration, as in `dist/agent.toml`, without the channel.
+        config: String,
+    },
 }
 
 impl Workload {
+    /// Whether it waits for requests.
+    pub fn is_server(&self) -> bool {
+        matches!(
+            self,
+            Self::Echo { .. } | Self::Sink { .. } | Self::Nginx { .. }
+        )
+    }
+
     /// The kind's name, as in `kind = "..."`.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -204,6 +221,7 @@ impl Workload {
             Self::Sink { .. } => "sink",
             Self::Nginx { .. } => "nginx",
             Self::Forker { .. } => "forker",
+            Self::Agent { .. } => "agent",
         }
     }
 
@@ -258,6 +276,13 @@ impl Workload {
         Self::Forker { rate }
     }
 
+    /// The guest agent with this configuration.
+    pub fn agent(config: &str) -> Self {
+        Self::Agent {
+            config: config.into(),
+        }
+    }
+
     /// Whether the numbers are in range; else one sentence that says which is not.
     pub fn check(&self) -> Result<(), String> {
         match self {
@@ -286,6 +311,8 @@ impl Workload {
                     .try_for_each(|k| range("sizes_kib", (*k).into(), 1, 1 << 20))
             }
             Self::Forker { rate } => range("rate", (*rate).into(), 0, 100_000),
+            // the agent itself reads it, and says what is wrong
+            Self::Agent { .. } => Ok(()),
         }
     }
 }

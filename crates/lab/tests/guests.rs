@@ -68,12 +68,12 @@ fn guests_run_commands_and_answer_pings_in_a_network_of_their_own() {
 
     let new: Vec<String> = interfaces().difference(&before).cloned().collect();
     assert!(
-        !new.iter().any(|n| n == "br0" || n.starts_with("tap")),
+        !new.iter().any(|n| n == "br0" || n.starts_with("nic")),
         "the host's own network has {new:?}"
     );
     let inside = lab.in_netns(interfaces).unwrap();
     assert!(
-        ["br0", "tap0.0", "tap1.0"]
+        ["br0", "nic0.0", "nic1.0", "port0.0", "port1.0"]
             .iter()
             .all(|n| inside.contains(*n)),
         "{inside:?}"

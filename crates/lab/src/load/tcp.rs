@@ -20,9 +20,11 @@ pub struct TcpRr {
     pub port: u16,
     /// Requests to send.
     pub count: usize,
-    /// Shortest and longest pause between an answer and the next request, uniform in between; zeros
-    /// for back to back.
-    pub pause: (Duration, Duration),
+    /// Shortest and longest time from one request to the next, uniform in between; zeros for back to
+    /// back. A request that falls due before the last one was answered is sent right after that
+    /// answer, and its time counts from when it was due: clients do not hold back because the
+    /// server is slow, and a run of quick answers between two long waits shall not hide the waits.
+    pub interval: (Duration, Duration),
     /// The run ends after this time even when requests are left.
     pub limit: Duration,
     /// How the client runs.
@@ -35,7 +37,7 @@ impl Default for TcpRr {
         Self {
             port: 7,
             count: 1000,
-            pause: (Duration::ZERO, Duration::ZERO),
+            interval: (Duration::ZERO, Duration::ZERO),
             limit: Duration::from_secs(60),
             client: Client::default(),
         }
@@ -56,15 +58,19 @@ pub fn tcp_rr(lab: &Lab, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
                 .map_err(failed("connecting to its echo"))?;
             stream.set_nodelay(true).map_err(failed("TCP_NODELAY"))?;
             stamp_arrivals(&stream).map_err(failed("time stamps"))?;
-            let mut intervals = Intervals::new(options.client.seed, options.pause);
+            let mut intervals = Intervals::new(options.client.seed, options.interval);
             let mut times = Times::default();
             let mut byte = [0_u8];
             let begin = Instant::now();
+            let mut due = begin;
             while times.sent < options.count && begin.elapsed() < options.limit {
-                if !options.pause.1.is_zero() {
-                    sleep_until(Instant::now() + intervals.next());
+                let mut late = Duration::ZERO;
+                if !options.interval.1.is_zero() {
+                    due += intervals.next();
+                    late = Instant::now().saturating_duration_since(due);
+                    sleep_until(due);
                 }
-                let sent = now_us();
+                let sent = now_us() - late.as_secs_f64() * 1e6;
                 (&stream)
                     .write_all(&[times.sent as u8])
                     .map_err(failed("sending"))?;

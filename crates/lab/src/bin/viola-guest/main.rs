@@ -2,6 +2,7 @@
 //! The init of a lab guest: mounts, network, a command channel on a serial line, a shell on
 //! another, and the built-in workloads. One static program; the guest's root has little else.
 
+mod agent;
 mod counters;
 mod exec;
 mod halt;
@@ -18,6 +19,8 @@ use std::process::ExitCode;
 const CHANNEL: &str = "/dev/ttyS0";
 /// Serial line of the shell (UML's ssl1).
 const SHELL: &str = "/dev/ttyS1";
+/// Serial line of the guest agent (UML's ssl2).
+const AGENT: &str = "/dev/ttyS2";
 /// Folder of the workloads' counters and files.
 const RUN: &str = "/run/viola";
 

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::termios::{OptionalActions, Winsize, tcdrain, tcgetattr, tcsetattr, tcsetwinsize};
 use serde_json::{Value, json};
+use viola_lab::set_policy;
 use viola_lab::wire::{Command, Reply, Request, Stat, Workload};
 
 use crate::counters::Counters;
 use crate::exec::exec;
-use crate::{CHANNEL, SHELL, halt, nginx};
+use crate::{CHANNEL, SHELL, agent, halt, nginx};
 
 pub fn run() -> Result<(), String> {
     let text = |e: std::io::Error| format!("{CHANNEL}: {e}");
@@ -38,6 +39,9 @@ pub fn run() -> Result<(), String> {
     });
     for line in BufReader::new(tty).lines() {
         let line = line.map_err(text)?;
+        if line.is_empty() {
+            continue; // only there to wake this guest
+        }
         let server = Arc::clone(&server);
         match serde_json::from_str::<Request>(&line) {
             Ok(request) if matches!(request.command, Command::Ping) => {
@@ -167,6 +171,7 @@ impl Server {
         let counters = Counters::open(&name, true).map_err(failed)?;
         let mut command = match &workload {
             Workload::Nginx { port, sizes_kib } => nginx::prepare(&name, *port, sizes_kib)?,
+            Workload::Agent { config } => agent::prepare(&name, config)?,
             _ => {
                 let json = serde_json::to_string(&workload).map_err(|e| e.to_string())?;
                 let mut command = Process::new("/init");
@@ -177,6 +182,10 @@ impl Server {
                 command
             }
         };
+        if workload.is_server() {
+            // SAFETY: between fork and exec only a system call is made.
+            unsafe { command.pre_exec(|| set_policy(libc::SCHED_FIFO, 1)) };
+        }
         let child = command
             .stdin(Stdio::null())
             .process_group(0)
@@ -222,6 +231,9 @@ impl Work {
         if let Workload::Nginx { port, .. } = self.workload {
             return nginx::wait(name, port);
         }
+        if let Workload::Agent { .. } = self.workload {
+            return agent::wait(name, &mut self.child);
+        }
         let mut line = String::new();
         if let Some(out) = self.child.stdout.take() {
             let _ = BufReader::new(out).read_line(&mut line);
@@ -241,6 +253,9 @@ impl Work {
         if let Workload::Nginx { port, .. } = self.workload {
             units = nginx::requests(port).unwrap_or(0);
         }
+        if let Workload::Agent { .. } = self.workload {
+            units = agent::names().unwrap_or(0);
+        }
         let (alive, ticks) = group(self.child.id());
         Stat {
             kind: self.workload.kind().into(),
@@ -254,7 +269,10 @@ impl Work {
 
     fn kill(&mut self) {
         let pid = Pid::from_child(&self.child);
-        if matches!(self.workload, Workload::Nginx { .. }) {
+        if matches!(
+            self.workload,
+            Workload::Nginx { .. } | Workload::Agent { .. }
+        ) {
             let _ = kill_process_group(pid, Signal::TERM);
             for _ in 0..50 {
                 if matches!(self.child.try_wait(), Ok(Some(_))) {

@@ -52,7 +52,9 @@ pub fn run(name: &str, json: &str) -> Result<(), String> {
         Workload::Forker { rate } => forker(counters.slot(0), rate),
         Workload::Echo { port } => net_workloads::serve(port, counters.slot(0), true),
         Workload::Sink { port } => net_workloads::serve(port, counters.slot(0), false),
-        Workload::Nginx { .. } => Err("nginx is no built-in process".into()),
+        Workload::Nginx { .. } | Workload::Agent { .. } => {
+            Err(format!("{} is no built-in process", workload.kind()))
+        }
     }
 }
 

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NameNode and DataNode in a guest.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use super::root::{self, ROOT, checked};
+use super::{Client, FileSystem, Hadoop};
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::lab::Lab;
+use crate::wire::Output;
+
+/// Folder of the configuration, in the root that Java runs in.
+const CONF: &str = "/run/conf";
+pub(super) const LOG: &str = "log4j.rootLogger=WARN,out\n\
+    log4j.appender.out=org.apache.log4j.ConsoleAppender\n\
+    log4j.appender.out.target=System.err\n\
+    log4j.appender.out.layout=org.apache.log4j.PatternLayout\n\
+    log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n\n\
+    log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR\n";
+/// Longest start of a NameNode and a DataNode, on a core that others use too.
+const START: Duration = Duration::from_secs(240);
+/// Settings of a virtual machine that a guest of one or two gigabytes can carry, and whose start is short.
+pub(super) const JVM: [&str; 4] = [
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:-UsePerfData",
+    "-Djava.net.preferIPv4Stack=true",
+];
+const PORT: u16 = 8020;
+
+/// How an HDFS is set up.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// File system on the guest's first disk.
+    pub file_system: FileSystem,
+    /// Options of its mount, `"noatime"` for one.
+    pub mount: String,
+    /// Keys of `hdfs-site.xml` beside those that the lab needs.
+    pub keys: BTreeMap<String, String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            file_system: FileSystem::Ext4,
+            mount: "noatime".into(),
+            keys: BTreeMap::new(),
+        }
+    }
+}
+
+/// A running HDFS. Ends with its lab.
+pub struct Hdfs<'a> {
+    hadoop: &'a Hadoop,
+    node: &'a Guest,
+    core: String,
+    site: String,
+    hosts: String,
+}
+
+impl<'a> Hdfs<'a> {
+    /// Mounts the guest's first disk, formats a name space on it where there is none, starts NameNode
+    /// and DataNode, and waits until safe mode is off. The DataNode's folder is `/mnt/data`.
+    ///
+    /// # Errors
+    /// With the last lines of the daemon's log.
+    pub fn start(hadoop: &'a Hadoop, node: &'a Guest, options: &Options) -> Result<Self> {
+        let address = node
+            .address()
+            .ok_or_else(|| Error::guest(node.name(), "an HDFS needs a network"))?;
+        let mount = format!(
+            "mountpoint -q /mnt || mount -t {} -o {} /dev/ubda /mnt; mkdir -p /mnt/data /mnt/name",
+            options.file_system.name(),
+            options.mount,
+        );
+        checked(
+            node,
+            "mounting its disk",
+            node.exec(&["sh", "-ec", &mount])?,
+        )?;
+        let hdfs = Self {
+            hadoop,
+            node,
+            core: xml(&[("fs.defaultFS", format!("hdfs://{address}:{PORT}"))].into()),
+            site: xml(&site(&address.to_string(), &options.keys)),
+            hosts: format!("127.0.0.1 localhost\n{address} {}\n", node.name()),
+        };
+        hdfs.prepare(node)?;
+        let format = "org.apache.hadoop.hdfs.server.namenode.NameNode";
+        if node.exec(&["test", "-e", "/mnt/name/current"])?.status != 0 {
+            let arguments = ["-format", "-nonInteractive"];
+            checked(
+                node,
+                "formatting",
+                hdfs.java(node, format, &arguments, START)?,
+            )?;
+        }
+        hdfs.start_daemons()?;
+        Ok(hdfs)
+    }
+
+    /// Starts both daemons, which must not be running, and waits until safe mode is off.
+    pub fn start_daemons(&self) -> Result<()> {
+        for (short, class) in [
+            ("namenode", "namenode.NameNode"),
+            ("datanode", "datanode.DataNode"),
+        ] {
+            let words = self.words(&format!("org.apache.hadoop.hdfs.server.{class}"), &[]);
+            let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
+            let script = format!(
+                "setsid {} </dev/null >/run/{short}.log 2>&1 & echo $! >/run/{short}.pid",
+                command.join(" ")
+            );
+            checked(self.node, short, self.node.exec(&["sh", "-ec", &script])?)?;
+        }
+        self.wait_ready()
+    }
+
+    /// Ends both daemons, the DataNode first.
+    pub fn stop_daemons(&self) -> Result<()> {
+        let script = "for d in datanode namenode; do p=$(cat /run/$d.pid); kill $p 2>/dev/null || continue; \
+            i=0; while kill -0 $p 2>/dev/null; do i=$((i+1)); [ $i -lt 100 ] || kill -9 $p; sleep 0.1; done; done";
+        checked(
+            self.node,
+            "ending HDFS",
+            self.node.exec(&["sh", "-c", script])?,
+        )
+        .map(drop)
+    }
+
+    fn wait_ready(&self) -> Result<()> {
+        let end = Instant::now() + START;
+        let ask = "wget -q -O - 'http://127.0.0.1:9870/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState'";
+        loop {
+            let state = self.node.exec(&["sh", "-c", ask])?.stdout;
+            if state.contains("\"FSState\" : \"Operational\"")
+                && state.contains("\"NumLiveDataNodes\" : 1")
+            {
+                return Ok(());
+            }
+            for daemon in ["namenode", "datanode"] {
+                let alive = format!("kill -0 $(cat /run/{daemon}.pid)");
+                if self.node.exec(&["sh", "-c", &alive])?.status != 0 {
+                    return Err(self.failed(&format!("its {daemon} ended"), daemon));
+                }
+            }
+            if Instant::now() > end {
+                return Err(self.failed("HDFS did not become ready in time", "datanode"));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+
+    fn failed(&self, what: &str, daemon: &str) -> Error {
+        Error::guest(self.node.name(), format!("{what}: {}", self.log(daemon)))
+    }
+
+    /// The last lines of a daemon's log, `namenode` or `datanode`.
+    pub fn log(&self, daemon: &str) -> String {
+        let log = self
+            .node
+            .exec(&["tail", "-n", "15", &format!("/run/{daemon}.log")]);
+        log.map(|output| output.stdout.trim().to_owned())
+            .unwrap_or_default()
+    }
+
+    /// The guest with the NameNode and the DataNode.
+    pub fn node(&self) -> &'a Guest {
+        self.node
+    }
+
+    /// Lets a guest run Java with this HDFS's configuration. Once is enough.
+    pub fn prepare(&self, guest: &Guest) -> Result<()> {
+        root::make(self.hadoop, guest, &self.hosts)?;
+        root::write(guest, &format!("{CONF}/hdfs-site.xml"), &self.site)?;
+        root::write(guest, &format!("{CONF}/core-site.xml"), &self.core)?;
+        root::write(guest, &format!("{CONF}/log4j.properties"), LOG)
+    }
+
+    /// Runs a Java class in a guest that is prepared.
+    pub fn java(
+        &self,
+        guest: &Guest,
+        class: &str,
+        arguments: &[&str],
+        limit: Duration,
+    ) -> Result<Output> {
+        guest.exec_for(&self.words(class, arguments), "", limit)
+    }
+
+    /// Runs `hdfs dfs` with these arguments in a guest that is prepared; standard output goes to
+    /// `into`, a shell command or a file with its redirection (`"| sha256sum"`, `"> /dev/null"`).
+    pub fn shell(
+        &self,
+        guest: &Guest,
+        arguments: &[&str],
+        into: &str,
+        limit: Duration,
+    ) -> Result<Output> {
+        let words = self.words("org.apache.hadoop.fs.FsShell", arguments);
+        let words: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
+        let script = format!("set -o pipefail; {} {into}", words.join(" "));
+        checked(
+            guest,
+            "hdfs dfs",
+            guest.exec_for(&["sh", "-ec", &script], "", limit)?,
+        )
+    }
+
+    fn words(&self, class: &str, arguments: &[&str]) -> Vec<String> {
+        let java = self.hadoop.java().join("bin/java").display().to_string();
+        let mut words = vec!["chroot".into(), ROOT.into(), java];
+        words.extend(JVM.map(str::to_owned));
+        words.extend(["-cp".into(), self.hadoop.class_path(CONF), class.into()]);
+        words.extend(arguments.iter().map(|a| (*a).to_owned()));
+        words
+    }
+
+    /// Starts the benchmark client in a guest and connects to it.
+    pub fn client(&self, lab: &Lab, guest: &Guest) -> Result<Client> {
+        self.prepare(guest)?;
+        Client::start(
+            lab,
+            guest,
+            &self.words(Client::CLASS, &[&Client::PORT.to_string()]),
+        )
+    }
+}
+
+/// `hdfs-site.xml`: one replica, all state on the disk, nothing that only slows a small cluster down.
+pub(super) fn site<'k>(
+    address: &str,
+    more: &'k BTreeMap<String, String>,
+) -> BTreeMap<&'k str, String> {
+    let mut keys: BTreeMap<&str, String> = [
+        ("dfs.replication", "1".into()),
+        ("dfs.namenode.name.dir", "/mnt/name".into()),
+        ("dfs.datanode.data.dir", "/mnt/data".into()),
+        ("dfs.datanode.hostname", address.into()),
+        (
+            "dfs.namenode.datanode.registration.ip-hostname-check",
+            "false".into(),
+        ),
+        ("dfs.namenode.safemode.extension", "0".into()),
+        ("dfs.namenode.resource.du.reserved", "0".into()),
+        ("dfs.namenode.fs-limits.min-block-size", "4096".into()),
+        ("dfs.heartbeat.interval", "1".into()),
+        ("dfs.permissions.enabled", "false".into()),
+        // else a disk takes no block when less than 1 GiB is free
+        (
+            "dfs.datanode.round-robin-volume-choosing-policy.additional-available-space",
+            "0".into(),
+        ),
+    ]
+    .into();
+    keys.extend(
+        more.iter()
+            .map(|(key, value)| (key.as_str(), value.clone())),
+    );
+    keys
+}
+
+pub(super) fn xml(keys: &BTreeMap<&str, String>) -> String {
+    let mut text = String::from("<configuration>\n");
+    for (key, value) in keys {
+        let value = value.replace('&', "&amp;").replace('<', "&lt;");
+        let _ = writeln!(
+            text,
+            "<property><name>{key}</name><value>{value}</value></property>"
+        );
+    }
+    text + "</configuration>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_the_caller_replaces_the_labs_own() {
+        let more = [
+            ("dfs.replication".to_owned(), "2".to_owned()),
+            ("x".into(), "a&b".into()),
+        ]
+        .into();
+        let keys = site("10.0.0.1", &more);
+        assert_eq!(keys["dfs.replication"], "2");
+        assert_eq!(keys["dfs.datanode.hostname"], "10.0.0.1");
+        assert!(xml(&keys).contains("<name>x</name><value>a&amp;b</value>"));
+    }
+}

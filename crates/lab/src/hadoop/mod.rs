@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real HDFS in guests of a lab: NameNode and DataNode in one, clients in others.
+//!
+//! `scripts/hadoop.sh` makes the private Hadoop that runs here. A guest's own root has no Java: the
+//! host's `/usr`, its JDK and that Hadoop are mounted read-only by hostfs, each at its own path below
+//! a new root in the guest's memory.
+//!
+//! ```no_run
+//! use viola_lab::hadoop::{FileSystem, Hadoop, Hdfs, Options};
+//! use viola_lab::{Lab, Paths};
+//!
+//! let hadoop = Hadoop::find()?;
+//! let spec = hadoop.spec("hdfs", &[1], "data.img".as_ref(), FileSystem::Ext4, 2 << 30)?;
+//! let lab = Lab::up(&spec, &Paths::find()?)?;
+//! let hdfs = Hdfs::start(&hadoop, lab.guest("node")?, &Options::default())?;
+//! let mut client = hdfs.client(&lab, lab.guest("client")?)?;
+//! client.ask("open stock")?;
+//! client.ask("stock write /file 67108864 134217728 1")?;
+//! # Ok::<(), viola_lab::Error>(())
+//! ```
+
+mod client;
+mod disk;
+mod hdfs;
+mod local;
+mod root;
+
+pub use client::{Answer, Client};
+pub use disk::{FileSystem, make as make_disk};
+pub use hdfs::{Hdfs, Options};
+pub use local::Local;
+pub use root::ROOT;
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::spec::Spec;
+
+/// The private Hadoop and the JDK that runs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hadoop {
+    folder: PathBuf,
+    java: PathBuf,
+}
+
+impl Hadoop {
+    /// `build/hadoop` in the working folder, the program's folder or one above either.
+    ///
+    /// # Errors
+    /// [`Error::NoHadoop`] when it is not there.
+    pub fn find() -> Result<Self> {
+        let starts = [std::env::current_dir().ok(), std::env::current_exe().ok()];
+        Self::find_from(starts.iter().flatten().map(PathBuf::as_path))
+    }
+
+    /// As [`Hadoop::find`], looking upwards from these folders.
+    pub fn find_from<'a>(starts: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
+        starts
+            .into_iter()
+            .flat_map(Path::ancestors)
+            .find_map(|above| Self::at(&above.join("build/hadoop")))
+            .ok_or(Error::NoHadoop)
+    }
+
+    fn at(folder: &Path) -> Option<Self> {
+        let folder = folder.canonicalize().ok()?;
+        let java = folder.join("java").canonicalize().ok()?;
+        let whole = folder.join("jars").is_dir()
+            && folder.join("viola-hdfs.jar").is_file()
+            && java.join("bin/java").is_file();
+        whole.then_some(Self { folder, java })
+    }
+
+    /// Its folder: `jars/`, `viola-hdfs.jar`, `viola-hdfs-tests.jar`.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Home of the JDK.
+    pub fn java(&self) -> &Path {
+        &self.java
+    }
+
+    /// Folders of the host, beside `/usr`, that Java needs.
+    fn folders(&self) -> Vec<PathBuf> {
+        let mut folders = vec![self.folder.clone()];
+        // a distribution may keep the JDK's configuration in /etc, linked from its home
+        let conf = self.java.join("conf/net.properties").canonicalize();
+        let conf = conf
+            .ok()
+            .and_then(|file| file.parent().map(Path::to_path_buf));
+        for folder in [Some(self.java.clone()), conf].into_iter().flatten() {
+            if !folder.starts_with("/usr") && !folders.iter().any(|f| folder.starts_with(f)) {
+                folders.push(folder);
+            }
+        }
+        folders
+    }
+
+    fn class_path(&self, conf: &str) -> String {
+        let folder = self.folder.display();
+        format!("{conf}:{folder}/viola-hdfs.jar:{folder}/viola-hdfs-tests.jar:{folder}/jars/*")
+    }
+
+    /// A lab of two guests on these cores: `node` with 2 GiB of memory and a fresh file system of
+    /// `size` bytes in the file `image` as its disk, and `client` with 1 GiB.
+    pub fn spec(
+        &self,
+        name: &str,
+        cores: &[usize],
+        image: &Path,
+        file_system: FileSystem,
+        size: u64,
+    ) -> Result<Spec> {
+        disk::make(image, file_system, size)?;
+        let image = std::path::absolute(image).map_err(Error::io("find", image))?;
+        let text = format!(
+            "[lab]\nname = {name:?}\n\
+             [[guest]]\nname = \"node\"\ncores = {cores:?}\nmemory = \"2G\"\ndisks = [{{ image = {image:?} }}]\n\
+             [[guest]]\nname = \"client\"\ncores = {cores:?}\nmemory = \"1G\"\n"
+        );
+        Spec::from_toml(&text, name, Path::new("."))
+    }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The root in a guest's memory in which Java runs.
+
+use std::time::Duration;
+
+use super::Hadoop;
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::wire::Output;
+
+/// Where that root is in a guest. `/mnt` of the guest, its disk, is `/mnt` in there too.
+pub const ROOT: &str = "/run/hadoop";
+
+/// Longest time that mounts and small files take.
+const SMALL: Duration = Duration::from_secs(60);
+
+/// Makes the root; once more does nothing.
+pub(super) fn make(hadoop: &Hadoop, guest: &Guest, hosts: &str) -> Result<()> {
+    use std::fmt::Write;
+    let mut script = format!(
+        "[ -d {ROOT}/proc ] && exit 0\n\
+         mkdir -p {ROOT}; mount -t tmpfs -o mode=0755 hadoop {ROOT}; cd {ROOT}\n\
+         mkdir proc sys dev tmp run mnt etc var root usr vread\n\
+         mount -t proc proc proc; mount -t sysfs sysfs sys; mount -o bind /dev dev; mount -o bind /mnt mnt\n\
+         mount -t hostfs -o ro,/usr none usr\n\
+         cp /etc/passwd /etc/group /etc/nsswitch.conf etc/; cat > etc/hosts\n"
+    );
+    // /bin and /lib are links into /usr on most hosts, folders on some
+    for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
+        let host = format!("/{name}");
+        if let Ok(to) = std::fs::read_link(&host) {
+            let _ = writeln!(script, "ln -s {} {name}", to.display());
+        } else if std::path::Path::new(&host).is_dir() {
+            let _ = writeln!(
+                script,
+                "mkdir {name}; mount -t hostfs -o ro,{host} none {name}"
+            );
+        }
+    }
+    for folder in hadoop.folders() {
+        let folder = folder.display();
+        let _ = writeln!(
+            script,
+            "mkdir -p .{folder}; mount -t hostfs -o ro,{folder} none .{folder}"
+        );
+    }
+    checked(
+        guest,
+        "making Java's root",
+        guest.exec_for(&["sh", "-ec", &script], hosts, SMALL)?,
+    )
+    .map(drop)
+}
+
+/// Writes a small file; `path` is one of the new root.
+pub(super) fn write(guest: &Guest, path: &str, text: &str) -> Result<()> {
+    let script = format!("mkdir -p {ROOT}$(dirname {path}); cat > {ROOT}{path}");
+    checked(
+        guest,
+        path,
+        guest.exec_for(&["sh", "-ec", &script], text, SMALL)?,
+    )
+    .map(drop)
+}
+
+/// The output of a program that must succeed.
+pub(super) fn checked(guest: &Guest, what: &str, output: Output) -> Result<Output> {
+    if output.status == 0 && !output.timed_out {
+        return Ok(output);
+    }
+    let end = if output.timed_out {
+        "took too long"
+    } else {
+        "failed"
+    };
+    // of a Java trace only its sentences
+    let words: Vec<&str> = output
+        .stderr
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("at "))
+        .collect();
+    let words = &words[words.len().saturating_sub(12)..];
+    Err(Error::guest(
+        guest.name(),
+        format!("{what} {end}: {}", words.join(" / ")),
+    ))
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! HDFS in guests: needs root, the lab's image and what `scripts/hadoop.sh` makes.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use support::{core, paths, turn};
+use viola_lab::Lab;
+use viola_lab::hadoop::{FileSystem, Hadoop, Hdfs, Options};
+
+const LONG: Duration = Duration::from_secs(300);
+
+#[test]
+fn a_file_put_into_hdfs_comes_back_over_tcp() {
+    let _turn = turn();
+    let hadoop = Hadoop::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))])
+        .unwrap_or_else(|error| panic!("{error}"));
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("data.img");
+        let spec = hadoop
+            .spec("t-hdfs", &[core()], &image, file_system, 1 << 30)
+            .unwrap();
+        let lab = Lab::up(&spec, &paths(&folder.path().join("run")))
+            .unwrap_or_else(|e| panic!("{}", e.full()));
+        let options = Options {
+            file_system,
+            ..Options::default()
+        };
+        let hdfs = Hdfs::start(&hadoop, lab.guest("node").unwrap(), &options)
+            .unwrap_or_else(|e| panic!("{}", e.full()));
+        let guest = lab.guest("client").unwrap();
+        hdfs.prepare(guest).unwrap();
+        let sum = |script: &str| {
+            let output = guest.exec_for(&["sh", "-ec", script], "", LONG).unwrap();
+            assert_eq!(output.status, 0, "{}", output.stderr);
+            output.stdout.split(' ').next().unwrap().to_owned()
+        };
+        let before = sum(
+            "dd if=/dev/urandom of=/run/hadoop/tmp/f bs=1M count=64 2>/dev/null; sha256sum /run/hadoop/tmp/f",
+        );
+        let put = hdfs.shell(guest, &["-put", "/tmp/f", "/f"], "", LONG);
+        put.unwrap_or_else(|e| panic!("{e}; {}", hdfs.log("datanode")));
+        let stored = hdfs
+            .node()
+            .exec(&[
+                "sh",
+                "-c",
+                "cat $(find /mnt/data -name 'blk_*[0-9]') | wc -c",
+            ])
+            .unwrap();
+        assert_eq!(stored.stdout.trim(), (64 << 20).to_string());
+        let after = hdfs
+            .shell(guest, &["-cat", "/f"], "| sha256sum", LONG)
+            .unwrap()
+            .stdout;
+        assert_eq!(after.split(' ').next().unwrap(), before);
+
+        let mut client = hdfs.client(&lab, guest).unwrap();
+        client.ask("open stock").unwrap();
+        let written = client.ask("stock write /g 5000000 1048576 1").unwrap();
+        let read = client.ask("stock read /g 65536").unwrap();
+        assert_eq!(
+            (read.bytes, read.crc32c, read.local),
+            (5_000_000, written.crc32c, 0)
+        );
+        assert!(read.wall_s > 0.0);
+        assert_eq!(client.ask("stock pread /g 10 4096 1").unwrap().reads, 10);
+        client.ask("stock append /g 1000 2").unwrap();
+        client.ask("stock delete /g").unwrap();
+        let error = client.ask("stock delete /g").unwrap_err().to_string();
+        assert!(error.contains("there is no /g"), "{error}");
+
+        hdfs.stop_daemons().unwrap();
+        hdfs.start_daemons().unwrap();
+        let again = client.ask("stock skim /f 1048576").unwrap();
+        assert_eq!(again.bytes, 64 << 20, "the file is there after a restart");
+        lab.down().unwrap();
+    }
+}

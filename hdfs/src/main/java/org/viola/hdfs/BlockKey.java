@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.viola.hdfs;
+
+import java.nio.file.Path;
+import java.util.Objects;
+
+/** What names a replica's content: under one generation stamp a finished block never changes. */
+final class BlockKey {
+  private static final int LONGEST_POOL = 128;
+
+  final String pool;
+  final long id;
+  final long stamp;
+
+  BlockKey(String pool, long id, long stamp) {
+    this.pool = pool;
+    this.id = id;
+    this.stamp = stamp;
+  }
+
+  /** Whether the pool's name may be part of a path. */
+  boolean isPlain() {
+    if (pool == null || pool.isEmpty() || pool.length() > LONGEST_POOL || pool.startsWith(".")) {
+      return false;
+    }
+    return pool.chars().allMatch(c -> c == '-' || c == '.'
+        || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'));
+  }
+
+  Path data(Path mount) {
+    return mount.resolve(pool).resolve("blk_" + id + "_" + stamp);
+  }
+
+  Path meta(Path mount) {
+    return mount.resolve(pool).resolve("blk_" + id + "_" + stamp + ".meta");
+  }
+
+  @Override
+  public boolean equals(Object other) {
+    if (!(other instanceof BlockKey)) {
+      return false;
+    }
+    BlockKey key = (BlockKey) other;
+    return id == key.id && stamp == key.stamp && pool.equals(key.pool);
+  }
+
+  @Override
+  public int hashCode() {
+    return Objects.hash(id, stamp, pool);
+  }
+
+  @Override
+  public String toString() {
+    return pool + ":blk_" + id + "_" + stamp;
+  }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.viola.hdfs;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import org.apache.hadoop.hdfs.ReplicaAccessor;
+import org.apache.hadoop.security.token.SecretManager.InvalidToken;
+import org.viola.hdfs.Replica.Piece;
+
+/**
+ * Reads one block for one client. Reads that follow each other get ever larger windows, and the next
+ * window is fetched while the client uses this one; a single read gets what it asks for.
+ */
+final class BlockReader extends ReplicaAccessor {
+  private final Vread vread;
+  private final Replica replica;
+  private final long length;
+  private final boolean verify;
+
+  private Piece current;
+  private Helpers.Job<Piece> ahead;
+  private long aheadStart;
+  private long aheadEnd;
+  /** Where the last read ended; -1 before the first. */
+  private long last = -1;
+  private int window = Settings.SMALLEST_WINDOW;
+  private boolean sequential;
+  private boolean closed;
+
+  BlockReader(Vread vread, Replica replica, long length, boolean verify) {
+    this.vread = vread;
+    this.replica = replica;
+    this.length = length;
+    this.verify = verify;
+  }
+
+  @Override
+  public int read(long position, byte[] bytes, int offset, int count) throws IOException {
+    return read(position, ByteBuffer.wrap(bytes, offset, count));
+  }
+
+  @Override
+  public int read(long position, ByteBuffer to) throws IOException {
+    if (closed) {
+      throw new IOException("the block reader is closed");
+    }
+    if (!to.hasRemaining()) {
+      return 0;
+    }
+    if (position < 0 || position >= length) {
+      return -1;
+    }
+    int wanted = (int) Math.min(to.remaining(), length - position);
+    look(position, wanted);
+    int done = 0;
+    try {
+      while (done < wanted) {
+        done += copy(position + done, wanted - done, to);
+      }
+    } catch (Refused e) {
+      vread.refuse(replica.key, e);
+      if (done == 0) {
+        // the one error after which the client goes on at the same DataNode, at once and without noise
+        throw new InvalidToken("viola: " + replica.key + ": " + e.getMessage());
+      }
+    }
+    last = position + done;
+    Counters.get().bytes.incr(done);
+    return done;
+  }
+
+  /** Finds out whether the reads are sequential. */
+  private void look(long position, int wanted) {
+    sequential = position == last || (position == 0 && wanted >= Settings.SMALLEST_WINDOW);
+    if (!sequential) {
+      window = Settings.SMALLEST_WINDOW;
+    }
+    while (window < wanted && window < vread.settings.window) {
+      window *= 2;
+    }
+  }
+
+  private int copy(long position, int wanted, ByteBuffer to) throws IOException {
+    if (current == null || !current.has(position)) {
+      fetch(position, wanted);
+    }
+    ByteBuffer from = current.buffer.duplicate();
+    int at = (int) (position - current.start);
+    from.position(at).limit(Math.min(from.limit(), at + wanted));
+    int count = from.remaining();
+    to.put(from);
+    return count;
+  }
+
+  /** Makes the current piece one that has this position. */
+  private void fetch(long position, int wanted) throws IOException {
+    drop();
+    Helpers.Job<Piece> job;
+    if (ahead != null && position >= aheadStart && position < aheadEnd) {
+      job = ahead;
+      ahead = null;
+    } else {
+      leave();
+      long most = sequential ? window : Math.min(wanted, vread.settings.window);
+      aheadEnd = Math.min(length, position + Math.max(most, Math.min(wanted, vread.settings.window)));
+      job = begin(position, aheadEnd);
+    }
+    long end = aheadEnd;
+    if (sequential && end < length) {
+      window = Math.min(2 * window, vread.settings.window);
+      try {
+        aheadStart = end;
+        aheadEnd = Math.min(length, end + window);
+        ahead = begin(aheadStart, aheadEnd);
+      } catch (Refused busy) {
+        // then it is fetched when it is asked for
+        aheadEnd = end;
+      }
+    }
+    current = job.await();
+  }
+
+  private Helpers.Job<Piece> begin(long from, long to) throws IOException {
+    if (!vread.helpers.mayTry()) {
+      throw new Refused(Reason.DEADLINE, vread.helpers.stuck() + " threads wait for it");
+    }
+    if (!replica.use()) {
+      throw new Refused(Reason.ERROR, "its files are closed");
+    }
+    return vread.helpers.begin(
+        () -> replica.read(from, to, verify),
+        piece -> vread.buffers.give(piece.buffer),
+        () -> vread.release(replica));
+  }
+
+  private void drop() {
+    if (current != null) {
+      vread.buffers.give(current.buffer);
+      current = null;
+    }
+  }
+
+  private void leave() {
+    if (ahead != null) {
+      ahead.leave();
+      ahead = null;
+    }
+  }
+
+  @Override
+  public void close() {
+    if (!closed) {
+      closed = true;
+      drop();
+      leave();
+      vread.release(replica);
+    }
+  }
+
+  @Override
+  public boolean isLocal() {
+    return true;
+  }
+
+  @Override
+  public boolean isShortCircuit() {
+    return true;
+  }
+
+  @Override
+  public int getNetworkDistance() {
+    return 0;
+  }
+}

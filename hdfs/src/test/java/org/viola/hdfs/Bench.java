@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.viola.hdfs;
+
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.OutputStream;
+import java.lang.management.ManagementFactory;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Paths;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Random;
+import java.util.zip.CRC32C;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataInputStream;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.hdfs.HdfsConfiguration;
+import org.apache.hadoop.hdfs.client.HdfsDataInputStream;
+
+/**
+ * An HDFS client that does what it is told on a socket, so that all sides of a comparison run in one warm
+ * process. Requests are lines of words, answers lines of JSON:
+ *
+ * <pre>
+ * open SIDE [KEY=VALUE...]          a file system with these keys over hdfs-site.xml
+ * SIDE write PATH BYTES BLOCK SEED  writes noise
+ * SIDE append PATH BYTES SEED
+ * SIDE read PATH BUFFER             the whole file, with the checksum of what was read
+ * SIDE skim PATH BUFFER             the whole file, without
+ * SIDE pread PATH COUNT SIZE SEED   reads at random places, aligned to their size
+ * SIDE delete PATH
+ * SIDE export PATH FOLDER NAME...   writes the file's blocks into local files of these names
+ * stats                             what the plug-in has counted since the last time
+ * </pre>
+ */
+public final class Bench {
+  private final Map<String, FileSystem> sides = new HashMap<>();
+  private long bytesSeen;
+  private long fallbacksSeen;
+
+  private Bench() {
+  }
+
+  /** Serves one connection after the other on the port given. */
+  public static void main(String[] args) throws IOException {
+    Bench bench = new Bench();
+    try (ServerSocket server = new ServerSocket(Integer.parseInt(args[0]), 4, InetAddress.getByName("0.0.0.0"))) {
+      while (true) {
+        try (Socket client = server.accept()) {
+          client.setTcpNoDelay(true);
+          bench.serve(client);
+        } catch (IOException e) {
+          System.err.println("bench: " + e);
+        }
+      }
+    }
+  }
+
+  private void serve(Socket client) throws IOException {
+    BufferedReader in = new BufferedReader(new InputStreamReader(client.getInputStream(), StandardCharsets.UTF_8));
+    OutputStream out = client.getOutputStream();
+    for (String line; (line = in.readLine()) != null;) {
+      String answer;
+      try {
+        answer = run(line.trim().split(" +"));
+      } catch (IOException | RuntimeException e) {
+        answer = "{\"error\": \"" + e.toString().replaceAll("[\\p{Cntrl}\"\\\\]", " ") + "\"}";
+      }
+      out.write((answer + "\n").getBytes(StandardCharsets.UTF_8));
+    }
+  }
+
+  private String run(String[] words) throws IOException {
+    if (words[0].equals("open")) {
+      Configuration conf = new HdfsConfiguration();
+      for (String pair : Arrays.copyOfRange(words, 2, words.length)) {
+        int at = pair.indexOf('=');
+        conf.set(pair.substring(0, at), pair.substring(at + 1));
+      }
+      FileSystem old = sides.put(words[1], FileSystem.newInstance(conf));
+      if (old != null) {
+        old.close();
+      }
+      return "{}";
+    }
+    if (words[0].equals("stats")) {
+      return stats();
+    }
+    FileSystem fs = sides.get(words[0]);
+    if (fs == null) {
+      throw new IOException("there is no side " + words[0]);
+    }
+    Path path = new Path(words[2]);
+    Meter meter = new Meter();
+    switch (words[1]) {
+      case "write":
+        try (FSDataOutputStream out = fs.create(path, true, 1 << 16, fs.getDefaultReplication(path),
+            Long.parseLong(words[4]))) {
+          noise(out, Long.parseLong(words[3]), Long.parseLong(words[5]), meter);
+        }
+        break;
+      case "append":
+        try (FSDataOutputStream out = fs.append(path)) {
+          noise(out, Long.parseLong(words[3]), Long.parseLong(words[4]), meter);
+        }
+        break;
+      case "read":
+        read(fs, path, Integer.parseInt(words[3]), true, meter);
+        break;
+      case "skim":
+        read(fs, path, Integer.parseInt(words[3]), false, meter);
+        break;
+      case "pread":
+        pread(fs, path, Integer.parseInt(words[3]), Integer.parseInt(words[4]), Long.parseLong(words[5]), meter);
+        break;
+      case "delete":
+        if (!fs.delete(path, false)) {
+          throw new IOException("there is no " + path);
+        }
+        break;
+      case "export":
+        export(fs, path, Paths.get(words[3]), Arrays.copyOfRange(words, 4, words.length), meter);
+        break;
+      default:
+        throw new IOException("unknown request " + words[1]);
+    }
+    return meter.json();
+  }
+
+  private static void noise(OutputStream out, long count, long seed, Meter meter) throws IOException {
+    byte[] chunk = new byte[1 << 20];
+    new Random(seed).nextBytes(chunk);
+    for (long left = count; left > 0; left -= chunk.length) {
+      int some = (int) Math.min(left, chunk.length);
+      chunk[0]++; // blocks must differ
+      meter.sum.update(chunk, 0, some);
+      meter.summed = true;
+      out.write(chunk, 0, some);
+      meter.bytes += some;
+    }
+  }
+
+  private static void read(FileSystem fs, Path path, int size, boolean sum, Meter meter) throws IOException {
+    byte[] buffer = new byte[size];
+    meter.summed = sum;
+    try (FSDataInputStream in = fs.open(path)) {
+      for (int n; (n = fill(in, buffer)) > 0;) {
+        meter.bytes += n;
+        meter.reads++;
+        if (sum) {
+          meter.sum.update(buffer, 0, n);
+        }
+      }
+      meter.local = local(in);
+    }
+  }
+
+  /** A full buffer, but for the file's end. */
+  private static int fill(FSDataInputStream in, byte[] buffer) throws IOException {
+    int done = 0;
+    for (int n; done < buffer.length && (n = in.read(buffer, done, buffer.length - done)) > 0;) {
+      done += n;
+    }
+    return done;
+  }
+
+  private static void pread(FileSystem fs, Path path, int count, int size, long seed, Meter meter) throws IOException {
+    byte[] buffer = new byte[size];
+    long places = fs.getFileStatus(path).getLen() / size;
+    Random random = new Random(seed);
+    meter.latencies = new long[count];
+    meter.summed = true;
+    try (FSDataInputStream in = fs.open(path)) {
+      meter.start();
+      for (int i = 0; i < count; i++) {
+        long at = Math.floorMod(random.nextLong(), places) * size;
+        long before = System.nanoTime();
+        in.readFully(at, buffer);
+        meter.latencies[i] = System.nanoTime() - before;
+        meter.bytes += size;
+        meter.reads++;
+        meter.sum.update(buffer, 0, size);
+      }
+      meter.stop();
+      meter.local = local(in);
+    }
+  }
+
+  private static void export(FileSystem fs, Path path, java.nio.file.Path folder, String[] names, Meter meter)
+      throws IOException {
+    long block = fs.getFileStatus(path).getBlockSize();
+    byte[] buffer = new byte[1 << 20];
+    Files.createDirectories(folder);
+    try (FSDataInputStream in = fs.open(path)) {
+      for (String name : names) {
+        try (OutputStream out = Files.newOutputStream(folder.resolve(name))) {
+          for (long left = block; left > 0;) {
+            int n = in.read(buffer, 0, (int) Math.min(left, buffer.length));
+            if (n < 0) {
+              break;
+            }
+            out.write(buffer, 0, n);
+            left -= n;
+            meter.bytes += n;
+          }
+        }
+      }
+    }
+  }
+
+  private String stats() {
+    Counters counters = Counters.get();
+    long bytes = counters.bytes.value();
+    long fallbacks = 0;
+    for (Reason reason : Reason.values()) {
+      fallbacks += counters.fallbacks(reason);
+    }
+    String text = String.format("{\"bytes\": %d, \"reads\": %d}", bytes - bytesSeen, fallbacks - fallbacksSeen);
+    bytesSeen = bytes;
+    fallbacksSeen = fallbacks;
+    return text;
+  }
+
+  private static long local(FSDataInputStream in) {
+    return ((HdfsDataInputStream) in).getReadStatistics().getTotalShortCircuitBytesRead();
+  }
+
+  /** Wall and CPU time of one request. */
+  private static final class Meter {
+    private final com.sun.management.OperatingSystemMXBean system =
+        ManagementFactory.getPlatformMXBean(com.sun.management.OperatingSystemMXBean.class);
+    private final CRC32C sum = new CRC32C();
+    private boolean summed;
+    private long bytes;
+    private long reads;
+    private long local;
+    private long[] latencies;
+    private long wall;
+    private long cpu;
+    private boolean stopped;
+
+    Meter() {
+      start();
+    }
+
+    void start() {
+      cpu = system.getProcessCpuTime();
+      wall = System.nanoTime();
+    }
+
+    void stop() {
+      wall = System.nanoTime() - wall;
+      cpu = system.getProcessCpuTime() - cpu;
+      stopped = true;
+    }
+
+    String json() {
+      if (!stopped) {
+        stop();
+      }
+      StringBuilder text = new StringBuilder(String.format(
+          "{\"bytes\": %d, \"reads\": %d, \"local\": %d, \"wall_s\": %.6f, \"cpu_s\": %.6f",
+          bytes, reads, local, wall / 1e9, cpu / 1e9));
+      if (summed) {
+        text.append(String.format(", \"crc32c\": %d", sum.getValue()));
+      }
+      if (latencies != null) {
+        Arrays.sort(latencies);
+        text.append(String.format(", \"p50_us\": %.1f, \"p99_us\": %.1f",
+            latencies[latencies.length / 2] / 1e3, latencies[latencies.length * 99 / 100] / 1e3));
+      }
+      return text.append("}").toString();
+    }
+  }
+}
