@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test lint bench-slices build setup guests lab-image docs clean
+.PHONY: help run test lint bench-slices bench-vread demo-vread build setup guests hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -16,6 +16,8 @@ run: guests build
 ## make test          formatting, clippy, unit, property and guest tests; needs root
 test:
 	@scripts/setup.sh --guests --test
+	@scripts/hadoop.sh
+	@scripts/hadoop.sh --test
 	@scripts/build.sh clippy -q --workspace --all-targets -- -D warnings
 	@cargo fmt --all --check
 	@$(rt) cargo test --workspace
@@ -25,9 +27,17 @@ lint: setup
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets -- -D warnings
 
-## make bench-slices  the figures of bench/results/slices.json, about half an hour; ARGS="--quick" for a look
+## make bench-slices  the figures of bench/results/slices.json, about twenty minutes; ARGS="--quick" for a look
 bench-slices: guests build
 	@$(rt) $(viola) bench slices $(ARGS)
+
+## make demo-vread    a file in HDFS, read by another guest: stock and viola side by side
+demo-vread: guests build hadoop
+	@$(viola) bench vread --quick --rounds 3 --only "sequential,random,neighbours"
+
+## make bench-vread   the figures of bench/results/vread.json, about half an hour; ARGS="--quick" for a look
+bench-vread: guests build hadoop
+	@$(viola) bench vread $(ARGS)
 
 ## make build         the program (target/release/viola) and the lab's guest image
 build: setup
@@ -52,3 +62,7 @@ setup:
 
 guests:
 	@scripts/setup.sh --guests
+
+# a private Hadoop and the HDFS plug-in, in build/hadoop
+hadoop:
+	@scripts/hadoop.sh

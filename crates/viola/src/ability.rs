@@ -5,7 +5,7 @@ use viola_host::check::HostFacts;
 use viola_host::{CpuSet, Vm};
 use viola_proto::{Row, RowState};
 
-use crate::config::{MechanismChoice, Slices};
+use crate::config::{MechanismChoice, Slices, Vread};
 
 /// Something that stands in the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -214,6 +214,45 @@ pub fn rows(
     ]
 }
 
+/// The row about vread; a running daemon knows more.
+pub fn vread(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -> Row {
+    let row = |state, value: String, why: String, change: Option<&str>| Row {
+        name: "vread".into(),
+        state,
+        value,
+        why,
+        change: change.map(str::to_owned),
+    };
+    if config.allow.is_empty() {
+        return row(
+            RowState::Info,
+            "off".into(),
+            "nobody may read blocks of other VMs".into(),
+            Some("see allow in [vread]"),
+        );
+    }
+    let readers = config.readers().len();
+    let Some(daemon) = daemon else {
+        let why = format!("{readers} VMs may read; no daemon runs");
+        return row(RowState::Info, "-".into(), why, None);
+    };
+    if !daemon.on {
+        return row(RowState::No, "no".into(), daemon.why.clone(), None);
+    }
+    let serving = daemon.datanodes.iter().filter(|d| d.serving).count();
+    let connected = daemon.readers.iter().filter(|r| r.connected).count();
+    let mut why = format!(
+        "{serving} of {} DataNode VMs are served, {connected} of {readers} readers connected",
+        daemon.datanodes.len()
+    );
+    if let Some(not) = daemon.datanodes.iter().find(|d| !d.serving) {
+        why.push_str(&format!("; {}: {}", not.name, not.why));
+    }
+    let is_good = serving > 0 && serving == daemon.datanodes.len();
+    let state = if is_good { RowState::Yes } else { RowState::No };
+    row(state, if is_good { "yes" } else { "no" }.into(), why, None)
+}
+
 fn kernel(facts: &HostFacts) -> Row {
     let name = format!("kernel {}.{}", facts.kernel.major, facts.kernel.minor);
     if facts.kernel.has_fair_server() {
@@ -390,6 +429,37 @@ mod tests {
                 .why
                 .contains("switched off")
         );
+    }
+
+    #[test]
+    fn vread_is_off_until_it_is_allowed_and_then_says_whom_it_serves() {
+        let config = |text: &str| {
+            crate::config::Config::parse(std::path::Path::new("v.toml"), text)
+                .unwrap()
+                .vread
+        };
+        assert_eq!(vread(None, &config("")).value, "off");
+        let c = config("[vread]\nallow = [{ reader = \"a\", datanode = \"dn*\" }]");
+        assert_eq!(vread(None, &c).why, "1 VMs may read; no daemon runs");
+        let mut daemon = viola_proto::vread::Vread {
+            on: true,
+            ..Default::default()
+        };
+        daemon.datanodes.push(viola_proto::vread::Datanode {
+            name: "dn1".into(),
+            why: "it has no channel to an agent".into(),
+            ..Default::default()
+        });
+        let row = vread(Some(&daemon), &c);
+        assert_eq!(
+            (row.value.as_str(), row.why.as_str()),
+            (
+                "no",
+                "0 of 1 DataNode VMs are served, 0 of 1 readers connected; dn1: it has no channel to an agent"
+            )
+        );
+        daemon.datanodes[0].serving = true;
+        assert_eq!(vread(Some(&daemon), &c).state, RowState::Yes);
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub enum Command {
     /// Stays in the foreground; each change is one line on stderr, with VM, what and why. SIGHUP reads the
     /// configuration again; SIGTERM and SIGINT put everything back and end. Needs root.
     ///
+    /// Workers of vread go on when it ends, so that mounts outlive a restart; the next daemon finds them, and
+    /// `viola stop --all` or `viola restore` ends them.
+    ///
     /// Without a VM of class ls, and without caps, nothing is changed at all.
     Run(Run),
     /// Tell what this host can do, and what stands in the way.
@@ -86,6 +89,12 @@ pub enum Command {
     /// gives every thread the scheduling it had before, and prints what was done. A running daemon is told to stop
     /// first, as by `viola stop --all`. Needs root.
     Restore(Restore),
+    /// Show whose HDFS blocks are read past their VM, and by whom.
+    ///
+    /// A VM that the configuration allows to ([vread] allow) reads blocks straight from the disk images of DataNode
+    /// VMs on this host. The book's page on vread tells what both VMs need.
+    #[command(subcommand)]
+    Vread(Vread),
     /// Boot guests to play with.
     ///
     /// Real virtual machines on this machine, without hardware virtualisation. Nothing outside of the lab's own
@@ -105,6 +114,44 @@ pub enum Command {
     /// Processes that the daemon starts.
     #[command(hide = true, subcommand)]
     Internal(Internal),
+    /// Processes that listen to guests; the daemon starts them.
+    #[command(hide = true, subcommand)]
+    Worker(Worker),
+}
+
+/// Subcommands of `vread`.
+#[derive(Debug, Subcommand)]
+pub enum Vread {
+    /// List the VMs: whether they are served, blocks known, readers connected.
+    Ls(VreadArgs),
+    /// Show counts: bytes and requests, withdrawals, fallbacks and refusals with their reasons.
+    Stat(VreadArgs),
+}
+
+/// Options of `vread ls` and `vread stat`.
+#[derive(Debug, Args)]
+pub struct VreadArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Processes of vread. Each gets its descriptors on its standard input.
+#[derive(Debug, Subcommand)]
+pub enum Worker {
+    /// Listens to the agent in a DataNode VM.
+    Agent {
+        /// Its control socket; for people who look at the list of processes.
+        socket: PathBuf,
+    },
+    /// Serves blocks to a VM.
+    Reader {
+        /// Its control socket.
+        socket: PathBuf,
+    },
 }
 
 /// Options of `run`.
@@ -203,6 +250,9 @@ pub struct Restore {
     /// Where the daemon keeps the state of a run (`run_dir` of the configuration).
     #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN_DIR)]
     pub run_dir: PathBuf,
+    /// Leave the workers of vread alone, so that mounts outlive a restart of the daemon.
+    #[arg(long)]
+    pub keep_workers: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub socket: Socket,

@@ -13,6 +13,10 @@ use viola_proto::ClassSetting;
 
 use crate::quantities::{self, BadQuantity};
 
+pub mod vread;
+
+pub use vread::{VmVread, Vread};
+
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/viola/viola.toml";
 /// Where the control socket is unless told otherwise.
@@ -52,6 +56,8 @@ pub struct Config {
     pub daemon: Daemon,
     /// `[slices]`
     pub slices: Slices,
+    /// `[vread]`
+    pub vread: Vread,
     /// `[[vm]]`, in the order of the file.
     pub vms: Vec<VmConfig>,
 }
@@ -148,6 +154,8 @@ pub struct VmConfig {
     pub weight: Option<u32>,
     /// Its cap in thousandths of a core; `Some(None)` is "none", said explicitly.
     pub cap: Option<Option<u32>>,
+    /// `[vm.vread]`
+    pub vread: VmVread,
     /// Line of its cap, or of its name.
     line: usize,
 }
@@ -200,6 +208,7 @@ impl Config {
                 microslice: vm.microslice,
                 weight: vm.weight,
                 cap: vm.cap.map(|c| c.into_inner().0),
+                vread: vm.vread,
                 line,
             });
         }
@@ -221,6 +230,7 @@ impl Config {
                 force: s.force,
                 cores_line,
             },
+            vread: raw.vread.checked().map_err(|(span, what)| at(span, what))?,
             vms,
         })
     }
@@ -284,6 +294,8 @@ struct Raw {
     #[serde(default)]
     slices: RawSlices,
     #[serde(default)]
+    vread: vread::Raw,
+    #[serde(default)]
     vm: Vec<RawVm>,
 }
 
@@ -324,6 +336,8 @@ struct RawVm {
     #[serde(default, deserialize_with = "weight")]
     weight: Option<u32>,
     cap: Option<Spanned<Cap>>,
+    #[serde(default)]
+    vread: VmVread,
 }
 
 struct Cores(CpuSet);

@@ -42,10 +42,12 @@ fn main() -> ExitCode {
         Command::Start(socket) => commands::start(socket),
         Command::Status(args) => commands::status(args),
         Command::Restore(args) => commands::restore(args),
+        Command::Vread(what) => commands::vread(what),
         Command::Lab(what) => return commands::lab(what).unwrap_or_else(|e| e.tell()),
         Command::Demo(args) => demo::run(args),
         Command::Bench(what) => bench::run(what),
         Command::Internal(what) => return commands::internal(what),
+        Command::Worker(what) => commands::worker(what),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -134,6 +134,7 @@ pub fn view(names: &[&str]) -> crate::daemon::view::View {
             measured_ns: 1_000_000_000,
             warnings: Vec::new(),
         },
+        vread: viola_proto::vread::Vread::default(),
         check: Check::default(),
     }
 }

@@ -14,8 +14,8 @@ use crate::report::stats::Sorted;
 
 /// Time between two pings: random, or it would beat with the schedulers' own periods.
 const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(12));
-/// Pause between two TCP requests, for the same reason.
-const RR_PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(6));
+/// Time between two TCP requests, for the same reason.
+const RR_INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(8));
 /// How long an answer may take.
 const GRACE: Duration = Duration::from_secs(2);
 /// More requests than any cell has time for.
@@ -28,7 +28,7 @@ pub struct Times {
     pub settle: Duration,
     /// Ping at random intervals of 3 to 12 ms.
     pub ping: Duration,
-    /// TCP requests of one byte, 1 to 6 ms after the last answer.
+    /// TCP requests of one byte, each due 2 to 8 ms after the last one.
     pub rr: Duration,
     /// HTTP requests, each on a connection of its own.
     pub http: Duration,
@@ -79,7 +79,7 @@ pub struct Reading {
     pub batch_per_s: Option<f64>,
     /// Times per second that a guest's thread was put on the core.
     pub switches_per_s: f64,
-    /// Part of the core that the slot controller took.
+    /// Part of the core that the slot controller took while only pings came.
     pub controller: f64,
     /// Part of a core that daemon, watchdog and controller took.
     pub viola: f64,
@@ -127,11 +127,13 @@ pub fn measure(
         reading.ping_lost = found.lost;
     }
     reading.batch_per_s = rate(&work, &guests.work()?);
+    let ns = active.controller_ns()?.saturating_sub(controller);
+    reading.controller = ns as f64 / 1e9 / begun.elapsed().as_secs_f64();
     interrupt::check()?;
     if !times.rr.is_zero() {
         let options = TcpRr {
             count: MANY,
-            pause: RR_PAUSE,
+            interval: RR_INTERVAL,
             limit: times.rr,
             client,
             ..TcpRr::default()
@@ -161,8 +163,6 @@ pub fn measure(
     let used = eye.vms(&pids)?.since(&before);
     reading.shares = used.iter().map(|u| u.share).collect();
     reading.switches_per_s = used.iter().map(|u| u.switches_per_s).sum();
-    let ns = active.controller_ns()?.saturating_sub(controller);
-    reading.controller = ns as f64 / 1e9 / begun.elapsed().as_secs_f64();
     if guests.saturate() {
         reading.foreign = (1.0 - reading.shares.iter().sum::<f64>() - reading.controller).max(0.0);
     }

@@ -41,6 +41,15 @@ impl Look {
         let groups = self.groups.iter().zip(&before.groups);
         groups.map(|(now, then)| used(now, then, seconds)).collect()
     }
+
+    /// CPU-seconds of each group since `before`, counted in the same way.
+    pub fn seconds_since(&self, before: &Self) -> Vec<f64> {
+        let seconds = self.at.duration_since(before.at).as_secs_f64();
+        self.since(before)
+            .iter()
+            .map(|used| used.share * seconds)
+            .collect()
+    }
 }
 
 fn used(now: &HashMap<u32, Total>, then: &HashMap<u32, Total>, seconds: f64) -> Used {

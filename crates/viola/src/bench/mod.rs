@@ -11,7 +11,9 @@ pub mod result;
 pub mod row;
 pub mod side;
 mod slices;
+mod spawn;
 pub mod trace;
+mod vread;
 
 use std::path::PathBuf;
 
@@ -29,9 +31,14 @@ const QUICK_ROUNDS: usize = 1;
 pub enum Bench {
     /// Response times of a guest whose core others want too, and what they cost the others.
     ///
-    /// Needs root, two cores and the lab's guest image (make build). About half an hour; the result is written to
+    /// Needs root, two cores and the lab's guest image (make build). About twenty minutes; the result is written to
     /// bench/results/slices.json when everything was measured, else to build/bench/slices.json.
     Slices(Options),
+    /// Reading HDFS from a guest: over TCP and through the host, beside the guest's own disk.
+    ///
+    /// Needs root, two cores, the lab's guest image (make build) and Hadoop (scripts/hadoop.sh). About half an hour;
+    /// the result is written to bench/results/vread.json when everything was measured, else to build/bench/vread.json.
+    Vread(Options),
 }
 
 /// Options of every benchmark.
@@ -80,6 +87,7 @@ pub fn run(bench: &Bench) -> Outcome {
     interrupt::watch()?;
     match bench {
         Bench::Slices(options) => slices::run(options),
+        Bench::Vread(options) => vread::run(options),
     }
 }
 

@@ -4,9 +4,8 @@
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use viola_host::proc;
@@ -14,7 +13,7 @@ use viola_lab::Lab;
 use viola_proto::{Stage, Status};
 
 use super::cpu::{self, Look};
-use super::interrupt;
+use super::{interrupt, spawn};
 use crate::client::Client;
 use crate::error::{Failure, Outcome};
 
@@ -263,26 +262,7 @@ impl Daemon {
         let folder = Folder(path.clone());
         let config = path.join("viola.toml");
         fs::write(&config, guests.config(side, &path)).map_err(failed)?;
-        let log = fs::File::create(path.join("log")).map_err(failed)?;
-        let program = std::env::current_exe().map_err(failed)?;
-        let mut command = Command::new(program);
-        command
-            .arg("run")
-            .arg("-c")
-            .arg(&config)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
-        // Ctrl-C is for us; but the daemon must not outlive us, however we end.
-        command.process_group(0);
-        // SAFETY: between fork and exec only a system call is made.
-        unsafe {
-            command.pre_exec(|| {
-                let end = Some(rustix::process::Signal::TERM);
-                rustix::process::set_parent_process_death_signal(end).map_err(Into::into)
-            });
-        }
-        let child = command.spawn().map_err(failed)?;
+        let child = spawn::daemon(&config, &path.join("log")).map_err(failed)?;
         let client = Client::new(&path.join("viola.sock"));
         let mut daemon = Self {
             child,

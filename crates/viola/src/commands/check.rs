@@ -58,7 +58,8 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     warnings.extend(inventory.warnings().iter().cloned());
     // Whether the kernel takes the program is known only when it was tried.
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
-    let rows = ability::rows(&facts, &config.slices, &accounting, inventory.vms());
+    let mut rows = ability::rows(&facts, &config.slices, &accounting, inventory.vms());
+    rows.push(ability::vread(None, &config.vread));
     Ok(Check {
         rows,
         advice: Vec::new(),

@@ -7,6 +7,8 @@ mod internal;
 mod lab;
 mod restore;
 mod vms;
+mod vread;
+mod worker;
 
 pub use check::check;
 pub use control::{set, start, status, stop};
@@ -14,6 +16,8 @@ pub use internal::internal;
 pub use lab::lab;
 pub use restore::restore;
 pub use vms::vms;
+pub use vread::vread;
+pub use worker::worker;
 
 use crate::client::ClientError;
 use crate::error::Failure;

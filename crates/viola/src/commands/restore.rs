@@ -7,6 +7,7 @@ use crate::cli;
 use crate::client::Client;
 use crate::daemon::leftover;
 use crate::daemon::lock::Lock;
+use crate::daemon::vread::folder;
 use crate::error::{Failure, Outcome, chain};
 use crate::table::print;
 
@@ -30,7 +31,11 @@ pub fn restore(args: &cli::Restore) -> Outcome {
         };
         text.push_str(&line);
     }
-    let (done, error) = leftover::put_back(&args.run_dir);
+    let (mut done, error) = leftover::put_back(&args.run_dir);
+    if !args.keep_workers {
+        let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
+        done.processes += folder::sweep(&folder::of(&run_dir));
+    }
     text.push_str(&format!("{done}\n"));
     print(&text)?;
     match error {

@@ -25,6 +25,7 @@ fn the_sample_is_the_default_configuration_with_every_key_in_it() {
     let c = parse(sample).unwrap();
     assert_eq!(c.daemon, Daemon::default());
     assert!(c.slices.enabled && c.vms.is_empty());
+    assert_eq!(c.vread, Vread::default());
     // With its comment signs taken away the sample still has to be a configuration.
     let all: String = sample
         .lines()
@@ -36,7 +37,9 @@ fn the_sample_is_the_default_configuration_with_every_key_in_it() {
         .fold(String::new(), |t, l| t + l + "\n");
     let all = parse(&all).unwrap();
     assert_eq!(all.slices.cores, "1,4-7".parse().unwrap());
+    assert_eq!(all.vread.allow.len(), 1);
     let vm = all.vm("x", "db01").unwrap();
+    assert!(vm.vread.agent.is_some() && vm.vread.qmp.is_some() && vm.vread.image.len() == 1);
     assert!(
         vm.class.is_some() && vm.microslice.is_some() && vm.weight.is_some() && vm.cap.is_some()
     );
@@ -58,6 +61,20 @@ fn the_sample_is_the_default_configuration_with_every_key_in_it() {
         "microslice",
         "weight",
         "cap",
+        "allow",
+        "sockets",
+        "vmm_user",
+        "user",
+        "uid",
+        "blocks",
+        "extents",
+        "names_per_s",
+        "agent",
+        "qmp",
+        "device",
+        "path",
+        "format",
+        "backing",
     ] {
         assert!(sample.contains(&format!("{key} = ")), "{key}");
     }
@@ -90,7 +107,7 @@ fn an_unknown_key_is_named_with_its_line_and_those_allowed() {
     );
     assert!(
         said("[slice]\n")
-            .starts_with("v.toml:1: unknown key slice; allowed are daemon, slices, vm")
+            .starts_with("v.toml:1: unknown key slice; allowed are daemon, slices, vread, vm")
     );
     assert!(said("[[vm]]\nname = \"a\"\nprio = 3").starts_with("v.toml:3: unknown key prio"));
 }

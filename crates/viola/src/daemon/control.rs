@@ -14,6 +14,7 @@ use super::engine::Engine;
 use super::placement::Placement;
 use super::plan::Draft;
 use super::settings::{Controls, Settings};
+use super::vread::Vread;
 use crate::ability::{self, Obstacle};
 use crate::config::{Config, MechanismChoice};
 use crate::error::{Failure, Outcome, chain};
@@ -49,6 +50,8 @@ pub struct Control {
     classes: Classes,
     placement: Placement,
     engine: Engine,
+    /// Blocks past their DataNode VM; not in a dry run.
+    vread: Option<Vread>,
     /// CPUs that the threads of each VM may run on, as far as others than viola are concerned.
     allowed: BTreeMap<VmId, BTreeMap<Tid, CpuSet>>,
     /// VMs that cannot be managed, as of the last look.
@@ -78,7 +81,15 @@ impl Control {
         let (settings, warning) = Settings::read(&config.daemon.state_dir);
         let choice = ability::choose(&facts, &config.slices, &accounting);
         let now = Instant::now();
+        let vread = match dry_run {
+            true => None,
+            false => Some(Vread::start(&config.daemon.run_dir)?),
+        };
+        if let Some(vread) = &vread {
+            vread.configure(&config);
+        }
         let mut control = Self {
+            vread,
             engine: Engine::new(&config.daemon.run_dir),
             config,
             dry_run,

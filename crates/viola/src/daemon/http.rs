@@ -23,6 +23,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, oneshot};
 use viola_proto::{Change, Done, Error, VmReport};
 
+use super::metrics;
 use super::view::View;
 use crate::names;
 
@@ -185,8 +186,19 @@ pub fn router(shared: Arc<Shared>) -> Router {
             get(async |s: Server| Answer(Ok(s.view().status.clone()))),
         )
         .route(
+            "/v1/vread",
+            get(async |s: Server| Answer(Ok(s.view().vread.clone()))),
+        )
+        .route(
             "/v1/vms",
             get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
+        )
+        .route(
+            "/metrics",
+            get(async |s: Server| {
+                let text = metrics::text(&s.view().vread);
+                ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
+            }),
         )
         .route("/v1/vms/{name}", get(show).patch(change))
         .route(
@@ -200,7 +212,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .fallback(move || {
             refuse(
                 404,
-                "there is no such request; see GET /v1/status, /v1/vms, /v1/check",
+                "there is no such request; see GET /v1/status, /v1/vms, /v1/vread, /v1/check",
             )
         })
         .method_not_allowed_fallback(move || refuse(405, "this method is not for that path"))

@@ -185,7 +185,7 @@ fn lives(pid: Tid, start_time: u64) -> bool {
 }
 
 /// Kills a process and waits until it is gone; `false` when it was gone, or is another one by now.
-fn kill(pid: Tid, start_time: u64) -> bool {
+pub fn kill(pid: Tid, start_time: u64) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
     };

@@ -4,11 +4,12 @@
 //! | module | does |
 //! |---|---|
 //! | `lock`, `leftover` | one daemon per host; what an earlier one left behind |
-//! | `server`, `http`, `view` | the control socket, on a thread of its own |
+//! | `server`, `http`, `view`, `metrics` | the control socket, on a thread of its own |
 //! | `control` | the loop: look, measure, decide, act, tell |
 //! | `settings`, `classes` | what holds for each VM: by the operator, or as the meter finds it |
 //! | `placement`, `plan` | which core runs which threads; `plan` is pure |
 //! | `aside` | the daemon itself stays off the VMs' cores |
+//! | `vread` | blocks past their DataNode VM: workers and their descriptors, on a thread of its own |
 //! | `engine`, `pins`, `trouble` | carrying it out, and what to do when that fails |
 
 mod aside;
@@ -18,13 +19,16 @@ mod engine;
 mod http;
 pub mod leftover;
 pub mod lock;
+mod metrics;
 mod pins;
 mod placement;
 mod plan;
 mod server;
 pub mod settings;
 mod trouble;
+mod users;
 pub mod view;
+pub mod vread;
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that serves the control socket and takes signals.
 
-use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,6 +11,7 @@ use rustix::fs::{Gid, Mode};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::http::{self, Request, Shared};
+use super::users::group_id;
 use crate::error::{Failure, Outcome};
 use crate::log::{self, Level};
 
@@ -66,37 +66,6 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
         ),
     }
     Ok(listener)
-}
-
-/// Number of a group, asked of the system's name service.
-fn group_id(name: &str) -> Option<u32> {
-    let name = CString::new(name).ok()?;
-    lookup(&name)
-}
-
-fn lookup(name: &CStr) -> Option<u32> {
-    let mut buffer = vec![0u8; 16 << 10];
-    loop {
-        let mut found = std::ptr::null_mut();
-        // SAFETY: all zeroes is a valid `group`: numbers and null pointers.
-        let mut group: libc::group = unsafe { std::mem::zeroed() };
-        // SAFETY: name ends with zero; group, buffer (with its length) and found are live and writable.
-        let error = unsafe {
-            libc::getgrnam_r(
-                name.as_ptr(),
-                &mut group,
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                &mut found,
-            )
-        };
-        match error {
-            // A group with very many members.
-            libc::ERANGE if buffer.len() < 16 << 20 => buffer.resize(buffer.len() * 4, 0),
-            0 if !found.is_null() => return Some(group.gr_gid),
-            _ => return None,
-        }
-    }
 }
 
 /// Starts the thread; when this returns, signals are requests.
@@ -177,12 +146,5 @@ mod tests {
             bind(&dir.path().join("none/v.sock"), "root"),
             Err(Failure::Run(_))
         ));
-    }
-
-    #[test]
-    fn groups_are_found_by_name() {
-        assert_eq!(group_id("root"), Some(0));
-        assert_eq!(group_id("no-such-group-here"), None);
-        assert_eq!(group_id("a\0b"), None);
     }
 }

@@ -16,6 +16,8 @@ pub struct View {
     pub status: Status,
     /// `GET /v1/vms`
     pub vms: VmList,
+    /// `GET /v1/vread`
+    pub vread: viola_proto::vread::Vread,
     /// `GET /v1/check`
     pub check: Check,
 }

@@ -113,6 +113,28 @@ impl Daemon {
         daemon
     }
 
+    /// Kills it, as nothing can be prepared for.
+    pub fn kill(&mut self) {
+        self.signal(rustix::process::Signal::KILL);
+        self.ended();
+    }
+
+    /// Starts one again in the same folder, after the first has ended.
+    pub fn again(&mut self) {
+        let log = fs::OpenOptions::new()
+            .append(true)
+            .open(self.dir.path().join("log"))
+            .unwrap();
+        self.child = viola()
+            .args(["run", "-c"])
+            .arg(self.config())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.wait("answer", |d| d.ask(&["status"]).status.success());
+    }
+
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -43,6 +43,9 @@ impl Control {
         self.next_look = now + (cost * LOOK_SHARE).clamp(self.interval(), LOOK_AGE);
         let mut warnings: Vec<String> = looked.err().map(|e| e.one_line()).into_iter().collect();
         warnings.extend(self.inventory.warnings().iter().cloned());
+        if let Some(vread) = &self.vread {
+            vread.see(self.inventory.vms());
+        }
         for vm in self
             .inventory
             .vms()

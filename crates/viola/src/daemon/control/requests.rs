@@ -100,6 +100,18 @@ impl Control {
                 format!("stopped: viola stop --all by {peer}"),
             );
             let failed = self.engine.stop().err();
+            let by = format!("viola stop --all by {peer}");
+            if self.vread.as_ref().is_some_and(|v| !v.stop(&by)) {
+                let error = "a worker of vread does not end; try viola restore".to_owned();
+                log::line(Level::Error, &error);
+                return Err((
+                    500,
+                    viola_proto::Error {
+                        error,
+                        nearest: Vec::new(),
+                    },
+                ));
+            }
             if let Some(e) = failed {
                 let error = format!(
                     "not everything could be put back: {}; try viola restore",
@@ -119,6 +131,9 @@ impl Control {
             log::line(Level::Notice, format!("started: viola start by {peer}"));
             self.engine.trouble.forgive();
             self.refused.clear();
+            if let Some(vread) = &self.vread {
+                vread.go_on();
+            }
             self.read_facts(now);
             self.look(now);
             String::new()
@@ -169,6 +184,9 @@ impl Control {
             .collect();
         log::line(Level::Notice, format!("SIGHUP: {} holds", path.display()));
         self.config = config;
+        if let Some(vread) = &self.vread {
+            vread.configure(&self.config);
+        }
         for (vm, old) in &before {
             self.tell_controls(vm, old, "configuration");
         }

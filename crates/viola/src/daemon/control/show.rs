@@ -37,12 +37,18 @@ impl Control {
     pub fn view(&self, now: Instant) -> View {
         let vms = self.reports();
         let advice = vms.iter().filter_map(|vm| vm.advice.clone()).collect();
-        let rows = ability::rows(
+        let mut rows = ability::rows(
             &self.facts,
             &self.config.slices,
             &self.accounting,
             self.inventory.vms(),
         );
+        let vread = self.vread.as_ref().map(|v| v.shown());
+        let vread = vread.unwrap_or_else(|| viola_proto::vread::Vread {
+            why: "this is a dry run".into(),
+            ..Default::default()
+        });
+        rows.push(ability::vread(Some(&vread), &self.config.vread));
         View {
             status: self.status(now),
             vms: VmList {
@@ -50,6 +56,7 @@ impl Control {
                 measured_ns: self.recent().span,
                 warnings: self.warnings.clone(),
             },
+            vread,
             check: Check {
                 rows,
                 advice,

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon as a child of a benchmark.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Starts this program's daemon with a configuration; what it says goes to `log`.
+pub fn daemon(config: &Path, log: &Path) -> io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .arg("run")
+        .arg("-c")
+        .arg(config)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(log)?);
+    // Ctrl-C is for us; but the daemon must not outlive us, however we end.
+    command.process_group(0);
+    // SAFETY: between fork and exec only a system call is made.
+    unsafe {
+        command.pre_exec(|| {
+            let end = Some(rustix::process::Signal::TERM);
+            rustix::process::set_parent_process_death_signal(end).map_err(Into::into)
+        });
+    }
+    command.spawn()
+}

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The guests that are measured: NameNode and DataNode, a client, two neighbours, and viola between them.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use viola_lab::hadoop::{
+    Answer, Client, FileSystem, Hadoop, Hdfs, Local, Options, ROOT, make_disk,
+};
+use viola_lab::wire::Workload;
+use viola_lab::{Guest, Lab, Paths, Spec};
+
+use super::super::interrupt;
+use super::super::side::lab_failure;
+use super::daemon::Daemon;
+use super::usage::Whose;
+use super::work::{BLOCK, FILE, Side, Sizes, Work};
+use crate::error::{Failure, Outcome};
+
+/// Name of the client's guest.
+pub const CLIENT: &str = "vread-client";
+/// Name of the DataNode's guest.
+pub const NODE: &str = "vread-node";
+const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
+/// Mount of the blocks, in the root that Java runs in.
+const MOUNT: &str = "/vread";
+/// The same blocks on the client's own disk.
+const OWN: &str = "/mnt/blocks";
+/// The guest agent, as it is delivered.
+const AGENT: &str = "data = ['/mnt/data']\n";
+/// How long finished blocks may stay without a name.
+const NAMED: Duration = Duration::from_secs(60);
+
+/// What lives through a whole run but for the guests.
+pub struct Ground {
+    hadoop: Hadoop,
+    folder: PathBuf,
+    local: Option<(Local, Client)>,
+}
+
+impl Ground {
+    /// Files go to `folder`, the file system of which is measured.
+    pub fn new(folder: &Path) -> Outcome<Self> {
+        Ok(Self {
+            hadoop: Hadoop::find().map_err(lab_failure)?,
+            folder: std::path::absolute(folder).map_err(Failure::run)?,
+            local: None,
+        })
+    }
+
+    /// Starts HDFS on the host itself and writes the file that is read.
+    pub fn start_loopback(&mut self, sizes: &Sizes) -> Outcome {
+        let (local, mut client) =
+            Local::start(&self.hadoop, &self.folder.join("loopback")).map_err(lab_failure)?;
+        client
+            .ask(&format!("stock write {FILE} {} {BLOCK} 1", sizes.file))
+            .map_err(lab_failure)?;
+        self.local = Some((local, client));
+        Ok(())
+    }
+
+    /// Images of the guests' disks: DataNode and client.
+    fn images(&self) -> [PathBuf; 2] {
+        ["node.img", "client.img"].map(|name| self.folder.join(name))
+    }
+
+    /// Boots the guests, the client's with viola's device if there is a daemon.
+    pub fn boot(&self, cores: Cores, daemon: Option<&Daemon>, sizes: &Sizes) -> Outcome<Lab> {
+        let room = 2 * (sizes.file + sizes.scratch) + (1 << 30);
+        for image in &self.images() {
+            make_disk(image, FileSystem::Ext4, room).map_err(lab_failure)?;
+        }
+        let spec = self.spec(cores, daemon)?;
+        Lab::up(&spec, &Paths::find().map_err(lab_failure)?).map_err(lab_failure)
+    }
+
+    fn spec(&self, cores: Cores, daemon: Option<&Daemon>) -> Outcome<Spec> {
+        let [node, client] = self.images();
+        let device = daemon
+            .map(|d| {
+                format!(
+                    "kernel_args = [\"virtio_uml.device={}:26\"]\n",
+                    d.socket().display()
+                )
+            })
+            .unwrap_or_default();
+        let mut text = format!(
+            "[lab]\nname = \"bench-vread\"\n\
+             [[guest]]\nname = \"{NODE}\"\ncores = [{}]\nmemory = \"2G\"\ndisks = [{{ image = {node:?} }}]\n\
+             [[guest]]\nname = \"{CLIENT}\"\ncores = [{}]\nmemory = \"1G\"\ndisks = [{{ image = {client:?} }}]\n{device}",
+            cores.node, cores.client,
+        );
+        for name in NEIGHBOURS {
+            text.push_str(&format!(
+                "[[guest]]\nname = \"{name}\"\ncores = [{}]\n",
+                cores.node
+            ));
+        }
+        Spec::from_toml(&text, "bench-vread", &self.folder).map_err(lab_failure)
+    }
+
+    /// Starts HDFS in the guests, writes the file that is read, and brings about all sides.
+    pub fn bed<'a>(
+        &'a mut self,
+        lab: &'a Lab,
+        daemon: Option<&'a Daemon>,
+        sizes: &Sizes,
+    ) -> Outcome<Bed<'a>> {
+        let images = self.images();
+        let images = [File::open(&images[0]), File::open(&images[1])];
+        let [Ok(node_image), Ok(client_image)] = images else {
+            return Err(Failure::run(format!(
+                "{}: the guests' images are gone",
+                self.folder.display()
+            )));
+        };
+        let hdfs = Hdfs::start(&self.hadoop, guest(lab, NODE)?, &Options::default())
+            .map_err(lab_failure)?;
+        sh(
+            guest(lab, CLIENT)?,
+            "mount -t ext4 -o noatime /dev/ubda /mnt",
+        )?;
+        let mut client = hdfs.client(lab, guest(lab, CLIENT)?).map_err(lab_failure)?;
+        if daemon.is_some() {
+            sh(
+                guest(lab, CLIENT)?,
+                &format!("mount -t virtiofs viola {ROOT}{MOUNT}"),
+            )?;
+        }
+        for side in [Side::Stock, Side::Viola, Side::Unverified, Side::Disk] {
+            let request = format!("open {} {}", side.word(), side.keys(MOUNT, OWN).join(" "));
+            client.ask(&request).map_err(lab_failure)?;
+        }
+        let mut bed = Bed {
+            lab,
+            daemon,
+            client,
+            local: self.local.as_mut(),
+            images: [node_image, client_image],
+            agent: false,
+        };
+        bed.ask(
+            Side::Stock,
+            &format!("stock write {FILE} {} {BLOCK} 1", sizes.file),
+        )?;
+        bed.export()?;
+        Ok(bed)
+    }
+}
+
+/// Cores of the guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cores {
+    /// Of the client.
+    pub client: usize,
+    /// Of DataNode and neighbours.
+    pub node: usize,
+}
+
+/// Everything of a round, ready to be measured.
+pub struct Bed<'a> {
+    lab: &'a Lab,
+    daemon: Option<&'a Daemon>,
+    client: Client,
+    local: Option<&'a mut (Local, Client)>,
+    /// Of the DataNode's disk and the client's.
+    images: [File; 2],
+    agent: bool,
+}
+
+impl Bed<'_> {
+    /// Sides that this bed has, of those on which the work is measured.
+    pub fn sides(&self, work: Work) -> Vec<Side> {
+        let has = |side: &Side| match side {
+            Side::Viola | Side::Unverified => self.daemon.is_some(),
+            Side::Loopback => self.local.is_some(),
+            Side::Stock | Side::Disk => true,
+        };
+        work.sides().iter().copied().filter(has).collect()
+    }
+
+    /// Whose CPU time counts on a side.
+    pub fn whose(&self, side: Side) -> Outcome<Whose> {
+        Ok(match (side, &self.local) {
+            (Side::Loopback, Some((local, _))) => match local.pids()[..] {
+                [client, node, ..] => Whose::Processes { client, node },
+                _ => return Err(Failure::run("the host's HDFS has ended")),
+            },
+            _ => Whose::Guests {
+                client: guest(self.lab, CLIENT)?.pid(),
+                node: guest(self.lab, NODE)?.pid(),
+                daemon: self.daemon.map(Daemon::pid),
+            },
+        })
+    }
+
+    /// Sends a request to the client of that side.
+    pub fn ask(&mut self, side: Side, request: &str) -> Outcome<Answer> {
+        interrupt::check()?;
+        let client = match (side, self.local.as_mut()) {
+            (Side::Loopback, Some((_, client))) => client,
+            _ => &mut self.client,
+        };
+        client.ask(request).map_err(lab_failure)
+    }
+
+    /// Lets the agent run, but for the side of stock where something is written.
+    pub fn choose_agent(&mut self, work: Work, side: Side) -> Outcome {
+        match side {
+            Side::Loopback => Ok(()),
+            _ => self.run_agent(!work.writes() || side == Side::Viola),
+        }
+    }
+
+    /// Brings about the state in which a work is measured on a side.
+    pub fn prepare(&mut self, work: Work, side: Side, sizes: &Sizes) -> Outcome {
+        match work {
+            Work::Cold => self.forget()?,
+            Work::Write | Work::Append | Work::Delete => self.settle()?,
+            // once, so that caches and compiled code are the same for all
+            _ => {
+                self.ask(side, &Work::Warm.request(side, sizes, 0))?;
+            }
+        }
+        for name in NEIGHBOURS {
+            let busy = guest(self.lab, name)?;
+            if work == Work::Neighbours {
+                busy.start("hog", Workload::hog()).map_err(lab_failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what [`Bed::prepare`] has begun for this work alone.
+    pub fn tidy(&mut self, work: Work) -> Outcome {
+        if work == Work::Neighbours {
+            for name in NEIGHBOURS {
+                guest(self.lab, name)?.stop("hog").map_err(lab_failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Empties the caches of guests and host of what the images hold.
+    fn forget(&mut self) -> Outcome {
+        for name in [NODE, CLIENT] {
+            sh(
+                guest(self.lab, name)?,
+                "sync; echo 3 >/proc/sys/vm/drop_caches",
+            )?;
+        }
+        for image in &self.images {
+            drop_cache(image)?;
+        }
+        if let Some((local, _)) = &self.local {
+            let data = local.folder().join("data");
+            for file in
+                files(&data).map_err(|e| Failure::run(format!("{}: {e}", data.display())))?
+            {
+                drop_cache(
+                    &File::open(&file)
+                        .map_err(|e| Failure::run(format!("{}: {e}", file.display())))?,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits out what earlier writes left to be written back.
+    fn settle(&self) -> Outcome {
+        sh(guest(self.lab, NODE)?, "sync")?;
+        self.images[0].sync_all().map_err(Failure::run)
+    }
+
+    /// Lets the agent run or not; with it, waits until all finished blocks can be read.
+    fn run_agent(&mut self, wanted: bool) -> Outcome {
+        if self.daemon.is_none() || wanted == self.agent {
+            return Ok(());
+        }
+        let node = guest(self.lab, NODE)?;
+        self.agent = wanted;
+        if !wanted {
+            return node.stop("agent").map(drop).map_err(lab_failure);
+        }
+        node.start("agent", Workload::agent(AGENT))
+            .map_err(lab_failure)?;
+        self.wait_named()
+    }
+
+    fn wait_named(&self) -> Outcome {
+        let client = guest(self.lab, CLIENT)?;
+        let begun = Instant::now();
+        loop {
+            interrupt::check()?;
+            // asked for each time: a block that was deleted goes a few seconds later
+            let wanted = self.blocks()?.into_iter();
+            let wanted: Vec<String> = wanted
+                .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
+                .collect();
+            let script = format!(
+                "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
+                wanted.join(" ")
+            );
+            let missing = client
+                .exec(&["sh", "-c", &script])
+                .map_err(lab_failure)?
+                .stdout;
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if begun.elapsed() > NAMED {
+                let words = self.daemon.map(Daemon::last_words).unwrap_or_default();
+                return Err(Failure::run(format!(
+                    "{} is not shown by viola: {words}",
+                    missing.trim()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// The blocks of the DataNode: pool and name in the mount, in the order of their numbers.
+    fn blocks(&self) -> Outcome<Vec<(String, String)>> {
+        let found = sh(
+            guest(self.lab, NODE)?,
+            "find /mnt/data -name 'blk_*.meta' -path '*/finalized/*'",
+        )?;
+        let mut blocks: Vec<_> = found.lines().filter_map(block_of).collect();
+        blocks.sort_by_key(|(_, name)| (name.len(), name.clone()));
+        Ok(blocks)
+    }
+
+    /// Copies the blocks of the file to the client's own disk, under their names.
+    fn export(&mut self) -> Outcome {
+        let blocks = self.blocks()?;
+        let Some((pool, _)) = blocks.first() else {
+            return Err(Failure::run("the DataNode has no block"));
+        };
+        let names: Vec<&str> = blocks.iter().map(|(_, name)| name.as_str()).collect();
+        let request = format!("stock export {FILE} {OWN}/{pool} {}", names.join(" "));
+        self.ask(Side::Stock, &request)?;
+        sh(guest(self.lab, CLIENT)?, "sync").map(drop)
+    }
+}
+
+/// Pool and name of a block, from the path of its meta file.
+fn block_of(path: &str) -> Option<(String, String)> {
+    let mut parts = path.trim().rsplit('/');
+    let name = parts.next()?.strip_suffix(".meta")?;
+    let pool = parts.find(|part| part.starts_with("BP-"))?;
+    Some((pool.to_owned(), name.to_owned()))
+}
+
+/// The guest of that name.
+fn guest<'a>(lab: &'a Lab, name: &str) -> Outcome<&'a Guest> {
+    lab.guest(name).map_err(lab_failure)
+}
+
+/// Runs a script that must succeed; its output.
+fn sh(guest: &Guest, script: &str) -> Outcome<String> {
+    let output = guest.exec(&["sh", "-ec", script]).map_err(lab_failure)?;
+    if output.status != 0 {
+        return Err(Failure::run(format!(
+            "{}: `{script}`: {}",
+            guest.name(),
+            output.stderr.trim()
+        )));
+    }
+    Ok(output.stdout)
+}
+
+fn drop_cache(file: &File) -> Outcome {
+    // pages that are yet to be written stay
+    file.sync_all().map_err(Failure::run)?;
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).map_err(Failure::run)
+}
+
+fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => found.extend(files(&entry.path())?),
+            false => found.push(entry.path()),
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_known_by_its_pool_and_name() {
+        let path = "/mnt/data/current/BP-1-10.77.0.11-5/current/finalized/subdir0/subdir0/blk_1073741825_1001.meta";
+        assert_eq!(
+            block_of(path),
+            Some(("BP-1-10.77.0.11-5".into(), "blk_1073741825_1001".into()))
+        );
+        assert_eq!(block_of("/mnt/data/current/VERSION"), None);
+    }
+}

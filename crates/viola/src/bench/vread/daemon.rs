@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola run` with `[vread]` as an operator would have it, for guests that are yet to boot.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use super::super::{interrupt, spawn};
+use crate::error::{Failure, Outcome};
+
+/// How long it may take to serve the reader's socket, and to end.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A running daemon and its folder, both gone with this value.
+pub struct Daemon {
+    child: Child,
+    folder: PathBuf,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it and waits until the reading guest can connect its device.
+    pub fn start(reader: &str, datanode: &str) -> Outcome<Self> {
+        let folder = PathBuf::from(format!("/run/viola-vread.{}", std::process::id()));
+        let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
+        let _ = fs::remove_dir_all(&folder);
+        // the workers run as nobody, who must get at the sockets
+        fs::DirBuilder::new()
+            .mode(0o755)
+            .create(&folder)
+            .map_err(failed)?;
+        let path = folder.join("viola.toml");
+        fs::write(&path, config(&folder, reader, datanode)).map_err(failed)?;
+        let child = spawn::daemon(&path, &folder.join("log")).map_err(failed)?;
+        let socket = folder.join("sockets").join(format!("{reader}.sock"));
+        let mut daemon = Self {
+            child,
+            folder,
+            socket,
+        };
+        let begun = Instant::now();
+        while !daemon.socket.exists() {
+            interrupt::check()?;
+            let ended = matches!(daemon.child.try_wait(), Ok(Some(_)));
+            if ended || begun.elapsed() > PATIENCE {
+                return Err(Failure::run(format!(
+                    "viola does not serve {reader}: {}",
+                    daemon.last_words()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(daemon)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Socket for the reading guest's device.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The end of its log.
+    pub fn last_words(&self) -> String {
+        let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(5)..].join(" / ")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // workers outlive their daemon by design; these are not to outlive the benchmark
+        let workers = viola_host::proc::children(self.pid()).unwrap_or_default();
+        let own = [self.pid()];
+        for (pid, signal) in own
+            .iter()
+            .map(|pid| (*pid, rustix::process::Signal::TERM))
+            .chain(
+                workers
+                    .iter()
+                    .map(|pid| (*pid, rustix::process::Signal::KILL)),
+            )
+        {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid.cast_signed()) {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+        }
+        let begun = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn config(folder: &Path, reader: &str, datanode: &str) -> String {
+    let at = |name: &str| format!("{:?}", folder.join(name).display().to_string());
+    format!(
+        "[daemon]\nsocket = {}\nrun_dir = {}\nstate_dir = {}\n\n[slices]\nenabled = false\n\n\
+         [vread]\nsockets = {}\nallow = [{{ reader = {reader:?}, datanode = {datanode:?} }}]\n",
+        at("viola.sock"),
+        at("run"),
+        at("state"),
+        at("sockets"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn the_daemon_takes_its_configuration() {
+        let text = config(Path::new("/run/x"), "client", "node");
+        let config = Config::parse(Path::new("vread.toml"), &text).unwrap();
+        assert_eq!(config.vread.readers(), ["client"]);
+        assert_eq!(
+            config.vread.sockets.as_deref(),
+            Some(Path::new("/run/x/sockets"))
+        );
+    }
+}

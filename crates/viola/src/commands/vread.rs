@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola vread`
+
+use viola_proto::vread::{Reasons, Vread};
+
+use crate::cli;
+use crate::client::Client;
+use crate::error::Outcome;
+use crate::table::{align, print, print_json};
+
+/// Shows what the daemon knows about blocks that are read past their VM.
+pub fn vread(what: &cli::Vread) -> Outcome {
+    let (cli::Vread::Ls(args) | cli::Vread::Stat(args)) = what;
+    let vread: Vread = Client::new(&args.socket.path()).get("/vread")?;
+    if args.json {
+        return print_json(&vread);
+    }
+    print(&match what {
+        cli::Vread::Ls(_) => list(&vread),
+        cli::Vread::Stat(_) => counts(&vread),
+    })
+}
+
+fn row(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|c| (*c).to_owned()).collect()
+}
+
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{value:.1} {}", UNITS[unit]),
+    }
+}
+
+fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".into() } else { text }
+}
+
+fn off(v: &Vread) -> String {
+    match v.on {
+        true => String::new(),
+        false => format!("vread is off: {}\n", v.why),
+    }
+}
+
+fn list(v: &Vread) -> String {
+    let mut text = off(v);
+    if !v.datanodes.is_empty() {
+        let mut rows = vec![row(&[
+            "DATANODE", "SERVED", "BLOCKS", "BYTES", "READERS", "AGENT", "WHY",
+        ])];
+        for d in &v.datanodes {
+            rows.push(vec![
+                d.name.clone(),
+                if d.serving { "yes" } else { "no" }.into(),
+                d.blocks.to_string(),
+                size(d.bytes),
+                or_dash(d.readers.join(",")),
+                or_dash(d.agent.clone()),
+                d.why.clone(),
+            ]);
+        }
+        text.push_str(&align(&rows));
+    }
+    if !v.readers.is_empty() {
+        let mut rows = vec![row(&[
+            "READER",
+            "CONNECTED",
+            "READ",
+            "MAY READ",
+            "SOCKET",
+            "WHY",
+        ])];
+        for r in &v.readers {
+            rows.push(vec![
+                r.name.clone(),
+                if r.connected { "yes" } else { "no" }.into(),
+                size(r.bytes.values().sum()),
+                or_dash(r.datanodes.join(",")),
+                r.socket.clone(),
+                r.why.clone(),
+            ]);
+        }
+        text.push_str(&align(&rows));
+    }
+    text
+}
+
+fn reasons(text: &mut String, what: &str, reasons: &Reasons) {
+    if reasons.is_empty() {
+        return;
+    }
+    let all: Vec<String> = reasons
+        .iter()
+        .map(|(why, n)| format!("{why} {n}"))
+        .collect();
+    text.push_str(&format!("  {what}: {}\n", all.join(", ")));
+}
+
+fn counts(v: &Vread) -> String {
+    let mut text = off(v);
+    for r in &v.readers {
+        text.push_str(&format!(
+            "{}: {} read, {} requests, {} reads, {} files open\n",
+            r.name,
+            size(r.bytes.values().sum()),
+            r.requests,
+            r.reads,
+            r.open
+        ));
+        for (datanode, bytes) in &r.bytes {
+            text.push_str(&format!("  from {datanode}: {}\n", size(*bytes)));
+        }
+        let mut fallbacks = r.refusals.clone();
+        if r.withdrawn > 0 {
+            fallbacks.insert("withdrawn while read".into(), r.withdrawn);
+        }
+        reasons(&mut text, "left to the DataNode", &fallbacks);
+    }
+    for d in &v.datanodes {
+        text.push_str(&format!(
+            "{}: {} blocks ({}, {} extents), {} named, {} withdrawn, {} waited for, {} held back, epoch {}\n",
+            d.name,
+            d.blocks,
+            size(d.bytes),
+            d.extents,
+            d.named,
+            d.withdrawn,
+            d.waiting,
+            size(d.held_bytes),
+            d.epoch
+        ));
+        text.push_str(&format!(
+            "  look-ups: {}, unknown {}\n",
+            d.lookups, d.unknown
+        ));
+        reasons(&mut text, "withdrawn by its agent", &d.withdrawals);
+        reasons(&mut text, "refused to its agent", &d.refusals);
+        reasons(&mut text, "everything withdrawn", &d.ends);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viola_proto::vread::{Datanode, Reader};
+
+    fn some() -> Vread {
+        Vread {
+            on: true,
+            why: String::new(),
+            datanodes: vec![Datanode {
+                vm: "uml:dn1".into(),
+                name: "dn1".into(),
+                serving: true,
+                why: "/data (ext4) on /dn1.img".into(),
+                blocks: 3,
+                bytes: 3 << 20,
+                agent: "0.1".into(),
+                readers: vec!["vm1".into()],
+                refusals: [("bad extents".to_owned(), 2)].into(),
+                ..Datanode::default()
+            }],
+            readers: vec![Reader {
+                name: "vm1".into(),
+                running: true,
+                connected: true,
+                socket: "/run/viola/mounts/vm1.sock".into(),
+                bytes: [("uml:dn1".to_owned(), 1536)].into(),
+                withdrawn: 1,
+                requests: 9,
+                reads: 4,
+                ..Reader::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn the_list_has_a_line_for_each_vm() {
+        assert_eq!(
+            list(&some()),
+            "DATANODE  SERVED  BLOCKS  BYTES    READERS  AGENT  WHY\n\
+             dn1       yes     3       3.0 MiB  vm1      0.1    /data (ext4) on /dn1.img\n\
+             READER  CONNECTED  READ     MAY READ  SOCKET                      WHY\n\
+             vm1     yes        1.5 KiB  -         /run/viola/mounts/vm1.sock\n"
+        );
+    }
+
+    #[test]
+    fn counts_come_with_their_reasons() {
+        let text = counts(&some());
+        assert!(
+            text.contains("vm1: 1.5 KiB read, 9 requests, 4 reads, 0 files open\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("  left to the DataNode: withdrawn while read 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("  refused to its agent: bad extents 2\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_is_off_says_why() {
+        let v = Vread {
+            why: "nobody may read anything: see allow in [vread]".into(),
+            ..Vread::default()
+        };
+        assert_eq!(
+            list(&v),
+            "vread is off: nobody may read anything: see allow in [vread]\n"
+        );
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Processes of vread: told on their standard input what to be, shut in, and then left to what guests send.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use viola_vread::agent_worker;
+use viola_vread::control::{Begin, Control, Inbox};
+use viola_vread::journal::{Level as Matters, Sink};
+use viola_vread::reader::{self, Look, Shape};
+use viola_vread::sandbox::{self, Needs};
+
+use crate::cli::Worker;
+use crate::error::{Failure, Outcome, chain};
+use crate::log::{self, Level};
+
+/// Runs one of them, until it is told to end.
+pub fn worker(what: &Worker) -> Outcome {
+    let (name, needs) = match what {
+        Worker::Agent { .. } => (c"viola-agent-w", Needs::Agent),
+        Worker::Reader { .. } => (c"viola-reader-w", Needs::Reader),
+    };
+    // What ps shows.
+    let _ = rustix::thread::set_name(name);
+    let told = take_stdin()
+        .map(Control::from_fd)
+        .map_err(|e| format!("standard input: {e}"))
+        .and_then(|c| c.wait_begin().map_err(|e| e.to_string()));
+    let (begin, fds) = told.map_err(|e| {
+        Failure::usage(format!(
+            "this command is for the daemon, not for people ({e})"
+        ))
+    })?;
+    // Neither the end of a terminal nor Ctrl-C there is meant for a process that outlives the daemon.
+    let _ = rustix::process::setsid();
+    let mut fds = fds.into_iter();
+    let mut next = || {
+        fds.next()
+            .ok_or_else(|| Failure::run("a descriptor is missing"))
+    };
+    let inbox = Inbox::new(next()?);
+    let shut_in = |user| sandbox::enter(user, needs).map_err(|e| Failure::run(chain(&e)));
+    let done = match begin {
+        Begin::Agent { vm, limits, user } => {
+            let start = agent_worker::Start {
+                table: next()?,
+                inbox,
+                limits,
+                vm: vm.clone(),
+            };
+            // Whatever is asked of the environment is asked now.
+            log::about(Level::Info, &vm, "vread: agent's worker starts");
+            shut_in(user)?;
+            agent_worker::run(start, sink(vm))
+        }
+        Begin::Reader {
+            vm,
+            tag,
+            queues,
+            waiters,
+            poll_us,
+            uid,
+            user,
+        } => {
+            let start = reader::Start {
+                socket: next()?,
+                hazards: next()?.into(),
+                vm: vm.clone(),
+                shape: Shape {
+                    tag,
+                    queues,
+                    waiters,
+                    poll: Duration::from_micros(poll_us),
+                    look: Look {
+                        uid,
+                        gid: uid,
+                        keep_cache: false,
+                    },
+                },
+            };
+            log::about(Level::Info, &vm, "vread: reader's worker starts");
+            shut_in(user)?;
+            reader::run(start, inbox)
+        }
+    };
+    done.map_err(|e| Failure::run(format!("vread: {e}")))
+}
+
+/// Takes the socket that is the standard input, and leaves nothing there.
+fn take_stdin() -> std::io::Result<OwnedFd> {
+    let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    Ok(socket)
+}
+
+fn sink(vm: String) -> Sink {
+    Box::new(move |level, what| {
+        let level = match level {
+            Matters::Error => Level::Error,
+            Matters::Warning => Level::Warning,
+            Matters::Notice => Level::Notice,
+            Matters::Info => Level::Info,
+        };
+        log::about(level, &vm, format!("vread: {what}"));
+    })
+}

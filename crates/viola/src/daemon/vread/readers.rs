@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One VM that may read: its worker, and which DataNode VMs it is paired with.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use viola_host::CpuSet;
+use viola_proto::vread::Reader as Shown;
+use viola_vread::control::{Begin, Order, ReaderStat, Role};
+
+use super::agents::Agent;
+use super::disks::Disk;
+use super::folder;
+use super::place;
+use super::worker::{self, Worker};
+use crate::daemon::trouble::{Trouble, Verdict};
+use crate::error::chain;
+use crate::log::{self, Level};
+
+/// Name by which the VM mounts the blocks: `mount -t virtiofs viola /mnt`.
+pub const TAG: &str = "viola";
+/// Queues for requests; a VM uses as many as it has vCPUs.
+const QUEUES: usize = 4;
+/// Threads that wait for disks, beside those of the queues.
+const WAITERS: usize = 4;
+/// A queue's thread sleeps as soon as there is nothing to do: looking on would cost the host a core's time.
+const POLL_US: u64 = 0;
+
+/// What two workers were last told of each other.
+#[derive(Debug, PartialEq, Eq)]
+struct Pair {
+    reader: u32,
+    agent: u32,
+    pools: Vec<String>,
+    /// Numbers of the disks that the reader has.
+    disks: Vec<u32>,
+}
+
+/// What this side knows of one reader.
+#[derive(Debug)]
+pub struct Reader {
+    /// The VM, as the configuration names it.
+    pub name: String,
+    /// Its worker.
+    pub worker: Option<Worker>,
+    /// What that has done.
+    pub stat: ReaderStat,
+    socket: PathBuf,
+    uid: u32,
+    pairs: BTreeMap<String, Pair>,
+    /// Where which worker was put.
+    placed: Option<(u32, CpuSet)>,
+    trouble: Trouble,
+    why: String,
+}
+
+/// Who may connect to a reader's socket, and what its worker becomes.
+#[derive(Debug, Clone, Copy)]
+pub struct Users {
+    /// Owner of the socket.
+    pub vmm: Option<u32>,
+    /// User and group of the worker.
+    pub worker: Option<(u32, u32)>,
+}
+
+impl Reader {
+    /// A reader whose hypervisor connects to `socket`.
+    pub fn new(name: &str, socket: PathBuf, uid: u32, worker: Option<Worker>) -> Self {
+        Self {
+            name: name.to_owned(),
+            worker,
+            stat: ReaderStat::default(),
+            socket,
+            uid,
+            pairs: BTreeMap::new(),
+            placed: None,
+            trouble: Trouble::default(),
+            why: "its worker has not started yet".into(),
+        }
+    }
+
+    /// Whether the worker was started for this socket and user.
+    pub fn is(&self, socket: &Path, uid: u32) -> bool {
+        self.socket == socket && self.uid == uid
+    }
+
+    /// Starts the worker if there is none.
+    pub fn start(&mut self, now: Instant, dir: &Path, users: Users) {
+        if self.worker.is_some() || self.trouble.holds_back(now) {
+            return;
+        }
+        match self.try_start(dir, users) {
+            Ok(worker) => {
+                log::about(
+                    Level::Info,
+                    &self.name,
+                    format!(
+                        "vread: reader's worker runs, process {}, socket {}",
+                        worker.pid,
+                        self.socket.display()
+                    ),
+                );
+                self.worker = Some(worker);
+                self.trouble.overcome();
+                self.pairs.clear();
+            }
+            Err(why) => self.fail(now, &why),
+        }
+    }
+
+    fn try_start(&self, dir: &Path, users: Users) -> Result<Worker, String> {
+        let control = folder::socket(dir, Role::Reader, &self.name);
+        folder::fits(&control)?;
+        folder::fits(&self.socket)?;
+        let parent = self.socket.parent().unwrap_or(Path::new("/"));
+        crate::daemon::lock::make_dir(parent, 0o755)
+            .map_err(|e| format!("{}: {e}", parent.display()))?;
+        let hazards = folder::new_hazards(dir, &self.name)
+            .map_err(|e| format!("its hazards cannot be made: {e}"))?;
+        let socket = worker::bind_for_vmm(&self.socket, users.vmm)
+            .map_err(|e| format!("{}: {e}", self.socket.display()))?;
+        let begin = Begin::Reader {
+            vm: self.name.clone(),
+            tag: TAG.into(),
+            queues: QUEUES,
+            waiters: WAITERS,
+            poll_us: POLL_US,
+            uid: self.uid,
+            user: users.worker,
+        };
+        Worker::start(
+            Role::Reader,
+            &control,
+            &begin,
+            &[socket.as_fd(), hazards.as_fd()],
+        )
+        .map_err(|e| chain(&e))
+    }
+
+    /// The worker is of no use any more.
+    pub fn fail(&mut self, now: Instant, why: &str) {
+        if let Some(worker) = self.worker.take() {
+            worker.kill();
+        }
+        let then = match self.trouble.fail(now, why.to_owned()) {
+            Verdict::Retry(after) => format!("a new one starts in {} s", after.as_secs()),
+            Verdict::GiveUp => "its mount is not served any more; viola start tries again".into(),
+        };
+        log::about(
+            Level::Error,
+            &self.name,
+            format!("vread: the reader's worker is gone ({why}): {then}"),
+        );
+        self.stat = ReaderStat::default();
+        self.pairs.clear();
+        self.why = format!("its worker is gone: {why}");
+    }
+
+    /// Lets it be tried again, whatever has failed.
+    pub fn forgive(&mut self) {
+        self.trouble.forgive();
+    }
+
+    /// Looks whether the worker lives.
+    pub fn look(&mut self, now: Instant) {
+        if self.worker.as_mut().is_some_and(|w| !w.lives()) {
+            self.fail(now, "it has ended");
+        }
+    }
+
+    /// Puts the worker on cores of its VM, unless it is there.
+    pub fn place(&mut self, cores: CpuSet) {
+        let Some(pid) = self.worker.as_ref().map(|w| w.pid) else {
+            return;
+        };
+        let wanted = Some((pid, cores));
+        if let Some((_, cores)) = wanted.as_ref().filter(|_| self.placed != wanted)
+            && !cores.is_empty()
+            && place::put(pid, cores)
+        {
+            self.placed = wanted;
+        }
+    }
+
+    /// Asks the worker what it has done.
+    pub fn ask(&mut self, now: Instant) {
+        match self.worker.as_ref().map(Worker::reader_stat) {
+            Some(Ok(stat)) => self.stat = stat,
+            Some(Err(e)) => self.fail(now, &chain(&e)),
+            None => {}
+        }
+    }
+
+    /// Lets it read blocks of a VM, unless both know that already.
+    pub fn pair(&mut self, now: Instant, dir: &Path, agent: &mut Agent, pools: Vec<String>) {
+        let (Some(reader_worker), Some(agent_worker)) = (&self.worker, &agent.worker) else {
+            return;
+        };
+        let id = agent.vm.id.to_string();
+        let numbers: Vec<u32> = agent.disks.iter().map(|d| d.spec.id).collect();
+        let known = self.pairs.get(&id);
+        let is_known = known.is_some_and(|p| {
+            p.reader == reader_worker.pid && p.agent == agent_worker.pid && p.pools == pools
+        });
+        if !is_known {
+            match introduce(reader_worker, agent_worker, dir, &self.name, &id, &pools) {
+                Ok(()) => {}
+                Err((Role::Reader, why)) => return self.fail(now, &why),
+                Err((Role::Agent, why)) => return agent.fail(now, &why),
+            }
+        }
+        if !is_known || known.is_some_and(|p| p.disks != numbers) {
+            let order = Order::Images {
+                datanode: id.clone(),
+                images: agent.disks.iter().map(|d| d.spec.clone()).collect(),
+                why: String::new(),
+            };
+            if let Err(e) = reader_worker.order(&order, &Disk::fds(&agent.disks)) {
+                // It goes on without them; agent and operator are told by the agent's worker, which opens the same.
+                log::about(Level::Warning, &self.name, format!("vread: {}", chain(&e)));
+            }
+        }
+        let pair = Pair {
+            reader: reader_worker.pid,
+            agent: agent_worker.pid,
+            pools,
+            disks: numbers,
+        };
+        self.pairs.insert(id, pair);
+    }
+
+    /// Lets it read nothing of VMs that are not among `datanodes`.
+    pub fn part(&mut self, now: Instant, agents: &BTreeMap<String, Agent>, datanodes: &[String]) {
+        let gone = |id: &&String| !datanodes.contains(id);
+        let known = self.pairs.keys().chain(&self.stat.datanodes);
+        let mut gone: Vec<String> = known.filter(gone).cloned().collect();
+        gone.sort_unstable();
+        gone.dedup();
+        for id in gone {
+            self.pairs.remove(&id);
+            self.stat.datanodes.retain(|d| *d != id);
+            let told = self
+                .worker
+                .as_ref()
+                .map(|w| w.order(&Order::NoDatanode { name: id.clone() }, &[]));
+            if let Some(Err(e)) = told {
+                self.fail(now, &chain(&e));
+            }
+            if let Some(worker) = agents.get(&id).and_then(|a| a.worker.as_ref()) {
+                // One that does not answer is noticed when it is asked for its counts.
+                let _ = worker.order(
+                    &Order::NoReader {
+                        name: self.name.clone(),
+                    },
+                    &[],
+                );
+            }
+        }
+    }
+
+    /// What is shown of it.
+    pub fn show(&self) -> Shown {
+        let stat = &self.stat;
+        Shown {
+            name: self.name.clone(),
+            running: self.worker.is_some(),
+            why: match &self.worker {
+                Some(_) => String::new(),
+                None => self.why.clone(),
+            },
+            pid: self.worker.as_ref().map_or(0, |w| w.pid),
+            socket: self.socket.display().to_string(),
+            connected: stat.connected,
+            datanodes: self.pairs.keys().cloned().collect(),
+            requests: stat.requests,
+            reads: stat.reads,
+            bytes: stat.bytes.clone(),
+            open: stat.open,
+            withdrawn: stat.withdrawn,
+            refusals: stat.refusals.clone(),
+        }
+    }
+
+    /// Ends the worker, and takes the socket away.
+    pub fn end(mut self, why: &str) {
+        if let Some(worker) = self.worker.take() {
+            worker.end(why);
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// Gives each of two workers its end of a socket for look-ups, and lets each see what the other writes down. The error
+/// names the one that did not take it.
+fn introduce(
+    reader: &Worker,
+    agent: &Worker,
+    dir: &Path,
+    name: &str,
+    id: &str,
+    pools: &[String],
+) -> Result<(), (Role, String)> {
+    let file = |path: PathBuf, role: Role| {
+        File::open(&path).map_err(|e| (role, format!("{}: {e}", path.display())))
+    };
+    let hazards = file(folder::hazards(dir, name), Role::Reader)?;
+    let table = file(folder::table(dir, id), Role::Agent)?;
+    let (ours, theirs) = worker::lookup_pair().map_err(|e| (Role::Reader, e.to_string()))?;
+    let to_agent = Order::Reader {
+        name: name.to_owned(),
+        pools: pools.to_vec(),
+    };
+    agent
+        .order(&to_agent, &[theirs.as_fd(), hazards.as_fd()])
+        .map_err(|e| (Role::Agent, chain(&e)))?;
+    let to_reader = Order::Datanode {
+        name: id.to_owned(),
+    };
+    reader
+        .order(&to_reader, &[ours.as_fd(), table.as_fd()])
+        .map_err(|e| (Role::Reader, chain(&e)))
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One worker process as the daemon sees it: started, found again, given orders, ended.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use viola_host::proc;
+use viola_vread::control::{
+    AgentStat, Begin, Control, ControlError, Order, ReaderStat, Report, Role, VERSION, listen,
+};
+
+use crate::daemon::leftover;
+
+/// How long a worker may take for an order.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why a worker is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// It cannot be started.
+    #[error("a worker cannot be started: {0}")]
+    Start(#[source] io::Error),
+    /// It does not answer as it should.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// It did not do what it was told.
+    #[error("{0}")]
+    Refused(String),
+    /// Something else answers.
+    #[error("what answers is no worker of this version: {0}")]
+    Stranger(String),
+}
+
+/// A process that runs.
+#[derive(Debug)]
+pub struct Worker {
+    /// What it is for.
+    pub role: Role,
+    /// Its VM: the identity of a DataNode VM, a reader as the configuration names it.
+    pub vm: String,
+    /// Its process.
+    pub pid: u32,
+    start_time: u64,
+    control: Control,
+    /// When this daemon has started it.
+    child: Option<Child>,
+}
+
+impl Worker {
+    /// Starts a worker. `more` are its descriptors beside the listening socket at `path`, which is made here.
+    pub fn start(
+        role: Role,
+        path: &Path,
+        begin: &Begin,
+        more: &[BorrowedFd<'_>],
+    ) -> Result<Self, WorkerError> {
+        let start = |e: io::Error| WorkerError::Start(e);
+        let listener = listen(path).map_err(start)?;
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| start(e.into()))?;
+        let child = Command::new("/proc/self/exe")
+            .args(["worker", &role.to_string()])
+            .arg(path)
+            .current_dir("/")
+            .env_clear()
+            .envs(std::env::vars_os().filter(|(k, _)| k == "JOURNAL_STREAM"))
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(start)?;
+        let mut child = Started(Some(child));
+        let mut fds = vec![listener.as_fd()];
+        fds.extend_from_slice(more);
+        Control::from_fd(ours).begin(begin, &fds)?;
+        drop(listener);
+        let mut worker = Self::adopt(path)?;
+        if worker.role != role || Some(worker.pid) != child.0.as_ref().map(Child::id) {
+            return Err(WorkerError::Stranger(format!("process {}", worker.pid)));
+        }
+        worker.child = child.0.take();
+        Ok(worker)
+    }
+
+    /// Finds the worker that listens on a socket.
+    pub fn adopt(path: &Path) -> Result<Self, WorkerError> {
+        let control = Control::connect(path).map_err(ControlError::from)?;
+        let hello = Order::Hello { version: VERSION };
+        match control.order(&hello, &[], PATIENCE)? {
+            Report::Hello {
+                version: VERSION,
+                role,
+                vm,
+                pid,
+                ..
+            } => Ok(Self {
+                role,
+                vm,
+                pid,
+                start_time: start_time(pid).ok_or_else(|| {
+                    WorkerError::Stranger(format!("process {pid}, which is gone"))
+                })?,
+                control,
+                child: None,
+            }),
+            other => Err(WorkerError::Stranger(format!("{other:?}"))),
+        }
+    }
+
+    /// Whether it is there.
+    pub fn lives(&mut self) -> bool {
+        match &mut self.child {
+            Some(child) => matches!(child.try_wait(), Ok(None)),
+            None => start_time(self.pid) == Some(self.start_time),
+        }
+    }
+
+    /// Gives an order that is to be carried out.
+    pub fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), WorkerError> {
+        match self.control.order(order, fds, PATIENCE)? {
+            Report::Done => Ok(()),
+            Report::Failed { why } => Err(WorkerError::Refused(why)),
+            other => Err(WorkerError::Stranger(format!("{other:?}"))),
+        }
+    }
+
+    /// What an agent worker has done.
+    pub fn agent_stat(&self) -> Result<AgentStat, WorkerError> {
+        match self.control.order(&Order::Stat, &[], PATIENCE)? {
+            Report::Agent(stat) => Ok(stat),
+            other => Err(WorkerError::Stranger(format!("{other:?}"))),
+        }
+    }
+
+    /// What a reader worker has done.
+    pub fn reader_stat(&self) -> Result<ReaderStat, WorkerError> {
+        match self.control.order(&Order::Stat, &[], PATIENCE)? {
+            Report::Reader(stat) => Ok(stat),
+            other => Err(WorkerError::Stranger(format!("{other:?}"))),
+        }
+    }
+
+    /// Tells it to end, and waits until it is gone; one that does not is killed.
+    pub fn end(mut self, why: &str) {
+        let told = self.order(&Order::Quit { why: why.into() }, &[]);
+        let deadline = Instant::now() + PATIENCE;
+        while told.is_ok() && self.lives() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.kill();
+    }
+
+    /// Ends it at once.
+    pub fn kill(mut self) {
+        leftover::kill(self.pid, self.start_time);
+        if let Some(child) = &mut self.child {
+            let _ = child.wait();
+        }
+    }
+}
+
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = proc::stat(pid).ok()??;
+    (!stat.is_dead()).then_some(stat.start_time)
+}
+
+/// A process that is ended unless somebody takes it.
+struct Started(Option<Child>);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A pair of sockets for look-ups: a reader's and an agent worker's end.
+pub fn lookup_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// The socket to which a VM's hypervisor connects. One that is there belongs to a worker that is gone.
+pub fn bind_for_vmm(path: &Path, owner: Option<u32>) -> io::Result<OwnedFd> {
+    use std::os::unix::net::UnixListener;
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(path);
+    rustix::process::umask(before);
+    let listener = listener?;
+    if let Some(uid) = owner {
+        std::os::unix::fs::chown(path, Some(uid), None)?;
+    }
+    Ok(listener.into())
+}
+
+/// All sockets of workers in a folder.
+pub fn sockets(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let is_socket = |p: &PathBuf| p.extension().is_some_and(|e| e == "sock");
+    entries
+        .flatten()
+        .map(|e| e.path())
+        .filter(is_socket)
+        .collect()
+}

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks from the disk of one guest to another one through the daemon's workers, and what happens when somebody dies.
+//! Needs root and the lab's image.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::guests::{signal, within};
+use common::{Daemon, stdout};
+use rustix::process::Signal;
+
+use viola_lab::wire::Workload;
+use viola_lab::{Guest, Lab, Paths, Spec};
+use viola_proto::vread::{Datanode, Reader, Vread};
+
+const POOL: &str = "BP-1-10.0.0.1-2";
+const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
+const SOON: Duration = Duration::from_secs(30);
+
+/// A DataNode guest with a disk, a guest that reads, and a daemon that lets it.
+struct Rig {
+    daemon: Daemon,
+    lab: Option<Lab>,
+    /// Where the DataNode guest is after it was started again.
+    dn_lab: Option<Lab>,
+    folder: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Rig {
+    fn boot(name: &str, pools: &str) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("d.img");
+        File::create(&image).unwrap().set_len(200 << 20).unwrap();
+        let made = Command::new("/usr/sbin/mkfs.ext4")
+            .args(["-q", image.to_str().unwrap()])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{made:?}");
+        let mut daemon = Daemon::start(&format!(
+            "[slices]\nenabled = false\n[vread]\n\
+             allow = [{{ reader = \"{name}-rd\", datanode = \"uml:{name}-d*\"{pools} }}]\n"
+        ));
+        let socket = daemon.run_dir().join(format!("mounts/{name}-rd.sock"));
+        daemon.wait("socket for the reader", |_| socket.exists());
+        let text = format!(
+            "[lab]\nname='{name}'\n\
+             [[guest]]\nname='{name}-dn'\ncores=[1]\ndisks=[{{image='d.img'}}]\n\
+             [[guest]]\nname='{name}-rd'\ncores=[1]\nkernel_args=['virtio_uml.device={}:26']\n",
+            socket.display()
+        );
+        let lab = up(&text, name, folder.path());
+        let rig = Self {
+            daemon,
+            lab: Some(lab),
+            dn_lab: None,
+            folder,
+            _turn: turn,
+        };
+        rig.dn(&format!(
+            "mkdir -p /tmp/d; mount /dev/ubda /tmp/d; mkdir -p {F}"
+        ));
+        rig
+    }
+
+    fn lab(&self) -> &Lab {
+        self.lab.as_ref().unwrap()
+    }
+
+    /// Boots the DataNode guest once more, in a lab of its own.
+    fn boot_dn(&self, lab: &str, guest: &str) -> Lab {
+        let text = format!(
+            "[lab]\nname='{lab}'\n[[guest]]\nname='{guest}'\ncores=[1]\ndisks=[{{image='d.img'}}]\n"
+        );
+        up(&text, lab, self.folder.path())
+    }
+
+    fn guest(&self, what: &str) -> &Guest {
+        let name = format!("{}-{what}", self.lab().name());
+        match &self.dn_lab {
+            Some(lab) if what == "dn" => lab.guest(&name).unwrap(),
+            _ => self.lab().guest(&name).unwrap(),
+        }
+    }
+
+    fn try_sh(&self, guest: &str, script: &str) -> (i32, String) {
+        let output = self
+            .guest(guest)
+            .exec_for(&["sh", "-c", script], "", Duration::from_secs(60))
+            .unwrap();
+        (output.status, output.stdout + &output.stderr)
+    }
+
+    fn dn(&self, script: &str) -> String {
+        let (status, text) = self.try_sh("dn", script);
+        assert_eq!(status, 0, "{script}: {text}");
+        text
+    }
+
+    fn rd(&self, script: &str) -> String {
+        let (status, text) = self.try_sh("rd", script);
+        assert_eq!(status, 0, "{script}: {text}");
+        text
+    }
+
+    /// Makes a finished block as a DataNode does.
+    fn make(&self, id: u32, kib: u32) {
+        self.dn(&format!(
+            "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
+             head -c {} /dev/urandom >/tmp/d/rbw/blk_{id}_1001.meta; \
+             mv /tmp/d/rbw/blk_{id}_1001.meta {F}/; mv /tmp/d/rbw/blk_{id} {F}/",
+            kib * 8 + 7
+        ));
+    }
+
+    fn start_agent(&self) {
+        let agent = Workload::agent("data = ['/tmp/d/dfs']\nquiet_ms = 500\nsettle_ms = 200\n");
+        self.guest("dn").start("agent", agent).unwrap();
+    }
+
+    fn shown(&self) -> (Datanode, Reader) {
+        let all: Vread = self.daemon.json(&["vread", "stat"]);
+        let datanode = all.datanodes.first().cloned().unwrap_or_default();
+        (datanode, all.readers.first().cloned().unwrap_or_default())
+    }
+
+    fn wait_blocks(&mut self, count: u64) {
+        let limit = std::time::Instant::now() + SOON;
+        loop {
+            let (datanode, _) = self.shown();
+            if datanode.blocks == count && datanode.serving {
+                return;
+            }
+            assert!(
+                std::time::Instant::now() < limit,
+                "not {count} blocks: {datanode:?}\n{}",
+                self.daemon.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The reader reads what the DataNode has, both files.
+    fn assert_same(&self, id: u32) {
+        for (theirs, ours) in [
+            (format!("blk_{id}"), format!("blk_{id}_1001")),
+            (format!("blk_{id}_1001.meta"), format!("blk_{id}_1001.meta")),
+        ] {
+            let sum = |text: String| text.split(' ').next().unwrap().to_owned();
+            assert_eq!(
+                sum(self.rd(&format!("sha256sum < /mnt/{POOL}/{ours}"))),
+                sum(self.dn(&format!("sha256sum < {F}/{theirs}"))),
+                "{ours}"
+            );
+        }
+    }
+
+    fn is_absent(&self, id: u32) -> bool {
+        let (status, text) = self.try_sh("rd", &format!("cat /mnt/{POOL}/blk_{id}_1001 | wc -c"));
+        assert_eq!(status, 0, "{text}");
+        text.contains("No such file") || text.contains("tale")
+    }
+
+    /// Three blocks, named and mounted.
+    fn with_blocks(name: &str) -> Self {
+        let mut rig = Self::boot(name, "");
+        for id in 1..=3 {
+            rig.make(id, 300 * id);
+        }
+        rig.start_agent();
+        rig.wait_blocks(3);
+        rig.rd("mount -t virtiofs viola /mnt");
+        rig
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for lab in [self.lab.take(), self.dn_lab.take()].into_iter().flatten() {
+            let _ = lab.down();
+        }
+    }
+}
+
+fn up(text: &str, name: &str, folder: &Path) -> Lab {
+    let spec = Spec::from_toml(text, name, folder).unwrap();
+    let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
+    let paths = Paths {
+        run: folder.join("run"),
+        ..found.unwrap_or_else(|e| panic!("{e}"))
+    };
+    Lab::up(&spec, &paths).unwrap_or_else(|e| panic!("{}", e.full()))
+}
+
+fn lives(pid: u32) -> bool {
+    matches!(viola_host::proc::stat(pid), Ok(Some(s)) if !s.is_dead())
+}
+
+#[test]
+fn blocks_are_read_from_the_disk_of_another_vm_and_deleted_ones_are_gone() {
+    let mut rig = Rig::with_blocks("wk-way");
+    for id in 1..=3 {
+        rig.assert_same(id);
+    }
+    within(SOON, "counts are shown", || {
+        let bytes = rig.shown().1.bytes;
+        bytes
+            .get("uml:wk-way-dn")
+            .is_some_and(|n| *n >= (300 + 600 + 900) << 10)
+    });
+    let (datanode, reader) = rig.shown();
+    assert_eq!(datanode.readers, ["wk-way-rd"]);
+    assert!(reader.connected, "{reader:?}");
+    // Workers may do nothing but what they are for.
+    for pid in [datanode.pid, reader.pid] {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        for line in [
+            "Uid:\t65534\t65534\t65534\t65534",
+            "CapEff:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "Seccomp:\t2",
+        ] {
+            assert!(status.contains(line), "{line}: {status}");
+        }
+    }
+    let ls = stdout(&rig.daemon.ask(&["vread", "ls"]));
+    assert!(ls.contains("wk-way-dn  yes     3 "), "{ls}");
+    assert!(stdout(&rig.daemon.ask(&["check"])).contains("vread              yes"));
+    // Deleted: the name is gone, and other names are not.
+    rig.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
+    rig.wait_blocks(2);
+    within(SOON, "the name is gone", || rig.is_absent(2));
+    rig.assert_same(1);
+    rig.assert_same(3);
+    assert_eq!(rig.shown().0.withdrawals["deleted"], 1);
+    // What is not allowed is not there.
+    assert!(
+        rig.try_sh("rd", "ls /mnt/BP-2-x/blk_1_1001")
+            .1
+            .contains("No such file")
+    );
+    // Everything is taken back at once: the mount is empty and does not hang.
+    assert!(rig.daemon.ask(&["stop", "--all"]).status.success());
+    assert!(!lives(datanode.pid) && lives(reader.pid));
+    assert!(rig.is_absent(1));
+    assert!(rig.daemon.ask(&["start"]).status.success());
+    rig.wait_blocks(2);
+    rig.assert_same(1);
+}
+
+#[test]
+fn a_killed_daemon_is_not_noticed_and_the_next_one_finds_the_workers() {
+    let mut rig = Rig::with_blocks("wk-kill");
+    rig.assert_same(1);
+    let (datanode, reader) = rig.shown();
+    rig.daemon.kill();
+    assert!(lives(datanode.pid) && lives(reader.pid));
+    // Also blocks that were never looked up before, and such that are named now.
+    rig.assert_same(2);
+    rig.make(4, 200);
+    within(SOON, "the new block is there", || !rig.is_absent(4));
+    rig.assert_same(4);
+    rig.dn(&format!("rm {F}/blk_1 {F}/blk_1_1001.meta"));
+    within(SOON, "the deleted block is gone", || rig.is_absent(1));
+    rig.daemon.again();
+    rig.wait_blocks(3);
+    let (datanode_now, reader_now) = rig.shown();
+    assert_eq!(
+        (datanode_now.pid, reader_now.pid),
+        (datanode.pid, reader.pid)
+    );
+    // Nothing that was named had to be named again.
+    assert_eq!(datanode_now.epoch, datanode.epoch);
+    rig.assert_same(3);
+    rig.make(5, 100);
+    rig.wait_blocks(4);
+    rig.assert_same(5);
+    // An ordinary end leaves the mount as well; restore does not.
+    assert!(rig.daemon.stop().success());
+    rig.assert_same(4);
+    let run_dir = rig.daemon.run_dir();
+    let restored = common::output(&["restore", "--run-dir", run_dir.to_str().unwrap()]);
+    assert!(
+        stdout(&restored).contains("ended 2 left-behind processes"),
+        "{restored:?}"
+    );
+    assert!(!lives(datanode.pid) && !lives(reader.pid) && !run_dir.join("vread").exists());
+}
+
+#[test]
+fn a_killed_agents_worker_comes_back_and_no_byte_is_wrong_meanwhile() {
+    let rig = Rig::with_blocks("wk-agent");
+    rig.assert_same(1);
+    let (before, _) = rig.shown();
+    signal(before.pid, Signal::KILL);
+    let sum = rig.dn(&format!("sha256sum < {F}/blk_3"));
+    within(SOON, "it is served again", || {
+        // Either the very bytes, or none at all.
+        let (_, text) = rig.try_sh(
+            "rd",
+            &format!("cat /mnt/{POOL}/blk_3_1001 >/tmp/b && sha256sum </tmp/b"),
+        );
+        let is_there = text.contains("  -");
+        assert!(!is_there || text.contains(sum.trim()), "{text} {sum}");
+        let (now, _) = rig.shown();
+        is_there && now.pid != before.pid && now.serving && now.blocks == 3
+    });
+    let (now, _) = rig.shown();
+    assert!(now.epoch > before.epoch, "{now:?}");
+    rig.assert_same(2);
+}
+
+#[test]
+fn a_datanode_vm_that_dies_takes_its_names_with_it() {
+    let mut rig = Rig::with_blocks("wk-dead");
+    rig.assert_same(1);
+    let (before, reader) = rig.shown();
+    rig.lab().guest("wk-dead-dn").unwrap().kill();
+    within(SOON, "its names are gone", || {
+        rig.is_absent(1) && rig.is_absent(2)
+    });
+    within(SOON, "its worker is gone", || !lives(before.pid));
+    rig.daemon.wait("no DataNode", |d| {
+        let all: Vread = d.json(&["vread", "ls"]);
+        all.datanodes.is_empty()
+    });
+    assert_eq!(rig.shown().1.pid, reader.pid);
+    // It comes back with the same disk, and the links of its dead agent.
+    let again = rig.boot_dn("wk-dead-2", "wk-dead-dn");
+    rig.dn_lab = Some(again);
+    rig.dn("mkdir -p /tmp/d; mount /dev/ubda /tmp/d");
+    rig.start_agent();
+    rig.wait_blocks(3);
+    rig.assert_same(1);
+}
+
+#[test]
+fn a_pool_that_is_not_allowed_is_not_there() {
+    let mut rig = Rig::boot("wk-pool", ", pools = [\"BP-2-*\"]");
+    rig.make(1, 100);
+    rig.start_agent();
+    rig.wait_blocks(1);
+    rig.rd("mount -t virtiofs viola /mnt");
+    assert!(rig.is_absent(1));
+    within(SOON, "it was asked for", || rig.shown().0.lookups >= 1);
+}
+
+#[test]
+fn a_killed_readers_worker_comes_back_on_its_socket_and_the_datanode_goes_on() {
+    let mut rig = Rig::with_blocks("wk-read");
+    rig.assert_same(1);
+    let (datanode, before) = rig.shown();
+    signal(before.pid, Signal::KILL);
+    rig.daemon.wait("a new worker", |d| {
+        let all: Vread = d.json(&["vread", "ls"]);
+        all.readers
+            .first()
+            .is_some_and(|r| r.running && r.pid != before.pid && !r.datanodes.is_empty())
+    });
+    assert!(std::os::unix::net::UnixStream::connect(&before.socket).is_ok());
+    // What the dead one may have been reading holds nothing up.
+    rig.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
+    rig.wait_blocks(2);
+    let (now, _) = rig.shown();
+    assert_eq!(
+        (now.pid, now.epoch, now.waiting),
+        (datanode.pid, datanode.epoch, 0)
+    );
+    assert_eq!(now.readers, ["wk-read-rd"]);
+}
+
+#[test]
+fn a_reader_that_hangs_is_waited_for_and_the_daemon_is_not_held_up() {
+    let mut rig = Rig::with_blocks("wk-hang");
+    rig.assert_same(1);
+    let (_, before) = rig.shown();
+    signal(before.pid, Signal::STOP);
+    rig.daemon.wait("a new worker", |d| {
+        let begin = std::time::Instant::now();
+        let all: Vread = d.json(&["vread", "ls"]);
+        assert!(begin.elapsed() < Duration::from_secs(2));
+        all.readers
+            .first()
+            .is_some_and(|r| r.running && r.pid != before.pid)
+    });
+    assert!(!lives(before.pid));
+    rig.make(4, 50);
+    rig.wait_blocks(4);
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    for (text, said) in [
+        (
+            "[vread]\nallow = [{ reader = \"a*\", datanode = \"b\" }]",
+            "reader: \"a*\" is a pattern",
+        ),
+        ("[vread]\nallowed = []", "unknown key allowed"),
+        ("[vread]\nuser = \"root\"", "cannot run as root"),
+        (
+            "[[vm]]\nname = \"a\"\n[vm.vread]\nimages = []",
+            "unknown key images",
+        ),
+    ] {
+        let file = common::write_config(dir.path(), text);
+        for args in [&["check", "--config"][..], &["run", "-c"]] {
+            let o = common::output(&[args, &[file.to_str().unwrap()]].concat());
+            let sentence = common::refusal(&o, 2);
+            assert!(
+                sentence.contains(said) && sentence.contains("viola.toml:"),
+                "{sentence}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_user_that_is_not_there_turns_it_off_with_a_sentence() {
+    let mut daemon = Daemon::start(
+        "[slices]\nenabled = false\n[vread]\nuser = \"no-such-user\"\nallow = [{ reader = \"a\", datanode = \"b\" }]\n",
+    );
+    daemon.wait("the reason", |d| {
+        let all: Vread = d.json(&["vread", "ls"]);
+        !all.on && all.why.contains("no user no-such-user")
+    });
+    let o = common::output(&["worker", "agent", "/x"]);
+    assert!(common::refusal(&o, 2).contains("not for people"));
+}
