@@ -56,7 +56,8 @@ impl ProcessId {
     /// Kills it and what is left of the session that it led, and waits until all are gone.
     ///
     /// A guest's kernel leads a session with nothing in it but its own processes, which end by
-    /// themselves a moment after it. Processes that run neither the guest's kernel nor its
+    /// themselves a moment after it; but one that was just being started when the kernel was killed
+    /// (before its `PR_SET_PDEATHSIG`) sleeps for ever. Processes that run neither the guest's kernel nor its
     /// user-space stub belong to somebody else and are left alone.
     pub(crate) fn kill_session(self) {
         self.kill();

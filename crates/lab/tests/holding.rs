@@ -75,9 +75,8 @@ fn guests_end_with_a_killed_lab_and_the_next_one_sweeps_what_is_left() {
 
     holder.kill().unwrap();
     holder.wait().unwrap();
-    wait_for("the guests' end", Duration::from_secs(10), || {
-        pids.iter()
-            .all(|pid| gone(*pid) && session(*pid).is_empty())
+    wait_for("the guests' end", Duration::from_secs(30), || {
+        pids.iter().all(|pid| gone(*pid))
     });
     assert!(
         run.join("t-swept").exists() && group.exists(),
@@ -94,6 +93,9 @@ fn guests_end_with_a_killed_lab_and_the_next_one_sweeps_what_is_left() {
         !run.join("t-swept/b.log").exists(),
         "the next lab begins with an empty folder"
     );
+    // a process of a guest that had not yet asked to end with its kernel when the kernel was killed
+    let left: Vec<u32> = pids.iter().flat_map(|pid| session(*pid)).collect();
+    assert!(left.is_empty(), "left of the killed guests: {left:?}");
     lab.guest("vm1").unwrap().ping().unwrap();
     lab.down().unwrap();
 }
