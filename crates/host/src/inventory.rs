@@ -76,6 +76,8 @@ pub struct Inventory {
     tracks: HashMap<Tid, Track>,
     vms: Vec<Vm>,
     warnings: Vec<String>,
+    /// Only VMs of this network namespace, by its inode number.
+    netns: Option<u64>,
 }
 
 impl Inventory {
@@ -90,7 +92,26 @@ impl Inventory {
             tracks: HashMap::new(),
             vms: Vec::new(),
             warnings: Vec::new(),
+            netns: None,
         })
+    }
+
+    /// Leaves out VMs whose process is in another network namespace than the caller, or takes them in again. It counts
+    /// from the next look on.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] when the caller's own namespace is not known.
+    pub fn keep_to_own_network(&mut self, own: bool) -> Result<(), HostError> {
+        let netns = match own {
+            true => proc::netns(std::process::id())?,
+            false => None,
+        };
+        if self.netns != netns {
+            self.netns = netns;
+            self.others.clear();
+            self.tracks.clear();
+        }
+        Ok(())
     }
 
     /// An inventory of now.
@@ -228,6 +249,9 @@ impl Inventory {
             return;
         }
         match identify(stat) {
+            Ok(Some(_)) if !self.is_near(pid) => {
+                self.others.insert(pid, mark);
+            }
             Ok(Some(kind)) => {
                 self.others.remove(&pid);
                 let track = Track {
@@ -248,6 +272,11 @@ impl Inventory {
             // Not remembered: the right to look may come.
             Err(e) => self.warnings.push(e.one_line()),
         }
+    }
+
+    /// Whether a VM's process is in the network namespace that was asked for.
+    fn is_near(&self, pid: Tid) -> bool {
+        self.netns.is_none() || proc::netns(pid).ok().flatten() == self.netns
     }
 
     /// Leaves one of two when a VM's process is the child of another VM's process of the same kind.
