@@ -36,7 +36,8 @@ demo-vread: guests build hadoop
 	@$(viola) bench vread --quick --rounds 3 --only "sequential,random,neighbours"
 
 ## make bench-vread   the figures of bench/results/vread.json, about half an hour; ARGS="--quick" for a look
-bench-vread: guests build hadoop
+bench-vread: guests build
+	@scripts/hadoop.sh --bench
 	@$(viola) bench vread $(ARGS)
 
 ## make build         the program (target/release/viola) and the lab's guest image
