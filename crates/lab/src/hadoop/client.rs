@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::root::checked;
 use crate::error::{Error, Result};
@@ -94,6 +95,11 @@ impl Client {
     /// Sends one request, a line of words, and waits for its answer. The requests are those of the
     /// Java class `Bench` in `hdfs/`: `open SIDE KEY=VALUE...`, `SIDE read PATH BUFFER` and so on.
     pub fn ask(&mut self, request: &str) -> Result<Answer> {
+        self.ask_for(request)
+    }
+
+    /// As [`Client::ask`], for requests with an answer of another shape.
+    pub fn ask_for<T: DeserializeOwned>(&mut self, request: &str) -> Result<T> {
         let failed = |what: String| Error::guest(&self.guest, format!("`{request}`: {what}"));
         let mut line = String::new();
         let io = self

@@ -57,8 +57,10 @@ pub struct Hdfs<'a> {
     hadoop: &'a Hadoop,
     node: &'a Guest,
     core: String,
-    site: String,
+    keys: BTreeMap<String, String>,
     hosts: String,
+    /// Guests with a DataNode of their own.
+    others: Vec<&'a Guest>,
 }
 
 impl<'a> Hdfs<'a> {
@@ -71,22 +73,14 @@ impl<'a> Hdfs<'a> {
         let address = node
             .address()
             .ok_or_else(|| Error::guest(node.name(), "an HDFS needs a network"))?;
-        let mount = format!(
-            "mountpoint -q /mnt || mount -t {} -o {} /dev/ubda /mnt; mkdir -p /mnt/data /mnt/name",
-            options.file_system.name(),
-            options.mount,
-        );
-        checked(
-            node,
-            "mounting its disk",
-            node.exec(&["sh", "-ec", &mount])?,
-        )?;
+        mount(node, options)?;
         let hdfs = Self {
             hadoop,
             node,
             core: xml(&[("fs.defaultFS", format!("hdfs://{address}:{PORT}"))].into()),
-            site: xml(&site(&address.to_string(), &options.keys)),
+            keys: options.keys.clone(),
             hosts: format!("127.0.0.1 localhost\n{address} {}\n", node.name()),
+            others: Vec::new(),
         };
         hdfs.prepare(node)?;
         let format = "org.apache.hadoop.hdfs.server.namenode.NameNode";
@@ -102,21 +96,47 @@ impl<'a> Hdfs<'a> {
         Ok(hdfs)
     }
 
+    /// Mounts the first disk of another guest and starts a DataNode there; waits until it is known.
+    pub fn join(&mut self, guest: &'a Guest, options: &Options) -> Result<()> {
+        mount(guest, options)?;
+        self.others.push(guest);
+        self.prepare(guest)?;
+        self.start_daemon(guest, "datanode", &[])?;
+        self.wait_ready()
+    }
+
+    /// Sets a key of `hdfs-site.xml`, for daemons and clients that start from now on.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        self.keys.insert(key.into(), value.into());
+        self.prepare(self.node)?;
+        self.others.iter().try_for_each(|guest| self.prepare(guest))
+    }
+
     /// Starts both daemons, which must not be running, and waits until safe mode is off.
     pub fn start_daemons(&self) -> Result<()> {
-        for (short, class) in [
-            ("namenode", "namenode.NameNode"),
-            ("datanode", "datanode.DataNode"),
-        ] {
-            let words = self.words(&format!("org.apache.hadoop.hdfs.server.{class}"), &[]);
-            let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
-            let script = format!(
-                "setsid {} </dev/null >/run/{short}.log 2>&1 & echo $! >/run/{short}.pid",
-                command.join(" ")
-            );
-            checked(self.node, short, self.node.exec(&["sh", "-ec", &script])?)?;
-        }
+        self.start_daemons_with(&[], &[])
+    }
+
+    /// The same with arguments for the NameNode and for the DataNode, `-upgrade` for one.
+    pub fn start_daemons_with(&self, name_node: &[&str], data_node: &[&str]) -> Result<()> {
+        self.start_daemon(self.node, "namenode", name_node)?;
+        self.start_daemon(self.node, "datanode", data_node)?;
         self.wait_ready()
+    }
+
+    /// Starts a daemon, `namenode` or `datanode`, that must not be running, and waits for nothing.
+    pub fn start_daemon(&self, guest: &Guest, short: &str, arguments: &[&str]) -> Result<()> {
+        let class = match short {
+            "namenode" => "namenode.NameNode",
+            _ => "datanode.DataNode",
+        };
+        let words = self.words(&format!("org.apache.hadoop.hdfs.server.{class}"), arguments);
+        let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
+        let script = format!(
+            "setsid {} </dev/null >>/run/{short}.log 2>&1 & echo $! >/run/{short}.pid",
+            command.join(" ")
+        );
+        checked(guest, short, guest.exec(&["sh", "-ec", &script])?).map(drop)
     }
 
     /// Ends both daemons, the DataNode first.
@@ -133,11 +153,12 @@ impl<'a> Hdfs<'a> {
 
     fn wait_ready(&self) -> Result<()> {
         let end = Instant::now() + START;
+        let live = 1 + self.others.len();
         let ask = "wget -q -O - 'http://127.0.0.1:9870/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState'";
         loop {
             let state = self.node.exec(&["sh", "-c", ask])?.stdout;
             if state.contains("\"FSState\" : \"Operational\"")
-                && state.contains("\"NumLiveDataNodes\" : 1")
+                && state.contains(&format!("\"NumLiveDataNodes\" : {live},"))
             {
                 return Ok(());
             }
@@ -175,9 +196,20 @@ impl<'a> Hdfs<'a> {
     /// Lets a guest run Java with this HDFS's configuration. Once is enough.
     pub fn prepare(&self, guest: &Guest) -> Result<()> {
         root::make(self.hadoop, guest, &self.hosts)?;
-        root::write(guest, &format!("{CONF}/hdfs-site.xml"), &self.site)?;
+        let address = if guest.name() == self.node.name() || self.is_data_node(guest) {
+            guest.address()
+        } else {
+            self.node.address()
+        };
+        let address = address.map(|a| a.to_string()).unwrap_or_default();
+        let site = xml(&site(&address, &self.keys));
+        root::write(guest, &format!("{CONF}/hdfs-site.xml"), &site)?;
         root::write(guest, &format!("{CONF}/core-site.xml"), &self.core)?;
         root::write(guest, &format!("{CONF}/log4j.properties"), LOG)
+    }
+
+    fn is_data_node(&self, guest: &Guest) -> bool {
+        self.others.iter().any(|other| other.name() == guest.name())
     }
 
     /// Runs a Java class in a guest that is prepared.
@@ -228,6 +260,20 @@ impl<'a> Hdfs<'a> {
             &self.words(Client::CLASS, &[&Client::PORT.to_string()]),
         )
     }
+}
+
+fn mount(guest: &Guest, options: &Options) -> Result<()> {
+    let script = format!(
+        "mountpoint -q /mnt || mount -t {} -o {} /dev/ubda /mnt; mkdir -p /mnt/data /mnt/name",
+        options.file_system.name(),
+        options.mount,
+    );
+    checked(
+        guest,
+        "mounting its disk",
+        guest.exec(&["sh", "-ec", &script])?,
+    )
+    .map(drop)
 }
 
 /// `hdfs-site.xml`: one replica, all state on the disk, nothing that only slows a small cluster down.

@@ -4,6 +4,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod guests;
+pub mod hdfs;
 
 use std::fs;
 use std::io::Read;

@@ -52,10 +52,13 @@ import org.apache.hadoop.util.ToolRunner;
  * SIDE export PATH FOLDER NAME...   writes the file's blocks into local files of these names
  * stats                             what the plug-in has counted since the last time
  * </pre>
+ *
+ * Further ones are those of {@link Examiner}.
  */
 public final class Bench {
   private final Map<String, FileSystem> sides = new HashMap<>();
   private final Map<String, Configuration> configurations = new HashMap<>();
+  private final Examiner examiner = new Examiner();
   private long bytesSeen;
   private long fallbacksSeen;
 
@@ -111,6 +114,10 @@ public final class Bench {
     }
     if (words[0].equals("stats")) {
       return stats();
+    }
+    String examined = examiner.run(sides, words);
+    if (examined != null) {
+      return examined;
     }
     FileSystem fs = sides.get(words[0]);
     if (fs == null) {
