@@ -1,15 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# qemu-image.sh [--rdma] [--update]: kernel and initramfs of the lab's QEMU guests, under build/qemu.
+# qemu-image.sh [--rdma] [--update]: QEMU, and kernel and initramfs of its guests, under build/qemu.
 #
 #   scripts/qemu-image.sh           make what is missing or older than viola-guest and viola-agent
 #   scripts/qemu-image.sh --rdma    the same with Debian's ordinary kernel, which has RDMA, and its tools
 #   scripts/qemu-image.sh --update  look in the archive for newer packages
 #
 # The kernel is that of Debian trixie, in the cloud's flavour; apt fetches it into a private state, checked against
-# the archive's signed index, and nothing of it is installed on this machine. Programs come from the lab's image
-# (lab-image.sh). Results, in build/qemu/cloud or build/qemu/rdma:
-#   vmlinuz, initrd.img     what QEMU boots; MANIFEST has their SHA-256, PACKAGES where they are from
+# the archive's signed index, and nothing of it is installed on this machine. So does QEMU itself. Programs in the guest
+# come from the lab's image (lab-image.sh). Results:
+#   build/qemu/cloud or rdma: vmlinuz, initrd.img   MANIFEST has their SHA-256, PACKAGES where they are from
+#   build/qemu/program/root/usr/bin/qemu-system-x86_64
 set -euo pipefail
 umask 022
 
@@ -30,11 +31,7 @@ for arg in "$@"; do
         --rdma)
             kind=rdma meta=linux-image-amd64
             modules+=(rdma_rxe ib_uverbs rdma_ucm veth)
-            # rxe's own tests, and what they and the loader need
-            tools=(perftest ibverbs-utils ibverbs-providers libibverbs1 librdmacm1t64 libibumad3 libnl-3-200
-                libnl-route-3-200 libpci3 libudev1 zlib1g libc6 iproute2 libelf1t64 libbpf1 libzstd1 libmnl0 libcap2
-                libselinux1 libpcre2-8-0 libtirpc3t64 libdb5.3t64 libxtables12 libgssapi-krb5-2 libkrb5-3
-                libk5crypto3 libcom-err2 libkrb5support0 libssl3t64 libkeyutils1 iperf3 libiperf0 libsctp1)
+            tools=(perftest ibverbs-utils ibverbs-providers iproute2 iperf3)
             ;;
         --update) update=yes ;;
         -h | --help) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
@@ -51,31 +48,75 @@ mkdir -p "$qemu"
 exec 9>"$qemu/.lock"
 flock 9
 
-debs=$qemu/debs-$kind
+# Whether every package in folder $1 is there with the SHA-256 of its line in PACKAGES.
 debs_good() {
-    [ -s "$debs/PACKAGES" ] &&
-        (cd "$debs" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
+    [ -s "$1/PACKAGES" ] && (cd "$1" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
 }
 
+# Names of packages and of all that they need, without what only an installed system needs.
+closure() {
+    private_apt install --print-uris --no-install-recommends "$@" |
+        sed -nE "s/^'[^']*' ([^_ ]+)_.*/\1/p" | grep -vE '^(adduser|base-passwd|debconf|login\.defs|passwd|libpam.*|libsemanage.*)$'
+}
+
+# fetch FOLDER PACKAGES...: fetches packages into a folder and names them in its PACKAGES.
 fetch() {
-    local new=$debs.new kernel deb
-    say "reading the archive's index"
-    private_index trixie ||
-        die "no index: this machine's apt sources have to name a Debian mirror that ends in /debian, and it has to answer"
+    local to=$1 new=$1.new deb
+    shift
     rm -rf "$new"
-    mkdir -p "$new/meta"
+    mkdir -p "$new"
     say "fetching packages"
-    (cd "$new/meta" && private_apt download "$meta")
-    kernel=$(dpkg-deb -f "$new/meta/$meta"_*.deb Depends | grep -oE 'linux-image-[0-9][^ ,]*' | sed -n 1p)
-    [ -n "$kernel" ] || die "the archive's $meta names no kernel"
-    rm -r "$new/meta"
-    (cd "$new" && private_apt download "$kernel" "${tools[@]}")
+    (cd "$new" && private_apt download "$@")
     for deb in "$new"/*.deb; do
         printf '%s %s %s %s\n' "$(sha256sum "$deb" | cut -d' ' -f1)" "${deb##*/}" \
             "$(dpkg-deb -f "$deb" Package)" "$(dpkg-deb -f "$deb" Version)"
     done >"$new/PACKAGES"
-    rm -rf "$debs"
-    mv -T "$new" "$debs"
+    rm -rf "$to"
+    mv -T "$new" "$to"
+}
+
+index() {
+    [ -z "${indexed-}" ] || return 0
+    say "reading the archive's index"
+    private_index trixie ||
+        die "no index: this machine's apt sources have to name a Debian mirror that ends in /debian, and it has to answer"
+    indexed=yes
+}
+
+# The real package behind the name that always means the newest kernel.
+kernel() {
+    local folder name
+    folder=$(mktemp -d "$qemu/.meta.XXXXXX")
+    (cd "$folder" && private_apt download "$meta")
+    name=$(dpkg-deb -f "$folder/$meta"_*.deb Depends | grep -oE 'linux-image-[0-9][^ ,]*' | sed -n 1p)
+    rm -r "$folder"
+    [ -n "$name" ] || die "the archive's $meta names no kernel"
+    echo "$name"
+}
+
+# Unpacks package $1 into folder $2, without documents.
+unpack() {
+    dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --no-same-owner \
+        --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/lintian' \
+        --exclude='./usr/share/locale' --exclude='./usr/lib/*/gconv' --exclude='./etc/init.d' \
+        --exclude='./usr/lib/systemd'
+}
+
+# QEMU itself, which the machine's own may be too old for: 7.2 of Debian 12 loses its way in code that changes itself,
+# as kernels' does at boot. Tied to the loader and libraries of its own root, as the lab's kernel is.
+build_program() {
+    local new=$qemu/.new.program root=$qemu/program/root deb name
+    command -v patchelf >/dev/null || die "patchelf is missing; run scripts/setup.sh"
+    rm -rf "$new"
+    mkdir -p "$new"/root/usr/{bin,sbin,lib,lib64}
+    for name in bin sbin lib lib64; do ln -s "usr/$name" "$new/root/$name"; done
+    for deb in "$qemu"/debs-program/*.deb; do unpack "$deb" "$new/root"; done
+    patchelf --set-interpreter "$root/usr/lib64/ld-linux-x86-64.so.2" --force-rpath \
+        --set-rpath "$root/usr/lib/x86_64-linux-gnu" "$new/root/usr/bin/qemu-system-x86_64"
+    sha256sum "$qemu/debs-program/PACKAGES" >"$new/STAMP"
+    rm -rf "$qemu/program"
+    mv -T "$new" "$qemu/program"
+    "$root/usr/bin/qemu-system-x86_64" --version >/dev/null || die "QEMU does not run; remove $qemu/program and try again"
 }
 
 # Modules of the list and all that they need, in $1/modules.dep's own order and words.
@@ -98,11 +139,7 @@ build() {
     for deb in $(awk '{print $2}' "$debs/PACKAGES"); do
         case $deb in
             linux-image-*) dpkg-deb -x "$debs/$deb" "$new/kernel" ;;
-            *)
-                dpkg-deb --fsys-tarfile "$debs/$deb" | tar -x -C "$tree" --keep-directory-symlink --no-same-owner \
-                    --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/lintian' \
-                    --exclude='./usr/lib/*/gconv' --exclude='./etc/init.d' --exclude='./usr/lib/systemd'
-                ;;
+            *) unpack "$debs/$deb" "$tree" ;;
         esac
     done
     from=$(echo "$new"/kernel/lib/modules/* "$new"/kernel/usr/lib/modules/*)
@@ -169,7 +206,21 @@ image_good() {
         [ "$(stamp)" = "$(cat "$qemu/$kind/STAMP")" ]
 }
 
-if [ $update = yes ] || ! debs_good; then fetch; fi
-debs_good || die "the fetched packages do not match their checksums; remove $debs and try again"
+debs=$qemu/debs-$kind
+if [ $update = yes ] || ! debs_good "$debs"; then
+    index
+    more=()
+    [ ${#tools[@]} -eq 0 ] || mapfile -t more < <(closure "${tools[@]}")
+    fetch "$debs" "$(kernel)" "${more[@]}"
+fi
+if [ $update = yes ] || ! debs_good "$qemu/debs-program"; then
+    index
+    mapfile -t more < <(closure qemu-system-x86)
+    fetch "$qemu/debs-program" "${more[@]}"
+fi
+for folder in "$debs" "$qemu/debs-program"; do
+    debs_good "$folder" || die "the fetched packages do not match their checksums; remove $folder and try again"
+done
+sha256sum -c --quiet "$qemu/program/STAMP" >/dev/null 2>&1 || build_program
 image_good || build
-say "ready: $(awk '$3 ~ /^linux-image/ {print $3}' "$qemu/$kind/PACKAGES"), $(du -sm --apparent-size "$qemu/$kind" | cut -f1) MB in ${qemu#"$top"/}/$kind"
+say "ready: $(awk '$3 ~ /^linux-image/ {print $3}' "$qemu/$kind/PACKAGES"), $(awk '$3 == "qemu-system-x86" {print "QEMU " $4}' "$qemu/debs-program/PACKAGES"), in ${qemu#"$top"/}"
