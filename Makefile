@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test lint bench-slices bench-vread demo-vread build setup guests hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-vread demo-vread build setup guests hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -21,6 +21,13 @@ test:
 	@scripts/build.sh clippy -q --workspace --all-targets -- -D warnings
 	@cargo fmt --all --check
 	@$(rt) cargo test --workspace
+
+## make test-beds     long tests: QEMU guests, migration; needs root; ARGS="qemu" for those of a name
+test-beds:
+	@scripts/setup.sh --guests --test
+	@scripts/lab-image.sh
+	@scripts/qemu-image.sh
+	@scripts/test-beds.sh $(ARGS)
 
 ## make lint          formatting and clippy only
 lint: setup
