@@ -162,7 +162,7 @@ impl Config {
             );
         }
         if let Some(mount) = &self.mount {
-            mount.check().or_else(|what| bad(what))?;
+            mount.check().or_else(bad)?;
         }
         if let Some(path) = self.data.iter().find(|p| !p.is_absolute()) {
             return bad(format!(

@@ -140,15 +140,10 @@ impl Fuse {
     /// Gives a reply; `false` when the kernel takes it for none. A request that nobody waits for any more
     /// is no error.
     pub fn reply(&mut self, reply: &[u8]) -> bool {
-        loop {
-            match self.device.write(reply) {
-                Ok(_) => return true,
-                Err(e) => match e.raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    Some(libc::EINVAL) => return false,
-                    _ => return true,
-                },
-            }
+        // The kernel takes a reply as a whole or not at all.
+        match self.device.write_all(reply) {
+            Ok(()) => true,
+            Err(e) => e.raw_os_error() != Some(libc::EINVAL),
         }
     }
 }
