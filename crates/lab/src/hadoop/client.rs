@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::kit::log;
 use super::root::checked;
 use crate::error::{Error, Result};
 use crate::guest::Guest;
@@ -50,13 +51,13 @@ impl Client {
     pub(super) const CLASS: &str = "org.viola.hdfs.Bench";
     pub(super) const PORT: u16 = 7070;
 
-    pub(super) fn start(lab: &Lab, guest: &Guest, words: &[String]) -> Result<Self> {
+    pub(super) fn start(lab: &Lab, guest: &Guest, words: &[String], port: u16) -> Result<Self> {
         let address = guest
             .address()
             .ok_or_else(|| Error::guest(guest.name(), "a client needs a network"))?;
         let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
         let script = format!(
-            "setsid {} </dev/null >/run/bench.log 2>&1 & echo $! >/run/bench.pid",
+            "setsid {} </dev/null >/run/bench{port}.log 2>&1 & echo $! >/run/bench{port}.pid",
             command.join(" ")
         );
         checked(
@@ -66,14 +67,14 @@ impl Client {
         )?;
         let end = Instant::now() + START;
         let stream = loop {
-            match lab.in_netns(|| TcpStream::connect((address, Self::PORT)))? {
+            match lab.in_netns(|| TcpStream::connect((address, port)))? {
                 Ok(stream) => break stream,
                 Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(200)),
                 Err(error) => {
-                    let log = guest.exec(&["tail", "-n", "15", "/run/bench.log"])?.stdout;
+                    let log = log(guest, &format!("bench{port}"));
                     return Err(Error::guest(
                         guest.name(),
-                        format!("its client does not listen ({error}): {}", log.trim()),
+                        format!("its client does not listen ({error}): {log}"),
                     ));
                 }
             }

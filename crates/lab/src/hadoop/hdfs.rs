@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use super::kit::{self, Kit};
 use super::root::{self, ROOT, checked};
 use super::{Client, FileSystem, Hadoop};
 use crate::error::{Error, Result};
@@ -13,17 +14,21 @@ use crate::lab::Lab;
 use crate::wire::Output;
 
 /// Folder of the configuration, in the root that Java runs in.
-const CONF: &str = "/run/conf";
+pub(super) const CONF: &str = "/run/conf";
 pub(super) const LOG: &str = "log4j.rootLogger=WARN,out\n\
     log4j.appender.out=org.apache.log4j.ConsoleAppender\n\
     log4j.appender.out.target=System.err\n\
     log4j.appender.out.layout=org.apache.log4j.PatternLayout\n\
     log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n\n\
     log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR\n";
+/// Where PerformanceEvaluation says what it measured, in the root that Java runs in of a guest.
+pub const TOOLS_LOG: &str = "/tmp/tools.log";
 /// Longest start of a NameNode and a DataNode, on a core that others use too.
 const START: Duration = Duration::from_secs(240);
 /// Settings of a virtual machine that a guest of one or two gigabytes can carry, and whose start is short.
-pub(super) const JVM: [&str; 4] = [
+/// The heap has one size from the start: what grows it would be in the first figures only.
+pub(super) const JVM: [&str; 5] = [
+    "-Xms512m",
     "-Xmx512m",
     "-XX:+UseSerialGC",
     "-XX:-UsePerfData",
@@ -181,11 +186,17 @@ impl<'a> Hdfs<'a> {
 
     /// The last lines of a daemon's log, `namenode` or `datanode`.
     pub fn log(&self, daemon: &str) -> String {
-        let log = self
-            .node
-            .exec(&["tail", "-n", "15", &format!("/run/{daemon}.log")]);
-        log.map(|output| output.stdout.trim().to_owned())
-            .unwrap_or_default()
+        kit::log(self.node, daemon)
+    }
+
+    /// Address of the file system, `hdfs://ADDRESS:PORT`.
+    pub fn uri(&self) -> String {
+        let address = self.node.address().map(|a| a.to_string());
+        format!("hdfs://{}:{PORT}", address.unwrap_or_default())
+    }
+
+    pub(super) fn hadoop(&self) -> &'a Hadoop {
+        self.hadoop
     }
 
     /// The guest with the NameNode and the DataNode.
@@ -195,7 +206,12 @@ impl<'a> Hdfs<'a> {
 
     /// Lets a guest run Java with this HDFS's configuration. Once is enough.
     pub fn prepare(&self, guest: &Guest) -> Result<()> {
-        root::make(self.hadoop, guest, &self.hosts)?;
+        let mut hosts = self.hosts.clone();
+        // a program looks for the name of the machine it runs on
+        if let Some(address) = guest.address().filter(|_| guest.name() != self.node.name()) {
+            let _ = writeln!(hosts, "{address} {}", guest.name());
+        }
+        root::make(self.hadoop, guest, &hosts)?;
         let address = if guest.name() == self.node.name() || self.is_data_node(guest) {
             guest.address()
         } else {
@@ -205,7 +221,7 @@ impl<'a> Hdfs<'a> {
         let site = xml(&site(&address, &self.keys));
         root::write(guest, &format!("{CONF}/hdfs-site.xml"), &site)?;
         root::write(guest, &format!("{CONF}/core-site.xml"), &self.core)?;
-        root::write(guest, &format!("{CONF}/log4j.properties"), LOG)
+        root::write(guest, &format!("{CONF}/log4j.properties"), &log4j())
     }
 
     fn is_data_node(&self, guest: &Guest) -> bool {
@@ -243,23 +259,42 @@ impl<'a> Hdfs<'a> {
     }
 
     fn words(&self, class: &str, arguments: &[&str]) -> Vec<String> {
+        self.words_with(Kit::Hadoop, CONF, class, arguments)
+    }
+
+    pub(super) fn words_with(
+        &self,
+        kit: Kit,
+        conf: &str,
+        class: &str,
+        arguments: &[&str],
+    ) -> Vec<String> {
         let java = self.hadoop.java().join("bin/java").display().to_string();
         let mut words = vec!["chroot".into(), ROOT.into(), java];
         words.extend(JVM.map(str::to_owned));
-        words.extend(["-cp".into(), self.hadoop.class_path(CONF), class.into()]);
+        words.extend(kit.flags());
+        let class_path = kit.class_path(self.hadoop, conf);
+        words.extend(["-cp".into(), class_path, class.into()]);
         words.extend(arguments.iter().map(|a| (*a).to_owned()));
         words
     }
 
     /// Starts the benchmark client in a guest and connects to it.
     pub fn client(&self, lab: &Lab, guest: &Guest) -> Result<Client> {
-        self.prepare(guest)?;
-        Client::start(
-            lab,
-            guest,
-            &self.words(Client::CLASS, &[&Client::PORT.to_string()]),
-        )
+        self.client_with(lab, guest, Kit::Hadoop, Client::PORT)
     }
+}
+
+/// Warnings to the program's own log, what was measured to the log of tools.
+fn log4j() -> String {
+    const TOOL: &str = "org.apache.hadoop.hbase.PerformanceEvaluation";
+    format!(
+        "{LOG}log4j.appender.tools=org.apache.log4j.FileAppender\n\
+         log4j.appender.tools.file={TOOLS_LOG}\n\
+         log4j.appender.tools.layout=org.apache.log4j.PatternLayout\n\
+         log4j.appender.tools.layout.ConversionPattern=%m%n\n\
+         log4j.logger.{TOOL}=INFO,tools\nlog4j.additivity.{TOOL}=false\n"
+    )
 }
 
 fn mount(guest: &Guest, options: &Options) -> Result<()> {
