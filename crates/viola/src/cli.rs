@@ -95,6 +95,12 @@ pub enum Command {
     /// VMs on this host. The book's page on vread tells what both VMs need.
     #[command(subcommand)]
     Vread(Vread),
+    /// Make and show the key by which other hosts know this one.
+    ///
+    /// A host that reads blocks of another one, or serves its own, has a key of its own, and knows the others by the
+    /// fingerprints of theirs: [[vread.peer]] in the configuration.
+    #[command(subcommand)]
+    Keys(Keys),
     /// Boot guests to play with.
     ///
     /// Real virtual machines on this machine, without hardware virtualisation. Nothing outside of the lab's own
@@ -117,6 +123,26 @@ pub enum Command {
     /// Processes that listen to guests; the daemon starts them.
     #[command(hide = true, subcommand)]
     Worker(Worker),
+}
+
+/// Subcommands of `keys`.
+#[derive(Debug, Subcommand)]
+pub enum Keys {
+    /// Make a key and a certificate for this host; what is there is never overwritten.
+    Init(KeysArgs),
+    /// Show the fingerprint, as lines for the configuration of the other hosts.
+    Show(KeysArgs),
+}
+
+/// Options of `keys init` and `keys show`.
+#[derive(Debug, Args)]
+pub struct KeysArgs {
+    /// What other hosts are to call this one; without it what it calls itself.
+    #[arg(long, value_name = "NAME")]
+    pub host: Option<String>,
+    /// Configuration file, for the places of both files (key and certificate in [vread]).
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
 /// Subcommands of `vread`.

@@ -10,6 +10,7 @@ mod config;
 mod daemon;
 mod demo;
 mod error;
+mod keys;
 mod log;
 mod measure;
 mod names;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Status(args) => commands::status(args),
         Command::Restore(args) => commands::restore(args),
         Command::Vread(what) => commands::vread(what),
+        Command::Keys(what) => commands::keys(what),
         Command::Lab(what) => return commands::lab(what).unwrap_or_else(|e| e.tell()),
         Command::Demo(args) => demo::run(args),
         Command::Bench(what) => bench::run(what),

@@ -65,6 +65,7 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
     let mut rows = ability::rows(&facts, &config.slices, &accounting, inventory.vms());
     rows.push(ability::vread(None, &config.vread));
+    rows.extend(ability::peers::row(None, &config.vread));
     Ok(Check {
         rows,
         advice: Vec::new(),

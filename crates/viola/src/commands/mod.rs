@@ -4,6 +4,7 @@
 mod check;
 mod control;
 mod internal;
+mod keys;
 mod lab;
 mod restore;
 mod vms;
@@ -13,6 +14,7 @@ mod worker;
 pub use check::check;
 pub use control::{set, start, status, stop};
 pub use internal::internal;
+pub use keys::keys;
 pub use lab::lab;
 pub use restore::restore;
 pub use vms::vms;

@@ -417,8 +417,9 @@ mod tests {
                 .starts_with("v.toml:2: missing key datanode")
         );
         assert!(
-            said("[vread]\nallow = [{ reader = \"a\", datanode = \"b\", pool = 1 }]")
-                .starts_with("v.toml:2: unknown key pool; allowed are reader, datanode, pools")
+            said("[vread]\nallow = [{ reader = \"a\", datanode = \"b\", pool = 1 }]").starts_with(
+                "v.toml:2: unknown key pool; allowed are reader, host, datanode, pools"
+            )
         );
         assert!(
             said("[vread]\n\nallowed = []")

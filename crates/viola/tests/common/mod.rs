@@ -5,6 +5,8 @@
 
 pub mod guests;
 pub mod hdfs;
+pub mod hosts;
+pub mod qemu;
 
 use std::fs;
 use std::io::Read;

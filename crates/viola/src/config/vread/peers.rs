@@ -105,15 +105,7 @@ pub(super) fn checked(raw: Vec<RawPeer>) -> Result<Vec<Peer>, Wrong> {
 
 impl RawPeer {
     fn checked(self) -> Result<Peer, Wrong> {
-        let name = self.name.get_ref().trim().to_owned();
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(plain) {
-            let what = format!(
-                "name: {} is no name for a host; letters, digits, - . and _ are allowed, 1 to {MAX_NAME} of them",
-                quoted(&name)
-            );
-            return Err((self.name.span(), what));
-        }
+        let name = host(self.name.get_ref()).map_err(|what| (self.name.span(), what))?;
         let at = self.fingerprint.span();
         let fingerprints = match self.fingerprint.into_inner() {
             OneOrMore::One(one) => vec![one],
@@ -153,6 +145,22 @@ impl RawPeer {
             datanodes,
         })
     }
+}
+
+/// Reads the name of a host.
+///
+/// # Errors
+/// A sentence when it is none.
+pub fn host(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if (1..=MAX_NAME).contains(&name.len()) && name.chars().all(plain) {
+        return Ok(name.to_owned());
+    }
+    Err(format!(
+        "name: {} is no name for a host; letters, digits, - . and _ are allowed, 1 to {MAX_NAME} of them",
+        quoted(name)
+    ))
 }
 
 fn missing(name: &str) -> String {
@@ -224,10 +232,10 @@ pub(super) fn fits(
 }
 
 impl super::Vread {
-    /// Whether there is anything to do with other hosts.
+    /// Whether nobody may read anything, here or elsewhere.
     #[must_use]
-    pub fn has_peers(&self) -> bool {
-        !self.peers.is_empty()
+    pub fn is_off(&self) -> bool {
+        self.allow.is_empty() && self.hosts.is_empty()
     }
 
     /// Whether anybody on another host may read blocks of a VM.

@@ -49,6 +49,7 @@ impl Control {
             ..Default::default()
         });
         rows.push(ability::vread(Some(&vread), &self.config.vread));
+        rows.extend(ability::peers::row(Some(&vread), &self.config.vread));
         View {
             status: self.status(now),
             vms: VmList {

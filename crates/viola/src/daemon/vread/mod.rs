@@ -9,6 +9,9 @@
 //! |---|---|
 //! | `supervisor` | which workers there are to be |
 //! | `agents`, `readers` | one DataNode VM, one reading VM |
+//! | `peers` | the worker for other hosts |
+//! | `resolve` | names of other hosts |
+//! | `pairs` | who is introduced to whom |
 //! | `disks` | the files behind a VM's disks |
 //! | `place` | the cores of a reader's worker |
 //! | `worker` | one process |
@@ -17,8 +20,11 @@
 mod agents;
 mod disks;
 pub mod folder;
+mod pairs;
+mod peers;
 mod place;
 mod readers;
+mod resolve;
 mod supervisor;
 mod worker;
 

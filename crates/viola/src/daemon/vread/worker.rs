@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_host::proc;
 use viola_vread::control::{
-    AgentStat, Begin, Control, ControlError, Order, ReaderStat, Report, Role, VERSION, listen,
+    AgentStat, Begin, Control, ControlError, Order, PeerStat, ReaderStat, Report, Role, VERSION,
+    listen,
 };
 
 use crate::daemon::leftover;
@@ -148,6 +149,14 @@ impl Worker {
         }
     }
 
+    /// What a peer worker has done.
+    pub fn peer_stat(&self) -> Result<PeerStat, WorkerError> {
+        match self.control.order(&Order::Stat, &[], PATIENCE)? {
+            Report::Peer(stat) => Ok(stat),
+            other => Err(WorkerError::Stranger(format!("{other:?}"))),
+        }
+    }
+
     /// Tells it to end, and waits until it is gone; one that does not is killed.
     pub fn end(mut self, why: &str) {
         let told = self.order(&Order::Quit { why: why.into() }, &[]);
@@ -184,7 +193,7 @@ impl Drop for Started {
     }
 }
 
-/// A pair of sockets for look-ups: a reader's and an agent worker's end.
+/// A pair of sockets between two workers.
 pub fn lookup_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,
