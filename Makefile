@@ -34,6 +34,10 @@ lint: setup
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets -- -D warnings
 
+## make fuzz          all fuzz targets, ten minutes; SECONDS_IN_ALL=60 ARGS="fuse_requests" for a look at one
+fuzz: setup
+	@scripts/fuzz.sh $(ARGS)
+
 ## make bench-slices  the figures of bench/results/slices.json, about twenty minutes; ARGS="--quick" for a look
 bench-slices: guests build
 	@$(rt) $(viola) bench slices $(ARGS)

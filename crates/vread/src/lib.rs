@@ -7,6 +7,8 @@
 
 pub mod agent_worker;
 pub mod control;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod hazard;
 pub mod journal;
 pub mod lookup;

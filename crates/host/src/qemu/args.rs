@@ -197,8 +197,7 @@ impl QemuArgs {
                 .map(|(_, value)| value)
         };
         let is_port = |device: &Options| {
-            get(device, "driver") == Some("virtserialport")
-                && get(device, "name") == Some(name)
+            get(device, "driver") == Some("virtserialport") && get(device, "name") == Some(name)
         };
         let port = values("device")
             .map(|v| options(v, "driver"))
@@ -282,7 +281,10 @@ fn drive(drive: &Options, index: usize) -> Option<Disk> {
     }
     Some(Disk {
         path: PathBuf::from(file.strip_prefix("file:").unwrap_or(file)),
-        device: get(drive, "id").map_or_else(|| format!("{interface}drive{index}"), printable),
+        device: match get(drive, "id") {
+            Some(id) => printable(id),
+            None => printable(&format!("{interface}drive{index}")),
+        },
         read_only: is_on(drive, "readonly")
             || is_on(drive, "read-only")
             || get(drive, "media") == Some("cdrom"),
