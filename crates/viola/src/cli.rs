@@ -178,6 +178,11 @@ pub enum Worker {
         /// Its control socket.
         socket: PathBuf,
     },
+    /// Serves blocks to other hosts, and fetches theirs.
+    Peer {
+        /// Its control socket.
+        socket: PathBuf,
+    },
 }
 
 /// Options of `run`.

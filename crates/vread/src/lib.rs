@@ -14,6 +14,7 @@ pub mod journal;
 pub mod lookup;
 mod map;
 pub mod pattern;
+pub mod peer;
 pub mod reader;
 pub mod sandbox;
 pub mod table;
