@@ -70,8 +70,10 @@ pub struct Reader {
     pub pid: u32,
     /// Socket for its hypervisor.
     pub socket: String,
-    /// Whether the hypervisor is connected.
+    /// Whether the hypervisor is connected, or the agent in the VM.
     pub connected: bool,
+    /// How its blocks come to it: `virtiofs` or `stream`; empty while it is not connected.
+    pub transport: String,
     /// VMs whose blocks it may read and that are there.
     pub datanodes: Vec<String>,
     /// Requests since the worker started.

@@ -15,7 +15,7 @@ use crate::quantities::{self, BadQuantity};
 
 pub mod vread;
 
-pub use vread::{VmVread, Vread};
+pub use vread::{Transport, VmVread, Vread};
 
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/viola/viola.toml";

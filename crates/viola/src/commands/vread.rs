@@ -73,6 +73,7 @@ fn list(v: &Vread) -> String {
         let mut rows = vec![row(&[
             "READER",
             "CONNECTED",
+            "TRANSPORT",
             "READ",
             "MAY READ",
             "SOCKET",
@@ -82,9 +83,10 @@ fn list(v: &Vread) -> String {
             rows.push(vec![
                 r.name.clone(),
                 if r.connected { "yes" } else { "no" }.into(),
+                or_dash(r.transport.clone()),
                 size(r.bytes.values().sum()),
                 or_dash(r.datanodes.join(",")),
-                r.socket.clone(),
+                or_dash(r.socket.clone()),
                 r.why.clone(),
             ]);
         }
@@ -240,6 +242,7 @@ mod tests {
                 name: "vm1".into(),
                 running: true,
                 connected: true,
+                transport: "virtiofs".into(),
                 socket: "/run/viola/mounts/vm1.sock".into(),
                 bytes: [("uml:dn1".to_owned(), 1536)].into(),
                 withdrawn: 1,
@@ -297,8 +300,8 @@ mod tests {
             list(&some()),
             "DATANODE  SERVED  BLOCKS  BYTES    READERS  AGENT  WHY\n\
              dn1       yes     3       3.0 MiB  vm1      0.1    /data (ext4) on /dn1.img\n\
-             READER  CONNECTED  READ     MAY READ  SOCKET                      WHY\n\
-             vm1     yes        1.5 KiB  -         /run/viola/mounts/vm1.sock\n"
+             READER  CONNECTED  TRANSPORT  READ     MAY READ  SOCKET                      WHY\n\
+             vm1     yes        virtiofs   1.5 KiB  -         /run/viola/mounts/vm1.sock\n"
         );
     }
 

@@ -105,6 +105,19 @@ pub struct Image {
     pub backing: Vec<Layer>,
 }
 
+/// How blocks come to a VM that reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// As the VM is made: both ways are offered.
+    #[default]
+    Auto,
+    /// By shared memory only.
+    Virtiofs,
+    /// By a byte stream only; there is no socket for its hypervisor.
+    Stream,
+}
+
 /// `[vm.vread]`
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -117,6 +130,11 @@ pub struct VmVread {
     pub qmp: Option<PathBuf>,
     /// User to whom the files in its mount belong, instead of `uid` in `[vread]`.
     pub uid: Option<u32>,
+    /// How blocks come to it.
+    pub transport: Transport,
+    /// The host's end of the stream through which it reads.
+    #[serde(deserialize_with = "some_absolute")]
+    pub stream: Option<PathBuf>,
     /// Its disks; empty to have them found.
     pub image: Vec<Image>,
 }

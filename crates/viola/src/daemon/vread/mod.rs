@@ -13,6 +13,7 @@
 //! | `resolve` | names of other hosts |
 //! | `pairs` | who is introduced to whom |
 //! | `disks` | the files behind a VM's disks |
+//! | `line` | a reader's byte stream |
 //! | `place` | the cores of a reader's worker |
 //! | `worker` | one process |
 //! | `folder` | what lies in the run directory |
@@ -20,6 +21,7 @@
 mod agents;
 mod disks;
 pub mod folder;
+mod line;
 mod pairs;
 mod peers;
 mod place;

@@ -6,15 +6,17 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use viola_host::CpuSet;
+use viola_host::{CpuSet, Vm};
 use viola_proto::vread::Reader as Shown;
 use viola_vread::control::{Begin, Order, ReaderStat, Role};
 
 use super::agents::Agent;
 use super::folder;
+use super::line::Line;
 use super::pairs::{Pairs, Useless};
 use super::place;
 use super::worker::{self, Worker};
+use crate::config::{Transport, VmVread};
 use crate::daemon::trouble::{Trouble, Verdict};
 use crate::error::chain;
 use crate::log::{self, Level};
@@ -44,6 +46,10 @@ pub struct Reader {
     placed: Option<(u32, CpuSet)>,
     trouble: Trouble,
     why: String,
+    transport: Transport,
+    line: Line,
+    /// Whether the worker has told how it is.
+    has_told: bool,
 }
 
 /// Who may connect to a reader's socket, and what its worker becomes.
@@ -57,7 +63,13 @@ pub struct Users {
 
 impl Reader {
     /// A reader whose hypervisor connects to `socket`.
-    pub fn new(name: &str, socket: PathBuf, uid: u32, worker: Option<Worker>) -> Self {
+    pub fn new(
+        name: &str,
+        socket: PathBuf,
+        uid: u32,
+        transport: Transport,
+        worker: Option<Worker>,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             worker,
@@ -68,12 +80,15 @@ impl Reader {
             placed: None,
             trouble: Trouble::default(),
             why: "its worker has not started yet".into(),
+            transport,
+            line: Line::default(),
+            has_told: false,
         }
     }
 
-    /// Whether the worker was started for this socket and user.
-    pub fn is(&self, socket: &Path, uid: u32) -> bool {
-        self.socket == socket && self.uid == uid
+    /// Whether the worker was started for this socket, user and way.
+    pub fn is(&self, socket: &Path, uid: u32, transport: Transport) -> bool {
+        self.socket == socket && self.uid == uid && self.transport == transport
     }
 
     /// Starts the worker if there is none.
@@ -93,6 +108,7 @@ impl Reader {
                     ),
                 );
                 self.worker = Some(worker);
+                self.has_told = false;
                 self.trouble.overcome();
                 self.pairs.forget();
             }
@@ -120,6 +136,10 @@ impl Reader {
             uid: self.uid,
             user: users.worker,
         };
+        if self.transport == Transport::Stream {
+            // without a name nobody can connect to it
+            let _ = std::fs::remove_file(&self.socket);
+        }
         Worker::start(
             Role::Reader,
             &control,
@@ -174,10 +194,24 @@ impl Reader {
         }
     }
 
+    /// Keeps its byte stream, if it is to have one.
+    pub fn keep_line(&mut self, now: Instant, config: &VmVread, vm: Option<&Vm>) {
+        let Some(worker) = self.worker.as_ref().filter(|_| self.has_told) else {
+            return;
+        };
+        match self.line.keep(now, worker, self.stat.line, config, vm) {
+            Ok(state) => self.stat.line = state,
+            Err(why) => self.fail(now, &why),
+        }
+    }
+
     /// Asks the worker what it has done.
     pub fn ask(&mut self, now: Instant) {
         match self.worker.as_ref().map(Worker::reader_stat) {
-            Some(Ok(stat)) => self.stat = stat,
+            Some(Ok(stat)) => {
+                self.stat = stat;
+                self.has_told = true;
+            }
             Some(Err(e)) => self.fail(now, &chain(&e)),
             None => {}
         }
@@ -224,12 +258,21 @@ impl Reader {
             name: self.name.clone(),
             running: self.worker.is_some(),
             why: match &self.worker {
-                Some(_) => String::new(),
+                Some(_) if stat.connected => String::new(),
+                Some(_) => self.line.why().to_owned(),
                 None => self.why.clone(),
             },
             pid: self.worker.as_ref().map_or(0, |w| w.pid),
-            socket: self.socket.display().to_string(),
+            socket: match self.transport {
+                Transport::Stream => String::new(),
+                _ => self.socket.display().to_string(),
+            },
             connected: stat.connected,
+            transport: match (stat.line, stat.connected) {
+                (viola_vread::control::Line::Connected, _) => "stream".into(),
+                (_, true) => "virtiofs".into(),
+                _ => String::new(),
+            },
             datanodes: self.pairs.ids().cloned().collect(),
             requests: stat.requests,
             reads: stat.reads,

@@ -16,7 +16,7 @@ use super::place;
 use super::readers::{Reader, Users};
 use super::worker::{self, Worker};
 use crate::config::vread::Named;
-use crate::config::{Config, VmVread, Vread};
+use crate::config::{Config, Transport, VmVread, Vread};
 use crate::daemon::leftover;
 use crate::daemon::users;
 use crate::keys::host_name;
@@ -177,6 +177,7 @@ impl Supervisor {
         self.peers
             .tell(now, &self.dir, &config.vread, agents, readers);
         self.place(&config);
+        self.keep_lines(now, &config);
         for agent in self.agents.values_mut() {
             agent.connect(now, &vm_config(&config, &agent.vm));
         }
@@ -252,20 +253,23 @@ impl Supervisor {
             Some(dir) => dir.clone(),
             None => self.run_dir.join("mounts"),
         };
-        let wanted: Vec<(&str, PathBuf, u32)> = config
+        let wanted: Vec<(&str, PathBuf, u32, Transport)> = config
             .vread
             .readers()
             .into_iter()
             .map(|name| {
-                let uid = config.vm(name, name).and_then(|v| v.vread.uid);
+                let vm = config.vm(name, name).map(|v| &v.vread);
+                let uid = vm.and_then(|v| v.uid);
+                let transport = vm.map(|v| v.transport).unwrap_or_default();
                 let socket = sockets.join(format!("{}.sock", folder::part(name)));
-                (name, socket, uid.unwrap_or(config.vread.uid))
+                let uid = uid.unwrap_or(config.vread.uid);
+                (name, socket, uid, transport)
             })
             .collect();
         let is_wanted = |r: &Reader| {
             wanted
                 .iter()
-                .any(|(n, s, uid)| *n == r.name && r.is(s, *uid))
+                .any(|(n, s, uid, t)| *n == r.name && r.is(s, *uid, *t))
         };
         let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.readers)
             .into_iter()
@@ -274,11 +278,11 @@ impl Supervisor {
         for (_, reader) in gone {
             reader.end("it may not read any more, or by another socket");
         }
-        for (name, socket, uid) in wanted {
+        for (name, socket, uid, transport) in wanted {
             if !self.readers.contains_key(name) {
                 // Whether one that went on has the right socket is not known; its hypervisor is connected to it.
                 let found = self.take_adopted(Role::Reader, name);
-                let reader = Reader::new(name, socket, uid, found);
+                let reader = Reader::new(name, socket, uid, transport, found);
                 self.readers.insert(name.to_owned(), reader);
             }
             if let Some(reader) = self.readers.get_mut(name) {
@@ -360,6 +364,21 @@ impl Supervisor {
             if let Some(vm) = self.vms.iter().find(is_it) {
                 reader.place(place::cores(vm, &config.slices));
             }
+        }
+    }
+
+    fn keep_lines(&mut self, now: Instant, config: &Config) {
+        for reader in self.readers.values_mut() {
+            let is_it = |vm: &&Vm| named(vm).is(&reader.name);
+            let vm = self.vms.iter().find(is_it);
+            let of_config = match vm {
+                Some(vm) => vm_config(config, vm),
+                None => config
+                    .vm(&reader.name, &reader.name)
+                    .map(|v| v.vread.clone())
+                    .unwrap_or_default(),
+            };
+            reader.keep_line(now, &of_config, vm);
         }
     }
 
