@@ -184,7 +184,7 @@ impl Two {
             .wait("socket for the reader", |_| socket.exists());
         let text = format!(
             "[lab]\nname='{name}'\n\
-             [[guest]]\nname='{name}-rd'\ncores=[1]\nkernel_args=['virtio_uml.device={}:26']\n",
+             [[guest]]\nname='{name}-rd'\ncores=[1]\ntaps=0\nkernel_args=['virtio_uml.device={}:26']\n",
             socket.display()
         );
         two.reader = Some(two.a.up(&text, name, two.folder.path()));
@@ -209,7 +209,7 @@ impl Two {
     pub fn boot_node(&mut self, on: &str) {
         let (name, host) = (&self.name, if on == "a" { &self.a } else { &self.b });
         let text = format!(
-            "[lab]\nname='{name}-on-{on}'\n[[guest]]\nname='{name}-dn'\ncores=[1]\ndisks=[{{image='d.img'}}]\n"
+            "[lab]\nname='{name}-on-{on}'\n[[guest]]\nname='{name}-dn'\ncores=[1]\ntaps=0\ndisks=[{{image='d.img'}}]\n"
         );
         self.node = Some(host.up(&text, &format!("{name}-on-{on}"), self.folder.path()));
         self.dn(&format!(

@@ -345,7 +345,7 @@ impl Bed<'_> {
 }
 
 /// Pool and name of a block, from the path of its meta file.
-fn block_of(path: &str) -> Option<(String, String)> {
+pub fn block_of(path: &str) -> Option<(String, String)> {
     let mut parts = path.trim().rsplit('/');
     let name = parts.next()?.strip_suffix(".meta")?;
     let pool = parts.find(|part| part.starts_with("BP-"))?;

@@ -4,6 +4,7 @@
 
 mod bed;
 mod daemon;
+mod remote;
 mod rows;
 mod usage;
 mod work;
@@ -39,54 +40,47 @@ pub fn run(options: &Options) -> Outcome {
     let sizes = Sizes::new(options.quick);
     let works: Vec<Work> = Work::ALL
         .into_iter()
-        .filter(|work| wanted(options, *work))
+        .filter(|work| wanted(options, &work.name()))
         .collect();
-    if works.is_empty() {
+    let remote = remote::works(|name| wanted(options, name));
+    if works.is_empty() && remote.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no work has `{only}` in its name; try sequential, random, delay, neighbours or write"
+            "no work has `{only}` in its name; try sequential, random, delay, neighbours, write or other host"
         )));
     }
     let rounds = options.rounds();
     let cells: usize = works.iter().map(|work| work.sides().len()).sum();
-    let total = START + CELL * (cells * rounds) as u32;
-    let mut progress = Progress::new(total);
-    progress.say(&format!("vread: {rounds} rounds, about {}", clock(total)));
-    progress.step("HDFS on the host and in guests", START);
-
-    let mut ground = Ground::new(Path::new(FOLDER))?;
-    if works
-        .iter()
-        .any(|work| work.sides().contains(&Side::Loopback))
-    {
-        ground.start_loopback(&sizes)?;
+    let local = match works.is_empty() {
+        true => Duration::ZERO,
+        false => START + CELL * (cells * rounds) as u32,
+    };
+    let apart = match remote.is_empty() {
+        true => Duration::ZERO,
+        false => remote::time(&remote, rounds),
+    };
+    let mut progress = Progress::new(local + apart);
+    let about = clock(local + apart);
+    progress.say(&format!("vread: {rounds} rounds, about {about}"));
+    let mut rows = Vec::new();
+    if !works.is_empty() {
+        rows.extend(here(&works, rounds, cores, &sizes, &mut progress)?.rows());
     }
-    let daemon = Daemon::start(bed::CLIENT, bed::NODE)?;
-    let lab = ground.boot(cores, Some(&daemon), &sizes)?;
-    let mut bed = ground.bed(&lab, Some(&daemon), &sizes)?;
-    let mut found = Found::default();
-    let mut eye = Eye::new()?;
-    for round in 0..rounds {
-        for work in &works {
-            for side in turn(&bed.sides(*work), round) {
-                let label = format!(
-                    "round {} of {rounds}: {}, {}",
-                    round + 1,
-                    work.name(),
-                    side.name()
-                );
-                progress.step(&label, CELL);
-                let reading = measure(&mut bed, &mut eye, *work, side, &sizes, round)?;
-                found.add(*work, side, reading);
-            }
-        }
+    if !remote.is_empty() {
+        let folder = Path::new(FOLDER);
+        rows.extend(remote::run(
+            &remote,
+            rounds,
+            cores,
+            &sizes,
+            folder,
+            &mut progress,
+        )?);
     }
-    drop(bed);
-    lab.down().map_err(lab_failure)?;
-    drop((daemon, ground, progress));
+    drop(progress);
 
     let guests = "User Mode Linux; DataNode and client on a core each, daemon and workers on any";
-    let mut results = Results::new(rounds, guests, found.rows());
+    let mut results = Results::new(rounds, guests, rows);
     results.explain(&Causes::read("bench/why-vread.toml".as_ref())?);
     let path = options.path(
         "vread",
@@ -95,6 +89,47 @@ pub fn run(options: &Options) -> Outcome {
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
     table::print(&verdict(&results, &path))
+}
+
+/// All on one host.
+fn here(
+    works: &[Work],
+    rounds: usize,
+    cores: Cores,
+    sizes: &Sizes,
+    progress: &mut Progress,
+) -> Outcome<Found> {
+    progress.step("HDFS on the host and in guests", START);
+    let mut ground = Ground::new(Path::new(FOLDER))?;
+    if works
+        .iter()
+        .any(|work| work.sides().contains(&Side::Loopback))
+    {
+        ground.start_loopback(sizes)?;
+    }
+    let daemon = Daemon::start(bed::CLIENT, bed::NODE)?;
+    let lab = ground.boot(cores, Some(&daemon), sizes)?;
+    let mut bed = ground.bed(&lab, Some(&daemon), sizes)?;
+    let mut found = Found::default();
+    let mut eye = Eye::new()?;
+    for round in 0..rounds {
+        for work in works {
+            for side in turn(&bed.sides(*work), round) {
+                let label = format!(
+                    "round {} of {rounds}: {}, {}",
+                    round + 1,
+                    work.name(),
+                    side.name()
+                );
+                progress.step(&label, CELL);
+                let reading = measure(&mut bed, &mut eye, *work, side, sizes, round)?;
+                found.add(*work, side, reading);
+            }
+        }
+    }
+    drop(bed);
+    lab.down().map_err(lab_failure)?;
+    Ok(found)
 }
 
 /// One cell.
@@ -133,9 +168,8 @@ fn measure(
     Ok(Reading { answer, usage })
 }
 
-/// Whether a work was asked for; patterns are separated by commas.
-fn wanted(options: &Options, work: Work) -> bool {
-    let name = work.name();
+/// Whether a work of this name was asked for; patterns are separated by commas.
+fn wanted(options: &Options, name: &str) -> bool {
     let any = |only: &String| only.split(',').any(|part| name.contains(part.trim()));
     options.only.as_ref().is_none_or(any)
 }
@@ -209,7 +243,7 @@ mod tests {
         let chosen = |only| {
             Work::ALL
                 .into_iter()
-                .filter(|w| wanted(&options(only), *w))
+                .filter(|w| wanted(&options(only), &w.name()))
                 .count()
         };
         assert_eq!(chosen("sequential, random 4"), 3);
