@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A stream of bytes cut into frames. Bytes of blocks are handed on as they come and never kept.
 
-use super::wire::{Bad, HEADER, Head, Message};
+use super::wire::{Bad, Code, HEADER, Head, Message};
 
 /// Who takes the frames.
 pub trait Sink {
@@ -74,7 +74,12 @@ impl Frames {
             if !head.is_data() {
                 let message = head.message(&self.body);
                 self.body.clear();
-                sink.message(head.id, message?)?;
+                let message = message?;
+                // This one is this host's own word.
+                if message == Message::Failed(Code::Gone) {
+                    return Err(Bad("an unknown code"));
+                }
+                sink.message(head.id, message)?;
             }
         }
     }

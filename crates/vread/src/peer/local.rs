@@ -113,6 +113,7 @@ mod tests {
                 Message::Find { key: key.clone() },
                 Message::Read { key, meta: true, offset: offset.into(), length },
                 Message::Data { length },
+                Message::Failed(super::super::wire::Code::Gone),
             ] {
                 let datagram = Datagram { host, slot, id, message };
                 prop_assert_eq!(Datagram::parse(&datagram.bytes()), Ok(datagram));

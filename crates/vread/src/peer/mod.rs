@@ -24,6 +24,8 @@ pub(crate) mod local;
 pub(crate) mod memory;
 mod run;
 mod serve;
+#[cfg(test)]
+mod tests;
 mod tls;
 pub(crate) mod wire;
 

@@ -40,8 +40,12 @@ pub struct Start {
 ///
 /// # Errors
 /// When something of `start` is not what it should be.
-pub fn run(start: Start, mut inbox: Inbox) -> io::Result<()> {
+pub fn run(start: Start, inbox: Inbox) -> io::Result<()> {
     end_on_panic();
+    work(start, inbox)
+}
+
+pub(super) fn work(start: Start, mut inbox: Inbox) -> io::Result<()> {
     let mut worker = Worker::new(start)?;
     loop {
         while let Some((received, from)) = inbox.next() {

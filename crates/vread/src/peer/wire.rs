@@ -63,7 +63,7 @@ pub enum Code {
     Io = 3,
     /// The other host does not want to talk: another version, or too much at a time.
     Refused = 4,
-    /// The connection is not there, or has just ended. Never on the wire.
+    /// The connection is not there, or has just ended. Never between hosts.
     Gone = 5,
 }
 
@@ -323,11 +323,7 @@ impl Head {
             DATA if self.code == 0 => Message::Data {
                 length: self.length as u32,
             },
-            DATA => Message::Failed(
-                Code::from_byte(self.code)
-                    .filter(|code| *code != Code::Gone)
-                    .ok_or(Bad("an unknown code"))?,
-            ),
+            DATA => Message::Failed(Code::from_byte(self.code).ok_or(Bad("an unknown code"))?),
             PONG => Message::Pong,
             _ => return Err(Bad("an unknown kind of frame")),
         };

@@ -33,7 +33,7 @@ pub(super) enum Patience {
 
 /// Runs `serve` on this thread without waiting for a disk. `None` when that was not possible: then
 /// nothing has been done that serving the same request again would not do again.
-pub(super) fn hurried<T>(serve: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn hurried<T>(serve: impl FnOnce() -> T) -> Option<T> {
     PATIENCE.set(Patience::Hurries);
     let result = serve();
     (PATIENCE.replace(Patience::Waits) != Patience::Ended).then_some(result)

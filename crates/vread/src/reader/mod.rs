@@ -26,6 +26,8 @@ mod stream;
 
 pub use device::Shape;
 pub use fs::{BlockFs, Look};
+#[cfg(test)]
+pub(crate) use fill::hurried;
 pub(crate) use plain::{Failed, Handle};
 pub(crate) use pool::Pool;
 pub use run::{Start, run, serve_vm};
