@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -35,16 +35,27 @@ fn place(block: u32, piece: u64) -> u64 {
     ((piece * 37 + 5) % pieces * u64::from(BLOCKS) + u64::from(block)) * PIECE
 }
 
-/// What a block holds at `offset`.
-pub fn byte(block: u32, offset: u64) -> u8 {
-    let at = place(block, offset / PIECE) + offset % PIECE;
-    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8
+/// The disk on which the blocks are.
+fn disk() -> &'static [u8] {
+    static DISK: OnceLock<Vec<u8>> = OnceLock::new();
+    DISK.get_or_init(|| {
+        let all = 0..LENGTH * u64::from(BLOCKS);
+        all.map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8)
+            .collect()
+    })
 }
 
 /// The bytes of a block from `offset` on.
 pub fn bytes(block: u32, offset: u64, length: usize) -> Vec<u8> {
     let end = LENGTH.min(offset + length as u64);
-    (offset..end).map(|at| byte(block, at)).collect()
+    let (mut at, mut all) = (offset, Vec::with_capacity(length));
+    while at < end {
+        let some = (PIECE - at % PIECE).min(end - at);
+        let from = (place(block, at / PIECE) + at % PIECE) as usize;
+        all.extend_from_slice(&disk()[from..from + some as usize]);
+        at += some;
+    }
+    all
 }
 
 fn found(table: &Table, key: &BlockKey) -> Option<Found> {
@@ -86,10 +97,7 @@ impl Worker {
         hazard::create(&cells, 16).unwrap();
         let table = Table::map(&table_file).unwrap();
         let image = tempfile::tempfile().unwrap();
-        let disk: Vec<u8> = (0..LENGTH * u64::from(BLOCKS))
-            .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8)
-            .collect();
-        image.write_all_at(&disk, 0).unwrap();
+        image.write_all_at(disk(), 0).unwrap();
         let flags = SocketFlags::CLOEXEC;
         let (here, there) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -229,7 +237,7 @@ impl Agent {
 
     /// Waits until it says this of itself.
     pub fn wait(&self, what: &str) {
-        within(what, Duration::from_secs(10), || {
+        within(what, Duration::from_secs(30), || {
             self.status().contains(what)
         });
     }
