@@ -44,7 +44,7 @@ bench-slices: guests build
 
 ## make demo-vread    a file in HDFS, read by another guest: stock and viola side by side
 demo-vread: guests build hadoop
-	@$(viola) bench vread --quick --rounds 3 --only "sequential,random,neighbours"
+	@$(viola) bench vread --quick --rounds 3 --only "sequential,random,1 MiB read"
 
 ## make bench-vread   the figures of bench/results/vread.json, about half an hour; ARGS="--quick" for a look
 bench-vread: guests build
