@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What guests and taken-over workers can send, a function for each way in.
+//! What guests, other hosts and taken-over workers can send, a function for each way in.
 //!
 //! A fuzzer calls them with what it makes up (`scripts/fuzz.sh`), the tests with what fuzzers found worth keeping.
 
 mod agent_messages;
 mod fuse_requests;
+mod peer_frames;
 mod worker_datagrams;
 
 pub use agent_messages::agent_messages;
 pub use fuse_requests::fuse_requests;
+pub use peer_frames::peer_frames;
 pub use worker_datagrams::worker_datagrams;
 
 /// An empty file without a name.
@@ -41,5 +43,10 @@ mod tests {
     #[test]
     fn no_datagram_of_a_worker_that_was_ever_found_breaks_a_promise() {
         replay("worker_datagrams", worker_datagrams);
+    }
+
+    #[test]
+    fn no_frame_of_another_host_that_was_ever_found_breaks_a_promise() {
+        replay("peer_frames", peer_frames);
     }
 }

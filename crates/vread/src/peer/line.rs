@@ -260,3 +260,33 @@ impl Sink for Taker<'_> {
         Ok(())
     }
 }
+
+/// Feeds an asking side that awaits answers to requests 1 to 8 with any bytes, cut into parts of `cut` bytes; how many
+/// were answered.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn take_answers(bytes: &[u8], cut: usize, memory: &Memory) -> usize {
+    let read = |id: u64| Awaited::Read {
+        id,
+        slot: id as u16,
+        length: 1 << id,
+    };
+    let mut state = State {
+        welcomed: true,
+        awaited: (1..=8)
+            .map(|id| (id, if id < 5 { read(id) } else { Awaited::Find(id) }))
+            .collect(),
+        answers: Vec::new(),
+    };
+    let mut frames = Frames::default();
+    for part in bytes.chunks(cut.max(1)) {
+        let mut taker = Taker {
+            state: &mut state,
+            memory,
+        };
+        if frames.feed(part, &mut taker).is_err() {
+            break;
+        }
+    }
+    assert_eq!(state.answers.len() + state.awaited.len(), 8);
+    state.answers.len()
+}

@@ -16,10 +16,10 @@
 
 mod ask;
 mod channel;
-mod frames;
+pub(crate) mod frames;
 mod hosts;
 mod jobs;
-mod line;
+pub(crate) mod line;
 pub(crate) mod local;
 pub(crate) mod memory;
 mod run;

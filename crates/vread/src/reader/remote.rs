@@ -55,11 +55,14 @@ pub(super) struct Remote {
     bytes: Mutex<BTreeMap<String, u64>>,
 }
 
+/// Which host has a block, or why none is known.
+type Where = Result<(u16, Located), Code>;
+
 #[derive(Debug)]
 struct State {
     next: u64,
     slots: Slots,
-    finds: Vec<(u64, Option<Result<(u16, Located), Code>>)>,
+    finds: Vec<(u64, Option<Where>)>,
     receiving: bool,
     /// Nothing is asked before this.
     resting: Option<Instant>,
