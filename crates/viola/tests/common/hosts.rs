@@ -330,8 +330,10 @@ impl Two {
                 Ok(read) => return assert_eq!(&read, sums, "block {id}"),
                 Err(why) => assert!(
                     Instant::now() < limit,
-                    "block {id}: {why}\na: {}\nb: {}",
+                    "block {id}: {why}\na: {:?}\n{}\nb: {:?}\n{}",
+                    self.a.shown(),
                     self.a.daemon.log(),
+                    self.b.shown(),
                     self.b.daemon.log()
                 ),
             }

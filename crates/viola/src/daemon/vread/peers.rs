@@ -345,7 +345,12 @@ impl Peers {
     /// Asks the worker what it has done.
     pub fn ask(&mut self, now: Instant) {
         match self.worker.as_ref().map(Worker::peer_stat) {
-            Some(Ok(stat)) => self.stat = stat,
+            Some(Ok(stat)) => {
+                self.stat = stat;
+                // One whose socket has broken on either side is introduced again.
+                self.askers
+                    .retain(|name, _| self.stat.askers.contains(name));
+            }
             Some(Err(e)) => self.fail(now, &chain(&e)),
             None => {}
         }
