@@ -12,6 +12,7 @@ beds() {
 viola-lab qemu
 viola qemu_vread
 viola qemu_migration
+viola qemu_stream
 BEDS
 }
 
