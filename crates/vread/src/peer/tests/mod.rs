@@ -2,6 +2,7 @@
 //! Two hosts by TCP and TLS on the loopback.
 
 mod hostile;
+mod process;
 mod support;
 
 use std::sync::atomic::Ordering;

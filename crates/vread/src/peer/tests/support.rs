@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -18,7 +19,8 @@ use viola_proto::agent::{BlockKey, Extent, FileMap};
 use super::super::run::{Start, work};
 use super::super::{fingerprint, new_memory};
 use crate::control::{
-    Control, Format, Grant, ImageSpec, Inbox, Order, PeerSpec, PeerStat, Report, Source,
+    Begin, Control, Format, Grant, ImageSpec, Inbox, Order, PeerSpec, PeerStat, Report, Secret,
+    Source,
 };
 use crate::lookup::{Found, Next, Server};
 use crate::reader::wire::Requests;
@@ -118,12 +120,22 @@ fn shared() -> File {
     tempfile::tempfile().unwrap()
 }
 
-/// A peer worker on a thread.
+/// A peer worker, on a thread or as a process.
 pub struct Host {
     control: Control,
     pub address: SocketAddr,
     pub id: Id,
     hazards: File,
+    pub process: Option<Child>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
 }
 
 impl Host {
@@ -146,6 +158,45 @@ impl Host {
             address,
             id,
             hazards,
+            process: None,
+        }
+    }
+
+    /// A process as the daemon starts it, shut in, that may connect to `ports`. It runs one test of this program:
+    /// [`super::process::worker`].
+    pub fn process(name: &str, ports: Vec<u16>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let orders = crate::control::listen(&path).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (id, hazards) = (Id::new(), shared());
+        hazard::create(&hazards, hazard::MAX_CELLS).unwrap();
+        let (ours, theirs) = pair();
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peer::tests::process::worker", "--ignored"])
+            .stdin(theirs)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let begin = Begin::Peer {
+            host: name.into(),
+            certificate: id.certificate.clone(),
+            key: Secret(id.key.clone()),
+            listeners: 1,
+            ports,
+            user: rustix::process::geteuid()
+                .is_root()
+                .then_some((65_534, 65_534)),
+        };
+        let fds = [orders.as_fd(), hazards.as_fd(), listener.as_fd()];
+        Control::from_fd(ours).begin(&begin, &fds).unwrap();
+        Self {
+            control: Control::connect(&path).unwrap(),
+            address,
+            id,
+            hazards,
+            process: Some(child),
         }
     }
 
@@ -503,7 +554,15 @@ pub fn two() -> (Host, Host, Datanode, Reader) {
 }
 
 pub fn two_by(by: impl FnOnce(SocketAddr) -> SocketAddr) -> (Host, Host, Datanode, Reader) {
-    let (a, b) = (Host::new("a"), Host::new("b"));
+    acquaint(Host::new("a"), Host::new("b"), by)
+}
+
+/// Tells two hosts of each other; `b` has the DataNode.
+pub fn acquaint(
+    a: Host,
+    b: Host,
+    by: impl FnOnce(SocketAddr) -> SocketAddr,
+) -> (Host, Host, Datanode, Reader) {
     let datanode = Datanode::on(&b);
     b.know(vec![spec(
         "a",
