@@ -95,10 +95,7 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-fn run(arguments: &[String]) -> Result<(), Error> {
-    let [folder, options @ ..] = arguments else {
-        return Err("usage: stream-throughput FOLDER [--mib N] [--rounds N]".into());
-    };
+fn run(folder: &str, options: &[String]) -> Result<(), Error> {
     let option = |name: &str, default: u64| -> Result<u64, Error> {
         match options.iter().position(|word| word == name) {
             Some(at) => Ok(options.get(at + 1).ok_or("a number is needed")?.parse()?),
@@ -178,7 +175,11 @@ fn run(arguments: &[String]) -> Result<(), Error> {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
+    let [folder, options @ ..] = &arguments[..] else {
+        eprintln!("usage: stream-throughput FOLDER [--mib N] [--rounds N]");
+        return ExitCode::from(2);
+    };
+    match run(folder, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("stream-throughput: {e}");
