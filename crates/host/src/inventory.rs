@@ -5,7 +5,7 @@
 //! further. What was seen is recognised by number, start time, name and stack address: the first two tell
 //! a reused number, the other two a process that has become another program since.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::cgroup::Mounts;
@@ -14,7 +14,7 @@ use crate::netns::{self, NicFound};
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
 use crate::uml::{self, UmlArgs};
-use crate::vm::{Hypervisor, Thread, Tid, Vm, VmId, printable};
+use crate::vm::{Hypervisor, Service, ServiceKind, Thread, Tid, Vm, VmId, printable};
 
 /// Interfaces are asked for their numbers again after this time, for one that was made anew.
 const NIC_AGE: Duration = Duration::from_secs(60);
@@ -78,6 +78,8 @@ pub struct Inventory {
     warnings: Vec<String>,
     /// Only VMs of this network namespace, by its inode number.
     netns: Option<u64>,
+    /// Other processes that work for a VM.
+    lent: BTreeMap<VmId, Vec<Tid>>,
 }
 
 impl Inventory {
@@ -93,6 +95,7 @@ impl Inventory {
             vms: Vec::new(),
             warnings: Vec::new(),
             netns: None,
+            lent: BTreeMap::new(),
         })
     }
 
@@ -112,6 +115,13 @@ impl Inventory {
             self.tracks.clear();
         }
         Ok(())
+    }
+
+    /// From the next look on the threads of these processes count as service threads of a VM: they carry one of its
+    /// devices. Replaces what was said before. One that has ended has no threads; its number must not be said any
+    /// more by the time that it may be another's.
+    pub fn lend(&mut self, lent: BTreeMap<VmId, Vec<Tid>>) {
+        self.lent = lent;
     }
 
     /// An inventory of now.
@@ -350,11 +360,20 @@ impl Inventory {
             .filter_map(|track| {
                 let mut vm = track.vm.clone()?;
                 vm.id = track.id.clone()?;
+                let backends = self.lent.get(&vm.id).into_iter().flatten();
+                vm.service.extend(backends.flat_map(|pid| backend(*pid)));
                 Some(vm)
             })
             .collect();
         self.vms.sort_by(|a, b| a.id.cmp(&b.id));
     }
+}
+
+/// The threads of a process that carries a device; none when it has ended.
+fn backend(pid: Tid) -> impl Iterator<Item = Service> {
+    let kind = ServiceKind::Backend;
+    let threads = proc::tasks(pid).unwrap_or_default().into_iter();
+    threads.map(move |(thread, _)| Service { thread, kind })
 }
 
 impl Track {

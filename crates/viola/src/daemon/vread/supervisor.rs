@@ -361,8 +361,10 @@ impl Supervisor {
         for reader in self.readers.values_mut() {
             let is_it = |vm: &&Vm| named(vm).is(&reader.name);
             // Before its VM runs, and after it has ended, it does nothing anyway.
-            if let Some(vm) = self.vms.iter().find(is_it) {
-                reader.place(place::cores(vm, &config.slices));
+            if let Some(vm) = self.vms.iter().find(is_it)
+                && let Some(pid) = reader.worker.as_ref().map(|w| w.pid)
+            {
+                reader.place(place::cores(vm, pid, &config.slices));
             }
         }
     }
@@ -405,7 +407,7 @@ impl Supervisor {
 }
 
 /// A VM as the configuration can name it.
-pub(super) fn named(vm: &Vm) -> Named {
+pub fn named(vm: &Vm) -> Named {
     Named {
         id: vm.id.to_string(),
         name: vm.name.clone(),
