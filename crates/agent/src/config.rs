@@ -256,6 +256,20 @@ mod tests {
     }
 
     #[test]
+    fn every_key_is_in_the_reference() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/reference.md");
+        let text = std::fs::read_to_string(file).unwrap();
+        for table in ["", "[mount]\n"] {
+            let said = Config::read(&format!("{table}no_such_key = 1"), "x", "").unwrap_err();
+            let said = said.to_string();
+            let keys = said.split_once("expected ").unwrap().1;
+            for key in keys.split('`').skip(1).step_by(2) {
+                assert!(text.contains(&format!("`{key}`")), "{key}: {said}");
+            }
+        }
+    }
+
+    #[test]
     fn the_kernel_command_line_wins() {
         let config = read(
             "data = ['/d']\nquiet_ms = 1000\n",

@@ -66,9 +66,11 @@ pub enum Command {
     /// NAME, CLASS (ls or batch; a * when the meter chose it), CORES that the vCPUs may run on, SHARE that the
     /// weight stands for when everybody is busy and USED in the last second, both in percent of those cores, WAIT
     /// as part of the time the VM wanted to run, P99 WAIT that 99 of 100 waits did not exceed in the last 10 s,
-    /// NET and DISK traffic, and HELP: accelerators that would help this VM.
+    /// NET and DISK traffic, and HELP: accelerators that would help this VM and that it does not have. slices: class ls
+    /// would shorten its waits; vread: it may read HDFS blocks of this host, and has no mount for them. `viola check`
+    /// says it in sentences.
     ///
-    /// Without a daemon it measures for one second by itself, and says so.
+    /// Without a daemon it measures for one second by itself, and says so; HELP takes a daemon.
     Vms(Vms),
     /// Change how one VM is scheduled, at once.
     ///
@@ -117,6 +119,11 @@ pub enum Command {
     /// Measure, with goals.
     #[command(subcommand)]
     Bench(crate::bench::Bench),
+    /// Write man pages and shell completions into a folder.
+    ///
+    /// A page for each command (viola-set.1) and completions for bash, fish and zsh, made from the same text as
+    /// --help. `man -l DIR/viola.1` shows a page from there.
+    Man(Man),
     /// Processes that the daemon starts.
     #[command(hide = true, subcommand)]
     Internal(Internal),
@@ -132,6 +139,14 @@ pub enum Keys {
     Init(KeysArgs),
     /// Show the fingerprint, as lines for the configuration of the other hosts.
     Show(KeysArgs),
+}
+
+/// Options of `man`.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// The folder; it is made if it is not there.
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 /// Options of `keys init` and `keys show`.

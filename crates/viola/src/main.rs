@@ -15,6 +15,8 @@ mod log;
 mod measure;
 mod names;
 mod quantities;
+#[cfg(test)]
+mod reference;
 mod report;
 mod table;
 #[cfg(test)]
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Lab(what) => return commands::lab(what).unwrap_or_else(|e| e.tell()),
         Command::Demo(args) => demo::run(args),
         Command::Bench(what) => bench::run(what),
+        Command::Man(args) => commands::man(args),
         Command::Internal(what) => return commands::internal(what),
         Command::Worker(what) => commands::worker(what),
     };
