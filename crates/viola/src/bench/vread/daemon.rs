@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use viola_proto::vread::Vread;
+
 use super::super::{interrupt, spawn};
 use crate::error::{Failure, Outcome};
 
@@ -86,6 +88,13 @@ impl Daemon {
     /// Socket for the reading guest's device.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Bytes that its readers have read since it runs.
+    pub fn served(&self) -> Outcome<u64> {
+        let client = crate::client::Client::new(&self.folder.join("viola.sock"));
+        let vread: Vread = client.get("/vread").map_err(Failure::run)?;
+        Ok(vread.readers.iter().flat_map(|r| r.bytes.values()).sum())
     }
 
     /// The end of its log.

@@ -2,7 +2,6 @@
 //! The DataNode on another host: two network namespaces with a cable between them, a daemon in each; HDFS over TCP
 //! against blocks through both daemons, over that cable.
 
-use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use super::super::progress::Progress;
 use super::super::row::{Goal, Row};
 use super::super::side::lab_failure;
 use super::bed::Cores;
+use super::caches;
 use super::daemon::{Daemon, head};
 use super::rows::Reading;
 use super::usage::{Moment, Usage, Whose};
@@ -195,7 +195,7 @@ struct Bed<'a> {
     hosts: &'a Hosts,
     labs: &'a Labs,
     client: Client,
-    images: Vec<File>,
+    images: Vec<PathBuf>,
 }
 
 impl<'a> Bed<'a> {
@@ -222,14 +222,11 @@ impl<'a> Bed<'a> {
         client.ask(&write).map_err(lab_failure)?;
         let agent = Workload::agent("data = ['/mnt/data']\n");
         labs.node()?.start("agent", agent).map_err(lab_failure)?;
-        let images = images.iter().map(|image| {
-            File::open(image).map_err(|e| Failure::run(format!("{}: {e}", image.display())))
-        });
         let bed = Self {
             hosts,
             labs,
             client,
-            images: images.collect::<Outcome<_>>()?,
+            images: images.to_vec(),
         };
         bed.wait_named()?;
         Ok(bed)
@@ -314,12 +311,9 @@ impl<'a> Bed<'a> {
         for guest in [self.labs.node()?, self.labs.client()?] {
             sh(guest, "sync; echo 3 >/proc/sys/vm/drop_caches")?;
         }
-        for image in &self.images {
-            image.sync_all().map_err(Failure::run)?;
-            rustix::fs::fadvise(image, 0, None, rustix::fs::Advice::DontNeed)
-                .map_err(Failure::run)?;
-        }
-        Ok(())
+        self.images
+            .iter()
+            .try_for_each(|image| caches::forget(image))
     }
 }
 
