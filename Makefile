@@ -27,6 +27,7 @@ test-beds:
 	@scripts/setup.sh --guests --test
 	@scripts/lab-image.sh
 	@scripts/qemu-image.sh
+	@scripts/qemu-image.sh --new
 	@scripts/test-beds.sh $(ARGS)
 
 ## make lint          formatting and clippy only

@@ -1,15 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# qemu-image.sh [--rdma] [--update]: QEMU, and kernel and initramfs of its guests, under build/qemu.
+# qemu-image.sh [--rdma|--new] [--update]: QEMU, and kernel and initramfs of its guests, under build/qemu.
 #
 #   scripts/qemu-image.sh           make what is missing or older than viola-guest and viola-agent
 #   scripts/qemu-image.sh --rdma    the same with Debian's ordinary kernel, which has RDMA, and its tools
+#   scripts/qemu-image.sh --new     the same with the kernel of Debian's backports
 #   scripts/qemu-image.sh --update  look in the archive for newer packages
 #
 # The kernel is that of Debian trixie, in the cloud's flavour; apt fetches it into a private state, checked against
 # the archive's signed index, and nothing of it is installed on this machine. So does QEMU itself. Programs in the guest
 # come from the lab's image (lab-image.sh). Results:
-#   build/qemu/cloud or rdma: vmlinuz, initrd.img   MANIFEST has their SHA-256, PACKAGES where they are from
+#   build/qemu/cloud, rdma or new: vmlinuz, initrd.img   MANIFEST has their SHA-256, PACKAGES where they are from
 #   build/qemu/program/root/usr/bin/qemu-system-x86_64
 set -euo pipefail
 umask 022
@@ -23,18 +24,19 @@ state=$qemu/apt
 say() { printf 'qemu-image: %s\n' "$*"; }
 die() { printf 'qemu-image: %s\n' "$*" >&2; exit 1; }
 
-kind=cloud meta=linux-image-cloud-amd64 update=no
+kind=cloud meta=linux-image-cloud-amd64 suite=trixie update=no
 modules=(virtio_pci virtio_blk virtio_console virtio_net virtio_rng virtiofs fuse ext4 xfs vmw_vsock_virtio_transport af_packet)
 tools=()
 for arg in "$@"; do
     case $arg in
         --rdma)
             kind=rdma meta=linux-image-amd64
-            modules+=(rdma_rxe ib_uverbs rdma_ucm veth)
+            modules+=(rdma_rxe ib_uverbs rdma_ucm veth crc32_generic crc32_pclmul)
             tools=(perftest ibverbs-utils ibverbs-providers iproute2 iperf3)
             ;;
+        --new) kind=new suite=trixie-backports ;;
         --update) update=yes ;;
-        -h | --help) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '3,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) die "unknown option $arg; see --help" ;;
     esac
 done
@@ -78,20 +80,22 @@ fetch() {
 index() {
     [ -z "${indexed-}" ] || return 0
     say "reading the archive's index"
-    private_index trixie ||
+    private_index trixie trixie-backports ||
         die "no index: this machine's apt sources have to name a Debian mirror that ends in /debian, and it has to answer"
     indexed=yes
 }
 
-# The real package behind the name that always means the newest kernel.
+# The real packages behind the name that always means the newest kernel: one, or since 7.0 three.
 kernel() {
     local folder name
     folder=$(mktemp -d "$qemu/.meta.XXXXXX")
-    (cd "$folder" && private_apt download "$meta")
+    (cd "$folder" && private_apt download "$meta/$suite")
     name=$(dpkg-deb -f "$folder/$meta"_*.deb Depends | grep -oE 'linux-image-[0-9][^ ,]*' | sed -n 1p)
-    rm -r "$folder"
     [ -n "$name" ] || die "the archive's $meta names no kernel"
     echo "$name"
+    (cd "$folder" && private_apt download "$name")
+    dpkg-deb -f "$folder/$name"_*.deb Depends | grep -oE 'linux-(binary|modules)-[0-9][^ ,]*' || true
+    rm -r "$folder"
 }
 
 # Unpacks package $1 into folder $2, without documents.
@@ -136,20 +140,20 @@ build() {
     mkdir -p "$new/kernel" "$new/root"
     tree=$new/root
     say "making the initramfs"
+    mkdir -p "$tree"/{dev,proc,sys,tmp,run,var,etc,root,mnt,usr/bin,usr/sbin,usr/lib,usr/lib64}
+    for module in bin sbin lib lib64; do ln -s "usr/$module" "$tree/$module"; done
     for deb in $(awk '{print $2}' "$debs/PACKAGES"); do
         case $deb in
-            linux-image-*) dpkg-deb -x "$debs/$deb" "$new/kernel" ;;
+            linux-image-* | linux-binary-* | linux-modules-*) dpkg-deb -x "$debs/$deb" "$new/kernel" ;;
             *) unpack "$debs/$deb" "$tree" ;;
         esac
     done
     from=$(echo "$new"/kernel/lib/modules/* "$new"/kernel/usr/lib/modules/*)
     for version in $from; do [ -d "$version" ] && from=$version; done
     version=${from##*/}
-    mv "$new"/kernel/boot/vmlinuz-* "$new/vmlinuz"
+    mv "$from/vmlinuz" "$new/vmlinuz" 2>/dev/null || mv "$new"/kernel/boot/vmlinuz-* "$new/vmlinuz"
     # the same program of the guests that makes the archive below
     "$busybox" depmod -b "${from%/lib/modules/*}" "$version" 2>/dev/null
-    mkdir -p "$tree"/{dev,proc,sys,tmp,run,var,etc,root,mnt,usr/bin,usr/sbin,usr/lib,usr/lib64}
-    for module in bin sbin lib lib64; do [ -e "$tree/$module" ] || ln -s "usr/$module" "$tree/$module"; done
     for module in $(needed "$from"); do
         mkdir -p "$tree/usr/lib/modules/$version/$(dirname "$module")"
         case $module in
@@ -211,7 +215,8 @@ if [ $update = yes ] || ! debs_good "$debs"; then
     index
     more=()
     [ ${#tools[@]} -eq 0 ] || mapfile -t more < <(closure "${tools[@]}")
-    fetch "$debs" "$(kernel)" "${more[@]}"
+    mapfile -t kernels < <(kernel)
+    fetch "$debs" "${kernels[@]}" "${more[@]}"
 fi
 if [ $update = yes ] || ! debs_good "$qemu/debs-program"; then
     index

@@ -5,10 +5,10 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::guests::within;
-use common::qemu::{Bed, Disk, SOON};
+use common::qemu::{Bed, Disk, POOL, SOON, kill, plug, unplug};
 use serde_json::json;
 
 #[test]
@@ -130,4 +130,87 @@ fn a_reset_and_a_stop_end_all_leases() {
     bed.start_agent();
     bed.wait_blocks(1);
     bed.wait_same(1);
+}
+
+#[test]
+#[ignore = "boots emulated PCs: make test-beds"]
+fn a_killed_daemon_is_not_noticed_and_an_idle_mount_outlives_its_worker() {
+    let mut bed = Bed::boot("qv-kill", Disk::Raw);
+    for id in 1..=2 {
+        bed.make(id, 200);
+    }
+    bed.start_agent();
+    bed.wait_blocks(2);
+    bed.assert_same(1);
+    let (_, before) = bed.shown();
+    bed.daemon.kill();
+    bed.assert_same(2);
+    bed.make(3, 200);
+    bed.wait_same(3);
+    bed.daemon.again();
+    bed.wait_blocks(3);
+    assert_eq!(bed.shown().1.pid, before.pid);
+    bed.assert_same(3);
+    // A worker that dies while the VM asks nothing of it: unplugged and plugged again, all is well.
+    end_worker(&bed);
+    unplug(&bed.rd, "fs0");
+    bed.rd.sh("umount -l /mnt").unwrap();
+    plug(&bed.rd, "fs0", &bed.socket());
+    bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
+    for id in 1..=3 {
+        bed.assert_same(id);
+    }
+}
+
+/// QEMU does not connect its device again, and a request that was sent is waited for without end: only the kernel of the
+/// VM can give it up.
+#[test]
+#[ignore = "boots emulated PCs: make test-beds"]
+fn a_dead_worker_is_given_up_by_the_vms_kernel_and_the_vm_reads_again_when_started_again() {
+    let mut bed = Bed::boot_with("qv-die", Disk::Raw, "new");
+    bed.rd
+        .sh("echo 2 >/proc/sys/fs/fuse/default_request_timeout && mount -t virtiofs viola /mnt")
+        .unwrap();
+    bed.make(1, 300);
+    bed.make(2, 300);
+    bed.start_agent();
+    bed.wait_blocks(2);
+    bed.assert_same(1);
+    bed.begin_reading(&[1, 2]);
+    bed.wait_reads(2);
+    end_worker(&bed);
+    // A kernel looks every 15 seconds for requests that have waited too long.
+    let begin = Instant::now();
+    let read = format!("cat /mnt/{POOL}/blk_2_1001 >/dev/null; cat /mnt/{POOL}/blk_1_1001 2>&1");
+    let output = bed.rd.exec(&read, Duration::from_secs(60)).unwrap();
+    println!(
+        "the read has failed after {:.1} s",
+        begin.elapsed().as_secs_f32()
+    );
+    assert!(
+        !output.timed_out && output.stdout.contains("not connected"),
+        "{output:?}"
+    );
+    let (_, none) = bed.end_reading();
+    assert!(none > 0);
+    // The rest of the VM goes on, and so do the other VM and the daemon.
+    assert_eq!(bed.rd.sh("echo well").unwrap(), "well\n");
+    bed.make(3, 100);
+    bed.wait_blocks(3);
+    // The device is of no use any more until QEMU itself starts anew.
+    bed.start_reader_again("new");
+    bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
+    for id in 1..=3 {
+        bed.assert_same(id);
+    }
+}
+
+/// Kills the reader's worker, and waits for the next one.
+fn end_worker(bed: &Bed) {
+    let (_, before) = bed.shown();
+    kill(before.pid);
+    within(SOON, "a new worker", || {
+        let now = bed.shown().1;
+        now.running && now.pid != before.pid && !now.datanodes.is_empty()
+    });
 }

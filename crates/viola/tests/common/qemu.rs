@@ -46,6 +46,13 @@ pub enum Disk {
 impl Bed {
     /// Boots both VMs, mounts on both sides; no agent yet.
     pub fn boot(name: &str, disk: Disk) -> Self {
+        let bed = Self::boot_with(name, disk, "cloud");
+        bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
+        bed
+    }
+
+    /// With another kernel in the VM that reads, and nothing mounted there.
+    pub fn boot_with(name: &str, disk: Disk, kernel: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (path, format) = make_disk(folder.path(), disk);
         let mut daemon = Daemon::start(&format!(
@@ -53,15 +60,16 @@ impl Bed {
         ));
         let socket = daemon.run_dir().join(format!("mounts/{name}-rd.sock"));
         daemon.wait("socket for the reader", |_| socket.exists());
-        let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "cloud");
-        let image = image.unwrap_or_else(|e| panic!("{e}"));
+        let image = find("cloud");
         let dn = Spec::new(&format!("{name}-dn"))
             .disk("d0", &path, format)
             .agent();
         let rd = Spec::new(&format!("{name}-rd")).mount("fs0", &socket, "");
-        let start = |spec: &Spec| Machine::start(spec, &image, folder.path());
-        let dn = start(&dn).unwrap_or_else(|e| panic!("{e}"));
-        let rd = start(&rd).unwrap_or_else(|e| panic!("{e}"));
+        let start = |spec: &Spec, image: &Image| {
+            Machine::start(spec, image, folder.path()).unwrap_or_else(|e| panic!("{e}"))
+        };
+        let dn = start(&dn, &image);
+        let rd = start(&rd, &find(kernel));
         let bed = Self {
             daemon,
             dn,
@@ -71,8 +79,15 @@ impl Bed {
             name: name.to_owned(),
         };
         bed.mount_disk();
-        bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
         bed
+    }
+
+    /// Ends the VM that reads, and starts it anew.
+    pub fn start_reader_again(&mut self, kernel: &str) {
+        self.rd.kill();
+        let spec = Spec::new(&format!("{}-rd", self.name)).mount("fs0", &self.socket(), "");
+        self.rd = Machine::start(&spec, &find(kernel), self.folder.path())
+            .unwrap_or_else(|e| panic!("{e}"));
     }
 
     /// In the DataNode VM, which has just started.
@@ -195,6 +210,11 @@ impl Bed {
         let before = count();
         within(SOON, "blocks are read", || count() >= before + more);
     }
+}
+
+fn find(kind: &str) -> Image {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Image::find_from([here], kind).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Makes a finished block as a DataNode does.
