@@ -81,6 +81,7 @@ fn changes_of_a_file(client: &Mutex<Client>) {
 }
 
 #[test]
+#[ignore = "a test bed: make test-beds"]
 fn hdfs_on_ext4() {
     let bed = Bed::boot("sf-ext4", FileSystem::Ext4, &["dn"], "d*");
     let hdfs = step("start", || bed.hdfs(&[]));
