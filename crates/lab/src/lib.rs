@@ -40,6 +40,8 @@ mod shell;
 mod site;
 mod spec;
 mod state;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod uml;
 pub mod wire;
 
