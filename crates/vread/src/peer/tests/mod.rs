@@ -4,6 +4,7 @@
 mod hostile;
 mod process;
 mod support;
+mod throughput;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
