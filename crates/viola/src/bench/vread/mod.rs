@@ -89,12 +89,15 @@ pub fn run(vread: &Vread) -> Outcome {
     if !works.is_empty() {
         rows.extend(run.here(&works, cores)?.rows());
     }
+    // What was measured here is not lost when the other host fails.
+    let mut failed = None;
     if !remote.is_empty() {
         let folder = Path::new(FOLDER);
         let progress = &mut run.progress;
-        rows.extend(remote::run(
-            &remote, rounds, cores, &sizes, folder, progress,
-        )?);
+        match remote::run(&remote, rounds, cores, &sizes, folder, progress) {
+            Ok(more) => rows.extend(more),
+            Err(e) => failed = Some(e),
+        }
     }
     drop(run);
 
@@ -103,11 +106,12 @@ pub fn run(vread: &Vread) -> Outcome {
     results.explain(&Causes::read("bench/why-vread.toml".as_ref())?);
     let path = options.path(
         "vread",
-        options.only.is_none() && !options.quick && rounds >= 5,
+        options.only.is_none() && !options.quick && rounds >= 5 && failed.is_none(),
     );
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&verdict(&results, &path))
+    table::print(&verdict(&results, &path))?;
+    failed.map_or(Ok(()), Err)
 }
 
 /// Guests, HDFS, the file and warm code.
