@@ -264,7 +264,8 @@ mod tests {
             let said = said.to_string();
             let keys = said.split_once("expected ").unwrap().1;
             for key in keys.split('`').skip(1).step_by(2) {
-                assert!(text.contains(&format!("`{key}`")), "{key}: {said}");
+                let stands = [format!("`{key}`"), format!("`[{key}]`")];
+                assert!(stands.iter().any(|s| text.contains(s)), "{key}: {said}");
             }
         }
     }

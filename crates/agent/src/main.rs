@@ -108,3 +108,18 @@ fn fail(sentence: &str) -> ExitCode {
     eprintln!("viola-agent: {sentence}");
     ExitCode::FAILURE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_man_page_has_all_that_the_help_has() {
+        let page = include_str!("../../../dist/viola-agent.8").replace('\\', "");
+        let words = HELP.split([' ', '[', ']', '\n', ';', ',']);
+        let wanted = words.filter(|w| w.starts_with("--"));
+        for word in wanted.chain(["status", "pause", "resume", "check"]) {
+            assert!(page.contains(word), "{word}");
+        }
+    }
+}
