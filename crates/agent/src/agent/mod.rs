@@ -48,7 +48,10 @@ pub struct CannotRun {
     source: std::io::Error,
 }
 
-pub(crate) fn cannot<T>(what: impl Into<String>, result: std::io::Result<T>) -> Result<T, CannotRun> {
+pub(crate) fn cannot<T>(
+    what: impl Into<String>,
+    result: std::io::Result<T>,
+) -> Result<T, CannotRun> {
     let what = what.into();
     result.map_err(|source| CannotRun { what, source })
 }

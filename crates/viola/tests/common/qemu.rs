@@ -237,7 +237,7 @@ fn make_disk(folder: &Path, disk: Disk) -> (PathBuf, &'static str) {
     std::fs::create_dir_all(&blocks).unwrap();
     if disk == Disk::Qcow2OverRaw {
         for id in [101_u32, 102] {
-            let bytes: Vec<u8> = (0..400_000_u32).map(|n| (n * id >> 7) as u8).collect();
+            let bytes: Vec<u8> = (0..400_000_u32).map(|n| ((n * id) >> 7) as u8).collect();
             std::fs::write(blocks.join(format!("blk_{id}")), &bytes).unwrap();
             std::fs::write(blocks.join(format!("blk_{id}_1001.meta")), &bytes[..3007]).unwrap();
         }

@@ -25,9 +25,9 @@ mod slots;
 mod stream;
 
 pub use device::Shape;
-pub use fs::{BlockFs, Look};
 #[cfg(test)]
 pub(crate) use fill::hurried;
+pub use fs::{BlockFs, Look};
 pub(crate) use plain::{Failed, Handle};
 pub(crate) use pool::Pool;
 pub use run::{Start, run, serve_vm};
