@@ -104,7 +104,7 @@ mod tests {
         let config = Config::parse(Path::new("v.toml"), &shown[start..]).unwrap();
         assert_eq!(
             config.vread.peers[0].fingerprints,
-            [made.fingerprint.clone()]
+            std::slice::from_ref(&made.fingerprint)
         );
         assert_eq!(
             config.vread.peers[0].address.as_deref(),

@@ -288,11 +288,15 @@ impl<'a> Bed<'a> {
             // their own caches, and the last round, make them the same for all
             Work::HBase(_) | Work::Spark => {}
             // once, so that caches and compiled code are the same for all
-            Work::Dfsio => drop(self.run(work, side, sizes, 0)?),
-            Work::Hybrid | Work::HybridNeighbours => {
-                drop(self.run(Work::Hybrid, side, sizes, 0)?)
+            Work::Dfsio => {
+                self.run(work, side, sizes, 0)?;
             }
-            _ => drop(self.ask(side, &Work::Warm.request(side, sizes, 0))?),
+            Work::Hybrid | Work::HybridNeighbours => {
+                self.run(Work::Hybrid, side, sizes, 0)?;
+            }
+            _ => {
+                self.ask(side, &Work::Warm.request(side, sizes, 0))?;
+            }
         }
         for name in NEIGHBOURS {
             let busy = guest(self.lab, name)?;

@@ -280,7 +280,9 @@ impl<'a> Bed<'a> {
         match work {
             Work::Cold => self.forget()?,
             // once, so that caches and compiled code are the same for all
-            _ => drop(self.ask(&Work::Warm.request(side, sizes, 0))?),
+            _ => {
+                self.ask(&Work::Warm.request(side, sizes, 0))?;
+            }
         }
         let whose = Whose::Hosts {
             client: self.labs.client()?.pid(),
