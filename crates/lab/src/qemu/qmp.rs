@@ -21,9 +21,18 @@ pub(super) struct Qmp {
 }
 
 impl Qmp {
+    /// Connects; QEMU may have made the socket and not listen yet.
     pub(super) fn connect(socket: &Path) -> Result<Self, String> {
-        let stream =
-            UnixStream::connect(socket).map_err(|e| format!("{}: {e}", socket.display()))?;
+        let end = Instant::now() + ANSWER;
+        let stream = loop {
+            match UnixStream::connect(socket) {
+                Ok(stream) => break stream,
+                Err(e) if e.kind() != ErrorKind::ConnectionRefused || Instant::now() > end => {
+                    return Err(format!("{}: {e}", socket.display()));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
         let mut qmp = Self {
             stream: BufReader::new(stream),
             part: Vec::new(),

@@ -182,7 +182,8 @@ impl Reader {
 
     /// Puts the worker on cores of its VM, unless it is there.
     pub fn place(&mut self, cores: CpuSet) {
-        let Some(pid) = self.worker.as_ref().map(|w| w.pid) else {
+        let fed = self.worker.as_ref().filter(|w| !w.is_starved());
+        let Some(pid) = fed.map(|w| w.pid) else {
             return;
         };
         let wanted = Some((pid, cores));
