@@ -26,9 +26,7 @@ pub const TOOLS_LOG: &str = "/tmp/tools.log";
 /// Longest start of a NameNode and a DataNode, on a core that others use too.
 const START: Duration = Duration::from_secs(240);
 /// Settings of a virtual machine that a guest of one or two gigabytes can carry, and whose start is short.
-/// The heap has one size from the start: what grows it would be in the first figures only.
-pub(super) const JVM: [&str; 5] = [
-    "-Xms512m",
+pub(super) const JVM: [&str; 4] = [
     "-Xmx512m",
     "-XX:+UseSerialGC",
     "-XX:-UsePerfData",

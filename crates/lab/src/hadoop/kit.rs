@@ -98,7 +98,12 @@ impl Hdfs<'_> {
     pub fn client_with(&self, lab: &Lab, guest: &Guest, kit: Kit, port: u16) -> Result<Client> {
         self.hadoop().need(kit)?;
         self.prepare(guest)?;
-        let words = self.words_with(kit, CONF, Client::CLASS, &[&port.to_string()]);
+        let mut words = self.words_with(kit, CONF, Client::CLASS, &[&port.to_string()]);
+        // Its heap has one size from the start: what grows it would be in the first figures only. Others, whose start
+        // counts, are spared the pages that they would touch for the first time.
+        if let Some(at) = words.iter().position(|word| word == "-Xmx512m") {
+            words.insert(at, "-Xms512m".into());
+        }
         Client::start(lab, guest, &words, port)
     }
 
