@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test lint bench-slices bench-vread demo-vread build setup guests hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-vread demo-vread build setup guests hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -22,10 +22,22 @@ test:
 	@cargo fmt --all --check
 	@$(rt) cargo test --workspace
 
+## make test-beds     long tests: QEMU guests, migration; needs root; ARGS="qemu" for those of a name
+test-beds:
+	@scripts/setup.sh --guests --test
+	@scripts/lab-image.sh
+	@scripts/qemu-image.sh
+	@scripts/qemu-image.sh --new
+	@scripts/test-beds.sh $(ARGS)
+
 ## make lint          formatting and clippy only
 lint: setup
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets -- -D warnings
+
+## make fuzz          all fuzz targets, ten minutes; SECONDS_IN_ALL=60 ARGS="fuse_requests" for a look at one
+fuzz: setup
+	@scripts/fuzz.sh $(ARGS)
 
 ## make bench-slices  the figures of bench/results/slices.json, about twenty minutes; ARGS="--quick" for a look
 bench-slices: guests build
@@ -33,10 +45,11 @@ bench-slices: guests build
 
 ## make demo-vread    a file in HDFS, read by another guest: stock and viola side by side
 demo-vread: guests build hadoop
-	@$(viola) bench vread --quick --rounds 3 --only "sequential,random,neighbours"
+	@$(viola) bench vread --quick --rounds 3 --only "sequential,random,1 MiB read"
 
 ## make bench-vread   the figures of bench/results/vread.json, about half an hour; ARGS="--quick" for a look
-bench-vread: guests build hadoop
+bench-vread: guests build
+	@scripts/hadoop.sh --bench
 	@$(viola) bench vread $(ARGS)
 
 ## make build         the program (target/release/viola) and the lab's guest image

@@ -3,6 +3,7 @@
 # hadoop.sh: make a private Hadoop and viola's HDFS plug-in under build/.
 #
 #   scripts/hadoop.sh           make what is missing; no network when all is there
+#   scripts/hadoop.sh --bench   also HBase and Spark, which only the benchmark runs (260 MB more)
 #   scripts/hadoop.sh --jar     only the plug-in and the benchmark client
 #   scripts/hadoop.sh --test    run the plug-in's tests
 #
@@ -11,6 +12,7 @@
 #   build/hadoop/jars            Hadoop with its tests (hdfs/lab/pom.xml is the list)
 #   build/hadoop/viola-hdfs.jar  the plug-in;  build/hadoop/viola-hdfs-tests.jar  the benchmark client
 #   build/hadoop/java            link to the JDK in use
+#   build/hadoop/hbase, spark    those (hdfs/lab/hbase.xml and spark.xml), each with a small tool of the benchmark
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,10 +27,11 @@ die() {
 what=all
 case ${1:-} in
     '') ;;
+    --bench) what=bench ;;
     --jar) what=jar ;;
     --test) what=test ;;
     -h | --help)
-        sed -n '3,8s/^# \{0,1\}//p' "$0"
+        sed -n '3,9s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
     *) die "unknown option $1; see --help" ;;
@@ -59,14 +62,40 @@ fi
 # The JDK that runs here, mounted into guests at its own path.
 ln -sfn "$(dirname "$(dirname "$(readlink -f "$(command -v java)")")")" "$hadoop/java"
 
-list=$(sha256sum "$top/hdfs/lab/pom.xml" | cut -d' ' -f1)
-if [ $what = all ] && [ "$(cat "$hadoop/jars/LIST" 2>/dev/null)" != "$list" ]; then
-    rm -rf "$hadoop/jars.new"
-    maven -f lab/pom.xml org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
-        -DoutputDirectory="$hadoop/jars.new" || die "Hadoop could not be fetched"
-    echo "$list" >"$hadoop/jars.new/LIST"
-    rm -rf "$hadoop/jars"
-    mv -T "$hadoop/jars.new" "$hadoop/jars"
+# fetch LIST FOLDER NAME [MAVEN OPTION...]: what a list names and needs, unless it is there.
+fetch() {
+    local list=$top/hdfs/lab/$1 folder=$hadoop/$2 name=$3 sum
+    shift 3
+    sum=$(sha256sum "$list" | cut -d' ' -f1)
+    [ "$(cat "$folder/LIST" 2>/dev/null)" != "$sum" ] || return 0
+    rm -rf "$folder.new"
+    maven -f "$list" org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
+        -DoutputDirectory="$folder.new" "$@" || die "$name could not be fetched"
+    echo "$sum" >"$folder.new/LIST"
+    rm -rf "$folder"
+    mv -T "$folder.new" "$folder"
+}
+
+# tool CLASS FOLDER: the benchmark's own tool for what is in that folder, built against it.
+tool() {
+    local source=$top/hdfs/lab/src/org/viola/lab/$1.java folder=$hadoop/$2 out
+    [ ! "$folder/viola-$1.jar" -nt "$source" ] || return 0
+    out=$(mktemp -d)
+    javac --release 11 -nowarn -proc:none -implicit:none -cp "$folder/*:$hadoop/jars/*" -d "$out" "$source" 2>"$hadoop/javac.log" ||
+        { cat "$hadoop/javac.log" >&2; die "$1 could not be built"; }
+    jar cf "$folder/viola-$1.jar" -C "$out" .
+    rm -rf "$out"
+}
+
+if [ $what = all ] || [ $what = bench ]; then
+    fetch pom.xml jars Hadoop
+fi
+if [ $what = bench ]; then
+    # Hadoop is there already, in the version that is measured
+    fetch hbase.xml hbase HBase -DexcludeGroupIds=org.apache.hadoop
+    tool HBaseTable hbase
+    fetch spark.xml spark Spark
+    tool SparkTable spark
 fi
 
 maven package -DskipTests || die "the plug-in could not be built"

@@ -19,7 +19,8 @@ umask 022
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 lab=${VIOLA_LAB_BUILD:-$top/build/lab}
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+state=$lab/apt
+. "$top/scripts/private-apt.sh"
 from_sid=(user-mode-linux)
 from_trixie=(busybox-static libc6 libcrypt1 libpcre2-8-0 libssl3t64 libzstd1 zlib1g nginx)
 recipe=2 # raise when the steps of build_image change
@@ -57,53 +58,12 @@ need_tools() {
     }
 }
 
-# Address of the Debian mirror that this machine's own sources name (one-line and deb822 form).
-mirror() {
-    local file files=()
-    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
-        [ -f "$file" ] && files+=("$file")
-    done
-    [ ${#files[@]} -gt 0 ] || return 1
-    awk '
-        /^[ \t]*#/ { next }
-        FILENAME ~ /\.sources$/ {
-            if (tolower($1) == "uris:") for (i = 2; i <= NF; i++) print $i
-            next
-        }
-        $1 == "deb" {
-            i = 2
-            if ($i ~ /^\[/) { while ($i !~ /\]$/) i++; i++ }
-            print $i
-        }' "${files[@]}" |
-        sed 's#/*$##' | grep -E '^(https?|file|mirror)[:+].*/debian$' | sed -n 1p
-}
-
-# apt-get with a state of its own.
-private_apt() {
-    apt-get -qq \
-        -o Dir::State="$lab/apt/state" -o Dir::State::status="$lab/apt/status" \
-        -o Dir::State::lists="$lab/apt/state/lists" \
-        -o Dir::Cache="$lab/apt/cache" \
-        -o Dir::Etc::sourcelist="$lab/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
-        -o Dir::Etc::preferences=/dev/null -o Dir::Etc::preferencesparts=/dev/null \
-        -o APT::Architecture=amd64 -o APT::Architectures::=amd64 \
-        -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3 -o Acquire::GzipIndexes=false \
-        -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false \
-        -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false \
-        "$@"
-}
-
 # Fetch the packages into $lab/debs and name them in $lab/debs/PACKAGES.
 fetch() {
-    local uri new=$lab/debs.new
-    uri=$(mirror) || die "no Debian mirror in this machine's apt sources; add one that ends in /debian"
-    [ -n "$uri" ] || die "no Debian mirror in this machine's apt sources; add one that ends in /debian"
-    mkdir -p "$lab/apt/state/lists/partial" "$lab/apt/cache/archives/partial"
-    : >"$lab/apt/status"
-    printf 'deb [signed-by=%s] %s %s main\n' "$keyring" "$uri" sid "$keyring" "$uri" trixie \
-        >"$lab/apt/sources.list"
+    local new=$lab/debs.new
     say "reading the archive's index"
-    private_apt update
+    private_index sid trixie ||
+        die "no index: this machine's apt sources have to name a Debian mirror that ends in /debian, and it has to answer"
     rm -rf "$new"
     mkdir -p "$new"
     # packages of the last run are not fetched again when their version still holds

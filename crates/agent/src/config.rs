@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::agent::{CannotRun, cannot};
 use crate::core::block::Times;
 use crate::core::place::Bounds;
+use crate::io::channel::Address;
+use crate::relay::Relay;
 
 /// Where the configuration is, unless the command line says otherwise.
 pub const FILE: &str = "/etc/viola/agent.toml";
@@ -38,6 +41,27 @@ pub struct Config {
     pub rescan_s: u64,
     /// Socket that `viola-agent status` asks.
     pub status: PathBuf,
+    /// Where blocks of other VMs are read, if this VM gets them by a byte stream.
+    pub mount: Option<Mount>,
+}
+
+/// `[mount]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mount {
+    /// The folder.
+    pub path: PathBuf,
+    /// Way to the host: a virtio-serial port, any other character device, or `unix:PATH`.
+    pub port: String,
+}
+
+impl Default for Mount {
+    fn default() -> Self {
+        Self {
+            path: "/mnt/viola".into(),
+            port: "/dev/virtio-ports/org.viola.read.0".into(),
+        }
+    }
 }
 
 /// Why a configuration is not usable; one sentence.
@@ -58,6 +82,7 @@ impl Default for Config {
             recheck_s: 600,
             rescan_s: 3600,
             status: "/run/viola-agent.sock".into(),
+            mount: None,
         }
     }
 }
@@ -117,6 +142,8 @@ impl Config {
             "recheck_s" => self.recheck_s = number()?,
             "rescan_s" => self.rescan_s = number()?,
             "status" => self.status = value.into(),
+            "mount" => self.mount.get_or_insert_default().path = value.into(),
+            "port" => self.mount.get_or_insert_default().port = value.into(),
             _ => {
                 return Err(Bad(format!(
                     "kernel command line: there is no {PREFIX}{key}"
@@ -128,8 +155,14 @@ impl Config {
 
     fn check(&self, origin: &str) -> Result<(), Bad> {
         let bad = |what: String| Err(Bad(format!("{origin}: {what}")));
-        if self.data.is_empty() {
-            return bad("`data` must name the DataNode's data directories".into());
+        if self.data.is_empty() && self.mount.is_none() {
+            return bad(
+                "`data` must name the DataNode's data directories, or [mount] where blocks are read"
+                    .into(),
+            );
+        }
+        if let Some(mount) = &self.mount {
+            mount.check().or_else(bad)?;
         }
         if let Some(path) = self.data.iter().find(|p| !p.is_absolute()) {
             return bad(format!(
@@ -140,7 +173,7 @@ impl Config {
         if !self.status.is_absolute() {
             return bad("`status` must be a whole path, beginning with /".into());
         }
-        crate::io::channel::Address::parse(&self.channel)
+        Address::parse(&self.channel)
             .map_err(|what| Bad(format!("{origin}: `channel`: {what}")))?;
         for (key, value, low, high) in [
             ("quiet_ms", self.quiet_ms, 100, 3_600_000),
@@ -156,6 +189,12 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Whether this VM only reads.
+    #[must_use]
+    pub fn only_reads(&self) -> bool {
+        self.data.is_empty()
     }
 
     /// Its times for the blocks' lives.
@@ -180,12 +219,55 @@ impl Config {
     }
 }
 
+impl Mount {
+    fn check(&self) -> Result<(), String> {
+        if !self.path.is_absolute() || self.path == Path::new("/") {
+            return Err(format!(
+                "`path` in [mount]: `{}` must be the whole path of a folder, beginning with /",
+                self.path.display()
+            ));
+        }
+        match Address::parse(&self.port) {
+            Ok(Address::Vsock { .. }) => Err(
+                "`port` in [mount]: vsock is not served; give the VM a virtio-serial port".into(),
+            ),
+            Ok(_) => Ok(()),
+            Err(what) => Err(format!("`port` in [mount]: {what}")),
+        }
+    }
+
+    /// Begins to keep it.
+    ///
+    /// # Errors
+    /// When something else is mounted there.
+    pub fn start(&self) -> Result<Relay, CannotRun> {
+        let address = Address::parse(&self.port).map_err(std::io::Error::other);
+        let relay = address.and_then(|address| Relay::start(self.path.clone(), address));
+        cannot(format!("mount {}", self.path.display()), relay)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn read(text: &str, line: &str) -> Result<Config, String> {
         Config::read(text, "a.toml", line).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn every_key_is_in_the_reference() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/reference.md");
+        let text = std::fs::read_to_string(file).unwrap();
+        for table in ["", "[mount]\n"] {
+            let said = Config::read(&format!("{table}no_such_key = 1"), "x", "").unwrap_err();
+            let said = said.to_string();
+            let keys = said.split_once("expected ").unwrap().1;
+            for key in keys.split('`').skip(1).step_by(2) {
+                let stands = [format!("`{key}`"), format!("`[{key}]`")];
+                assert!(stands.iter().any(|s| text.contains(s)), "{key}: {said}");
+            }
+        }
     }
 
     #[test]
@@ -198,6 +280,14 @@ mod tests {
         assert_eq!(config.data, [PathBuf::from("/x"), PathBuf::from("/y")]);
         assert_eq!((config.quiet_ms, config.blocks), (1000, 7));
         assert_eq!(config.hold_mib, Config::default().hold_mib);
+        assert!(config.mount.is_none() && !config.only_reads());
+        let reads = read("[mount]", "viola.agent.port=unix:/p").unwrap();
+        assert!(reads.only_reads());
+        let mount = reads.mount.unwrap();
+        assert_eq!(
+            (mount.path, mount.port),
+            (Mount::default().path, "unix:/p".into())
+        );
     }
 
     #[test]
@@ -220,6 +310,13 @@ mod tests {
                 "a.toml: `quiet_ms` is 5; it must be 100 to",
             ),
             ("data = ['/d']\nchannel = 'x'", "", "a.toml: `channel`:"),
+            ("[mount]\npath = 'm'", "", "`path` in [mount]: `m` must be"),
+            (
+                "[mount]\nport = 'vsock:2:1'",
+                "",
+                "`port` in [mount]: vsock is not served",
+            ),
+            ("[mount]\nuid = 5", "", "line 2: unknown field `uid`"),
             (
                 "data = ['/d']",
                 "viola.agent.blocks=many",
@@ -244,7 +341,7 @@ mod tests {
             .lines()
             .map(|line| {
                 line.strip_prefix("# ")
-                    .filter(|l| l.contains(" = "))
+                    .filter(|l| l.contains(" = ") || l.starts_with('['))
                     .unwrap_or(line)
             })
             .map(|line| format!("{line}\n"))
@@ -252,6 +349,7 @@ mod tests {
         let config = read(&all, "").unwrap();
         let defaults = Config {
             data: config.data.clone(),
+            mount: Some(Mount::default()),
             ..Config::default()
         };
         assert_eq!(config, defaults);
@@ -261,7 +359,7 @@ mod tests {
             .keys()
             .cloned()
             .collect();
-        assert_eq!(keys.len(), 10, "{keys:?}");
+        assert_eq!(keys.len(), 11, "{keys:?}");
         assert!(read(sample, "").is_ok());
     }
 }

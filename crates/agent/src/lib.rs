@@ -6,6 +6,9 @@
 //! linked block before it changes it. [`core`] decides, without a clock or a file; [`io`] touches the
 //! system; [`agent`] joins them.
 //!
+//! In a VM that reads blocks without shared memory it keeps the mount that they appear in: [`relay`];
+//! [`reading`] is an agent that does nothing else.
+//!
 //! # What is noticed, and what is not
 //!
 //! - Creation, renaming and deletion of blocks, and files closed after writing: by fanotify, over the whole
@@ -27,3 +30,5 @@ pub mod agent;
 pub mod config;
 pub mod core;
 pub mod io;
+pub mod reading;
+pub mod relay;

@@ -4,12 +4,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use viola_agent::agent::Agent;
+use viola_agent::agent::{Agent, CannotRun};
 use viola_agent::config::Config;
 use viola_agent::io::status;
+use viola_agent::reading;
 
 const HELP: &str = "\
-viola-agent names finished HDFS blocks of this VM to its host, so that other VMs read them there.
+viola-agent names finished HDFS blocks of this VM to its host, so that other VMs read them there. In a
+VM that reads such blocks, and shares no memory with its host, it keeps the mount that they are in.
 
   viola-agent [--config FILE]            runs, until a signal ends it
   viola-agent [--config FILE] status     how the running agent is; with --json as JSON
@@ -64,7 +66,7 @@ fn main() -> ExitCode {
     };
     match what {
         What::Check => ExitCode::SUCCESS,
-        What::Run => match Agent::new(config).and_then(Agent::run) {
+        What::Run => match run(config) {
             Ok(()) => ExitCode::SUCCESS,
             Err(sentence) => fail(&sentence.to_string()),
         },
@@ -90,6 +92,13 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(config: Config) -> Result<(), CannotRun> {
+    match config.only_reads() {
+        true => reading::run(&config),
+        false => Agent::new(config).and_then(Agent::run),
+    }
+}
+
 fn usage(sentence: &str) -> ExitCode {
     eprintln!("viola-agent: {sentence}");
     ExitCode::from(2)
@@ -98,4 +107,19 @@ fn usage(sentence: &str) -> ExitCode {
 fn fail(sentence: &str) -> ExitCode {
     eprintln!("viola-agent: {sentence}");
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_man_page_has_all_that_the_help_has() {
+        let page = include_str!("../../../dist/viola-agent.8").replace('\\', "");
+        let words = HELP.split([' ', '[', ']', '\n', ';', ',']);
+        let wanted = words.filter(|w| w.starts_with("--"));
+        for word in wanted.chain(["status", "pause", "resume", "check"]) {
+            assert!(page.contains(word), "{word}");
+        }
+    }
 }

@@ -5,7 +5,7 @@
 //! further. What was seen is recognised by number, start time, name and stack address: the first two tell
 //! a reused number, the other two a process that has become another program since.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::cgroup::Mounts;
@@ -14,7 +14,7 @@ use crate::netns::{self, NicFound};
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
 use crate::uml::{self, UmlArgs};
-use crate::vm::{Hypervisor, Thread, Tid, Vm, VmId, printable};
+use crate::vm::{Hypervisor, Service, ServiceKind, Thread, Tid, Vm, VmId, printable};
 
 /// Interfaces are asked for their numbers again after this time, for one that was made anew.
 const NIC_AGE: Duration = Duration::from_secs(60);
@@ -76,6 +76,10 @@ pub struct Inventory {
     tracks: HashMap<Tid, Track>,
     vms: Vec<Vm>,
     warnings: Vec<String>,
+    /// Only VMs of this network namespace, by its inode number.
+    netns: Option<u64>,
+    /// Other processes that work for a VM.
+    lent: BTreeMap<VmId, Vec<Tid>>,
 }
 
 impl Inventory {
@@ -90,7 +94,34 @@ impl Inventory {
             tracks: HashMap::new(),
             vms: Vec::new(),
             warnings: Vec::new(),
+            netns: None,
+            lent: BTreeMap::new(),
         })
+    }
+
+    /// Leaves out VMs whose process is in another network namespace than the caller, or takes them in again. It counts
+    /// from the next look on.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] when the caller's own namespace is not known.
+    pub fn keep_to_own_network(&mut self, own: bool) -> Result<(), HostError> {
+        let netns = match own {
+            true => proc::netns(std::process::id())?,
+            false => None,
+        };
+        if self.netns != netns {
+            self.netns = netns;
+            self.others.clear();
+            self.tracks.clear();
+        }
+        Ok(())
+    }
+
+    /// From the next look on the threads of these processes count as service threads of a VM: they carry one of its
+    /// devices. Replaces what was said before. One that has ended has no threads; its number must not be said any
+    /// more by the time that it may be another's.
+    pub fn lend(&mut self, lent: BTreeMap<VmId, Vec<Tid>>) {
+        self.lent = lent;
     }
 
     /// An inventory of now.
@@ -228,6 +259,9 @@ impl Inventory {
             return;
         }
         match identify(stat) {
+            Ok(Some(_)) if !self.is_near(pid) => {
+                self.others.insert(pid, mark);
+            }
             Ok(Some(kind)) => {
                 self.others.remove(&pid);
                 let track = Track {
@@ -248,6 +282,11 @@ impl Inventory {
             // Not remembered: the right to look may come.
             Err(e) => self.warnings.push(e.one_line()),
         }
+    }
+
+    /// Whether a VM's process is in the network namespace that was asked for.
+    fn is_near(&self, pid: Tid) -> bool {
+        self.netns.is_none() || proc::netns(pid).ok().flatten() == self.netns
     }
 
     /// Leaves one of two when a VM's process is the child of another VM's process of the same kind.
@@ -321,11 +360,20 @@ impl Inventory {
             .filter_map(|track| {
                 let mut vm = track.vm.clone()?;
                 vm.id = track.id.clone()?;
+                let backends = self.lent.get(&vm.id).into_iter().flatten();
+                vm.service.extend(backends.flat_map(|pid| backend(*pid)));
                 Some(vm)
             })
             .collect();
         self.vms.sort_by(|a, b| a.id.cmp(&b.id));
     }
+}
+
+/// The threads of a process that carries a device; none when it has ended.
+fn backend(pid: Tid) -> impl Iterator<Item = Service> {
+    let kind = ServiceKind::Backend;
+    let threads = proc::tasks(pid).unwrap_or_default().into_iter();
+    threads.map(move |(thread, _)| Service { thread, kind })
 }
 
 impl Track {

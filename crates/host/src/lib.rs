@@ -14,6 +14,8 @@ pub mod counters;
 pub mod cpuset;
 mod elf;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod inventory;
 mod netns;
 pub mod proc;

@@ -23,6 +23,23 @@ use crate::vm::{Hypervisor, Tid, Vm};
 /// Name of the virtio-serial port to an agent, as libvirt's `<target type='virtio' name='...'/>` gives it.
 pub const AGENT_PORT: &str = "org.viola.agent.0";
 
+/// Name of the port through which a reading VM's agent hands requests over.
+pub const READ_PORT: &str = "org.viola.read.0";
+
+/// The unix socket behind the port [`READ_PORT`] of a VM of QEMU, as [`agent_socket`] finds the other one; `None`
+/// when the VM has none.
+///
+/// # Errors
+/// [`HostError::Read`].
+pub fn read_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
+    match (vm.hypervisor, proc::cmdline(vm.pid)?) {
+        (Hypervisor::Qemu, Some(args)) if !args.is_empty() => {
+            port_socket(vm, &args[1..], READ_PORT)
+        }
+        _ => Ok(None),
+    }
+}
+
 /// The unix socket behind which the VM's agent is, as this program can open it; `None` when the VM has none.
 ///
 /// UML: `agent` in the folder of its umid, where the console is. QEMU: the socket of the virtio-serial port
@@ -39,30 +56,32 @@ pub fn agent_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
             let folder = uml::folder(vm.pid, &UmlArgs::parse(&args[1..]))?;
             Ok(folder.map(|f| f.join("agent")).filter(|p| p.exists()))
         }
-        Hypervisor::Qemu => {
-            let listening = listening(vm.pid)?;
-            let path = match QemuArgs::agent_chardev(&args[1..]) {
-                Some(Chardev::Path(path)) => Some(path),
-                Some(Chardev::Fd(fd)) => {
-                    let inode = socket_inode(vm.pid, fd)?;
-                    let own = listening.iter().find(|(i, _)| Some(*i) == inode);
-                    own.map(|(_, path)| path.clone())
-                }
-                None => None,
-            };
-            let named = || {
-                let is_ours = |(_, path): &&(u64, String)| {
-                    Path::new(path).file_name().is_some_and(|n| n == AGENT_PORT)
-                };
-                let own: Vec<u64> = socket_inodes(vm.pid).ok()?;
-                let mut found = listening.iter().filter(is_ours);
-                found
-                    .find(|(inode, _)| own.contains(inode))
-                    .map(|(_, path)| path.clone())
-            };
-            Ok(path.or_else(named).map(|p| seen_from(vm.pid, &p)))
-        }
+        Hypervisor::Qemu => port_socket(vm, &args[1..], AGENT_PORT),
     }
+}
+
+/// The host's end of a virtio-serial port: as the command line says, else a socket of that name.
+fn port_socket(vm: &Vm, args: &[String], name: &str) -> Result<Option<PathBuf>, HostError> {
+    let listening = listening(vm.pid)?;
+    let path = match QemuArgs::port_chardev(args, name) {
+        Some(Chardev::Path(path)) => Some(path),
+        Some(Chardev::Fd(fd)) => {
+            let inode = socket_inode(vm.pid, fd)?;
+            let own = listening.iter().find(|(i, _)| Some(*i) == inode);
+            own.map(|(_, path)| path.clone())
+        }
+        None => None,
+    };
+    let named = || {
+        let is_it =
+            |(_, path): &&(u64, String)| Path::new(path).file_name().is_some_and(|n| n == name);
+        let own: Vec<u64> = socket_inodes(vm.pid).ok()?;
+        let mut found = listening.iter().filter(is_it);
+        found
+            .find(|(inode, _)| own.contains(inode))
+            .map(|(_, path)| path.clone())
+    };
+    Ok(path.or_else(named).map(|p| seen_from(vm.pid, &p)))
 }
 
 /// A QMP socket that the inventory leaves alone, on which events may be waited for: the last one of a QEMU that has
@@ -255,6 +274,11 @@ mod tests {
             "{found:?}"
         );
         assert!(std::os::unix::net::UnixStream::connect(&found).is_ok());
+        // the other port is another one
+        assert_eq!(read_socket(&me()).unwrap(), None);
+        let path = dir.path().join(READ_PORT);
+        let _listener = UnixListener::bind(&path).unwrap();
+        assert!(read_socket(&me()).unwrap().unwrap().ends_with(READ_PORT));
     }
 
     #[test]

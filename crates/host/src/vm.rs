@@ -108,6 +108,8 @@ pub enum ServiceKind {
     Iothread,
     /// Anything else: worker pool, RCU, signal helper.
     Helper,
+    /// Of another process that carries a device of the VM (see [`crate::Inventory::lend`]).
+    Backend,
 }
 
 /// A host thread that works for the VM and is not a vCPU.

@@ -21,9 +21,15 @@ pub enum Error {
     /// There is no guest image.
     #[error("no guest image at {0}; run scripts/lab-image.sh")]
     NoImage(PathBuf),
+    /// There is no kernel for QEMU guests.
+    #[error("no kernel for QEMU guests at {0}; run scripts/qemu-image.sh")]
+    NoQemuImage(PathBuf),
     /// There is no Hadoop for guests.
     #[error("no Hadoop at build/hadoop; run scripts/hadoop.sh")]
     NoHadoop,
+    /// There is no HBase or Spark for guests.
+    #[error("neither HBase nor Spark at build/hadoop; run scripts/hadoop.sh --bench")]
+    NoKit,
     /// A lab of this name is running.
     #[error(
         "lab `{name}` is running already; end it with `viola lab down {name}` or choose another name"

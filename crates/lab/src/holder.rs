@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that owns a lab's network namespace and is the parent of its guests.
 //!
-//! The namespace has no name anywhere: it goes by itself with its last process. Guests ask the
+//! The namespace has no name anywhere: it goes by itself with its last process. It is a new one, or that of a site. Guests ask the
 //! kernel to be killed when their parent *thread* ends, so they are started here and nowhere else.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -27,15 +27,20 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts the thread and makes the namespace with the bridges and taps of `spec` in it.
-    pub(crate) fn start(spec: &Spec) -> Result<Self> {
+    /// Starts the thread and makes the namespace with the bridges and taps of `spec` in it; or makes these in the
+    /// namespace `at`.
+    pub(crate) fn start(spec: &Spec, at: Option<BorrowedFd<'_>>) -> Result<Self> {
+        let at = at
+            .map(|netns| netns.try_clone_to_owned())
+            .transpose()
+            .map_err(Error::net("keeping its namespace"))?;
         let (jobs, todo) = channel::<Job>();
         let (ready, made) = channel();
         let wanted = spec.clone();
         let thread = std::thread::Builder::new()
             .name("viola-lab".into())
             .spawn(move || {
-                let made = make_namespace(&wanted);
+                let made = make_namespace(&wanted, at);
                 let failed = made.is_err();
                 let _ = ready.send(made);
                 while !failed && let Ok(job) = todo.recv() {
@@ -88,10 +93,13 @@ impl Drop for Holder {
     }
 }
 
-fn make_namespace(spec: &Spec) -> Result<(OwnedFd, PathBuf)> {
-    // SAFETY: a new network namespace for this thread alone; no descriptors are unshared.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-        .map_err(|e| Error::net("making a network namespace (are you root?)")(e.into()))?;
+fn make_namespace(spec: &Spec, at: Option<OwnedFd>) -> Result<(OwnedFd, PathBuf)> {
+    match at {
+        // SAFETY: a new network namespace for this thread alone; no descriptors are unshared.
+        None => unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
+            .map_err(|e| Error::net("making a network namespace (are you root?)")(e.into()))?,
+        Some(at) => enter(&at)?,
+    }
     let path = "/proc/thread-self/ns/net";
     let netns = File::open(path).map_err(Error::io("open", path))?;
     net::build(spec)?;
@@ -102,12 +110,17 @@ fn make_namespace(spec: &Spec) -> Result<(OwnedFd, PathBuf)> {
     ))
 }
 
+/// Moves the calling thread into a network namespace.
+fn enter(netns: &OwnedFd) -> Result<()> {
+    move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(|e| Error::net("entering its namespace")(e.into()))
+}
+
 /// Runs `job` on a fresh thread inside the network namespace and returns its result.
 pub(crate) fn inside<T: Send>(netns: &OwnedFd, job: impl FnOnce() -> T + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
-                .map_err(|e| Error::net("entering its namespace")(e.into()))?;
+            enter(netns)?;
             Ok(job())
         });
         match thread.join() {

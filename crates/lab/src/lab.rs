@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::holder::{Holder, inside};
 use crate::paths::Paths;
+use crate::site::Site;
 use crate::spec::Spec;
 use crate::state::{self, RunDir};
 use crate::uml;
@@ -38,13 +39,31 @@ impl Lab {
         Self::up_with(spec, paths, &mut |_| ())
     }
 
+    /// As [`Lab::up`], with the network of a host that is there: a bridge of the description that it has already is
+    /// used as it is. NICs of two labs in one site must not have the same numbers.
+    ///
+    /// # Errors
+    /// As [`Lab::up`].
+    pub fn up_in(site: &Site, spec: &Spec, paths: &Paths) -> Result<Self> {
+        Self::up_at(spec, paths, Some(site), &mut |_| ())
+    }
+
     /// As [`Lab::up`], telling each step to `progress`.
     pub fn up_with(spec: &Spec, paths: &Paths, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+        Self::up_at(spec, paths, None, progress)
+    }
+
+    fn up_at(
+        spec: &Spec,
+        paths: &Paths,
+        site: Option<&Site>,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self> {
         spec.check()?;
         room_for(spec)?;
         let run = RunDir::take(&paths.run, &spec.name)?;
         let folder = run.path().to_path_buf();
-        let holder = Holder::start(spec)?;
+        let holder = Holder::start(spec, site.map(Site::netns))?;
         progress(&format!(
             "network: {}",
             spec.bridges

@@ -32,12 +32,16 @@ mod net;
 pub mod netdev;
 mod paths;
 mod process;
+pub mod qemu;
 mod relay;
 mod sched;
 mod server;
 mod shell;
+mod site;
 mod spec;
 mod state;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod uml;
 pub mod wire;
 
@@ -47,6 +51,7 @@ pub use lab::Lab;
 pub use net::{nic_name, port_name};
 pub use paths::{Paths, run_folder};
 pub use sched::set_policy;
+pub use site::Site;
 pub use spec::{
     BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_WEIGHT, DiskSpec, GuestSpec, Spec, TapSpec,
     parse_size,

@@ -16,11 +16,12 @@ pub fn port_name(guest: usize, nic: usize) -> String {
     format!("port{guest}.{nic}")
 }
 
-/// Loopback, bridges with their addresses, and for each NIC a cable whose other end is a port of its bridge.
+/// Loopback, bridges with their addresses, and for each NIC a cable whose other end is a port of its bridge. A bridge
+/// that is there already, in the namespace of a [`crate::Site`], is used as it is.
 pub(crate) fn build(spec: &Spec) -> Result<()> {
     let devices = NetDevices::here().map_err(Error::net("asking for devices"))?;
     devices.up("lo").map_err(Error::net("taking lo up"))?;
-    for bridge in &spec.bridges {
+    for bridge in spec.bridges.iter().filter(|b| !devices.exists(&b.name)) {
         let made = |what: &str| Error::net(format!("{what} bridge {}", bridge.name));
         devices.add_bridge(&bridge.name).map_err(made("making"))?;
         // an address of its own, or it would change with every port
@@ -36,7 +37,7 @@ pub(crate) fn build(spec: &Spec) -> Result<()> {
         for (nic, tap) in of.taps.iter().enumerate() {
             let (end, port) = (nic_name(guest, nic), port_name(guest, nic));
             let made = |what: &str| Error::net(format!("{what} {end} of guest {}", of.name));
-            add_veth(&end, &port).map_err(made("making"))?;
+            add_veth(&end, &port, None).map_err(made("making"))?;
             devices
                 .add_port(&tap.bridge, &port)
                 .map_err(made("bridging"))?;

@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 /// Longest name of a device, in bytes.
 pub const MAX_NAME: usize = libc::IFNAMSIZ - 1;
@@ -91,6 +91,11 @@ impl NetDevices {
         }
     }
 
+    /// Whether there is a device of this name.
+    pub fn exists(&self, name: &str) -> bool {
+        rustix::net::netdevice::name_to_index(&self.0, name).is_ok()
+    }
+
     /// Makes the device a port of the bridge.
     pub fn add_port(&self, bridge: &str, port: &str) -> io::Result<()> {
         let mut request = ifreq(bridge)?;
@@ -110,8 +115,8 @@ impl NetDevices {
     }
 }
 
-/// Makes two devices that are the ends of one cable.
-pub fn add_veth(name: &str, peer: &str) -> io::Result<()> {
+/// Makes two devices that are the ends of one cable; the second one in another network namespace, if one is given.
+pub fn add_veth(name: &str, peer: &str, netns: Option<BorrowedFd<'_>>) -> io::Result<()> {
     use netlink_packet_core::{
         NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
     };
@@ -124,6 +129,10 @@ pub fn add_veth(name: &str, peer: &str) -> io::Result<()> {
     let mut other = LinkMessage::default();
     let peer = checked(peer)?.to_owned();
     other.attributes.push(LinkAttribute::IfName(peer));
+    if let Some(netns) = netns {
+        let netns = LinkAttribute::NetNsFd(netns.as_raw_fd());
+        other.attributes.push(netns);
+    }
     let mut link = LinkMessage::default();
     link.attributes = vec![
         LinkAttribute::IfName(checked(name)?.to_owned()),

@@ -13,6 +13,7 @@
 //!
 //! Anything else, and everything that fails, is answered with a status of 400 or above and an [`Error`].
 //! Messages between a guest's agent and its worker on the host are in [`agent`].
+//! FUSE over a byte stream, between the agent in a reading VM and that VM's worker, is in [`relay`].
 //!
 //! `{name}` is a VM's name or identity (`uml:g1`), percent-encoded.
 //!
@@ -20,6 +21,7 @@
 //! (`_permille`), rates are per second (`_per_s`).
 
 pub mod agent;
+pub mod relay;
 mod status;
 mod vm;
 pub mod vread;

@@ -102,7 +102,8 @@ pub struct VmReport {
     /// Why it is not scheduled by viola although it was asked for, or other remarks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
-    /// Accelerators that would help it (`slices`).
+    /// Accelerators that would help it and that it does not have: `slices`, `vread`. Only a daemon has looked for
+    /// long enough to tell.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub help: Vec<String>,
     /// The same in a sentence.

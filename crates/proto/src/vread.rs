@@ -70,8 +70,10 @@ pub struct Reader {
     pub pid: u32,
     /// Socket for its hypervisor.
     pub socket: String,
-    /// Whether the hypervisor is connected.
+    /// Whether the hypervisor is connected, or the agent in the VM.
     pub connected: bool,
+    /// How its blocks come to it: `virtiofs` or `stream`; empty while it is not connected.
+    pub transport: String,
     /// VMs whose blocks it may read and that are there.
     pub datanodes: Vec<String>,
     /// Requests since the worker started.
@@ -86,6 +88,62 @@ pub struct Reader {
     pub withdrawn: u64,
     /// What was refused, by reason.
     pub refusals: Reasons,
+    /// Reads that other hosts answered; their bytes are among `bytes`, as `DATANODE@HOST`.
+    pub remote_reads: u64,
+    /// Reads that other hosts did not answer.
+    pub remote_errors: u64,
+}
+
+/// The worker for other hosts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Host {
+    /// Whether it runs.
+    pub running: bool,
+    /// Why not.
+    pub why: String,
+    /// Its process, 0 for none.
+    pub pid: u32,
+    /// SHA-256 of this host's certificate, by which the others know it.
+    pub fingerprint: String,
+    /// Addresses on which it listens.
+    pub listening: Vec<String>,
+    /// DataNode VMs of this host that others may read.
+    pub datanodes: Vec<String>,
+    /// Connections refused since the worker started: no host here has that key.
+    pub strangers: u64,
+}
+
+/// Another host. Counts are since the worker started, and of both directions where nothing else is said.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Peer {
+    /// What it is called in the configuration.
+    pub name: String,
+    /// Where it listens; empty when it is never asked.
+    pub address: String,
+    /// Whether this host is connected to it, for reading.
+    pub connected: bool,
+    /// Whether it is connected to this host.
+    pub incoming: bool,
+    /// Why this host is not connected to it, if it should be.
+    pub why: String,
+    /// Requests sent to it.
+    pub asked: u64,
+    /// Requests of it that were answered.
+    pub answered: u64,
+    /// Bytes of blocks read from it.
+    pub bytes_read: u64,
+    /// Bytes of blocks that it has read here.
+    pub bytes_served: u64,
+    /// Answers that a block is not known, or not allowed.
+    pub unknown: u64,
+    /// Answers that a block was withdrawn while it was read.
+    pub withdrawn: u64,
+    /// Other errors.
+    pub errors: u64,
+    /// Connections to it that broke.
+    pub broken: u64,
 }
 
 /// Answer to `GET /v1/vread`.
@@ -100,4 +158,9 @@ pub struct Vread {
     pub datanodes: Vec<Datanode>,
     /// VMs that may read, in the order of the configuration.
     pub readers: Vec<Reader>,
+    /// The worker for other hosts, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
+    /// Other hosts, in the order of the configuration.
+    pub peers: Vec<Peer>,
 }

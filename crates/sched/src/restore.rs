@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use viola_host::attrs::{self, AttrError, Policy, Saved, SchedAttr};
-use viola_host::{CpuSet, HostError, Thread, Tid, Vm, proc};
+use viola_host::{CpuSet, HostError, ServiceKind, Thread, Tid, Vm, proc};
 
 use crate::slots::PRIORITIES;
 
@@ -62,6 +62,9 @@ pub struct SavedVm {
     pub pinned: bool,
     /// Threads, each as it was.
     pub threads: Vec<Saved>,
+    /// Other processes whose threads work for the VM, with their start times. They may outlive it.
+    #[serde(default)]
+    pub helpers: Vec<(Tid, u64)>,
 }
 
 /// Contents of the file.
@@ -147,12 +150,24 @@ impl SavedState {
                     affinity: saved.affinity,
                     pinned,
                     threads: Vec::new(),
+                    helpers: Vec::new(),
                 });
                 self.vms.len() - 1
             }
         };
         let entry = &mut self.vms[at];
         entry.pinned |= pinned;
+        for service in &vm.service {
+            let pid = service.thread.pid;
+            let is_other = matches!(service.kind, ServiceKind::Backend | ServiceKind::Vhost);
+            if is_other
+                && pid != vm.pid
+                && let Some(stat) = proc::stat(pid)?
+                && !entry.helpers.contains(&(pid, stat.start_time))
+            {
+                entry.helpers.push((pid, stat.start_time));
+            }
+        }
         for thread in vm.threads() {
             if entry
                 .threads
@@ -207,11 +222,8 @@ fn restore_all(path: &Path) -> Result<Restored, RestoreError> {
 pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
     let mut done = 0;
     for _ in 0..10 {
-        if proc::stat(saved.pid)?.is_none_or(|s| s.start_time != saved.start_time) {
-            return Ok(done);
-        }
         let mut left = 0;
-        for tid in threads_of(saved.pid)? {
+        for tid in saved.living()? {
             let Some(attr) = attrs::get(tid)? else {
                 continue;
             };
@@ -245,10 +257,7 @@ pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
 /// Puts back the slice of the fair class, for threads whose class nobody changed.
 pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
     let mut done = 0;
-    if proc::stat(saved.pid)?.is_none_or(|s| s.start_time != saved.start_time) {
-        return Ok(done);
-    }
-    for tid in threads_of(saved.pid)? {
+    for tid in saved.living()? {
         let Some(mut attr) = attrs::get(tid)? else {
             continue;
         };
@@ -264,6 +273,25 @@ pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
         }
     }
     Ok(done)
+}
+
+impl SavedVm {
+    /// The threads that there are now: of the VM, of its descendants, of the processes that work for it.
+    fn living(&self) -> Result<BTreeSet<Tid>, HostError> {
+        let lives = |pid: Tid, start_time: u64| {
+            Ok::<_, HostError>(proc::stat(pid)?.is_some_and(|s| s.start_time == start_time))
+        };
+        let mut all = match lives(self.pid, self.start_time)? {
+            true => threads_of(self.pid)?,
+            false => BTreeSet::new(),
+        };
+        for (pid, start_time) in &self.helpers {
+            if lives(*pid, *start_time)? {
+                all.extend(proc::task_numbers(*pid)?);
+            }
+        }
+        Ok(all)
+    }
 }
 
 /// All threads of a process and of its descendants (UML: the guest's processes).
@@ -312,6 +340,60 @@ mod tests {
         state.write(&path).unwrap();
         assert_eq!(SavedState::read(&path).unwrap(), state);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    /// A process that sleeps.
+    struct Sleeper(std::process::Child);
+
+    impl Sleeper {
+        fn new() -> Self {
+            let child = std::process::Command::new("sleep").arg("60").spawn();
+            Self(child.unwrap())
+        }
+
+        fn thread(&self) -> Thread {
+            let (pid, tid) = (self.0.id(), self.0.id());
+            let start_time = proc::stat(pid).unwrap().unwrap().start_time;
+            Thread {
+                pid,
+                tid,
+                start_time,
+            }
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_process_that_worked_for_a_vm_has_its_own_back_also_after_the_vm_has_ended() {
+        let (vm, backend) = (Sleeper::new(), Sleeper::new());
+        let (main, worker) = (vm.thread(), backend.thread());
+        let kind = ServiceKind::Backend;
+        let thread = worker;
+        let noted: Vm = serde_json::from_value(serde_json::json!({
+            "id": "uml:x", "name": "x", "hypervisor": "uml",
+            "pid": main.pid, "start_time": main.start_time,
+            "vcpus": [{"index": 0, "threads": [main], "kernel_thread": null, "cores": CpuSet::new()}],
+            "service": [viola_host::Service { thread, kind }],
+            "disks": [], "nics": [], "cgroup": null, "cores": CpuSet::new(), "status": null
+        }))
+        .unwrap();
+        let mut state = SavedState::default();
+        state.note(&noted, false).unwrap();
+        assert_eq!(state.vms[0].helpers, [(worker.pid, worker.start_time)]);
+        // real-time classes take root
+        if attrs::set(worker.tid, &SchedAttr::fifo(18)).is_err() {
+            return;
+        }
+        drop(vm);
+        assert_eq!(restore_vm(&state.vms[0]).unwrap(), 1);
+        let now = attrs::get(worker.tid).unwrap().unwrap();
+        assert_eq!(now.policy, SchedAttr::fair(0).policy);
     }
 
     #[test]

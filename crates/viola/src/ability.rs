@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this host can do, and what to change where it cannot.
 
+pub mod peers;
+
 use viola_host::check::HostFacts;
 use viola_host::{CpuSet, Vm};
 use viola_proto::{Row, RowState};
@@ -223,7 +225,7 @@ pub fn vread(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -> Row 
         why,
         change: change.map(str::to_owned),
     };
-    if config.allow.is_empty() {
+    if config.is_off() {
         return row(
             RowState::Info,
             "off".into(),

@@ -66,9 +66,11 @@ pub enum Command {
     /// NAME, CLASS (ls or batch; a * when the meter chose it), CORES that the vCPUs may run on, SHARE that the
     /// weight stands for when everybody is busy and USED in the last second, both in percent of those cores, WAIT
     /// as part of the time the VM wanted to run, P99 WAIT that 99 of 100 waits did not exceed in the last 10 s,
-    /// NET and DISK traffic, and HELP: accelerators that would help this VM.
+    /// NET and DISK traffic, and HELP: accelerators that would help this VM and that it does not have. slices: class ls
+    /// would shorten its waits; vread: it may read HDFS blocks of this host, and has no mount for them. `viola check`
+    /// says it in sentences.
     ///
-    /// Without a daemon it measures for one second by itself, and says so.
+    /// Without a daemon it measures for one second by itself, and says so; HELP takes a daemon.
     Vms(Vms),
     /// Change how one VM is scheduled, at once.
     ///
@@ -95,6 +97,12 @@ pub enum Command {
     /// VMs on this host. The book's page on vread tells what both VMs need.
     #[command(subcommand)]
     Vread(Vread),
+    /// Make and show the key by which other hosts know this one.
+    ///
+    /// A host that reads blocks of another one, or serves its own, has a key of its own, and knows the others by the
+    /// fingerprints of theirs: [[vread.peer]] in the configuration.
+    #[command(subcommand)]
+    Keys(Keys),
     /// Boot guests to play with.
     ///
     /// Real virtual machines on this machine, without hardware virtualisation. Nothing outside of the lab's own
@@ -111,12 +119,45 @@ pub enum Command {
     /// Measure, with goals.
     #[command(subcommand)]
     Bench(crate::bench::Bench),
+    /// Write man pages and shell completions into a folder.
+    ///
+    /// A page for each command (viola-set.1) and completions for bash, fish and zsh, made from the same text as
+    /// --help. `man -l DIR/viola.1` shows a page from there.
+    Man(Man),
     /// Processes that the daemon starts.
     #[command(hide = true, subcommand)]
     Internal(Internal),
     /// Processes that listen to guests; the daemon starts them.
     #[command(hide = true, subcommand)]
     Worker(Worker),
+}
+
+/// Subcommands of `keys`.
+#[derive(Debug, Subcommand)]
+pub enum Keys {
+    /// Make a key and a certificate for this host; what is there is never overwritten.
+    Init(KeysArgs),
+    /// Show the fingerprint, as lines for the configuration of the other hosts.
+    Show(KeysArgs),
+}
+
+/// Options of `man`.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// The folder; it is made if it is not there.
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+}
+
+/// Options of `keys init` and `keys show`.
+#[derive(Debug, Args)]
+pub struct KeysArgs {
+    /// What other hosts are to call this one; without it what it calls itself.
+    #[arg(long, value_name = "NAME")]
+    pub host: Option<String>,
+    /// Configuration file, for the places of both files (key and certificate in [vread]).
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 }
 
 /// Subcommands of `vread`.
@@ -149,6 +190,11 @@ pub enum Worker {
     },
     /// Serves blocks to a VM.
     Reader {
+        /// Its control socket.
+        socket: PathBuf,
+    },
+    /// Serves blocks to other hosts, and fetches theirs.
+    Peer {
         /// Its control socket.
         socket: PathBuf,
     },

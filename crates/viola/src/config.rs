@@ -15,7 +15,7 @@ use crate::quantities::{self, BadQuantity};
 
 pub mod vread;
 
-pub use vread::{VmVread, Vread};
+pub use vread::{Transport, VmVread, Vread};
 
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/viola/viola.toml";
@@ -80,6 +80,19 @@ pub struct Daemon {
     /// Where the state of a run is.
     #[serde(deserialize_with = "absolute")]
     pub run_dir: PathBuf,
+    /// Which VMs there are for it.
+    pub vms: Whose,
+}
+
+/// VMs that the daemon looks at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Whose {
+    /// All of this machine.
+    #[default]
+    All,
+    /// Those whose process is in the daemon's own network namespace.
+    Own,
 }
 
 impl Default for Daemon {
@@ -90,6 +103,7 @@ impl Default for Daemon {
             interval: 100_000_000,
             state_dir: "/var/lib/viola".into(),
             run_dir: DEFAULT_RUN_DIR.into(),
+            vms: Whose::All,
         }
     }
 }

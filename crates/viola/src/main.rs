@@ -10,10 +10,13 @@ mod config;
 mod daemon;
 mod demo;
 mod error;
+mod keys;
 mod log;
 mod measure;
 mod names;
 mod quantities;
+#[cfg(test)]
+mod reference;
 mod report;
 mod table;
 #[cfg(test)]
@@ -43,9 +46,11 @@ fn main() -> ExitCode {
         Command::Status(args) => commands::status(args),
         Command::Restore(args) => commands::restore(args),
         Command::Vread(what) => commands::vread(what),
+        Command::Keys(what) => commands::keys(what),
         Command::Lab(what) => return commands::lab(what).unwrap_or_else(|e| e.tell()),
         Command::Demo(args) => demo::run(args),
         Command::Bench(what) => bench::run(what),
+        Command::Man(args) => commands::man(args),
         Command::Internal(what) => return commands::internal(what),
         Command::Worker(what) => commands::worker(what),
     };

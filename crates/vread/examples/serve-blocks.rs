@@ -204,7 +204,7 @@ fn main() -> anyhow::Result<()> {
     let listener = UnixListener::bind(socket)?;
     folder.close()?;
     if options.iter().any(|word| word == "--sandbox") {
-        sandbox::enter(Some((NOBODY, NOBODY)), sandbox::Needs::Reader)?;
+        sandbox::enter(Some((NOBODY, NOBODY)), sandbox::Needs::Reader, &[])?;
     }
     let shape = Shape {
         tag: "viola".into(),

@@ -7,11 +7,14 @@
 
 pub mod agent_worker;
 pub mod control;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod hazard;
 pub mod journal;
 pub mod lookup;
 mod map;
 pub mod pattern;
+pub mod peer;
 pub mod reader;
 pub mod sandbox;
 pub mod table;

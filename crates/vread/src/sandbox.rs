@@ -8,9 +8,13 @@ use std::collections::BTreeMap;
 use std::io;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, NetPort, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, Scope,
 };
-use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
+use seccompiler::{
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
 
 /// Why a worker is not shut in.
 #[derive(Debug, thiserror::Error)]
@@ -41,21 +45,24 @@ pub enum Needs {
     Agent,
     /// The same, and threads, events and a VM's memory.
     Reader,
+    /// The same as a reader, and connections by TCP to the ports that [`enter`] is told.
+    Peer,
 }
 
 /// Shuts the process in, with all threads that it has and will have. `user` are the numbers of user and group to
-/// become; `None` where the process has no right to become anybody, as in tests.
+/// become; `None` where the process has no right to become anybody, as in tests. `ports` are those to which
+/// [`Needs::Peer`] may connect, whatever the address; others have no use for any.
 ///
 /// # Errors
 /// [`SandboxError`]; the caller has to end then.
-pub fn enter(user: Option<(u32, u32)>, needs: Needs) -> Result<(), SandboxError> {
+pub fn enter(user: Option<(u32, u32)>, needs: Needs, ports: &[u16]) -> Result<(), SandboxError> {
     if let Some((uid, gid)) = user {
         become_user(uid, gid).map_err(|source| SandboxError::User { uid, source })?;
     }
     rustix::thread::set_no_new_privs(true).map_err(|e| SandboxError::NoNewPrivs(e.into()))?;
     // Others of this user may neither trace it nor read its memory.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    no_files_no_network()?;
+    no_files_no_network(ports)?;
     filter(needs)
 }
 
@@ -74,7 +81,7 @@ fn become_user(uid: u32, gid: u32) -> io::Result<()> {
 
 /// A kernel without Landlock (before 5.13, or switched off) leaves this to user and filter: opening files is
 /// filtered as well.
-fn no_files_no_network() -> Result<(), SandboxError> {
+fn no_files_no_network(ports: &[u16]) -> Result<(), SandboxError> {
     let abi = ABI::V6;
     let error = |e: landlock::RulesetError| SandboxError::Landlock(e.to_string());
     Ruleset::default()
@@ -83,6 +90,12 @@ fn no_files_no_network() -> Result<(), SandboxError> {
         .and_then(|r| r.handle_access(AccessNet::from_all(abi)))
         .and_then(|r| r.scope(Scope::from_all(abi)))
         .and_then(Ruleset::create)
+        .and_then(|r| {
+            let rules = ports
+                .iter()
+                .map(|port| Ok(NetPort::new(*port, AccessNet::ConnectTcp)));
+            r.add_rules(rules)
+        })
         .and_then(landlock::RulesetCreated::restrict_self)
         .map(drop)
         .map_err(error)
@@ -175,7 +188,7 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
     let error = |e: &dyn std::fmt::Display| SandboxError::Seccomp(e.to_string());
     let reader = match needs {
         Needs::Agent => &[][..],
-        Needs::Reader => READER,
+        Needs::Reader | Needs::Peer => READER,
     };
     let mut rules: BTreeMap<i64, Vec<seccompiler::SeccompRule>> = BTreeMap::new();
     for call in COMMON.iter().chain(reader) {
@@ -191,6 +204,16 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
     ] {
         rules.insert(call, Vec::new());
     }
+    if needs == Needs::Peer {
+        rules.insert(libc::SYS_connect, Vec::new());
+        rules.insert(
+            libc::SYS_socket,
+            vec![
+                tcp_socket(libc::AF_INET).map_err(|e| error(&e))?,
+                tcp_socket(libc::AF_INET6).map_err(|e| error(&e))?,
+            ],
+        );
+    }
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(|e| error(&e))?;
     let filter = SeccompFilter::new(
         rules,
@@ -203,4 +226,16 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
         .try_into()
         .map_err(|e: seccompiler::BackendError| error(&e))?;
     seccompiler::apply_filter_all_threads(&program).map_err(|e| error(&e))
+}
+
+/// A TCP socket of this family; the two flags of socket(2) may be set.
+fn tcp_socket(family: libc::c_int) -> Result<SeccompRule, seccompiler::BackendError> {
+    let is = |argument, mask: u64, value: libc::c_int| {
+        let operator = SeccompCmpOp::MaskedEq(mask);
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value as u64)
+    };
+    SeccompRule::new(vec![
+        is(0, u32::MAX.into(), family)?,
+        is(1, 0xf, libc::SOCK_STREAM)?,
+    ])
 }

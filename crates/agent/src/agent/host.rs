@@ -2,7 +2,7 @@
 //! Talking with the host.
 
 use viola_proto::agent::{
-    Bytes, FromAgent, FsId, Lease, MAX_LEASES, MAX_TEXT, ToAgent, TooMuch, VERSION, Why,
+    Bytes, FromAgent, FsId, LINE, Lease, MAX_LEASES, MAX_TEXT, ToAgent, TooMuch, VERSION, Why,
 };
 
 use super::volume::Proof;
@@ -144,6 +144,7 @@ impl Agent {
                     agent_version: env!("CARGO_PKG_VERSION").into(),
                     boot_id: self.boot_id.clone(),
                     session,
+                    window: self.channel.as_ref().map_or(LINE, Channel::window),
                 });
             }
             Some(Step::Open(limits)) => {
@@ -247,7 +248,7 @@ impl Agent {
 }
 
 /// A number that nobody guesses, for sessions and folders.
-pub(super) fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
     let mut have = 0;
     while have < bytes.len() {

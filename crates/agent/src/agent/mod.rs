@@ -15,7 +15,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use viola_proto::agent::{FrameReader, FrameWriter, FsId, Why};
 
-use crate::config::Config;
+pub(crate) use host::random;
+
+use crate::config::{Config, Mount};
 use crate::core::block::{After, Millis};
 use crate::core::ledger::Ledger;
 use crate::core::place::Action;
@@ -24,6 +26,7 @@ use crate::io::channel::{Address, Channel};
 use crate::io::status::{self, Question, Wish};
 use crate::io::watch::Watch;
 use crate::io::worker::{self, Job, Outcome, now};
+use crate::relay::Relay;
 use volume::{Proof, Volume};
 
 /// Most bytes that wait for the host.
@@ -45,7 +48,10 @@ pub struct CannotRun {
     source: std::io::Error,
 }
 
-fn cannot<T>(what: impl Into<String>, result: std::io::Result<T>) -> Result<T, CannotRun> {
+pub(crate) fn cannot<T>(
+    what: impl Into<String>,
+    result: std::io::Result<T>,
+) -> Result<T, CannotRun> {
     let what = what.into();
     result.map_err(|source| CannotRun { what, source })
 }
@@ -81,6 +87,8 @@ pub struct Agent {
     /// When the agent ends at the latest.
     ends: Option<Millis>,
     boot_id: String,
+    /// Blocks of others, for this VM to read.
+    relay: Option<Relay>,
 }
 
 impl Agent {
@@ -97,7 +105,9 @@ impl Agent {
             "watching file systems (needs root and Linux 5.9 with fanotify)",
             Watch::new(),
         )?;
+        // before there are threads, which inherit what is blocked
         let signals = cannot("signals", signals())?;
+        let relay = config.mount.as_ref().map(Mount::start).transpose()?;
         let (report, outcomes, outcome_wake) = cannot("workers", worker::Report::new())?;
         let (questions, question_wake) = cannot(
             format!("status socket {}", config.status.display()),
@@ -133,6 +143,7 @@ impl Agent {
             patient: Vec::new(),
             ends: None,
             boot_id,
+            relay,
         })
     }
 
@@ -330,6 +341,7 @@ impl Agent {
             stats: self.ledger.stats(),
             volumes: self.volumes.values().map(Volume::report).collect(),
             missing: self.missing.clone(),
+            mount: self.relay.as_ref().map(Relay::report),
         }
     }
 
@@ -367,7 +379,7 @@ impl Agent {
 }
 
 /// A descriptor that is readable when the program is to end.
-fn signals() -> std::io::Result<OwnedFd> {
+pub(crate) fn signals() -> std::io::Result<OwnedFd> {
     use std::os::fd::FromRawFd;
     // SAFETY: the set is ours, made empty before use; the calls are checked where they can fail.
     unsafe {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! All blocks together: which is linked and named when, within the bounds, and what is to be sent.
 
+mod host;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use viola_proto::agent::{FsId, Lease, Limits, Stats, Why};
@@ -200,83 +202,12 @@ impl Ledger {
         self.update(id, |b| b.dropped(now, &times, done));
     }
 
-    /// The host reads by this lease.
-    pub fn host_named(&mut self, now: Millis, lease: Lease) {
-        let times = self.times;
-        if let Some(id) = self.of_lease(lease) {
-            self.update(id, |b| {
-                b.host_named(now, &times, lease);
-                None
-            });
-        }
-    }
-
-    /// The host never reads by this lease.
-    pub fn host_refused(&mut self, now: Millis, lease: Lease) {
-        let times = self.times;
-        if let Some(id) = self.of_lease(lease) {
-            self.update(id, |b| b.host_refused(now, &times, lease));
-        }
-    }
-
-    /// No read uses this lease any more.
-    pub fn host_withdrew(&mut self, now: Millis, lease: Lease) {
-        let times = self.times;
-        if let Some(id) = self.of_lease(lease) {
-            self.update(id, |b| b.host_withdrew(now, &times, lease));
-        }
-    }
-
     /// Something may have happened to a block that was not seen: its extents are compared now.
     pub fn recheck(&mut self, now: Millis, id: EntryId) {
         self.update(id, |b| {
             b.recheck(now);
             None
         });
-    }
-
-    /// The host was greeted: until it answers nothing is named, and what it says is about sessions
-    /// before.
-    pub fn close(&mut self) {
-        self.limits = None;
-        self.proven.clear();
-    }
-
-    /// A new session: all leases before it are void.
-    pub fn welcome(&mut self, now: Millis, limits: Limits) {
-        let times = self.times;
-        self.limits = Some(limits);
-        self.proven.clear();
-        self.budget = Budget::new(now, self.bounds.names_per_s.min(limits.names_per_s));
-        let mut all: Vec<EntryId> = self.entries.keys().copied().collect();
-        all.sort_unstable();
-        for id in all {
-            self.update(id, |b| b.welcome(now, &times));
-        }
-    }
-
-    /// The host knows the disk of this file system.
-    pub fn proven(&mut self, fs: FsId) {
-        if self.limits.is_some() {
-            self.proven.insert(fs);
-        }
-    }
-
-    /// Whether it does.
-    pub fn is_proven(&self, fs: FsId) -> bool {
-        self.proven.contains(&fs)
-    }
-
-    /// What is known of a file system's blocks is void: they are withdrawn, and named again when it is
-    /// proven; or, with `after` beyond [`After::Again`], dropped.
-    pub fn unproven(&mut self, now: Millis, fs: FsId, after: After, why: Why) {
-        self.proven.remove(&fs);
-        for id in self.of_fs(fs) {
-            let linked = self.entries.get(&id).is_some_and(|e| e.block.linked());
-            if linked || after == After::Forget {
-                self.touched(now, id, after, why);
-            }
-        }
     }
 
     /// Stops or goes on with naming.

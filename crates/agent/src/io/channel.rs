@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::termios::{OptionalActions, isatty, tcgetattr, tcsetattr};
+use viola_proto::agent::LINE;
 
 /// Where the host is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,16 +72,21 @@ impl std::fmt::Display for Address {
 
 /// An open stream; never blocks.
 #[derive(Debug)]
-pub struct Channel(File);
+pub struct Channel {
+    stream: File,
+    is_line: bool,
+}
 
 impl Channel {
     /// Opens it. The connection may be made without anybody at the other end.
     pub fn open(address: &Address) -> std::io::Result<Self> {
+        let mut is_line = false;
         let fd: OwnedFd = match address {
             Address::Device(path) => {
                 let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
                 let fd = rustix::fs::open(path, flags, Mode::empty())?;
-                if isatty(&fd) {
+                is_line = isatty(&fd);
+                if is_line {
                     let mut modes = tcgetattr(&fd)?;
                     modes.make_raw();
                     tcsetattr(&fd, OptionalActions::Now, &modes)?;
@@ -94,20 +100,28 @@ impl Channel {
             }
             Address::Vsock { cid, port } => vsock(*cid, *port)?,
         };
-        Ok(Self(fd.into()))
+        Ok(Self {
+            stream: fd.into(),
+            is_line,
+        })
+    }
+
+    /// Bytes that the host may send before they are read; 0 for any number.
+    pub fn window(&self) -> u32 {
+        if self.is_line { LINE } else { 0 }
     }
 }
 
 impl Read for Channel {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
-        self.0.read(bytes)
+        self.stream.read(bytes)
     }
 }
 
 impl Write for Channel {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         // a serial line takes what fits into its buffer, and nothing of more than that
-        match self.0.write(bytes) {
+        match self.stream.write(bytes) {
             Ok(0) if !bytes.is_empty() => Err(ErrorKind::WouldBlock.into()),
             other => other,
         }
@@ -120,7 +134,7 @@ impl Write for Channel {
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -170,6 +184,19 @@ mod tests {
         for bad in ["", "ttyS2", "vsock:2", "vsock:x:1", "unix:x"] {
             assert!(Address::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn only_a_serial_line_wants_little_at_a_time() {
+        // a terminal of the other side of a pseudoterminal stands for a line
+        let open = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR).unwrap();
+        rustix::pty::grantpt(&open).unwrap();
+        rustix::pty::unlockpt(&open).unwrap();
+        let name = rustix::pty::ptsname(&open, Vec::new()).unwrap();
+        let address = Address::Device(name.into_string().unwrap().into());
+        assert_eq!(Channel::open(&address).unwrap().window(), LINE);
+        let null = Address::Device("/dev/null".into());
+        assert_eq!(Channel::open(&null).unwrap().window(), 0);
     }
 
     #[test]

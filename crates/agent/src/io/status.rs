@@ -55,6 +55,43 @@ pub struct Report {
     pub volumes: Vec<VolumeReport>,
     /// Data directories that cannot be used, with the reason.
     pub missing: Vec<String>,
+    /// The mount of other VMs' blocks, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mount: Option<MountReport>,
+}
+
+/// How the mount of other VMs' blocks is. Counts are since the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MountReport {
+    /// Where it is.
+    pub path: String,
+    /// Way to the host.
+    pub port: String,
+    /// One sentence.
+    pub state: String,
+    /// Requests of the kernel.
+    pub requests: u64,
+    /// Bytes of replies.
+    pub bytes: u64,
+    /// Requests that failed because the host was not there.
+    pub failed: u64,
+    /// How often the host has begun to serve it.
+    pub sessions: u64,
+}
+
+impl std::fmt::Display for MountReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "{} by {}: {}", self.path, self.port, self.state)?;
+        writeln!(
+            f,
+            "  {} requests, {} MiB, {} failed without the host, {} sessions",
+            self.requests,
+            self.bytes >> 20,
+            self.failed,
+            self.sessions
+        )
+    }
 }
 
 /// How a file system is.
@@ -140,6 +177,10 @@ pub fn ask(path: &Path, wish: &str) -> std::io::Result<Report> {
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let s = &self.stats;
+        if let (Some(mount), "") = (&self.mount, self.host.as_str()) {
+            writeln!(f, "viola-agent {}, reads only", self.version)?;
+            return mount.fmt(f);
+        }
         writeln!(f, "viola-agent {}, {}", self.version, self.host)?;
         if self.paused {
             writeln!(f, "paused: nothing is named until `viola-agent resume`")?;
@@ -170,7 +211,10 @@ impl std::fmt::Display for Report {
         for sentence in &self.missing {
             writeln!(f, "{sentence}")?;
         }
-        Ok(())
+        match &self.mount {
+            Some(mount) => mount.fmt(f),
+            None => Ok(()),
+        }
     }
 }
 

@@ -5,14 +5,14 @@
 
 pub mod host;
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::fs::File;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use viola_agent::io::status::Report;
-use viola_lab::{Guest, Lab, Paths, Spec};
+pub use viola_lab::testing::{sha256, wait_for};
+use viola_lab::{Guest, Lab, testing};
 
 use host::Host;
 
@@ -61,22 +61,13 @@ impl Bench {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("d.img");
         File::create(&image).unwrap().set_len(400 << 20).unwrap();
-        let made = Command::new(format!("/usr/sbin/mkfs.{kind}"))
-            .args(["-q", image.to_str().unwrap()])
-            .output()
-            .unwrap();
-        assert!(made.status.success(), "{made:?}");
-        let core = usize::from(std::thread::available_parallelism().unwrap().get() > 1);
+        testing::host(&format!("mkfs.{kind} -q {}", image.display()));
+        let core = testing::core();
         let text = format!(
             "[lab]\nname='{name}'\n[[guest]]\nname='a'\ncores=[{core}]\ndisks=[{{image='d.img'}}]\n"
         );
-        let spec = Spec::from_toml(&text, name, folder.path()).unwrap();
-        let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
-        let paths = Paths {
-            run: folder.path().join("run"),
-            ..found.unwrap_or_else(|error| panic!("{error}"))
-        };
-        let lab = Lab::up(&spec, &paths).unwrap_or_else(|error| panic!("{}", error.full()));
+        let paths = testing::paths(env!("CARGO_MANIFEST_DIR"), &folder.path().join("run"));
+        let lab = testing::up(&text, name, folder.path(), &paths);
         let bench = Self {
             lab: Some(lab),
             folder,
@@ -127,21 +118,7 @@ impl Bench {
 
     /// The words that run a program of the host in the guest, with the host's own loader and libraries.
     pub fn program(&self, path: &str) -> String {
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        let mapped = |name: &str| {
-            maps.lines()
-                .filter_map(|line| line.split_whitespace().nth(5))
-                .map(PathBuf::from)
-                .find(|p| p.file_name().unwrap().to_str().unwrap().starts_with(name))
-                .unwrap_or_else(|| panic!("this test is not linked to {name}"))
-        };
-        let loader = mapped("ld-linux");
-        let libraries = mapped("libc.so").parent().unwrap().to_owned();
-        format!(
-            "/tmp/h{} --library-path /tmp/h{} /tmp/h{path}",
-            loader.display(),
-            libraries.display()
-        )
+        testing::host_program("/tmp/h", path)
     }
 
     /// Starts the agent; `more` is added to its configuration.
@@ -208,27 +185,5 @@ impl Drop for Bench {
         } else if let Some(lab) = self.lab.take() {
             lab.down().unwrap();
         }
-    }
-}
-
-/// SHA-256, by the host's own program.
-pub fn sha256(bytes: &[u8]) -> String {
-    use std::io::Write;
-    let mut child = Command::new("sha256sum")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(bytes).unwrap();
-    let output = child.wait_with_output().unwrap();
-    String::from_utf8(output.stdout).unwrap()[..64].to_owned()
-}
-
-/// Waits at most half a minute.
-pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !done() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }

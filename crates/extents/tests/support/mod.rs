@@ -5,14 +5,15 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use viola_extents::FileMap;
 use viola_extents::host::{Image, Layer};
-use viola_lab::{Lab, Paths, Spec};
+pub use viola_lab::testing::host;
+use viola_lab::testing::{core, host_program, paths, up};
+use viola_lab::{Lab, Paths};
 
 /// A guest; `/h` in it is the host's root, its disks are `/dev/ubda` and so on.
 pub struct Bench {
@@ -20,23 +21,6 @@ pub struct Bench {
     paths: Paths,
     folder: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
-}
-
-/// Runs a program of the host on the host.
-pub fn host(command: &str) {
-    let mut words = command.split_whitespace();
-    let program = words.next().unwrap();
-    let output = Command::new(program)
-        .args(words)
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .output()
-        .unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(
-        output.status.success(),
-        "{command}: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
 
 /// Writes a partition table (MBR) with two partitions: one MiB at 1 MiB, and the rest from [`PART2`].
@@ -75,18 +59,13 @@ impl Bench {
             }
             list.push(format!("{{image='{number}.img'}}"));
         }
-        let core = usize::from(std::thread::available_parallelism().unwrap().get() > 1);
+        let core = core();
         let text = format!(
             "[lab]\nname='{name}'\n[[guest]]\nname='a'\ncores=[{core}]\ndisks=[{}]\n",
             list.join(",")
         );
-        let spec = Spec::from_toml(&text, name, folder.path()).unwrap();
-        let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
-        let paths = Paths {
-            run: folder.path().join("run"),
-            ..found.unwrap_or_else(|error| panic!("{error}"))
-        };
-        let lab = Lab::up(&spec, &paths).unwrap_or_else(|error| panic!("{}", error.full()));
+        let paths = paths(env!("CARGO_MANIFEST_DIR"), &folder.path().join("run"));
+        let lab = up(&text, name, folder.path(), &paths);
         let bench = Self {
             lab: Some(lab),
             paths,
@@ -124,24 +103,7 @@ impl Bench {
 
     /// The words that run a program of the host in the guest, with the host's own loader and libraries.
     pub fn program(&self, path: &str) -> String {
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        let mapped = |name: &str| {
-            maps.lines()
-                .filter_map(|line| line.split_whitespace().nth(5))
-                .map(PathBuf::from)
-                .find(|p| {
-                    p.file_name()
-                        .is_some_and(|f| f.to_str().unwrap().starts_with(name))
-                })
-                .unwrap_or_else(|| panic!("this test is not linked to {name}"))
-        };
-        let loader = mapped("ld-linux");
-        let libraries = mapped("libc.so").parent().unwrap().to_owned();
-        format!(
-            "/tmp/h{} --library-path /tmp/h{} /tmp/h{path}",
-            loader.display(),
-            libraries.display()
-        )
+        host_program("/tmp/h", path)
     }
 
     /// Loads a module of the guest's kernel, which the lab's image leaves out, from its package.

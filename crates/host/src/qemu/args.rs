@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::netns::{Interface, NicFound};
 use crate::proc::TapFd;
-use crate::reach::{AGENT_PORT, Chardev};
+use crate::reach::Chardev;
 use crate::vm::{Disk, NicKind, printable};
 
 /// Steps followed from a format node to the file below it.
@@ -188,8 +188,8 @@ impl QemuArgs {
         found
     }
 
-    /// The host's end of the virtio-serial port to an agent.
-    pub(crate) fn agent_chardev(args: &[String]) -> Option<Chardev> {
+    /// The host's end of the virtio-serial port of this name.
+    pub(crate) fn port_chardev(args: &[String], name: &str) -> Option<Chardev> {
         let values = |wanted: &'static str| {
             let pairs = args.iter().zip(args.iter().skip(1));
             pairs
@@ -197,8 +197,7 @@ impl QemuArgs {
                 .map(|(_, value)| value)
         };
         let is_port = |device: &Options| {
-            get(device, "driver") == Some("virtserialport")
-                && get(device, "name") == Some(AGENT_PORT)
+            get(device, "driver") == Some("virtserialport") && get(device, "name") == Some(name)
         };
         let port = values("device")
             .map(|v| options(v, "driver"))
@@ -282,7 +281,10 @@ fn drive(drive: &Options, index: usize) -> Option<Disk> {
     }
     Some(Disk {
         path: PathBuf::from(file.strip_prefix("file:").unwrap_or(file)),
-        device: get(drive, "id").map_or_else(|| format!("{interface}drive{index}"), printable),
+        device: match get(drive, "id") {
+            Some(id) => printable(id),
+            None => printable(&format!("{interface}drive{index}")),
+        },
         read_only: is_on(drive, "readonly")
             || is_on(drive, "read-only")
             || get(drive, "media") == Some("cdrom"),
@@ -373,7 +375,7 @@ mod tests {
     fn the_port_to_an_agent_is_found_by_its_name() {
         let find = |line: &str| {
             let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            QemuArgs::agent_chardev(&args)
+            QemuArgs::port_chardev(&args, crate::reach::AGENT_PORT)
         };
         assert_eq!(
             find(

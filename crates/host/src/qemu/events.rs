@@ -37,8 +37,11 @@ impl Watch {
     /// # Errors
     /// [`Cause`], after at most two seconds.
     pub fn connect(reach: &Path) -> Result<Self, Cause> {
-        let connection = Connection::open(reach)?;
-        Ok(Self { connection })
+        Connection::open(reach).map(Self::over)
+    }
+
+    pub(super) fn over(connection: Connection) -> Self {
+        Self { connection }
     }
 
     /// What has happened since the last call that makes what was known of the disks untrue: QEMU's names of the

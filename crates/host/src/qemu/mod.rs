@@ -7,6 +7,8 @@
 
 mod args;
 pub mod events;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub mod qmp;
 
 use std::collections::HashMap;

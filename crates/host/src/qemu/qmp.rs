@@ -91,7 +91,10 @@ pub fn ask(vm: &str, socket: &Path, reach: &Path) -> Result<Answer, QmpError> {
 }
 
 fn talk(reach: &Path) -> Result<Answer, Cause> {
-    let mut connection = Connection::open(reach)?;
+    questions(&mut Connection::open(reach)?)
+}
+
+pub(super) fn questions(connection: &mut Connection) -> Result<Answer, Cause> {
     let name = connection.command("query-name")?;
     let status = connection.command("query-status")?;
     let cpus = connection.command("query-cpus-fast")?;
@@ -139,8 +142,13 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects, and says hello.
     pub(super) fn open(reach: &Path) -> Result<Self, Cause> {
+        Self::over(connect_to(reach)?)
+    }
+
+    /// Says hello on a stream.
+    pub(super) fn over(stream: UnixStream) -> Result<Self, Cause> {
         let mut connection = Self {
-            stream: connect_to(reach)?,
+            stream,
             lines: Lines::default(),
             end: Instant::now() + TALK_TIMEOUT,
             asked: 0,

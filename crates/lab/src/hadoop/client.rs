@@ -6,7 +6,9 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
+use super::kit::log;
 use super::root::checked;
 use crate::error::{Error, Result};
 use crate::guest::Guest;
@@ -49,13 +51,13 @@ impl Client {
     pub(super) const CLASS: &str = "org.viola.hdfs.Bench";
     pub(super) const PORT: u16 = 7070;
 
-    pub(super) fn start(lab: &Lab, guest: &Guest, words: &[String]) -> Result<Self> {
+    pub(super) fn start(lab: &Lab, guest: &Guest, words: &[String], port: u16) -> Result<Self> {
         let address = guest
             .address()
             .ok_or_else(|| Error::guest(guest.name(), "a client needs a network"))?;
         let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
         let script = format!(
-            "setsid {} </dev/null >/run/bench.log 2>&1 & echo $! >/run/bench.pid",
+            "setsid {} </dev/null >/run/bench{port}.log 2>&1 & echo $! >/run/bench{port}.pid",
             command.join(" ")
         );
         checked(
@@ -65,14 +67,14 @@ impl Client {
         )?;
         let end = Instant::now() + START;
         let stream = loop {
-            match lab.in_netns(|| TcpStream::connect((address, Self::PORT)))? {
+            match lab.in_netns(|| TcpStream::connect((address, port)))? {
                 Ok(stream) => break stream,
                 Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(200)),
                 Err(error) => {
-                    let log = guest.exec(&["tail", "-n", "15", "/run/bench.log"])?.stdout;
+                    let log = log(guest, &format!("bench{port}"));
                     return Err(Error::guest(
                         guest.name(),
-                        format!("its client does not listen ({error}): {}", log.trim()),
+                        format!("its client does not listen ({error}): {log}"),
                     ));
                 }
             }
@@ -94,6 +96,11 @@ impl Client {
     /// Sends one request, a line of words, and waits for its answer. The requests are those of the
     /// Java class `Bench` in `hdfs/`: `open SIDE KEY=VALUE...`, `SIDE read PATH BUFFER` and so on.
     pub fn ask(&mut self, request: &str) -> Result<Answer> {
+        self.ask_for(request)
+    }
+
+    /// As [`Client::ask`], for requests with an answer of another shape.
+    pub fn ask_for<T: DeserializeOwned>(&mut self, request: &str) -> Result<T> {
         let failed = |what: String| Error::guest(&self.guest, format!("`{request}`: {what}"));
         let mut line = String::new();
         let io = self

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use super::kit::{self, Kit};
 use super::root::{self, ROOT, checked};
 use super::{Client, FileSystem, Hadoop};
 use crate::error::{Error, Result};
@@ -13,13 +14,15 @@ use crate::lab::Lab;
 use crate::wire::Output;
 
 /// Folder of the configuration, in the root that Java runs in.
-const CONF: &str = "/run/conf";
+pub(super) const CONF: &str = "/run/conf";
 pub(super) const LOG: &str = "log4j.rootLogger=WARN,out\n\
     log4j.appender.out=org.apache.log4j.ConsoleAppender\n\
     log4j.appender.out.target=System.err\n\
     log4j.appender.out.layout=org.apache.log4j.PatternLayout\n\
     log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n\n\
     log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR\n";
+/// Where PerformanceEvaluation says what it measured, in the root that Java runs in of a guest.
+pub const TOOLS_LOG: &str = "/tmp/tools.log";
 /// Longest start of a NameNode and a DataNode, on a core that others use too.
 const START: Duration = Duration::from_secs(240);
 /// Settings of a virtual machine that a guest of one or two gigabytes can carry, and whose start is short.
@@ -57,8 +60,10 @@ pub struct Hdfs<'a> {
     hadoop: &'a Hadoop,
     node: &'a Guest,
     core: String,
-    site: String,
+    keys: BTreeMap<String, String>,
     hosts: String,
+    /// Guests with a DataNode of their own.
+    others: Vec<&'a Guest>,
 }
 
 impl<'a> Hdfs<'a> {
@@ -71,22 +76,14 @@ impl<'a> Hdfs<'a> {
         let address = node
             .address()
             .ok_or_else(|| Error::guest(node.name(), "an HDFS needs a network"))?;
-        let mount = format!(
-            "mountpoint -q /mnt || mount -t {} -o {} /dev/ubda /mnt; mkdir -p /mnt/data /mnt/name",
-            options.file_system.name(),
-            options.mount,
-        );
-        checked(
-            node,
-            "mounting its disk",
-            node.exec(&["sh", "-ec", &mount])?,
-        )?;
+        mount(node, options)?;
         let hdfs = Self {
             hadoop,
             node,
             core: xml(&[("fs.defaultFS", format!("hdfs://{address}:{PORT}"))].into()),
-            site: xml(&site(&address.to_string(), &options.keys)),
+            keys: options.keys.clone(),
             hosts: format!("127.0.0.1 localhost\n{address} {}\n", node.name()),
+            others: Vec::new(),
         };
         hdfs.prepare(node)?;
         let format = "org.apache.hadoop.hdfs.server.namenode.NameNode";
@@ -102,21 +99,47 @@ impl<'a> Hdfs<'a> {
         Ok(hdfs)
     }
 
+    /// Mounts the first disk of another guest and starts a DataNode there; waits until it is known.
+    pub fn join(&mut self, guest: &'a Guest, options: &Options) -> Result<()> {
+        mount(guest, options)?;
+        self.others.push(guest);
+        self.prepare(guest)?;
+        self.start_daemon(guest, "datanode", &[])?;
+        self.wait_ready()
+    }
+
+    /// Sets a key of `hdfs-site.xml`, for daemons and clients that start from now on.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        self.keys.insert(key.into(), value.into());
+        self.prepare(self.node)?;
+        self.others.iter().try_for_each(|guest| self.prepare(guest))
+    }
+
     /// Starts both daemons, which must not be running, and waits until safe mode is off.
     pub fn start_daemons(&self) -> Result<()> {
-        for (short, class) in [
-            ("namenode", "namenode.NameNode"),
-            ("datanode", "datanode.DataNode"),
-        ] {
-            let words = self.words(&format!("org.apache.hadoop.hdfs.server.{class}"), &[]);
-            let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
-            let script = format!(
-                "setsid {} </dev/null >/run/{short}.log 2>&1 & echo $! >/run/{short}.pid",
-                command.join(" ")
-            );
-            checked(self.node, short, self.node.exec(&["sh", "-ec", &script])?)?;
-        }
+        self.start_daemons_with(&[], &[])
+    }
+
+    /// The same with arguments for the NameNode and for the DataNode, `-upgrade` for one.
+    pub fn start_daemons_with(&self, name_node: &[&str], data_node: &[&str]) -> Result<()> {
+        self.start_daemon(self.node, "namenode", name_node)?;
+        self.start_daemon(self.node, "datanode", data_node)?;
         self.wait_ready()
+    }
+
+    /// Starts a daemon, `namenode` or `datanode`, that must not be running, and waits for nothing.
+    pub fn start_daemon(&self, guest: &Guest, short: &str, arguments: &[&str]) -> Result<()> {
+        let class = match short {
+            "namenode" => "namenode.NameNode",
+            _ => "datanode.DataNode",
+        };
+        let words = self.words(&format!("org.apache.hadoop.hdfs.server.{class}"), arguments);
+        let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
+        let script = format!(
+            "setsid {} </dev/null >>/run/{short}.log 2>&1 & echo $! >/run/{short}.pid",
+            command.join(" ")
+        );
+        checked(guest, short, guest.exec(&["sh", "-ec", &script])?).map(drop)
     }
 
     /// Ends both daemons, the DataNode first.
@@ -133,11 +156,12 @@ impl<'a> Hdfs<'a> {
 
     fn wait_ready(&self) -> Result<()> {
         let end = Instant::now() + START;
+        let live = 1 + self.others.len();
         let ask = "wget -q -O - 'http://127.0.0.1:9870/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState'";
         loop {
             let state = self.node.exec(&["sh", "-c", ask])?.stdout;
             if state.contains("\"FSState\" : \"Operational\"")
-                && state.contains("\"NumLiveDataNodes\" : 1")
+                && state.contains(&format!("\"NumLiveDataNodes\" : {live},"))
             {
                 return Ok(());
             }
@@ -160,11 +184,17 @@ impl<'a> Hdfs<'a> {
 
     /// The last lines of a daemon's log, `namenode` or `datanode`.
     pub fn log(&self, daemon: &str) -> String {
-        let log = self
-            .node
-            .exec(&["tail", "-n", "15", &format!("/run/{daemon}.log")]);
-        log.map(|output| output.stdout.trim().to_owned())
-            .unwrap_or_default()
+        kit::log(self.node, daemon)
+    }
+
+    /// Address of the file system, `hdfs://ADDRESS:PORT`.
+    pub fn uri(&self) -> String {
+        let address = self.node.address().map(|a| a.to_string());
+        format!("hdfs://{}:{PORT}", address.unwrap_or_default())
+    }
+
+    pub(super) fn hadoop(&self) -> &'a Hadoop {
+        self.hadoop
     }
 
     /// The guest with the NameNode and the DataNode.
@@ -174,10 +204,26 @@ impl<'a> Hdfs<'a> {
 
     /// Lets a guest run Java with this HDFS's configuration. Once is enough.
     pub fn prepare(&self, guest: &Guest) -> Result<()> {
-        root::make(self.hadoop, guest, &self.hosts)?;
-        root::write(guest, &format!("{CONF}/hdfs-site.xml"), &self.site)?;
+        let mut hosts = self.hosts.clone();
+        // a program looks for the name of the machine it runs on
+        if let Some(address) = guest.address().filter(|_| guest.name() != self.node.name()) {
+            let _ = writeln!(hosts, "{address} {}", guest.name());
+        }
+        root::make(self.hadoop, guest, &hosts)?;
+        let address = if guest.name() == self.node.name() || self.is_data_node(guest) {
+            guest.address()
+        } else {
+            self.node.address()
+        };
+        let address = address.map(|a| a.to_string()).unwrap_or_default();
+        let site = xml(&site(&address, &self.keys));
+        root::write(guest, &format!("{CONF}/hdfs-site.xml"), &site)?;
         root::write(guest, &format!("{CONF}/core-site.xml"), &self.core)?;
-        root::write(guest, &format!("{CONF}/log4j.properties"), LOG)
+        root::write(guest, &format!("{CONF}/log4j.properties"), &log4j())
+    }
+
+    fn is_data_node(&self, guest: &Guest) -> bool {
+        self.others.iter().any(|other| other.name() == guest.name())
     }
 
     /// Runs a Java class in a guest that is prepared.
@@ -211,23 +257,56 @@ impl<'a> Hdfs<'a> {
     }
 
     fn words(&self, class: &str, arguments: &[&str]) -> Vec<String> {
+        self.words_with(Kit::Hadoop, CONF, class, arguments)
+    }
+
+    pub(super) fn words_with(
+        &self,
+        kit: Kit,
+        conf: &str,
+        class: &str,
+        arguments: &[&str],
+    ) -> Vec<String> {
         let java = self.hadoop.java().join("bin/java").display().to_string();
         let mut words = vec!["chroot".into(), ROOT.into(), java];
         words.extend(JVM.map(str::to_owned));
-        words.extend(["-cp".into(), self.hadoop.class_path(CONF), class.into()]);
+        words.extend(kit.flags());
+        let class_path = kit.class_path(self.hadoop, conf);
+        words.extend(["-cp".into(), class_path, class.into()]);
         words.extend(arguments.iter().map(|a| (*a).to_owned()));
         words
     }
 
     /// Starts the benchmark client in a guest and connects to it.
     pub fn client(&self, lab: &Lab, guest: &Guest) -> Result<Client> {
-        self.prepare(guest)?;
-        Client::start(
-            lab,
-            guest,
-            &self.words(Client::CLASS, &[&Client::PORT.to_string()]),
-        )
+        self.client_with(lab, guest, Kit::Hadoop, Client::PORT)
     }
+}
+
+/// Warnings to the program's own log, what was measured to the log of tools.
+fn log4j() -> String {
+    const TOOL: &str = "org.apache.hadoop.hbase.PerformanceEvaluation";
+    format!(
+        "{LOG}log4j.appender.tools=org.apache.log4j.FileAppender\n\
+         log4j.appender.tools.file={TOOLS_LOG}\n\
+         log4j.appender.tools.layout=org.apache.log4j.PatternLayout\n\
+         log4j.appender.tools.layout.ConversionPattern=%m%n\n\
+         log4j.logger.{TOOL}=INFO,tools\nlog4j.additivity.{TOOL}=false\n"
+    )
+}
+
+fn mount(guest: &Guest, options: &Options) -> Result<()> {
+    let script = format!(
+        "mountpoint -q /mnt || mount -t {} -o {} /dev/ubda /mnt; mkdir -p /mnt/data /mnt/name",
+        options.file_system.name(),
+        options.mount,
+    );
+    checked(
+        guest,
+        "mounting its disk",
+        guest.exec(&["sh", "-ec", &script])?,
+    )
+    .map(drop)
 }
 
 /// `hdfs-site.xml`: one replica, all state on the disk, nothing that only slows a small cluster down.

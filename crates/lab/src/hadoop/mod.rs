@@ -22,12 +22,14 @@
 mod client;
 mod disk;
 mod hdfs;
+mod kit;
 mod local;
 mod root;
 
 pub use client::{Answer, Client};
 pub use disk::{FileSystem, make as make_disk};
-pub use hdfs::{Hdfs, Options};
+pub use hdfs::{Hdfs, Options, TOOLS_LOG};
+pub use kit::{Kit, log};
 pub use local::Local;
 pub use root::ROOT;
 
@@ -98,8 +100,18 @@ impl Hadoop {
     }
 
     fn class_path(&self, conf: &str) -> String {
-        let folder = self.folder.display();
-        format!("{conf}:{folder}/viola-hdfs.jar:{folder}/viola-hdfs-tests.jar:{folder}/jars/*")
+        self.class_parts(conf).join(":")
+    }
+
+    /// Configuration, plug-in, benchmark client, Hadoop.
+    fn class_parts(&self, conf: &str) -> [String; 4] {
+        let of = |name: &str| format!("{}/{name}", self.folder.display());
+        [
+            conf.to_owned(),
+            of("viola-hdfs.jar"),
+            of("viola-hdfs-tests.jar"),
+            of("jars/*"),
+        ]
     }
 
     /// A lab of two guests on these cores: `node` with 2 GiB of memory and a fresh file system of

@@ -15,6 +15,9 @@ pub const MAX_LEASES: usize = 16_384;
 /// Longest text, in bytes.
 pub const MAX_TEXT: usize = 1024;
 
+/// Bytes that a guest's serial line holds for certain while nobody reads it: its kernel keeps 4095.
+pub const LINE: u32 = 3072;
+
 /// Length of the file that proves a disk, in bytes.
 pub const PROOF_BYTES: usize = 4096;
 
@@ -137,6 +140,10 @@ pub enum FromAgent {
         boot_id: String,
         /// Random, new in each hello.
         session: u64,
+        /// Bytes that the host may send before the agent has answered a ping behind them: a serial line holds no
+        /// more than [`LINE`]. 0: any number.
+        #[serde(default)]
+        window: u32,
     },
     /// A small file whose bytes show which of the VM's disks holds a file system.
     Proof {

@@ -23,6 +23,9 @@
 //! 4. The host sends [`ToAgent::Hail`] when it starts anew, and [`ToAgent::Ping`] every few seconds:
 //!    an agent that is hailed, or reads a session in a ping that is not its own, begins at 1.
 //!
+//! A guest's serial line hangs when more arrives than it holds, so the host sends no more than the window of
+//! the hello until a ping behind it was answered, and before the first hello no more than [`LINE`].
+//!
 //! Frames can get lost: the agent repeats a withdrawal until it is confirmed, and the host confirms
 //! leases that it does not know. Whatever the host reads before the first hello, it drops.
 
@@ -35,8 +38,8 @@ mod writer;
 pub use crc::crc32c;
 pub use key::{BadKey, BlockKey, MAX_POOL};
 pub use message::{
-    Bytes, DiskName, Extent, FileMap, FromAgent, FsId, Lease, Limits, MAX_EXTENTS, MAX_LEASES,
-    MAX_TEXT, Message, PROOF_BYTES, Stats, ToAgent, Why,
+    Bytes, DiskName, Extent, FileMap, FromAgent, FsId, LINE, Lease, Limits, MAX_EXTENTS,
+    MAX_LEASES, MAX_TEXT, Message, PROOF_BYTES, Stats, ToAgent, Why,
 };
 pub use reader::{BadMessage, FrameReader};
 pub use writer::{FrameWriter, TooMuch, encode};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use viola_lab::load::{self, Client, Http, Ping, TcpRr};
 
-use super::cpu::Eye;
+use super::cpu::{Eye, Used};
 use super::guests::Guests;
 use super::interrupt;
 use super::side::{Active, lab_failure};
@@ -79,12 +79,12 @@ pub struct Reading {
     pub batch_per_s: Option<f64>,
     /// Times per second that a guest's thread was put on the core.
     pub switches_per_s: f64,
-    /// Part of the core that the slot controller took while only pings came.
+    /// Part of a core, its own as a rule, that the slot controller took while only pings came.
     pub controller: f64,
     /// Part of a core that daemon, watchdog and controller took.
     pub viola: f64,
-    /// Part of the core that went to none of the guests although one always wanted it: what others of this
-    /// machine used.
+    /// Part of the core that went neither to a guest, although one always wanted it, nor to viola: what others of
+    /// this machine used.
     pub foreign: f64,
 }
 
@@ -160,16 +160,26 @@ pub fn measure(
         reading.http = milliseconds(&found.times.us);
         reading.http_per_s = found.times.rate();
     }
+    let mut own = 0.0;
     let used = eye.vms(&pids)?.since(&before);
     reading.shares = used.iter().map(|u| u.share).collect();
     reading.switches_per_s = used.iter().map(|u| u.switches_per_s).sum();
-    if guests.saturate() {
-        reading.foreign = (1.0 - reading.shares.iter().sum::<f64>() - reading.controller).max(0.0);
-    }
     if let (Some(now), Some(before)) = (active.look(), tree) {
-        reading.viola = now.since(&before).iter().map(|u| u.share).sum();
+        let sum = |used: Vec<Used>| used.iter().map(|u| u.share).sum::<f64>();
+        reading.viola = sum(now.since(&before));
+        let (now, before) = (now.only_on(guests.core), before.only_on(guests.core));
+        own = sum(now.since(&before));
+    }
+    if guests.saturate() {
+        reading.foreign = foreign(&reading.shares, own);
     }
     Ok(reading)
+}
+
+/// What is left of the core after the guests and what viola itself used there. Its controller sits on another core as
+/// a rule, and then takes nothing of this one.
+fn foreign(shares: &[f64], own: f64) -> f64 {
+    (1.0 - shares.iter().sum::<f64>() - own).max(0.0)
 }
 
 fn milliseconds(us: &[f64]) -> Sorted {
@@ -308,6 +318,13 @@ mod tests {
             "{said}"
         );
         assert_eq!(disturbance(&[]), None);
+    }
+
+    #[test]
+    fn a_controller_on_another_core_takes_nothing_of_the_guests() {
+        assert!((foreign(&[0.5, 0.4], 0.0) - 0.1).abs() < 1e-9);
+        assert!((foreign(&[0.5, 0.4], 0.07) - 0.03).abs() < 1e-9);
+        assert_eq!(foreign(&[0.6, 0.41], 0.0), 0.0);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub struct Used {
 }
 
 /// A look at the threads of several groups of processes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Look {
     at: Instant,
     groups: Vec<HashMap<u32, Total>>,
@@ -49,6 +49,19 @@ impl Look {
             .iter()
             .map(|used| used.share * seconds)
             .collect()
+    }
+}
+
+impl Look {
+    /// Without the threads that may run anywhere else than on one core, or that have ended since.
+    pub fn only_on(&self, core: usize) -> Self {
+        let only: viola_host::CpuSet = u32::try_from(core).into_iter().collect();
+        let stays = |tid: u32| proc::affinity(tid).is_ok_and(|cpus| cpus.as_ref() == Some(&only));
+        let mut look = self.clone();
+        for group in &mut look.groups {
+            group.retain(|tid, _| stays(*tid));
+        }
+        look
     }
 }
 
@@ -144,6 +157,23 @@ fn total(pid: u32, tid: u32) -> Option<Total> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_may_run_elsewhere_is_not_on_the_core_alone() {
+        let child = std::process::Command::new("sleep").arg("60").spawn();
+        let mut child = child.unwrap();
+        let pid = child.id();
+        let all = proc::affinity(pid).unwrap().unwrap();
+        let first = all.iter().next().unwrap();
+        let look = tree(pid);
+        let kept = |look: &Look| look.only_on(first as usize).groups[0].len();
+        assert_eq!(kept(&look), usize::from(all.len() == 1));
+        let only = [first].into_iter().collect();
+        let _ = viola_host::attrs::set_affinity(pid, &only).unwrap();
+        assert_eq!(kept(&look), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     #[test]
     fn only_what_was_used_in_between_counts() {

@@ -58,6 +58,7 @@ pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
         .unwrap_or(0);
     Ok(Guests {
         lab,
+        core,
         load_core,
         duties: vec![0; count - 1],
         own_work: None,
@@ -68,6 +69,8 @@ pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
 pub struct Guests {
     /// Where they run.
     pub lab: Lab,
+    /// Core that they share.
+    pub core: usize,
     /// Core that the load runs on.
     pub load_core: usize,
     /// Percent of the time that each of the others works; 0 for not at all.

@@ -262,7 +262,7 @@ impl Daemon {
         let folder = Folder(path.clone());
         let config = path.join("viola.toml");
         fs::write(&config, guests.config(side, &path)).map_err(failed)?;
-        let child = spawn::daemon(&config, &path.join("log")).map_err(failed)?;
+        let child = spawn::daemon(&config, &path.join("log"), None).map_err(failed)?;
         let client = Client::new(&path.join("viola.sock"));
         let mut daemon = Self {
             child,

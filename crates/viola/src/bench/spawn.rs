@@ -3,12 +3,14 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Starts this program's daemon with a configuration; what it says goes to `log`.
-pub fn daemon(config: &Path, log: &Path) -> io::Result<Child> {
+/// Starts this program's daemon with a configuration, in a network namespace if one is given; what it says goes to
+/// `log`.
+pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command
         .arg("run")
@@ -19,9 +21,15 @@ pub fn daemon(config: &Path, log: &Path) -> io::Result<Child> {
         .stderr(File::create(log)?);
     // Ctrl-C is for us; but the daemon must not outlive us, however we end.
     command.process_group(0);
-    // SAFETY: between fork and exec only a system call is made.
+    let netns = netns.map(|fd| fd.as_raw_fd());
+    // SAFETY: between fork and exec only system calls are made, and the descriptor is open until `spawn` returns.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
+            if let Some(fd) = netns
+                && libc::setns(fd, libc::CLONE_NEWNET) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
             let end = Some(rustix::process::Signal::TERM);
             rustix::process::set_parent_process_death_signal(end).map_err(Into::into)
         });

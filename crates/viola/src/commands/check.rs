@@ -11,7 +11,7 @@ use viola_proto::{Check, Row, RowState};
 use crate::ability;
 use crate::cli;
 use crate::client::{Client, ClientError};
-use crate::config::{self, Config};
+use crate::config::{self, Config, Whose};
 use crate::error::{Failure, Outcome, chain};
 use crate::table::{Colour, align, coloured, paint, print, print_json};
 
@@ -54,12 +54,18 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
         },
     };
     config.check_host(&facts.online())?;
-    let inventory = Inventory::scan().map_err(|e| Failure::run(e.one_line()))?;
+    let failed = |e: viola_host::HostError| Failure::run(e.one_line());
+    let mut inventory = Inventory::new().map_err(failed)?;
+    inventory
+        .keep_to_own_network(config.daemon.vms == Whose::Own)
+        .map_err(failed)?;
+    inventory.refresh().map_err(failed)?;
     warnings.extend(inventory.warnings().iter().cloned());
     // Whether the kernel takes the program is known only when it was tried.
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
     let mut rows = ability::rows(&facts, &config.slices, &accounting, inventory.vms());
     rows.push(ability::vread(None, &config.vread));
+    rows.extend(ability::peers::row(None, &config.vread));
     Ok(Check {
         rows,
         advice: Vec::new(),

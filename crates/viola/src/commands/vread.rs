@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola vread`
 
-use viola_proto::vread::{Reasons, Vread};
+use viola_proto::vread::{Host, Peer, Reasons, Vread};
 
 use crate::cli;
 use crate::client::Client;
@@ -73,6 +73,7 @@ fn list(v: &Vread) -> String {
         let mut rows = vec![row(&[
             "READER",
             "CONNECTED",
+            "TRANSPORT",
             "READ",
             "MAY READ",
             "SOCKET",
@@ -82,13 +83,56 @@ fn list(v: &Vread) -> String {
             rows.push(vec![
                 r.name.clone(),
                 if r.connected { "yes" } else { "no" }.into(),
+                or_dash(r.transport.clone()),
                 size(r.bytes.values().sum()),
                 or_dash(r.datanodes.join(",")),
-                r.socket.clone(),
+                or_dash(r.socket.clone()),
                 r.why.clone(),
             ]);
         }
         text.push_str(&align(&rows));
+    }
+    if let Some(host) = &v.host {
+        text.push_str(&hosts(host, &v.peers));
+    }
+    text
+}
+
+fn hosts(host: &Host, peers: &[Peer]) -> String {
+    let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+    let mut rows = vec![row(&[
+        "HOST",
+        "CONNECTED",
+        "INCOMING",
+        "READ",
+        "SERVED",
+        "ADDRESS",
+        "WHY",
+    ])];
+    for p in peers {
+        rows.push(vec![
+            p.name.clone(),
+            if p.address.is_empty() {
+                "-".into()
+            } else {
+                yes(p.connected)
+            },
+            yes(p.incoming),
+            size(p.bytes_read),
+            size(p.bytes_served),
+            or_dash(p.address.clone()),
+            p.why.clone(),
+        ]);
+    }
+    let mut text = align(&rows);
+    if !host.running {
+        text.push_str(&format!("no worker for other hosts: {}\n", host.why));
+    }
+    if host.strangers > 0 {
+        text.push_str(&format!(
+            "{} connections refused: no [[vread.peer]] here has the key of who connected\n",
+            host.strangers
+        ));
     }
     text
 }
@@ -123,6 +167,12 @@ fn counts(v: &Vread) -> String {
             fallbacks.insert("withdrawn while read".into(), r.withdrawn);
         }
         reasons(&mut text, "left to the DataNode", &fallbacks);
+        if r.remote_reads + r.remote_errors > 0 {
+            text.push_str(&format!(
+                "  other hosts: {} reads answered, {} not\n",
+                r.remote_reads, r.remote_errors
+            ));
+        }
     }
     for d in &v.datanodes {
         text.push_str(&format!(
@@ -145,13 +195,32 @@ fn counts(v: &Vread) -> String {
         reasons(&mut text, "refused to its agent", &d.refusals);
         reasons(&mut text, "everything withdrawn", &d.ends);
     }
+    for p in &v.peers {
+        text.push_str(&format!(
+            "host {}: {} read there in {} requests, {} served in {}\n",
+            p.name,
+            size(p.bytes_read),
+            p.asked,
+            size(p.bytes_served),
+            p.answered
+        ));
+        let counts = [
+            ("unknown", p.unknown),
+            ("withdrawn while read", p.withdrawn),
+            ("errors", p.errors),
+            ("connections broken", p.broken),
+        ];
+        let counts = counts.into_iter().filter(|(_, n)| *n > 0);
+        let counts = counts.map(|(why, n)| (why.to_owned(), n)).collect();
+        reasons(&mut text, "not read", &counts);
+    }
     text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use viola_proto::vread::{Datanode, Reader};
+    use viola_proto::vread::{Datanode, Host, Peer, Reader};
 
     fn some() -> Vread {
         Vread {
@@ -173,6 +242,7 @@ mod tests {
                 name: "vm1".into(),
                 running: true,
                 connected: true,
+                transport: "virtiofs".into(),
                 socket: "/run/viola/mounts/vm1.sock".into(),
                 bytes: [("uml:dn1".to_owned(), 1536)].into(),
                 withdrawn: 1,
@@ -180,7 +250,48 @@ mod tests {
                 reads: 4,
                 ..Reader::default()
             }],
+            ..Vread::default()
         }
+    }
+
+    #[test]
+    fn other_hosts_have_a_table_of_their_own() {
+        let v = Vread {
+            host: Some(Host {
+                running: true,
+                strangers: 3,
+                ..Host::default()
+            }),
+            peers: vec![
+                Peer {
+                    name: "hostb".into(),
+                    address: "10.0.0.2:7670".into(),
+                    connected: true,
+                    bytes_read: 2048,
+                    broken: 1,
+                    ..Peer::default()
+                },
+                Peer {
+                    name: "c".into(),
+                    incoming: true,
+                    ..Peer::default()
+                },
+            ],
+            on: true,
+            ..Vread::default()
+        };
+        assert_eq!(
+            list(&v),
+            "HOST   CONNECTED  INCOMING  READ     SERVED  ADDRESS        WHY\n\
+             hostb  yes        no        2.0 KiB  0 B     10.0.0.2:7670\n\
+             c      -          yes       0 B      0 B     -\n\
+             3 connections refused: no [[vread.peer]] here has the key of who connected\n"
+        );
+        let text = counts(&v);
+        assert!(
+            text.contains("host hostb: 2.0 KiB read there in 0 requests, 0 B served in 0\n  not read: connections broken 1\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -189,8 +300,8 @@ mod tests {
             list(&some()),
             "DATANODE  SERVED  BLOCKS  BYTES    READERS  AGENT  WHY\n\
              dn1       yes     3       3.0 MiB  vm1      0.1    /data (ext4) on /dn1.img\n\
-             READER  CONNECTED  READ     MAY READ  SOCKET                      WHY\n\
-             vm1     yes        1.5 KiB  -         /run/viola/mounts/vm1.sock\n"
+             READER  CONNECTED  TRANSPORT  READ     MAY READ  SOCKET                      WHY\n\
+             vm1     yes        virtiofs   1.5 KiB  -         /run/viola/mounts/vm1.sock\n"
         );
     }
 

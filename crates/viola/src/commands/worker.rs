@@ -7,6 +7,7 @@ use std::time::Duration;
 use viola_vread::agent_worker;
 use viola_vread::control::{Begin, Control, Inbox};
 use viola_vread::journal::{Level as Matters, Sink};
+use viola_vread::peer;
 use viola_vread::reader::{self, Look, Shape};
 use viola_vread::sandbox::{self, Needs};
 
@@ -19,6 +20,7 @@ pub fn worker(what: &Worker) -> Outcome {
     let (name, needs) = match what {
         Worker::Agent { .. } => (c"viola-agent-w", Needs::Agent),
         Worker::Reader { .. } => (c"viola-reader-w", Needs::Reader),
+        Worker::Peer { .. } => (c"viola-peer-w", Needs::Peer),
     };
     // What ps shows.
     let _ = rustix::thread::set_name(name);
@@ -39,7 +41,9 @@ pub fn worker(what: &Worker) -> Outcome {
             .ok_or_else(|| Failure::run("a descriptor is missing"))
     };
     let inbox = Inbox::new(next()?);
-    let shut_in = |user| sandbox::enter(user, needs).map_err(|e| Failure::run(chain(&e)));
+    let shut_in = |user, ports: &[u16]| {
+        sandbox::enter(user, needs, ports).map_err(|e| Failure::run(chain(&e)))
+    };
     let done = match begin {
         Begin::Agent { vm, limits, user } => {
             let start = agent_worker::Start {
@@ -50,7 +54,7 @@ pub fn worker(what: &Worker) -> Outcome {
             };
             // Whatever is asked of the environment is asked now.
             log::about(Level::Info, &vm, "vread: agent's worker starts");
-            shut_in(user)?;
+            shut_in(user, &[])?;
             agent_worker::run(start, sink(vm))
         }
         Begin::Reader {
@@ -79,8 +83,28 @@ pub fn worker(what: &Worker) -> Outcome {
                 },
             };
             log::about(Level::Info, &vm, "vread: reader's worker starts");
-            shut_in(user)?;
+            shut_in(user, &[])?;
             reader::run(start, inbox)
+        }
+        Begin::Peer {
+            host,
+            certificate,
+            key,
+            listeners,
+            ports,
+            user,
+        } => {
+            let hazards = next()?.into();
+            let start = peer::Start {
+                hazards,
+                listeners: (0..listeners).map(|_| next()).collect::<Result<_, _>>()?,
+                host,
+                certificate,
+                key: key.0,
+            };
+            log::line(Level::Info, "vread: the worker for other hosts starts");
+            shut_in(user, &ports)?;
+            peer::run(start, inbox)
         }
     };
     done.map_err(|e| Failure::run(format!("vread: {e}")))

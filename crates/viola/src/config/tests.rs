@@ -37,7 +37,7 @@ fn the_sample_is_the_default_configuration_with_every_key_in_it() {
         .fold(String::new(), |t, l| t + l + "\n");
     let all = parse(&all).unwrap();
     assert_eq!(all.slices.cores, "1,4-7".parse().unwrap());
-    assert_eq!(all.vread.allow.len(), 1);
+    assert_eq!((all.vread.allow.len(), all.vread.peers.len()), (1, 1));
     let vm = all.vm("x", "db01").unwrap();
     assert!(vm.vread.agent.is_some() && vm.vread.qmp.is_some() && vm.vread.image.len() == 1);
     assert!(
@@ -69,6 +69,13 @@ fn the_sample_is_the_default_configuration_with_every_key_in_it() {
         "blocks",
         "extents",
         "names_per_s",
+        "vms",
+        "listen",
+        "key",
+        "certificate",
+        "address",
+        "fingerprint",
+        "datanodes",
         "agent",
         "qmp",
         "device",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `[vread]`, and `[vm.vread]` of a VM: who may read whose blocks, and what viola cannot find out about a VM itself.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -11,6 +12,15 @@ use viola_vread::pattern;
 
 use super::absolute;
 use crate::quantities::quoted;
+
+pub mod peers;
+
+pub use peers::{AllowHost, Peer};
+
+/// The key of this host, unless told otherwise.
+pub const DEFAULT_KEY: &str = "/etc/viola/host.key";
+/// The certificate to it.
+pub const DEFAULT_CERTIFICATE: &str = "/etc/viola/host.crt";
 
 /// One line of `allow`: a VM may read blocks of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +48,16 @@ pub struct Vread {
     pub uid: u32,
     /// Bounds for each agent.
     pub limits: Limits,
+    /// Where other hosts connect; `None` for nowhere.
+    pub listen: Option<SocketAddr>,
+    /// File with the key by which other hosts know this one.
+    pub key: PathBuf,
+    /// File with the certificate to it.
+    pub certificate: PathBuf,
+    /// Other hosts.
+    pub peers: Vec<Peer>,
+    /// Who may read from there.
+    pub hosts: Vec<AllowHost>,
 }
 
 impl Default for Vread {
@@ -49,6 +69,11 @@ impl Default for Vread {
             user: "nobody".into(),
             uid: 0,
             limits: Limits::default(),
+            listen: None,
+            key: DEFAULT_KEY.into(),
+            certificate: DEFAULT_CERTIFICATE.into(),
+            peers: Vec::new(),
+            hosts: Vec::new(),
         }
     }
 }
@@ -80,6 +105,19 @@ pub struct Image {
     pub backing: Vec<Layer>,
 }
 
+/// How blocks come to a VM that reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// As the VM is made: both ways are offered.
+    #[default]
+    Auto,
+    /// By shared memory only.
+    Virtiofs,
+    /// By a byte stream only; there is no socket for its hypervisor.
+    Stream,
+}
+
 /// `[vm.vread]`
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -92,6 +130,11 @@ pub struct VmVread {
     pub qmp: Option<PathBuf>,
     /// User to whom the files in its mount belong, instead of `uid` in `[vread]`.
     pub uid: Option<u32>,
+    /// How blocks come to it.
+    pub transport: Transport,
+    /// The host's end of the stream through which it reads.
+    #[serde(deserialize_with = "some_absolute")]
+    pub stream: Option<PathBuf>,
     /// Its disks; empty to have them found.
     pub image: Vec<Image>,
 }
@@ -109,12 +152,19 @@ pub struct Raw {
     blocks: Option<Spanned<i64>>,
     extents: Option<Spanned<i64>>,
     names_per_s: Option<Spanned<i64>>,
+    listen: Option<Spanned<String>>,
+    #[serde(deserialize_with = "some_absolute")]
+    key: Option<PathBuf>,
+    #[serde(deserialize_with = "some_absolute")]
+    certificate: Option<PathBuf>,
+    peer: Vec<peers::RawPeer>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawAllow {
-    reader: Spanned<String>,
+    reader: Option<Spanned<String>>,
+    host: Option<Spanned<String>>,
     datanode: Spanned<String>,
     pools: Option<Vec<Spanned<String>>>,
 }
@@ -130,9 +180,13 @@ impl Raw {
     pub fn checked(self) -> Result<Vread, Wrong> {
         let default = Vread::default();
         let mut allow = Vec::new();
+        let mut hosts = Vec::new();
         for line in self.allow {
-            allow.push(line.checked()?);
-            if allow.len() > MAX_ALLOW {
+            match line.checked()? {
+                Line::Here(line) => allow.push(line),
+                Line::There(line, span) => hosts.push((line, span)),
+            }
+            if allow.len() + hosts.len() > MAX_ALLOW {
                 return Err((
                     0..0,
                     format!("allow: more than {MAX_ALLOW} lines in [vread]"),
@@ -157,7 +211,15 @@ impl Raw {
             },
         };
         let user = self.user.as_ref().map(Spanned::span);
+        let listen = self.listen.as_ref().map(peers::listen).transpose()?;
+        let peers = peers::checked(self.peer)?;
+        peers::fits(&hosts, &peers, listen.is_some())?;
         let vread = Vread {
+            listen,
+            key: self.key.unwrap_or(default.key),
+            certificate: self.certificate.unwrap_or(default.certificate),
+            peers,
+            hosts: hosts.into_iter().map(|(line, _)| line).collect(),
             allow,
             sockets: self.sockets,
             vmm_user: text("vmm_user", self.vmm_user, default.vmm_user)?,
@@ -186,21 +248,32 @@ impl Raw {
     }
 }
 
+/// A line of `allow`.
+enum Line {
+    /// For a VM of this host.
+    Here(Allow),
+    /// For those of another one, and where the file says so.
+    There(AllowHost, Range<usize>),
+}
+
 impl RawAllow {
-    fn checked(self) -> Result<Allow, Wrong> {
-        let reader = self.reader.get_ref().trim().to_owned();
-        if reader.is_empty() {
-            return Err((
-                self.reader.span(),
-                "reader: a VM's name or identity is missing".into(),
-            ));
+    fn checked(self) -> Result<Line, Wrong> {
+        let trimmed = |text: &Spanned<String>| text.get_ref().trim().to_owned();
+        let reader = self.reader.as_ref().map(trimmed);
+        if let Some(span) = self.reader.as_ref().map(Spanned::span)
+            && reader.as_ref().is_some_and(String::is_empty)
+        {
+            return Err((span, "reader: a VM's name or identity is missing".into()));
         }
-        if reader.contains(['*', '?']) {
+        if let (Some(reader), Some(span), None) =
+            (&reader, self.reader.as_ref().map(Spanned::span), &self.host)
+            && reader.contains(['*', '?'])
+        {
             let what = format!(
                 "reader: {} is a pattern; name the VM, since its socket has to be there before it starts",
-                quoted(&reader)
+                quoted(reader)
             );
-            return Err((self.reader.span(), what));
+            return Err((span, what));
         }
         let datanode = self.datanode.get_ref().trim().to_owned();
         if datanode.is_empty() {
@@ -221,11 +294,26 @@ impl RawAllow {
         if pools.is_empty() {
             pools.push("*".into());
         }
-        Ok(Allow {
-            reader,
-            datanode,
-            pools,
-        })
+        match (self.host, reader) {
+            (Some(host), reader) => {
+                let line = AllowHost {
+                    host: host.get_ref().trim().to_owned(),
+                    reader: reader.unwrap_or_else(|| "*".into()),
+                    datanode,
+                    pools,
+                };
+                Ok(Line::There(line, host.span()))
+            }
+            (None, Some(reader)) => Ok(Line::Here(Allow {
+                reader,
+                datanode,
+                pools,
+            })),
+            (None, None) => {
+                let what = "reader: say who may read: reader for a VM here, host for those of another host";
+                Err((self.datanode.span(), what.into()))
+            }
+        }
     }
 }
 
@@ -244,7 +332,8 @@ impl Named {
         self.id == text || self.name == text
     }
 
-    fn matches(&self, text: &str) -> bool {
+    /// Whether the pattern names this VM.
+    pub fn matches(&self, text: &str) -> bool {
         pattern::matches(text, &self.id) || pattern::matches(text, &self.name)
     }
 }
@@ -346,8 +435,9 @@ mod tests {
                 .starts_with("v.toml:2: missing key datanode")
         );
         assert!(
-            said("[vread]\nallow = [{ reader = \"a\", datanode = \"b\", pool = 1 }]")
-                .starts_with("v.toml:2: unknown key pool; allowed are reader, datanode, pools")
+            said("[vread]\nallow = [{ reader = \"a\", datanode = \"b\", pool = 1 }]").starts_with(
+                "v.toml:2: unknown key pool; allowed are reader, host, datanode, pools"
+            )
         );
         assert!(
             said("[vread]\n\nallowed = []")

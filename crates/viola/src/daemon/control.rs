@@ -16,7 +16,7 @@ use super::plan::Draft;
 use super::settings::{Controls, Settings};
 use super::vread::Vread;
 use crate::ability::{self, Obstacle};
-use crate::config::{Config, MechanismChoice};
+use crate::config::{Config, MechanismChoice, Whose};
 use crate::error::{Failure, Outcome, chain};
 use crate::log::{self, Level};
 
@@ -73,7 +73,10 @@ pub struct Control {
 impl Control {
     /// Looks at nothing yet, but loads the accounting program.
     pub fn new(config: Config, facts: HostFacts, dry_run: bool) -> Outcome<Self> {
-        let inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
+        let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
+        inventory
+            .keep_to_own_network(config.daemon.vms == Whose::Own)
+            .map_err(|e| Failure::run(e.one_line()))?;
         let (meter, accounting) = match Meter::exact() {
             Ok(meter) => (meter, Ok(())),
             Err(e) => (Meter::sampled(), Err(chain(&e))),

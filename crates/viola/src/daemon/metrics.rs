@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use viola_proto::vread::{Datanode, Reader, Reasons, Vread};
+use viola_proto::vread::{Datanode, Peer, Reader, Reasons, Vread};
 
 /// Type of the answer.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
@@ -46,7 +46,7 @@ const DATANODE: [Metric<Datanode>; 10] = [
     ),
 ];
 
-const READER: [Metric<Reader>; 5] = [
+const READER: [Metric<Reader>; 7] = [
     (
         "connected",
         false,
@@ -62,6 +62,73 @@ const READER: [Metric<Reader>; 5] = [
         "Reads of blocks withdrawn meanwhile",
         |r| r.withdrawn,
     ),
+    (
+        "remote_reads_total",
+        true,
+        "Reads that other hosts answered",
+        |r| r.remote_reads,
+    ),
+    (
+        "remote_errors_total",
+        true,
+        "Reads that other hosts did not answer",
+        |r| r.remote_errors,
+    ),
+];
+
+const PEER: [Metric<Peer>; 10] = [
+    (
+        "connected",
+        false,
+        "Whether this host is connected to it",
+        |p| p.connected.into(),
+    ),
+    (
+        "incoming",
+        false,
+        "Whether it is connected to this host",
+        |p| p.incoming.into(),
+    ),
+    ("asked_total", true, "Requests sent to it", |p| p.asked),
+    (
+        "answered_total",
+        true,
+        "Requests of it that were answered",
+        |p| p.answered,
+    ),
+    (
+        "read_bytes_total",
+        true,
+        "Bytes of blocks read from it",
+        |p| p.bytes_read,
+    ),
+    (
+        "served_bytes_total",
+        true,
+        "Bytes of blocks that it has read here",
+        |p| p.bytes_served,
+    ),
+    (
+        "unknown_total",
+        true,
+        "Blocks not known or not allowed, in both directions",
+        |p| p.unknown,
+    ),
+    (
+        "withdrawn_reads_total",
+        true,
+        "Reads of blocks withdrawn meanwhile, in both directions",
+        |p| p.withdrawn,
+    ),
+    (
+        "errors_total",
+        true,
+        "Other errors, in both directions",
+        |p| p.errors,
+    ),
+    ("broken_total", true, "Connections to it that broke", |p| {
+        p.broken
+    }),
 ];
 
 /// All metrics.
@@ -79,6 +146,19 @@ pub fn text(vread: &Vread) -> String {
     all(&mut out, "viola_vread_reader", &READER, readers, |r| {
         ("vm", &r.name)
     });
+    if let Some(host) = &vread.host {
+        all(&mut out, "viola_vread_peer", &PEER, &vread.peers, |p| {
+            ("host", &p.name)
+        });
+        let name = "viola_vread_peer_refused_total";
+        head(
+            &mut out,
+            name,
+            true,
+            "Connections of hosts with another key",
+        );
+        line(&mut out, name, &[], host.strangers);
+    }
     head(
         &mut out,
         "viola_vread_reader_bytes_total",
@@ -161,7 +241,10 @@ fn line(out: &mut String, name: &str, labels: &[(&str, &String)], value: u64) {
         .iter()
         .map(|(key, value)| format!("{key}=\"{}\"", escaped(value)))
         .collect();
-    let _ = writeln!(out, "{name}{{{}}} {value}", labels.join(","));
+    let _ = match labels.is_empty() {
+        true => writeln!(out, "{name} {value}"),
+        false => writeln!(out, "{name}{{{}}} {value}", labels.join(",")),
+    };
 }
 
 fn escaped(text: &str) -> String {

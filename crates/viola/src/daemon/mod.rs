@@ -19,7 +19,7 @@ mod engine;
 mod http;
 pub mod leftover;
 pub mod lock;
-mod metrics;
+pub mod metrics;
 mod pins;
 mod placement;
 mod plan;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use viola_host::attrs::{self, AttrError, Outcome};
 use viola_host::{CpuSet, Thread, Tid, Vm, VmId};
 use viola_sched::SchedError;
-use viola_sched::restore::{RestoreError, SavedState, restore_vm};
+use viola_sched::restore::{RestoreError, SavedState, SavedVm, restore_vm};
 
 /// The CPUs that threads are to run on.
 pub type Wanted = BTreeMap<Thread, CpuSet>;
@@ -194,6 +194,7 @@ impl Pins {
                 saved
                     .threads
                     .retain(|t| before.contains(&t.tid) || !ours.contains(&&t.affinity));
+                refresh(saved, |tid| self.ours.keys().any(|t| t.tid == tid))?;
             }
         }
         if self.state == written {
@@ -206,6 +207,9 @@ impl Pins {
     /// Drops VMs of which nothing is pinned any more.
     fn forget(&mut self, vms: &[Vm]) -> Result<(), RestoreError> {
         let ours = &self.ours;
+        for saved in &mut self.state.vms {
+            refresh(saved, |tid| ours.keys().any(|t| t.tid == tid))?;
+        }
         let has_pin = |pid: Tid| {
             vms.iter()
                 .find(|vm| vm.pid == pid)
@@ -236,6 +240,17 @@ impl Pins {
         let _ = std::fs::remove_file(&self.file);
         Ok(())
     }
+}
+
+/// What threads that are not pinned may run on now is what they are to have: others may have changed it, such as the
+/// supervisor of vread for a reader's worker.
+fn refresh(saved: &mut SavedVm, is_pinned: impl Fn(Tid) -> bool) -> Result<(), AttrError> {
+    for thread in saved.threads.iter_mut().filter(|t| !is_pinned(t.tid)) {
+        if let Some(now) = attrs::affinity(thread.tid)? {
+            thread.affinity = now;
+        }
+    }
+    Ok(())
 }
 
 fn is_of(vm: &Vm, thread: &Thread) -> bool {
@@ -346,6 +361,34 @@ mod tests {
             .unwrap();
         pins.stop().unwrap();
         assert_eq!(sleeper.affinity(), moved);
+    }
+
+    #[test]
+    fn a_worker_that_was_moved_before_it_was_pinned_comes_back_to_where_it_was_moved() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut pins = Pins::new(dir.path().join("affinity.json"));
+        let (sleeper, worker) = (Sleeper::new(), Sleeper::new());
+        let all: Vec<u32> = sleeper.affinity().iter().collect();
+        let [first, second, ..] = all[..] else { return };
+        let mut vm = sleeper.vm();
+        let of_worker = *worker.vm().threads().next().unwrap();
+        vm.service.push(viola_host::Service {
+            thread: of_worker,
+            kind: viola_host::ServiceKind::Backend,
+        });
+        let mut wanted = pin(&vm, first);
+        wanted.remove(&of_worker);
+        pins.apply(&wanted, std::slice::from_ref(&vm)).unwrap();
+        let moved: CpuSet = [second].into_iter().collect();
+        let _ = attrs::set_affinity(of_worker.tid, &moved).unwrap();
+        assert_eq!(pins.allowed(&vm, &of_worker).unwrap(), Some(moved.clone()));
+        pins.apply(&pin(&vm, first), std::slice::from_ref(&vm))
+            .unwrap();
+        assert_eq!(worker.affinity(), [first].into_iter().collect());
+        assert_eq!(pins.allowed(&vm, &of_worker).unwrap(), Some(moved.clone()));
+        pins.apply(&Wanted::new(), std::slice::from_ref(&vm))
+            .unwrap();
+        assert_eq!(worker.affinity(), moved);
     }
 
     #[test]

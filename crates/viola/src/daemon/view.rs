@@ -4,6 +4,7 @@
 use viola_host::Vm;
 use viola_meter::{Meter, WaitHist};
 use viola_policy::slices;
+use viola_proto::vread::{self, Vread};
 use viola_proto::{Check, Class, Status, VmList, VmReport};
 
 use super::settings::Controls;
@@ -58,6 +59,38 @@ pub fn reports(known: Vec<Known<'_>>, meter: &Meter, recent: &Recent) -> Vec<VmR
         .zip(shares)
         .map(|(k, share)| report(k, share, meter, recent))
         .collect()
+}
+
+/// Adds what vread would do for VMs that may read blocks and cannot: nothing in them is connected.
+pub fn add_vread(vms: &mut [VmReport], vread: &Vread) {
+    let blocks = |id: &String| {
+        let datanodes = vread.datanodes.iter();
+        datanodes
+            .filter(|d| d.vm == *id && d.serving)
+            .map(|d| d.blocks)
+            .sum::<u64>()
+    };
+    for vm in vms {
+        let is_it = |r: &&vread::Reader| r.name == vm.name || r.name == vm.id;
+        let Some(reader) = vread.readers.iter().find(is_it) else {
+            continue;
+        };
+        let waiting: u64 = reader.datanodes.iter().map(blocks).sum();
+        if !reader.running || reader.connected || waiting == 0 {
+            continue;
+        }
+        vm.help.push("vread".into());
+        let sentence = format!(
+            "{}: {waiting} HDFS blocks lie on this host that it may read past {}, and it has no mount for them; the \
+             book's page on vread tells what it needs",
+            vm.name,
+            reader.datanodes.join(", ")
+        );
+        vm.advice = Some(match vm.advice.take() {
+            Some(other) => format!("{other}; {sentence}"),
+            None => sentence,
+        });
+    }
 }
 
 fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport {
@@ -121,5 +154,43 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
             Vec::new()
         },
         advice,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_that_may_read_and_has_no_mount_is_told_of_vread() {
+        let mut view = crate::testing::view(&["client", "web"]);
+        let mut vread = Vread {
+            readers: vec![vread::Reader {
+                name: "client".into(),
+                running: true,
+                datanodes: vec!["uml:dn1".into()],
+                ..vread::Reader::default()
+            }],
+            datanodes: vec![vread::Datanode {
+                vm: "uml:dn1".into(),
+                serving: true,
+                blocks: 7,
+                ..vread::Datanode::default()
+            }],
+            ..Vread::default()
+        };
+        let mut help = |vread: &Vread| {
+            let mut vms = view.vms.vms.clone();
+            vms.iter_mut().for_each(|vm| vm.help.clear());
+            add_vread(&mut vms, vread);
+            view.vms.vms = vms.clone();
+            vms.iter().map(|vm| vm.help.join(",")).collect::<Vec<_>>()
+        };
+        assert_eq!(help(&vread), ["vread", ""]);
+        vread.readers[0].connected = true;
+        assert_eq!(help(&vread), ["", ""]);
+        vread.readers[0].connected = false;
+        vread.datanodes[0].blocks = 0;
+        assert_eq!(help(&vread), ["", ""], "there is nothing to read");
     }
 }

@@ -4,6 +4,9 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod guests;
+pub mod hdfs;
+pub mod hosts;
+pub mod qemu;
 
 use std::fs;
 use std::io::Read;

@@ -11,6 +11,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use viola_proto::agent::{BadMessage, FrameReader, FrameWriter, FromAgent, ToAgent};
 
 use super::rate::Rate;
+use super::window::Window;
 
 /// Bytes a second that are read over a longer time; a guest that sends more waits.
 const PER_S: f64 = 16.0 * 1024.0 * 1024.0;
@@ -31,6 +32,7 @@ pub struct Channel {
     stream: File,
     reader: FrameReader,
     writer: FrameWriter,
+    window: Window,
     rate: Rate,
 }
 
@@ -42,6 +44,7 @@ impl Channel {
             stream: File::from(fd),
             reader: FrameReader::new(),
             writer: FrameWriter::new(UNREAD),
+            window: Window::new(),
             rate: Rate::new(Instant::now(), PER_S, PER_S),
         })
     }
@@ -61,7 +64,8 @@ impl Channel {
         if self.writer.waiting() > 0 {
             flags |= PollFlags::OUT;
         }
-        (flags, (!pause.is_zero()).then_some(pause))
+        let pauses = [(!pause.is_zero()).then_some(pause), self.window.pause(now)];
+        (flags, pauses.into_iter().flatten().min())
     }
 
     /// Takes what has arrived, at most one read's worth. The error says why the channel is of no use any more.
@@ -77,23 +81,36 @@ impl Channel {
         }
         while let Some(message) = self.reader.next::<FromAgent>() {
             each(match message {
-                Ok(message) => Heard::Message(message),
+                Ok(message) => {
+                    self.window.hear(&message);
+                    Heard::Message(message)
+                }
                 Err(e) => Heard::Bad(e),
             });
         }
         Ok(())
     }
 
-    /// Sends messages, as far as the stream takes them now.
-    pub fn say(&mut self, messages: &[ToAgent]) -> Result<(), String> {
+    /// Sends messages, as far as window and stream take them now. To be called without any as well, whenever
+    /// something was heard or time has passed.
+    pub fn say(&mut self, now: Instant, messages: &[ToAgent]) -> Result<(), String> {
         for message in messages {
+            self.window.push(message);
+        }
+        while let Some(message) = self.window.pop(now) {
             // The writer does not know that the agent may have read meanwhile.
-            if self.writer.push(message).is_err() {
+            if self.writer.push(&message).is_err() {
                 self.flush()?;
                 self.writer
-                    .push(message)
+                    .push(&message)
                     .map_err(|e| format!("the agent does not read: {e}"))?;
             }
+        }
+        if self.window.waiting() > UNREAD {
+            return Err(format!(
+                "the agent does not read: {} bytes wait to be sent already",
+                self.window.waiting()
+            ));
         }
         self.flush()
     }

@@ -4,22 +4,25 @@
 //! Everything that comes in is a guest's word. It is counted against bounds before it is kept, and nothing that it
 //! says makes this side wait, write more than an answer, or read outside of the VM's own disks.
 
+mod admit;
+mod stat;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use viola_extents::CheckedMap;
 use viola_proto::agent::{
-    self, BlockKey, Bytes, DiskName, FileMap, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, Stats,
-    ToAgent,
+    self, BlockKey, FileMap, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent,
 };
 
-use super::images::{self, Disk};
-use super::names::{self, Block, Lease, Names};
+use super::images::Disk;
+use super::names::{Lease, Names};
 use super::rate::Rate;
-use crate::control::{AgentStat, Limits, Reasons, Session};
+use crate::control::{AgentStat, Limits, Reasons};
 use crate::journal::{Journal, Level};
 use crate::lookup::Found;
 use crate::table::Table;
+use stat::flat;
 
 /// Time between two pings, and between two hails while nobody says hello.
 const PING: Duration = Duration::from_secs(2);
@@ -176,6 +179,7 @@ impl Conversation {
                 agent_version,
                 boot_id,
                 session,
+                window: _,
             } => self.hello(
                 now,
                 version,
@@ -308,45 +312,6 @@ impl Conversation {
         })
     }
 
-    /// What has been done so far.
-    pub fn stat(&self, now: Instant, readers: &dyn Readers) -> AgentStat {
-        let (waiting, oldest) = self.names.waiting();
-        let table = self.table.id();
-        let held = match &self.state {
-            State::Ending { since, .. } => readers.of_table(table).map(|r| (r, *since)),
-            _ => oldest.and_then(|(slot, since)| Some((readers.of_slot(table, slot)?, since))),
-        };
-        AgentStat {
-            session: match &self.state {
-                _ if !self.has_channel => Session::NoChannel,
-                State::Silent | State::Ending { hello: None, .. } => Session::Silent,
-                State::Ending { .. } => Session::Ending,
-                State::Open { .. } if self.proved.is_empty() => Session::Welcomed,
-                State::Open { .. } => Session::Proved,
-            },
-            agent_version: match &self.state {
-                State::Open { hello } => hello.agent_version.clone(),
-                _ => String::new(),
-            },
-            epoch: self.table.epoch(),
-            proved: self
-                .proved
-                .iter()
-                .map(|(fs, p)| (fs.to_string(), p.shown.clone()))
-                .collect(),
-            blocks: self.names.named() as u64,
-            bytes: self.names.bytes(),
-            extents: self.names.extents() as u64,
-            waiting: waiting as u64,
-            held_by: held.map(|(reader, since)| {
-                let ms = now.saturating_duration_since(since).as_millis() as u64;
-                (reader.to_owned(), ms)
-            }),
-            images: self.disks.iter().map(|d| d.spec.clone()).collect(),
-            ..self.stat.clone()
-        }
-    }
-
     /// For lines about other things than the agent's words.
     pub fn journal(&mut self) -> &mut Journal {
         &mut self.journal
@@ -395,163 +360,6 @@ impl Conversation {
         self.heard = now;
         self.pinged = now;
         self.state = State::Open { hello };
-    }
-
-    fn proof(
-        &mut self,
-        now: Instant,
-        fs: FsId,
-        what: &str,
-        disk: &DiskName,
-        content: &Bytes,
-        map: &FileMap,
-    ) -> ToAgent {
-        let found = if !self.proof_rate.take(now, 1.0) {
-            Err("proofs come too fast".to_owned())
-        } else if self.proved.len() >= MAX_FS && !self.proved.contains_key(&fs) {
-            Err(format!("more than {MAX_FS} file systems"))
-        } else {
-            images::prove(&self.disks, disk, &content.0, map)
-        };
-        match found {
-            Ok(found) => {
-                let (image, path) = (found.spec.id, &found.spec.path);
-                let shown = format!("{what} on {path}");
-                let size = found.image.size();
-                let before = self.proved.get(&fs).map(|p| p.image);
-                if before != Some(image) {
-                    // Names of the same number are of another disk.
-                    for slot in self.names.end(fs) {
-                        self.table.withdraw(slot);
-                        self.stat.withdrawn += 1;
-                    }
-                }
-                self.journal
-                    .seldom(now, Level::Info, "proof", &format!("found {shown}"));
-                self.proved.insert(fs, Proved { image, size, shown });
-                ToAgent::ProofOk { fs }
-            }
-            Err(why) => {
-                count(&mut self.stat.refusals, "proof");
-                self.journal.seldom(
-                    now,
-                    Level::Warning,
-                    "proof-bad",
-                    &format!("{what} is not served: {why}"),
-                );
-                ToAgent::ProofBad {
-                    fs,
-                    why: short(why),
-                }
-            }
-        }
-    }
-
-    fn name(
-        &mut self,
-        now: Instant,
-        lease: Lease,
-        fs: FsId,
-        key: BlockKey,
-        data: &FileMap,
-        meta: &FileMap,
-    ) -> Option<ToAgent> {
-        // Refusing it would say that nobody reads it.
-        if self.names.knows(lease) {
-            count(&mut self.stat.refusals, "number in use");
-            return None;
-        }
-        match self.admit(now, lease, fs, key, data, meta) {
-            Ok(()) => {
-                self.stat.named += 1;
-                Some(ToAgent::Named { lease })
-            }
-            Err((kind, why)) => {
-                count(&mut self.stat.refusals, kind);
-                self.journal.seldom(
-                    now,
-                    Level::Warning,
-                    kind,
-                    &format!("a block is refused: {why}"),
-                );
-                Some(ToAgent::Refused {
-                    lease,
-                    why: short(why),
-                })
-            }
-        }
-    }
-
-    fn admit(
-        &mut self,
-        now: Instant,
-        lease: Lease,
-        fs: FsId,
-        key: BlockKey,
-        data: &FileMap,
-        meta: &FileMap,
-    ) -> Result<(), (&'static str, String)> {
-        let no = |kind: &'static str| (kind, kind.to_owned());
-        let proved = self
-            .proved
-            .get(&fs)
-            .ok_or_else(|| no("file system not proved"))?;
-        if !self.name_rate.take(now, 1.0) {
-            return Err(no("names too fast"));
-        }
-        let slot = self
-            .names
-            .free_slot()
-            .ok_or_else(|| no("too many blocks"))?;
-        let (image, size) = (proved.image, proved.size);
-        let check = |map: &FileMap| {
-            CheckedMap::new(&images::extents(map), map.size, size)
-                .map_err(|e| ("bad extents", format!("{key}: {e}")))
-        };
-        let (data, meta) = (check(data)?, check(meta)?);
-        if self.names.extents() + names::extents(&data, &meta) > self.limits.extents as usize {
-            return Err(no("too many extents"));
-        }
-        let grant = self
-            .table
-            .lease(slot)
-            .ok_or_else(|| no("too many blocks"))?;
-        self.names.insert(Block {
-            lease,
-            fs,
-            key,
-            data,
-            meta,
-            image,
-            grant,
-        });
-        Ok(())
-    }
-
-    fn withdraw(
-        &mut self,
-        now: Instant,
-        leases: Vec<Lease>,
-        why: agent::Why,
-        out: &mut Vec<ToAgent>,
-    ) {
-        let mut unknown = Vec::new();
-        for lease in leases {
-            let (slot, is_unknown) = self.names.withdraw(lease, now);
-            if let Some(slot) = slot {
-                self.table.withdraw(slot);
-                self.stat.withdrawn += 1;
-                *self
-                    .stat
-                    .withdrawals
-                    .entry(format!("{why:?}").to_lowercase())
-                    .or_default() += 1;
-            }
-            if is_unknown {
-                unknown.push(lease);
-            }
-        }
-        confirm(unknown, out);
     }
 
     fn end(&mut self, now: Instant, why: &str) {
@@ -622,16 +430,6 @@ fn count(reasons: &mut Reasons, why: &str) {
     }
 }
 
-fn flat(stats: &Stats) -> BTreeMap<String, u64> {
-    let Ok(serde_json::Value::Object(all)) = serde_json::to_value(stats) else {
-        return BTreeMap::new();
-    };
-    let number = |v: &serde_json::Value| v.as_u64().or_else(|| v.as_bool().map(u64::from));
-    all.iter()
-        .filter_map(|(key, value)| Some((key.clone(), number(value)?)))
-        .collect()
-}
-
 /// A guest's text for the operator's terminal.
 fn printable(text: &str) -> String {
     let clean = |c: char| {
@@ -642,14 +440,4 @@ fn printable(text: &str) -> String {
         }
     };
     text.chars().take(200).map(clean).collect()
-}
-
-/// A sentence that fits into a message.
-fn short(mut text: String) -> String {
-    let mut end = text.len().min(agent::MAX_TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
-    text
 }

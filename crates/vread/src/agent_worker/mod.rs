@@ -11,6 +11,7 @@
 //! | `names` | the named blocks, by number and by name |
 //! | `images` | the VM's disks, and which one holds a file system |
 //! | `channel` | bytes to messages and back, at a bounded rate |
+//! | `window` | no more to the agent than its line holds |
 //! | `readers` | who may look up, and who reads what |
 
 mod channel;
@@ -21,6 +22,7 @@ mod rate;
 mod readers;
 #[cfg(test)]
 mod tests;
+mod window;
 
 pub use conversation::{Conversation, Readers};
 pub use images::{Disk, open as open_images};
@@ -166,7 +168,7 @@ impl Worker {
         let Some(channel) = &mut self.channel else {
             return;
         };
-        if let Err(why) = channel.say(out) {
+        if let Err(why) = channel.say(now, out) {
             self.hang_up(now, &why);
         }
     }
@@ -239,12 +241,10 @@ impl Worker {
                 self.quits = true;
                 Ok(())
             }
-            other @ (Order::Images { .. } | Order::Datanode { .. } | Order::NoDatanode { .. }) => {
-                Err(format!(
-                    "this is the agent's worker of {}, which cannot do {other:?}",
-                    self.vm
-                ))
-            }
+            other => Err(format!(
+                "this is the agent's worker of {}, which cannot do {other:?}",
+                self.vm
+            )),
         };
         match done {
             Ok(()) => Report::Done,

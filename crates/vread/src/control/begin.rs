@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Control, ControlError, Limits, Received};
+use super::{Control, ControlError, Limits, Received, Secret};
 
 /// What to be. Descriptors come with it in the order named here; the first is always the listening socket for orders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,21 @@ pub enum Begin {
         /// As above.
         user: Option<(u32, u32)>,
     },
+    /// The worker for other hosts. Then: its hazards, `listeners` listening TCP sockets.
+    Peer {
+        /// Name of this host, for the journal.
+        host: String,
+        /// Certificate of this host, PEM.
+        certificate: String,
+        /// Its private key, PEM.
+        key: Secret,
+        /// Sockets on which other hosts are awaited.
+        listeners: usize,
+        /// TCP ports to which it may connect.
+        ports: Vec<u16>,
+        /// As above.
+        user: Option<(u32, u32)>,
+    },
 }
 
 /// How long a worker waits for it.
@@ -61,6 +76,7 @@ impl Control {
         let wanted = match message {
             Begin::Agent { .. } => 2,
             Begin::Reader { .. } => 3,
+            Begin::Peer { listeners, .. } => listeners.saturating_add(2),
         };
         if fds.len() != wanted {
             return Err(ControlError::Garbage(format!(

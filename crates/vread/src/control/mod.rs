@@ -6,9 +6,13 @@
 //! each one with a [`Report`]. An order says what is to hold, not what is to change: giving it twice is once.
 
 mod begin;
+mod line;
+mod peer;
 mod socket;
 
 pub use begin::Begin;
+pub use line::Line;
+pub use peer::{Grant, PeerCounts, PeerSpec, PeerStat, Secret, Source};
 pub use socket::{Control, ControlError, Inbox, MAX_DATAGRAM, MAX_FDS, Received, listen};
 
 use std::collections::BTreeMap;
@@ -17,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 /// Changes when an order or a report changes so that an older program would not understand it. A worker of another
 /// version is replaced.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What a worker is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,6 +31,8 @@ pub enum Role {
     Agent,
     /// Serves blocks to one VM.
     Reader,
+    /// Serves blocks to other hosts, and fetches theirs.
+    Peer,
 }
 
 impl std::fmt::Display for Role {
@@ -34,6 +40,7 @@ impl std::fmt::Display for Role {
         f.write_str(match self {
             Self::Agent => "agent",
             Self::Reader => "reader",
+            Self::Peer => "peer",
         })
     }
 }
@@ -106,7 +113,7 @@ pub enum Order {
         why: String,
     },
     /// The disks of the VM are these from now on. Descriptors: all layers of all images, in order. Agent worker: if
-    /// they differ from those before, everything is withdrawn first. Reader worker: those of `datanode`.
+    /// they differ from those before, everything is withdrawn first. Reader or peer worker: those of `datanode`.
     Images {
         /// Reader worker: whose they are. Agent worker: its own VM.
         datanode: String,
@@ -128,23 +135,50 @@ pub enum Order {
         /// The reading VM.
         name: String,
     },
-    /// Reader worker: this VM's blocks may be read. Descriptors: the socket on which to look blocks up, the VM's
+    /// Reader or peer worker: this VM's blocks may be read. Descriptors: the socket on which to look blocks up, the VM's
     /// table (to be read only).
     Datanode {
         /// The VM whose blocks they are.
         name: String,
     },
-    /// Reader worker: its blocks may not be read any more.
+    /// Reader or peer worker: its blocks may not be read any more.
     NoDatanode {
         /// The VM whose blocks they were.
         name: String,
+    },
+    /// Reader worker: blocks of other hosts may be asked for. Descriptors: the socket on which to ask the peer worker
+    /// (SOCK_SEQPACKET), the memory into which it puts bytes ([`crate::peer::new_memory`]). What was there before is
+    /// replaced.
+    Remote,
+    /// Reader worker: blocks of other hosts may not be read any more.
+    NoRemote,
+    /// Peer worker: all other hosts that there are. Connections of those that are not the same any more are closed.
+    Peers {
+        /// Each name once.
+        peers: Vec<PeerSpec>,
+    },
+    /// Peer worker: this reader of this host may ask. Descriptors: the other end of [`Order::Remote`]'s socket, the
+    /// same memory. One of that name that was there before is replaced.
+    Asker {
+        /// The reading VM.
+        reader: String,
+        /// Whom it may ask, and for what.
+        sources: Vec<Source>,
+    },
+    /// Peer worker: this reader may not ask any more.
+    NoAsker {
+        /// The reading VM.
+        reader: String,
     },
     /// Agent worker: everything is withdrawn, and the agent has to start anew.
     EndEpoch {
         /// Why, for the journal and for the agent.
         why: String,
     },
-    /// What has been done so far: [`Report::Agent`] or [`Report::Reader`].
+    /// Reader worker: the agent in its VM is behind this descriptor (a connected unix stream socket), and hands FUSE
+    /// requests over ([`viola_proto::relay`]). One that was there before is closed.
+    Stream,
+    /// What has been done so far: [`Report::Agent`], [`Report::Reader`] or [`Report::Peer`].
     Stat,
     /// Withdraw everything, and end. Answered before the end.
     Quit {
@@ -158,8 +192,8 @@ impl Order {
     #[must_use]
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Channel => 1,
-            Self::Reader { .. } | Self::Datanode { .. } => 2,
+            Self::Channel | Self::Stream => 1,
+            Self::Reader { .. } | Self::Datanode { .. } | Self::Remote | Self::Asker { .. } => 2,
             Self::Images { images, .. } => images.iter().map(|i| i.layers.len()).sum(),
             _ => 0,
         }
@@ -194,6 +228,8 @@ pub enum Report {
     Agent(AgentStat),
     /// Of a reader worker.
     Reader(ReaderStat),
+    /// Of a peer worker.
+    Peer(PeerStat),
 }
 
 /// How far the hand-shake with an agent has come.
@@ -267,6 +303,8 @@ pub struct AgentStat {
 pub struct ReaderStat {
     /// Whether a VM is connected.
     pub connected: bool,
+    /// How the byte stream is, for a VM that has one.
+    pub line: Line,
     /// DataNode VMs that may be read.
     pub datanodes: Vec<String>,
     /// Requests of the VM.
@@ -283,6 +321,14 @@ pub struct ReaderStat {
     pub refusals: Reasons,
     /// Numbers of the images in use, by DataNode VM.
     pub images: BTreeMap<String, Vec<u32>>,
+    /// Whether blocks of other hosts may be asked for.
+    pub remote: bool,
+    /// Reads answered by other hosts, or from what was fetched ahead from them.
+    pub remote_reads: u64,
+    /// Bytes of them, by `DATANODE@HOST`.
+    pub remote_bytes: BTreeMap<String, u64>,
+    /// Reads that other hosts did not answer.
+    pub remote_errors: u64,
 }
 
 #[cfg(test)]

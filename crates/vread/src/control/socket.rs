@@ -135,6 +135,15 @@ impl Control {
             .map(|received| received.message)
     }
 
+    /// Waits on for the report to an order after [`ControlError::Timeout`].
+    ///
+    /// # Errors
+    /// [`ControlError`]; after another [`ControlError::Timeout`] the connection must be closed.
+    pub fn late_report(&self, patience: Duration) -> Result<Report, ControlError> {
+        self.hear::<Report>(patience)
+            .map(|received| received.message)
+    }
+
     /// Sends a datagram that has no answer.
     pub(super) fn tell<T: Serialize>(
         &self,

@@ -10,6 +10,7 @@ use viola_extents::host::Image;
 use viola_extents::{CheckedMap, Extent};
 use viola_proto::agent::{BlockKey, FileMap};
 
+use super::remote::Distant;
 use crate::lookup::{Client, Found};
 use crate::table::{self, Lease};
 
@@ -67,15 +68,37 @@ impl Datanode {
     }
 }
 
-/// A block and its checksums, as its agent named them.
+/// Where on this host a block's bytes are.
 #[derive(Debug)]
-pub(super) struct Block {
-    pub(super) key: BlockKey,
+pub(super) struct Near {
     pub(super) datanode: Arc<Datanode>,
     pub(super) lease: Lease,
     pub(super) image: Arc<Image>,
     data: CheckedMap,
     meta: CheckedMap,
+}
+
+impl Near {
+    /// Where the bytes of one of its two files are.
+    pub(super) fn map(&self, meta: bool) -> &CheckedMap {
+        if meta { &self.meta } else { &self.data }
+    }
+}
+
+/// Where a block is.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// On a disk of this host.
+    Near(Near),
+    /// On another host.
+    Distant(Distant),
+}
+
+/// A block and its checksums, as its agent named them.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) key: BlockKey,
+    pub(super) place: Place,
     /// Whether it was read since it was last considered for eviction.
     pub(super) used: AtomicBool,
 }
@@ -100,29 +123,47 @@ impl Block {
                 .collect();
             image.check(&extents, map.size).ok()
         };
-        Some(Self {
-            key,
+        let near = Near {
             lease: found.lease,
             data: check(&found.data)?,
             meta: check(&found.meta)?,
             datanode: datanode.clone(),
             image,
+        };
+        Some(Self::at(key, Place::Near(near)))
+    }
+
+    /// A block at a place.
+    pub(super) fn at(key: BlockKey, place: Place) -> Self {
+        Self {
+            key,
+            place,
             used: AtomicBool::new(true),
-        })
+        }
     }
 
-    /// Whether it may be read. Bytes count only when this holds after they were read, too.
+    /// Whether it may be read. Bytes of a disk of this host count only when this holds after they were
+    /// read, too; another host looks at that itself.
     pub(super) fn holds(&self) -> bool {
-        self.datanode.holds(self.lease)
+        match &self.place {
+            Place::Near(near) => near.datanode.holds(near.lease),
+            Place::Distant(distant) => distant.holds(),
+        }
     }
 
-    /// Where the bytes of one of its two files are.
-    pub(super) fn map(&self, meta: bool) -> &CheckedMap {
-        if meta { &self.meta } else { &self.data }
+    /// Length of one of its two files, bytes.
+    pub(super) fn len(&self, meta: bool) -> u64 {
+        match &self.place {
+            Place::Near(near) => near.map(meta).len(),
+            Place::Distant(distant) => distant.len(meta),
+        }
     }
 
     /// What it costs to keep.
     pub(super) fn extents(&self) -> usize {
-        self.data.extents().len() + self.meta.extents().len()
+        match &self.place {
+            Place::Near(near) => near.data.extents().len() + near.meta.extents().len(),
+            Place::Distant(_) => 1,
+        }
     }
 }

@@ -9,7 +9,7 @@ use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use viola_extents::host::Source;
 
-use super::block::Block;
+use super::block::Near;
 
 /// Buffers in one system call.
 const MAX_BUFFERS: usize = 1024;
@@ -33,7 +33,7 @@ pub(super) enum Patience {
 
 /// Runs `serve` on this thread without waiting for a disk. `None` when that was not possible: then
 /// nothing has been done that serving the same request again would not do again.
-pub(super) fn hurried<T>(serve: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn hurried<T>(serve: impl FnOnce() -> T) -> Option<T> {
     PATIENCE.set(Patience::Hurries);
     let result = serve();
     (PATIENCE.replace(Patience::Waits) != Patience::Ended).then_some(result)
@@ -48,8 +48,13 @@ pub(super) fn again<T>(serve: impl FnOnce() -> T) -> T {
 }
 
 /// Whether this thread is inside [`hurried`].
-fn hurries() -> bool {
+pub(super) fn hurries() -> bool {
     matches!(PATIENCE.get(), Patience::Hurries | Patience::Ended)
+}
+
+/// Whether this thread is inside [`hurried`], and what it does will be done again by another.
+pub(super) fn ended() -> bool {
+    PATIENCE.get() == Patience::Ended
 }
 
 /// Whether the request is served for the first time.
@@ -59,7 +64,7 @@ pub(super) fn first_time() -> bool {
 
 /// A file of a block as something to read from. The caller holds the hazard.
 pub(super) struct Fill<'a> {
-    pub(super) block: &'a Block,
+    pub(super) block: &'a Near,
     pub(super) meta: bool,
 }
 
@@ -101,22 +106,22 @@ fn size(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }
 
-fn would_wait() -> io::Error {
+pub(super) fn would_wait() -> io::Error {
     PATIENCE.set(Patience::Ended);
     io::ErrorKind::WouldBlock.into()
 }
 
 /// Room for an answer in a VM's memory, filled from its begin.
-struct Room<'a> {
+pub(super) struct Room<'a> {
     buffers: Vec<libc::iovec>,
     /// First one that is not full.
     first: usize,
-    left: usize,
+    pub(super) left: usize,
     _memory: std::marker::PhantomData<&'a [FileVolatileSlice<'a>]>,
 }
 
 impl<'a> Room<'a> {
-    fn new(slices: &'a [FileVolatileSlice<'a>]) -> Self {
+    pub(super) fn new(slices: &'a [FileVolatileSlice<'a>]) -> Self {
         let mut buffers: Vec<libc::iovec> = Vec::with_capacity(slices.len());
         for slice in slices.iter().filter(|slice| !slice.is_empty()) {
             let (base, len) = (slice.as_ptr(), slice.len());
@@ -219,9 +224,18 @@ impl<'a> Room<'a> {
     }
 
     fn copy(&mut self, bytes: &[u8]) {
-        self.each(bytes.len(), |at, len, done| {
+        // SAFETY: these bytes are there, and nobody changes them meanwhile.
+        unsafe { self.copy_from(bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies `len` bytes from `from`.
+    ///
+    /// # Safety
+    /// So many bytes are mapped there. Another process may change them meanwhile.
+    pub(super) unsafe fn copy_from(&mut self, from: *const u8, len: usize) {
+        self.each(len, |at, len, done| {
             // SAFETY: as in `each`; `done + len` is never beyond the length given to it.
-            unsafe { at.copy_from_nonoverlapping(bytes.as_ptr().add(done), len) }
+            unsafe { at.copy_from_nonoverlapping(from.add(done), len) }
         });
     }
 
@@ -244,11 +258,11 @@ impl<'a> Room<'a> {
     }
 }
 
-fn no_stream() -> io::Error {
+pub(super) fn no_stream() -> io::Error {
     io::Error::from_raw_os_error(libc::ESPIPE)
 }
 
-fn read_only() -> io::Error {
+pub(super) fn read_only() -> io::Error {
     io::Error::from_raw_os_error(libc::EROFS)
 }
 

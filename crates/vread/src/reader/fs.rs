@@ -18,7 +18,7 @@ use fuse_backend_rs::api::filesystem::{
 };
 use viola_proto::agent::BlockKey;
 
-use super::block::Block;
+use super::block::{Block, Near, Place};
 use super::fill::{Fill, first_time};
 use super::nodes::{FileNode, Kind, MAX_NODES, Node, Nodes, ROOT};
 use super::service::{Service, count};
@@ -59,9 +59,18 @@ fn error(code: i32) -> io::Error {
 impl BlockFs {
     /// An empty one.
     pub fn new(service: Arc<Service>, look: Look) -> Self {
+        Self::with(service, look, Nodes::new())
+    }
+
+    /// An empty one for a kernel that may know numbers of another worker.
+    pub(super) fn for_stream(service: Arc<Service>, look: Look) -> Self {
+        Self::with(service, look, Nodes::anywhere())
+    }
+
+    fn with(service: Arc<Service>, look: Look, nodes: Nodes) -> Self {
         Self {
             service,
-            nodes: Arc::new(Nodes::new()),
+            nodes: Arc::new(nodes),
             look,
             open: AtomicU64::new(0),
         }
@@ -126,7 +135,7 @@ impl BlockFs {
             return Ok(block);
         }
         let block = self.service.find(&file.key);
-        let block = block.filter(|block| block.map(file.meta).len() == file.size);
+        let block = block.filter(|block| block.len(file.meta) == file.size);
         let block = block.ok_or_else(|| error(libc::ESTALE))?;
         *kept = Arc::downgrade(&block);
         Ok(block)
@@ -142,41 +151,45 @@ impl BlockFs {
         let counts = &self.service.counts;
         for _ in 0..2 {
             let block = self.block(file)?;
-            if first_time() {
-                let mut ahead = file.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(range) = ahead.read(offset, length as u64, file.size) {
-                    block.image.prefetch(block.map(file.meta), range);
+            let ahead = match first_time() {
+                true => {
+                    let mut ahead = file.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+                    ahead.read(offset, length as u64, file.size)
                 }
-            }
-            let Some(hazard) = self.service.hazard(&block) else {
-                return Err(error(libc::EBUSY));
+                false => None,
             };
-            if !block.holds() {
-                drop(hazard);
-                self.service.forget(&block.key);
-                continue;
-            }
-            let mut fill = Fill {
-                block: &block,
-                meta: file.meta,
+            let read = match &block.place {
+                Place::Near(near) => {
+                    if let Some(range) = ahead {
+                        near.image.prefetch(near.map(file.meta), range);
+                    }
+                    self.read_near(&block, near, file.meta, writer, offset, length)
+                }
+                Place::Distant(distant) => {
+                    if let Some(range) = ahead {
+                        distant.prefetch(file.meta, range);
+                    }
+                    distant.read(file.meta, writer, offset, length)
+                }
             };
-            let filled = writer.write_from(&mut fill, length, offset);
-            let held = block.holds();
-            drop(hazard);
-            if !held {
-                count(&counts.withdrawn);
-                self.service.forget(&block.key);
-                return Err(error(libc::ESTALE));
-            }
-            return match filled {
+            return match read {
                 Ok(length) => {
                     count(&counts.reads);
                     block.used.store(true, Ordering::Relaxed);
-                    let bytes = &block.datanode.bytes;
-                    bytes.fetch_add(length as u64, Ordering::Relaxed);
                     Ok(length)
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(e),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Err(e),
+                // Ended before it was begun: it may have been named again, or moved to another place.
+                Err(e) if e.raw_os_error() == Some(libc::ESTALE) => {
+                    self.service.forget(&block.key);
+                    continue;
+                }
+                Err(e) if e.raw_os_error() == Some(libc::EKEYREVOKED) => {
+                    count(&counts.withdrawn);
+                    self.service.forget(&block.key);
+                    Err(error(libc::ESTALE))
+                }
                 Err(_) => {
                     count(&counts.io_errors);
                     Err(error(libc::EIO))
@@ -185,6 +198,39 @@ impl BlockFs {
         }
         count(&counts.withdrawn);
         Err(error(libc::ESTALE))
+    }
+
+    /// Reads from a disk of this host. ESTALE: the lease had ended before; EKEYREVOKED: it ended meanwhile.
+    fn read_near(
+        &self,
+        block: &Block,
+        near: &Near,
+        meta: bool,
+        writer: &mut dyn ZeroCopyWriter,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        let Some(hazard) = self.service.hazard(near) else {
+            return Err(error(libc::EBUSY));
+        };
+        if !block.holds() {
+            return Err(error(libc::ESTALE));
+        }
+        let filled = writer.write_from(&mut Fill { block: near, meta }, length, offset);
+        let held = block.holds();
+        drop(hazard);
+        if !held {
+            return Err(error(libc::EKEYREVOKED));
+        }
+        if let Ok(length) = filled {
+            let bytes = &near.datanode.bytes;
+            bytes.fetch_add(length as u64, Ordering::Relaxed);
+        }
+        filled.map_err(|e| match e.raw_os_error() {
+            // These are this function's own words.
+            Some(libc::ESTALE | libc::EKEYREVOKED | libc::EBUSY) => error(libc::EIO),
+            _ => e,
+        })
     }
 }
 

@@ -87,7 +87,19 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
+    /// Numbers from 2 on: for a kernel that knows no others.
     pub(super) fn new() -> Self {
+        Self::after(ROOT)
+    }
+
+    /// Numbers that no other process has given, as good as: a kernel that still knows some of another
+    /// worker hears that they are stale, and never gets another file's bytes. Below 2^63, since they are
+    /// places in a folder as well.
+    pub(super) fn anywhere() -> Self {
+        Self::after((super::stream::random() >> 2).max(ROOT))
+    }
+
+    fn after(last: u64) -> Self {
         let root = Node {
             id: ROOT,
             kind: Kind::Root,
@@ -97,7 +109,7 @@ impl Nodes {
             inner: RwLock::new(Inner {
                 by_id: BTreeMap::from([(ROOT, Arc::new(root))]),
                 by_name: HashMap::new(),
-                next: ROOT + 1,
+                next: last + 1,
             }),
         }
     }
@@ -117,7 +129,7 @@ impl Nodes {
 
     /// A file of a block, told to the VM once more. `None` when there are too many nodes.
     pub(super) fn file(&self, block: &Arc<Block>, meta: bool) -> Option<Arc<Node>> {
-        let size = block.map(meta).len();
+        let size = block.len(meta);
         let name = Name::File(block.key.clone(), meta);
         let same = |kind: &Kind| matches!(kind, Kind::File(file) if file.size == size);
         self.tell(name, same, || {

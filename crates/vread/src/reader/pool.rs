@@ -18,14 +18,14 @@ struct Shared<T> {
 
 /// A fixed number of threads and a bounded queue in front of them. Dropping it drops the jobs that were
 /// not begun, and waits for the others.
-pub(super) struct Pool<T> {
+pub(crate) struct Pool<T> {
     shared: Arc<Shared<T>>,
     limit: usize,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl<T: Send + 'static> Pool<T> {
-    pub(super) fn new(
+    pub(crate) fn new(
         threads: usize,
         limit: usize,
         work: impl Fn(T) + Send + Sync + 'static,
@@ -58,7 +58,7 @@ impl<T: Send + 'static> Pool<T> {
     }
 
     /// Hands a job over; gives it back when too many wait already.
-    pub(super) fn give(&self, job: T) -> Result<(), T> {
+    pub(crate) fn give(&self, job: T) -> Result<(), T> {
         let mut state = self.shared.lock();
         if state.jobs.len() >= self.limit {
             return Err(job);

@@ -17,6 +17,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::device::{Device, Shape};
 use super::service::{Service, count};
+use super::stream::Streams;
 use crate::control::{Format, ImageSpec, Inbox, Order, Report, Role, VERSION};
 use crate::hazard::Cells;
 
@@ -51,6 +52,7 @@ pub fn run(start: Start, mut inbox: Inbox) -> io::Result<()> {
         .min(cells.count().saturating_sub(shape.queues));
     let service = Arc::new(Service::new(cells));
     let socket = UnixListener::from(start.socket);
+    let streams = Streams::new(service.clone(), shape.look, shape.waiters);
     let serving = service.clone();
     std::thread::Builder::new()
         .name("vm".into())
@@ -63,7 +65,10 @@ pub fn run(start: Start, mut inbox: Inbox) -> io::Result<()> {
     loop {
         while let Some((received, from)) = inbox.next() {
             let quit = matches!(received.message, Order::Quit { .. });
-            let report = obey(&service, &start.vm, received.message, received.fds);
+            let report = match received.message {
+                Order::Stream => stream(&streams, received.fds),
+                order => obey(&service, &start.vm, order, received.fds),
+            };
             inbox.answer(from, &report);
             if quit {
                 return Ok(());
@@ -80,7 +85,7 @@ pub fn run(start: Start, mut inbox: Inbox) -> io::Result<()> {
     }
 }
 
-fn end_on_panic() {
+pub(crate) fn end_on_panic() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         usual(info);
@@ -156,13 +161,35 @@ fn obey(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report 
             },
             Err(why) => failed(why),
         },
+        Order::Remote => match (fds.next(), fds.next()) {
+            (Some(socket), Some(memory)) => match service.set_remote(Some((socket, memory))) {
+                Ok(()) => Report::Done,
+                Err(e) => failed(format!("the memory for blocks of other hosts: {e}")),
+            },
+            _ => failed("descriptors are missing".into()),
+        },
+        Order::NoRemote => match service.set_remote(None) {
+            Ok(()) => Report::Done,
+            Err(e) => failed(e.to_string()),
+        },
         Order::Stat => Report::Reader(service.stat()),
         Order::Quit { .. } => Report::Done,
         other => failed(format!("an order for an agent worker: {other:?}")),
     }
 }
 
-fn open_images(
+fn stream(streams: &Streams, fds: Vec<OwnedFd>) -> Report {
+    let failed = |why: String| Report::Failed { why };
+    let Some(fd) = fds.into_iter().next() else {
+        return failed("descriptors are missing".into());
+    };
+    match streams.replace(fd) {
+        Ok(()) => Report::Done,
+        Err(e) => failed(format!("the stream to the VM's agent: {e}")),
+    }
+}
+
+pub(crate) fn open_images(
     specs: &[ImageSpec],
     mut fds: impl Iterator<Item = OwnedFd>,
 ) -> Result<HashMap<u32, Arc<Image>>, String> {

@@ -10,9 +10,11 @@ use std::time::Duration;
 use viola_extents::host::Image;
 use viola_proto::agent::BlockKey;
 
-use super::block::{Block, Datanode};
+use super::block::{Block, Datanode, Near, Place};
 use super::cache::Cache;
-use crate::control::ReaderStat;
+use super::fill::{ended, hurries, would_wait};
+use super::remote::Remote;
+use crate::control::{Line, ReaderStat};
 use crate::hazard::{Cells, Hazard};
 use crate::lookup::ask_all;
 
@@ -33,6 +35,9 @@ pub(super) struct Counts {
     pub(super) bad_answers: AtomicU64,
     pub(super) too_many: AtomicU64,
     pub(super) io_errors: AtomicU64,
+    /// Streams of the VM that are silent, and that have a session.
+    silent: AtomicU64,
+    streams: AtomicU64,
 }
 
 pub(super) fn count(counter: &AtomicU64) {
@@ -47,6 +52,8 @@ pub struct Service {
     cells: Cells,
     /// Hazard cells that are free, one bit each.
     free: AtomicU64,
+    /// The way to blocks of other hosts.
+    remote: RwLock<Option<Arc<Remote>>>,
     pub(super) counts: Counts,
 }
 
@@ -59,6 +66,7 @@ impl Service {
             cache: Mutex::default(),
             cells,
             free: AtomicU64::new(free),
+            remote: RwLock::default(),
             counts: Counts::default(),
         }
     }
@@ -114,24 +122,79 @@ impl Service {
         datanodes.clone()
     }
 
-    /// The block of this name if some DataNode VM has it now.
+    /// Lets blocks of other hosts be asked for on this socket, or not any more.
+    ///
+    /// # Errors
+    /// When the memory is not such a memory.
+    pub fn set_remote(&self, ends: Option<(OwnedFd, OwnedFd)>) -> std::io::Result<()> {
+        let new = match ends {
+            Some((socket, memory)) => Some(Arc::new(Remote::new(socket, memory)?)),
+            None => None,
+        };
+        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(new), Some(old)) = (&new, &*remote) {
+            new.counts_of(old);
+        }
+        if let Some(old) = std::mem::replace(&mut *remote, new) {
+            old.close();
+        }
+        Ok(())
+    }
+
+    fn remote(&self) -> Option<Arc<Remote>> {
+        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        remote.clone()
+    }
+
+    /// The block of this name if some DataNode VM has it now: one of this host if there is one.
     pub(super) fn find(&self, key: &BlockKey) -> Option<Arc<Block>> {
         if let Some(block) = self.cache().get(key) {
             return Some(block);
         }
+        let near = self.find_near(key, &|_| true);
+        let block = near.or_else(|| {
+            let remote = self.remote()?;
+            if hurries() {
+                // Only marks the request: somebody patient serves it again.
+                let _ = would_wait();
+                return None;
+            }
+            let distant = Remote::find(&remote, key)?;
+            Some(Arc::new(Block::at(key.clone(), Place::Distant(distant))))
+        });
+        match &block {
+            Some(block) => self.cache().put(block),
+            None if ended() => {}
+            None => count(&self.counts.unknown),
+        }
+        block
+    }
+
+    /// The block of this name if one of these DataNode VMs has it now.
+    pub(super) fn find_near(
+        &self,
+        key: &BlockKey,
+        may: &dyn Fn(&str) -> bool,
+    ) -> Option<Arc<Block>> {
         let datanodes = self.datanodes();
-        let clients: Vec<_> = datanodes.iter().map(|d| &d.client).collect();
-        let Some((index, found)) = ask_all(&clients, key, ANSWER) else {
-            count(&self.counts.unknown);
-            return None;
-        };
-        let Some(block) = Block::new(key.clone(), &datanodes[index], &found) else {
+        let allowed: Vec<_> = datanodes.iter().filter(|d| may(&d.name)).collect();
+        let clients: Vec<_> = allowed.iter().map(|d| &d.client).collect();
+        let (index, found) = ask_all(&clients, key, ANSWER)?;
+        let block = Block::new(key.clone(), allowed[index], &found);
+        if block.is_none() {
             count(&self.counts.bad_answers);
-            return None;
-        };
-        let block = Arc::new(block);
-        self.cache().put(&block);
-        Some(block)
+        }
+        block.map(Arc::new)
+    }
+
+    /// The block of this name if it is known and still holds.
+    pub(super) fn known(&self, key: &BlockKey) -> Option<Arc<Block>> {
+        self.cache().get(key)
+    }
+
+    /// Remembers a block.
+    pub(super) fn keep(&self, block: &Arc<Block>) {
+        self.cache().put(block);
     }
 
     /// Forgets a block whose lease has ended.
@@ -144,7 +207,7 @@ impl Service {
     }
 
     /// Publishes that a block is read, and takes a free cell for that. `None` when all are in use.
-    pub(super) fn hazard(&self, block: &Block) -> Option<Held<'_>> {
+    pub(super) fn hazard(&self, block: &Near) -> Option<Held<'_>> {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
             let bit = free & free.wrapping_neg();
@@ -170,11 +233,27 @@ impl Service {
         }
     }
 
+    /// A stream was in one state and is in another; `None` is before its begin, and after its end.
+    pub(super) fn line(&self, before: Option<Line>, now: Option<Line>) {
+        let of = |line: Line| match line {
+            Line::Connected => Some(&self.counts.streams),
+            Line::Silent => Some(&self.counts.silent),
+            Line::NoLine => None,
+        };
+        if let Some(counter) = now.and_then(of) {
+            count(counter);
+        }
+        if let Some(counter) = before.and_then(of) {
+            counter.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// What there is to tell.
     pub fn stat(&self) -> ReaderStat {
         let counts = &self.counts;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let datanodes = self.datanodes();
+        let remote = self.remote();
         let refusals = [
             ("not known", &counts.unknown),
             ("malformed", &counts.malformed),
@@ -184,7 +263,12 @@ impl Service {
             ("i/o error", &counts.io_errors),
         ];
         ReaderStat {
-            connected: get(&counts.connected) > 0,
+            connected: get(&counts.connected) + get(&counts.streams) > 0,
+            line: match (get(&counts.streams), get(&counts.silent)) {
+                (0, 0) => Line::NoLine,
+                (0, _) => Line::Silent,
+                _ => Line::Connected,
+            },
             datanodes: datanodes.iter().map(|d| d.name.clone()).collect(),
             requests: get(&counts.requests),
             reads: get(&counts.reads),
@@ -203,6 +287,10 @@ impl Service {
                 .iter()
                 .map(|d| (d.name.clone(), d.image_ids()))
                 .collect(),
+            remote: remote.is_some(),
+            remote_reads: remote.as_ref().map_or(0, |r| r.reads()),
+            remote_bytes: remote.as_ref().map(|r| r.bytes()).unwrap_or_default(),
+            remote_errors: remote.as_ref().map_or(0, |r| r.errors()),
         }
     }
 

@@ -22,15 +22,15 @@ use crate::lookup::{Found, Next, Server};
 use crate::table::Table;
 use crate::{hazard, table};
 
-const POOL: &str = "BP-1-10.0.0.1-1";
-const TABLE: u32 = 9;
-const LENGTH: u64 = 300_000;
+pub(super) const POOL: &str = "BP-1-10.0.0.1-1";
+pub(super) const TABLE: u32 = 9;
+pub(super) const LENGTH: u64 = 300_000;
 
-const LOOKUP: u32 = 1;
-const FORGET: u32 = 2;
+pub(super) const LOOKUP: u32 = 1;
+pub(super) const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
-const OPEN: u32 = 14;
-const READ: u32 = 15;
+pub(super) const OPEN: u32 = 14;
+pub(super) const READ: u32 = 15;
 const STATFS: u32 = 17;
 const RELEASE: u32 = 18;
 const INIT: u32 = 26;
@@ -38,14 +38,14 @@ const OPENDIR: u32 = 27;
 const READDIR: u32 = 28;
 
 /// An agent worker that names every block of the pool, and a disk of noise.
-struct Bench {
-    service: Arc<Service>,
+pub(super) struct Bench {
+    pub(super) service: Arc<Service>,
     requests: Requests,
-    table: Arc<Table>,
-    hazards: hazard::View,
-    disk: Vec<u8>,
+    pub(super) table: Arc<Table>,
+    pub(super) hazards: hazard::View,
+    pub(super) disk: Vec<u8>,
     image: File,
-    named: Arc<AtomicBool>,
+    pub(super) named: Arc<AtomicBool>,
 }
 
 fn found(table: &Table, key: &BlockKey) -> Option<Found> {
@@ -83,7 +83,7 @@ fn found(table: &Table, key: &BlockKey) -> Option<Found> {
     })
 }
 
-fn bench() -> Bench {
+pub(super) fn bench() -> Bench {
     let (table_file, cells) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     table::create(&table_file, TABLE, 100_000).unwrap();
     hazard::create(&cells, 4).unwrap();
@@ -140,14 +140,14 @@ fn bench() -> Bench {
 }
 
 /// What the block's data file holds.
-fn expected(disk: &[u8]) -> Vec<u8> {
+pub(super) fn expected(disk: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; LENGTH as usize];
     bytes[..131_072].copy_from_slice(&disk[262_144..][..131_072]);
     bytes[200_000..].copy_from_slice(&disk[4096..][..100_000]);
     bytes
 }
 
-fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
+pub(super) fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend_from_slice(&(40 + body.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&opcode.to_le_bytes());
@@ -159,7 +159,7 @@ fn request(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
 }
 
 /// Error and body of an answer.
-fn answer(bytes: &[u8]) -> (i32, &[u8]) {
+pub(super) fn answer(bytes: &[u8]) -> (i32, &[u8]) {
     let length = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
     assert_eq!(bytes[8..16], 77u64.to_le_bytes());
     (

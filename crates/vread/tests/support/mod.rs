@@ -6,12 +6,13 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use viola_lab::{Guest, Lab, Paths, Spec};
+pub use viola_lab::testing::sha256;
+use viola_lab::{Guest, Lab, testing};
 
 pub const POOL: &str = "BP-1-10.0.0.1-1";
 /// Bytes of a block.
@@ -24,31 +25,11 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn paths(run: &Path) -> Paths {
-    let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
-    Paths {
-        run: run.into(),
-        ..found.unwrap_or_else(|error| panic!("{error}"))
-    }
-}
-
 /// Examples are beside the tests' own folder.
 fn worker() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folder = test.ancestors().nth(2).unwrap();
     folder.join("examples/serve-blocks")
-}
-
-pub fn sha256(bytes: &[u8]) -> String {
-    let mut child = Command::new("sha256sum")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(bytes).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    text.split(' ').next().unwrap().to_owned()
 }
 
 /// Bytes that look random and are the same each time.
@@ -192,14 +173,13 @@ pub fn boot(name: &str) -> Vm {
         std::thread::sleep(Duration::from_millis(5));
     }
 
-    let core = usize::from(std::thread::available_parallelism().unwrap().get() > 1);
+    let core = testing::core();
     let text = format!(
         "[lab]\nname='{name}'\n[[guest]]\nname='a'\ncores=[{core}]\nkernel_args=['virtio_uml.device={}:26']\n",
         socket.display()
     );
-    let spec = Spec::from_toml(&text, name, folder.path()).unwrap();
-    let lab = Lab::up(&spec, &paths(&folder.path().join("run")))
-        .unwrap_or_else(|error| panic!("{}", error.full()));
+    let paths = testing::paths(env!("CARGO_MANIFEST_DIR"), &folder.path().join("run"));
+    let lab = testing::up(&text, name, folder.path(), &paths);
     let vm = Vm {
         lab,
         orders: worker.stdin.take().unwrap(),

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::{AGENT, RUN};
+use crate::{AGENT, AGENT_PORT, RUN, has_ports};
 
 /// Where the agent answers questions about itself.
 const STATUS: &str = "/run/viola-agent.sock";
@@ -16,7 +16,8 @@ const STATUS: &str = "/run/viola-agent.sock";
 pub fn prepare(name: &str, config: &str) -> Result<Command, String> {
     let path = format!("{RUN}/{name}.toml");
     let text = |e: std::io::Error| format!("{path}: {e}");
-    fs::write(&path, format!("channel = \"{AGENT}\"\n{config}")).map_err(text)?;
+    let channel = if has_ports() { AGENT_PORT } else { AGENT };
+    fs::write(&path, format!("channel = \"{channel}\"\n{config}")).map_err(text)?;
     let log = fs::File::create(log(name)).map_err(text)?;
     let mut command = Command::new("/usr/bin/viola-agent");
     command

@@ -17,12 +17,21 @@ use std::process::ExitCode;
 
 /// Serial line of the command channel (UML's ssl0).
 const CHANNEL: &str = "/dev/ttyS0";
+/// The same in a QEMU guest: a virtio-serial port.
+const CHANNEL_PORT: &str = "/dev/virtio-ports/org.viola.lab.0";
 /// Serial line of the shell (UML's ssl1).
 const SHELL: &str = "/dev/ttyS1";
 /// Serial line of the guest agent (UML's ssl2).
 const AGENT: &str = "/dev/ttyS2";
+/// The same in a QEMU guest.
+const AGENT_PORT: &str = "/dev/virtio-ports/org.viola.agent.0";
 /// Folder of the workloads' counters and files.
 const RUN: &str = "/run/viola";
+
+/// Whether this is a guest of QEMU, which has ports instead of serial lines, and no shell.
+fn has_ports() -> bool {
+    std::path::Path::new(CHANNEL_PORT).exists()
+}
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();

@@ -10,25 +10,30 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use rustix::termios::{OptionalActions, Winsize, tcdrain, tcgetattr, tcsetattr, tcsetwinsize};
+use rustix::termios::{
+    OptionalActions, Winsize, isatty, tcdrain, tcgetattr, tcsetattr, tcsetwinsize,
+};
 use serde_json::{Value, json};
 use viola_lab::set_policy;
 use viola_lab::wire::{Command, Reply, Request, Stat, Workload};
 
 use crate::counters::Counters;
 use crate::exec::exec;
-use crate::{CHANNEL, SHELL, agent, halt, nginx};
+use crate::{CHANNEL, CHANNEL_PORT, SHELL, agent, halt, has_ports, nginx};
 
 pub fn run() -> Result<(), String> {
-    let text = |e: std::io::Error| format!("{CHANNEL}: {e}");
+    let channel = if has_ports() { CHANNEL_PORT } else { CHANNEL };
+    let text = |e: std::io::Error| format!("{channel}: {e}");
     let tty = File::options()
         .read(true)
         .write(true)
-        .open(CHANNEL)
+        .open(channel)
         .map_err(text)?;
-    let mut modes = tcgetattr(&tty).map_err(|e| text(e.into()))?;
-    modes.make_raw();
-    tcsetattr(&tty, OptionalActions::Now, &modes).map_err(|e| text(e.into()))?;
+    if isatty(&tty) {
+        let mut modes = tcgetattr(&tty).map_err(|e| text(e.into()))?;
+        modes.make_raw();
+        tcsetattr(&tty, OptionalActions::Now, &modes).map_err(|e| text(e.into()))?;
+    }
     let server = Arc::new(Server {
         out: Mutex::new(tty.try_clone().map_err(text)?),
         works: Mutex::default(),

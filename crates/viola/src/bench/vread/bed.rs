@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The guests that are measured: NameNode and DataNode, a client, two neighbours, and viola between them.
 
-use std::fs::File;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,20 +13,24 @@ use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::super::interrupt;
 use super::super::side::lab_failure;
+use super::caches;
 use super::daemon::Daemon;
+use super::disk::Loop;
 use super::usage::Whose;
-use super::work::{BLOCK, FILE, Side, Sizes, Work};
+use super::work::{BLOCK, FILE, Phase, Side, Sizes, Work};
 use crate::error::{Failure, Outcome};
 
 /// Name of the client's guest.
 pub const CLIENT: &str = "vread-client";
 /// Name of the DataNode's guest.
 pub const NODE: &str = "vread-node";
+/// Name of the guest with a DataNode that viola does not serve.
+pub const OTHER: &str = "vread-other";
 const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
 /// Mount of the blocks, in the root that Java runs in.
-const MOUNT: &str = "/vread";
+pub(super) const MOUNT: &str = "/vread";
 /// The same blocks on the client's own disk.
-const OWN: &str = "/mnt/blocks";
+pub(super) const OWN: &str = "/mnt/blocks";
 /// The guest agent, as it is delivered.
 const AGENT: &str = "data = ['/mnt/data']\n";
 /// How long finished blocks may stay without a name.
@@ -37,6 +41,7 @@ pub struct Ground {
     hadoop: Hadoop,
     folder: PathBuf,
     local: Option<(Local, Client)>,
+    device: Option<Loop>,
 }
 
 impl Ground {
@@ -46,6 +51,7 @@ impl Ground {
             hadoop: Hadoop::find().map_err(lab_failure)?,
             folder: std::path::absolute(folder).map_err(Failure::run)?,
             local: None,
+            device: None,
         })
     }
 
@@ -60,23 +66,49 @@ impl Ground {
         Ok(())
     }
 
-    /// Images of the guests' disks: DataNode and client.
-    fn images(&self) -> [PathBuf; 2] {
-        ["node.img", "client.img"].map(|name| self.folder.join(name))
+    /// Ends the HDFS on the host.
+    pub fn stop_loopback(&mut self) {
+        self.local = None;
+    }
+
+    /// What was fetched.
+    pub fn hadoop(&self) -> &Hadoop {
+        &self.hadoop
+    }
+
+    /// Images of the guests' disks: DataNode, client, the other DataNode.
+    fn images(&self) -> [PathBuf; 3] {
+        ["node.img", "client.img", "other.img"].map(|name| self.folder.join(name))
     }
 
     /// Boots the guests, the client's with viola's device if there is a daemon.
-    pub fn boot(&self, cores: Cores, daemon: Option<&Daemon>, sizes: &Sizes) -> Outcome<Lab> {
-        let room = 2 * (sizes.file + sizes.scratch) + (1 << 30);
-        for image in &self.images() {
-            make_disk(image, FileSystem::Ext4, room).map_err(lab_failure)?;
+    pub fn boot(
+        &mut self,
+        cores: Cores,
+        daemon: Option<&Daemon>,
+        sizes: &Sizes,
+        phases: &[Phase],
+    ) -> Outcome<Lab> {
+        let images = self.images();
+        for image in &images {
+            make_disk(image, FileSystem::Ext4, sizes.room()).map_err(lab_failure)?;
         }
-        let spec = self.spec(cores, daemon)?;
+        self.device = match phases.contains(&Phase::Device) {
+            true => Some(Loop::over(&images[0])?),
+            false => None,
+        };
+        let spec = self.spec(cores, daemon, phases)?;
         Lab::up(&spec, &Paths::find().map_err(lab_failure)?).map_err(lab_failure)
     }
 
-    fn spec(&self, cores: Cores, daemon: Option<&Daemon>) -> Outcome<Spec> {
-        let [node, client] = self.images();
+    fn spec(&self, cores: Cores, daemon: Option<&Daemon>, phases: &[Phase]) -> Outcome<Spec> {
+        let [image, client, other] = self.images();
+        let node = self.device.as_ref().map_or(image.as_path(), Loop::path);
+        // what is not touched takes none of the host's
+        let memory = match phases {
+            p if p.contains(&Phase::HBase) || p.contains(&Phase::Spark) => "5G",
+            _ => "1536M",
+        };
         let device = daemon
             .map(|d| {
                 format!(
@@ -88,9 +120,15 @@ impl Ground {
         let mut text = format!(
             "[lab]\nname = \"bench-vread\"\n\
              [[guest]]\nname = \"{NODE}\"\ncores = [{}]\nmemory = \"2G\"\ndisks = [{{ image = {node:?} }}]\n\
-             [[guest]]\nname = \"{CLIENT}\"\ncores = [{}]\nmemory = \"1G\"\ndisks = [{{ image = {client:?} }}]\n{device}",
+             [[guest]]\nname = \"{CLIENT}\"\ncores = [{}]\nmemory = \"{memory}\"\ndisks = [{{ image = {client:?} }}]\n{device}",
             cores.node, cores.client,
         );
+        if phases.contains(&Phase::Hybrid) {
+            text.push_str(&format!(
+                "[[guest]]\nname = \"{OTHER}\"\ncores = [{}]\nmemory = \"1G\"\ndisks = [{{ image = {other:?} }}]\n",
+                cores.node
+            ));
+        }
         for name in NEIGHBOURS {
             text.push_str(&format!(
                 "[[guest]]\nname = \"{name}\"\ncores = [{}]\n",
@@ -107,14 +145,8 @@ impl Ground {
         daemon: Option<&'a Daemon>,
         sizes: &Sizes,
     ) -> Outcome<Bed<'a>> {
-        let images = self.images();
-        let images = [File::open(&images[0]), File::open(&images[1])];
-        let [Ok(node_image), Ok(client_image)] = images else {
-            return Err(Failure::run(format!(
-                "{}: the guests' images are gone",
-                self.folder.display()
-            )));
-        };
+        let mut images = Vec::from(self.images());
+        images.extend(self.device.as_ref().map(|d| d.path().to_owned()));
         let hdfs = Hdfs::start(&self.hadoop, guest(lab, NODE)?, &Options::default())
             .map_err(lab_failure)?;
         sh(
@@ -135,9 +167,11 @@ impl Ground {
         let mut bed = Bed {
             lab,
             daemon,
+            hdfs,
             client,
+            apps: BTreeMap::new(),
             local: self.local.as_mut(),
-            images: [node_image, client_image],
+            images,
             agent: false,
         };
         bed.ask(
@@ -145,6 +179,8 @@ impl Ground {
             &format!("stock write {FILE} {} {BLOCK} 1", sizes.file),
         )?;
         bed.export()?;
+        bed.run_agent(true)?;
+        bed.warm(sizes)?;
         Ok(bed)
     }
 }
@@ -160,16 +196,28 @@ pub struct Cores {
 
 /// Everything of a round, ready to be measured.
 pub struct Bed<'a> {
-    lab: &'a Lab,
-    daemon: Option<&'a Daemon>,
+    pub(super) lab: &'a Lab,
+    pub(super) daemon: Option<&'a Daemon>,
+    pub(super) hdfs: Hdfs<'a>,
     client: Client,
+    /// Clients of what is built on HDFS, by what they call a side.
+    pub(super) apps: BTreeMap<String, Client>,
     local: Option<&'a mut (Local, Client)>,
-    /// Of the DataNode's disk and the client's.
-    images: [File; 2],
+    /// Files and devices behind the guests' disks.
+    images: Vec<PathBuf>,
     agent: bool,
 }
 
-impl Bed<'_> {
+impl<'a> Bed<'a> {
+    /// Reads of all kinds on each side for the same time: what comes later is compiled code.
+    fn warm(&mut self, sizes: &Sizes) -> Outcome {
+        for side in self.sides(Work::Warm) {
+            let request = format!("{} warm {FILE} {}", side.word(), sizes.warm_s);
+            self.ask(side, &request)?;
+        }
+        Ok(())
+    }
+
     /// Sides that this bed has, of those on which the work is measured.
     pub fn sides(&self, work: Work) -> Vec<Side> {
         let has = |side: &Side| match side {
@@ -178,6 +226,23 @@ impl Bed<'_> {
             Side::Stock | Side::Disk => true,
         };
         work.sides().iter().copied().filter(has).collect()
+    }
+
+    /// Bytes that viola has served so far, once its count stands still.
+    pub fn served(&self, side: Side) -> Outcome<u64> {
+        let (Some(daemon), false) = (self.daemon, side == Side::Loopback) else {
+            return Ok(0);
+        };
+        daemon.served()
+    }
+
+    /// Waits until what was written is as it is for long: named, where the agent runs.
+    pub fn settle_named(&mut self, side: Side) -> Outcome {
+        self.settle()?;
+        match side == Side::Viola && self.agent {
+            true => self.wait_named(),
+            false => Ok(()),
+        }
     }
 
     /// Whose CPU time counts on a side.
@@ -198,8 +263,10 @@ impl Bed<'_> {
     /// Sends a request to the client of that side.
     pub fn ask(&mut self, side: Side, request: &str) -> Outcome<Answer> {
         interrupt::check()?;
-        let client = match (side, self.local.as_mut()) {
-            (Side::Loopback, Some((_, client))) => client,
+        let word = request.split(' ').next().unwrap_or_default();
+        let client = match (side, self.local.as_mut(), self.apps.get_mut(word)) {
+            (Side::Loopback, Some((_, client)), _) => client,
+            (_, _, Some(app)) => app,
             _ => &mut self.client,
         };
         client.ask(request).map_err(lab_failure)
@@ -216,16 +283,24 @@ impl Bed<'_> {
     /// Brings about the state in which a work is measured on a side.
     pub fn prepare(&mut self, work: Work, side: Side, sizes: &Sizes) -> Outcome {
         match work {
-            Work::Cold => self.forget()?,
-            Work::Write | Work::Append | Work::Delete => self.settle()?,
+            work if work.is_cold() => self.forget()?,
+            work if work.writes() => self.settle()?,
+            // their own caches, and the last round, make them the same for all
+            Work::HBase(_) | Work::Spark => {}
             // once, so that caches and compiled code are the same for all
+            Work::Dfsio => {
+                self.run(work, side, sizes, 0)?;
+            }
+            Work::Hybrid | Work::HybridNeighbours => {
+                self.run(Work::Hybrid, side, sizes, 0)?;
+            }
             _ => {
                 self.ask(side, &Work::Warm.request(side, sizes, 0))?;
             }
         }
         for name in NEIGHBOURS {
             let busy = guest(self.lab, name)?;
-            if work == Work::Neighbours {
+            if work.is_disturbed() {
                 busy.start("hog", Workload::hog()).map_err(lab_failure)?;
             }
         }
@@ -234,7 +309,7 @@ impl Bed<'_> {
 
     /// Ends what [`Bed::prepare`] has begun for this work alone.
     pub fn tidy(&mut self, work: Work) -> Outcome {
-        if work == Work::Neighbours {
+        if work.is_disturbed() {
             for name in NEIGHBOURS {
                 guest(self.lab, name)?.stop("hog").map_err(lab_failure)?;
             }
@@ -250,18 +325,15 @@ impl Bed<'_> {
                 "sync; echo 3 >/proc/sys/vm/drop_caches",
             )?;
         }
-        for image in &self.images {
-            drop_cache(image)?;
+        // a device's pages are written to the file below it
+        for image in self.images.iter().rev() {
+            caches::forget(image)?;
         }
         if let Some((local, _)) = &self.local {
-            let data = local.folder().join("data");
-            for file in
-                files(&data).map_err(|e| Failure::run(format!("{}: {e}", data.display())))?
-            {
-                drop_cache(
-                    &File::open(&file)
-                        .map_err(|e| Failure::run(format!("{}: {e}", file.display())))?,
-                )?;
+            let data = local.folder().join("data/current");
+            let files = caches::files(&data);
+            for file in files.map_err(|e| Failure::run(format!("{}: {e}", data.display())))? {
+                caches::forget(&file)?;
             }
         }
         Ok(())
@@ -270,11 +342,12 @@ impl Bed<'_> {
     /// Waits out what earlier writes left to be written back.
     fn settle(&self) -> Outcome {
         sh(guest(self.lab, NODE)?, "sync")?;
-        self.images[0].sync_all().map_err(Failure::run)
+        let image = std::fs::File::open(&self.images[0]);
+        image.and_then(|i| i.sync_all()).map_err(Failure::run)
     }
 
     /// Lets the agent run or not; with it, waits until all finished blocks can be read.
-    fn run_agent(&mut self, wanted: bool) -> Outcome {
+    pub(super) fn run_agent(&mut self, wanted: bool) -> Outcome {
         if self.daemon.is_none() || wanted == self.agent {
             return Ok(());
         }
@@ -288,7 +361,7 @@ impl Bed<'_> {
         self.wait_named()
     }
 
-    fn wait_named(&self) -> Outcome {
+    pub(super) fn wait_named(&self) -> Outcome {
         let client = guest(self.lab, CLIENT)?;
         let begun = Instant::now();
         loop {
@@ -345,7 +418,7 @@ impl Bed<'_> {
 }
 
 /// Pool and name of a block, from the path of its meta file.
-fn block_of(path: &str) -> Option<(String, String)> {
+pub fn block_of(path: &str) -> Option<(String, String)> {
     let mut parts = path.trim().rsplit('/');
     let name = parts.next()?.strip_suffix(".meta")?;
     let pool = parts.find(|part| part.starts_with("BP-"))?;
@@ -353,12 +426,12 @@ fn block_of(path: &str) -> Option<(String, String)> {
 }
 
 /// The guest of that name.
-fn guest<'a>(lab: &'a Lab, name: &str) -> Outcome<&'a Guest> {
+pub(super) fn guest<'a>(lab: &'a Lab, name: &str) -> Outcome<&'a Guest> {
     lab.guest(name).map_err(lab_failure)
 }
 
 /// Runs a script that must succeed; its output.
-fn sh(guest: &Guest, script: &str) -> Outcome<String> {
+pub(super) fn sh(guest: &Guest, script: &str) -> Outcome<String> {
     let output = guest.exec(&["sh", "-ec", script]).map_err(lab_failure)?;
     if output.status != 0 {
         return Err(Failure::run(format!(
@@ -368,24 +441,6 @@ fn sh(guest: &Guest, script: &str) -> Outcome<String> {
         )));
     }
     Ok(output.stdout)
-}
-
-fn drop_cache(file: &File) -> Outcome {
-    // pages that are yet to be written stay
-    file.sync_all().map_err(Failure::run)?;
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).map_err(Failure::run)
-}
-
-fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => found.extend(files(&entry.path())?),
-            false => found.push(entry.path()),
-        }
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -2,10 +2,13 @@
 //! `viola run` with `[vread]` as an operator would have it, for guests that are yet to boot.
 
 use std::fs;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
+
+use viola_proto::vread::Vread;
 
 use super::super::{interrupt, spawn};
 use crate::error::{Failure, Outcome};
@@ -23,18 +26,39 @@ pub struct Daemon {
 impl Daemon {
     /// Starts it and waits until the reading guest can connect its device.
     pub fn start(reader: &str, datanode: &str) -> Outcome<Self> {
-        let folder = PathBuf::from(format!("/run/viola-vread.{}", std::process::id()));
+        let folder = Self::folder("")?;
+        let text = config(&folder, reader, datanode);
+        Self::begin(folder, &text, Some(reader), None)
+    }
+
+    /// A new folder for one; the workers run as nobody, who must get at the sockets.
+    pub fn folder(suffix: &str) -> Outcome<PathBuf> {
+        let folder = PathBuf::from(format!("/run/viola-vread.{}{suffix}", std::process::id()));
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
         let _ = fs::remove_dir_all(&folder);
-        // the workers run as nobody, who must get at the sockets
         fs::DirBuilder::new()
             .mode(0o755)
             .create(&folder)
             .map_err(failed)?;
+        Ok(folder)
+    }
+
+    /// Starts one by its configuration, in a network namespace if one is given, and waits until it answers and serves
+    /// the reader's socket, if there is a reader.
+    pub fn begin(
+        folder: PathBuf,
+        config: &str,
+        reader: Option<&str>,
+        netns: Option<BorrowedFd<'_>>,
+    ) -> Outcome<Self> {
+        let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
         let path = folder.join("viola.toml");
-        fs::write(&path, config(&folder, reader, datanode)).map_err(failed)?;
-        let child = spawn::daemon(&path, &folder.join("log")).map_err(failed)?;
-        let socket = folder.join("sockets").join(format!("{reader}.sock"));
+        fs::write(&path, config).map_err(failed)?;
+        let child = spawn::daemon(&path, &folder.join("log"), netns).map_err(failed)?;
+        let socket = match reader {
+            Some(reader) => folder.join("sockets").join(format!("{reader}.sock")),
+            None => folder.join("viola.sock"),
+        };
         let mut daemon = Self {
             child,
             folder,
@@ -46,7 +70,8 @@ impl Daemon {
             let ended = matches!(daemon.child.try_wait(), Ok(Some(_)));
             if ended || begun.elapsed() > PATIENCE {
                 return Err(Failure::run(format!(
-                    "viola does not serve {reader}: {}",
+                    "viola does not serve {}: {}",
+                    daemon.socket.display(),
                     daemon.last_words()
                 )));
             }
@@ -63,6 +88,13 @@ impl Daemon {
     /// Socket for the reading guest's device.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Bytes that its readers have read since it runs.
+    pub fn served(&self) -> Outcome<u64> {
+        let client = crate::client::Client::new(&self.folder.join("viola.sock"));
+        let vread: Vread = client.get("/vread").map_err(Failure::run)?;
+        Ok(vread.readers.iter().flat_map(|r| r.bytes.values()).sum())
     }
 
     /// The end of its log.
@@ -102,10 +134,16 @@ impl Drop for Daemon {
 }
 
 fn config(folder: &Path, reader: &str, datanode: &str) -> String {
+    let allow = format!("allow = [{{ reader = {reader:?}, datanode = {datanode:?} }}]\n");
+    format!("{}{allow}", head(folder, "all"))
+}
+
+/// A configuration up to the keys of `[vread]` other than `sockets`; `vms` as in `[daemon]`.
+pub fn head(folder: &Path, vms: &str) -> String {
     let at = |name: &str| format!("{:?}", folder.join(name).display().to_string());
     format!(
-        "[daemon]\nsocket = {}\nrun_dir = {}\nstate_dir = {}\n\n[slices]\nenabled = false\n\n\
-         [vread]\nsockets = {}\nallow = [{{ reader = {reader:?}, datanode = {datanode:?} }}]\n",
+        "[daemon]\nsocket = {}\nrun_dir = {}\nstate_dir = {}\nvms = {vms:?}\n\n[slices]\nenabled = false\n\n\
+         [vread]\nsockets = {}\n",
         at("viola.sock"),
         at("run"),
         at("state"),

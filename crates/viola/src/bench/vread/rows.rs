@@ -66,10 +66,30 @@ impl Found {
                 rows.extend(self.costs(work));
                 rows
             }
+            Work::DeviceCold | Work::DeviceWarm => {
+                let least = if work == Work::DeviceWarm { 5.0 } else { 2.0 };
+                let rate = self.row(work, "", "MiB/s", mib_per_s);
+                vec![against(rate, Goal::AtLeast(least))]
+            }
+            Work::DeviceRandom => {
+                let rate = self.row(work, "", "reads/s", reads_per_s);
+                vec![against(rate, Goal::AtLeast(10.0))]
+            }
+            Work::DfsioCold | Work::Dfsio | Work::Hybrid | Work::HybridNeighbours => {
+                let mut rows = vec![self.row(work, "", "MiB/s", mib_per_s).against(viola, stock)];
+                rows.extend(self.costs(work));
+                rows
+            }
+            Work::HBase(_) => {
+                let rate = self.row(work, "", "rows/s", reads_per_s);
+                vec![rate.against(viola, stock)]
+            }
+            Work::Spark => {
+                let time = self.row(work, "", "s", |r| r.answer.wall_s);
+                vec![time.against(viola, stock)]
+            }
             Work::Random(_) => {
-                let rate = self.row(work, "", "reads/s", |r| {
-                    r.answer.reads as f64 / r.answer.wall_s
-                });
+                let rate = self.row(work, "", "reads/s", reads_per_s);
                 let mut rows = vec![
                     against(rate.clone(), Goal::AtLeast(10.0)),
                     of_limit(rate, work),
@@ -95,12 +115,14 @@ impl Found {
                     worst.against(viola, stock),
                 ]
             }
-            Work::Write | Work::Append => {
+            Work::Write | Work::Append | Work::AppendNamed => {
                 let rate = self.row(work, "", "MiB/s", mib_per_s);
                 vec![against(rate, Goal::AtLeast(0.98))]
             }
             Work::Delete => {
-                let time = self.row(work, "", "ms", |r| r.answer.wall_s * 1e3);
+                let time = self.row(work, "", "ms", |r| {
+                    r.answer.wall_s * 1e3 / r.answer.reads.max(1) as f64
+                });
                 vec![against(time, Goal::AtMost(1.0 / 0.98))]
             }
         }
@@ -148,6 +170,10 @@ impl Found {
 
 fn mib_per_s(reading: &Reading) -> f64 {
     reading.answer.bytes as f64 / f64::from(1 << 20) / reading.answer.wall_s
+}
+
+fn reads_per_s(reading: &Reading) -> f64 {
+    reading.answer.reads as f64 / reading.answer.wall_s
 }
 
 /// What part of the client's own virtual disk is reached, both without checksums.

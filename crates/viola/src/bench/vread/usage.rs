@@ -13,7 +13,7 @@ pub struct Usage {
     pub client: f64,
     /// The DataNode's guest, or its process.
     pub node: f64,
-    /// `viola run` and its workers.
+    /// `viola run` and its workers, of both hosts where there are two.
     pub daemon: f64,
     /// All cores of the host, whoever used them.
     pub host: f64,
@@ -45,6 +45,15 @@ pub enum Whose {
         /// Process of `viola run`.
         daemon: Option<u32>,
     },
+    /// Two guests on two hosts, and the daemon of each.
+    Hosts {
+        /// Process of the client's guest.
+        client: u32,
+        /// Process of the DataNode's guest.
+        node: u32,
+        /// Processes of `viola run`.
+        daemons: [u32; 2],
+    },
     /// Processes of the host.
     Processes {
         /// The client's.
@@ -73,6 +82,15 @@ impl Moment {
                 looks.extend(daemon.map(cpu::tree));
                 looks
             }
+            Whose::Hosts {
+                client,
+                node,
+                daemons,
+            } => {
+                let mut looks = vec![eye.vms(&[client, node])?];
+                looks.extend(daemons.map(cpu::tree));
+                looks
+            }
             Whose::Processes { client, node } => vec![cpu::tree(client), cpu::tree(node)],
         };
         Ok(Self {
@@ -93,7 +111,7 @@ impl Moment {
         Usage {
             client: of(0),
             node: of(1),
-            daemon: of(2),
+            daemon: seconds.iter().skip(2).sum(),
             host: self.host - before.host,
         }
     }

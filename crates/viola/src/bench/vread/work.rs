@@ -85,13 +85,90 @@ pub enum Work {
     Write,
     /// Appending to it.
     Append,
-    /// Deleting it.
+    /// Appending to it when viola knows its blocks: HDFS then copies the last one first.
+    AppendNamed,
+    /// Deleting small files.
     Delete,
+    /// TestDFSIO's read, nothing in any cache.
+    DfsioCold,
+    /// The same again.
+    Dfsio,
+    /// HBase's PerformanceEvaluation.
+    HBase(HBase),
+    /// A range of a table by Spark SQL.
+    Spark,
+    /// Two files, the second one on a DataNode that viola does not serve.
+    Hybrid,
+    /// The same while two guests are busy on the DataNodes' core.
+    HybridNeighbours,
+    /// As [`Work::Cold`] and [`Work::Warm`], the DataNode's disk being a block device.
+    DeviceCold,
+    /// See there.
+    DeviceWarm,
+    /// 4 KiB at random places of the same.
+    DeviceRandom,
+}
+
+/// What PerformanceEvaluation is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HBase {
+    /// All rows, in their order.
+    Scan,
+    /// Rows one by one, in their order.
+    Sequential,
+    /// Rows one by one, in none.
+    Random,
+}
+
+impl HBase {
+    /// PerformanceEvaluation's arguments for a table of so many rows.
+    pub fn arguments(self, rows: u32) -> String {
+        match self {
+            Self::Scan => format!("--nomapred --rows={rows} scan 1"),
+            Self::Sequential => format!("--nomapred --rows={} sequentialRead 1", rows / 10),
+            Self::Random => format!("--nomapred --rows={rows} --sampleRate=0.05 randomRead 1"),
+        }
+    }
+
+    /// How many rows that reads.
+    pub fn rows(self, rows: u32) -> u32 {
+        match self {
+            Self::Scan => rows,
+            Self::Sequential => rows / 10,
+            Self::Random => rows / 20,
+        }
+    }
+}
+
+/// What is measured together, on guests and programs that are there for it alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// One HDFS client.
+    Plain,
+    /// An HBase for each side.
+    HBase,
+    /// A Spark for each side.
+    Spark,
+    /// A second DataNode.
+    Hybrid,
+    /// Guests of which the DataNode's has a block device for its disk.
+    Device,
+}
+
+impl Phase {
+    /// All, in their order.
+    pub const ALL: [Self; 5] = [
+        Self::Plain,
+        Self::HBase,
+        Self::Spark,
+        Self::Hybrid,
+        Self::Device,
+    ];
 }
 
 impl Work {
     /// All, in the order in which they are measured.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 24] = [
         Self::Cold,
         Self::Warm,
         Self::Random(4),
@@ -103,7 +180,19 @@ impl Work {
         Self::Neighbours,
         Self::Write,
         Self::Append,
+        Self::AppendNamed,
         Self::Delete,
+        Self::DfsioCold,
+        Self::Dfsio,
+        Self::HBase(HBase::Scan),
+        Self::HBase(HBase::Sequential),
+        Self::HBase(HBase::Random),
+        Self::Spark,
+        Self::Hybrid,
+        Self::HybridNeighbours,
+        Self::DeviceCold,
+        Self::DeviceWarm,
+        Self::DeviceRandom,
     ];
 
     /// Name in tables.
@@ -116,22 +205,98 @@ impl Work {
             Self::Neighbours => "1 MiB read, two busy neighbours".into(),
             Self::Write => "write".into(),
             Self::Append => "append".into(),
+            Self::AppendNamed => "append to a named block".into(),
             Self::Delete => "delete".into(),
+            Self::DfsioCold => "TestDFSIO read, cold".into(),
+            Self::Dfsio => "TestDFSIO read, again".into(),
+            Self::HBase(HBase::Scan) => "HBase scan".into(),
+            Self::HBase(HBase::Sequential) => "HBase sequential read".into(),
+            Self::HBase(HBase::Random) => "HBase random read".into(),
+            Self::Spark => "Spark SQL select".into(),
+            Self::Hybrid => "hybrid read".into(),
+            Self::HybridNeighbours => "hybrid read, two busy neighbours".into(),
+            Self::DeviceCold => "block device, 1 MiB, cold".into(),
+            Self::DeviceWarm => "block device, 1 MiB, again".into(),
+            Self::DeviceRandom => "block device, random 4 KiB".into(),
+        }
+    }
+
+    /// Where it belongs.
+    pub fn phase(self) -> Phase {
+        match self {
+            Self::HBase(_) => Phase::HBase,
+            Self::Spark => Phase::Spark,
+            Self::Hybrid | Self::HybridNeighbours => Phase::Hybrid,
+            Self::DeviceCold | Self::DeviceWarm | Self::DeviceRandom => Phase::Device,
+            _ => Phase::Plain,
         }
     }
 
     /// Whether it changes HDFS; then the agent runs on the side of viola only.
     pub fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::Append | Self::Delete)
+        matches!(
+            self,
+            Self::Write | Self::Append | Self::AppendNamed | Self::Delete
+        )
+    }
+
+    /// Whether a program built on HDFS does it, and says itself how long it took or is timed as a whole.
+    pub fn is_app(self) -> bool {
+        matches!(
+            self,
+            Self::DfsioCold | Self::Dfsio | Self::HBase(_) | Self::Spark
+        )
+    }
+
+    /// What part of the bytes comes past the DataNode on viola's side, 0 to 1; for programs that keep
+    /// some of it themselves only that any does is known.
+    pub fn local_part(self) -> f64 {
+        match self {
+            Self::Hybrid | Self::HybridNeighbours => 0.5,
+            Self::HBase(_) | Self::Spark => 0.01,
+            _ => 1.0,
+        }
+    }
+
+    /// Whether it begins with empty caches.
+    pub fn is_cold(self) -> bool {
+        matches!(self, Self::Cold | Self::DfsioCold | Self::DeviceCold)
+    }
+
+    /// Whether two other guests are busy meanwhile.
+    pub fn is_disturbed(self) -> bool {
+        matches!(self, Self::Neighbours | Self::HybridNeighbours)
     }
 
     /// Sides on which it is measured.
     pub fn sides(self) -> &'static [Side] {
         match self {
             Self::Cold | Self::Warm | Self::Random(_) => &Side::ALL,
-            Self::Delay(_) | Self::Neighbours | Self::Write | Self::Append | Self::Delete => {
-                &[Side::Stock, Side::Viola]
-            }
+            _ => &[Side::Stock, Side::Viola],
+        }
+    }
+
+    /// About how long one measurement takes with what goes before it, in seconds. Measured on two cores.
+    pub fn seconds(self, quick: bool) -> f64 {
+        let full = match self {
+            Self::Cold => 3.2,
+            Self::Warm | Self::Delay(_) => 2.6,
+            Self::Random(_) => 3.2,
+            Self::Neighbours => 4.5,
+            Self::Write => 6.0,
+            Self::Append => 8.0,
+            Self::AppendNamed => 12.0,
+            Self::Delete => 8.0,
+            Self::DfsioCold | Self::Dfsio => 4.0,
+            Self::HBase(_) => 9.0,
+            Self::Spark => 6.0,
+            Self::Hybrid => 4.0,
+            Self::HybridNeighbours => 8.0,
+            Self::DeviceCold | Self::DeviceWarm | Self::DeviceRandom => 3.0,
+        };
+        match quick {
+            true => full * 0.45,
+            false => full,
         }
     }
 
@@ -140,25 +305,66 @@ impl Work {
         let side = side.word();
         let scratch = sizes.scratch;
         match self {
-            Self::Cold | Self::Warm => format!("{side} skim {FILE} {}", 1 << 20),
+            Self::Cold | Self::Warm | Self::DeviceCold | Self::DeviceWarm => {
+                format!("{side} skim {FILE} {}", 1 << 20)
+            }
             Self::Delay(kib) => format!("{side} skim {FILE} {}", kib << 10),
             Self::Random(kib) => {
                 format!("{side} pread {FILE} {} {} {seed}", sizes.random, kib << 10)
             }
+            Self::DeviceRandom => Self::Random(4).request_of(side, sizes, seed),
             Self::Neighbours => {
                 format!("{side} pread {FILE} {} {} {seed}", sizes.disturbed, 1 << 20)
             }
             Self::Write => format!("{side} write {SCRATCH} {scratch} {BLOCK} {seed}"),
-            Self::Append => format!("{side} append {SCRATCH} {} {seed}", scratch / 8),
-            Self::Delete => format!("{side} delete {SCRATCH}"),
+            Self::Append | Self::AppendNamed => {
+                format!("{side} append {SCRATCH} {} {seed}", scratch / 8)
+            }
+            Self::Delete => format!("{side} clear {LITTER}"),
+            Self::DfsioCold | Self::Dfsio => format!(
+                "{side} tool {DFSIO} -read -nrFiles {} -size {}MB -bufferSize {} -resFile {DFSIO_RESULT}",
+                sizes.dfsio.0,
+                sizes.dfsio.1,
+                1 << 20
+            ),
+            Self::HBase(what) => format!("{side} tool {EVALUATION} {}", what.arguments(sizes.rows)),
+            Self::Spark => {
+                let (from, to) = (sizes.users / 4, sizes.users / 2 - 1);
+                let found = to - from + 1;
+                format!("{side} tool {USERS} select {TABLE} {from} {to} {found}")
+            }
+            Self::Hybrid | Self::HybridNeighbours => format!("{side} skim {NEAR} {}", 1 << 20),
         }
+    }
+
+    fn request_of(self, word: &str, sizes: &Sizes, seed: usize) -> String {
+        let stock = self.request(Side::Stock, sizes, seed);
+        stock.replacen(Side::Stock.word(), word, 1)
     }
 }
 
 /// The file that is read.
 pub const FILE: &str = "/bench";
-/// The file that is written, appended to and deleted.
+/// The file that is written and appended to.
 pub const SCRATCH: &str = "/scratch";
+/// The folder whose files are deleted.
+pub const LITTER: &str = "/litter";
+/// Files in it.
+pub const LITTERED: u32 = 24;
+/// Of the two files of the hybrid read the one on the DataNode that viola serves.
+pub const NEAR: &str = "/near";
+/// The other one.
+pub const FAR: &str = "/far";
+/// Hadoop's own benchmark.
+pub const DFSIO: &str = "org.apache.hadoop.fs.TestDFSIO";
+/// Where it says what it found, in the root that Java runs in.
+pub const DFSIO_RESULT: &str = "/tmp/dfsio.log";
+/// HBase's own benchmark.
+pub const EVALUATION: &str = "org.apache.hadoop.hbase.PerformanceEvaluation";
+/// The lab's tool for a table of users.
+pub const USERS: &str = "org.viola.lab.SparkTable";
+/// That table.
+pub const TABLE: &str = "/users";
 /// HDFS's own block size.
 pub const BLOCK: u64 = 128 << 20;
 
@@ -173,9 +379,25 @@ pub struct Sizes {
     pub random: u32,
     /// Reads beside busy neighbours.
     pub disturbed: u32,
+    /// Files of TestDFSIO, and MiB of each.
+    pub dfsio: (u32, u32),
+    /// Rows of the table in HBase, 1000 bytes each.
+    pub rows: u32,
+    /// Rows of the table of users, about 110 bytes each.
+    pub users: u32,
+    /// Seconds in which each side is made warm before all.
+    pub warm_s: u32,
 }
 
 impl Sizes {
+    /// Room on each disk, in bytes.
+    pub fn room(&self) -> u64 {
+        let dfsio = u64::from(self.dfsio.0 * self.dfsio.1) << 20;
+        // what is written has a log, and is written once more when it is put in order
+        let tables = 4 * 2 * u64::from(self.rows) * 1024 + 2 * u64::from(self.users) * 128;
+        2 * (2 * self.file + self.scratch + dfsio) + tables + (1 << 30)
+    }
+
     /// Of a full run, or of a quick one.
     pub fn new(quick: bool) -> Self {
         match quick {
@@ -184,12 +406,20 @@ impl Sizes {
                 scratch: 192 << 20,
                 random: 2000,
                 disturbed: 60,
+                dfsio: (4, 64),
+                rows: 60_000,
+                users: 600_000,
+                warm_s: 10,
             },
             true => Self {
                 file: 128 << 20,
                 scratch: 64 << 20,
                 random: 300,
                 disturbed: 20,
+                dfsio: (2, 32),
+                rows: 20_000,
+                users: 200_000,
+                warm_s: 3,
             },
         }
     }
@@ -220,6 +450,14 @@ mod tests {
         assert_eq!(
             Work::Delay(64).request(Side::Loopback, &sizes, 7),
             "stock skim /bench 65536"
+        );
+        assert_eq!(
+            Work::DeviceRandom.request(Side::Viola, &sizes, 7),
+            "viola pread /bench 300 4096 7"
+        );
+        assert_eq!(
+            Work::Spark.request(Side::Stock, &sizes, 7),
+            "stock tool org.viola.lab.SparkTable select /users 50000 99999 50000"
         );
         assert_eq!(
             Work::Write.request(Side::Stock, &sizes, 2),

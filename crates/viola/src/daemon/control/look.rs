@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use viola_host::{VmId, proc};
+use viola_host::{Tid, VmId, proc};
 use viola_policy::slices::Class;
 use viola_policy::slices::classify::{self, Advice};
 
@@ -13,6 +13,7 @@ use crate::ability;
 use crate::config::MechanismChoice;
 use crate::daemon::classes::Observation;
 use crate::daemon::settings::Controls;
+use crate::daemon::vread::named;
 use crate::error::chain;
 use crate::log::{self, Level};
 use crate::measure;
@@ -38,6 +39,7 @@ impl Control {
             .iter()
             .map(|vm| vm.id.clone())
             .collect();
+        self.lend_workers();
         let looked = self.inventory.refresh().map(|_| ());
         let cost = thread_cpu_time().saturating_sub(cpu_before);
         self.next_look = now + (cost * LOOK_SHARE).clamp(self.interval(), LOOK_AGE);
@@ -81,6 +83,26 @@ impl Control {
             log::line(Level::Warning, w);
         }
         self.warnings = warnings;
+    }
+
+    /// Lets a reader's worker be part of its VM, so that it ranks with it and its time is the VM's; not where the
+    /// kernel would refuse that.
+    fn lend_workers(&mut self) {
+        let Some(vread) = &self.vread else {
+            return;
+        };
+        let may_rank = |pid: Tid| {
+            self.facts.rt_group_sched == Some(false)
+                || matches!(self.inventory.mounts().rt_group_blocks(pid), Ok(None))
+        };
+        let mut lent: BTreeMap<VmId, Vec<Tid>> = BTreeMap::new();
+        for (name, pid) in vread.workers() {
+            let vm = self.inventory.vms().iter().find(|vm| named(vm).is(&name));
+            if let Some(vm) = vm.filter(|_| may_rank(pid)) {
+                lent.entry(vm.id.clone()).or_default().push(pid);
+            }
+        }
+        self.inventory.lend(lent);
     }
 
     fn find_obstacles(&mut self, unaccounted: &[VmId], warnings: &mut Vec<String>) {

@@ -162,6 +162,7 @@ impl Control {
             (
                 d.socket.clone(),
                 d.group.clone(),
+                d.vms,
                 d.run_dir.clone(),
                 d.state_dir.clone(),
             )
@@ -169,7 +170,7 @@ impl Control {
         if fixed(old) != fixed(new) {
             log::line(
                 Level::Warning,
-                "SIGHUP: socket, group, run_dir and state_dir hold from the next start on",
+                "SIGHUP: socket, group, vms, run_dir and state_dir hold from the next start on",
             );
         }
         config.daemon = crate::config::Daemon {

@@ -9,7 +9,7 @@ use viola_proto::{Check, ClassSetting, Core, LeftOut, Stage, Status, VmList, VmR
 use super::{Control, PUBLISH};
 use crate::ability;
 use crate::config::MechanismChoice;
-use crate::daemon::view::{Known, View, reports};
+use crate::daemon::view::{Known, View, add_vread, reports};
 use crate::measure::Recent;
 
 /// A class as it is written.
@@ -35,8 +35,7 @@ impl Control {
 
     /// Everything that can be asked for.
     pub fn view(&self, now: Instant) -> View {
-        let vms = self.reports();
-        let advice = vms.iter().filter_map(|vm| vm.advice.clone()).collect();
+        let mut vms = self.reports();
         let mut rows = ability::rows(
             &self.facts,
             &self.config.slices,
@@ -48,7 +47,10 @@ impl Control {
             why: "this is a dry run".into(),
             ..Default::default()
         });
+        add_vread(&mut vms, &vread);
+        let advice = vms.iter().filter_map(|vm| vm.advice.clone()).collect();
         rows.push(ability::vread(Some(&vread), &self.config.vread));
+        rows.extend(ability::peers::row(Some(&vread), &self.config.vread));
         View {
             status: self.status(now),
             vms: VmList {

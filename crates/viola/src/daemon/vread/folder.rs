@@ -120,7 +120,7 @@ pub fn workers(folder: &Path) -> Vec<(Tid, u64, PathBuf)> {
             return None;
         };
         let socket = PathBuf::from(socket);
-        (worker == "worker" && matches!(role.as_str(), "agent" | "reader"))
+        (worker == "worker" && matches!(role.as_str(), "agent" | "reader" | "peer"))
             .then_some(socket)
             .filter(|s| s.parent() == Some(folder))
     };

@@ -9,7 +9,11 @@
 //! |---|---|
 //! | `supervisor` | which workers there are to be |
 //! | `agents`, `readers` | one DataNode VM, one reading VM |
+//! | `peers` | the worker for other hosts |
+//! | `resolve` | names of other hosts |
+//! | `pairs` | who is introduced to whom |
 //! | `disks` | the files behind a VM's disks |
+//! | `line` | a reader's byte stream |
 //! | `place` | the cores of a reader's worker |
 //! | `worker` | one process |
 //! | `folder` | what lies in the run directory |
@@ -17,8 +21,12 @@
 mod agents;
 mod disks;
 pub mod folder;
+mod line;
+mod pairs;
+mod peers;
 mod place;
 mod readers;
+mod resolve;
 mod supervisor;
 mod worker;
 
@@ -33,6 +41,7 @@ use viola_proto::vread::Vread as Shown;
 use crate::config::Config;
 use crate::error::{Failure, Outcome};
 use supervisor::Supervisor;
+pub use supervisor::named;
 
 /// Time between two looks; QEMU's events are noticed so soon.
 const STEP: Duration = Duration::from_millis(50);
@@ -80,6 +89,13 @@ impl Vread {
     /// Tells what VMs there are now.
     pub fn see(&self, vms: &[Vm]) {
         self.send(Request::See(vms.to_vec()));
+    }
+
+    /// The processes that serve readers now, each with its VM as the configuration names it.
+    pub fn workers(&self) -> Vec<(String, u32)> {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = shown.readers.iter().filter(|r| r.running && r.pid > 0);
+        running.map(|r| (r.name.clone(), r.pid)).collect()
     }
 
     /// Withdraws everything, and waits until that is done; `false` when it takes too long.

@@ -2,20 +2,21 @@
 //! One VM that may read: its worker, and which DataNode VMs it is paired with.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use viola_host::CpuSet;
+use viola_host::{CpuSet, Vm};
 use viola_proto::vread::Reader as Shown;
 use viola_vread::control::{Begin, Order, ReaderStat, Role};
 
 use super::agents::Agent;
-use super::disks::Disk;
 use super::folder;
+use super::line::Line;
+use super::pairs::{Pairs, Useless};
 use super::place;
 use super::worker::{self, Worker};
+use crate::config::{Transport, VmVread};
 use crate::daemon::trouble::{Trouble, Verdict};
 use crate::error::chain;
 use crate::log::{self, Level};
@@ -29,16 +30,6 @@ const WAITERS: usize = 4;
 /// A queue's thread sleeps as soon as there is nothing to do: looking on would cost the host a core's time.
 const POLL_US: u64 = 0;
 
-/// What two workers were last told of each other.
-#[derive(Debug, PartialEq, Eq)]
-struct Pair {
-    reader: u32,
-    agent: u32,
-    pools: Vec<String>,
-    /// Numbers of the disks that the reader has.
-    disks: Vec<u32>,
-}
-
 /// What this side knows of one reader.
 #[derive(Debug)]
 pub struct Reader {
@@ -50,11 +41,15 @@ pub struct Reader {
     pub stat: ReaderStat,
     socket: PathBuf,
     uid: u32,
-    pairs: BTreeMap<String, Pair>,
+    pairs: Pairs,
     /// Where which worker was put.
     placed: Option<(u32, CpuSet)>,
     trouble: Trouble,
     why: String,
+    transport: Transport,
+    line: Line,
+    /// Whether the worker has told how it is.
+    has_told: bool,
 }
 
 /// Who may connect to a reader's socket, and what its worker becomes.
@@ -68,23 +63,32 @@ pub struct Users {
 
 impl Reader {
     /// A reader whose hypervisor connects to `socket`.
-    pub fn new(name: &str, socket: PathBuf, uid: u32, worker: Option<Worker>) -> Self {
+    pub fn new(
+        name: &str,
+        socket: PathBuf,
+        uid: u32,
+        transport: Transport,
+        worker: Option<Worker>,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             worker,
             stat: ReaderStat::default(),
             socket,
             uid,
-            pairs: BTreeMap::new(),
+            pairs: Pairs::default(),
             placed: None,
             trouble: Trouble::default(),
             why: "its worker has not started yet".into(),
+            transport,
+            line: Line::default(),
+            has_told: false,
         }
     }
 
-    /// Whether the worker was started for this socket and user.
-    pub fn is(&self, socket: &Path, uid: u32) -> bool {
-        self.socket == socket && self.uid == uid
+    /// Whether the worker was started for this socket, user and way.
+    pub fn is(&self, socket: &Path, uid: u32, transport: Transport) -> bool {
+        self.socket == socket && self.uid == uid && self.transport == transport
     }
 
     /// Starts the worker if there is none.
@@ -104,8 +108,9 @@ impl Reader {
                     ),
                 );
                 self.worker = Some(worker);
+                self.has_told = false;
                 self.trouble.overcome();
-                self.pairs.clear();
+                self.pairs.forget();
             }
             Err(why) => self.fail(now, &why),
         }
@@ -131,6 +136,10 @@ impl Reader {
             uid: self.uid,
             user: users.worker,
         };
+        if self.transport == Transport::Stream {
+            // without a name nobody can connect to it
+            let _ = std::fs::remove_file(&self.socket);
+        }
         Worker::start(
             Role::Reader,
             &control,
@@ -155,7 +164,7 @@ impl Reader {
             format!("vread: the reader's worker is gone ({why}): {then}"),
         );
         self.stat = ReaderStat::default();
-        self.pairs.clear();
+        self.pairs.forget();
         self.why = format!("its worker is gone: {why}");
     }
 
@@ -173,7 +182,8 @@ impl Reader {
 
     /// Puts the worker on cores of its VM, unless it is there.
     pub fn place(&mut self, cores: CpuSet) {
-        let Some(pid) = self.worker.as_ref().map(|w| w.pid) else {
+        let fed = self.worker.as_ref().filter(|w| !w.is_starved());
+        let Some(pid) = fed.map(|w| w.pid) else {
             return;
         };
         let wanted = Some((pid, cores));
@@ -185,10 +195,24 @@ impl Reader {
         }
     }
 
+    /// Keeps its byte stream, if it is to have one.
+    pub fn keep_line(&mut self, now: Instant, config: &VmVread, vm: Option<&Vm>) {
+        let Some(worker) = self.worker.as_ref().filter(|_| self.has_told) else {
+            return;
+        };
+        match self.line.keep(now, worker, self.stat.line, config, vm) {
+            Ok(state) => self.stat.line = state,
+            Err(why) => self.fail(now, &why),
+        }
+    }
+
     /// Asks the worker what it has done.
     pub fn ask(&mut self, now: Instant) {
         match self.worker.as_ref().map(Worker::reader_stat) {
-            Some(Ok(stat)) => self.stat = stat,
+            Some(Ok(stat)) => {
+                self.stat = stat;
+                self.has_told = true;
+            }
             Some(Err(e)) => self.fail(now, &chain(&e)),
             None => {}
         }
@@ -196,68 +220,35 @@ impl Reader {
 
     /// Lets it read blocks of a VM, unless both know that already.
     pub fn pair(&mut self, now: Instant, dir: &Path, agent: &mut Agent, pools: Vec<String>) {
-        let (Some(reader_worker), Some(agent_worker)) = (&self.worker, &agent.worker) else {
+        let Some(worker) = &self.worker else {
             return;
         };
-        let id = agent.vm.id.to_string();
-        let numbers: Vec<u32> = agent.disks.iter().map(|d| d.spec.id).collect();
-        let known = self.pairs.get(&id);
-        let is_known = known.is_some_and(|p| {
-            p.reader == reader_worker.pid && p.agent == agent_worker.pid && p.pools == pools
-        });
-        if !is_known {
-            match introduce(reader_worker, agent_worker, dir, &self.name, &id, &pools) {
-                Ok(()) => {}
-                Err((Role::Reader, why)) => return self.fail(now, &why),
-                Err((Role::Agent, why)) => return agent.fail(now, &why),
-            }
+        match self.pairs.join(worker, &self.name, dir, agent, pools) {
+            Ok(()) => {}
+            Err(Useless::Reading(why)) => self.fail(now, &why),
+            Err(Useless::Agent(why)) => agent.fail(now, &why),
         }
-        if !is_known || known.is_some_and(|p| p.disks != numbers) {
-            let order = Order::Images {
-                datanode: id.clone(),
-                images: agent.disks.iter().map(|d| d.spec.clone()).collect(),
-                why: String::new(),
-            };
-            if let Err(e) = reader_worker.order(&order, &Disk::fds(&agent.disks)) {
-                // It goes on without them; agent and operator are told by the agent's worker, which opens the same.
-                log::about(Level::Warning, &self.name, format!("vread: {}", chain(&e)));
-            }
-        }
-        let pair = Pair {
-            reader: reader_worker.pid,
-            agent: agent_worker.pid,
-            pools,
-            disks: numbers,
-        };
-        self.pairs.insert(id, pair);
     }
 
     /// Lets it read nothing of VMs that are not among `datanodes`.
     pub fn part(&mut self, now: Instant, agents: &BTreeMap<String, Agent>, datanodes: &[String]) {
-        let gone = |id: &&String| !datanodes.contains(id);
-        let known = self.pairs.keys().chain(&self.stat.datanodes);
-        let mut gone: Vec<String> = known.filter(gone).cloned().collect();
-        gone.sort_unstable();
-        gone.dedup();
-        for id in gone {
-            self.pairs.remove(&id);
-            self.stat.datanodes.retain(|d| *d != id);
-            let told = self
-                .worker
-                .as_ref()
-                .map(|w| w.order(&Order::NoDatanode { name: id.clone() }, &[]));
-            if let Some(Err(e)) = told {
-                self.fail(now, &chain(&e));
-            }
-            if let Some(worker) = agents.get(&id).and_then(|a| a.worker.as_ref()) {
-                // One that does not answer is noticed when it is asked for its counts.
-                let _ = worker.order(
-                    &Order::NoReader {
-                        name: self.name.clone(),
-                    },
-                    &[],
-                );
-            }
+        let told = &mut self.stat.datanodes;
+        let worker = self.worker.as_ref();
+        if let Err(Useless::Reading(why) | Useless::Agent(why)) =
+            self.pairs.part(worker, &self.name, agents, datanodes, told)
+        {
+            self.fail(now, &why);
+        }
+    }
+
+    /// Lets it ask no other host.
+    pub fn part_from_hosts(&mut self, now: Instant) {
+        if !std::mem::take(&mut self.stat.remote) {
+            return;
+        }
+        let told = self.worker.as_ref().map(|w| w.order(&Order::NoRemote, &[]));
+        if let Some(Err(e)) = told {
+            self.fail(now, &chain(&e));
         }
     }
 
@@ -268,16 +259,32 @@ impl Reader {
             name: self.name.clone(),
             running: self.worker.is_some(),
             why: match &self.worker {
-                Some(_) => String::new(),
+                Some(_) if stat.connected => String::new(),
+                Some(_) => self.line.why().to_owned(),
                 None => self.why.clone(),
             },
             pid: self.worker.as_ref().map_or(0, |w| w.pid),
-            socket: self.socket.display().to_string(),
+            socket: match self.transport {
+                Transport::Stream => String::new(),
+                _ => self.socket.display().to_string(),
+            },
             connected: stat.connected,
-            datanodes: self.pairs.keys().cloned().collect(),
+            transport: match (stat.line, stat.connected) {
+                (viola_vread::control::Line::Connected, _) => "stream".into(),
+                (_, true) => "virtiofs".into(),
+                _ => String::new(),
+            },
+            datanodes: self.pairs.ids().cloned().collect(),
             requests: stat.requests,
             reads: stat.reads,
-            bytes: stat.bytes.clone(),
+            bytes: stat
+                .bytes
+                .iter()
+                .chain(&stat.remote_bytes)
+                .map(|(from, n)| (from.clone(), *n))
+                .collect(),
+            remote_reads: stat.remote_reads,
+            remote_errors: stat.remote_errors,
             open: stat.open,
             withdrawn: stat.withdrawn,
             refusals: stat.refusals.clone(),
@@ -291,35 +298,4 @@ impl Reader {
         }
         let _ = std::fs::remove_file(&self.socket);
     }
-}
-
-/// Gives each of two workers its end of a socket for look-ups, and lets each see what the other writes down. The error
-/// names the one that did not take it.
-fn introduce(
-    reader: &Worker,
-    agent: &Worker,
-    dir: &Path,
-    name: &str,
-    id: &str,
-    pools: &[String],
-) -> Result<(), (Role, String)> {
-    let file = |path: PathBuf, role: Role| {
-        File::open(&path).map_err(|e| (role, format!("{}: {e}", path.display())))
-    };
-    let hazards = file(folder::hazards(dir, name), Role::Reader)?;
-    let table = file(folder::table(dir, id), Role::Agent)?;
-    let (ours, theirs) = worker::lookup_pair().map_err(|e| (Role::Reader, e.to_string()))?;
-    let to_agent = Order::Reader {
-        name: name.to_owned(),
-        pools: pools.to_vec(),
-    };
-    agent
-        .order(&to_agent, &[theirs.as_fd(), hazards.as_fd()])
-        .map_err(|e| (Role::Agent, chain(&e)))?;
-    let to_reader = Order::Datanode {
-        name: id.to_owned(),
-    };
-    reader
-        .order(&to_reader, &[ours.as_fd(), table.as_fd()])
-        .map_err(|e| (Role::Reader, chain(&e)))
 }

@@ -11,13 +11,15 @@ use viola_vread::control::Role;
 
 use super::agents::Agent;
 use super::folder;
+use super::peers::{self, Peers};
 use super::place;
 use super::readers::{Reader, Users};
 use super::worker::{self, Worker};
 use crate::config::vread::Named;
-use crate::config::{Config, VmVread, Vread};
+use crate::config::{Config, Transport, VmVread, Vread};
 use crate::daemon::leftover;
 use crate::daemon::users;
+use crate::keys::host_name;
 use crate::log::{self, Level};
 
 /// Workers are asked for their counts so often.
@@ -36,6 +38,7 @@ pub struct Supervisor {
     vms: Vec<Vm>,
     agents: BTreeMap<String, Agent>,
     readers: BTreeMap<String, Reader>,
+    peers: Peers,
     adopted: Vec<Worker>,
     asked: Option<Instant>,
     stopped: Option<String>,
@@ -76,6 +79,7 @@ impl Supervisor {
             vms: Vec::new(),
             agents: BTreeMap::new(),
             readers: BTreeMap::new(),
+            peers: Peers::default(),
             adopted,
             asked: None,
             stopped: None,
@@ -88,6 +92,7 @@ impl Supervisor {
         self.config = Some(config);
         self.agents.values_mut().for_each(Agent::forgive);
         self.readers.values_mut().for_each(Reader::forgive);
+        self.peers.forgive();
     }
 
     /// Takes the VMs of this host as they are now.
@@ -100,6 +105,7 @@ impl Supervisor {
     /// connected: their mounts are empty from now on, and do not hang.
     pub fn stop(&mut self, why: &str) {
         self.stopped = Some(why.to_owned());
+        self.peers.end(why);
         for (_, agent) in std::mem::take(&mut self.agents) {
             if let Some(worker) = agent.worker {
                 worker.end(why);
@@ -113,6 +119,7 @@ impl Supervisor {
             reader.ask(now);
             if reader.stat.connected {
                 reader.part(now, &self.agents, &[]);
+                reader.part_from_hosts(now);
                 self.readers.insert(name, reader);
             } else {
                 reader.end(why);
@@ -125,6 +132,7 @@ impl Supervisor {
         self.stopped = None;
         self.agents.values_mut().for_each(Agent::forgive);
         self.readers.values_mut().for_each(Reader::forgive);
+        self.peers.forgive();
     }
 
     /// Does what is to be done now.
@@ -135,8 +143,10 @@ impl Supervisor {
         if self.stopped.is_some() || !self.has_looked {
             return;
         }
-        if config.vread.allow.is_empty() {
-            if !(self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty()) {
+        if config.vread.is_off() {
+            let nobody =
+                self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
+            if !nobody {
                 self.stop("nobody may read anything any more");
                 self.stopped = None;
                 for (_, reader) in std::mem::take(&mut self.readers) {
@@ -154,12 +164,20 @@ impl Supervisor {
         }
         self.keep_readers(now, &config, users);
         self.keep_agents(now, &config, users);
+        if let Some(worker) = self.take_adopted(Role::Peer, &host_name()) {
+            self.peers.adopt(&self.dir, worker);
+        }
+        self.peers.keep(now, &self.dir, &config.vread, users);
         // Only now are all readers known that may still be reading under an old epoch.
         self.adopted
             .drain(..)
             .for_each(|w| w.end("it is not needed any more"));
         self.pair(now, &config.vread);
+        let (agents, readers) = (&mut self.agents, &mut self.readers);
+        self.peers
+            .tell(now, &self.dir, &config.vread, agents, readers);
         self.place(&config);
+        self.keep_lines(now, &config);
         for agent in self.agents.values_mut() {
             agent.connect(now, &vm_config(&config, &agent.vm));
         }
@@ -170,6 +188,7 @@ impl Supervisor {
             self.asked = Some(now);
             self.agents.values_mut().for_each(|a| a.ask(now));
             self.readers.values_mut().for_each(|r| r.ask(now));
+            self.peers.ask(now);
             self.end_hanging(now);
         }
     }
@@ -179,7 +198,12 @@ impl Supervisor {
         let held = |a: &Agent| a.stat.held_by.clone().filter(|(_, ms)| *ms > HELD);
         let hanging: Vec<(String, u64)> = self.agents.values().filter_map(held).collect();
         for (name, ms) in hanging {
-            if let Some(reader) = self.readers.get_mut(&name)
+            if name == peers::NAME {
+                self.peers.fail(
+                    now,
+                    &format!("it has been reading a withdrawn block for {ms} ms"),
+                );
+            } else if let Some(reader) = self.readers.get_mut(&name)
                 && reader.worker.is_some()
             {
                 reader.fail(
@@ -229,20 +253,23 @@ impl Supervisor {
             Some(dir) => dir.clone(),
             None => self.run_dir.join("mounts"),
         };
-        let wanted: Vec<(&str, PathBuf, u32)> = config
+        let wanted: Vec<(&str, PathBuf, u32, Transport)> = config
             .vread
             .readers()
             .into_iter()
             .map(|name| {
-                let uid = config.vm(name, name).and_then(|v| v.vread.uid);
+                let vm = config.vm(name, name).map(|v| &v.vread);
+                let uid = vm.and_then(|v| v.uid);
+                let transport = vm.map(|v| v.transport).unwrap_or_default();
                 let socket = sockets.join(format!("{}.sock", folder::part(name)));
-                (name, socket, uid.unwrap_or(config.vread.uid))
+                let uid = uid.unwrap_or(config.vread.uid);
+                (name, socket, uid, transport)
             })
             .collect();
         let is_wanted = |r: &Reader| {
             wanted
                 .iter()
-                .any(|(n, s, uid)| *n == r.name && r.is(s, *uid))
+                .any(|(n, s, uid, t)| *n == r.name && r.is(s, *uid, *t))
         };
         let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.readers)
             .into_iter()
@@ -251,11 +278,11 @@ impl Supervisor {
         for (_, reader) in gone {
             reader.end("it may not read any more, or by another socket");
         }
-        for (name, socket, uid) in wanted {
+        for (name, socket, uid, transport) in wanted {
             if !self.readers.contains_key(name) {
                 // Whether one that went on has the right socket is not known; its hypervisor is connected to it.
                 let found = self.take_adopted(Role::Reader, name);
-                let reader = Reader::new(name, socket, uid, found);
+                let reader = Reader::new(name, socket, uid, transport, found);
                 self.readers.insert(name.to_owned(), reader);
             }
             if let Some(reader) = self.readers.get_mut(name) {
@@ -266,7 +293,10 @@ impl Supervisor {
     }
 
     fn keep_agents(&mut self, now: Instant, config: &Config, users: Users) {
-        let is_wanted = |vm: &Vm| config.vread.is_datanode(&named(vm));
+        let is_wanted = |vm: &Vm| {
+            let vm = named(vm);
+            config.vread.is_datanode(&vm) || config.vread.is_remote_datanode(&vm)
+        };
         let same = |a: &Agent, vm: &Vm| {
             a.vm.id == vm.id && a.vm.pid == vm.pid && a.vm.start_time == vm.start_time
         };
@@ -331,9 +361,26 @@ impl Supervisor {
         for reader in self.readers.values_mut() {
             let is_it = |vm: &&Vm| named(vm).is(&reader.name);
             // Before its VM runs, and after it has ended, it does nothing anyway.
-            if let Some(vm) = self.vms.iter().find(is_it) {
-                reader.place(place::cores(vm, &config.slices));
+            if let Some(vm) = self.vms.iter().find(is_it)
+                && let Some(pid) = reader.worker.as_ref().map(|w| w.pid)
+            {
+                reader.place(place::cores(vm, pid, &config.slices));
             }
+        }
+    }
+
+    fn keep_lines(&mut self, now: Instant, config: &Config) {
+        for reader in self.readers.values_mut() {
+            let is_it = |vm: &&Vm| named(vm).is(&reader.name);
+            let vm = self.vms.iter().find(is_it);
+            let of_config = match vm {
+                Some(vm) => vm_config(config, vm),
+                None => config
+                    .vm(&reader.name, &reader.name)
+                    .map(|v| v.vread.clone())
+                    .unwrap_or_default(),
+            };
+            reader.keep_line(now, &of_config, vm);
         }
     }
 
@@ -342,21 +389,25 @@ impl Supervisor {
         let why = match (&self.config, &self.stopped) {
             (None, _) => "it has not started yet".into(),
             (_, Some(why)) => format!("{why}; viola start goes on"),
-            (Some(c), _) if c.vread.allow.is_empty() => {
+            (Some(c), _) if c.vread.is_off() => {
                 "nobody may read anything: see allow in [vread]".to_owned()
             }
             _ => self.said.clone().unwrap_or_default(),
         };
+        let (host, peers) = self.peers.show();
         Shown {
             on: why.is_empty(),
             why,
             datanodes: self.agents.values().map(Agent::show).collect(),
             readers: self.readers.values().map(Reader::show).collect(),
+            host,
+            peers,
         }
     }
 }
 
-fn named(vm: &Vm) -> Named {
+/// A VM as the configuration can name it.
+pub fn named(vm: &Vm) -> Named {
     Named {
         id: vm.id.to_string(),
         name: vm.name.clone(),

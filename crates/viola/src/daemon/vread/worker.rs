@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One worker process as the daemon sees it: started, found again, given orders, ended.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,13 +11,20 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_host::proc;
 use viola_vread::control::{
-    AgentStat, Begin, Control, ControlError, Order, ReaderStat, Report, Role, VERSION, listen,
+    AgentStat, Begin, Control, ControlError, Order, PeerStat, ReaderStat, Report, Role, VERSION,
+    listen,
 };
 
+use super::place;
 use crate::daemon::leftover;
+use crate::log::{self, Level};
 
-/// How long a worker may take for an order.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a worker may take for an order, until it is let off the cores of its VM.
+const SOON: Duration = Duration::from_secs(1);
+
+/// How long it may take then. Ending a reader's worker takes the mount away from a QEMU guest until that starts anew, so
+/// it is the last thing to do.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Why a worker is of no use.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +56,8 @@ pub struct Worker {
     control: Control,
     /// When this daemon has started it.
     child: Option<Child>,
+    /// Set when it did not get its turn where it was put.
+    starved: Cell<bool>,
 }
 
 impl Worker {
@@ -110,6 +120,7 @@ impl Worker {
                 })?,
                 control,
                 child: None,
+                starved: Cell::new(false),
             }),
             other => Err(WorkerError::Stranger(format!("{other:?}"))),
         }
@@ -125,16 +136,41 @@ impl Worker {
 
     /// Gives an order that is to be carried out.
     pub fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), WorkerError> {
-        match self.control.order(order, fds, PATIENCE)? {
+        match self.ask(order, fds)? {
             Report::Done => Ok(()),
             Report::Failed { why } => Err(WorkerError::Refused(why)),
             other => Err(WorkerError::Stranger(format!("{other:?}"))),
         }
     }
 
+    /// Whether it had to be let off the cores on which it was put. It is better not put there again.
+    pub fn is_starved(&self) -> bool {
+        self.starved.get()
+    }
+
+    /// Gives an order. A thread of the ordinary class was seen to wait for seconds on a core that emulated guests keep
+    /// busy; one that is late may therefore run wherever this daemon may.
+    fn ask(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Report, ControlError> {
+        match self.control.order(order, fds, SOON) {
+            Err(ControlError::Timeout(_)) if self.role == Role::Reader => {}
+            done => return done,
+        }
+        if !self.starved.replace(true)
+            && let Ok(Some(all)) = viola_host::attrs::affinity(std::process::id())
+            && place::put(self.pid, &all)
+        {
+            log::about(
+                Level::Warning,
+                &self.vm,
+                "vread: the reader's worker does not get its turn on the cores of its VM; it may run anywhere now",
+            );
+        }
+        self.control.late_report(PATIENCE)
+    }
+
     /// What an agent worker has done.
     pub fn agent_stat(&self) -> Result<AgentStat, WorkerError> {
-        match self.control.order(&Order::Stat, &[], PATIENCE)? {
+        match self.ask(&Order::Stat, &[])? {
             Report::Agent(stat) => Ok(stat),
             other => Err(WorkerError::Stranger(format!("{other:?}"))),
         }
@@ -142,8 +178,16 @@ impl Worker {
 
     /// What a reader worker has done.
     pub fn reader_stat(&self) -> Result<ReaderStat, WorkerError> {
-        match self.control.order(&Order::Stat, &[], PATIENCE)? {
+        match self.ask(&Order::Stat, &[])? {
             Report::Reader(stat) => Ok(stat),
+            other => Err(WorkerError::Stranger(format!("{other:?}"))),
+        }
+    }
+
+    /// What a peer worker has done.
+    pub fn peer_stat(&self) -> Result<PeerStat, WorkerError> {
+        match self.ask(&Order::Stat, &[])? {
+            Report::Peer(stat) => Ok(stat),
             other => Err(WorkerError::Stranger(format!("{other:?}"))),
         }
     }
@@ -184,7 +228,7 @@ impl Drop for Started {
     }
 }
 
-/// A pair of sockets for look-ups: a reader's and an agent worker's end.
+/// A pair of sockets between two workers.
 pub fn lookup_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,

@@ -7,6 +7,7 @@ import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.lang.management.ManagementFactory;
 import java.net.InetAddress;
+import java.net.InetSocketAddress;
 import java.net.ServerSocket;
 import java.net.Socket;
 import java.nio.charset.StandardCharsets;
@@ -18,31 +19,46 @@ import java.util.Map;
 import java.util.Random;
 import java.util.zip.CRC32C;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.BlockLocation;
 import org.apache.hadoop.fs.FSDataInputStream;
 import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.permission.FsPermission;
+import org.apache.hadoop.hdfs.DistributedFileSystem;
 import org.apache.hadoop.hdfs.HdfsConfiguration;
 import org.apache.hadoop.hdfs.client.HdfsDataInputStream;
+import org.apache.hadoop.util.Tool;
+import org.apache.hadoop.util.ToolRunner;
 
 /**
  * An HDFS client that does what it is told on a socket, so that all sides of a comparison run in one warm
  * process. Requests are lines of words, answers lines of JSON:
  *
  * <pre>
- * open SIDE [KEY=VALUE...]          a file system with these keys over hdfs-site.xml
+ * open SIDE [KEY=VALUE...]          a file system with these keys over hdfs-site.xml; resource=NAME reads one more file
  * SIDE write PATH BYTES BLOCK SEED  writes noise
  * SIDE append PATH BYTES SEED
  * SIDE read PATH BUFFER             the whole file, with the checksum of what was read
  * SIDE skim PATH BUFFER             the whole file, without
  * SIDE pread PATH COUNT SIZE SEED   reads at random places, aligned to their size
+ * SIDE warm PATH SECONDS            reads of all kinds, so that what is measured later is compiled code
+ * SIDE place PATH BYTES BLOCK SEED HOST:PORT  writes noise to that DataNode
+ * SIDE litter FOLDER COUNT BYTES SEED         writes small files
  * SIDE delete PATH
+ * SIDE clear FOLDER                 deletes the folder's files, one after the other
+ * SIDE tool CLASS [ARGUMENT...]     runs a Hadoop tool, such as TestDFSIO, in this process
  * SIDE export PATH FOLDER NAME...   writes the file's blocks into local files of these names
  * stats                             what the plug-in has counted since the last time
  * </pre>
+ *
+ * Further ones are those of {@link Examiner}.
  */
 public final class Bench {
   private final Map<String, FileSystem> sides = new HashMap<>();
+  private final Map<String, Configuration> configurations = new HashMap<>();
+  private final Examiner examiner = new Examiner();
   private long bytesSeen;
   private long fallbacksSeen;
 
@@ -83,8 +99,13 @@ public final class Bench {
       Configuration conf = new HdfsConfiguration();
       for (String pair : Arrays.copyOfRange(words, 2, words.length)) {
         int at = pair.indexOf('=');
-        conf.set(pair.substring(0, at), pair.substring(at + 1));
+        if (pair.startsWith("resource=")) {
+          conf.addResource(pair.substring(at + 1));
+        } else {
+          conf.set(pair.substring(0, at), pair.substring(at + 1));
+        }
       }
+      configurations.put(words[1], conf);
       FileSystem old = sides.put(words[1], FileSystem.newInstance(conf));
       if (old != null) {
         old.close();
@@ -94,11 +115,19 @@ public final class Bench {
     if (words[0].equals("stats")) {
       return stats();
     }
+    String examined = examiner.run(sides, words);
+    if (examined != null) {
+      return examined;
+    }
     FileSystem fs = sides.get(words[0]);
     if (fs == null) {
       throw new IOException("there is no side " + words[0]);
     }
+    if (words[1].equals("tool")) {
+      return tool(configurations.get(words[0]), words[2], Arrays.copyOfRange(words, 3, words.length));
+    }
     Path path = new Path(words[2]);
+    System.gc(); // nobody begins with what another left
     Meter meter = new Meter();
     switch (words[1]) {
       case "write":
@@ -111,6 +140,25 @@ public final class Bench {
         try (FSDataOutputStream out = fs.append(path)) {
           noise(out, Long.parseLong(words[3]), Long.parseLong(words[4]), meter);
         }
+        break;
+      case "place":
+        place((DistributedFileSystem) fs, path, words, meter);
+        break;
+      case "litter":
+        for (int i = 0; i < Integer.parseInt(words[3]); i++) {
+          try (FSDataOutputStream out = fs.create(new Path(path, Integer.toString(i)), true)) {
+            noise(out, Long.parseLong(words[4]), Long.parseLong(words[5]) + i, meter);
+          }
+        }
+        break;
+      case "clear":
+        for (FileStatus file : fs.listStatus(path)) {
+          fs.delete(file.getPath(), false);
+          meter.reads++;
+        }
+        break;
+      case "warm":
+        warm(fs, path, Double.parseDouble(words[3]), meter);
         break;
       case "read":
         read(fs, path, Integer.parseInt(words[3]), true, meter);
@@ -133,6 +181,65 @@ public final class Bench {
         throw new IOException("unknown request " + words[1]);
     }
     return meter.json();
+  }
+
+  /** A tool of Hadoop's or of what is built on it, with the side's configuration. */
+  private static String tool(Configuration side, String name, String[] arguments) throws IOException {
+    Configuration conf = new Configuration(side);
+    // else the first side's file system would serve all
+    conf.setBoolean("fs.hdfs.impl.disable.cache", true);
+    System.gc();
+    Meter meter = new Meter();
+    int status;
+    try {
+      status = ToolRunner.run(conf, make(Class.forName(name), conf), arguments);
+    } catch (IOException e) {
+      throw e;
+    } catch (Exception e) {
+      throw new IOException(name + ": " + e, e);
+    }
+    if (status != 0) {
+      throw new IOException(name + " ended with " + status);
+    }
+    return meter.json();
+  }
+
+  private static Tool make(Class<?> type, Configuration conf) throws ReflectiveOperationException {
+    try {
+      return (Tool) type.getConstructor(Configuration.class).newInstance(conf);
+    } catch (NoSuchMethodException e) {
+      return (Tool) type.getConstructor().newInstance();
+    }
+  }
+
+  private static void place(DistributedFileSystem fs, Path path, String[] words, Meter meter) throws IOException {
+    int colon = words[6].lastIndexOf(':');
+    InetSocketAddress node =
+        new InetSocketAddress(words[6].substring(0, colon), Integer.parseInt(words[6].substring(colon + 1)));
+    try (FSDataOutputStream out = fs.create(path, FsPermission.getFileDefault(), true, 1 << 16, (short) 1,
+        Long.parseLong(words[4]), null, new InetSocketAddress[] {node})) {
+      noise(out, Long.parseLong(words[3]), Long.parseLong(words[5]), meter);
+    }
+    for (BlockLocation block : fs.getFileBlockLocations(path, 0, Long.MAX_VALUE)) {
+      if (!block.getNames()[0].equals(words[6])) {
+        throw new IOException("a block of " + path + " is at " + block.getNames()[0]);
+      }
+    }
+  }
+
+  private static void warm(FileSystem fs, Path path, double seconds, Meter meter) throws IOException {
+    long end = System.nanoTime() + (long) (seconds * 1e9);
+    for (long seed = 1; System.nanoTime() < end; seed++) {
+      for (int size : new int[] {4 << 10, 64 << 10, 1 << 20}) {
+        pread(fs, path, 64, size, seed, new Meter());
+      }
+      byte[] buffer = new byte[1 << 20];
+      try (FSDataInputStream in = fs.open(path)) {
+        for (int i = 0; i < 64 && fill(in, buffer) > 0 && System.nanoTime() < end; i++) {
+          meter.bytes += buffer.length;
+        }
+      }
+    }
   }
 
   private static void noise(OutputStream out, long count, long seed, Meter meter) throws IOException {

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reading VM's side of blocks that come by a byte stream: a FUSE mount whose requests go to the host as
+//! they are, and whose replies come from there. See [`viola_proto::relay`].
+//!
+//! | module | does |
+//! |---|---|
+//! | [`session`] | what is waited for, and whether the host is there |
+//! | [`mount`] | the kernel's end |
+//! | `pump` | the thread that joins them |
+//!
+//! A host that goes away never makes a reader hang: what it has not answered fails with EIO at once when the
+//! stream ends, within [five seconds](session) when it only falls silent, and so does what is asked until
+//! it is back. The mount stays. A worker that knows it still goes on with files that are open; another one
+//! knows none of the kernel's numbers, the kernel hears ESTALE and looks names up again.
+
+pub mod mount;
+mod pump;
+pub mod session;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::io::channel::Address;
+use crate::io::status::MountReport;
+
+/// A mount that is kept, on a thread of its own. Dropping it takes the mount away.
+#[derive(Debug)]
+pub struct Relay {
+    path: PathBuf,
+    address: Address,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    stop: OwnedFd,
+    state: Mutex<String>,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    failed: AtomicU64,
+    sessions: AtomicU64,
+}
+
+impl Shared {
+    fn say(&self, state: &str) {
+        let mut old = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *old != state {
+            eprintln!("viola-agent: mount: {state}");
+            *old = state.to_owned();
+        }
+    }
+}
+
+impl Relay {
+    /// Keeps blocks at `path` that come from the host at `address`. The mount is made as soon as the host
+    /// has answered; until then the folder is empty.
+    ///
+    /// # Errors
+    /// When there is something else at `path`, or no thread.
+    pub fn start(path: PathBuf, address: Address) -> io::Result<Self> {
+        mount::clear(&path)?;
+        let shared = Arc::new(Shared {
+            stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            state: Mutex::default(),
+            requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
+        });
+        let pump = pump::Pump::new(path.clone(), address.clone(), shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("viola-relay".into())
+            .spawn(move || pump.run())?;
+        Ok(Self {
+            path,
+            address,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn report(&self) -> MountReport {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let state = &self.shared.state;
+        MountReport {
+            path: self.path.display().to_string(),
+            port: self.address.to_string(),
+            state: state.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            requests: get(&self.shared.requests),
+            bytes: get(&self.shared.bytes),
+            failed: get(&self.shared.failed),
+            sessions: get(&self.shared.sessions),
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A FUSE mount of this program's own.
+
+use std::ffi::CString;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::io::mounts;
+
+/// What `mount` and `/proc/mounts` show it as.
+const KIND: &str = "fuse.viola";
+/// The kernel wants room for its longest write, although a mount that is read only has none.
+const ROOM: usize = (1 << 20) + 4096;
+
+/// A mount, and the kernel's end of it. Dropping it takes the mount away; whoever waits there hears that.
+#[derive(Debug)]
+pub struct Fuse {
+    device: std::fs::File,
+    path: PathBuf,
+    room: Vec<u8>,
+    mounted: bool,
+}
+
+/// What the kernel has to say.
+#[derive(Debug)]
+pub enum Heard<'a> {
+    /// A request.
+    Request(&'a [u8]),
+    /// Nothing now.
+    Nothing,
+    /// Somebody has taken the mount away.
+    Unmounted,
+}
+
+fn path_of(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| ErrorKind::InvalidInput.into())
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Takes away what an agent that was killed has left at `path`.
+///
+/// # Errors
+/// When something else is mounted there.
+pub fn clear(path: &Path) -> io::Result<()> {
+    // as many as there could ever be, so that a mount that does not go away is told of
+    for _ in 0..16 {
+        let text = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let all = mounts::parse(&text);
+        match all.iter().rev().find(|m| m.point == path) {
+            None => return Ok(()),
+            Some(mount) if mount.kind == KIND => detach(path)?,
+            Some(mount) => {
+                return Err(io::Error::other(format!(
+                    "a file system of type {} is mounted there",
+                    mount.kind
+                )));
+            }
+        }
+    }
+    Err(io::Error::other("it is mounted again and again"))
+}
+
+fn detach(path: &Path) -> io::Result<()> {
+    let path = path_of(path)?;
+    // SAFETY: the path is a string that lives through the call.
+    check(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) })
+}
+
+impl Fuse {
+    /// Mounts at `path`, which is made if it is not there: read only, for all users as far as owner and
+    /// mode of the files let them, as a virtio-fs mount is.
+    ///
+    /// # Errors
+    /// Those of the kernel: no `/dev/fuse`, no CAP_SYS_ADMIN.
+    pub fn mount(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::OpenOptionsExt;
+        clear(path)?;
+        std::fs::create_dir_all(path)?;
+        let device = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/fuse")
+            .map_err(|e| io::Error::new(e.kind(), format!("/dev/fuse: {e}")))?;
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
+            device.as_raw_fd()
+        );
+        let (target, options) = (path_of(path)?, CString::new(options)?);
+        let kind = CString::new(KIND)?;
+        let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOATIME;
+        // SAFETY: all four are strings that live through the call.
+        check(unsafe {
+            libc::mount(
+                c"viola".as_ptr(),
+                target.as_ptr(),
+                kind.as_ptr(),
+                flags,
+                options.as_ptr().cast(),
+            )
+        })?;
+        Ok(Self {
+            device,
+            path: path.to_owned(),
+            room: vec![0; ROOM],
+            mounted: true,
+        })
+    }
+
+    /// The next request. Never waits.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn hear(&mut self) -> io::Result<Heard<'_>> {
+        loop {
+            match self.device.read(&mut self.room) {
+                Ok(count) => return Ok(Heard::Request(&self.room[..count])),
+                Err(e) => match e.raw_os_error() {
+                    // the second: the one who asked was killed just now
+                    Some(libc::EINTR | libc::ENOENT) => {}
+                    Some(libc::EAGAIN) => return Ok(Heard::Nothing),
+                    Some(libc::ENODEV) => {
+                        self.mounted = false;
+                        return Ok(Heard::Unmounted);
+                    }
+                    _ => return Err(e),
+                },
+            }
+        }
+    }
+
+    /// Gives a reply; `false` when the kernel takes it for none. A request that nobody waits for any more
+    /// is no error.
+    pub fn reply(&mut self, reply: &[u8]) -> bool {
+        // The kernel takes a reply as a whole or not at all.
+        match self.device.write_all(reply) {
+            Ok(()) => true,
+            Err(e) => e.raw_os_error() != Some(libc::EINVAL),
+        }
+    }
+}
+
+impl AsFd for Fuse {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        if self.mounted {
+            let _ = detach(&self.path);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sessions with hosts as they are and as they should not be, without a kernel.
+
+use super::session::{Millis, Session, State, Then};
+use proptest::prelude::*;
+use viola_proto::relay::{self, Asked, Frame, Frames, Hello, Kind};
+
+fn request(unique: u64, opcode: u32, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    bytes[4..8].copy_from_slice(&opcode.to_le_bytes());
+    bytes[8..16].copy_from_slice(&unique.to_le_bytes());
+    bytes
+}
+
+fn reply(unique: u64) -> Vec<u8> {
+    Asked { unique, opcode: 0 }.refusal(5).to_vec()
+}
+
+fn frame(kind: Kind, session: u64, payload: &[u8]) -> Frame<'_> {
+    Frame {
+        kind,
+        session,
+        payload,
+    }
+}
+
+/// What the session has said since the last time.
+fn said(session: &mut Session) -> Vec<(Kind, u64, Vec<u8>)> {
+    let mut frames = Frames::of_agent();
+    let out = session.out().to_vec();
+    session.sent(out.len());
+    let mut out = &out[..];
+    let mut all = Vec::new();
+    while !out.is_empty() {
+        frames.fill(&mut out).unwrap();
+        while let Some(f) = frames.next(false).unwrap() {
+            all.push((f.kind, f.session, f.payload.to_vec()));
+        }
+    }
+    all
+}
+
+/// A session in which the kernel's first request was answered.
+fn open(session: &mut Session) {
+    session.opened();
+    assert!(!session.tick(0, 1));
+    assert_eq!(said(session)[0].0, Kind::Knock);
+    session.hear(0, frame(Kind::Hail, 70, &[1, 0, 0, 0]), 7);
+    let (kind, nonce, payload) = said(session).remove(0);
+    assert_eq!((kind, nonce), (Kind::Hello, 70));
+    assert_eq!(Hello::read(&payload).unwrap().session, 7);
+    assert_eq!(
+        session.hear(0, frame(Kind::Welcome, 7, &[0]), 0),
+        Then::Begin
+    );
+    assert_eq!(session.ask(0, &request(1, relay::INIT, 56)), None);
+    let first = reply(1);
+    assert_eq!(
+        session.hear(0, frame(Kind::Reply, 7, &first), 0),
+        Then::Reply(&first)
+    );
+    assert!(session.is_open() && session.is_begun());
+    said(session);
+}
+
+#[test]
+fn what_is_not_answered_is_refused_when_the_session_ends() {
+    let mut session = Session::new(9);
+    assert!(session.ask(0, &request(5, 15, 80)).is_some());
+    assert!(session.ask(0, &request(5, relay::FORGET, 48)).is_none());
+    open(&mut session);
+    assert_eq!(session.ask(0, &request(2, 15, 80)), None);
+    assert_eq!(session.ask(0, &request(4, relay::FORGET, 48)), None);
+    assert_eq!(session.pending(), 1);
+    assert_eq!(
+        session.hear(0, frame(Kind::Hail, 71, &[1, 0, 0, 0]), 0),
+        Then::Over
+    );
+    let refused = session.end();
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0].unique, 2);
+    assert!(!session.is_open());
+}
+
+#[test]
+fn another_worker_is_told_what_the_kernel_began_with_and_has_to_answer_the_same() {
+    for (same, then) in [(true, Then::Begin), (false, Then::Remount)] {
+        let mut session = Session::new(9);
+        open(&mut session);
+        session.end();
+        session.hear(0, frame(Kind::Hail, 71, &[]), 8);
+        let hello = Hello::read(&said(&mut session)[0].2).unwrap();
+        assert_eq!((hello.mount, hello.session), (9, 8));
+        session.hear(0, frame(Kind::Welcome, 8, &[0]), 0);
+        assert!(session.is_beginning());
+        let again = said(&mut session).remove(0);
+        assert_eq!(again, (Kind::Request, 8, request(1, relay::INIT, 56)));
+        let answer = reply(if same { 1 } else { 2 });
+        assert_eq!(session.hear(0, frame(Kind::Reply, 8, &answer), 0), then);
+    }
+    // the same worker is not
+    let mut session = Session::new(9);
+    open(&mut session);
+    session.end();
+    session.hear(0, frame(Kind::Hail, 71, &[]), 8);
+    assert_eq!(
+        session.hear(0, frame(Kind::Welcome, 8, &[1]), 0),
+        Then::Begin
+    );
+}
+
+#[test]
+fn a_host_that_falls_silent_is_noticed_while_something_is_waited_for() {
+    let mut session = Session::new(9);
+    open(&mut session);
+    assert!(!session.tick(100_000, 0), "nothing is waited for");
+    assert_eq!(session.due(), Millis::MAX);
+    session.ask(100_000, &request(2, 15, 80));
+    let mut pings = 0;
+    for now in (100_000..).step_by(500).take(10) {
+        assert!(!session.tick(now, 0), "{now}");
+        pings += said(&mut session)
+            .iter()
+            .filter(|s| s.0 == Kind::Ping)
+            .count();
+    }
+    assert!((4..=5).contains(&pings), "{pings}");
+    assert!(session.tick(105_000, 0));
+    // a host that answers pings is there
+    session.hear(105_000, frame(Kind::Pong, 7, &[]), 0);
+    session.heard(105_000, false, true);
+    assert!(!session.tick(109_000, 0));
+    // and one that never ends a frame is not
+    session.heard(109_000, true, false);
+    session.heard(113_000, true, false);
+    assert!(!session.tick(113_900, 0));
+    assert!(session.tick(114_000, 0));
+}
+
+#[test]
+fn a_long_list_of_what_is_forgotten_is_cut_and_nothing_else() {
+    let mut session = Session::new(9);
+    open(&mut session);
+    let count = 20_000u32;
+    let mut list = request(3, relay::BATCH_FORGET, 48 + 16 * count as usize);
+    list[40..44].copy_from_slice(&count.to_le_bytes());
+    for (i, entry) in list[48..].chunks_mut(16).enumerate() {
+        entry[..8].copy_from_slice(&(i as u64).to_le_bytes());
+    }
+    assert_eq!(session.ask(0, &list), None);
+    let mut next = 0u64;
+    for (kind, _, part) in said(&mut session) {
+        assert_eq!(kind, Kind::Request);
+        assert!(part.len() <= relay::MAX_REQUEST);
+        assert_eq!(Asked::read(&part).unwrap().opcode, relay::BATCH_FORGET);
+        let entries = part[48..].chunks(16);
+        assert_eq!(part[40..44], (entries.len() as u32).to_le_bytes());
+        for entry in entries {
+            assert_eq!(entry[..8], next.to_le_bytes());
+            next += 1;
+        }
+    }
+    assert_eq!(next, u64::from(count));
+    let long = request(5, 21, relay::MAX_REQUEST + 1);
+    assert_eq!(session.ask(0, &long).unwrap().unique, 5);
+    assert_eq!(session.pending(), 0);
+}
+
+#[test]
+fn a_host_that_refuses_is_left_alone_for_some_seconds() {
+    let mut session = Session::new(9);
+    session.opened();
+    session.tick(0, 1);
+    session.hear(0, frame(Kind::Hail, 70, &[]), 7);
+    session.hear(0, frame(Kind::Refused, 70, b"too\nold"), 0);
+    assert_eq!(session.refusal(), Some("tooold"));
+    said(&mut session);
+    session.tick(4000, 0);
+    assert!(said(&mut session).is_empty());
+    session.tick(5000, 0);
+    assert_eq!(said(&mut session)[0].0, Kind::Knock);
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        Just(Kind::Hail),
+        Just(Kind::Welcome),
+        Just(Kind::Refused),
+        Just(Kind::Reply),
+        Just(Kind::Pong),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_request_is_answered_once_whatever_the_host_says(
+        steps in prop::collection::vec((0u8..4, kind(), 0u64..12, 0u64..12, any::<bool>()), 1..80),
+    ) {
+        let mut session = Session::new(9);
+        open(&mut session);
+        let (mut asked, mut answered) = (0, 0);
+        let mut unique = 2;
+        for (now, (what, kind, number, payload, over)) in steps.into_iter().enumerate() {
+            let now = now as Millis * 700;
+            match what {
+                0 | 1 => {
+                    unique += 2;
+                    asked += 1;
+                    answered += usize::from(session.ask(now, &request(unique, 15, 80)).is_some());
+                }
+                2 => {
+                    let bytes = reply(payload);
+                    match session.hear(now, frame(kind, number, &bytes), number) {
+                        Then::Reply(_) => answered += 1,
+                        Then::Over | Then::Remount => answered += session.end().len(),
+                        Then::Begin | Then::Nothing => {}
+                    }
+                }
+                _ if session.tick(now, number) || over => answered += session.end().len(),
+                _ => {}
+            }
+            prop_assert_eq!(asked, answered + session.pending());
+            prop_assert!(session.pending() == 0 || !matches!(session.state(), State::Away));
+        }
+    }
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A running QEMU guest.
+
+use std::fs::File;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command as Process, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde_json::{Value, json};
+
+use super::qmp::Qmp;
+use super::spec::{Image, Spec};
+use crate::channel::Channel;
+use crate::error::{Error, Result};
+use crate::wire::{Command, Output, Workload};
+
+/// Longest wait for QEMU's sockets.
+const START: Duration = Duration::from_secs(20);
+/// Longest wait for an emulated guest to boot on a busy core.
+const BOOT: Duration = Duration::from_secs(120);
+/// Longest wait for an answer that needs no work.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// A QEMU process and its guest. It is killed when this is dropped, and when the thread that started it ends.
+pub struct Machine {
+    name: String,
+    folder: PathBuf,
+    child: Mutex<Child>,
+    pid: u32,
+    channel: Channel,
+    qmp: Mutex<Qmp>,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machine")
+            .field("name", &self.name)
+            .field("pid", &self.pid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A file of a guest's in the folder of all.
+pub(super) fn beside(folder: &Path, name: &str, what: &str) -> String {
+    folder.join(format!("{name}.{what}")).display().to_string()
+}
+
+impl Machine {
+    /// Starts a guest, and unless it is [`Spec::incoming`] waits until it has booted. Its sockets and `NAME.log`, what
+    /// its kernel prints, are in `folder`; a folder serves several guests.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with QEMU's own words.
+    pub fn start(spec: &Spec, image: &Image, folder: &Path) -> Result<Self> {
+        let at = |what: &str| PathBuf::from(beside(folder, &spec.name, what));
+        let failed = |what: String| Error::guest(&spec.name, what);
+        let said = |what: std::io::Error| Error::guest(&spec.name, what.to_string());
+        for stale in ["lab", "agent", "qmp", "lab.qmp", "viola.qmp"] {
+            let _ = std::fs::remove_file(at(stale));
+        }
+        let listener = UnixListener::bind(at("lab")).map_err(Error::io("listen", at("lab")))?;
+        let words = File::create(at("qemu.log")).map_err(Error::io("make", at("qemu.log")))?;
+        let program = image.program();
+        let mut command = Process::new(&program);
+        command
+            .args(spec.words(image, folder))
+            .stdin(Stdio::null())
+            .stdout(words.try_clone().map_err(said)?)
+            .stderr(words);
+        let mut cores = CpuSet::new();
+        spec.cores.iter().for_each(|core| cores.set(*core));
+        let pinned = !spec.cores.is_empty();
+        // SAFETY: between fork and exec only system calls are made.
+        unsafe {
+            command.pre_exec(move || {
+                set_parent_process_death_signal(Some(Signal::KILL))?;
+                if pinned {
+                    sched_setaffinity(None, &cores)?;
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().map_err(|e| {
+            let program = program.display();
+            failed(format!("{program}: {e}; scripts/qemu-image.sh fetches it"))
+        })?;
+        let begun = begin(&mut child, &listener, &at("lab.qmp"));
+        let (stream, qmp) = match begun {
+            Ok(begun) => begun,
+            Err(what) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let log = std::fs::read_to_string(at("qemu.log")).unwrap_or_default();
+                return Err(failed(format!("{what}; QEMU says: {}", log.trim())));
+            }
+        };
+        let channel = Channel::new(stream, || ()).map_err(said)?;
+        let machine = Self {
+            name: spec.name.clone(),
+            folder: folder.to_owned(),
+            pid: child.id(),
+            child: Mutex::new(child),
+            channel,
+            qmp: Mutex::new(qmp),
+        };
+        if !spec.incoming {
+            machine.wait_boot(0)?;
+        }
+        Ok(machine)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The host's end of the port for viola-agent, for one client at a time.
+    pub fn agent_socket(&self) -> PathBuf {
+        beside(&self.folder, &self.name, "agent").into()
+    }
+
+    /// What its kernel has printed.
+    pub fn console(&self) -> String {
+        let path = beside(&self.folder, &self.name, "log");
+        String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+    }
+
+    /// Whether QEMU is running.
+    pub fn alive(&self) -> bool {
+        matches!(self.child().try_wait(), Ok(None))
+    }
+
+    /// How often its init has come up.
+    pub fn boots(&self) -> u64 {
+        self.channel.ups()
+    }
+
+    /// Waits until its init has come up more than `before` times.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the end of its console.
+    pub fn wait_boot(&self, before: u64) -> Result<()> {
+        if self.channel.wait_up(before, BOOT) {
+            return Ok(());
+        }
+        let console = self.console();
+        let last: Vec<&str> = console.lines().rev().take(3).collect();
+        let what = format!("it did not boot; its console says: {}", last.join(" / "));
+        Err(self.error(what))
+    }
+
+    /// Asks its init for a sign of life.
+    ///
+    /// # Errors
+    /// [`Error::Guest`].
+    pub fn ping(&self, limit: Duration) -> Result<()> {
+        let asked = self.channel.ask(Command::Ping, limit);
+        asked.map(drop).map_err(|e| self.error(e))
+    }
+
+    /// Runs a shell's script in the guest; it is killed when the time is over.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] when the guest does not answer.
+    pub fn exec(&self, script: &str, limit: Duration) -> Result<Output> {
+        let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
+        let command = Command::Exec {
+            argv,
+            timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+            stdin: String::new(),
+        };
+        let asked = self.channel.ask(command, limit.saturating_add(ANSWER));
+        let answer = asked.map_err(|e| self.error(e))?;
+        serde_json::from_value(answer).map_err(|e| self.error(format!("an odd answer: {e}")))
+    }
+
+    /// Runs a script that has to succeed within two minutes; what it wrote to standard output.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with what it wrote.
+    pub fn sh(&self, script: &str) -> Result<String> {
+        let output = self.exec(script, Duration::from_secs(120))?;
+        if output.status == 0 {
+            return Ok(output.stdout);
+        }
+        Err(self.error(format!(
+            "`{script}` ended with {}: {}{}",
+            output.status, output.stdout, output.stderr
+        )))
+    }
+
+    /// Starts a workload, such as [`Workload::agent`].
+    ///
+    /// # Errors
+    /// [`Error::Guest`].
+    pub fn start_workload(&self, name: &str, workload: Workload) -> Result<()> {
+        let name = name.to_owned();
+        let asked = self.channel.ask(Command::Start { name, workload }, ANSWER);
+        asked.map(drop).map_err(|e| self.error(e))
+    }
+
+    /// Gives QEMU a command; its answer.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with QEMU's sentence.
+    pub fn qmp(&self, command: &str, arguments: Option<Value>) -> Result<Value> {
+        let mut qmp = self.lock_qmp();
+        let done = qmp.execute(command, arguments);
+        done.map_err(|e| self.error(e))
+    }
+
+    /// Gives QEMU a line of its human monitor, for what QMP has no command for.
+    ///
+    /// # Errors
+    /// [`Error::Guest`].
+    pub fn hmp(&self, line: &str) -> Result<String> {
+        let answer = self.qmp("human-monitor-command", Some(json!({"command-line": line})))?;
+        Ok(answer.as_str().unwrap_or_default().trim().to_owned())
+    }
+
+    /// Waits for an event of QEMU's for whose data `wanted` holds, or takes one that came since
+    /// [`Machine::forget_events`].
+    ///
+    /// # Errors
+    /// [`Error::Guest`] when it does not come in time.
+    pub fn wait_event(
+        &self,
+        event: &str,
+        wanted: impl Fn(&Value) -> bool,
+        limit: Duration,
+    ) -> Result<Value> {
+        let mut qmp = self.lock_qmp();
+        let came = qmp.wait(event, &wanted, limit).map_err(|e| self.error(e))?;
+        came.ok_or_else(|| self.error(format!("no event {event} within {limit:?}")))
+    }
+
+    /// Forgets events that came before.
+    pub fn forget_events(&self) {
+        self.lock_qmp().forget();
+    }
+
+    /// Ends QEMU at once.
+    pub fn kill(&self) {
+        let mut child = self.child();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    fn error(&self, what: impl Into<String>) -> Error {
+        Error::guest(&self.name, what)
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_qmp(&self) -> MutexGuard<'_, Qmp> {
+        self.qmp.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Waits for QEMU to connect the guest's port, and connects to its monitor.
+fn begin(
+    child: &mut Child,
+    listener: &UnixListener,
+    monitor: &Path,
+) -> std::result::Result<(UnixStream, Qmp), String> {
+    listener.set_nonblocking(true).map_err(|e| e.to_string())?;
+    let end = Instant::now() + START;
+    let mut stream = None;
+    loop {
+        if stream.is_none()
+            && let Ok((taken, _)) = listener.accept()
+        {
+            taken.set_nonblocking(false).map_err(|e| e.to_string())?;
+            stream = Some(taken);
+        }
+        if monitor.exists()
+            && let Some(stream) = stream.take()
+        {
+            return Ok((stream, Qmp::connect(monitor)?));
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(format!("it ended with {status}"));
+        }
+        if Instant::now() >= end {
+            return Err("it did not start in time".into());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A host beside other hosts: a network namespace with one bridge, for daemons and labs to be in, and cables between
+//! the bridges of two of them. All guests and bridge addresses that are joined so are in one subnet, as behind one switch.
+
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::{Error, Result};
+use crate::holder::{Holder, inside};
+use crate::netdev::{NetDevices, add_veth};
+use crate::spec::{BridgeSpec, DEFAULT_BRIDGE, Spec};
+
+/// Prefix length of all sites' subnet.
+const PREFIX: u8 = 24;
+
+/// One host. It goes with the last process that is in it.
+pub struct Site {
+    name: String,
+    address: Ipv4Addr,
+    holder: Holder,
+    cables: AtomicUsize,
+}
+
+impl Site {
+    /// Makes one whose bridge `br0` has this address (of a subnet of 256). Needs root.
+    ///
+    /// # Errors
+    /// What could not be made.
+    pub fn new(name: &str, address: Ipv4Addr) -> Result<Self> {
+        let spec = Spec {
+            name: name.to_owned(),
+            guests: Vec::new(),
+            bridges: vec![BridgeSpec {
+                name: DEFAULT_BRIDGE.into(),
+                address,
+                prefix: PREFIX,
+            }],
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            address,
+            holder: Holder::start(&spec, None)?,
+            cables: AtomicUsize::new(0),
+        })
+    }
+
+    /// Joins two of them by a cable.
+    ///
+    /// # Errors
+    /// What could not be made.
+    pub fn cable(&self, other: &Self) -> Result<()> {
+        let (here, there) = (self.next_port(), other.next_port());
+        let made = |what: &str| {
+            Error::net(format!(
+                "{what} a cable from {} to {}",
+                self.name, other.name
+            ))
+        };
+        let far = other.netns();
+        self.inside(|| add_veth(&here, &there, Some(far)))?
+            .map_err(made("making"))?;
+        for (site, port) in [(self, here), (other, there)] {
+            site.inside(|| {
+                let devices = NetDevices::here()?;
+                devices.add_port(DEFAULT_BRIDGE, &port)?;
+                devices.up(&port)
+            })?
+            .map_err(made("plugging"))?;
+        }
+        Ok(())
+    }
+
+    fn next_port(&self) -> String {
+        format!("cable{}", self.cables.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Address of its bridge.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Its network namespace.
+    pub fn netns(&self) -> BorrowedFd<'_> {
+        self.holder.netns().as_fd()
+    }
+
+    /// Its network namespace as a file that other processes can open while this value lives.
+    pub fn path(&self) -> &Path {
+        self.holder.path()
+    }
+
+    /// Runs `job` on a fresh thread inside; processes that it starts are inside too.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn inside<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
+        inside(self.holder.netns(), job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    #[test]
+    fn two_hosts_with_a_cable_reach_each_other_and_no_third_one() {
+        let site = |n: u8| Site::new(&format!("site{n}"), Ipv4Addr::new(10, 99, 0, n)).unwrap();
+        let (a, b, c) = (site(1), site(2), site(3));
+        a.cable(&b).unwrap();
+        let listener = b
+            .inside(|| TcpListener::bind((b.address(), 7000)).unwrap())
+            .unwrap();
+        let call = |from: &Site| {
+            from.inside(|| {
+                let to = (b.address(), 7000).into();
+                TcpStream::connect_timeout(&to, Duration::from_secs(2))
+            })
+            .unwrap()
+        };
+        let mut near = call(&a).unwrap();
+        near.write_all(b"hello").unwrap();
+        let mut word = [0; 5];
+        listener.accept().unwrap().0.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"hello");
+        assert!(call(&c).is_err());
+    }
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Streams as they are, cut, joined, and made of nothing.
+
+use super::*;
+use proptest::prelude::*;
+
+/// Whole frames of an agent's stream that arrives in pieces of `cut` bytes.
+fn heard(bytes: &[u8], cut: usize, greeting: bool) -> Vec<(Kind, u64, Vec<u8>)> {
+    let mut frames = Frames::of_agent();
+    let mut all = Vec::new();
+    for mut piece in bytes.chunks(cut.max(1)) {
+        while !piece.is_empty() {
+            frames.fill(&mut piece).unwrap();
+            loop {
+                match frames.next(greeting) {
+                    Ok(Some(f)) => all.push((f.kind, f.session, f.payload.to_vec())),
+                    Ok(None) => break,
+                    Err(_) => frames.skip(),
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn a_frame_reads_back_as_it_was_written() {
+    let hello = Hello {
+        version: 1,
+        session: u64::MAX - 3,
+        mount: 9,
+    };
+    assert_eq!(Hello::read(&hello.bytes()), Some(hello));
+    let mut bytes = Vec::new();
+    push(&mut bytes, Kind::Hello, 5, &hello.bytes());
+    push(&mut bytes, Kind::Request, 7, &[8; 100]);
+    let all = heard(&bytes, 13, false);
+    assert_eq!(all[0], (Kind::Hello, 5, hello.bytes().to_vec()));
+    assert_eq!(all[1], (Kind::Request, 7, vec![8; 100]));
+    // before the hand-shake nothing else is heard
+    assert_eq!(heard(&bytes, 1000, true).len(), 1);
+    for kind in Kind::ALL {
+        assert_eq!(Kind::of(kind.number()), Some(kind));
+    }
+}
+
+#[test]
+fn what_is_too_long_or_of_the_other_side_is_refused_at_its_header() {
+    let mut frames = Frames::of_agent();
+    let mut long = header(Kind::Request, 1, 0);
+    long[8..12].copy_from_slice(&(MAX_REQUEST as u32 + 1).to_le_bytes());
+    frames.fill(&mut &long[..]).unwrap();
+    assert_eq!(frames.next(false), Err(Broken::Long(MAX_REQUEST + 1)));
+    frames.clear();
+    frames.fill(&mut &header(Kind::Reply, 1, 5)[..]).unwrap();
+    assert_eq!(frames.next(false), Err(Broken::Place(Kind::Reply)));
+    frames.clear();
+    frames.fill(&mut &b"Vf"[..]).unwrap();
+    assert_eq!(frames.next(false), Ok(None));
+    frames.fill(&mut &b"x"[..]).unwrap();
+    assert_eq!(frames.next(false), Err(Broken::Header));
+}
+
+#[test]
+fn a_reply_that_ends_with_another_writers_frame_is_never_taken_for_whole() {
+    let mut bytes = Vec::new();
+    push(&mut bytes, Kind::Reply, 77, &[1; 500]);
+    for lost in 1..bytes.len() {
+        let mut stream = bytes[..bytes.len() - lost].to_vec();
+        for _ in 0..40 {
+            push(&mut stream, Kind::Hail, 1234, &VERSION.to_le_bytes());
+        }
+        let mut frames = Frames::of_worker();
+        let mut left = &stream[..];
+        let mut hails = 0;
+        while frames.fill(&mut left).unwrap() != Some(0) {
+            loop {
+                match frames.next(false) {
+                    Ok(Some(f)) => {
+                        assert_eq!(f.kind, Kind::Hail, "{lost}");
+                        hails += 1;
+                    }
+                    Ok(None) => break,
+                    Err(_) => frames.skip(),
+                }
+            }
+        }
+        assert!(hails > 0, "{lost}");
+    }
+}
+
+#[test]
+fn requests_and_replies_are_known_by_their_headers() {
+    let mut request = vec![0; 48];
+    request[..4].copy_from_slice(&48u32.to_le_bytes());
+    request[4..8].copy_from_slice(&15u32.to_le_bytes());
+    request[8..16].copy_from_slice(&4711u64.to_le_bytes());
+    let asked = Asked::read(&request).unwrap();
+    assert_eq!((asked.unique, asked.opcode), (4711, 15));
+    assert!(asked.is_answered());
+    assert_eq!(answered(&asked.refusal(5)), Some(4711));
+    assert_eq!(asked.refusal(5)[4..8], (-5i32).to_le_bytes());
+    assert_eq!(Asked::read(&request[..47]), None);
+    assert_eq!(answered(&asked.refusal(5)[..15]), None);
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_costs_bounded_memory_and_a_frame_behind_it_is_found(
+        junk in prop::collection::vec(any::<u8>(), 0..400),
+        magic in any::<bool>(),
+        cut in 1usize..300,
+    ) {
+        let mut bytes = junk;
+        if magic {
+            bytes.extend_from_slice(&MAGIC);
+        }
+        push(&mut bytes, Kind::Hello, 3, &[0; Hello::LENGTH]);
+        // a frame of the hand-shake that has begun may take the next one with it
+        push(&mut bytes, Kind::Hello, 3, &[0; Hello::LENGTH]);
+        let all = heard(&bytes, cut, true);
+        prop_assert!(all.iter().any(|(kind, session, _)| *kind == Kind::Hello && *session == 3));
+    }
+
+    #[test]
+    fn frames_do_not_depend_on_how_they_arrive(
+        payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..20),
+        cut in 1usize..700,
+    ) {
+        let mut bytes = Vec::new();
+        for payload in &payloads {
+            push(&mut bytes, Kind::Request, 11, payload);
+        }
+        let all: Vec<Vec<u8>> = heard(&bytes, cut, false).into_iter().map(|f| f.2).collect();
+        prop_assert_eq!(all, payloads);
+    }
+}

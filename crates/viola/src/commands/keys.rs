@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola keys`
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use crate::cli;
+use crate::config::vread::{DEFAULT_CERTIFICATE, DEFAULT_KEY};
+use crate::config::{self, Config};
+use crate::error::{Failure, Outcome};
+use crate::keys::{Identity, host_name};
+use crate::table::print;
+
+/// Port that is proposed.
+const PORT: u16 = 7670;
+
+/// Makes or shows the key by which other hosts know this one.
+pub fn keys(what: &cli::Keys) -> Outcome {
+    match what {
+        cli::Keys::Init(args) => {
+            let place = Place::of(args)?;
+            let host = name(args)?;
+            let made = Identity::make(&host).map_err(Failure::usage)?;
+            made.write(&place.key, &place.certificate)?;
+            print(&format!(
+                "made {} and {}\n{}",
+                place.key.display(),
+                place.certificate.display(),
+                text(&host, &made, place.listen)
+            ))
+        }
+        cli::Keys::Show(args) => {
+            let place = Place::of(args)?;
+            let host = name(args)?;
+            let found = Identity::read(&place.key, &place.certificate).map_err(Failure::run)?;
+            print(&text(&host, &found, place.listen))
+        }
+    }
+}
+
+/// Where the files are, and where this host listens.
+struct Place {
+    key: PathBuf,
+    certificate: PathBuf,
+    listen: Option<SocketAddr>,
+}
+
+impl Place {
+    fn of(args: &cli::KeysArgs) -> Outcome<Self> {
+        let usual = Path::new(config::DEFAULT_PATH);
+        let file = match &args.config {
+            Some(file) => Some(file.as_path()),
+            None => usual.exists().then_some(usual),
+        };
+        Ok(match file {
+            Some(file) => {
+                let vread = Config::read(file)?.vread;
+                Self {
+                    key: vread.key,
+                    certificate: vread.certificate,
+                    listen: vread.listen,
+                }
+            }
+            None => Self {
+                key: DEFAULT_KEY.into(),
+                certificate: DEFAULT_CERTIFICATE.into(),
+                listen: None,
+            },
+        })
+    }
+}
+
+fn name(args: &cli::KeysArgs) -> Outcome<String> {
+    let name = args.host.clone().unwrap_or_else(host_name);
+    config::vread::peers::host(&name).map_err(Failure::usage)
+}
+
+fn text(host: &str, identity: &Identity, listen: Option<SocketAddr>) -> String {
+    let address = match listen {
+        Some(address) if !address.ip().is_unspecified() => address.to_string(),
+        Some(address) => format!("{host}:{}", address.port()),
+        None => format!("{host}:{PORT}"),
+    };
+    format!(
+        "fingerprint {}\n\n\
+         # for viola.toml of the other hosts\n\
+         [[vread.peer]]\n\
+         name = \"{host}\"\n\
+         address = \"{address}\"\n\
+         fingerprint = \"{}\"\n",
+        identity.fingerprint, identity.fingerprint
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_configuration_for_another_host() {
+        let made = Identity::make("hosta").unwrap();
+        let shown = text("hosta", &made, "10.0.0.1:77".parse().ok());
+        let start = shown.find("# for").unwrap();
+        let config = Config::parse(Path::new("v.toml"), &shown[start..]).unwrap();
+        assert_eq!(
+            config.vread.peers[0].fingerprints,
+            std::slice::from_ref(&made.fingerprint)
+        );
+        assert_eq!(
+            config.vread.peers[0].address.as_deref(),
+            Some("10.0.0.1:77")
+        );
+        assert!(text("a", &made, "[::]:77".parse().ok()).contains("address = \"a:77\""));
+        assert!(text("a", &made, None).contains("address = \"a:7670\""));
+        assert!(!shown.contains("PRIVATE"));
+    }
+}

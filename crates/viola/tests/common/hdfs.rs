@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real HDFS in guests, another guest that reads it through a daemon's workers, and its client, which compares every
+//! byte that it reads with what the file's name says.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::cell::{RefCell, RefMut};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use viola_lab::hadoop::{Client, FileSystem, Hadoop, Hdfs, Options, ROOT, make_disk};
+use viola_lab::wire::Workload;
+use viola_lab::{Guest, Lab, Paths, Spec};
+use viola_proto::vread::{Datanode, Reader, Vread};
+
+use super::Daemon;
+
+/// How long anything in a guest may take that needs Java.
+pub const LONG: Duration = Duration::from_secs(120);
+/// Room on a DataNode's disk.
+pub const DISK: u64 = 1 << 30;
+
+/// What a reader has seen.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Seen {
+    pub bytes: u64,
+    pub reads: u64,
+    /// Bytes that came past the DataNode.
+    pub local: u64,
+    /// Reads with a byte that the file does not have.
+    pub wrong: u64,
+    /// Longest time between the ends of two reads of one thread.
+    pub longest_ms: u64,
+    /// Kinds of exceptions.
+    pub failures: BTreeMap<String, u64>,
+    /// The first wrong byte and the first exception.
+    pub said: String,
+}
+
+/// What the plug-in has counted.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Counts {
+    pub bytes: u64,
+    /// Its longest call since it was last asked.
+    pub longest_ms: u64,
+    pub fallbacks: BTreeMap<String, u64>,
+}
+
+/// Guests `NAME-dn` (NameNode and DataNode), `NAME-d2` (a second DataNode, where wished), `NAME-rd` (the client).
+pub struct Bed {
+    name: String,
+    file_system: FileSystem,
+    daemon: RefCell<Daemon>,
+    lab: Option<Lab>,
+    hadoop: Hadoop,
+    folder: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bed {
+    /// Boots it; `served` are the guests whose blocks may be read, a pattern such as `d*`.
+    pub fn boot(name: &str, file_system: FileSystem, nodes: &[&str], served: &str) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let hadoop = Hadoop::find_from([here]).unwrap_or_else(|e| panic!("{e}"));
+        let folder = tempfile::tempdir().unwrap();
+        let mut daemon = Daemon::start(&format!(
+            "[slices]\nenabled = false\n[vread]\n\
+             allow = [{{ reader = \"{name}-rd\", datanode = \"uml:{name}-{served}\" }}]\n"
+        ));
+        let socket = daemon.run_dir().join(format!("mounts/{name}-rd.sock"));
+        daemon.wait("socket for the reader", |_| socket.exists());
+        let mut text = format!(
+            "[lab]\nname='{name}'\n[[guest]]\nname='{name}-rd'\ncores=[1]\nmemory='1G'\n\
+             kernel_args=['virtio_uml.device={}:26']\n",
+            socket.display()
+        );
+        for node in nodes {
+            let image = folder.path().join(format!("{node}.img"));
+            make_disk(&image, file_system, DISK).unwrap_or_else(|e| panic!("{}", e.full()));
+            let memory = if *node == "dn" { "2G" } else { "1G" };
+            text += &format!(
+                "[[guest]]\nname='{name}-{node}'\ncores=[1]\nmemory='{memory}'\ndisks=[{{image='{node}.img'}}]\n"
+            );
+        }
+        let spec = Spec::from_toml(&text, name, folder.path()).unwrap();
+        let found = Paths::find_from([here]).unwrap_or_else(|e| panic!("{e}"));
+        let paths = Paths {
+            run: folder.path().join("run"),
+            ..found
+        };
+        let lab = Lab::up(&spec, &paths).unwrap_or_else(|e| panic!("{}", e.full()));
+        Self {
+            name: name.into(),
+            file_system,
+            daemon: RefCell::new(daemon),
+            lab: Some(lab),
+            hadoop,
+            folder,
+            _turn: turn,
+        }
+    }
+
+    pub fn lab(&self) -> &Lab {
+        self.lab.as_ref().unwrap()
+    }
+
+    pub fn guest(&self, what: &str) -> &Guest {
+        self.lab().guest(&format!("{}-{what}", self.name)).unwrap()
+    }
+
+    pub fn daemon(&self) -> RefMut<'_, Daemon> {
+        self.daemon.borrow_mut()
+    }
+
+    pub fn image(&self, node: &str) -> PathBuf {
+        self.folder.path().join(format!("{node}.img"))
+    }
+
+    pub fn options(&self, keys: &[(&str, &str)]) -> Options {
+        let mut all: BTreeMap<String, String> = [
+            ("dfs.block.scanner.volume.bytes.per.second", "104857600"),
+            ("dfs.datanode.directoryscan.interval", "5"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+        all.extend(keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+        Options {
+            file_system: self.file_system,
+            keys: all,
+            ..Options::default()
+        }
+    }
+
+    /// Starts NameNode and DataNode in `dn`.
+    pub fn hdfs(&self, keys: &[(&str, &str)]) -> Hdfs<'_> {
+        Hdfs::start(&self.hadoop, self.guest("dn"), &self.options(keys))
+            .unwrap_or_else(|e| panic!("{}", e.full()))
+    }
+
+    /// Starts an agent beside a DataNode.
+    pub fn agent(&self, node: &str) {
+        let config = "data = ['/mnt/data']\nquiet_ms = 1000\nsettle_ms = 200\nrecheck_s = 20\n";
+        self.guest(node)
+            .start("agent", Workload::agent(config))
+            .unwrap_or_else(|e| panic!("{}", e.full()));
+    }
+
+    /// Mounts the blocks and starts the client with its sides: `stock`, `viola`, and `raw`, which checks no checksum.
+    pub fn reader(&self, hdfs: &Hdfs) -> Mutex<Client> {
+        hdfs.prepare(self.guest("rd")).unwrap();
+        self.sh("rd", &format!("mount -t virtiofs viola {ROOT}/vread"));
+        let mut client = hdfs
+            .client(self.lab(), self.guest("rd"))
+            .unwrap_or_else(|e| panic!("{}", e.full()));
+        let past = "dfs.client.replica.accessor.builder.classes=org.viola.hdfs.Timed viola.vread.mount=/vread";
+        for open in [
+            "open stock".into(),
+            format!("open viola {past}"),
+            format!("open raw {past} viola.verify=false viola.vread.deadline=20s"),
+        ] {
+            client.ask(&open).unwrap();
+        }
+        Mutex::new(client)
+    }
+
+    pub fn try_sh(&self, guest: &str, script: &str) -> (i32, String) {
+        let output = self
+            .guest(guest)
+            .exec_for(&["sh", "-ec", script], "", LONG)
+            .unwrap();
+        (output.status, output.stdout + &output.stderr)
+    }
+
+    /// Runs a script in a guest, which must succeed.
+    pub fn sh(&self, guest: &str, script: &str) -> String {
+        let (status, text) = self.try_sh(guest, script);
+        assert_eq!(status, 0, "{guest}: {script}: {text}");
+        text
+    }
+
+    /// What the daemon says of a DataNode and of the reader.
+    pub fn shown(&self, node: &str) -> (Datanode, Reader) {
+        let all: Vread = self.daemon().json(&["vread", "stat"]);
+        let name = format!("{}-{node}", self.name);
+        let datanode = all.datanodes.into_iter().find(|d| d.name == name);
+        let reader = all.readers.into_iter().next();
+        (datanode.unwrap_or_default(), reader.unwrap_or_default())
+    }
+
+    /// Changes a byte of a finished block on the disk's image, behind the back of whoever has it in memory.
+    pub fn flip(&self, node: &str, block: &str, at: u64) {
+        let place = self.place(node, block, at);
+        let image = File::options()
+            .read(true)
+            .write(true)
+            .open(self.image(node))
+            .unwrap();
+        let mut byte = [0];
+        image.read_exact_at(&mut byte, place).unwrap();
+        byte[0] ^= 0x40;
+        image.write_all_at(&byte, place).unwrap();
+        image.sync_all().unwrap();
+    }
+
+    /// Where a byte of a file is on its guest's disk.
+    fn place(&self, node: &str, file: &str, at: u64) -> u64 {
+        let text = self.sh(
+            node,
+            &format!("sync; chroot {ROOT} /usr/sbin/filefrag -v -b4096 {file}"),
+        );
+        for line in text.lines() {
+            let cells: Vec<u64> = line
+                .split(|c: char| !c.is_ascii_digit())
+                .filter_map(|word| word.parse().ok())
+                .collect();
+            if let [_, first, last, physical, ..] = cells[..]
+                && line.contains("..")
+                && (first..=last).contains(&(at / 4096))
+            {
+                return (physical + at / 4096 - first) * 4096 + at % 4096;
+            }
+        }
+        panic!("byte {at} of {file} is nowhere: {text}");
+    }
+
+    /// Paths of the finished blocks of a DataNode.
+    pub fn blocks(&self, node: &str) -> Vec<String> {
+        let found = self.sh(
+            node,
+            "find /mnt/data -name 'blk_*' -path '*/current/finalized/*' ! -name '*.meta'",
+        );
+        found.lines().map(str::to_owned).collect()
+    }
+
+    /// Makes the free space of a DataNode's disk small pieces, with `free` bytes in all; the file that holds the rest.
+    pub fn fill_up(&self, node: &str, free: u64, pieces: bool) -> String {
+        let text = self.sh(node, "df -k /mnt | tail -n 1");
+        let room: u64 = text.split_whitespace().nth(3).unwrap().parse().unwrap();
+        let length = (room << 10).saturating_sub(if pieces { 24 << 20 } else { free });
+        let io = format!("chroot {ROOT} /usr/sbin/xfs_io");
+        let mut script = format!("{io} -f -c 'falloc 0 {length}' /mnt/filler\n");
+        if pieces {
+            script += &format!("({io} -f");
+            let mut at = 0;
+            while at + (256 << 10) < length && at < 2 * free {
+                script += &format!(" -c 'fpunch {at} 128k'");
+                at += 256 << 10;
+            }
+            script += " /mnt/filler); sync";
+        }
+        self.sh(node, &script);
+        "/mnt/filler".into()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(lab) = self.lab.take() {
+            if std::thread::panicking() {
+                for node in ["dn", "d2"] {
+                    if let Ok(guest) = lab.guest(&format!("{}-{node}", self.name)) {
+                        for log in ["datanode", "agent"] {
+                            let path = format!("/run/{log}.log");
+                            let path = if log == "agent" {
+                                "/run/viola/agent.log".into()
+                            } else {
+                                path
+                            };
+                            let text = guest.exec(&["tail", "-n", "12", &path]);
+                            let text = text.map(|o| o.stdout).unwrap_or_default();
+                            eprintln!("{node}: {log} said:\n{text}");
+                        }
+                    }
+                }
+            }
+            let _ = lab.down();
+        }
+    }
+}
+
+/// Asks the client.
+pub fn ask<T: serde::de::DeserializeOwned>(client: &Mutex<Client>, request: &str) -> T {
+    client
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .ask_for(request)
+        .unwrap_or_else(|e| panic!("{}", e.full()))
+}
+
+/// Asks for something that answers nothing of interest.
+pub fn tell(client: &Mutex<Client>, request: &str) {
+    let _: serde_json::Value = ask(client, request);
+}
+
+/// Reads the file once; every byte has to be there and right.
+pub fn check(client: &Mutex<Client>, side: &str, path: &str, bytes: u64) -> Seen {
+    let seen: Seen = ask(client, &format!("{side} check {path} 262144"));
+    assert!(
+        seen.wrong == 0 && seen.bytes == bytes,
+        "{side} {path}: {seen:?}"
+    );
+    seen
+}
+
+/// Reads it until all of it comes past the DataNode, at most half a minute; never is a byte wrong.
+pub fn check_local(client: &Mutex<Client>, path: &str, bytes: u64) {
+    for side in ["raw", "viola"] {
+        let end = Instant::now() + Duration::from_secs(45);
+        loop {
+            let seen = check(client, side, path, bytes);
+            if seen.local == bytes {
+                break;
+            }
+            assert!(
+                Instant::now() < end,
+                "{side} does not read all of {path} past the DataNode: {seen:?} {:?}",
+                ask::<Counts>(client, "counts")
+            );
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+}

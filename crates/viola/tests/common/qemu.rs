@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+//! QEMU guests, one with a disk of blocks and one that reads them, and a daemon that lets it.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::wire::Workload;
+use viola_proto::vread::{Datanode, Reader, Vread};
+
+use super::Daemon;
+use super::guests::within;
+
+/// Block pool of all blocks.
+pub const POOL: &str = "BP-1-10.0.0.1-2";
+/// Folder of the finished blocks in the DataNode VM.
+pub const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
+/// How long emulated guests may take.
+pub const SOON: Duration = Duration::from_secs(90);
+
+/// A daemon, a DataNode VM and a VM that reads.
+pub struct Bed {
+    pub daemon: Daemon,
+    pub dn: Machine,
+    pub rd: Machine,
+    pub folder: tempfile::TempDir,
+    pub image: Image,
+    pub name: String,
+}
+
+/// How the DataNode's disk lies on the host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Disk {
+    /// One raw file.
+    Raw,
+    /// A qcow2 file over a raw one, which has the file system and blocks 101 and 102.
+    Qcow2OverRaw,
+}
+
+impl Bed {
+    /// Boots both VMs, mounts on both sides; no agent yet.
+    pub fn boot(name: &str, disk: Disk) -> Self {
+        let bed = Self::boot_with(name, disk, "cloud");
+        bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
+        bed
+    }
+
+    /// With another kernel in the VM that reads, and nothing mounted there.
+    pub fn boot_with(name: &str, disk: Disk, kernel: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, format) = make_disk(folder.path(), disk);
+        let mut daemon = Daemon::start(&format!(
+            "[slices]\nenabled = false\n[vread]\nallow = [{{ reader = \"{name}-rd\", datanode = \"qemu:{name}-d*\" }}]\n"
+        ));
+        let socket = daemon.run_dir().join(format!("mounts/{name}-rd.sock"));
+        daemon.wait("socket for the reader", |_| socket.exists());
+        let image = find("cloud");
+        let dn = Spec::new(&format!("{name}-dn"))
+            .disk("d0", &path, format)
+            .agent();
+        let rd = Spec::new(&format!("{name}-rd")).mount("fs0", &socket, "");
+        let start = |spec: &Spec, image: &Image| {
+            Machine::start(spec, image, folder.path()).unwrap_or_else(|e| panic!("{e}"))
+        };
+        let dn = start(&dn, &image);
+        let rd = start(&rd, &find(kernel));
+        let bed = Self {
+            daemon,
+            dn,
+            rd,
+            folder,
+            image,
+            name: name.to_owned(),
+        };
+        bed.mount_disk();
+        bed
+    }
+
+    /// Ends the VM that reads, and starts it anew.
+    pub fn start_reader_again(&mut self, kernel: &str) {
+        self.rd.kill();
+        let spec = Spec::new(&format!("{}-rd", self.name)).mount("fs0", &self.socket(), "");
+        self.rd = Machine::start(&spec, &find(kernel), self.folder.path())
+            .unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    /// In the DataNode VM, which has just started.
+    pub fn mount_disk(&self) {
+        self.dn
+            .sh(&format!(
+                "mkdir -p /tmp/d && mount /dev/vda /tmp/d && mkdir -p {F}"
+            ))
+            .unwrap();
+    }
+
+    /// The reader's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.daemon
+            .run_dir()
+            .join(format!("mounts/{}-rd.sock", self.name))
+    }
+
+    /// Makes a finished block as a DataNode does.
+    pub fn make(&self, id: u32, kib: u32) {
+        make_block(&self.dn, id, kib);
+    }
+
+    /// Starts the agent; a block is named after a second and a half, as [`viola`]'s limits for live snapshots ask.
+    pub fn start_agent(&self) {
+        let agent = Workload::agent("data = ['/tmp/d/dfs']\nquiet_ms = 1500\nsettle_ms = 200\n");
+        self.dn.start_workload("agent", agent).unwrap();
+    }
+
+    pub fn shown(&self) -> (Datanode, Reader) {
+        let all: Vread = self.daemon.json(&["vread", "stat"]);
+        let datanode = all.datanodes.first().cloned().unwrap_or_default();
+        (datanode, all.readers.first().cloned().unwrap_or_default())
+    }
+
+    pub fn wait_blocks(&self, count: u64) {
+        let limit = Instant::now() + SOON;
+        loop {
+            let (datanode, _) = self.shown();
+            if datanode.blocks == count && datanode.serving {
+                return;
+            }
+            assert!(
+                Instant::now() < limit,
+                "not {count} blocks: {datanode:?}\n{}\n{}",
+                self.daemon.log(),
+                self.dn.sh("cat /run/viola/agent.log").unwrap_or_default()
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// The reader reads what the DataNode has, both files.
+    pub fn assert_same(&self, id: u32) {
+        for (theirs, ours) in [
+            (format!("blk_{id}"), format!("blk_{id}_1001")),
+            (format!("blk_{id}_1001.meta"), format!("blk_{id}_1001.meta")),
+        ] {
+            let theirs = self.dn.sh(&format!("sha256sum < {F}/{theirs}")).unwrap();
+            let read = format!("sha256sum < /mnt/{POOL}/{ours}");
+            assert_eq!(self.rd.sh(&read).unwrap(), theirs, "{ours}");
+        }
+    }
+
+    /// A block that the DataNode has is read, sooner or later, and its bytes are right.
+    pub fn wait_same(&self, id: u32) {
+        within(SOON, "it is served", || !self.is_absent(id));
+        self.assert_same(id);
+    }
+
+    pub fn is_absent(&self, id: u32) -> bool {
+        let read = format!("cat /mnt/{POOL}/blk_{id}_1001 2>&1 | tail -c 60");
+        let output = self.rd.exec(&read, SOON).unwrap();
+        assert!(!output.timed_out, "the mount hangs");
+        output.stdout.contains("No such file") || output.stdout.contains("tale")
+    }
+
+    /// The reader reads these blocks again and again; each has to be right or not there. [`Bed::end_reading`] tells how
+    /// often it was which.
+    pub fn begin_reading(&self, ids: &[u32]) {
+        let mut sums = String::new();
+        for id in ids {
+            let sum = self.dn.sh(&format!("sha256sum < {F}/blk_{id}")).unwrap();
+            sums += &format!("{id} {}\n", sum.split(' ').next().unwrap());
+        }
+        self.rd
+            .sh(&format!(
+                "rm -f /tmp/stop /tmp/right /tmp/wrong /tmp/none; printf '{sums}' >/tmp/sums\n\
+                 cat >/tmp/loop <<'END'\n\
+                 while [ ! -e /tmp/stop ]; do while read id sum; do\n\
+                 if got=$(set -o pipefail; cat /mnt/{POOL}/blk_${{id}}_1001 2>/dev/null | sha256sum); then\n\
+                 [ \"${{got%% *}}\" = $sum ] && echo $id >>/tmp/right || echo $id $got >>/tmp/wrong\n\
+                 else echo $id >>/tmp/none; fi; done </tmp/sums; done\n\
+                 END\n\
+                 sh /tmp/loop </dev/null >/dev/null 2>&1 &"
+            ))
+            .unwrap();
+    }
+
+    /// How often a block was right, and how often it was not there.
+    pub fn end_reading(&self) -> (u32, u32) {
+        let text = self
+            .rd
+            .sh(
+                "touch /tmp/stop; sleep 1; touch /tmp/right /tmp/wrong /tmp/none; cat /tmp/wrong; \
+                 wc -l </tmp/wrong; wc -l </tmp/right; wc -l </tmp/none",
+            )
+            .unwrap();
+        let counts: Vec<&str> = text.lines().collect();
+        assert_eq!(counts[0], "0", "wrong bytes: {text}");
+        (counts[1].parse().unwrap(), counts[2].parse().unwrap())
+    }
+
+    /// Waits until so many more reads were right.
+    pub fn wait_reads(&self, more: u32) {
+        let count = || -> u32 {
+            let text = self.rd.sh("cat /tmp/right 2>/dev/null | wc -l").unwrap();
+            text.trim().parse().unwrap()
+        };
+        let before = count();
+        within(SOON, "blocks are read", || count() >= before + more);
+    }
+}
+
+fn find(kind: &str) -> Image {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Image::find_from([here], kind).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Makes a finished block as a DataNode does.
+pub fn make_block(dn: &Machine, id: u32, kib: u32) {
+    let meta = kib * 8 + 7;
+    dn.sh(&format!(
+        "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
+         head -c {meta} /dev/urandom >/tmp/d/rbw/blk_{id}_1001.meta; \
+         mv /tmp/d/rbw/blk_{id}_1001.meta {F}/; mv /tmp/d/rbw/blk_{id} {F}/"
+    ))
+    .unwrap();
+}
+
+/// The file that the VM writes to, and its format.
+fn make_disk(folder: &Path, disk: Disk) -> (PathBuf, &'static str) {
+    let raw = folder.join("d.img");
+    File::create(&raw).unwrap().set_len(200 << 20).unwrap();
+    let contents = folder.join("contents");
+    let blocks = contents.join(F.strip_prefix("/tmp/d/").unwrap());
+    std::fs::create_dir_all(&blocks).unwrap();
+    if disk == Disk::Qcow2OverRaw {
+        for id in [101_u32, 102] {
+            let bytes: Vec<u8> = (0..400_000_u32).map(|n| ((n * id) >> 7) as u8).collect();
+            std::fs::write(blocks.join(format!("blk_{id}")), &bytes).unwrap();
+            std::fs::write(blocks.join(format!("blk_{id}_1001.meta")), &bytes[..3007]).unwrap();
+        }
+    }
+    run(Command::new("/usr/sbin/mkfs.ext4")
+        .args(["-q", "-d"])
+        .arg(&contents)
+        .arg(&raw));
+    if disk == Disk::Raw {
+        return (raw, "raw");
+    }
+    let top = folder.join("d.qcow2");
+    run(Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+        .arg(&raw)
+        .arg(&top));
+    (top, "qcow2")
+}
+
+fn run(command: &mut Command) {
+    let made = command.output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+}
+
+/// Sends a signal to a worker.
+pub fn kill(pid: u32) {
+    super::guests::signal(pid, Signal::KILL);
+}
+
+/// Takes a mount's device away from a guest, and waits until it is gone.
+pub fn unplug(rd: &Machine, id: &str) {
+    rd.forget_events();
+    rd.qmp("device_del", Some(json!({ "id": id }))).unwrap();
+    rd.wait_event("DEVICE_DELETED", |data| data["device"] == id, SOON)
+        .unwrap();
+    // the connection ends a moment after the device
+    within(SOON, "the socket's device is free", || {
+        let chardev = json!({"id": format!("chr-{id}")});
+        rd.qmp("chardev-remove", Some(chardev)).is_ok()
+    });
+}
+
+/// Gives a guest a mount's device.
+pub fn plug(rd: &Machine, id: &str, socket: &Path) {
+    let address = json!({"type": "unix", "data": {"path": socket}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
+    let chardev = format!("chr-{id}");
+    rd.qmp(
+        "chardev-add",
+        Some(json!({"id": chardev, "backend": backend})),
+    )
+    .unwrap();
+    let device = json!({"driver": "vhost-user-fs-pci", "id": id, "chardev": chardev, "tag": "viola", "bus": "rp0"});
+    rd.qmp("device_add", Some(device)).unwrap();
+    // the guest's driver finds it a moment later
+    rd.sh("for n in $(seq 100); do ls /sys/bus/virtio/drivers/virtiofs/virtio* >/dev/null 2>&1 && exit 0; usleep 100000; done; exit 1")
+        .unwrap();
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Live migration between QEMU processes, of the VM that reads and of the VM that is read from. The guests are emulated:
+//! part of `make test-beds`.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::guests::within;
+use common::qemu::{Bed, Disk, F, POOL, SOON, plug, unplug};
+use serde_json::json;
+use viola_lab::qemu::{Machine, Spec};
+use viola_proto::vread::Vread;
+
+/// Moves a running guest into a process that waits for it; the guest's own pause in milliseconds.
+fn migrate(from: &Machine, to: &Machine, folder: &Path, has_events: bool) -> u64 {
+    let uri = format!("unix:{}", folder.join("migration").display());
+    from.forget_events();
+    to.qmp("migrate-incoming", Some(json!({ "uri": uri })))
+        .unwrap();
+    if has_events {
+        let events = json!({"capabilities": [{"capability": "events", "state": true}]});
+        from.qmp("migrate-set-capabilities", Some(events)).unwrap();
+    }
+    from.qmp("migrate", Some(json!({ "uri": uri }))).unwrap();
+    let mut last = json!(null);
+    within(SOON, "the migration ends", || {
+        last = from.qmp("query-migrate", None).unwrap();
+        let status = last["status"].as_str().unwrap_or_default().to_owned();
+        assert!(status != "failed" && status != "cancelled", "{last}");
+        status == "completed"
+    });
+    within(SOON, "it runs there", || {
+        to.qmp("query-status", None).unwrap()["status"] == "running"
+    });
+    last["downtime"].as_u64().unwrap_or(0)
+}
+
+#[test]
+#[ignore = "boots emulated PCs: make test-beds"]
+fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
+    let bed = Bed::boot("qm-rd", Disk::Raw);
+    bed.make(1, 300);
+    bed.make(2, 200);
+    bed.start_agent();
+    bed.wait_blocks(2);
+    bed.assert_same(1);
+    // With the device QEMU refuses, and says why.
+    let uri = json!({"uri": format!("unix:{}/nowhere", bed.folder.path().display())});
+    let refused = bed.rd.qmp("migrate", Some(uri)).unwrap_err().to_string();
+    println!("with the device: {refused}");
+    assert!(
+        refused.contains("vhost-user-fs") || refused.contains("migrat"),
+        "{refused}"
+    );
+    // Unplugged while a file is open, the next read fails and does not hang.
+    bed.rd
+        .sh(&format!(
+            "(exec 3</mnt/{POOL}/blk_2_1001; sleep 8; cat <&3 | wc -c) >/tmp/late 2>&1 &"
+        ))
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let begin = Instant::now();
+    unplug(&bed.rd, "fs0");
+    println!("unplugged in {:.2} s", begin.elapsed().as_secs_f32());
+    within(SOON, "the worker sees that", || !bed.shown().1.connected);
+    within(Duration::from_secs(30), "the read has ended", || {
+        !bed.rd.sh("cat /tmp/late").unwrap().is_empty()
+    });
+    let late = bed.rd.sh("cat /tmp/late").unwrap();
+    assert!(
+        late.contains("not connected") || late.trim() == "0",
+        "{late}"
+    );
+    bed.rd.sh("umount -l /mnt").unwrap();
+    let there = Spec::new("qm-rd-rd2").incoming();
+    let there = Machine::start(&there, &bed.image, bed.folder.path()).unwrap();
+    let pause = migrate(&bed.rd, &there, bed.folder.path(), true);
+    println!("paused for {pause} ms");
+    bed.rd.kill();
+    there.ping(SOON).unwrap();
+    assert_eq!(there.sh("cat /tmp/late").unwrap(), late, "the same guest");
+    let begin = Instant::now();
+    plug(&there, "fs0", &bed.socket());
+    println!("plugged in {:.2} s", begin.elapsed().as_secs_f32());
+    let bed = Bed { rd: there, ..bed };
+    bed.rd.sh("mount -t virtiofs viola /mnt").unwrap();
+    bed.assert_same(1);
+    bed.assert_same(2);
+    within(SOON, "it is shown", || bed.shown().1.connected);
+}
+
+#[test]
+#[ignore = "boots emulated PCs: make test-beds"]
+fn a_datanode_moves_and_is_read_where_it_is() {
+    for has_events in [true, false] {
+        let name = if has_events { "qm-dn" } else { "qm-ds" };
+        let mut bed = Bed::boot(name, Disk::Raw);
+        bed.make(1, 300);
+        bed.make(2, 300);
+        bed.start_agent();
+        bed.wait_blocks(2);
+        bed.assert_same(1);
+        bed.begin_reading(&[1, 2]);
+        bed.wait_reads(2);
+        let disk = bed.folder.path().join("d.img");
+        let there = Spec::new(&format!("{name}-dn2"))
+            .disk("d0", &disk, "raw")
+            .agent()
+            .incoming();
+        let there = Machine::start(&there, &bed.image, bed.folder.path()).unwrap();
+        migrate(&bed.dn, &there, bed.folder.path(), has_events);
+        // The source still runs as a process, and has no lease left.
+        let here = format!("qemu:{name}-dn");
+        within(Duration::from_secs(10), "its leases have ended", || {
+            let all: Vread = bed.daemon.json(&["vread", "stat"]);
+            let old = all.datanodes.iter().find(|d| d.vm == here);
+            old.is_none_or(|d| d.blocks == 0 || !d.serving)
+        });
+        let old = std::mem::replace(&mut bed.dn, there);
+        old.kill();
+        bed.dn.ping(SOON).unwrap();
+        bed.wait_blocks(2);
+        bed.make(3, 100);
+        bed.wait_blocks(3);
+        for id in 1..=3 {
+            bed.wait_same(id);
+        }
+        bed.dn
+            .sh(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"))
+            .unwrap();
+        within(SOON, "the deleted one is gone", || bed.is_absent(2));
+        let (right, none) = bed.end_reading();
+        println!("read right {right} times, not there {none} times");
+    }
+}

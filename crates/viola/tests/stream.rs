@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon's side of a VM that reads by a byte stream; the test is the VM's agent. Needs root.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use common::guests::{signal, within};
+use common::{Daemon, stdout};
+use rustix::process::Signal;
+use viola_proto::relay::{self, Frames, Hello, Kind};
+use viola_proto::vread::{Reader, Vread};
+
+const SOON: Duration = Duration::from_secs(30);
+const LOOKUP: u32 = 1;
+
+/// An agent without a kernel, at the other end of the port.
+struct Agent {
+    stream: UnixStream,
+    frames: Frames,
+    session: u64,
+}
+
+impl Agent {
+    /// Waits for the daemon's connection, and begins a session on it; whether the worker knew the mount.
+    fn greet(port: &UnixListener, session: u64) -> (Self, bool) {
+        let (stream, _) = port.accept().unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut agent = Self {
+            stream,
+            frames: Frames::of_worker(),
+            session,
+        };
+        let (kind, nonce, _) = agent.hear();
+        assert_eq!(kind, Kind::Hail);
+        let hello = Hello {
+            version: relay::VERSION,
+            session,
+            mount: 7,
+        };
+        agent.say(Kind::Hello, nonce, &hello.bytes());
+        let (kind, own, kept) = agent.hear();
+        assert_eq!((kind, own), (Kind::Welcome, session));
+        (agent, kept == [1])
+    }
+
+    fn say(&mut self, kind: Kind, session: u64, payload: &[u8]) {
+        let mut bytes = Vec::new();
+        relay::push(&mut bytes, kind, session, payload);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    fn hear(&mut self) -> (Kind, u64, Vec<u8>) {
+        loop {
+            if let Some(f) = self.frames.next(false).unwrap() {
+                return (f.kind, f.session, f.payload.to_vec());
+            }
+            let heard = self.frames.fill(&mut self.stream).unwrap();
+            assert!(heard.is_some_and(|n| n > 0), "the stream has ended");
+        }
+    }
+
+    /// Looks a name up in the root; the error's number, 0 for none.
+    fn look_up(&mut self, name: &str) -> i32 {
+        let body = [name.as_bytes(), b"\0"].concat();
+        let mut request = vec![0; relay::IN_HEADER];
+        request[..4].copy_from_slice(&((relay::IN_HEADER + body.len()) as u32).to_le_bytes());
+        request[4..8].copy_from_slice(&LOOKUP.to_le_bytes());
+        request[8..16].copy_from_slice(&99u64.to_le_bytes());
+        request[16..24].copy_from_slice(&1u64.to_le_bytes());
+        request.extend_from_slice(&body);
+        self.say(Kind::Request, self.session, &request);
+        let (kind, session, reply) = self.hear();
+        assert_eq!((kind, session), (Kind::Reply, self.session));
+        assert_eq!(relay::answered(&reply), Some(99));
+        -i32::from_le_bytes(reply[4..8].try_into().unwrap())
+    }
+}
+
+fn shown(daemon: &Daemon) -> Reader {
+    let all: Vread = daemon.json(&["vread", "stat"]);
+    all.readers.first().cloned().unwrap_or_default()
+}
+
+#[test]
+fn a_stream_is_connected_kept_over_a_daemons_death_and_made_anew_for_another_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = UnixListener::bind(folder.path().join("port")).unwrap();
+    let mut daemon = Daemon::start(&format!(
+        "[slices]\nenabled = false\n[vread]\nallow = [{{ reader = \"st-rd\", datanode = \"st-dn\" }}]\n\
+         [[vm]]\nname = \"st-rd\"\n[vm.vread]\ntransport = \"stream\"\nstream = \"{}\"\n",
+        folder.path().join("port").display()
+    ));
+    let (mut agent, kept) = Agent::greet(&port, 1);
+    assert!(!kept);
+    assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
+    assert_eq!(agent.look_up("etc"), 2);
+    within(SOON, "the way is shown", || {
+        shown(&daemon).transport == "stream"
+    });
+    let before = shown(&daemon);
+    assert!(before.connected && before.running && before.why.is_empty());
+    let ls = stdout(&daemon.ask(&["vread", "ls"]));
+    assert!(ls.contains("st-rd   yes        stream     "), "{ls}");
+    assert!(!daemon.run_dir().join("mounts/st-rd.sock").exists());
+
+    // the daemon dies: nobody notices, and the next one leaves the stream alone
+    daemon.kill();
+    assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
+    daemon.again();
+    within(SOON, "the next daemon finds it", || {
+        shown(&daemon).transport == "stream"
+    });
+    assert_eq!(shown(&daemon).pid, before.pid);
+    assert_eq!(agent.look_up("BP-1-10.0.0.1-3"), 0);
+
+    // the stream ends: there is another one, and the worker knows the mount
+    drop(agent);
+    let (mut agent, kept) = Agent::greet(&port, 2);
+    assert!(kept);
+    assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
+
+    // the worker is killed: its successor does not
+    signal(before.pid, Signal::KILL);
+    let (mut agent, kept) = Agent::greet(&port, 3);
+    assert!(!kept);
+    assert_eq!(agent.look_up("BP-1-10.0.0.1-2"), 0);
+    assert_ne!(shown(&daemon).pid, before.pid);
+}

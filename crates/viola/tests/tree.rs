@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What holds for every file of this project.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines of a Rust file beyond which it is split by idea.
+const LONG: usize = 600;
+/// What is made, fetched, or nobody's to mark.
+const OTHERS: [&str; 10] = [
+    ".git",
+    "target",
+    "build",
+    "corpus",
+    "artifacts",
+    "LICENSES",
+    "results",
+    "img",
+    "Cargo.lock",
+    "issues",
+];
+
+fn files() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut folders = vec![root.canonicalize().unwrap()];
+    let mut all = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            if OTHERS.iter().any(|name| entry.file_name() == *name) {
+                continue;
+            }
+            match entry.file_type().unwrap() {
+                t if t.is_dir() => folders.push(entry.path()),
+                t if t.is_file() => all.push(entry.path()),
+                _ => {}
+            }
+        }
+    }
+    assert!(all.len() > 300, "{} files only", all.len());
+    all
+}
+
+#[test]
+fn every_file_names_its_licence() {
+    let mark = concat!("SPDX-", "License-Identifier: ");
+    let bare: Vec<PathBuf> = files()
+        .into_iter()
+        .filter(|file| {
+            let text = fs::read(file).unwrap();
+            let head = String::from_utf8_lossy(&text[..text.len().min(600)]).into_owned();
+            !head.contains(mark)
+        })
+        // git's own file of a second work tree
+        .filter(|file| file.file_name().unwrap() != ".git")
+        .collect();
+    assert!(bare.is_empty(), "without a line of licence: {bare:#?}");
+}
+
+#[test]
+fn no_file_is_too_long_to_be_one_idea() {
+    let is_rust = |file: &PathBuf| file.extension().is_some_and(|e| e == "rs");
+    let long: Vec<(PathBuf, usize)> = files()
+        .into_iter()
+        .filter(is_rust)
+        .map(|file| {
+            let lines = fs::read_to_string(&file).unwrap().lines().count();
+            (file, lines)
+        })
+        .filter(|(_, lines)| *lines > LONG)
+        .collect();
+    assert!(long.is_empty(), "longer than {LONG} lines: {long:#?}");
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks of a DataNode on another host, through both daemons: two network namespaces with a cable between them, and
+//! real guests. Needs root and the lab's image.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::guests::{signal, within};
+use common::hosts::{F, SOON, Two};
+use common::stdout;
+use rustix::process::Signal;
+
+/// Longest that anything may hold a reader up, with what the guest itself takes.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// One test at a time: guests share a core.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn a_block_of_another_host_is_read_byte_for_byte_and_what_is_not_allowed_is_not_there() {
+    let _turn = turn();
+    let two = Two::with_blocks("pc-way");
+    for id in 1..=3 {
+        two.reads_again(id, &two.sums(id), SOON);
+    }
+    within(SOON, "counts are shown", || {
+        let (there, here) = (two.a.peer(), two.b.peer());
+        let least = (300 + 600 + 900) << 10;
+        there.connected && here.incoming && there.bytes_read >= least && here.bytes_served >= least
+    });
+    assert_eq!(two.a.shown().datanodes.len(), 0, "guests of b are not a's");
+    let bytes = two.a.reader().bytes;
+    assert!(bytes["uml:pc-way-dn@b"] >= 300 << 10, "{bytes:?}");
+    let ls = stdout(&two.a.daemon.ask(&["vread", "ls"]));
+    assert!(ls.contains("b     yes        "), "{ls}");
+    let check = stdout(&two.a.daemon.ask(&["check"]));
+    assert!(check.contains("vread: other hosts  yes"), "{check}");
+    // The worker may do nothing but what it is for.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", two.a.worker())).unwrap();
+    for line in [
+        "Uid:\t65534\t65534\t65534\t65534",
+        "CapEff:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+    ] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    // A block that is deleted there is gone here.
+    two.dn(&format!("rm {F}/blk_2 {F}/blk_2_1001.meta"));
+    within(SOON, "the deleted block is gone", || two.is_absent(2));
+    two.reads_again(1, &two.sums(1), SOON);
+    // What b does not allow is not there: another DataNode, another reader, another pool.
+    for line in [
+        "{ host = \"a\", datanode = \"other\" }",
+        "{ host = \"a\", reader = \"other\", datanode = \"*\" }",
+        "{ host = \"a\", datanode = \"*\", pools = [\"BP-2-*\"] }",
+    ] {
+        two.b.configure(line, &two.a.as_peer());
+        within(SOON, line, || two.is_absent(3));
+    }
+    two.allow();
+    two.reads_again(3, &two.sums(3), SOON);
+    // Nor what a does not look for.
+    two.a.configure(
+        "{ reader = \"pc-way-rd\", datanode = \"other\" }",
+        &two.b.as_peer(),
+    );
+    within(SOON, "a looks for others only", || two.is_absent(3));
+}
+
+#[test]
+fn a_host_with_another_key_is_refused_and_both_sides_say_so() {
+    let _turn = turn();
+    let two = Two::with_blocks("pc-key");
+    let sums = two.sums(1);
+    two.reads_again(1, &sums, SOON);
+    // b knows another key of a
+    let wrong = two.a.as_peer().replace(&two.a.fingerprint, &"0".repeat(64));
+    two.b
+        .configure("{ host = \"a\", datanode = \"*\" }", &wrong);
+    within(SOON, "it is refused", || {
+        let strangers = two.b.shown().host.map_or(0, |h| h.strangers);
+        let peer = two.a.peer();
+        strangers > 0 && !peer.connected && !peer.why.is_empty()
+    });
+    assert!(two.is_absent(1));
+    let ls = stdout(&two.b.daemon.ask(&["vread", "ls"]));
+    assert!(ls.contains("connections refused"), "{ls}");
+    two.allow();
+    two.reads_again(1, &sums, SOON);
+    // a knows another key of b
+    let wrong = two.b.as_peer().replace(&two.b.fingerprint, &"0".repeat(64));
+    two.a
+        .configure("{ reader = \"pc-key-rd\", datanode = \"*\" }", &wrong);
+    within(SOON, "a does not trust it", || {
+        let peer = two.a.peer();
+        !peer.connected && !peer.why.is_empty() && two.is_absent(1)
+    });
+    let ls = stdout(&two.a.daemon.ask(&["vread", "ls"]));
+    assert!(ls.contains(&two.a.peer().why), "{ls}");
+    two.allow();
+    two.reads_again(1, &sums, SOON);
+}
+
+#[test]
+fn whoever_dies_no_reader_waits_long_and_all_comes_back() {
+    let _turn = turn();
+    let mut two = Two::with_blocks("pc-kill");
+    let sums = two.sums(1);
+    two.reads_again(1, &sums, SOON);
+    let workers = (two.a.worker(), two.b.worker());
+    // Daemons: nobody notices, also with blocks that were never read, and the next ones find the workers.
+    two.a.daemon.kill();
+    two.b.daemon.kill();
+    let (read, took) = two.read(2);
+    assert_eq!(read, Ok(two.sums(2)));
+    assert!(took <= LONGEST, "{took:?}");
+    two.a.again();
+    two.b.again();
+    within(SOON, "the workers are found", || {
+        (two.a.worker(), two.b.worker()) == workers
+    });
+    two.reads_again(3, &two.sums(3), LONGEST);
+    // Workers.
+    signal(workers.0, Signal::KILL);
+    two.reads_again(1, &sums, LONGEST);
+    signal(workers.1, Signal::KILL);
+    two.reads_again(1, &sums, LONGEST);
+    assert!(two.a.worker() != workers.0 && two.b.worker() != workers.1);
+    // The DataNode's agent's worker, and the DataNode itself.
+    let agent = two.b.shown().datanodes[0].pid;
+    signal(agent, Signal::KILL);
+    two.reads_again(1, &sums, LONGEST);
+    two.stop_node();
+    within(SOON, "its blocks are gone", || two.is_absent(1));
+    two.boot_node("b");
+    two.start_agent();
+    two.reads_again(1, &sums, SOON);
+}
+
+#[test]
+fn a_datanode_that_moves_to_another_host_is_found_again() {
+    let _turn = turn();
+    let mut two = Two::with_blocks("pc-move");
+    let sums = two.sums(3);
+    two.reads_again(3, &sums, SOON);
+    two.stop_node();
+    within(SOON, "it is nowhere", || two.is_absent(3));
+    two.boot_node("a");
+    two.start_agent();
+    two.reads_again(3, &sums, SOON);
+    // Where it is local it is read locally.
+    let before = two.a.peer().bytes_read;
+    two.reads_again(1, &two.sums(1), SOON);
+    let bytes = two.a.reader().bytes;
+    within(SOON, "local bytes are counted", || {
+        two.a.reader().bytes.contains_key("uml:pc-move-dn")
+    });
+    assert_eq!(two.a.peer().bytes_read, before, "{bytes:?}");
+    two.stop_node();
+    two.boot_node("b");
+    two.start_agent();
+    two.reads_again(3, &sums, SOON);
+}

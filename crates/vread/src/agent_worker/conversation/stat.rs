@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is told of a conversation.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use viola_proto::agent::Stats;
+
+use super::{Conversation, Readers, State};
+use crate::control::{AgentStat, Session};
+
+impl Conversation {
+    /// What has been done so far.
+    pub fn stat(&self, now: Instant, readers: &dyn Readers) -> AgentStat {
+        let (waiting, oldest) = self.names.waiting();
+        let table = self.table.id();
+        let held = match &self.state {
+            State::Ending { since, .. } => readers.of_table(table).map(|r| (r, *since)),
+            _ => oldest.and_then(|(slot, since)| Some((readers.of_slot(table, slot)?, since))),
+        };
+        AgentStat {
+            session: match &self.state {
+                _ if !self.has_channel => Session::NoChannel,
+                State::Silent | State::Ending { hello: None, .. } => Session::Silent,
+                State::Ending { .. } => Session::Ending,
+                State::Open { .. } if self.proved.is_empty() => Session::Welcomed,
+                State::Open { .. } => Session::Proved,
+            },
+            agent_version: match &self.state {
+                State::Open { hello } => hello.agent_version.clone(),
+                _ => String::new(),
+            },
+            epoch: self.table.epoch(),
+            proved: self
+                .proved
+                .iter()
+                .map(|(fs, p)| (fs.to_string(), p.shown.clone()))
+                .collect(),
+            blocks: self.names.named() as u64,
+            bytes: self.names.bytes(),
+            extents: self.names.extents() as u64,
+            waiting: waiting as u64,
+            held_by: held.map(|(reader, since)| {
+                let ms = now.saturating_duration_since(since).as_millis() as u64;
+                (reader.to_owned(), ms)
+            }),
+            images: self.disks.iter().map(|d| d.spec.clone()).collect(),
+            ..self.stat.clone()
+        }
+    }
+}
+
+/// The agent's own counts, by name.
+pub(super) fn flat(stats: &Stats) -> BTreeMap<String, u64> {
+    let Ok(serde_json::Value::Object(all)) = serde_json::to_value(stats) else {
+        return BTreeMap::new();
+    };
+    let number = |v: &serde_json::Value| v.as_u64().or_else(|| v.as_bool().map(u64::from));
+    all.iter()
+        .filter_map(|(key, value)| Some((key.clone(), number(value)?)))
+        .collect()
+}

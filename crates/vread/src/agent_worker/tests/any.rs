@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Agents that say anything.
+
+use super::*;
+
+fn any_map() -> impl Strategy<Value = FileMap> {
+    let offset = prop_oneof![0u64..3 * DISK, Just(u64::MAX), Just(1 << 63), any::<u64>()];
+    let extent = (
+        offset.clone(),
+        offset.clone(),
+        offset.clone(),
+        any::<bool>(),
+    );
+    (offset, proptest::collection::vec(extent, 0..4)).prop_map(|(size, e)| file(size, &e))
+}
+
+fn any_message() -> impl Strategy<Value = FromAgent> {
+    let why = Just(Why::Moved);
+    prop_oneof![
+        1 => (0u64..3).prop_map(hello),
+        2 => (0u32..3, any::<bool>()).prop_map(|(fs, good)| proof(fs, if good { nonce() } else { vec![0; PROOF_BYTES] })),
+        6 => (0u64..8, 0i64..4).prop_map(|(lease, id)| name(lease, id)),
+        3 => (0u64..8, 0u32..3, 0i64..4, any_map(), any_map())
+            .prop_map(|(lease, fs, id, data, meta)| FromAgent::Name { lease, fs, key: key(id), data, meta }),
+        4 => (proptest::collection::vec(0u64..9, 0..4), why).prop_map(|(leases, why)| FromAgent::Withdraw { leases, why }),
+        1 => (0u32..3).prop_map(|fs| FromAgent::WithdrawAll { fs, why: Why::Filesystem }),
+    ]
+}
+
+proptest! {
+    /// Whatever an agent says: a lease of a block that was withdrawn or replaced never holds, what holds lies within
+    /// the disk, no withdrawal is confirmed while it is read, and nobody is welcomed while anything is.
+    #[test]
+    fn no_agent_gets_more_than_it_may(steps in proptest::collection::vec((any_message(), proptest::option::of(0u32..4)), 0..120)) {
+        let mut talk = Talk::new(Limits { blocks: 4, extents: 8, names_per_s: 1000 });
+        let view = table::View::map(&talk.table).unwrap();
+        let mut slots: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
+        let mut unconfirmed: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
+        for (message, reading) in steps {
+            talk.reading.0.set(reading);
+            let said = message.clone();
+            let mut answers = talk.hear(message);
+            if let FromAgent::Withdraw { leases, .. } = &said {
+                for lease in leases {
+                    unconfirmed.extend(slots.remove(lease).map(|slot| (*lease, slot)));
+                }
+            }
+            answers.extend(talk.settle());
+            for answer in answers {
+                match answer {
+                    ToAgent::Welcome { .. } => {
+                        prop_assert_eq!(reading, None);
+                        slots.clear();
+                        unconfirmed.clear();
+                    }
+                    ToAgent::Named { lease } => {
+                        let FromAgent::Name { key, .. } = &said else { panic!("named") };
+                        let found = talk.conversation.find(key).unwrap();
+                        prop_assert!(view.holds(found.lease));
+                        for map in [&found.data, &found.meta] {
+                            for e in &map.extents {
+                                prop_assert!(e.physical.checked_add(e.length).is_some_and(|end| end <= DISK));
+                                prop_assert!(e.logical.checked_add(e.length).is_some_and(|end| end <= map.size));
+                            }
+                        }
+                        // No two blocks share a slot.
+                        prop_assert!(!slots.values().chain(unconfirmed.values()).any(|s| *s == found.lease.slot));
+                        slots.insert(lease, found.lease.slot);
+                    }
+                    ToAgent::Withdrawn { leases } => for lease in leases {
+                        if let Some(slot) = unconfirmed.remove(&lease) {
+                            prop_assert_ne!(Some(slot), reading);
+                        }
+                        prop_assert!(!slots.contains_key(&lease));
+                    },
+                    _ => {}
+                }
+            }
+            let stat = talk.stat();
+            prop_assert!(stat.blocks <= 4 && stat.extents <= 8);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What may be said when.
+
+use super::*;
+
+#[test]
+fn a_block_is_found_from_its_name_to_its_withdrawal() {
+    let mut talk = Talk::proved(Limits::default());
+    assert_eq!(talk.hear(name(5, 7)), [ToAgent::Named { lease: 5 }]);
+    let found = talk.conversation.find(&key(7)).unwrap();
+    let view = table::View::map(&talk.table).unwrap();
+    assert!(view.holds(found.lease));
+    assert_eq!(
+        (found.image, found.data.size, found.meta.size),
+        (1, 4096, 39)
+    );
+    assert_eq!(found.data.extents[0].physical, 8192);
+    assert!(talk.conversation.find(&key(8)).is_none());
+    let withdraw = FromAgent::Withdraw {
+        leases: vec![5],
+        why: Why::Deleted,
+    };
+    talk.reading.0.set(Some(found.lease.slot));
+    assert_eq!(talk.hear(withdraw.clone()), []);
+    assert!(!view.holds(found.lease) && talk.conversation.find(&key(7)).is_none());
+    // A read is in flight; asking again does not make it end.
+    assert_eq!(talk.settle(), []);
+    assert_eq!(talk.hear(withdraw.clone()), []);
+    talk.now += Duration::from_millis(250);
+    assert_eq!(talk.stat().held_by, Some(("vm1".into(), 250)));
+    talk.reading.0.set(None);
+    assert_eq!(talk.settle(), [ToAgent::Withdrawn { leases: vec![5] }]);
+    // The confirmation may have been lost.
+    assert_eq!(
+        talk.hear(withdraw),
+        [ToAgent::Withdrawn { leases: vec![5] }]
+    );
+    let stat = talk.stat();
+    assert_eq!(
+        (stat.named, stat.withdrawn, stat.blocks, stat.unknown),
+        (1, 1, 0, 2)
+    );
+    assert_eq!(stat.withdrawals["deleted"], 1);
+}
+
+#[test]
+fn nobody_is_welcomed_while_the_old_epoch_is_read() {
+    let mut talk = Talk::proved(Limits::default());
+    talk.hear(name(5, 7));
+    let lease = talk.conversation.find(&key(7)).unwrap().lease;
+    let view = table::View::map(&talk.table).unwrap();
+    talk.reading.0.set(Some(lease.slot));
+    assert_eq!(talk.hear(hello(2)), []);
+    assert!(!view.holds(lease) && talk.conversation.find(&key(7)).is_none());
+    assert_eq!(talk.settle(), []);
+    assert_eq!(talk.stat().session, Session::Ending);
+    // It is impatient; only its last number counts.
+    assert_eq!(talk.hear(hello(3)), []);
+    assert_eq!(talk.hear(name(6, 7)), []);
+    talk.reading.0.set(None);
+    let welcome = talk.settle();
+    assert!(
+        matches!(welcome[..], [ToAgent::Welcome { session: 3, epoch, .. }] if epoch > lease.epoch)
+    );
+    assert!(talk.refused(name(6, 7)).contains("not proved"));
+}
+
+#[test]
+fn a_table_taken_over_from_a_dead_worker_begins_with_a_new_epoch() {
+    let mut talk = Talk::proved(Limits::default());
+    talk.hear(name(5, 7));
+    let lease = talk.conversation.find(&key(7)).unwrap().lease;
+    let view = table::View::map(&talk.table).unwrap();
+    let sink: Sink = Box::new(|_, _| {});
+    let table = Table::map(&talk.table).unwrap();
+    let mut next = Conversation::new(table, Limits::default(), Journal::new(sink), talk.now);
+    assert!(!view.holds(lease));
+    let mut out = Vec::new();
+    next.open(talk.now, &mut out);
+    assert_eq!(
+        out,
+        [ToAgent::Hail {
+            version: agent::VERSION
+        }]
+    );
+    next.hear(talk.now, hello(9), &mut out);
+    talk.reading.0.set(Some(lease.slot));
+    out.clear();
+    next.settle(talk.now, &talk.reading, &mut out);
+    assert_eq!(out, []);
+    talk.reading.0.set(None);
+    next.settle(talk.now, &talk.reading, &mut out);
+    assert!(matches!(out[..], [ToAgent::Welcome { session: 9, .. }]));
+}
+
+#[test]
+fn a_proof_has_to_be_on_the_disk() {
+    let mut talk = Talk::new(Limits::default());
+    talk.hear(hello(1));
+    talk.settle();
+    assert!(
+        talk.refused(proof(0, vec![1; PROOF_BYTES]))
+            .contains("no disk of the VM")
+    );
+    assert!(talk.refused(name(1, 1)).contains("not proved"));
+    let mut with = |map: FileMap| {
+        let FromAgent::Proof {
+            fs,
+            mount,
+            kind,
+            disk,
+            content,
+            ..
+        } = proof(0, nonce())
+        else {
+            unreachable!()
+        };
+        talk.refused(FromAgent::Proof {
+            fs,
+            mount,
+            kind,
+            disk,
+            content,
+            map,
+        })
+    };
+    assert!(with(file(4096, &[(0, DISK, 4096, false)])).contains("no disk"));
+    assert!(with(file(4096, &[(0, u64::MAX - 10, 4096, false)])).contains("no disk"));
+    assert!(with(file(4096, &[])).contains("holes"));
+    assert!(with(file(4096, &[(0, PROOF_AT, 4096, true)])).contains("holes"));
+    assert!(with(file(4095, &[(0, PROOF_AT, 4095, false)])).contains("4096"));
+    assert_eq!(talk.hear(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+    assert_eq!(talk.stat().refusals["proof"], 6);
+    assert_eq!(talk.stat().proved["0"], "/data (ext4) on /images/dn1");
+}
+
+#[test]
+fn extents_that_make_no_sense_are_refused_and_cost_nothing() {
+    let mut talk = Talk::proved(Limits::default());
+    let bad = [
+        file(10, &[(0, DISK - 5, 10, false)]),
+        file(u64::MAX, &[(0, 1 << 63, 1 << 63, false)]),
+        file(20, &[(0, 0, 10, false), (5, 4096, 10, false)]),
+        file(20, &[(10, 0, 10, false), (0, 4096, 10, false)]),
+        file(5, &[(0, 0, 10, false)]),
+        file(5, &[(0, 0, 0, false)]),
+        file(10, &[(0, 1 << 63, 10, true)]),
+    ];
+    for (i, map) in bad.into_iter().enumerate() {
+        for is_meta in [false, true] {
+            let good = file(1, &[(0, 0, 1, false)]);
+            let (data, meta) = if is_meta {
+                (good, map.clone())
+            } else {
+                (map.clone(), good)
+            };
+            let lease = i as u64;
+            let message = FromAgent::Name {
+                lease,
+                fs: 0,
+                key: key(1),
+                data,
+                meta,
+            };
+            assert!(
+                talk.refused(message).contains("BP-1/blk_1_1001: "),
+                "{map:?}"
+            );
+        }
+    }
+    let stat = talk.stat();
+    assert_eq!(
+        (stat.blocks, stat.extents, stat.refusals["bad extents"]),
+        (0, 0, 14)
+    );
+    // Fourteen refusals are one line.
+    let lines = talk.lines.lock().unwrap();
+    assert_eq!(
+        lines.iter().filter(|l| l.contains("refused")).count(),
+        1,
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn blocks_extents_and_names_a_second_are_bounded() {
+    let limits = |blocks, extents, names_per_s| Limits {
+        blocks,
+        extents,
+        names_per_s,
+    };
+    let mut talk = Talk::proved(limits(3, 100, 1000));
+    let answers: Vec<_> = (0..5).flat_map(|i| talk.hear(name(i, i as i64))).collect();
+    assert_eq!(
+        answers
+            .iter()
+            .filter(|a| matches!(a, ToAgent::Named { .. }))
+            .count(),
+        3
+    );
+    assert_eq!(talk.stat().refusals["too many blocks"], 2);
+    let mut talk = Talk::proved(limits(50, 5, 1000));
+    let answers: Vec<_> = (0..5).flat_map(|i| talk.hear(name(i, i as i64))).collect();
+    assert_eq!(
+        answers
+            .iter()
+            .filter(|a| matches!(a, ToAgent::Named { .. }))
+            .count(),
+        2
+    );
+    assert_eq!(talk.stat().refusals["too many extents"], 3);
+    let mut talk = Talk::proved(limits(50, 500, 2));
+    let answers: Vec<_> = (0..20).flat_map(|i| talk.hear(name(i, i as i64))).collect();
+    assert_eq!(
+        answers
+            .iter()
+            .filter(|a| matches!(a, ToAgent::Named { .. }))
+            .count(),
+        8
+    );
+    talk.now += Duration::from_secs(1);
+    assert_eq!(talk.hear(name(30, 30)), [ToAgent::Named { lease: 30 }]);
+}
+
+#[test]
+fn a_number_in_use_is_neither_taken_nor_refused() {
+    let mut talk = Talk::proved(Limits::default());
+    talk.hear(name(5, 7));
+    assert_eq!(talk.hear(name(5, 8)), []);
+    assert!(talk.conversation.find(&key(8)).is_none());
+    assert!(talk.conversation.find(&key(7)).is_some());
+}
+
+#[test]
+fn a_file_system_that_is_withdrawn_has_to_be_proved_again() {
+    let mut talk = Talk::proved(Limits::default());
+    talk.hear(name(5, 7));
+    assert_eq!(
+        talk.hear(FromAgent::WithdrawAll {
+            fs: 0,
+            why: Why::Filesystem
+        }),
+        []
+    );
+    assert!(talk.conversation.find(&key(7)).is_none());
+    assert!(talk.refused(name(6, 8)).contains("not proved"));
+    assert_eq!(talk.hear(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+    // Only when the agent withdraws it by its number, its slot is free again.
+    let withdraw = FromAgent::Withdraw {
+        leases: vec![5],
+        why: Why::Filesystem,
+    };
+    assert_eq!(talk.hear(withdraw), []);
+    assert_eq!(talk.settle(), [ToAgent::Withdrawn { leases: vec![5] }]);
+}
+
+#[test]
+fn other_disks_end_the_epoch() {
+    let mut talk = Talk::proved(Limits::default());
+    talk.hear(name(5, 7));
+    let lease = talk.conversation.find(&key(7)).unwrap().lease;
+    let mut out = Vec::new();
+    let disks = open_images(vec![spec(2)], vec![disk().into()]).unwrap();
+    talk.conversation
+        .replace_disks(talk.now, disks, "block job", &mut out);
+    assert_eq!(
+        out,
+        [ToAgent::Hail {
+            version: agent::VERSION
+        }]
+    );
+    assert!(!table::View::map(&talk.table).unwrap().holds(lease));
+    assert_eq!(talk.hear(name(6, 8)), []);
+    assert_eq!(talk.stat().ends["block job"], 1);
+    talk.hear(hello(2));
+    talk.settle();
+    talk.hear(proof(0, nonce()));
+    talk.hear(name(1, 7));
+    assert_eq!(talk.conversation.find(&key(7)).unwrap().image, 2);
+}
+
+#[test]
+fn a_silent_agent_is_pinged_and_then_its_blocks_are_not_served() {
+    let mut talk = Talk::proved(Limits::default());
+    talk.hear(name(5, 7));
+    assert_eq!(talk.after(1), []);
+    assert_eq!(talk.after(1), [ToAgent::Ping { n: 1, session: 1 }]);
+    talk.hear(FromAgent::Pong { n: 1 });
+    talk.after(9);
+    assert!(talk.conversation.find(&key(7)).is_some());
+    assert_eq!(
+        talk.after(1),
+        [ToAgent::Hail {
+            version: agent::VERSION
+        }]
+    );
+    assert!(talk.conversation.find(&key(7)).is_none());
+    assert_eq!(talk.stat().ends["silent agent"], 1);
+    // It is hailed again and again, and may come back.
+    talk.settle();
+    assert_eq!(
+        talk.after(2),
+        [ToAgent::Hail {
+            version: agent::VERSION
+        }]
+    );
+    talk.hear(hello(2));
+    assert!(matches!(
+        talk.settle()[..],
+        [ToAgent::Welcome { session: 2, .. }]
+    ));
+}
+
+#[test]
+fn another_version_is_told_and_not_served() {
+    let mut talk = Talk::new(Limits::default());
+    talk.hear(FromAgent::Hello {
+        version: agent::VERSION + 1,
+        agent_version: "9".into(),
+        boot_id: String::new(),
+        session: 1,
+        window: 0,
+    });
+    assert_eq!(talk.settle(), []);
+    assert!(
+        talk.lines
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|l| l.contains("install the same release"))
+    );
+}

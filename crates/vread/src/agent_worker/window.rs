@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How much may be on its way to an agent that has not read it yet.
+//!
+//! A guest's serial line keeps some 4 KiB that nobody has read; more than that hangs a line of a UML guest for good.
+//! So the agent tells in its hello what its line holds ([`FromAgent::Hello`]), and until it does, the least is taken.
+//! What it has read is known by its answers to pings: before the window is full a ping goes along, and while it is
+//! full, messages wait here.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use viola_proto::agent::{FromAgent, LINE, MAX_LEASES, ToAgent, encode};
+
+/// Most leases in one message to a line; of the longest numbers they take two thirds of [`LINE`].
+const FEW_LEASES: usize = 96;
+/// Room that is left for a ping, bytes.
+const MARK: usize = 64;
+/// A ping without an answer is sent again after so long: a serial line may have lost it.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Pings that are sent while the window is full, until something is heard; what they take comes on top of the window.
+const TRIES: u32 = 8;
+/// Numbers of our own pings begin here; those of the conversation stay below.
+const OURS: u64 = 1 << 62;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Window {
+    /// Bytes that may be unread; `None` for any number.
+    size: Option<usize>,
+    /// Bytes of the stream so far.
+    sent: u64,
+    /// Bytes of it that the agent has read for certain.
+    read: u64,
+    /// Pings on their way: number, and bytes of the stream up to their end.
+    marks: VecDeque<(u64, u64)>,
+    next_mark: u64,
+    /// Session of the last welcome, for our pings.
+    session: u64,
+    tries: u32,
+    tried: Option<Instant>,
+    /// What waits, each with its length on the wire.
+    waiting: VecDeque<(ToAgent, usize)>,
+    waiting_bytes: usize,
+}
+
+impl Window {
+    /// For an agent that has not said hello yet.
+    pub fn new() -> Self {
+        Self {
+            size: Some(LINE as usize),
+            sent: 0,
+            read: 0,
+            marks: VecDeque::new(),
+            next_mark: OURS,
+            session: 0,
+            tries: 0,
+            tried: None,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+        }
+    }
+
+    /// Takes a message to be sent.
+    pub fn push(&mut self, message: &ToAgent) {
+        match message {
+            // Of these the next one will do as well.
+            ToAgent::Hail { .. } | ToAgent::Ping { .. }
+                if self.size.is_some() && !self.waiting.is_empty() => {}
+            ToAgent::Withdrawn { leases } => {
+                let most = if self.size.is_some() {
+                    FEW_LEASES
+                } else {
+                    MAX_LEASES
+                };
+                for some in leases.chunks(most) {
+                    let leases = some.to_vec();
+                    self.keep(ToAgent::Withdrawn { leases });
+                }
+            }
+            other => self.keep(other.clone()),
+        }
+    }
+
+    fn keep(&mut self, message: ToAgent) {
+        let length = encode(&message).map_or(0, |frame| frame.len());
+        self.waiting_bytes += length;
+        self.waiting.push_back((message, length));
+    }
+
+    /// Bytes that wait for the agent to read.
+    pub fn waiting(&self) -> usize {
+        self.waiting_bytes
+    }
+
+    /// The next message that may go into the stream now.
+    pub fn pop(&mut self, now: Instant) -> Option<ToAgent> {
+        let length = self.waiting.front()?.1;
+        if let Some(size) = self.size {
+            let unmarked = self.sent - self.marks.back().map_or(self.read, |(_, end)| *end);
+            let is_full = self.unread() > 0 && self.unread() + length + MARK > size;
+            if unmarked > 0 && (is_full || unmarked as usize + length > size / 2) {
+                return Some(self.mark(now));
+            }
+            if is_full {
+                let due = self.tried.is_none_or(|tried| now >= tried + AGAIN);
+                if !due || self.tries >= TRIES {
+                    return None;
+                }
+                self.tries += 1;
+                return Some(self.mark(now));
+            }
+        }
+        let (message, length) = self.waiting.pop_front()?;
+        self.waiting_bytes -= length;
+        self.sent += length as u64;
+        match &message {
+            ToAgent::Welcome { session, .. } => self.session = *session,
+            ToAgent::Hail { .. } => self.session = 0,
+            ToAgent::Ping { n, .. } => self.note_mark(*n),
+            _ => {}
+        }
+        Some(message)
+    }
+
+    /// How long until a full window is to be looked at again; `None` when only the agent can change it.
+    pub fn pause(&self, now: Instant) -> Option<Duration> {
+        let tried = self.tried?;
+        (!self.waiting.is_empty() && self.tries < TRIES)
+            .then(|| (tried + AGAIN).saturating_duration_since(now))
+    }
+
+    /// The agent has said something.
+    pub fn hear(&mut self, message: &FromAgent) {
+        match message {
+            FromAgent::Hello { window, .. } => {
+                self.size = (*window > 0).then_some(*window as usize);
+                // It lives, and may have begun anew without an answer to our pings.
+                self.tries = 0;
+                self.tried = None;
+            }
+            FromAgent::Pong { n } => {
+                let Some(at) = self.marks.iter().position(|(mark, _)| mark == n) else {
+                    return;
+                };
+                self.read = self.marks[at].1;
+                self.marks.drain(..=at);
+                self.tries = 0;
+                if self.marks.is_empty() {
+                    self.tried = None;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn unread(&self) -> usize {
+        (self.sent - self.read) as usize
+    }
+
+    fn mark(&mut self, now: Instant) -> ToAgent {
+        let n = self.next_mark;
+        self.next_mark += 1;
+        self.tried = Some(now);
+        let session = self.session;
+        let ping = ToAgent::Ping { n, session };
+        self.sent += encode(&ping).map_or(0, |frame| frame.len()) as u64;
+        self.note_mark(n);
+        ping
+    }
+
+    fn note_mark(&mut self, n: u64) {
+        if self.size.is_some() {
+            self.marks.push_back((n, self.sent));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello(window: u32) -> FromAgent {
+        FromAgent::Hello {
+            version: 1,
+            agent_version: "0".into(),
+            boot_id: "b".into(),
+            session: 5,
+            window,
+        }
+    }
+
+    fn length(message: &ToAgent) -> usize {
+        encode(message).unwrap().len()
+    }
+
+    /// All that may go now.
+    fn all(window: &mut Window, now: Instant) -> Vec<ToAgent> {
+        std::iter::from_fn(|| window.pop(now)).collect()
+    }
+
+    #[test]
+    fn an_agent_with_room_for_all_gets_all_at_once() {
+        let mut window = Window::new();
+        window.hear(&hello(0));
+        let many = ToAgent::Withdrawn {
+            leases: (0..10_000).collect(),
+        };
+        window.push(&many);
+        assert_eq!(all(&mut window, Instant::now()), [many]);
+    }
+
+    #[test]
+    fn a_line_on_which_nobody_says_hello_gets_little_for_ever() {
+        let mut window = Window::new();
+        let mut now = Instant::now();
+        let mut bytes = 0;
+        for _ in 0..10_000 {
+            window.push(&ToAgent::Hail { version: 1 });
+            bytes += all(&mut window, now).iter().map(length).sum::<usize>();
+            now += Duration::from_secs(2);
+        }
+        assert!((1000..3700).contains(&bytes), "{bytes}");
+        assert!(window.waiting() < 100);
+        assert_eq!(window.pause(now), None);
+        // Somebody does at last, and reads.
+        window.hear(&hello(LINE));
+        let ping = all(&mut window, now);
+        let [ToAgent::Ping { n, .. }] = ping[..] else {
+            panic!("{ping:?}");
+        };
+        window.hear(&FromAgent::Pong { n });
+        assert_eq!(all(&mut window, now), [ToAgent::Hail { version: 1 }]);
+    }
+
+    #[test]
+    fn a_lost_ping_is_said_again() {
+        let mut window = Window::new();
+        let now = Instant::now();
+        for lease in 0..500 {
+            window.push(&ToAgent::Named { lease });
+        }
+        let first = all(&mut window, now);
+        assert!(window.pop(now + AGAIN / 2).is_none());
+        assert_eq!(window.pause(now + AGAIN / 2), Some(AGAIN / 2));
+        let again = all(&mut window, now + AGAIN);
+        let [ToAgent::Ping { n, .. }] = again[..] else {
+            panic!("{again:?}");
+        };
+        window.hear(&FromAgent::Pong { n });
+        assert!(all(&mut window, now + AGAIN).len() + 3 >= first.len());
+    }
+
+    proptest! {
+        /// Whatever is said and whenever it is read: all arrives once and in order, and never more than a line holds
+        /// is unread.
+        #[test]
+        fn no_line_overflows_and_nothing_is_lost(
+            steps in proptest::collection::vec((0u64..200, 1usize..4000, 0u64..1500), 1..60)
+        ) {
+            let mut window = Window::new();
+            window.hear(&hello(LINE));
+            let (mut now, mut said, mut got) = (Instant::now(), Vec::new(), Vec::new());
+            let mut line: VecDeque<ToAgent> = VecDeque::new();
+            let mut next = 0;
+            let mut read = |line: &mut VecDeque<ToAgent>, window: &mut Window, mut bytes: usize| {
+                while bytes > 0 && let Some(message) = line.pop_front() {
+                    bytes = bytes.saturating_sub(length(&message));
+                    match message {
+                        ToAgent::Ping { n, .. } => window.hear(&FromAgent::Pong { n }),
+                        ToAgent::Withdrawn { leases } => got.extend(leases),
+                        _ => {}
+                    }
+                }
+            };
+            for (more, bytes, ms) in steps {
+                let leases: Vec<u64> = (next..next + more).map(|i| u64::MAX - i).collect();
+                next += more;
+                said.extend(leases.iter().copied());
+                window.push(&ToAgent::Withdrawn { leases });
+                line.extend(all(&mut window, now));
+                prop_assert!(line.iter().map(length).sum::<usize>() < 3900);
+                read(&mut line, &mut window, bytes);
+                now += Duration::from_millis(ms);
+            }
+            while window.waiting() > 0 || !line.is_empty() {
+                line.extend(all(&mut window, now));
+                read(&mut line, &mut window, usize::MAX);
+                now += AGAIN;
+            }
+            prop_assert_eq!(got, said);
+        }
+    }
+}

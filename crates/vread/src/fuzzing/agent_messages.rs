@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that the agent in a hostile guest can send to its worker.
+//!
+//! Input: a first byte; if its bit 0 is set, the rest is the line as it is. Else the rest is lines of JSON, each put
+//! into a frame with the right checksum, so that the fuzzer gets past the frames. If bit 1 is set the agent has said
+//! hello and proved file system 0 before. `"@"` in a line stands for the content of a proof that holds.
+
+use std::fs::File;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use viola_proto::agent::{
+    FrameReader, FromAgent, HEADER, MAGIC, MAX_PAYLOAD, PROOF_BYTES, ToAgent, crc32c,
+};
+
+use crate::agent_worker::{Conversation, Readers, open_images};
+use crate::control::{Format, ImageSpec, Limits};
+use crate::journal::Journal;
+use crate::table::{self, Table};
+
+const DISK: u64 = 1 << 20;
+
+/// Reads the first slot at every other look.
+#[derive(Default)]
+struct Reading(std::cell::Cell<bool>);
+
+impl Readers for Reading {
+    fn of_slot(&self, _: u32, slot: u32) -> Option<&str> {
+        self.0.set(!self.0.get());
+        (slot == 0 && self.0.get()).then_some("vm1")
+    }
+
+    fn of_table(&self, _: u32) -> Option<&str> {
+        self.0.set(!self.0.get());
+        self.0.get().then_some("vm1")
+    }
+}
+
+fn files() -> &'static (File, File) {
+    static FILES: OnceLock<(File, File)> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let disk = super::memory_file();
+        disk.set_len(DISK).expect("a disk");
+        let shared = super::memory_file();
+        table::create(&shared, 1, 16).expect("a table");
+        (disk, shared)
+    })
+}
+
+/// Says hello and proves file system 0; the disk reads as zeros.
+const BEGIN: [&str; 2] = [
+    r#"{"hello":{"version":1,"agent_version":"0","boot_id":"b","session":1}}"#,
+    r#"{"proof":{"fs":0,"mount":"/d","kind":"ext4","disk":{"name":"ubda","size":1048576},"content":"@","map":{"size":4096,"extents":[[0,65536,4096,false]]}}}"#,
+];
+
+/// A line as a frame; bytes that JSON does not have are left out.
+fn frame(line: &[u8]) -> Vec<u8> {
+    let line = String::from_utf8_lossy(line)
+        .replace("\"@\"", &format!("\"{}\"", "00".repeat(PROOF_BYTES)));
+    let line: Vec<u8> = line
+        .bytes()
+        .filter(|b| *b >= 0x20)
+        .take(MAX_PAYLOAD)
+        .collect();
+    let mut frame = Vec::with_capacity(HEADER + line.len());
+    frame.extend(MAGIC);
+    frame.extend((line.len() as u32).to_le_bytes());
+    frame.extend(crc32c(&line).to_le_bytes());
+    frame.extend(line);
+    frame
+}
+
+/// Takes one input; panics when a promise is broken.
+pub fn agent_messages(input: &[u8]) {
+    let Some((mode, rest)) = input.split_first() else {
+        return;
+    };
+    let (disk, shared) = files();
+    let limits = Limits {
+        blocks: 16,
+        extents: 64,
+        names_per_s: 1_000_000,
+    };
+    let mut now = Instant::now();
+    let sink = Box::new(|_, line: &str| assert!(!line.contains(['\n', '\x1b'])));
+    let table = Table::map(shared).expect("the table");
+    let mut conversation = Conversation::new(table, limits, Journal::new(sink), now);
+    let spec = ImageSpec {
+        id: 1,
+        device: "ubda".into(),
+        serial: None,
+        layers: vec![Format::Raw],
+        path: "/d.img".into(),
+        file: (1, 1),
+    };
+    let image = disk.try_clone().expect("the disk").into();
+    let disks = open_images(vec![spec], vec![image]).expect("an image");
+    let mut out = Vec::new();
+    conversation.replace_disks(now, disks, "start", &mut out);
+    conversation.open(now, &mut out);
+    let readers = Reading::default();
+    let mut frames = FrameReader::new();
+    let mut work = |frames: &mut FrameReader| {
+        while let Some(message) = frames.next::<FromAgent>() {
+            now += Duration::from_millis(100);
+            let mut out = Vec::new();
+            match message {
+                Ok(message) => conversation.hear(now, message, &mut out),
+                Err(e) => conversation.misheard(now, &e),
+            }
+            conversation.settle(now, &readers, &mut out);
+            conversation.tick(now, &mut out);
+            // Each message is answered by a few at most, and each of them can be sent.
+            assert!(out.len() < 16);
+            for answer in &out {
+                viola_proto::agent::encode::<ToAgent>(answer).expect("an answer that can be sent");
+            }
+            let stat = conversation.stat(now, &readers);
+            assert!(stat.blocks <= 16 && stat.extents <= 64);
+        }
+    };
+    if mode & 2 != 0 {
+        for line in BEGIN {
+            frames.push(&frame(line.as_bytes()));
+            work(&mut frames);
+        }
+    }
+    if mode & 1 != 0 {
+        for piece in rest.chunks(1 + usize::from(*mode)) {
+            frames.push(piece);
+            work(&mut frames);
+        }
+    } else {
+        for line in rest.split(|b| *b == b'\n') {
+            frames.push(&frame(line));
+            work(&mut frames);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that a hostile VM can put into the queue of its virtio-fs device.
+//!
+//! Input: requests one after the other. Each begins with four bytes: how it is made, how much room its
+//! answer has (in units of 64 bytes), how it is cut into descriptors (in units of 16 bytes), and its
+//! length. An odd first byte: the rest is the request as it is. Else it is an operation and a node, a
+//! byte each, and the body; the header is made here, so that the fuzzer gets past it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, OnceLock};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use viola_extents::host::{Image, Layer};
+use viola_proto::agent::{BlockKey, Extent, FileMap};
+
+use crate::lookup::{Found, Next, Server};
+use crate::reader::wire::Requests;
+use crate::reader::{BlockFs, Look, Service};
+use crate::{hazard, table};
+
+const TABLE: u32 = 1;
+/// What the disk holds where no block is; none of it may ever be answered.
+const SECRET: u8 = 0xd7;
+/// What blocks hold.
+const BLOCK: u8 = 0x11;
+
+struct Bench {
+    service: Arc<Service>,
+    hazards: hazard::View,
+}
+
+fn found(table: &table::Table, key: &BlockKey) -> Option<Found> {
+    let slot = u32::try_from(key.id()).ok().filter(|slot| *slot < 4)?;
+    let file = |size, physical| FileMap {
+        size,
+        extents: vec![Extent {
+            logical: 0,
+            physical,
+            length: size.min(8192),
+            zero: false,
+        }],
+    };
+    Some(Found {
+        lease: table.lease(slot)?,
+        image: 1,
+        data: file(20_000, 65_536),
+        meta: file(100, 131_072),
+    })
+}
+
+fn bench() -> &'static Bench {
+    static BENCH: OnceLock<Bench> = OnceLock::new();
+    BENCH.get_or_init(|| {
+        let shared = super::memory_file();
+        let cells = super::memory_file();
+        table::create(&shared, TABLE, 4).expect("a table");
+        hazard::create(&cells, 2).expect("cells");
+        let disk = super::memory_file();
+        disk.write_all_at(&[SECRET; 1 << 18], 0).expect("a disk");
+        disk.write_all_at(&[BLOCK; 8192], 65_536).expect("a block");
+        disk.write_all_at(&[BLOCK; 100], 131_072).expect("a block");
+        let (here, there): (OwnedFd, OwnedFd) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("sockets");
+        let table = table::Table::map(&shared).expect("the table");
+        std::thread::spawn(move || {
+            let mut server = Server::new(there);
+            loop {
+                match server.receive() {
+                    Next::Question(number, question) => {
+                        let found = found(&table, &question.key);
+                        server.answer(number, found.as_ref()).expect("a reader");
+                    }
+                    Next::Nothing => {
+                        let _ = poll(&mut [PollFd::new(server.socket(), PollFlags::IN)], None);
+                    }
+                    Next::Gone => panic!("the reader does not keep to the protocol"),
+                }
+            }
+        });
+        let service = Arc::new(Service::new(hazard::Cells::map(&cells).expect("cells")));
+        service.add("dn1", here, shared.into()).expect("a table");
+        let image = Image::open(vec![Layer::raw(disk)]).expect("an image");
+        assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(image))])));
+        Bench {
+            service,
+            hazards: hazard::View::map(&cells).expect("cells"),
+        }
+    })
+}
+
+/// Takes one input; panics when a promise is broken.
+pub fn fuse_requests(input: &[u8]) {
+    let bench = bench();
+    let look = Look {
+        uid: 0,
+        gid: 0,
+        keep_cache: false,
+    };
+    let requests = Requests::new(BlockFs::new(bench.service.clone(), look));
+    let mut rest = input;
+    let mut sent = 0;
+    while let Some(([how, room, cut, length], after)) = rest.split_first_chunk::<4>() {
+        let (body, after) = after.split_at(after.len().min(usize::from(*length)));
+        rest = after;
+        let request = match (how % 2, body) {
+            (0, [operation, node, body @ ..]) => {
+                let mut bytes = Vec::with_capacity(40 + body.len());
+                bytes.extend_from_slice(&(40 + body.len() as u32).to_le_bytes());
+                bytes.extend_from_slice(&u32::from(*operation).to_le_bytes());
+                bytes.extend_from_slice(&[9; 8]);
+                bytes.extend_from_slice(&u64::from(*node).to_le_bytes());
+                bytes.extend_from_slice(&[0; 16]);
+                bytes.extend_from_slice(body);
+                bytes
+            }
+            _ => body.to_vec(),
+        };
+        let room = usize::from(*room) * 64;
+        let answer = requests.send(&request, room, 1 + usize::from(*cut) * 16);
+        if let Some(answer) = answer {
+            assert!(answer.len() <= room);
+            // an answer of this length comes from nowhere but the disk
+            let secret = answer.windows(16).any(|bytes| bytes == [SECRET; 16]);
+            assert!(!secret || request.windows(8).any(|bytes| bytes == [SECRET; 8]));
+        }
+        sent += 1;
+        assert!(!bench.hazards.names_any(TABLE));
+    }
+    assert!(requests.kept() <= sent + 1);
+    drop(requests);
+    assert_eq!(bench.service.stat().open, 0);
+}

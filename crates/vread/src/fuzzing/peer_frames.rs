@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What another host can send, inside TLS, and what a reader's worker can send to the worker for other hosts.
+//!
+//! Input: a byte that says who listens, one that says how the stream is cut, and the stream.
+
+use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
+
+use crate::peer::frames::{Frames, Sink};
+use crate::peer::memory::Memory;
+use crate::peer::wire::{Bad, MAX_NAME, MAX_READ, Message};
+use crate::peer::{line, local, new_memory};
+
+/// Takes requests, and holds each against what it may be.
+#[derive(Default)]
+struct Requests {
+    awaited: usize,
+}
+
+impl Sink for Requests {
+    fn message(&mut self, id: u64, message: Message) -> Result<(), Bad> {
+        assert_eq!(self.awaited, 0, "a frame in the middle of another one");
+        match &message {
+            Message::Read { offset, length, .. } => {
+                assert!((1..=MAX_READ).contains(length));
+                assert!(offset.checked_add((*length).into()).is_some());
+            }
+            Message::Hello { reader, .. } => assert!(reader.len() <= MAX_NAME),
+            Message::Data { length } => {
+                assert!(*length <= MAX_READ);
+                self.awaited = *length as usize;
+                return Ok(());
+            }
+            _ => {}
+        }
+        // What was understood is written as it was read.
+        let mut bytes = Vec::new();
+        message.put(id, &mut bytes);
+        let mut again = Frames::default();
+        again.feed(&bytes, &mut Same(id, message))
+    }
+
+    fn data(&mut self, _: u64, _: usize, bytes: &[u8]) -> Result<(), Bad> {
+        assert!(bytes.len() <= self.awaited);
+        self.awaited -= bytes.len();
+        Ok(())
+    }
+}
+
+struct Same(u64, Message);
+
+impl Sink for Same {
+    fn message(&mut self, id: u64, message: Message) -> Result<(), Bad> {
+        assert_eq!((self.0, &self.1), (id, &message));
+        Ok(())
+    }
+
+    fn data(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), Bad> {
+        unreachable!("a message without bytes of a block")
+    }
+}
+
+/// Takes one input; panics when a promise is broken.
+pub fn peer_frames(input: &[u8]) {
+    let [who, cut, stream @ ..] = input else {
+        return;
+    };
+    let cut = 1 + usize::from(*cut);
+    match who % 3 {
+        0 => {
+            let (mut frames, mut requests) = (Frames::default(), Requests::default());
+            for part in stream.chunks(cut) {
+                if frames.feed(part, &mut requests).is_err() {
+                    return;
+                }
+            }
+        }
+        1 => {
+            static MEMORY: LazyLock<(OwnedFd, Memory)> = LazyLock::new(|| {
+                let file = new_memory().expect("memory");
+                let map = Memory::map(&file, true).expect("a mapping");
+                (file, map)
+            });
+            assert!(line::take_answers(stream, cut, &MEMORY.1) <= 8);
+        }
+        _ => drop(local::parse(stream)),
+    }
+}

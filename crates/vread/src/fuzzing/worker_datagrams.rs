@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that a worker which a VM has taken over can send to the other workers and to the daemon.
+//!
+//! Input: a first byte that says who listens; then datagrams, each after two bytes of length, little endian.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+use viola_proto::agent::{BlockKey, MAX_EXTENTS};
+
+use crate::control::{Control, ControlError, Inbox, Report};
+use crate::lookup::{Client, Next, Server, ask_all};
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("sockets")
+}
+
+/// Takes one input; panics when a promise is broken.
+pub fn worker_datagrams(input: &[u8]) {
+    let Some((who, mut rest)) = input.split_first() else {
+        return;
+    };
+    let (here, there) = pair();
+    let mut sent = 0;
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes(*length));
+        let (datagram, after) = after.split_at(after.len().min(length));
+        rest = after;
+        // What does not fit into the socket is not sent.
+        if !datagram.is_empty() && send(&there, datagram, SendFlags::DONTWAIT).is_ok() {
+            sent += 1;
+        }
+    }
+    match who % 4 {
+        // an agent's worker hears a reader's
+        0 => {
+            let mut server = Server::new(here);
+            let heard = (0..=sent).filter(|_| matches!(server.receive(), Next::Question(..)));
+            assert!(heard.count() <= sent);
+        }
+        // a reader's worker hears an agent's
+        1 => {
+            let client = Client::new(here);
+            let key = BlockKey::new("BP-1", 7, 1001).expect("a key");
+            if let Some((of, found)) = ask_all(&[&client], &key, Duration::ZERO) {
+                assert_eq!(of, 0);
+                assert!(found.data.extents.len() <= MAX_EXTENTS);
+                assert!(found.meta.extents.len() <= MAX_EXTENTS);
+            }
+        }
+        // the daemon hears a worker
+        2 => {
+            let control = Control::from_fd(here);
+            for _ in 0..sent {
+                match control.receive::<Report>() {
+                    Ok(Some(_)) | Err(ControlError::Garbage(_)) => {}
+                    other => panic!("a datagram is lost: {other:?}"),
+                }
+            }
+        }
+        // a worker hears who is not the daemon
+        _ => {
+            let mut inbox = Inbox::single(Control::from_fd(here));
+            while let Some((received, to)) = inbox.next() {
+                assert_eq!(received.message.descriptors(), received.fds.len());
+                inbox.answer(to, &Report::Done);
+            }
+        }
+    }
+}

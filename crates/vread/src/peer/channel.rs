@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A TLS connection that nobody waits for.
+//!
+//! Bytes to be sent are encrypted straight from their buffer into the one that goes to the socket, in records of
+//! 16 KiB and system calls of up to 256 KiB; received ones are decrypted where they lie.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
+
+use super::tls::{Fingerprint, fingerprint_of};
+use super::wire::Bad;
+
+/// Room for received records.
+const IN: usize = 512 << 10;
+/// Room for encrypted records.
+const OUT: usize = 320 << 10;
+/// Plain bytes encrypted in one go.
+const AT_ONCE: usize = 64 << 10;
+/// What encryption adds to [`AT_ONCE`] at most, and room for a message of the handshake.
+const SLACK: usize = 32 << 10;
+/// Bytes taken from the socket before others have their turn.
+const TURN: usize = 2 << 20;
+/// Buffers that are kept for later.
+const SPARE: usize = 8;
+
+/// Why a connection is over.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// The other side has ended it.
+    #[error("the other host has hung up")]
+    Closed,
+    /// The network.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// No agreement on who is who, or altered bytes.
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The frames are not as they should be.
+    #[error(transparent)]
+    Bad(#[from] Bad),
+}
+
+enum Connection {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+/// One end of a connection.
+pub struct Channel {
+    socket: TcpStream,
+    connection: Connection,
+    incoming: Vec<u8>,
+    /// What of `incoming` was not looked at yet.
+    got: std::ops::Range<usize>,
+    outgoing: Vec<u8>,
+    /// What of `outgoing` was not sent yet.
+    left: std::ops::Range<usize>,
+    queue: VecDeque<Vec<u8>>,
+    /// Bytes of the first in the queue that are encrypted.
+    done: usize,
+    queued: usize,
+    ready: bool,
+    spare: Vec<Vec<u8>>,
+    /// Whether anything has come since this was last asked.
+    heard: bool,
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Channel")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// What to do next.
+enum Next {
+    Again,
+    Wait,
+}
+
+impl Channel {
+    /// The asking end. The socket is connected, or about to be, and does not block.
+    pub fn client(socket: TcpStream, connection: UnbufferedClientConnection) -> Self {
+        Self::new(socket, Connection::Client(connection))
+    }
+
+    /// The answering end.
+    pub fn server(socket: TcpStream, connection: UnbufferedServerConnection) -> Self {
+        Self::new(socket, Connection::Server(connection))
+    }
+
+    fn new(socket: TcpStream, connection: Connection) -> Self {
+        Self {
+            socket,
+            connection,
+            incoming: vec![0; IN],
+            got: 0..0,
+            outgoing: vec![0; OUT],
+            left: 0..0,
+            queue: VecDeque::new(),
+            done: 0,
+            queued: 0,
+            ready: false,
+            spare: Vec::new(),
+            heard: false,
+        }
+    }
+
+    /// The other side's certificate, after the handshake.
+    pub fn peer(&self) -> Option<Fingerprint> {
+        fingerprint_of(match &self.connection {
+            Connection::Client(connection) => connection.peer_certificates(),
+            Connection::Server(connection) => connection.peer_certificates(),
+        })
+    }
+
+    /// Whether anything has come since this was last asked.
+    pub fn heard(&mut self) -> bool {
+        std::mem::take(&mut self.heard)
+    }
+
+    /// An empty buffer, if possible one that has been used before.
+    pub fn buffer(&mut self) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer
+    }
+
+    /// Bytes to be sent when there is time.
+    pub fn send(&mut self, bytes: Vec<u8>) {
+        self.queued += bytes.len();
+        self.queue.push_back(bytes);
+    }
+
+    /// Bytes that were not sent yet.
+    pub fn queued(&self) -> usize {
+        self.queued + self.left.len()
+    }
+
+    /// Whether to wait until the socket takes more.
+    pub fn wants_write(&self) -> bool {
+        !self.left.is_empty() || (self.ready && self.queued > 0)
+    }
+
+    /// Takes what has come, at most [`TURN`] bytes.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn receive(
+        &mut self,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), Bad>,
+    ) -> Result<(), Broken> {
+        let mut turn = 0;
+        while turn < TURN {
+            if self.got.end == IN {
+                self.incoming.copy_within(self.got.clone(), 0);
+                self.got = 0..self.got.len();
+            }
+            if self.got.len() == IN {
+                return Err(Bad("a record without end").into());
+            }
+            let read = match self.socket.read(&mut self.incoming[self.got.end..]) {
+                Ok(0) => return Err(Broken::Closed),
+                Ok(read) => read,
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) if would_block(&e) => return Ok(()),
+                Err(e) => return Err(e.into()),
+            };
+            self.heard = true;
+            turn += read;
+            self.got.end += read;
+            self.work(take)?;
+        }
+        Ok(())
+    }
+
+    /// Encrypts and sends what is to be sent, as far as the socket takes it.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn flush(&mut self) -> Result<(), Broken> {
+        loop {
+            if self.left.is_empty() || (self.left.end < OUT / 2 && self.queued > 0) {
+                // Nothing is received here.
+                self.work(&mut |_| Ok(()))?;
+            }
+            if self.left.is_empty() {
+                return Ok(());
+            }
+            match self.socket.write(&self.outgoing[self.left.clone()]) {
+                Ok(0) => return Err(Broken::Closed),
+                Ok(written) => self.left.start += written,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if would_block(&e) => return Ok(()),
+                Err(e) => return Err(e.into()),
+            }
+            if self.left.is_empty() {
+                self.left = 0..0;
+            }
+        }
+    }
+
+    /// Lets TLS go on until it needs more bytes, or more room.
+    fn work(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), Bad>) -> Result<(), Broken> {
+        loop {
+            if self.left.is_empty() {
+                self.left = 0..0;
+            }
+            let got = &mut self.incoming[self.got.clone()];
+            let mut out = Out {
+                room: &mut self.outgoing,
+                left: &mut self.left,
+                queue: &mut self.queue,
+                done: &mut self.done,
+                queued: &mut self.queued,
+                ready: &mut self.ready,
+                spare: &mut self.spare,
+            };
+            let (discard, next) = match &mut self.connection {
+                Connection::Client(c) => step(c.process_tls_records(got), &mut out, take),
+                Connection::Server(c) => step(c.process_tls_records(got), &mut out, take),
+            };
+            self.got.start += discard;
+            if self.got.is_empty() {
+                self.got = 0..0;
+            }
+            match next {
+                Ok(Next::Again) => {}
+                Ok(Next::Wait) => return Ok(()),
+                Err(broken) => {
+                    self.tell_why();
+                    return Err(broken);
+                }
+            }
+        }
+    }
+
+    /// Sends the alert that tells the other side why, if it can be sent now.
+    fn tell_why(&mut self) {
+        let mut nothing = Vec::new();
+        let mut out = Out {
+            room: &mut self.outgoing,
+            left: &mut self.left,
+            queue: &mut VecDeque::new(),
+            done: &mut 0,
+            queued: &mut 0,
+            ready: &mut false,
+            spare: &mut nothing,
+        };
+        let _ = match &mut self.connection {
+            Connection::Client(c) => {
+                step(c.process_tls_records(&mut []), &mut out, &mut |_| Ok(()))
+            }
+            Connection::Server(c) => {
+                step(c.process_tls_records(&mut []), &mut out, &mut |_| Ok(()))
+            }
+        };
+        let _ = self.socket.write(&self.outgoing[self.left.clone()]);
+        self.left = 0..0;
+    }
+}
+
+fn would_block(e: &io::Error) -> bool {
+    // A connection that is being made says the latter.
+    e.kind() == ErrorKind::WouldBlock || e.kind() == ErrorKind::NotConnected
+}
+
+/// Where encrypted bytes go, and from where they come.
+struct Out<'a> {
+    room: &'a mut Vec<u8>,
+    left: &'a mut std::ops::Range<usize>,
+    queue: &'a mut VecDeque<Vec<u8>>,
+    done: &'a mut usize,
+    queued: &'a mut usize,
+    ready: &'a mut bool,
+    spare: &'a mut Vec<Vec<u8>>,
+}
+
+/// One step of TLS; how many received bytes are done with, and how to go on.
+fn step<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    out: &mut Out<'_>,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), Bad>,
+) -> (usize, Result<Next, Broken>) {
+    let mut discard = status.discard;
+    let next = match status.state {
+        Err(e) => Err(e.into()),
+        Ok(ConnectionState::ReadTraffic(mut traffic)) => loop {
+            match traffic.next_record() {
+                None => break Ok(Next::Again),
+                Some(Err(e)) => break Err(e.into()),
+                Some(Ok(record)) => {
+                    discard += record.discard;
+                    if let Err(bad) = take(record.payload) {
+                        break Err(bad.into());
+                    }
+                }
+            }
+        },
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            match data.encode(&mut out.room[out.left.end..]) {
+                Ok(more) => {
+                    out.left.end += more;
+                    Ok(Next::Again)
+                }
+                // Messages of a handshake are far smaller than the room, which is empty at its begin.
+                Err(EncodeError::InsufficientSize(_) | EncodeError::AlreadyEncoded) => {
+                    Err(Bad("a handshake that is too long").into())
+                }
+            }
+        }
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            data.done();
+            Ok(Next::Again)
+        }
+        Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+            *out.ready = true;
+            loop {
+                let Some(first) = out.queue.front() else {
+                    break Ok(Next::Wait);
+                };
+                if out.left.end + AT_ONCE + SLACK > out.room.len() {
+                    break Ok(Next::Wait);
+                }
+                let part = &first[*out.done..];
+                let part = &part[..part.len().min(AT_ONCE)];
+                match traffic.encrypt(part, &mut out.room[out.left.end..]) {
+                    Ok(more) => out.left.end += more,
+                    Err(EncryptError::InsufficientSize(_)) => break Ok(Next::Wait),
+                    Err(EncryptError::EncryptExhausted) => {
+                        break Err(rustls::Error::EncryptError.into());
+                    }
+                }
+                *out.done += part.len();
+                *out.queued -= part.len();
+                if *out.done == first.len() {
+                    *out.done = 0;
+                    if let Some(used) = out.queue.pop_front()
+                        && out.spare.len() < SPARE
+                    {
+                        out.spare.push(used);
+                    }
+                }
+            }
+        }
+        Ok(ConnectionState::BlockedHandshake) => Ok(Next::Wait),
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Err(Broken::Closed),
+        Ok(_) => Err(Bad("early data").into()),
+    };
+    (discard, next)
+}

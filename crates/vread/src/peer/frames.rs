@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stream of bytes cut into frames. Bytes of blocks are handed on as they come and never kept.
+
+use super::wire::{Bad, Code, HEADER, Head, Message};
+
+/// Who takes the frames.
+pub trait Sink {
+    /// A frame, but for the bytes of a block.
+    ///
+    /// # Errors
+    /// When it has no place here; nothing more is taken then.
+    fn message(&mut self, id: u64, message: Message) -> Result<(), Bad>;
+
+    /// Bytes of the block that request `id` has asked for, from `at` of the answer on. They come in order, without
+    /// bytes of another answer between them, after [`Message::Data`] was given.
+    ///
+    /// # Errors
+    /// As above.
+    fn data(&mut self, id: u64, at: usize, bytes: &[u8]) -> Result<(), Bad>;
+}
+
+/// Where in a frame the stream is.
+#[derive(Debug, Default)]
+pub struct Frames {
+    head: [u8; HEADER],
+    /// Bytes of the header that are there.
+    have: usize,
+    /// The rest of a frame whose header is whole.
+    now: Option<(Head, usize)>,
+    body: Vec<u8>,
+}
+
+impl Frames {
+    /// Takes the next bytes of the stream.
+    ///
+    /// # Errors
+    /// [`Bad`], the stream's or the sink's. The connection is of no use any more then.
+    pub fn feed(&mut self, mut bytes: &[u8], sink: &mut impl Sink) -> Result<(), Bad> {
+        loop {
+            let Some((head, done)) = &mut self.now else {
+                if bytes.is_empty() {
+                    return Ok(());
+                }
+                let (part, rest) = bytes.split_at(bytes.len().min(HEADER - self.have));
+                self.head[self.have..][..part.len()].copy_from_slice(part);
+                self.have += part.len();
+                bytes = rest;
+                if self.have < HEADER {
+                    return Ok(());
+                }
+                self.have = 0;
+                let head = Head::parse(&self.head)?;
+                if head.is_data() {
+                    sink.message(head.id, head.message(&[])?)?;
+                }
+                self.now = Some((head, 0));
+                continue;
+            };
+            let (part, rest) = bytes.split_at(bytes.len().min(head.length - *done));
+            if head.is_data() {
+                if !part.is_empty() {
+                    sink.data(head.id, *done, part)?;
+                }
+            } else {
+                self.body.extend_from_slice(part);
+            }
+            *done += part.len();
+            bytes = rest;
+            if *done < head.length {
+                return Ok(());
+            }
+            let head = *head;
+            self.now = None;
+            if !head.is_data() {
+                let message = head.message(&self.body);
+                self.body.clear();
+                let message = message?;
+                // This one is this host's own word.
+                if message == Message::Failed(Code::Gone) {
+                    return Err(Bad("an unknown code"));
+                }
+                sink.message(head.id, message)?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use viola_proto::agent::BlockKey;
+
+    use super::super::wire::*;
+    use super::*;
+
+    /// All that came, with bytes of blocks joined.
+    #[derive(Default, PartialEq, Debug)]
+    struct Taken(Vec<(u64, Message)>, Vec<u8>);
+
+    impl Sink for Taken {
+        fn message(&mut self, id: u64, message: Message) -> Result<(), Bad> {
+            self.0.push((id, message));
+            Ok(())
+        }
+
+        fn data(&mut self, _: u64, at: usize, bytes: &[u8]) -> Result<(), Bad> {
+            // The offset counts from the begin of its own answer.
+            assert!(at <= self.1.len());
+            self.1.extend_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    fn key() -> impl Strategy<Value = BlockKey> {
+        ("BP-[a-zA-Z0-9.-]{1,125}", any::<i64>(), any::<u64>())
+            .prop_map(|(pool, id, stamp)| BlockKey::new(&pool, id, stamp).unwrap())
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let name = "[a-z0-9@:é]{0,60}";
+        prop_oneof![
+            (any::<u16>(), name).prop_map(|(version, reader)| Message::Hello { version, reader }),
+            key().prop_map(|key| Message::Find { key }),
+            (key(), any::<bool>(), any::<u32>(), 1..=MAX_READ).prop_map(
+                |(key, meta, offset, length)| Message::Read {
+                    key,
+                    meta,
+                    offset: offset.into(),
+                    length
+                }
+            ),
+            Just(Message::Ping),
+            any::<u16>().prop_map(|version| Message::Welcome { version }),
+            (any::<u64>(), any::<u64>(), name, name).prop_map(|(data, meta, datanode, name)| {
+                Message::Found(Located {
+                    data,
+                    meta,
+                    datanode,
+                    name,
+                })
+            }),
+            (0u32..5000).prop_map(|length| Message::Data { length }),
+            Just(Message::Pong),
+            Just(Message::Failed(Code::Withdrawn)),
+        ]
+    }
+
+    fn stream(messages: &[(u64, Message)]) -> (Vec<u8>, Vec<u8>) {
+        let (mut stream, mut blocks) = (Vec::new(), Vec::new());
+        for (id, message) in messages {
+            message.put(*id, &mut stream);
+            if let Message::Data { length } = message {
+                let bytes: Vec<u8> = (0..*length).map(|i| (i as u64 ^ id) as u8).collect();
+                stream.extend_from_slice(&bytes);
+                blocks.extend(bytes);
+            }
+        }
+        (stream, blocks)
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_sent_arrives_however_it_is_cut(
+            messages in prop::collection::vec((any::<u64>(), message()), 0..12),
+            cuts in prop::collection::vec(1usize..700, 1..40),
+        ) {
+            let (bytes, blocks) = stream(&messages);
+            let (mut frames, mut taken) = (Frames::default(), Taken::default());
+            let (mut rest, mut cut) = (&bytes[..], cuts.iter().cycle());
+            while !rest.is_empty() {
+                let (part, more) = rest.split_at(rest.len().min(*cut.next().unwrap()));
+                frames.feed(part, &mut taken).unwrap();
+                rest = more;
+            }
+            prop_assert_eq!(taken, Taken(messages, blocks));
+        }
+
+        #[test]
+        fn garbage_is_refused_or_taken_but_never_kept(bytes in prop::collection::vec(any::<u8>(), 0..4000)) {
+            let (mut frames, mut taken) = (Frames::default(), Taken::default());
+            let _ = frames.feed(&bytes, &mut taken);
+            prop_assert!(frames.body.capacity() <= 1024);
+        }
+
+        #[test]
+        fn a_flipped_bit_never_panics(
+            messages in prop::collection::vec((any::<u64>(), message()), 1..6), at: usize, bit in 0u8..8,
+        ) {
+            let (mut bytes, _) = stream(&messages);
+            let at = at % bytes.len();
+            bytes[at] ^= 1 << bit;
+            let _ = Frames::default().feed(&bytes, &mut Taken::default());
+        }
+    }
+
+    #[test]
+    fn a_frame_may_not_be_longer_than_its_kind() {
+        let refused = |header: [u8; HEADER]| Frames::default().feed(&header, &mut Taken::default());
+        assert!(refused(header(1, 2, 0, 513)).is_err());
+        assert!(refused(header(1, 131, 0, MAX_READ + 1)).is_err());
+        assert!(refused(header(1, 131, 0, MAX_READ)).is_ok());
+        assert!(refused(header(1, 131, 2, 1)).is_err());
+        assert!(refused(header(1, 131, 9, 0)).is_err());
+        assert!(refused(header(1, 131, 5, 0)).is_err());
+        assert!(refused(header(1, 77, 0, 0)).is_err());
+        assert!(refused(header(1, 4, 1, 0)).is_err());
+        let mut strange = header(1, 4, 0, 0);
+        strange[6] = 1;
+        assert!(refused(strange).is_err());
+    }
+
+    #[test]
+    fn a_read_beyond_all_bounds_is_refused() {
+        let key = BlockKey::new("BP-1", 1, 1).unwrap();
+        for (offset, length) in [(0, 0), (0, MAX_READ + 1), (u64::MAX - 3, 5)] {
+            let mut bytes = Vec::new();
+            let message = Message::Read {
+                key: key.clone(),
+                meta: false,
+                offset,
+                length,
+            };
+            message.put(1, &mut bytes);
+            let fed = Frames::default().feed(&bytes, &mut Taken::default());
+            assert!(fed.is_err(), "{offset} {length}");
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_cut_where_a_letter_ends() {
+        let mut bytes = Vec::new();
+        let reader = "é".repeat(150);
+        Message::Hello { version: 1, reader }.put(1, &mut bytes);
+        let mut taken = Taken::default();
+        Frames::default().feed(&bytes, &mut taken).unwrap();
+        assert!(matches!(&taken.0[0].1, Message::Hello { reader, .. } if reader.len() == 200));
+    }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What another host has asked for, done: by the thread of its connection if that need not wait, else by others.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use viola_proto::agent::BlockKey;
+
+use super::hosts::{Host, add};
+use super::wire::{Code, HEADER, Located, Message, data_header};
+use crate::reader::{Failed, Handle, Service};
+
+/// A request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ask {
+    Find {
+        key: BlockKey,
+    },
+    Read {
+        key: BlockKey,
+        meta: bool,
+        offset: u64,
+        length: u32,
+    },
+}
+
+impl Ask {
+    pub(super) fn key(&self) -> &BlockKey {
+        match self {
+            Self::Find { key } | Self::Read { key, .. } => key,
+        }
+    }
+
+    /// Memory that it takes until it is answered and sent, bytes.
+    pub(super) fn cost(&self) -> usize {
+        match self {
+            Self::Find { .. } => 1024,
+            Self::Read { length, .. } => *length as usize + HEADER,
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub(super) struct Asking {
+    pub(super) host: Arc<Host>,
+    pub(super) reader: Arc<str>,
+}
+
+impl Asking {
+    fn may<'a>(&'a self, key: &'a BlockKey) -> impl Fn(&str) -> bool + 'a {
+        |datanode: &str| self.host.may(&self.reader, datanode, key.pool())
+    }
+
+    /// The block that is asked for, if that is known without waiting.
+    pub(super) fn known(&self, service: &Service, key: &BlockKey) -> Option<Handle> {
+        service.known_plain(key, &self.may(key))
+    }
+
+    /// Does what is asked, and gives the frame to be sent. `None` when that takes waiting and `waits` is not set; the
+    /// buffer is left then.
+    pub(super) fn answer(
+        &self,
+        service: &Service,
+        id: u64,
+        ask: &Ask,
+        buffer: &mut Vec<u8>,
+        waits: bool,
+    ) -> Option<Vec<u8>> {
+        buffer.clear();
+        let done = self.try_answer(service, id, ask, buffer, waits);
+        if done == Err(Failed::WouldWait) {
+            return None;
+        }
+        let counts = &self.host.counts;
+        add(&counts.answered, 1);
+        if let Err(failed) = done {
+            let code = match failed {
+                Failed::Ended => Code::Unknown,
+                Failed::Withdrawn => Code::Withdrawn,
+                Failed::WouldWait | Failed::Io => Code::Io,
+            };
+            counts.failed(code);
+            buffer.clear();
+            Message::Failed(code).put(id, buffer);
+        } else if let Ask::Read { length, .. } = ask {
+            add(&counts.bytes_out, (*length).into());
+        }
+        Some(std::mem::take(buffer))
+    }
+
+    fn try_answer(
+        &self,
+        service: &Service,
+        id: u64,
+        ask: &Ask,
+        buffer: &mut Vec<u8>,
+        waits: bool,
+    ) -> Result<(), Failed> {
+        let may = self.may(ask.key());
+        let find = || match waits {
+            true => service.find_plain(ask.key(), &may).ok_or(Failed::Ended),
+            false => service
+                .known_plain(ask.key(), &may)
+                .ok_or(Failed::WouldWait),
+        };
+        match ask {
+            Ask::Find { .. } => {
+                let block = find()?;
+                let located = Located {
+                    data: block.len(false),
+                    meta: block.len(true),
+                    datanode: block.datanode().to_owned(),
+                    name: self.host.plain_name(block.datanode()),
+                };
+                Message::Found(located).put(id, buffer);
+                Ok(())
+            }
+            Ask::Read {
+                meta,
+                offset,
+                length,
+                ..
+            } => {
+                buffer.extend_from_slice(&data_header(id, *length));
+                buffer.resize(HEADER + *length as usize, 0);
+                let room = &mut buffer[HEADER..];
+                // It may have been named again, or be in another place now.
+                match service.read_plain(&find()?, *meta, *offset, room, waits) {
+                    Err(Failed::Ended) => service.read_plain(&find()?, *meta, *offset, room, waits),
+                    done => done,
+                }
+            }
+        }
+    }
+}
+
+/// Frames that others have made for a connection.
+#[derive(Debug)]
+pub(super) struct Finished {
+    frames: Mutex<Vec<(usize, Vec<u8>)>>,
+    event: OwnedFd,
+}
+
+impl AsFd for Finished {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl Finished {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self {
+            frames: Mutex::default(),
+            event: eventfd(0, flags)?,
+        })
+    }
+
+    fn add(&self, cost: usize, frame: Vec<u8>) {
+        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        frames.push((cost, frame));
+        drop(frames);
+        self.wake();
+    }
+
+    /// Wakes whoever waits for frames.
+    pub(super) fn wake(&self) {
+        // It fails only when it is full, and then it is readable.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// All frames so far, each with what its request cost.
+    pub(super) fn take(&self) -> Vec<(usize, Vec<u8>)> {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        std::mem::take(&mut *self.frames.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A request that somebody patient has to do.
+pub(super) struct Job {
+    pub(super) service: Arc<Service>,
+    pub(super) asking: Asking,
+    pub(super) id: u64,
+    pub(super) ask: Ask,
+    pub(super) buffer: Vec<u8>,
+    pub(super) finished: Arc<Finished>,
+}
+
+impl Job {
+    pub(super) fn work(mut self) {
+        let frame = self
+            .asking
+            .answer(&self.service, self.id, &self.ask, &mut self.buffer, true);
+        // Whoever waits always answers.
+        let frame = frame.unwrap_or_default();
+        self.finished.add(self.ask.cost(), frame);
+    }
+}

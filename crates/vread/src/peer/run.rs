@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The worker: the daemon's orders, and the threads for other hosts and this host's readers.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::ask::Asker;
+use super::hosts::Hosts;
+use super::serve::Server;
+use super::tls::Identity;
+use crate::control::{Inbox, Order, PeerStat, Report, Role, VERSION};
+use crate::hazard::Cells;
+use crate::reader::{Service, end_on_panic, open_images};
+
+/// What the daemon gives a peer worker to begin with.
+#[derive(Debug)]
+pub struct Start {
+    /// Name of this host.
+    pub host: String,
+    /// Its certificate, PEM.
+    pub certificate: String,
+    /// Its private key, PEM.
+    pub key: String,
+    /// Listening sockets for other hosts.
+    pub listeners: Vec<OwnedFd>,
+    /// The worker's hazard cells ([`crate::hazard::create`]), all [`crate::hazard::MAX_CELLS`], to be written.
+    pub hazards: File,
+}
+
+/// Serves other hosts, and asks them, until the daemon says that this is over.
+///
+/// The process must be the worker's own: a panic in any of its threads ends it.
+///
+/// # Errors
+/// When something of `start` is not what it should be.
+pub fn run(start: Start, inbox: Inbox) -> io::Result<()> {
+    end_on_panic();
+    work(start, inbox)
+}
+
+pub(super) fn work(start: Start, mut inbox: Inbox) -> io::Result<()> {
+    let mut worker = Worker::new(start)?;
+    loop {
+        while let Some((received, from)) = inbox.next() {
+            let quit = matches!(received.message, Order::Quit { .. });
+            let report = worker.obey(received.message, received.fds);
+            inbox.answer(from, &report);
+            if quit {
+                return Ok(());
+            }
+        }
+        let mut sockets: Vec<PollFd<'_>> = inbox
+            .fds()
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut sockets, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+struct Worker {
+    host: String,
+    identity: Arc<Identity>,
+    hosts: Arc<Hosts>,
+    service: Arc<Service>,
+    listening: Vec<String>,
+    askers: BTreeMap<String, Asker>,
+}
+
+impl Worker {
+    fn new(start: Start) -> io::Result<Self> {
+        let identity = Identity::new(&start.certificate, &start.key).map_err(io::Error::other)?;
+        let cells = Cells::map(&start.hazards)?;
+        if cells.count() < crate::hazard::MAX_CELLS {
+            return Err(io::Error::other("there are too few hazard cells"));
+        }
+        let service = Arc::new(Service::new(cells));
+        let hosts = Arc::new(Hosts::default());
+        let tls = identity.server(&hosts.pins).map_err(io::Error::other)?;
+        let server = Arc::new(Server::new(service.clone(), hosts.clone(), tls)?);
+        let mut listening = Vec::new();
+        for listener in start.listeners {
+            let listener = TcpListener::from(listener);
+            // Its thread has nothing else to do.
+            listener.set_nonblocking(false)?;
+            listening.push(listener.local_addr()?.to_string());
+            let server = server.clone();
+            let thread = std::thread::Builder::new().name("peer-listen".into());
+            thread.spawn(move || server.listen(&listener))?;
+        }
+        Ok(Self {
+            host: start.host,
+            identity: Arc::new(identity),
+            hosts,
+            service,
+            listening,
+            askers: BTreeMap::new(),
+        })
+    }
+
+    fn obey(&mut self, order: Order, fds: Vec<OwnedFd>) -> Report {
+        let mut fds = fds.into_iter();
+        let missing = || Err("descriptors are missing".to_owned());
+        let done = match order {
+            Order::Hello { .. } => {
+                return Report::Hello {
+                    version: VERSION,
+                    program: env!("CARGO_PKG_VERSION").into(),
+                    role: Role::Peer,
+                    vm: self.host.clone(),
+                    pid: std::process::id(),
+                };
+            }
+            Order::Stat => return Report::Peer(self.stat()),
+            Order::Peers { peers } => {
+                let done = self.hosts.set(&peers);
+                self.askers.values().for_each(Asker::wake);
+                done
+            }
+            Order::Asker { reader, sources } => match (fds.next(), fds.next()) {
+                (Some(socket), Some(memory)) => {
+                    self.askers.remove(&reader);
+                    let asker = Asker::start(
+                        &self.identity,
+                        &self.hosts,
+                        reader.clone(),
+                        sources,
+                        socket,
+                        memory,
+                    );
+                    asker
+                        .map(|asker| drop(self.askers.insert(reader, asker)))
+                        .map_err(|e| e.to_string())
+                }
+                _ => missing(),
+            },
+            Order::NoAsker { reader } => {
+                self.askers.remove(&reader);
+                Ok(())
+            }
+            Order::Datanode { name } => match (fds.next(), fds.next()) {
+                (Some(socket), Some(table)) => self
+                    .service
+                    .add(&name, socket, table)
+                    .map_err(|e| format!("the table of `{name}`: {e}")),
+                _ => missing(),
+            },
+            Order::NoDatanode { name } => {
+                self.service.remove(&name);
+                Ok(())
+            }
+            Order::Images {
+                datanode, images, ..
+            } => open_images(&images, fds).and_then(|images| {
+                match self.service.set_images(&datanode, images) {
+                    true => Ok(()),
+                    false => Err(format!("there is no DataNode `{datanode}`")),
+                }
+            }),
+            Order::Quit { .. } => Ok(()),
+            other => Err(format!("an order for another worker: {other:?}")),
+        };
+        match done {
+            Ok(()) => Report::Done,
+            Err(why) => Report::Failed { why },
+        }
+    }
+
+    fn stat(&self) -> PeerStat {
+        let service = self.service.stat();
+        let askers = self.askers.iter().filter(|(_, asker)| !asker.ended());
+        PeerStat {
+            listening: self.listening.clone(),
+            datanodes: service.datanodes,
+            images: service.images,
+            askers: askers.map(|(name, _)| name.clone()).collect(),
+            strangers: self.hosts.strangers.load(Ordering::Relaxed),
+            peers: self.hosts.show(),
+        }
+    }
+}

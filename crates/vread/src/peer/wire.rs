@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What two hosts say to each other, inside TLS.
+//!
+//! The host that asks opens the connection, one for each of its readers. Everything is a frame; numbers are little
+//! endian:
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 4 | bytes after these 16 |
+//! | 1 | kind |
+//! | 1 | code of an answer ([`Code`]), else 0 |
+//! | 2 | 0 |
+//! | 8 | number of the request, chosen by the asking host, the same in its answer |
+//!
+//! | kind | after the 16 bytes |
+//! |---|---|
+//! | 1 hello | version (2), name of the reader |
+//! | 2 find | block |
+//! | 3 read | offset (8), length (4), 0 data or 1 checksums (1), block |
+//! | 4 ping | |
+//! | 129 welcome | version (2) |
+//! | 130 found | length of the data (8), of the checksums (8), identity and plain name of the DataNode VM |
+//! | 131 data | the bytes |
+//! | 132 pong | |
+//!
+//! A block is its number (8), its generation stamp (8) and the name of its pool. A name is its length (1) and its
+//! bytes. Answers come in any order. Hello comes first and once; an answer with a code has nothing after the header.
+//! Whoever does not keep to this is hung up on.
+
+use viola_proto::agent::BlockKey;
+
+/// Changes when an older program would not understand a frame.
+pub const WIRE_VERSION: u16 = 1;
+/// Longest read, bytes.
+pub const MAX_READ: u32 = 1 << 20;
+/// Requests that may be unanswered on one connection.
+pub const MAX_OUTSTANDING: usize = 64;
+/// Longest name, bytes.
+pub const MAX_NAME: usize = 200;
+/// Bytes of the header.
+pub const HEADER: usize = 16;
+/// Longest frame but for the header and the bytes of blocks.
+const MAX_BODY: usize = 512;
+
+const HELLO: u8 = 1;
+const FIND: u8 = 2;
+const READ: u8 = 3;
+const PING: u8 = 4;
+const WELCOME: u8 = 129;
+const FOUND: u8 = 130;
+const DATA: u8 = 131;
+const PONG: u8 = 132;
+
+/// Why there are no bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Code {
+    /// The block is not known there, or not to this reader.
+    Unknown = 1,
+    /// It was withdrawn while it was read.
+    Withdrawn = 2,
+    /// Its disk cannot be read.
+    Io = 3,
+    /// The other host does not want to talk: another version, or too much at a time.
+    Refused = 4,
+    /// The connection is not there, or has just ended. Never between hosts.
+    Gone = 5,
+}
+
+impl Code {
+    pub(super) fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Unknown,
+            2 => Self::Withdrawn,
+            3 => Self::Io,
+            4 => Self::Refused,
+            5 => Self::Gone,
+            _ => return None,
+        })
+    }
+}
+
+impl std::fmt::Display for Code {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "not known there",
+            Self::Withdrawn => "withdrawn",
+            Self::Io => "the disk there cannot be read",
+            Self::Refused => "refused",
+            Self::Gone => "not connected",
+        })
+    }
+}
+
+/// What the other side must not send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it does not keep to the protocol: {0}")]
+pub struct Bad(pub &'static str);
+
+/// A named block's lengths and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    /// Length of the data, bytes.
+    pub data: u64,
+    /// Length of the checksum file, bytes.
+    pub meta: u64,
+    /// Identity of the DataNode VM on its host.
+    pub datanode: String,
+    /// Its plain name there.
+    pub name: String,
+}
+
+/// A frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// The first one of a connection: on whose behalf.
+    Hello {
+        /// [`WIRE_VERSION`] of the asking host.
+        version: u16,
+        /// The reader.
+        reader: String,
+    },
+    /// Is this block there?
+    Find {
+        /// Which.
+        key: BlockKey,
+    },
+    /// Bytes of a block, please. All of them have to be within the file.
+    Read {
+        /// Which.
+        key: BlockKey,
+        /// Its checksums instead of its data.
+        meta: bool,
+        /// From where, bytes.
+        offset: u64,
+        /// How many bytes, 1 to [`MAX_READ`].
+        length: u32,
+    },
+    /// Are you there?
+    Ping,
+    /// The answer to hello.
+    Welcome {
+        /// [`WIRE_VERSION`] of the host that answers.
+        version: u16,
+    },
+    /// The answer to find.
+    Found(Located),
+    /// Head of an answer to read; its bytes come by [`super::frames::Sink::data`].
+    Data {
+        /// How many, bytes.
+        length: u32,
+    },
+    /// The answer to ping.
+    Pong,
+    /// Instead of any other answer.
+    Failed(Code),
+}
+
+fn put_name(out: &mut Vec<u8>, name: &str) {
+    let name = cut(name);
+    out.push(name.len() as u8);
+    out.extend_from_slice(name.as_bytes());
+}
+
+/// At most [`MAX_NAME`] bytes of a name.
+fn cut(name: &str) -> &str {
+    let mut end = name.len().min(MAX_NAME);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    &name[..end]
+}
+
+pub(super) fn put_key(out: &mut Vec<u8>, key: &BlockKey) {
+    out.extend_from_slice(&key.id().to_le_bytes());
+    out.extend_from_slice(&key.stamp().to_le_bytes());
+    put_name(out, key.pool());
+}
+
+/// The 16 bytes before everything.
+pub fn header(id: u64, kind: u8, code: u8, length: u32) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    bytes[4] = kind;
+    bytes[5] = code;
+    bytes[8..].copy_from_slice(&id.to_le_bytes());
+    bytes
+}
+
+/// The header of `length` bytes of a block.
+pub fn data_header(id: u64, length: u32) -> [u8; HEADER] {
+    header(id, DATA, 0, length)
+}
+
+impl Message {
+    /// Appends the frame to `out`; of [`Message::Data`] the header only. Names are cut to [`MAX_NAME`] bytes.
+    pub fn put(&self, id: u64, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&[0; HEADER]);
+        let (kind, code) = match self {
+            Self::Hello { version, reader } => {
+                out.extend_from_slice(&version.to_le_bytes());
+                put_name(out, reader);
+                (HELLO, 0)
+            }
+            Self::Find { key } => {
+                put_key(out, key);
+                (FIND, 0)
+            }
+            Self::Read {
+                key,
+                meta,
+                offset,
+                length,
+            } => {
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(&length.to_le_bytes());
+                out.push(u8::from(*meta));
+                put_key(out, key);
+                (READ, 0)
+            }
+            Self::Ping => (PING, 0),
+            Self::Welcome { version } => {
+                out.extend_from_slice(&version.to_le_bytes());
+                (WELCOME, 0)
+            }
+            Self::Found(located) => {
+                out.extend_from_slice(&located.data.to_le_bytes());
+                out.extend_from_slice(&located.meta.to_le_bytes());
+                put_name(out, &located.datanode);
+                put_name(out, &located.name);
+                (FOUND, 0)
+            }
+            Self::Data { .. } => (DATA, 0),
+            Self::Pong => (PONG, 0),
+            Self::Failed(code) => (DATA, *code as u8),
+        };
+        let length = match self {
+            Self::Data { length } => *length,
+            _ => (out.len() - start - HEADER) as u32,
+        };
+        out[start..start + HEADER].copy_from_slice(&header(id, kind, code, length));
+    }
+}
+
+/// A header that was taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) length: usize,
+    kind: u8,
+    code: u8,
+    pub(super) id: u64,
+}
+
+impl Head {
+    /// # Errors
+    /// When no frame begins like that.
+    pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, Bad> {
+        let [a, b, c, d, kind, code, zero, zeros, id @ ..] = *bytes;
+        let head = Self {
+            length: u32::from_le_bytes([a, b, c, d]) as usize,
+            kind,
+            code,
+            id: u64::from_le_bytes(id),
+        };
+        let most = if kind == DATA {
+            MAX_READ as usize
+        } else {
+            MAX_BODY
+        };
+        match () {
+            () if zero != 0 || zeros != 0 => Err(Bad("a header with something in it")),
+            () if head.length > most => Err(Bad("a frame that is too long")),
+            () if code != 0 && (kind != DATA || head.length > 0) => Err(Bad("a code out of place")),
+            () => Ok(head),
+        }
+    }
+
+    /// Whether bytes of a block follow.
+    pub(super) fn is_data(&self) -> bool {
+        self.kind == DATA && self.code == 0
+    }
+
+    /// The message with this header and body.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) fn message(&self, body: &[u8]) -> Result<Message, Bad> {
+        let mut rest = Rest(body);
+        let message = match self.kind {
+            HELLO => Message::Hello {
+                version: rest.u16()?,
+                reader: rest.name()?,
+            },
+            FIND => Message::Find { key: rest.key()? },
+            READ => {
+                let (offset, length) = (rest.u64()?, rest.u32()?);
+                let meta = match rest.take::<1>()? {
+                    [0] => false,
+                    [1] => true,
+                    _ => return Err(Bad("neither data nor checksums")),
+                };
+                if length == 0 || length > MAX_READ || offset.checked_add(length.into()).is_none() {
+                    return Err(Bad("a read of an impossible length"));
+                }
+                Message::Read {
+                    key: rest.key()?,
+                    meta,
+                    offset,
+                    length,
+                }
+            }
+            PING => Message::Ping,
+            WELCOME => Message::Welcome {
+                version: rest.u16()?,
+            },
+            FOUND => Message::Found(Located {
+                data: rest.u64()?,
+                meta: rest.u64()?,
+                datanode: rest.name()?,
+                name: rest.name()?,
+            }),
+            DATA if self.code == 0 => Message::Data {
+                length: self.length as u32,
+            },
+            DATA => Message::Failed(Code::from_byte(self.code).ok_or(Bad("an unknown code"))?),
+            PONG => Message::Pong,
+            _ => return Err(Bad("an unknown kind of frame")),
+        };
+        match rest.0 {
+            [] => Ok(message),
+            _ => Err(Bad("a frame that goes on after its end")),
+        }
+    }
+}
+
+/// What is left of a body.
+pub(super) struct Rest<'a>(pub(super) &'a [u8]);
+
+impl Rest<'_> {
+    pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], Bad> {
+        let (first, rest) = self
+            .0
+            .split_first_chunk::<N>()
+            .ok_or(Bad("a frame that is too short"))?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn u16(&mut self) -> Result<u16, Bad> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, Bad> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, Bad> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    pub(super) fn name(&mut self) -> Result<String, Bad> {
+        let [length] = self.take::<1>()?;
+        let length = usize::from(length);
+        if length > MAX_NAME {
+            return Err(Bad("a name that is too long"));
+        }
+        let (name, rest) = self
+            .0
+            .split_at_checked(length)
+            .ok_or(Bad("a frame that is too short"))?;
+        self.0 = rest;
+        let name = std::str::from_utf8(name).map_err(|_| Bad("a name that is no text"))?;
+        Ok(name.to_owned())
+    }
+
+    pub(super) fn key(&mut self) -> Result<BlockKey, Bad> {
+        let id = self.u64()?.cast_signed();
+        let stamp = self.u64()?;
+        BlockKey::new(&self.name()?, id, stamp).map_err(|_| Bad("no name of a block pool"))
+    }
+}

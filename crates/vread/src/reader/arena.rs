@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests that came as plain bytes, served by the same parser as those of a virtqueue.
+//!
+//! Request and reply lie in memory of this process, described by one descriptor each: so nothing about
+//! the server knows which way a request came.
+
+use fuse_backend_rs::api::server::Server;
+use viola_proto::relay::{HEADER, MAX_REPLY, MAX_REQUEST, TRAILER};
+use virtio_queue::desc::{RawDescriptor, split::Descriptor};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{
+    Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap, WriteVolatile,
+};
+
+use super::device::serve_chain;
+use super::fs::BlockFs;
+
+const DESCRIPTORS: u64 = 0;
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const REQUEST: u64 = 0x3000;
+/// The frame of the reply; the reply itself is behind the frame's header.
+const FRAME: u64 = REQUEST + MAX_REQUEST as u64;
+const REPLY: u64 = FRAME + HEADER as u64;
+const SIZE: usize = FRAME as usize + HEADER + MAX_REPLY + TRAILER;
+/// A queue's length is a power of two.
+const QUEUE: u16 = 2;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+/// Memory for one request at a time. What is not used of it is not there.
+pub(super) struct Arena {
+    memory: GuestMemoryAtomic<GuestMemoryMmap>,
+}
+
+impl Arena {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let size = SIZE.next_multiple_of(0x1000);
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)])
+            .map_err(|e| std::io::Error::other(e.to_string()))?;
+        Ok(Self {
+            memory: GuestMemoryAtomic::new(memory),
+        })
+    }
+
+    /// Serves a request of at most [`MAX_REQUEST`] bytes; the length of the reply, 0 for none. `None`
+    /// when the request is malformed.
+    pub(super) fn serve(&self, server: &Server<BlockFs>, request: &[u8]) -> Option<usize> {
+        let memory = self.memory.memory();
+        memory.write_slice(request, GuestAddress(REQUEST)).ok()?;
+        let length = u32::try_from(request.len()).ok()?;
+        let describe = |at: u64, descriptor: Descriptor| {
+            let place = GuestAddress(DESCRIPTORS + at * 16);
+            memory.write_obj(RawDescriptor::from(descriptor), place)
+        };
+        describe(0, Descriptor::new(REQUEST, length, NEXT, 1)).ok()?;
+        describe(1, Descriptor::new(REPLY, MAX_REPLY as u32, WRITE, 0)).ok()?;
+        let mut queue = Queue::new(QUEUE).ok()?;
+        queue.set_size(QUEUE);
+        queue
+            .try_set_desc_table_address(GuestAddress(DESCRIPTORS))
+            .ok()?;
+        queue
+            .try_set_avail_ring_address(GuestAddress(AVAILABLE))
+            .ok()?;
+        queue.try_set_used_ring_address(GuestAddress(USED)).ok()?;
+        queue.set_ready(true);
+        // available: flags, index 1, head 0
+        memory.write_obj(1u16, GuestAddress(AVAILABLE + 2)).ok()?;
+        memory.write_obj(0u16, GuestAddress(AVAILABLE + 4)).ok()?;
+        let chain = queue.iter(memory.clone()).ok()?.next()?;
+        let length = serve_chain(server, &chain)?;
+        (length <= MAX_REPLY).then_some(length)
+    }
+
+    /// Writes the last reply's frame, from its first byte to its last.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub(super) fn send(
+        &self,
+        header: &[u8; HEADER],
+        length: usize,
+        trailer: &[u8; TRAILER],
+        stream: &mut impl WriteVolatile,
+    ) -> std::io::Result<()> {
+        let memory = self.memory.memory();
+        let other = |e: vm_memory::GuestMemoryError| match e {
+            vm_memory::GuestMemoryError::IOError(e) => e,
+            e => std::io::Error::other(e.to_string()),
+        };
+        memory
+            .write_slice(header, GuestAddress(FRAME))
+            .map_err(other)?;
+        memory
+            .write_slice(trailer, GuestAddress(REPLY + length as u64))
+            .map_err(other)?;
+        let whole = HEADER + length + TRAILER;
+        let mut done = 0;
+        while done < whole {
+            let at = GuestAddress(FRAME + done as u64);
+            match memory
+                .write_volatile_to(at, stream, whole - done)
+                .map_err(other)?
+            {
+                0 => return Err(std::io::ErrorKind::WriteZero.into()),
+                some => done += some,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a reply that was not made by the server.
+    pub(super) fn put(&self, reply: &[u8]) -> Option<usize> {
+        let memory = self.memory.memory();
+        memory.write_slice(reply, GuestAddress(REPLY)).ok()?;
+        Some(reply.len())
+    }
+
+    /// The first bytes of the last reply.
+    pub(super) fn begin<const N: usize>(&self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        let memory = self.memory.memory();
+        memory
+            .read_slice(&mut bytes, GuestAddress(REPLY))
+            .ok()
+            .map(|()| bytes)
+    }
+}

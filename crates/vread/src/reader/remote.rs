@@ -1,0 +1,494 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks of other hosts, through this host's peer worker.
+//!
+//! A request is sent as soon as it is known, also by a thread that does not wait, and its bytes arrive in a slot of
+//! the shared memory, from where they are copied into the VM's memory. What a reader in order is going to want is
+//! asked for ahead, into further slots. Threads that wait take turns at receiving.
+//!
+//! The host that has the disk looks at the lease before and after it reads. Bytes fetched ahead are at most
+//! [`slots::KEEP`] old when they are given to the VM; a block of one name never has others.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fuse_backend_rs::api::filesystem::ZeroCopyWriter;
+use fuse_backend_rs::file_buf::FileVolatileSlice;
+use fuse_backend_rs::file_traits::FileReadWriteVolatile;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use viola_proto::agent::BlockKey;
+
+use super::fill::{Room, ended, hurries, no_stream, read_only, would_wait};
+use super::slots::{Slots, Want};
+use crate::peer::local::Datagram;
+use crate::peer::memory::{Memory, SLOT};
+use crate::peer::wire::{Code, Located, Message};
+
+/// How long a look-up may take. The peer worker itself answers earlier when a host does not.
+const FIND: Duration = Duration::from_millis(1000);
+/// Longest sleep.
+const TICK: Duration = Duration::from_millis(100);
+/// A peer worker that shows no sign of life for so long is taken for dead...
+const DEAD: Duration = Duration::from_millis(600);
+/// ...and is not asked again for so long.
+const REST: Duration = Duration::from_secs(1);
+/// A block is looked up again when so much time has gone by since it was last looked up or read.
+const FRESH: Duration = Duration::from_secs(1);
+/// Slots that are left to reads when others are asked for ahead.
+const SPARE: usize = 8;
+
+/// The reader's end of the way to other hosts.
+#[derive(Debug)]
+pub(super) struct Remote {
+    socket: OwnedFd,
+    memory: Memory,
+    state: Mutex<State>,
+    more: Condvar,
+    closed: AtomicBool,
+    reads: AtomicU64,
+    errors: AtomicU64,
+    bytes: Mutex<BTreeMap<String, u64>>,
+}
+
+/// Which host has a block, or why none is known.
+type Where = Result<(u16, Located), Code>;
+
+#[derive(Debug)]
+struct State {
+    next: u64,
+    slots: Slots,
+    finds: Vec<(u64, Option<Where>)>,
+    receiving: bool,
+    /// Nothing is asked before this.
+    resting: Option<Instant>,
+    beat: u64,
+    beat_at: Instant,
+}
+
+/// A block of another host.
+#[derive(Debug)]
+pub(super) struct Distant {
+    remote: Arc<Remote>,
+    host: u16,
+    key: Arc<BlockKey>,
+    located: Located,
+    stale: AtomicBool,
+    begun: Instant,
+    /// When it was last known to be named, milliseconds after `begun`.
+    seen: AtomicU64,
+}
+
+impl Remote {
+    pub(super) fn new(socket: OwnedFd, memory: OwnedFd) -> io::Result<Self> {
+        let memory = Memory::map(memory, false)?;
+        let state = State {
+            next: 1,
+            slots: Slots::default(),
+            finds: Vec::new(),
+            receiving: false,
+            resting: None,
+            beat: memory.beat(),
+            beat_at: Instant::now(),
+        };
+        Ok(Self {
+            socket,
+            memory,
+            state: Mutex::new(state),
+            more: Condvar::new(),
+            closed: AtomicBool::new(false),
+            reads: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            bytes: Mutex::default(),
+        })
+    }
+
+    /// Goes on with the counts of the one before.
+    pub(super) fn counts_of(&self, old: &Self) {
+        self.reads.store(old.reads(), Ordering::Relaxed);
+        self.errors.store(old.errors(), Ordering::Relaxed);
+        *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) = old.bytes();
+    }
+
+    pub(super) fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn bytes(&self) -> BTreeMap<String, u64> {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.clone()
+    }
+
+    /// Ends all that is under way, for good.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.more.notify_all();
+    }
+
+    /// Which host has a block. Waits for the answer.
+    pub(super) fn find(remote: &Arc<Self>, key: &BlockKey) -> Option<Distant> {
+        let mut state = remote.lock();
+        if !remote.may_ask(&mut state) {
+            return None;
+        }
+        let begun = Instant::now();
+        let id = state.number();
+        let question = Datagram {
+            host: 0,
+            slot: 0,
+            id,
+            message: Message::Find { key: key.clone() },
+        };
+        if let Err(e) = question.send(&remote.socket) {
+            remote.unsent(&e);
+            return None;
+        }
+        state.finds.push((id, None));
+        let answer = loop {
+            let place = state.finds.iter().position(|find| find.0 == id);
+            match place.map(|i| (i, state.finds[i].1.is_some())) {
+                None => break None,
+                Some((i, true)) => break state.finds.swap_remove(i).1,
+                Some((i, false)) if begun.elapsed() > FIND => {
+                    state.finds.swap_remove(i);
+                    break None;
+                }
+                Some(_) => {}
+            }
+            let (now, alive) = remote.wait(state, begun);
+            state = now;
+            if !alive {
+                state.finds.retain(|find| find.0 != id);
+                break None;
+            }
+        };
+        let (host, located) = answer?.ok()?;
+        Some(Distant {
+            remote: remote.clone(),
+            host,
+            key: Arc::new(key.clone()),
+            located,
+            stale: AtomicBool::new(false),
+            begun,
+            seen: AtomicU64::new(0),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn may_ask(&self, state: &mut State) -> bool {
+        if state.resting.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        state.resting = None;
+        !self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Something could not be sent.
+    fn unsent(&self, e: &io::Error) {
+        if e.kind() != io::ErrorKind::WouldBlock {
+            self.close();
+        }
+    }
+
+    /// Asks for bytes into a free slot; false when there is none, or nobody to be asked.
+    fn ask(&self, state: &mut State, want: Want, ahead: bool) -> Result<bool, Code> {
+        if !self.may_ask(state) {
+            return Err(Code::Gone);
+        }
+        let Some(slot) = state.slots.free(if ahead { SPARE } else { 0 }) else {
+            return Ok(false);
+        };
+        let id = state.number();
+        let datagram = Datagram {
+            host: want.host,
+            slot: slot as u16,
+            id,
+            message: Message::Read {
+                key: (*want.key).clone(),
+                meta: want.meta,
+                offset: want.offset,
+                length: want.length,
+            },
+        };
+        match datagram.send(&self.socket) {
+            Ok(()) => {
+                state.slots.asked(slot, id, want, ahead);
+                Ok(true)
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(_) => {
+                self.close();
+                Err(Code::Gone)
+            }
+        }
+    }
+
+    /// Takes what has come.
+    fn receive(&self, state: &mut State) {
+        loop {
+            match Datagram::receive(&self.socket) {
+                Ok(Some(answer)) => state.answered(answer),
+                Ok(None) => return,
+                Err(_) => return self.close(),
+            }
+        }
+    }
+
+    /// Waits a moment for answers; false when none will come.
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        begun: Instant,
+    ) -> (MutexGuard<'a, State>, bool) {
+        if state.receiving {
+            let waited = self.more.wait_timeout(state, TICK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        } else {
+            state.receiving = true;
+            drop(state);
+            let tick = Timespec {
+                tv_sec: 0,
+                tv_nsec: TICK.subsec_nanos().into(),
+            };
+            // An interrupted or failed wait only means looking again.
+            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&tick));
+            state = self.lock();
+            self.receive(&mut state);
+            state.receiving = false;
+            self.more.notify_all();
+        }
+        let (now, beat) = (Instant::now(), self.memory.beat());
+        if beat != state.beat {
+            (state.beat, state.beat_at) = (beat, now);
+        }
+        if now.saturating_duration_since(state.beat_at.max(begun)) > DEAD {
+            state.resting = Some(now + REST);
+            return (state, false);
+        }
+        let alive = !self.closed.load(Ordering::SeqCst);
+        (state, alive)
+    }
+
+    /// Bytes of a block into the room for an answer, all that there is room for.
+    fn fill(
+        &self,
+        distant: &Distant,
+        meta: bool,
+        offset: u64,
+        room: &mut Room<'_>,
+    ) -> Result<usize, Code> {
+        let (mut at, end) = (offset, offset + room.left as u64);
+        let begun = Instant::now();
+        let mut state = self.lock();
+        self.receive_if_free(&mut state);
+        while at < end {
+            if self.closed.load(Ordering::SeqCst) {
+                return Err(Code::Gone);
+            }
+            let want = Want {
+                host: distant.host,
+                key: distant.key.clone(),
+                meta,
+                offset: at,
+                length: (end - at).min(SLOT as u64) as u32,
+            };
+            match state.slots.look(&want) {
+                super::slots::Look::Here(slot, skip, length) => {
+                    let length = length.min(want.length);
+                    state.slots.hold(slot);
+                    drop(state);
+                    if let Some(start) = self.memory.slot(slot) {
+                        // SAFETY: `skip` and `length` are within the slot, as they were when it was asked for.
+                        unsafe { room.copy_from(start.add(skip as usize), length as usize) };
+                    }
+                    at += u64::from(length);
+                    state = self.lock();
+                    state.slots.used(slot, length);
+                    continue;
+                }
+                super::slots::Look::Failed(code) => return Err(code),
+                super::slots::Look::Asked => {}
+                super::slots::Look::Nothing => {
+                    self.ask(&mut state, want, false)?;
+                }
+            }
+            if hurries() {
+                let _ = would_wait();
+                return Err(Code::Gone);
+            }
+            let (now, alive) = self.wait(state, begun);
+            state = now;
+            if !alive {
+                return Err(Code::Gone);
+            }
+        }
+        Ok((at - offset) as usize)
+    }
+
+    fn receive_if_free(&self, state: &mut State) {
+        if !state.receiving {
+            self.receive(state);
+        }
+    }
+}
+
+impl State {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn answered(&mut self, answer: Datagram) {
+        let (id, host) = (answer.id, answer.host);
+        if let Some(find) = self.finds.iter_mut().find(|find| find.0 == id) {
+            find.1 = Some(match answer.message {
+                Message::Found(located) => Ok((host, located)),
+                Message::Failed(code) => Err(code),
+                _ => Err(Code::Io),
+            });
+            return;
+        }
+        self.slots.answered(
+            id,
+            match answer.message {
+                Message::Data { length } => Ok(length),
+                Message::Failed(code) => Err(code),
+                _ => Err(Code::Io),
+            },
+        );
+    }
+}
+
+impl Distant {
+    pub(super) fn len(&self, meta: bool) -> u64 {
+        match meta {
+            true => self.located.meta,
+            false => self.located.data,
+        }
+    }
+
+    /// Whether it may be taken for named without asking.
+    pub(super) fn holds(&self) -> bool {
+        let seen = Duration::from_millis(self.seen.load(Ordering::Relaxed));
+        !self.stale.load(Ordering::SeqCst)
+            && !self.remote.closed.load(Ordering::SeqCst)
+            && self.begun.elapsed() < seen + FRESH
+    }
+
+    /// Asks for bytes that will be read soon. What cannot be had ahead is asked for when it is read.
+    pub(super) fn prefetch(&self, meta: bool, range: Range<u64>) {
+        let mut state = self.remote.lock();
+        for offset in range.clone().step_by(SLOT) {
+            let want = Want {
+                host: self.host,
+                key: self.key.clone(),
+                meta,
+                offset,
+                length: (range.end - offset).min(SLOT as u64) as u32,
+            };
+            if !matches!(self.remote.ask(&mut state, want, true), Ok(true)) {
+                return;
+            }
+        }
+    }
+
+    /// Reads into an answer to the VM. ESTALE: it is not there any more; EKEYREVOKED: it was withdrawn meanwhile.
+    pub(super) fn read(
+        &self,
+        meta: bool,
+        writer: &mut dyn ZeroCopyWriter,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        let mut fetch = Fetch {
+            distant: self,
+            meta,
+            failed: None,
+        };
+        let written = writer.write_from(&mut fetch, length, offset);
+        let remote = &self.remote;
+        let Some(code) = fetch.failed else {
+            let length = written?;
+            self.seen
+                .store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
+            remote.reads.fetch_add(1, Ordering::Relaxed);
+            let mut bytes = remote.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            match bytes.get_mut(&self.located.datanode) {
+                Some(sum) => *sum += length as u64,
+                None => drop(bytes.insert(self.located.datanode.clone(), length as u64)),
+            }
+            return Ok(length);
+        };
+        if ended() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.stale.store(true, Ordering::SeqCst);
+        Err(io::Error::from_raw_os_error(match code {
+            Code::Unknown => libc::ESTALE,
+            Code::Withdrawn => libc::EKEYREVOKED,
+            Code::Io | Code::Refused | Code::Gone => {
+                remote.errors.fetch_add(1, Ordering::Relaxed);
+                libc::EIO
+            }
+        }))
+    }
+}
+
+/// A file of a block of another host as something to read from.
+struct Fetch<'a> {
+    distant: &'a Distant,
+    meta: bool,
+    failed: Option<Code>,
+}
+
+impl Fetch<'_> {
+    fn fill(&mut self, slices: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+        let mut room = Room::new(slices);
+        let distant = self.distant;
+        let filled = distant.remote.fill(distant, self.meta, offset, &mut room);
+        filled.map_err(|code| {
+            self.failed = Some(code);
+            match ended() {
+                true => io::ErrorKind::WouldBlock.into(),
+                false => io::Error::other(code.to_string()),
+            }
+        })
+    }
+}
+
+impl FileReadWriteVolatile for Fetch<'_> {
+    fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(no_stream())
+    }
+
+    fn write_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(read_only())
+    }
+
+    fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
+        self.fill(&[slice], offset)
+    }
+
+    fn read_vectored_at_volatile(
+        &mut self,
+        slices: &[FileVolatileSlice<'_>],
+        offset: u64,
+    ) -> io::Result<usize> {
+        self.fill(slices, offset)
+    }
+
+    fn write_at_volatile(&mut self, _: FileVolatileSlice<'_>, _: u64) -> io::Result<usize> {
+        Err(read_only())
+    }
+}

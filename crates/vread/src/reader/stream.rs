@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks for a VM whose memory this process does not share: its agent hands the requests of its kernel
+//! over by a byte stream. See [`viola_proto::relay`].
+//!
+//! One thread hears the stream and answers what is in memory; what has to wait for a disk is answered by
+//! others, in any order. Everything that the VM sends is parsed here, within bounds: a frame of at most
+//! 64 KiB and those that wait for a disk, [`JOBS`] of them. A VM that does not read its replies is not
+//! heard either. A reply is complete before its first byte is sent, so that a VM that reads slowly holds
+//! up no withdrawal.
+
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fuse_backend_rs::api::server::Server;
+use viola_proto::relay::{self, Asked, Frame, Frames, Hello, Kind, OUT_HEADER};
+
+use super::arena::Arena;
+use super::fill::{again, hurried};
+use super::fs::{BlockFs, Look};
+use super::pool::Pool;
+use super::service::{Service, count};
+use crate::control::Line;
+
+/// Requests that wait for a disk.
+const JOBS: usize = 64;
+/// How often it is looked whether a frame that has begun has ended.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a frame may take to arrive.
+const FRAME_TIME: Duration = Duration::from_secs(5);
+/// Least time between two hails that nobody asked for.
+const HAIL: Duration = Duration::from_millis(100);
+
+/// The stream of one VM, and what outlives it.
+pub struct Streams {
+    service: Arc<Service>,
+    look: Look,
+    waiters: usize,
+    mounted: Arc<Mutex<Option<Mounted>>>,
+    current: Mutex<Option<UnixStream>>,
+}
+
+/// What the kernel of a mount was told of.
+#[derive(Clone)]
+struct Mounted {
+    mount: u64,
+    server: Arc<Server<BlockFs>>,
+}
+
+impl Streams {
+    /// No stream yet. `waiters` are threads that wait for disks; files look as `look` says.
+    pub fn new(service: Arc<Service>, look: Look, waiters: usize) -> Self {
+        Self {
+            service,
+            look,
+            waiters,
+            mounted: Arc::default(),
+            current: Mutex::default(),
+        }
+    }
+
+    /// Serves the VM behind this connected stream from now on, on threads of its own, until it ends; one
+    /// that was there before is closed.
+    ///
+    /// # Errors
+    /// When threads or memory cannot be had.
+    pub fn replace(&self, stream: OwnedFd) -> io::Result<()> {
+        let stream = UnixStream::from(stream);
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(TICK))?;
+        let old = lock(&self.current).replace(stream.try_clone()?);
+        if let Some(old) = old {
+            let _ = old.shutdown(std::net::Shutdown::Both);
+        }
+        let arenas = (0..=self.waiters).map(|_| Arena::new());
+        let line = Arc::new(Served {
+            outbox: Mutex::new(Outbox {
+                stream: stream.try_clone()?,
+                session: None,
+            }),
+            arenas: Mutex::new(arenas.collect::<io::Result<_>>()?),
+            service: self.service.clone(),
+        });
+        let waiting = line.clone();
+        let pool = Pool::new(self.waiters, JOBS, move |job: Job| waiting.wait_for(&job))?;
+        let heard = Heard {
+            line,
+            pool,
+            look: self.look,
+            mounted: self.mounted.clone(),
+            server: None,
+            nonce: random(),
+            hailed: None,
+        };
+        self.service.line(None, Some(Line::Silent));
+        let spawned = std::thread::Builder::new()
+            .name("stream".into())
+            .spawn(move || heard.run(stream));
+        if spawned.is_err() {
+            self.service.line(Some(Line::Silent), None);
+        }
+        spawned.map(drop)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A number that nobody else has.
+pub(super) fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Eight bytes are never cut short, and the kernel's source is ready long before there are VMs.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    u64::from_ne_bytes(bytes)
+}
+
+struct Job {
+    request: Vec<u8>,
+    asked: Asked,
+    session: u64,
+    server: Arc<Server<BlockFs>>,
+}
+
+struct Outbox {
+    stream: UnixStream,
+    session: Option<u64>,
+}
+
+impl Outbox {
+    fn say(&mut self, kind: Kind, session: u64, payload: &[u8]) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        relay::push(&mut bytes, kind, session, payload);
+        self.stream.write_all(&bytes)
+    }
+}
+
+/// What the threads of one stream share.
+struct Served {
+    outbox: Mutex<Outbox>,
+    /// As many as there are threads.
+    arenas: Mutex<Vec<Arena>>,
+    service: Arc<Service>,
+}
+
+impl Served {
+    fn with_arena(&self, work: impl FnOnce(&Arena)) {
+        let arena = lock(&self.arenas).pop();
+        if let Some(arena) = arena {
+            work(&arena);
+            lock(&self.arenas).push(arena);
+        }
+    }
+
+    fn wait_for(&self, job: &Job) {
+        self.with_arena(|arena| {
+            let length = again(|| arena.serve(&job.server, &job.request));
+            self.reply(arena, length, job.asked, job.session);
+        });
+    }
+
+    fn reply(&self, arena: &Arena, length: Option<usize>, asked: Asked, session: u64) {
+        if !asked.is_answered() {
+            return;
+        }
+        // The agent's kernel waits for a reply, whatever it was that it sent.
+        let whole = |length: &usize| {
+            let header: Option<[u8; OUT_HEADER]> = arena.begin();
+            header.is_some_and(|h| {
+                h[..4] == (*length as u32).to_le_bytes() && h[8..] == asked.unique.to_le_bytes()
+            })
+        };
+        let length = length.filter(|n| *n >= OUT_HEADER).filter(whole);
+        let length = length.or_else(|| {
+            count(&self.service.counts.malformed);
+            arena.put(&asked.refusal(libc::EIO))
+        });
+        let mut outbox = lock(&self.outbox);
+        if let Some(length) = length
+            && outbox.session == Some(session)
+        {
+            let header = relay::header(Kind::Reply, session, length);
+            let sent = arena.send(
+                &header,
+                length,
+                &relay::trailer(session),
+                &mut outbox.stream,
+            );
+            if sent.is_err() {
+                let _ = outbox.stream.shutdown(std::net::Shutdown::Both);
+            }
+        }
+    }
+}
+
+/// The side that hears.
+struct Heard {
+    line: Arc<Served>,
+    pool: Pool<Job>,
+    look: Look,
+    mounted: Arc<Mutex<Option<Mounted>>>,
+    /// While there is a session.
+    server: Option<(u64, Arc<Server<BlockFs>>)>,
+    nonce: u64,
+    hailed: Option<Instant>,
+}
+
+/// What a frame makes of the stream.
+enum Then {
+    GoOn,
+    /// Nothing that was said holds any more.
+    Anew,
+}
+
+impl Heard {
+    fn run(mut self, mut stream: UnixStream) {
+        // However it ends, the agent's kernel is told by the agent, and a daemon brings the next stream.
+        let _ = self.listen(&mut stream);
+        lock(&self.line.outbox).session = None;
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        let (line, service) = (self.state(), self.line.service.clone());
+        // Threads that wait for a disk are waited for: a VM that connects again and again has no more.
+        drop(self);
+        service.line(Some(line), None);
+    }
+
+    fn state(&self) -> Line {
+        match self.server {
+            Some(_) => Line::Connected,
+            None => Line::Silent,
+        }
+    }
+
+    fn listen(&mut self, stream: &mut UnixStream) -> io::Result<()> {
+        let mut frames = Frames::of_agent();
+        let mut begun: Option<Instant> = None;
+        self.hail()?;
+        while frames.fill(stream)? != Some(0) {
+            let mut whole = false;
+            loop {
+                match frames.next(self.server.is_none()) {
+                    Ok(Some(frame)) => {
+                        whole = true;
+                        if let Then::Anew = self.take(frame)? {
+                            self.anew()?;
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(_) => {
+                        frames.skip();
+                        self.anew()?;
+                    }
+                }
+            }
+            begun = match begun {
+                _ if !frames.is_within() => None,
+                Some(at) if !whole && at.elapsed() > FRAME_TIME => {
+                    frames.skip();
+                    self.anew()?;
+                    None
+                }
+                Some(at) if !whole => Some(at),
+                _ => Some(Instant::now()),
+            };
+        }
+        Ok(())
+    }
+
+    /// Ends the session, and says so.
+    fn anew(&mut self) -> io::Result<()> {
+        let before = self.state();
+        if self.server.take().is_some() {
+            lock(&self.line.outbox).session = None;
+            self.line.service.line(Some(before), Some(Line::Silent));
+            self.nonce = random();
+            self.hailed = None;
+        }
+        if self.hailed.is_none_or(|at| at.elapsed() > HAIL) {
+            self.hail()?;
+        }
+        Ok(())
+    }
+
+    fn hail(&mut self) -> io::Result<()> {
+        self.hailed = Some(Instant::now());
+        let version = relay::VERSION.to_le_bytes();
+        lock(&self.line.outbox).say(Kind::Hail, self.nonce, &version)
+    }
+
+    fn take(&mut self, frame: Frame<'_>) -> io::Result<Then> {
+        let (session, payload) = (frame.session, frame.payload);
+        match frame.kind {
+            Kind::Hello => {
+                if session == self.nonce
+                    && let Some(hello) = Hello::read(payload)
+                {
+                    self.welcome(&hello)?;
+                }
+                return Ok(Then::GoOn);
+            }
+            Kind::Knock => return Ok(Then::Anew),
+            _ => {}
+        }
+        let Some((_, server)) = self.server.as_ref().filter(|(own, _)| *own == session) else {
+            return Ok(Then::Anew);
+        };
+        if frame.kind == Kind::Ping {
+            lock(&self.line.outbox).say(Kind::Pong, session, payload)?;
+            return Ok(Then::GoOn);
+        }
+        let Some(asked) = Asked::read(payload) else {
+            count(&self.line.service.counts.malformed);
+            return Ok(Then::Anew);
+        };
+        self.serve(payload, asked, session, &server.clone());
+        Ok(Then::GoOn)
+    }
+
+    fn welcome(&mut self, hello: &Hello) -> io::Result<()> {
+        if hello.version != relay::VERSION {
+            let why = format!(
+                "viola on the host speaks version {} of this, the agent version {}",
+                relay::VERSION,
+                hello.version
+            );
+            return lock(&self.line.outbox).say(Kind::Refused, self.nonce, why.as_bytes());
+        }
+        let mut mounted = lock(&self.mounted);
+        let kept = mounted.clone().filter(|m| m.mount == hello.mount);
+        let is_kept = kept.is_some();
+        let now = kept.unwrap_or_else(|| Mounted {
+            mount: hello.mount,
+            server: Arc::new(Server::new(BlockFs::for_stream(
+                self.line.service.clone(),
+                self.look,
+            ))),
+        });
+        *mounted = Some(now.clone());
+        drop(mounted);
+        let before = self.state();
+        self.server = Some((hello.session, now.server));
+        self.nonce = random();
+        self.line.service.line(Some(before), Some(Line::Connected));
+        let mut outbox = lock(&self.line.outbox);
+        outbox.session = Some(hello.session);
+        outbox.say(Kind::Welcome, hello.session, &[u8::from(is_kept)])
+    }
+
+    fn serve(&self, request: &[u8], asked: Asked, session: u64, server: &Arc<Server<BlockFs>>) {
+        let line = &self.line;
+        count(&line.service.counts.requests);
+        line.with_arena(|arena| {
+            if let Some(length) = hurried(|| arena.serve(server, request)) {
+                return line.reply(arena, length, asked, session);
+            }
+            let job = Job {
+                request: request.to_vec(),
+                asked,
+                session,
+                server: server.clone(),
+            };
+            // A VM that asks for more than the disk gives is heard less often.
+            if let Err(job) = self.pool.give(job) {
+                let length = again(|| arena.serve(&job.server, &job.request));
+                line.reply(arena, length, asked, session);
+            }
+        });
+    }
+}

@@ -1,0 +1,82 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# fuzz.sh [--minimise] [TARGET...]: run fuzz targets, all of them by default; fails when one finds something.
+#
+# SECONDS_IN_ALL (600) is shared among the targets. What a target finds lies in fuzz/artifacts/TARGET, and
+# `cargo test -p CRATE fuzzing` repeats it once the file is moved to fuzz/corpus/TARGET. Inputs that reach new code
+# pile up in build/fuzz/TARGET; --minimise takes those of them over into fuzz/corpus that no smaller ones make
+# superfluous.
+#
+# Coverage and the address sanitizer are unstable options of the compiler; RUSTC_BOOTSTRAP lets the stable one, with
+# which viola is built, take them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tool_version=0.13.2
+triple=x86_64-unknown-linux-gnu
+whole=${SECONDS_IN_ALL:-600}
+
+die() {
+    printf 'fuzz: %s\n' "$*" >&2
+    exit 2
+}
+
+[[ $whole =~ ^[0-9]+$ ]] && [ "$whole" -ge 1 ] || die "SECONDS_IN_ALL is \`$whole\`; give a number of seconds"
+minimise=no
+if [ "${1:-}" = --minimise ]; then
+    minimise=yes
+    shift
+fi
+all=()
+for file in fuzz/fuzz_targets/*.rs; do
+    all+=("$(basename "$file" .rs)")
+done
+targets=("$@")
+[ $# -gt 0 ] || targets=("${all[@]}")
+for target in "${targets[@]}"; do
+    [ -f "fuzz/fuzz_targets/$target.rs" ] || die "there is no target $target; there are: ${all[*]}"
+done
+
+tool=build/fuzz/tool/bin/cargo-fuzz
+if ! command -v c++ >/dev/null; then
+    die "there is no C++ compiler, which libFuzzer is built with; install g++"
+fi
+if [ "$("$tool" --version 2>/dev/null)" != "cargo-fuzz $tool_version" ]; then
+    echo "fuzz: installing cargo-fuzz $tool_version into build/fuzz/tool"
+    cargo install --quiet --locked cargo-fuzz --version "$tool_version" --root build/fuzz/tool
+fi
+export RUSTC_BOOTSTRAP=1
+"$tool" build --target "$triple"
+
+each=$(((whole + ${#targets[@]} - 1) / ${#targets[@]}))
+failed=()
+for target in "${targets[@]}"; do
+    program=fuzz/target/$triple/release/$target
+    kept=fuzz/corpus/$target
+    found=build/fuzz/$target
+    bad=fuzz/artifacts/$target/
+    mkdir -p "$kept" "$found" "$bad"
+    words=()
+    [ -f "fuzz/words/$target" ] && words=("-dict=fuzz/words/$target")
+    echo "fuzz: $target for $each s"
+    "$program" "$found" "$kept" "-max_total_time=$each" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
+        "-artifact_prefix=$bad" -print_final_stats=1 -verbosity=1 "${words[@]}" >"build/fuzz/$target.log" 2>&1 || {
+        failed+=("$target")
+        tail -n 40 "build/fuzz/$target.log" >&2
+        continue
+    }
+    grep -E '^(#[0-9]+\s+DONE|stat::number_of_executed_units)' "build/fuzz/$target.log"
+    if [ $minimise = yes ]; then
+        small=build/fuzz/$target.small
+        rm -rf "$small"
+        mkdir "$small"
+        "$program" -set_cover_merge=1 -use_counters=0 -max_len=4096 "$small" "$kept" "$found" >>"build/fuzz/$target.log" 2>&1
+        rm -rf "$kept"
+        mv "$small" "$kept"
+        echo "fuzz: $kept has $(find "$kept" -type f | wc -l) files, $(du -sb "$kept" | cut -f1) bytes"
+    fi
+done
+[ ${#failed[@]} -eq 0 ] || {
+    echo "fuzz: found something: ${failed[*]}; see fuzz/artifacts" >&2
+    exit 1
+}

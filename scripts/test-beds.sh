@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# test-beds.sh [NAME...]: the long tests, which `make test` leaves out; all, or those whose line contains a NAME.
+#
+# Each line is a package and a test of it, of which the ignored cases are run, one after the other; further words go to the
+# test itself. cargo test's own words are shown; at the end there is one line for each test bed.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+beds() {
+    cat <<'BEDS'
+viola-lab qemu
+viola qemu_vread
+viola qemu_migration
+viola qemu_stream
+BEDS
+}
+
+wanted() {
+    local name
+    for name in "${names[@]}"; do case $1 in *"$name"*) return 0 ;; esac; done
+    return 1
+}
+
+names=("$@")
+summary=() failed=0
+while read -r package bed more; do
+    [ ${#names[@]} -eq 0 ] || wanted "$package $bed $more" || continue
+    echo "== $package $bed $more"
+    begin=$SECONDS
+    # shellcheck disable=SC2086 # further words are words
+    if cargo test -p "$package" --test "$bed" -- --ignored --test-threads 1 $more </dev/null; then
+        result=passed
+    else
+        result=FAILED
+        failed=$((failed + 1))
+    fi
+    summary+=("$(printf '%-10s %-20s %s in %d s' "$package" "$bed" $result $((SECONDS - begin)))")
+done < <(beds)
+[ ${#summary[@]} -gt 0 ] || { echo "test-beds: no test bed is called ${names[*]}" >&2; exit 2; }
+echo
+printf '%s\n' "${summary[@]}"
+echo "test beds: $((${#summary[@]} - failed)) passed, $failed failed"
+[ $failed -eq 0 ]
