@@ -257,12 +257,13 @@ impl<'a> Hdfs<'a> {
     }
 
     fn words(&self, class: &str, arguments: &[&str]) -> Vec<String> {
-        self.words_with(Kit::Hadoop, CONF, class, arguments)
+        self.words_with(Kit::Hadoop, &[], CONF, class, arguments)
     }
 
     pub(super) fn words_with(
         &self,
         kit: Kit,
+        flags: &[&str],
         conf: &str,
         class: &str,
         arguments: &[&str],
@@ -271,6 +272,7 @@ impl<'a> Hdfs<'a> {
         let mut words = vec!["chroot".into(), ROOT.into(), java];
         words.extend(JVM.map(str::to_owned));
         words.extend(kit.flags());
+        words.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let class_path = kit.class_path(self.hadoop, conf);
         words.extend(["-cp".into(), class_path, class.into()]);
         words.extend(arguments.iter().map(|a| (*a).to_owned()));

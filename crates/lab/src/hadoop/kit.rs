@@ -98,12 +98,10 @@ impl Hdfs<'_> {
     pub fn client_with(&self, lab: &Lab, guest: &Guest, kit: Kit, port: u16) -> Result<Client> {
         self.hadoop().need(kit)?;
         self.prepare(guest)?;
-        let mut words = self.words_with(kit, CONF, Client::CLASS, &[&port.to_string()]);
         // Its heap has one size from the start: what grows it would be in the first figures only. Others, whose start
         // counts, are spared the pages that they would touch for the first time.
-        if let Some(at) = words.iter().position(|word| word == "-Xmx512m") {
-            words.insert(at, "-Xms512m".into());
-        }
+        let port_word = port.to_string();
+        let words = self.words_with(kit, &["-Xms512m"], CONF, Client::CLASS, &[&port_word]);
         Client::start(lab, guest, &words, port)
     }
 
@@ -145,6 +143,7 @@ impl Hdfs<'_> {
         root::write(guest, &format!("{folder}/hbase-site.xml"), &xml(&all))?;
         let words = self.words_with(
             Kit::HBase,
+            &[],
             &format!("{folder}:{CONF}"),
             "org.apache.hadoop.hbase.master.HMaster",
             &["start"],

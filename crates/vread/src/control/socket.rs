@@ -343,6 +343,31 @@ impl Inbox {
         }
     }
 
+    /// Takes orders and answers them, until one says that this is over. For a worker whose other threads do the rest.
+    ///
+    /// # Errors
+    /// When it cannot be waited for orders.
+    pub fn obey(&mut self, mut obey: impl FnMut(Order, Vec<OwnedFd>) -> Report) -> io::Result<()> {
+        loop {
+            while let Some((received, from)) = self.next() {
+                let quit = matches!(received.message, Order::Quit { .. });
+                let report = obey(received.message, received.fds);
+                self.answer(from, &report);
+                if quit {
+                    return Ok(());
+                }
+            }
+            let mut sockets: Vec<PollFd<'_>> = self
+                .fds()
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            match poll(&mut sockets, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
     fn accept(&mut self) {
         let Some(listener) = &self.listener else {
             return;

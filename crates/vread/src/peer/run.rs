@@ -9,8 +9,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::event::{PollFd, PollFlags, poll};
-
 use super::ask::Asker;
 use super::hosts::Hosts;
 use super::serve::Server;
@@ -47,24 +45,7 @@ pub fn run(start: Start, inbox: Inbox) -> io::Result<()> {
 
 pub(super) fn work(start: Start, mut inbox: Inbox) -> io::Result<()> {
     let mut worker = Worker::new(start)?;
-    loop {
-        while let Some((received, from)) = inbox.next() {
-            let quit = matches!(received.message, Order::Quit { .. });
-            let report = worker.obey(received.message, received.fds);
-            inbox.answer(from, &report);
-            if quit {
-                return Ok(());
-            }
-        }
-        let mut sockets: Vec<PollFd<'_>> = inbox
-            .fds()
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
-        match poll(&mut sockets, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
+    inbox.obey(|order, fds| worker.obey(order, fds))
 }
 
 struct Worker {

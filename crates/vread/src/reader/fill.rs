@@ -68,8 +68,8 @@ pub(super) struct Fill<'a> {
     pub(super) meta: bool,
 }
 
-impl Fill<'_> {
-    fn fill(&self, bufs: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+impl Fills for Fill<'_> {
+    fn fill(&mut self, bufs: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
         let mut room = Room::new(bufs);
         let map = self.block.map(self.meta);
         let mut at = offset;
@@ -258,15 +258,24 @@ impl<'a> Room<'a> {
     }
 }
 
-pub(super) fn no_stream() -> io::Error {
+/// What fills slices of a VM's memory from a place of a file of a block.
+pub(super) trait Fills {
+    /// Fills them from `offset` on; says how many bytes that were.
+    fn fill(&mut self, slices: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize>;
+}
+
+/// It, as the library wants a file to read from: at an offset, and nothing else.
+pub(super) struct OneWay<'a, T>(pub(super) &'a mut T);
+
+fn no_stream() -> io::Error {
     io::Error::from_raw_os_error(libc::ESPIPE)
 }
 
-pub(super) fn read_only() -> io::Error {
+fn read_only() -> io::Error {
     io::Error::from_raw_os_error(libc::EROFS)
 }
 
-impl FileReadWriteVolatile for Fill<'_> {
+impl<T: Fills> FileReadWriteVolatile for OneWay<'_, T> {
     fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
         Err(no_stream())
     }
@@ -276,15 +285,15 @@ impl FileReadWriteVolatile for Fill<'_> {
     }
 
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        self.fill(&[slice], offset)
+        self.0.fill(&[slice], offset)
     }
 
     fn read_vectored_at_volatile(
         &mut self,
-        bufs: &[FileVolatileSlice<'_>],
+        slices: &[FileVolatileSlice<'_>],
         offset: u64,
     ) -> io::Result<usize> {
-        self.fill(bufs, offset)
+        self.0.fill(slices, offset)
     }
 
     fn write_at_volatile(&mut self, _: FileVolatileSlice<'_>, _: u64) -> io::Result<usize> {

@@ -19,7 +19,7 @@ use fuse_backend_rs::api::filesystem::{
 use viola_proto::agent::BlockKey;
 
 use super::block::{Block, Near, Place};
-use super::fill::{Fill, first_time};
+use super::fill::{Fill, OneWay, first_time};
 use super::nodes::{FileNode, Kind, MAX_NODES, Node, Nodes, ROOT};
 use super::service::{Service, count};
 
@@ -216,7 +216,8 @@ impl BlockFs {
         if !block.holds() {
             return Err(error(libc::ESTALE));
         }
-        let filled = writer.write_from(&mut Fill { block: near, meta }, length, offset);
+        let filled =
+            writer.write_from(&mut OneWay(&mut Fill { block: near, meta }), length, offset);
         let held = block.holds();
         drop(hazard);
         if !held {

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fuse_backend_rs::file_buf::FileVolatileSlice;
-use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use viola_proto::agent::BlockKey;
 
 use super::block::{Block, Near, Place};
-use super::fill::{Fill, hurried};
+use super::fill::{Fill, Fills, hurried};
 use super::service::{Service, count};
 
 /// Why there are no bytes.
@@ -106,8 +105,8 @@ impl Service {
         let slice = unsafe { FileVolatileSlice::from_raw_ptr(bytes.as_mut_ptr(), bytes.len()) };
         let mut fill = Fill { block: near, meta };
         let filled = match waits {
-            true => Some(fill.read_at_volatile(slice, offset)),
-            false => hurried(|| fill.read_at_volatile(slice, offset)),
+            true => Some(fill.fill(&[slice], offset)),
+            false => hurried(|| fill.fill(&[slice], offset)),
         };
         let held = handle.0.holds();
         drop(hazard);

@@ -18,12 +18,11 @@ use std::time::{Duration, Instant};
 
 use fuse_backend_rs::api::filesystem::ZeroCopyWriter;
 use fuse_backend_rs::file_buf::FileVolatileSlice;
-use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use viola_proto::agent::BlockKey;
 
-use super::fill::{Room, ended, hurries, no_stream, read_only, would_wait};
+use super::fill::{Fills, OneWay, Room, ended, hurries, would_wait};
 use super::slots::{Slots, Want};
 use crate::peer::local::Datagram;
 use crate::peer::memory::{Memory, SLOT};
@@ -416,7 +415,7 @@ impl Distant {
             meta,
             failed: None,
         };
-        let written = writer.write_from(&mut fetch, length, offset);
+        let written = writer.write_from(&mut OneWay(&mut fetch), length, offset);
         let remote = &self.remote;
         let Some(code) = fetch.failed else {
             let length = written?;
@@ -452,7 +451,7 @@ struct Fetch<'a> {
     failed: Option<Code>,
 }
 
-impl Fetch<'_> {
+impl Fills for Fetch<'_> {
     fn fill(&mut self, slices: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
         let mut room = Room::new(slices);
         let distant = self.distant;
@@ -464,31 +463,5 @@ impl Fetch<'_> {
                 false => io::Error::other(code.to_string()),
             }
         })
-    }
-}
-
-impl FileReadWriteVolatile for Fetch<'_> {
-    fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
-        Err(no_stream())
-    }
-
-    fn write_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
-        Err(read_only())
-    }
-
-    fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        self.fill(&[slice], offset)
-    }
-
-    fn read_vectored_at_volatile(
-        &mut self,
-        slices: &[FileVolatileSlice<'_>],
-        offset: u64,
-    ) -> io::Result<usize> {
-        self.fill(slices, offset)
-    }
-
-    fn write_at_volatile(&mut self, _: FileVolatileSlice<'_>, _: u64) -> io::Result<usize> {
-        Err(read_only())
     }
 }

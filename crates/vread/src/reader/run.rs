@@ -9,7 +9,6 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_user::Listener;
 use vhost_user_backend::VhostUserDaemon;
 use viola_extents::host::{self, Image, Layer};
@@ -62,27 +61,10 @@ pub fn run(start: Start, mut inbox: Inbox) -> io::Result<()> {
                 std::process::exit(1);
             }
         })?;
-    loop {
-        while let Some((received, from)) = inbox.next() {
-            let quit = matches!(received.message, Order::Quit { .. });
-            let report = match received.message {
-                Order::Stream => stream(&streams, received.fds),
-                order => obey(&service, &start.vm, order, received.fds),
-            };
-            inbox.answer(from, &report);
-            if quit {
-                return Ok(());
-            }
-        }
-        let mut sockets: Vec<PollFd<'_>> = inbox
-            .fds()
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
-        match poll(&mut sockets, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
+    inbox.obey(|order, fds| match order {
+        Order::Stream => stream(&streams, fds),
+        order => obey(&service, &start.vm, order, fds),
+    })
 }
 
 pub(crate) fn end_on_panic() {
