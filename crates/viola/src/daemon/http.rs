@@ -302,6 +302,8 @@ pub async fn serve(listener: UnixListener, router: Router) {
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIME)
+                // A client that has said all it has to say still wants the answer.
+                .half_close(true)
                 .max_buf_size(HEAD)
                 .serve_connection(TokioIo::new(stream), service);
             // What a client did wrong is its own affair.

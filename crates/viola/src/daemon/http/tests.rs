@@ -169,6 +169,21 @@ fn bodies_that_are_no_change_are_400_and_too_long_ones_413() {
 }
 
 #[test]
+fn a_client_that_has_sent_all_and_says_so_is_answered_however_long_it_takes() {
+    let s = Served::new(|request| {
+        if let Request::Pause { reply, .. } = request {
+            std::thread::sleep(Duration::from_millis(200));
+            let done = Done {
+                done: "late".into(),
+            };
+            reply.send(Ok(done)).unwrap();
+        }
+    });
+    let text = s.raw(b"POST /v1/stop HTTP/1.1\r\nhost: v\r\nconnection: close\r\n\r\n");
+    assert!(text.ends_with("{\"done\":\"late\"}"), "{text}");
+}
+
+#[test]
 fn other_paths_and_methods_are_refused_in_json() {
     let s = Served::new(nobody);
     assert_eq!(refused(s.client().get::<Status>("/nothing")).0, 404);
