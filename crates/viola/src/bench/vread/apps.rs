@@ -114,7 +114,7 @@ impl<'a> Bed<'a> {
                 .map_err(lab_failure)?;
             app.ask(&format!(
                 "open {word} resource=hbase-default.xml hbase.zookeeper.quorum=127.0.0.1 \
-                 hbase.zookeeper.property.clientPort={port} hbase.client.retries.number=4"
+                 hbase.zookeeper.property.clientPort={port}"
             ))
             .map_err(lab_failure)?;
             let begun = Instant::now();
@@ -133,7 +133,12 @@ impl<'a> Bed<'a> {
                 ),
                 format!("{word} tool org.viola.lab.HBaseTable compact TestTable"),
             ] {
-                app.ask(&request).map_err(lab_failure)?;
+                // which of the two programs says why differs
+                app.ask(&request).map_err(|e| {
+                    let names = [word.clone(), format!("bench{}", 7171 + index)];
+                    let words = names.map(|name| log(client, &name)).join("\n");
+                    Failure::run(format!("{}: {words}", e.full()))
+                })?;
             }
             self.apps.insert(word, app);
         }

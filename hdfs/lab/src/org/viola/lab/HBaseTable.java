@@ -19,10 +19,15 @@ public final class HBaseTable extends Configured implements Tool {
   @Override
   public int run(String[] args) throws IOException, InterruptedException {
     Configuration conf = new Configuration(getConf());
+    if (args[0].equals("ready")) {
+      conf.setInt("hbase.client.retries.number", 2); // who asks asks again
+    }
     try (Connection connection = ConnectionFactory.createConnection(conf); Admin admin = connection.getAdmin()) {
       switch (args[0]) {
         case "ready":
-          return admin.getClusterMetrics().getLiveServerMetrics().isEmpty() ? 1 : 0;
+          // servers come first; a master that is still at its start cannot tell a namespace
+          boolean served = !admin.getClusterMetrics().getLiveServerMetrics().isEmpty();
+          return served && admin.getNamespaceDescriptor("default") != null ? 0 : 1;
         case "compact":
           compact(admin, TableName.valueOf(args[1]));
           return 0;
