@@ -28,6 +28,7 @@ test-beds:
 	@scripts/lab-image.sh
 	@scripts/qemu-image.sh
 	@scripts/qemu-image.sh --new
+	@scripts/hadoop.sh
 	@scripts/test-beds.sh $(ARGS)
 
 ## make lint          formatting and clippy only

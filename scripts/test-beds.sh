@@ -13,6 +13,8 @@ viola-lab qemu
 viola qemu_vread
 viola qemu_migration
 viola qemu_stream
+viola-agent datanode
+viola vread_hdfs tokens
 BEDS
 }
 

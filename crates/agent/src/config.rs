@@ -14,6 +14,9 @@ use crate::relay::Relay;
 /// Where the configuration is, unless the command line says otherwise.
 pub const FILE: &str = "/etc/viola/agent.toml";
 
+/// Value of `datanode` that lets blocks be named without asking anybody.
+pub const NO_DATANODE: &str = "none";
+
 /// Prefix of the words on the kernel's command line.
 const PREFIX: &str = "viola.agent.";
 
@@ -25,6 +28,8 @@ pub struct Config {
     pub channel: String,
     /// Data directories of the DataNode, as in `dfs.datanode.data.dir`.
     pub data: Vec<PathBuf>,
+    /// Where the DataNode listens for clients, `HOST:PORT`; [`NO_DATANODE`] where there is none to be asked.
+    pub datanode: String,
     /// A block is linked when nothing has happened to it for so many milliseconds.
     pub quiet_ms: u64,
     /// It is mapped and named so many milliseconds later.
@@ -74,6 +79,7 @@ impl Default for Config {
         Self {
             channel: "/dev/virtio-ports/org.viola.agent.0".into(),
             data: Vec::new(),
+            datanode: "127.0.0.1:9866".into(),
             quiet_ms: 3000,
             settle_ms: 500,
             hold_mib: 2048,
@@ -134,6 +140,7 @@ impl Config {
         match key {
             "channel" => self.channel = value.into(),
             "data" => self.data = value.split(',').map(PathBuf::from).collect(),
+            "datanode" => self.datanode = value.into(),
             "quiet_ms" => self.quiet_ms = number()?,
             "settle_ms" => self.settle_ms = number()?,
             "hold_mib" => self.hold_mib = number()?,
@@ -168,6 +175,16 @@ impl Config {
             return bad(format!(
                 "`data`: `{}` must be a whole path, beginning with /",
                 path.display()
+            ));
+        }
+        let port = self
+            .datanode
+            .rsplit_once(':')
+            .map(|(_, port)| port.parse::<u16>());
+        if self.datanode != NO_DATANODE && !matches!(port, Some(Ok(1..))) {
+            return bad(format!(
+                "`datanode` is `{}`; it must be HOST:PORT as in dfs.datanode.address, or `{NO_DATANODE}`",
+                self.datanode
             ));
         }
         if !self.status.is_absolute() {
@@ -310,6 +327,11 @@ mod tests {
                 "a.toml: `quiet_ms` is 5; it must be 100 to",
             ),
             ("data = ['/d']\nchannel = 'x'", "", "a.toml: `channel`:"),
+            (
+                "data = ['/d']\ndatanode = 'here'",
+                "",
+                "a.toml: `datanode` is `here`; it must be HOST:PORT",
+            ),
             ("[mount]\npath = 'm'", "", "`path` in [mount]: `m` must be"),
             (
                 "[mount]\nport = 'vsock:2:1'",
@@ -359,7 +381,7 @@ mod tests {
             .keys()
             .cloned()
             .collect();
-        assert_eq!(keys.len(), 11, "{keys:?}");
+        assert_eq!(keys.len(), 12, "{keys:?}");
         assert!(read(sample, "").is_ok());
     }
 }

@@ -5,7 +5,8 @@
 mod support;
 
 use support::host::Host;
-use support::{Bench, sha256, wait_for};
+use support::{Bench, wait_for};
+use viola_lab::testing::sha256;
 use viola_proto::agent::Why;
 
 const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";

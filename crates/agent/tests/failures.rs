@@ -7,7 +7,8 @@ mod support;
 use std::time::Duration;
 
 use support::host::{Host, State};
-use support::{Bench, sha256, wait_for};
+use support::{Bench, wait_for};
+use viola_lab::testing::sha256;
 use viola_lab::wire::Workload;
 use viola_proto::agent::Why;
 

@@ -60,6 +60,7 @@ impl Guest {
             let _ = started.child.wait();
             return Err(failed(std::io::Error::other("its kernel ended at once")));
         };
+        crate::rearm::start(started.child.id()).map_err(failed)?;
         let relay = Relay::new(started.agent, &started.umid).map_err(failed)?;
         let up = relay.up().map_err(failed)?;
         let channel = Channel::new(started.channel, up).map_err(failed)?;

@@ -33,6 +33,7 @@ pub mod netdev;
 mod paths;
 mod process;
 pub mod qemu;
+mod rearm;
 mod relay;
 mod sched;
 mod server;

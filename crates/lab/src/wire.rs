@@ -276,7 +276,7 @@ impl Workload {
         Self::Forker { rate }
     }
 
-    /// The guest agent with this configuration.
+    /// The guest agent with this configuration; without a key `datanode` in it no DataNode is asked (`"none"`).
     pub fn agent(config: &str) -> Self {
         Self::Agent {
             config: config.into(),

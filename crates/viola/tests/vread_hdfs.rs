@@ -8,8 +8,10 @@ mod common;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use common::hdfs::{Bed, Seen, ask, check, check_local, tell};
-use viola_lab::hadoop::{Client, FileSystem};
+use common::guests::within;
+use common::hdfs::{Bed, LONG, Seen, ask, check, check_local, tell};
+use common::stdout;
+use viola_lab::hadoop::{Client, FileSystem, ROOT};
 
 const MIB: u64 = 1 << 20;
 
@@ -94,4 +96,74 @@ fn hdfs_on_ext4() {
     step("append, truncate, concurrent writer", || {
         changes_of_a_file(client)
     });
+}
+
+const TOKENS: &str = "dfs.block.access.token.enable";
+
+/// The host has no block of the DataNode and says why; the reader's VM does not find any, and HDFS serves its client.
+fn refused(bed: &Bed, client: &Mutex<Client>, path: &str, bytes: u64) {
+    within(LONG, "the daemon says why", || {
+        let (datanode, _) = bed.shown("dn");
+        !datanode.serving && datanode.blocks == 0 && datanode.why.contains(TOKENS)
+    });
+    let ls = stdout(&bed.daemon().ask(&["vread", "ls"]));
+    assert!(ls.contains(TOKENS), "{ls}");
+    for (name, there) in seen_by_reader(bed) {
+        assert!(!there, "{name}: {ls}");
+    }
+    for side in ["viola", "raw", "stock"] {
+        let seen = check(client, side, path, bytes);
+        assert_eq!(seen.local, 0, "{side}: {seen:?}");
+    }
+}
+
+/// The DataNode's finished blocks, and whether the reading guest can read them past it.
+fn seen_by_reader(bed: &Bed) -> Vec<(String, bool)> {
+    let names = bed.names("dn");
+    assert!(!names.is_empty(), "there is no block");
+    names
+        .into_iter()
+        .map(|name| {
+            let (status, _) = bed.try_sh("rd", &format!("head -c 1 {ROOT}/vread/{name}"));
+            (name, status == 0)
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn a_cluster_with_block_access_tokens_is_refused() {
+    let bed = Bed::boot("sf-token", FileSystem::Ext4, &["dn"], "d*");
+    let mut hdfs = step("start", || bed.hdfs(&[(TOKENS, "true")]));
+    bed.agent("dn");
+    let client = &step("client", || bed.reader(&hdfs));
+    let (path, bytes) = ("/t_4", 6 * MIB);
+    tell(client, &format!("stock fill {path} {bytes} {}", 4 * MIB));
+    step("tokens", || refused(&bed, client, path, bytes));
+    assert_eq!(bed.shown("dn").0.named, 0);
+
+    step("start without tokens", || {
+        hdfs.stop_daemons().unwrap();
+        hdfs.set(TOKENS, "false").unwrap();
+        hdfs.start_daemons()
+            .unwrap_or_else(|e| panic!("{}", e.full()));
+    });
+    step("no tokens", || {
+        check_local(client, path, bytes);
+        for (name, there) in seen_by_reader(&bed) {
+            assert!(there, "{name}");
+        }
+        within(LONG, "the daemon counts them", || {
+            let (datanode, _) = bed.shown("dn");
+            datanode.serving && datanode.blocks > 0 && !datanode.why.contains(TOKENS)
+        });
+    });
+
+    step("start with tokens", || {
+        hdfs.stop_daemons().unwrap();
+        hdfs.set(TOKENS, "true").unwrap();
+        hdfs.start_daemons()
+            .unwrap_or_else(|e| panic!("{}", e.full()));
+    });
+    step("tokens again", || refused(&bed, client, path, bytes));
 }

@@ -58,7 +58,7 @@ impl Agent {
         }
         if self.stats_at <= now {
             self.stats_at = now + STATS;
-            let stats = self.ledger.stats();
+            let stats = self.stats();
             self.say(&FromAgent::Stats(stats));
         }
     }

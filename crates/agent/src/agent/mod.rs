@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The running agent: one thread that listens to everything and never waits for a disk.
 
+mod door;
 mod events;
 mod host;
 mod survey;
 pub mod volume;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use viola_proto::agent::{FrameReader, FrameWriter, FsId, Why};
+use viola_proto::agent::{FrameReader, FrameWriter, FsId, Stats, Why};
 
 pub(crate) use host::random;
 
-use crate::config::{Config, Mount};
+use crate::config::{Config, Mount, NO_DATANODE};
 use crate::core::block::{After, Millis};
+use crate::core::door::Door;
 use crate::core::ledger::Ledger;
 use crate::core::place::Action;
 use crate::core::session::Session;
@@ -82,6 +85,11 @@ pub struct Agent {
     survey_at: Millis,
     stats_at: Millis,
     paused: bool,
+    /// Whether the DataNode gives its blocks without a token.
+    door: Door,
+    door_at: Millis,
+    /// The DataNode's lock in each data directory, as it was last seen there.
+    locks: HashMap<PathBuf, door::Lock>,
     /// Those who want to know when no read is in flight, and until when they wait.
     patient: Vec<(Question, Millis)>,
     /// When the agent ends at the latest.
@@ -117,8 +125,11 @@ impl Agent {
             .unwrap_or_default()
             .trim()
             .to_owned();
+        let door = Door::new(config.datanode == NO_DATANODE);
+        let mut ledger = Ledger::new(config.times(), config.bounds());
+        ledger.pause(!door.is_open());
         Ok(Self {
-            ledger: Ledger::new(config.times(), config.bounds()),
+            ledger,
             config,
             address,
             session: Session::new(now()),
@@ -140,6 +151,9 @@ impl Agent {
             survey_at: 0,
             stats_at: 0,
             paused: false,
+            door,
+            door_at: 0,
+            locks: HashMap::new(),
             patient: Vec::new(),
             ends: None,
             boot_id,
@@ -161,6 +175,7 @@ impl Agent {
             self.hear(time);
             self.answer(time);
             self.survey(time);
+            self.keep_door(time);
             self.check(time);
             self.greet(time);
             self.ledger.tick(time);
@@ -233,6 +248,7 @@ impl Agent {
                     self.ledger.mapped(now, id, turn, result);
                 }
                 Outcome::Earlier(fs, bytes) => self.ledger.foreign(fs, bytes),
+                Outcome::Door(answer) => self.take_answer(now, answer),
                 Outcome::Proof(fs, result) => self.send_proof(now, fs, result),
                 Outcome::Found(places) => {
                     for place in places {
@@ -320,7 +336,7 @@ impl Agent {
 
     fn pause(&mut self, now: Millis, paused: bool) {
         self.paused = paused;
-        self.ledger.pause(paused);
+        self.ledger.pause(self.is_paused());
         if paused {
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
                 self.withdraw_all(now, fs, After::Again, Why::Filesystem);
@@ -337,11 +353,20 @@ impl Agent {
                 None => format!("{} cannot be opened", self.address),
             },
             paused: self.paused,
+            closed: self.closed(),
             outstanding: self.ledger.outstanding() as u64,
-            stats: self.ledger.stats(),
+            stats: self.stats(),
             volumes: self.volumes.values().map(Volume::report).collect(),
             missing: self.missing.clone(),
             mount: self.relay.as_ref().map(Relay::report),
+        }
+    }
+
+    /// What it holds, and why it names nothing.
+    fn stats(&self) -> Stats {
+        Stats {
+            why: self.closed(),
+            ..self.ledger.stats()
         }
     }
 

@@ -120,6 +120,11 @@ impl Ledger {
         self.by_lease.len()
     }
 
+    /// Blocks that links of ours hold, or may.
+    pub fn links(&self) -> usize {
+        self.linked
+    }
+
     /// What has been decided since the last call.
     pub fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
@@ -233,6 +238,7 @@ impl Ledger {
     /// Whether something waits for nothing but its turn.
     pub fn busy(&self) -> bool {
         self.limits.is_some()
+            && !self.paused
             && (!self.ready.is_empty()
                 || self
                     .proven

@@ -4,6 +4,7 @@
 
 pub mod block;
 pub mod budget;
+pub mod door;
 pub mod layout;
 pub mod ledger;
 pub mod place;

@@ -2,6 +2,7 @@
 //! What touches the system: the channel, mounts, fanotify, links, workers, the status socket.
 
 pub mod channel;
+pub mod datanode;
 pub mod links;
 pub mod mounts;
 pub mod scan;

@@ -47,6 +47,8 @@ pub struct Report {
     pub host: String,
     /// Whether it was told to pause.
     pub paused: bool,
+    /// Why the DataNode's blocks may not be named; empty when they may.
+    pub closed: String,
     /// Leases that the host may still read by.
     pub outstanding: u64,
     /// The blocks.
@@ -184,6 +186,9 @@ impl std::fmt::Display for Report {
         writeln!(f, "viola-agent {}, {}", self.version, self.host)?;
         if self.paused {
             writeln!(f, "paused: nothing is named until `viola-agent resume`")?;
+        }
+        if !self.closed.is_empty() {
+            writeln!(f, "no block is named: {}", self.closed)?;
         }
         writeln!(
             f,

@@ -20,6 +20,7 @@ use viola_proto::agent::{DiskName, Extent, FileMap, FsId};
 use super::links::{Links, NotLinked, file_id};
 use super::scan::scan;
 use crate::core::block::{After, Millis};
+use crate::core::door::Answer;
 use crate::core::place::{EntryId, FileId, Maps, Pin, Place};
 
 /// Milliseconds since the program's start.
@@ -61,6 +62,8 @@ pub enum Outcome {
     Found(Vec<Place>),
     /// A scan has ended.
     Scanned(FsId),
+    /// What the DataNode has answered to a read without a token.
+    Door(Answer),
 }
 
 /// A file that shows which disk holds a file system.
@@ -94,7 +97,8 @@ impl Report {
         Ok((report, queue, wake))
     }
 
-    fn say(&self, outcome: Outcome) -> bool {
+    /// Reports; `false` when nobody listens any more.
+    pub fn say(&self, outcome: Outcome) -> bool {
         let said = self.outcomes.send(outcome).is_ok();
         // full: then it is readable anyway
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());

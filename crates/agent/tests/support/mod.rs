@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use viola_agent::io::status::Report;
-pub use viola_lab::testing::{sha256, wait_for};
+pub use viola_lab::testing::wait_for;
 use viola_lab::{Guest, Lab, testing};
 
 use host::Host;
@@ -124,8 +124,13 @@ impl Bench {
     /// Starts the agent; `more` is added to its configuration.
     pub fn agent(&self, more: &str) {
         let program = self.program(env!("CARGO_BIN_EXE_viola-agent"));
+        // the script cannot be asked
+        let datanode = match more.contains("datanode =") {
+            true => "",
+            false => "datanode = 'none'\n",
+        };
         self.sh(&format!(
-            "cat >/tmp/agent.toml <<X\nchannel = '/dev/ttyS2'\ndata = ['/tmp/d/dfs']\n\
+            "cat >/tmp/agent.toml <<X\nchannel = '/dev/ttyS2'\n{datanode}data = ['/tmp/d/dfs']\n\
              quiet_ms = 800\nsettle_ms = 200\n{more}\nX\n\
              setsid {program} --config /tmp/agent.toml >>/tmp/agent.log 2>&1 </dev/null &\n\
              echo $! >/tmp/agent.pid"

@@ -22,12 +22,22 @@ pub struct Local {
     java: PathBuf,
     // the client ends before the DataNode, and that before the NameNode
     processes: Vec<Child>,
+    data: u16,
 }
 
 impl Local {
     /// Starts it with all its files in `folder`, which is emptied first, and waits until a client is
     /// connected.
     pub fn start(hadoop: &Hadoop, folder: &Path) -> Result<(Self, Client)> {
+        Self::start_with(hadoop, folder, &[])
+    }
+
+    /// The same with further keys of `hdfs-site.xml`.
+    pub fn start_with(
+        hadoop: &Hadoop,
+        folder: &Path,
+        keys: &[(&str, &str)],
+    ) -> Result<(Self, Client)> {
         let conf = folder.join("conf");
         if folder.exists() {
             std::fs::remove_dir_all(folder).map_err(Error::io("empty", folder))?;
@@ -51,7 +61,9 @@ impl Local {
             ("dfs.datanode.http.address", at(data_http)),
             ("dfs.datanode.ipc.address", at(data_ipc)),
         ];
-        let more = more.map(|(key, value)| (key.to_owned(), value)).into();
+        let further = keys.iter().map(|(key, value)| (*key, (*value).to_owned()));
+        let more = more.into_iter().chain(further);
+        let more = more.map(|(key, value)| (key.to_owned(), value)).collect();
         let core = [("fs.defaultFS", format!("hdfs://{}", at(rpc)))].into();
         for (name, text) in [
             ("core-site.xml", xml(&core)),
@@ -66,6 +78,7 @@ impl Local {
             java: hadoop.java().join("bin/java"),
             folder,
             processes: Vec::new(),
+            data,
         };
         let mut format = local.spawn("format", NAME_NODE, &["-format", "-nonInteractive"])?;
         let status = format.wait().map_err(Error::io("run", &local.java))?;
@@ -100,6 +113,11 @@ impl Local {
     /// Its folder; the DataNode's blocks are below `data/`.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Where its DataNode listens for clients, `HOST:PORT`.
+    pub fn data_address(&self) -> String {
+        format!("127.0.0.1:{}", self.data)
     }
 
     /// Processes of client, DataNode and NameNode.

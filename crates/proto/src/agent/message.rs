@@ -113,6 +113,8 @@ pub struct Stats {
     pub names: u64,
     /// Names withdrawn since its start.
     pub withdrawals: u64,
+    /// Why it may name nothing, one sentence; empty when it may.
+    pub why: String,
 }
 
 /// Bounds that the host sets; the agent obeys them, and the host enforces them.
@@ -293,7 +295,8 @@ impl Message for FromAgent {
             }
             Self::Name { data, meta, .. } => data.check().and(meta.check()),
             Self::Withdraw { leases, .. } => few(leases),
-            Self::WithdrawAll { .. } | Self::Stats(_) | Self::Pong { .. } => Ok(()),
+            Self::Stats(stats) => texts(&[&stats.why]),
+            Self::WithdrawAll { .. } | Self::Pong { .. } => Ok(()),
         }
     }
 }

@@ -146,7 +146,7 @@ impl Bed {
 
     /// Starts an agent beside a DataNode.
     pub fn agent(&self, node: &str) {
-        let config = "data = ['/mnt/data']\nquiet_ms = 1000\nsettle_ms = 200\nrecheck_s = 20\n";
+        let config = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\nquiet_ms = 1000\nsettle_ms = 200\nrecheck_s = 20\n";
         self.guest(node)
             .start("agent", Workload::agent(config))
             .unwrap_or_else(|e| panic!("{}", e.full()));
@@ -239,6 +239,22 @@ impl Bed {
         found.lines().map(str::to_owned).collect()
     }
 
+    /// Names of the finished blocks of a DataNode, as viola shows them: `POOL/blk_ID_STAMP`.
+    pub fn names(&self, node: &str) -> Vec<String> {
+        let found = self.sh(
+            node,
+            "cd /mnt/data/current; find BP-* -path '*/current/finalized/*' -name 'blk_*.meta'",
+        );
+        found
+            .lines()
+            .filter_map(|path| {
+                let (pool, rest) = path.split_once('/')?;
+                let (_, name) = rest.rsplit_once('/')?;
+                Some(format!("{pool}/{}", name.strip_suffix(".meta")?))
+            })
+            .collect()
+    }
+
     /// Makes the free space of a DataNode's disk small pieces, with `free` bytes in all; the file that holds the rest.
     pub fn fill_up(&self, node: &str, free: u64, pieces: bool) -> String {
         let text = self.sh(node, "df -k /mnt | tail -n 1");
@@ -264,6 +280,18 @@ impl Drop for Bed {
     fn drop(&mut self) {
         if let Some(lab) = self.lab.take() {
             if std::thread::panicking() {
+                let rd = lab.guest(&format!("{}-rd", self.name));
+                let script = format!(
+                    "mount -t fusectl f /sys/fs/fuse/connections; cat /sys/fs/fuse/connections/*/waiting; \
+                     grep -i virtio /proc/interrupts; timeout 5 ls -R {ROOT}/vread | wc -l; dmesg | tail -n 5; \
+                     sleep 1; grep -i virtio /proc/interrupts; cat /sys/fs/fuse/connections/*/waiting"
+                );
+                if let Ok(output) = rd.and_then(|g| g.exec(&["sh", "-c", &script])) {
+                    eprintln!("rd: {}{}", output.stdout, output.stderr);
+                }
+                if let Ok(daemon) = self.daemon.try_borrow() {
+                    eprintln!("{}", super::stdout(&daemon.ask(&["vread", "stat"])));
+                }
                 for node in ["dn", "d2"] {
                     if let Ok(guest) = lab.guest(&format!("{}-{node}", self.name)) {
                         for log in ["datanode", "agent"] {

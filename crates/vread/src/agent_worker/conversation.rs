@@ -222,7 +222,15 @@ impl Conversation {
                     self.journal.seldom(now, Level::Info, "withdraw-all", &what);
                 }
             }
-            FromAgent::Stats(stats) => self.stat.agent = flat(&stats),
+            FromAgent::Stats(stats) => {
+                let why = printable(&stats.why);
+                if !why.is_empty() && why != self.stat.agent_why {
+                    let what = format!("the agent names no block: {why}");
+                    self.journal.seldom(now, Level::Warning, "closed", &what);
+                }
+                self.stat.agent = flat(&stats);
+                self.stat.agent_why = why;
+            }
             FromAgent::Pong { .. } => {}
         }
     }

@@ -295,6 +295,9 @@ pub struct AgentStat {
     pub images: Vec<ImageSpec>,
     /// What the agent tells of itself, as far as it does.
     pub agent: BTreeMap<String, u64>,
+    /// Why it may name nothing, in its words; empty when it may.
+    #[serde(default)]
+    pub agent_why: String,
 }
 
 /// What a reader worker has done. Counts are since its start.

@@ -32,7 +32,7 @@ pub(super) const MOUNT: &str = "/vread";
 /// The same blocks on the client's own disk.
 pub(super) const OWN: &str = "/mnt/blocks";
 /// The guest agent, as it is delivered.
-const AGENT: &str = "data = ['/mnt/data']\n";
+pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\n";
 /// How long finished blocks may stay without a name.
 const NAMED: Duration = Duration::from_secs(60);
 

@@ -220,7 +220,7 @@ impl<'a> Bed<'a> {
         }
         let write = format!("stock write {FILE} {} {BLOCK} 1", sizes.file);
         client.ask(&write).map_err(lab_failure)?;
-        let agent = Workload::agent("data = ['/mnt/data']\n");
+        let agent = Workload::agent(super::bed::AGENT);
         labs.node()?.start("agent", agent).map_err(lab_failure)?;
         let bed = Self {
             hosts,

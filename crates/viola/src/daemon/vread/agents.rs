@@ -355,6 +355,7 @@ impl Agent {
                 self.left_out.join("; ")
             }
             Session::Welcomed => "no file system of it is on a disk that viola can read yet".into(),
+            Session::Proved if !stat.agent_why.is_empty() => stat.agent_why.clone(),
             Session::Proved => {
                 let all: Vec<&str> = stat.proved.values().map(String::as_str).collect();
                 all.join("; ")
@@ -363,7 +364,7 @@ impl Agent {
         Datanode {
             vm: self.vm.id.to_string(),
             name: self.vm.name.clone(),
-            serving: stat.session == Session::Proved,
+            serving: stat.session == Session::Proved && stat.agent_why.is_empty(),
             why,
             pid: self.worker.as_ref().map_or(0, |w| w.pid),
             agent: stat.agent_version.clone(),

@@ -330,3 +330,21 @@ fn another_version_is_told_and_not_served() {
             .any(|l| l.contains("install the same release"))
     );
 }
+
+#[test]
+fn an_agent_that_names_nothing_says_why() {
+    let mut talk = Talk::proved(Limits::default());
+    let says = |why: &str| {
+        FromAgent::Stats(agent::Stats {
+            why: why.into(),
+            ..agent::Stats::default()
+        })
+    };
+    talk.hear(says("the cluster demands\x1b[2J tokens"));
+    let why = talk.stat().agent_why;
+    assert!(why.starts_with("the cluster demands") && !why.contains('\x1b'));
+    let lines = talk.lines.lock().unwrap().join("\n");
+    assert!(lines.contains(&why) && !lines.contains('\x1b'), "{lines}");
+    talk.hear(says(""));
+    assert_eq!(talk.stat().agent_why, "");
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real DataNodes, asked for a block without a token. Needs what `scripts/hadoop.sh` makes.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use viola_agent::core::door::Answer;
+use viola_agent::io::datanode::ask;
+use viola_lab::hadoop::{Hadoop, Local};
+use viola_proto::agent::BlockKey;
+
+/// The block of the only file, as the folders of the DataNode name it.
+fn only_block(data: &Path) -> BlockKey {
+    let mut folders = vec![data.join("current")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path: PathBuf = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let words: Vec<&str> = name.trim_end_matches(".meta").split('_').collect();
+            if let (Some(["blk", id, stamp]), true) = (words.get(..), name.ends_with(".meta")) {
+                let text = path.to_str().unwrap();
+                let pool = text.split('/').find(|part| part.starts_with("BP-"));
+                return BlockKey::new(pool.unwrap(), id.parse().unwrap(), stamp.parse().unwrap())
+                    .unwrap();
+            }
+        }
+    }
+    panic!("{}: there is no block", data.display());
+}
+
+/// Starts an HDFS with these keys and asks its DataNode for a block.
+fn answers(keys: &[(&str, &str)], answer: &Answer) {
+    let hadoop = Hadoop::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))])
+        .unwrap_or_else(|e| panic!("{e}"));
+    let folder = tempfile::tempdir().unwrap();
+    let (hdfs, mut client) = Local::start_with(&hadoop, &folder.path().join("hdfs"), keys)
+        .unwrap_or_else(|e| panic!("{}", e.full()));
+    let block = only_block(&hdfs.folder().join("data"));
+    assert_eq!(ask(&hdfs.data_address(), &block), *answer);
+    // one that is not there tells nothing
+    let other = BlockKey::new(block.pool(), block.id() + 1000, block.stamp()).unwrap();
+    let about_other = ask(&hdfs.data_address(), &other);
+    match answer {
+        Answer::Open => assert!(matches!(about_other, Answer::Unknown(_)), "{about_other:?}"),
+        _ => assert_eq!(about_other, *answer),
+    }
+    // and the plug-in declines where its client was handed a token
+    let past = "dfs.client.replica.accessor.builder.classes=org.viola.hdfs.Timed viola.vread.mount=/nothing";
+    client.ask(&format!("open viola {past}")).unwrap();
+    client.ask("viola read /ready 4096").unwrap();
+    let counts: serde_json::Value = client.ask_for("counts").unwrap();
+    let declined = counts["fallbacks"]["Token"].as_u64().unwrap();
+    assert_eq!(declined > 0, *answer != Answer::Open, "{counts}");
+}
+
+const TOKENS: (&str, &str) = ("dfs.block.access.token.enable", "true");
+
+#[test]
+fn a_datanode_of_a_cluster_with_tokens_wants_one() {
+    answers(&[TOKENS], &Answer::Tokens);
+}
+
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn a_datanode_of_a_cluster_without_tokens_gives_the_block() {
+    answers(&[], &Answer::Open);
+}
+
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn a_datanode_that_expects_encryption_hangs_up() {
+    let encrypted = ("dfs.encrypt.data.transfer", "true");
+    answers(&[TOKENS, encrypted], &Answer::HungUp);
+}
