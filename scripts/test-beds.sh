@@ -13,8 +13,9 @@ viola-lab qemu
 viola qemu_vread
 viola qemu_migration
 viola qemu_stream
+viola vread_safety
 viola-agent datanode
-viola vread_hdfs tokens
+viola vread_hdfs
 BEDS
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Wakes guests that have lost an interrupt.
 //!
-//! User Mode Linux hears of its devices by an edge-triggered epoll, and keeps what epoll told in one array. A signal that
-//! comes while that array is worked off fills it anew, and what was still to be done is forgotten: the device has data,
-//! nobody is told again, and a disk, a serial line or a virtio device stands still until something else happens to it,
-//! which may be never. On a busy machine this happens every few minutes. So somebody looks from outside: where a
-//! descriptor has been ready for two looks in a row its place in the epoll is armed anew, which tells of it once more.
-//! For a guest that had not forgotten it this is an interrupt with nothing to do.
+//! User Mode Linux hears of its devices by an edge-triggered epoll, and now and then, on a busy machine every few minutes,
+//! forgets what that has told: a device has data, nobody is told again, and a disk, a serial line or a virtio device stands
+//! still until something else happens to it, which may be never. (Seen: a disk's completion unread in its socket. Likely
+//! cause: what epoll told is kept in one array, and a signal that comes while it is worked off fills it anew.) So somebody
+//! looks from outside: where a descriptor has been ready for two looks in a row its place in the epoll is armed anew, which
+//! tells of it once more. For a guest that had not forgotten it this is an interrupt with nothing to do.
 
 use std::collections::HashSet;
 use std::io;

@@ -6,81 +6,12 @@
 mod common;
 
 use std::sync::Mutex;
-use std::time::Instant;
 
 use common::guests::within;
-use common::hdfs::{Bed, LONG, Seen, ask, check, check_local, tell};
+use common::hdfs::{Bed, LONG, check, check_local, tell};
 use common::stdout;
+use common::steps::{MIB, changes_of_a_file, step};
 use viola_lab::hadoop::{Client, FileSystem, ROOT};
-
-const MIB: u64 = 1 << 20;
-
-/// A step with its name and time, for whoever reads the output.
-fn step<T>(name: &str, work: impl FnOnce() -> T) -> T {
-    let begun = Instant::now();
-    eprintln!("{name} ...");
-    let result = work();
-    eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
-    result
-}
-
-fn begin(client: &Mutex<Client>, path: &str) {
-    for side in ["viola", "raw"] {
-        tell(client, &format!("{side} watch {path} 262144 {side} 1"));
-    }
-}
-
-/// Ends the readers; neither may ever have seen a wrong byte.
-fn end(client: &Mutex<Client>) -> [Seen; 2] {
-    ["viola", "raw"].map(|side| {
-        let seen: Seen = ask(client, &format!("ended {side}"));
-        eprintln!(
-            "  {side}: {} reads, {} MiB, {} of them past the DataNode, longest gap {} ms, failures {:?} {}",
-            seen.reads,
-            seen.bytes / MIB,
-            seen.local / MIB,
-            seen.longest_ms,
-            seen.failures,
-            seen.said
-        );
-        assert_eq!(seen.wrong, 0, "{side}: {}", seen.said);
-        seen
-    })
-}
-
-fn changes_of_a_file(client: &Mutex<Client>) {
-    // the last block is half full, and is written to again
-    let (first, second) = ("/a_1", "/a_1_5242880_3");
-    tell(
-        client,
-        &format!("stock fill {first} {} {}", 6 * MIB, 4 * MIB),
-    );
-    check_local(client, first, 6 * MIB);
-    begin(client, first);
-    for to in [7, 9] {
-        tell(client, &format!("stock extend {first} {}", to * MIB));
-        check(client, "viola", first, to * MIB);
-    }
-    // a writer that takes its time, and lets others see what it has
-    tell(client, &format!("stock extend {first} {} 300", 14 * MIB));
-    for seen in end(client) {
-        assert!(seen.failures.is_empty() && seen.reads > 0, "{seen:?}");
-    }
-    check_local(client, first, 14 * MIB);
-    begin(client, first);
-    tell(client, &format!("stock truncate {first} {}", 5 * MIB));
-    check(client, "viola", first, 5 * MIB);
-    end(client);
-    // other bytes where the old ones were
-    tell(client, &format!("stock rename {first} {second}"));
-    begin(client, second);
-    tell(client, &format!("stock extend {second} {}", 8 * MIB));
-    check(client, "viola", second, 8 * MIB);
-    for seen in end(client) {
-        assert!(seen.failures.is_empty() && seen.reads > 0, "{seen:?}");
-    }
-    check_local(client, second, 8 * MIB);
-}
 
 #[test]
 #[ignore = "a test bed: make test-beds"]

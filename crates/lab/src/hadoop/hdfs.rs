@@ -234,7 +234,19 @@ impl<'a> Hdfs<'a> {
         arguments: &[&str],
         limit: Duration,
     ) -> Result<Output> {
-        guest.exec_for(&self.words(class, arguments), "", limit)
+        self.java_fed(guest, class, arguments, "", limit)
+    }
+
+    /// The same with a standard input.
+    pub fn java_fed(
+        &self,
+        guest: &Guest,
+        class: &str,
+        arguments: &[&str],
+        stdin: &str,
+        limit: Duration,
+    ) -> Result<Output> {
+        guest.exec_for(&self.words(class, arguments), stdin, limit)
     }
 
     /// Runs `hdfs dfs` with these arguments in a guest that is prepared; standard output goes to

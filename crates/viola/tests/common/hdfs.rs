@@ -119,6 +119,10 @@ impl Bed {
         self.daemon.borrow_mut()
     }
 
+    pub fn file_system(&self) -> FileSystem {
+        self.file_system
+    }
+
     pub fn image(&self, node: &str) -> PathBuf {
         self.folder.path().join(format!("{node}.img"))
     }
@@ -263,13 +267,12 @@ impl Bed {
         let io = format!("chroot {ROOT} /usr/sbin/xfs_io");
         let mut script = format!("{io} -f -c 'falloc 0 {length}' /mnt/filler\n");
         if pieces {
-            script += &format!("({io} -f");
-            let mut at = 0;
-            while at + (256 << 10) < length && at < 2 * free {
-                script += &format!(" -c 'fpunch {at} 128k'");
-                at += 256 << 10;
-            }
-            script += " /mnt/filler); sync";
+            // a loop there: a guest's serial line is no place for long scripts
+            let end = length.min(2 * free);
+            script += &format!(
+                "at=0; while [ $at -lt {end} ]; do set -- \"$@\" -c \"fpunch $at 128k\"; at=$((at+262144)); done\n\
+                 {io} -f \"$@\" /mnt/filler; sync"
+            );
         }
         self.sh(node, &script);
         "/mnt/filler".into()

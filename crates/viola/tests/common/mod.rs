@@ -7,6 +7,7 @@ pub mod guests;
 pub mod hdfs;
 pub mod hosts;
 pub mod qemu;
+pub mod steps;
 
 use std::fs;
 use std::io::Read;

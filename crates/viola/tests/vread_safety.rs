@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real HDFS, read past its DataNode while its blocks are moved, deleted, corrupted and upgraded, and while those who
+//! keep them die. Every byte is compared. Needs root, the lab's image and what `scripts/hadoop.sh` makes.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::guests::{signal, within};
+use common::hdfs::{Bed, LONG, check, tell};
+use common::steps::{self, MIB, check_past, stall, step};
+use rustix::process::Signal;
+use viola_lab::hadoop::FileSystem;
+
+/// How long blocks are deleted and their places used again under readers.
+const REFILL: Duration = Duration::from_secs(120);
+
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn ext4_blocks_that_move_go_or_rot() {
+    let bed = Bed::boot("sa-ext4", FileSystem::Ext4, &["dn"], "d*");
+    let hdfs = step("start", || bed.hdfs(&[]));
+    bed.agent("dn");
+    let client = &step("client", || bed.reader(&hdfs));
+    step("read", || {
+        tell(client, &format!("stock fill /f_7 {} {}", 24 * MIB, 4 * MIB));
+        check_past(&bed, client, "/f_7", 24 * MIB);
+    });
+    step("e4defrag", || steps::defragment(&bed, client));
+    step("delete and refill", || steps::refill(&bed, client, REFILL));
+    step("a corrupt block", || {
+        steps::corrupt(&bed, client);
+        check_past(&bed, client, "/f_7", 24 * MIB);
+    });
+    step("data=journal", || steps::data_journal(&bed, &hdfs, client));
+}
+
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn ext4_deaths_and_upgrades() {
+    let bed = Bed::boot("sb-ext4", FileSystem::Ext4, &["dn"], "d*");
+    let hdfs = step("start", || bed.hdfs(&[]));
+    bed.agent("dn");
+    let client = &step("client", || bed.reader(&hdfs));
+    let all = || check_past(&bed, client, "/f_7", 24 * MIB);
+    step("read", || {
+        tell(client, &format!("stock fill /f_7 {} {}", 24 * MIB, 4 * MIB));
+        all();
+    });
+    step("deaths", || {
+        stall(client, "guest agent killed", "/f_7", || {
+            bed.sh("dn", "kill -9 $(pidof viola-agent)");
+            std::thread::sleep(Duration::from_secs(1));
+            steps::agent_again(&bed, "dn");
+        });
+        all();
+        stall(client, "agent's worker killed", "/f_7", || {
+            signal(bed.shown("dn").0.pid, Signal::KILL);
+        });
+        all();
+        stall(client, "daemon killed", "/f_7", || bed.daemon().kill());
+        // the workers have not noticed
+        let seen = check(client, "viola", "/f_7", 24 * MIB);
+        assert_eq!(seen.local, 24 * MIB, "{seen:?}");
+        bed.daemon().again();
+        all();
+    });
+    step("a corrupt block, upgrade and back", || {
+        steps::corrupt(&bed, client);
+        steps::upgrade(&bed, &hdfs, client, true);
+    });
+    step("reader's worker killed", || {
+        stall(client, "reader's worker killed", "/f_7", || {
+            signal(bed.shown("dn").1.pid, Signal::KILL);
+        });
+        steps::end_of_the_mount(client);
+    });
+}
+
+#[test]
+#[ignore = "a test bed: make test-beds"]
+fn xfs_on_two_datanodes() {
+    let bed = Bed::boot("sx-xfs", FileSystem::Xfs, &["dn", "d2"], "d*");
+    let mut hdfs = step("start", || bed.hdfs(&[]));
+    bed.agent("dn");
+    let client = &step("client", || bed.reader(&hdfs));
+    step("read", || {
+        tell(client, &format!("stock fill /m_4 {} {}", 96 * MIB, 4 * MIB));
+        check_past(&bed, client, "/m_4", 96 * MIB);
+    });
+    step("append, truncate, concurrent writer", || {
+        steps::changes_of_a_file(client);
+    });
+    step("extents swapped", || steps::defragment(&bed, client));
+    step("delete and refill", || {
+        steps::refill(&bed, client, REFILL / 6)
+    });
+    step("a second DataNode", || {
+        hdfs.join(bed.guest("d2"), &bed.options(&[]))
+            .unwrap_or_else(|e| panic!("{}", e.full()));
+        bed.agent("d2");
+    });
+    step("replicas that move", || {
+        steps::rebalance(&bed, client, "/m_4", 96 * MIB, 4 * MIB)
+    });
+    step("a DataNode's guest killed", || {
+        tell(
+            client,
+            &format!("stock fill /k_8 {} {} 2", 16 * MIB, 4 * MIB),
+        );
+        check_past(&bed, client, "/k_8", 16 * MIB);
+        stall(client, "a DataNode's guest killed", "/k_8", || {
+            bed.guest("d2").kill();
+        });
+        within(LONG, "it is not served any more", || {
+            !bed.shown("d2").0.serving
+        });
+        check_past(&bed, client, "/k_8", 16 * MIB);
+    });
+}
