@@ -106,7 +106,8 @@ impl Hdfs<'_> {
     }
 
     /// Starts an HBase in a guest: master, one region server and ZooKeeper in one process, unmodified, with
-    /// its files in HDFS below `/NAME`. `keys` go to its `hbase-site.xml`; `port` is ZooKeeper's. Waits until
+    /// its files in HDFS below `/NAME`. `keys` go to its `hbase-site.xml`; `port` is ZooKeeper's, 10,000 and 20,000 above
+    /// are the servers'. Waits until
     /// ZooKeeper answers; the master may take longer.
     ///
     /// # Errors
@@ -132,6 +133,9 @@ impl Hdfs<'_> {
             ("hbase.zookeeper.quorum", "127.0.0.1".into()),
             ("hbase.master.hostname", "localhost".into()),
             ("hbase.regionserver.hostname", "localhost".into()),
+            // several in one guest
+            ("hbase.master.port", (port + 10_000).to_string()),
+            ("hbase.regionserver.port", (port + 20_000).to_string()),
             // no pages for people
             ("hbase.master.info.port", "-1".into()),
             ("hbase.regionserver.info.port", "-1".into()),
