@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is built on HDFS, each unmodified: TestDFSIO, HBase, Spark; and the hybrid set-up of two DataNodes.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use viola_lab::hadoop::{Answer, Kit, Options, ROOT, TOOLS_LOG, log};
+use viola_lab::hadoop::{Answer, Kit, Options, ROOT, TOOLS_LOG};
 
 use super::super::interrupt;
 use super::super::side::lab_failure;
+use super::FOLDER;
 use super::bed::{Bed, CLIENT, MOUNT, NODE, OTHER, OWN, guest, sh};
 use super::work::{
     BLOCK, DFSIO, DFSIO_RESULT, EVALUATION, FAR, NEAR, Phase, Side, Sizes, TABLE, USERS, Work,
@@ -121,8 +123,7 @@ impl<'a> Bed<'a> {
             while let Err(e) = app.ask(&format!("{word} tool org.viola.lab.HBaseTable ready")) {
                 interrupt::check()?;
                 if begun.elapsed() > READY {
-                    let words = log(client, &word);
-                    return Err(Failure::run(format!("{}: {words}", e.full())));
+                    return Err(self.hbase_failure(&word, 7171 + index, &e));
                 }
                 std::thread::sleep(Duration::from_secs(1));
             }
@@ -133,16 +134,27 @@ impl<'a> Bed<'a> {
                 ),
                 format!("{word} tool org.viola.lab.HBaseTable compact TestTable"),
             ] {
-                // which of the two programs says why differs
-                app.ask(&request).map_err(|e| {
-                    let names = [word.clone(), format!("bench{}", 7171 + index)];
-                    let words = names.map(|name| log(client, &name)).join("\n");
-                    Failure::run(format!("{}: {words}", e.full()))
-                })?;
+                app.ask(&request)
+                    .map_err(|e| self.hbase_failure(&word, 7171 + index, &e))?;
             }
             self.apps.insert(word, app);
         }
         Ok(())
+    }
+
+    /// Which of the two programs says why differs; both logs are kept beside the images.
+    fn hbase_failure(&self, word: &str, port: usize, error: &viola_lab::Error) -> Failure {
+        let mut text = error.full();
+        for name in [word.to_owned(), format!("bench{port}")] {
+            let kept = Path::new(FOLDER).join(format!("{name}.log"));
+            let whole = guest(self.lab, CLIENT)
+                .and_then(|client| sh(client, &format!("tail -c 400000 /run/{name}.log")));
+            match whole.and_then(|whole| std::fs::write(&kept, whole).map_err(Failure::run)) {
+                Ok(()) => text.push_str(&format!("; see {}", kept.display())),
+                Err(_) => text.push_str(&format!("; {name}.log could not be kept")),
+            }
+        }
+        Failure::run(text)
     }
 
     fn begin_spark(&mut self, sizes: &Sizes) -> Outcome {

@@ -38,6 +38,8 @@ use crate::table;
 const FOLDER: &str = "build/bench/vread";
 /// How long the daemon's counts may be behind.
 const COUNTED: Duration = Duration::from_secs(5);
+/// The daemon tells within this time what a worker has served.
+const TOLD: Duration = Duration::from_millis(1500);
 
 /// Options of `viola bench vread`.
 #[derive(Debug, Args)]
@@ -85,13 +87,15 @@ pub fn run(vread: &Vread) -> Outcome {
     };
     run.progress
         .say(&format!("vread: {rounds} rounds, about {}", clock(total)));
+    // What was measured is not lost when what comes later fails.
     let mut rows = Vec::new();
-    if !works.is_empty() {
-        rows.extend(run.here(&works, cores)?.rows());
-    }
-    // What was measured here is not lost when the other host fails.
     let mut failed = None;
-    if !remote.is_empty() {
+    if !works.is_empty() {
+        let mut found = Found::default();
+        failed = run.here(&works, cores, &mut found).err();
+        rows.extend(found.rows());
+    }
+    if failed.is_none() && !remote.is_empty() {
         let folder = Path::new(FOLDER);
         let progress = &mut run.progress;
         match remote::run(&remote, rounds, cores, &sizes, folder, progress) {
@@ -163,7 +167,7 @@ struct Run {
 
 impl Run {
     /// All on one host.
-    fn here(&mut self, works: &[Work], cores: Cores) -> Outcome<Found> {
+    fn here(&mut self, works: &[Work], cores: Cores, found: &mut Found) -> Outcome {
         let sizes = self.sizes;
         let mut ground = Ground::new(Path::new(FOLDER))?;
         for (phase, kit) in [(Phase::HBase, Kit::HBase), (Phase::Spark, Kit::Spark)] {
@@ -175,7 +179,6 @@ impl Run {
         let (device, file): (Vec<Work>, Vec<Work>) =
             works.iter().partition(|work| work.phase() == Phase::Device);
         let daemon = Daemon::start(bed::CLIENT, bed::NODE)?;
-        let mut found = Found::default();
         for (works, what) in [(file, "in guests"), (device, "on a block device")] {
             if works.is_empty() {
                 continue;
@@ -197,12 +200,12 @@ impl Run {
                     .copied()
                     .filter(|work| work.phase() == phase)
                     .collect();
-                self.phase(&mut bed, phase, &works, &mut found)?;
+                self.phase(&mut bed, phase, &works, found)?;
             }
             drop(bed);
             lab.down().map_err(lab_failure)?;
         }
-        Ok(found)
+        Ok(())
     }
 
     /// All rounds of the works of a phase.
@@ -271,7 +274,10 @@ impl Run {
         }
         bed.prepare(work, side, &sizes)?;
         let whose = bed.whose(side)?;
-        let served = bed.served(side)?;
+        let served = match work.is_app() {
+            true => settled(bed, side)?,
+            false => bed.served(side)?,
+        };
         let before = Moment::now(&mut self.eye, whose)?;
         let answer = bed.run(work, side, &sizes, round)?;
         let usage = Moment::now(&mut self.eye, whose)?.since(&before);
@@ -294,6 +300,20 @@ impl Run {
         }
         Ok(Reading { answer, usage })
     }
+}
+
+/// What the daemon has served, when the last bytes of those before are told too.
+fn settled(bed: &Bed<'_>, side: Side) -> Outcome<u64> {
+    let mut served = bed.served(side)?;
+    let begun = Instant::now();
+    while begun.elapsed() < COUNTED {
+        std::thread::sleep(TOLD);
+        match bed.served(side)? {
+            now if now == served => break,
+            now => served = now,
+        }
+    }
+    Ok(served)
 }
 
 /// A program says nothing about where its bytes came from: the daemon does.
