@@ -350,7 +350,7 @@ pub const SCRATCH: &str = "/scratch";
 /// The folder whose files are deleted.
 pub const LITTER: &str = "/litter";
 /// Files in it.
-pub const LITTERED: u32 = 24;
+pub const LITTERED: u32 = 200;
 /// Of the two files of the hybrid read the one on the DataNode that viola serves.
 pub const NEAR: &str = "/near";
 /// The other one.
