@@ -33,6 +33,8 @@ pub(super) const MOUNT: &str = "/vread";
 pub(super) const OWN: &str = "/mnt/blocks";
 /// The guest agent, as it is delivered.
 pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\n";
+/// Names in one command: a line of a guest's console takes 4 KiB.
+const COMMAND: usize = 20;
 /// How long finished blocks may stay without a name.
 const NAMED: Duration = Duration::from_secs(60);
 
@@ -371,14 +373,18 @@ impl<'a> Bed<'a> {
             let wanted: Vec<String> = wanted
                 .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
                 .collect();
-            let script = format!(
-                "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
-                wanted.join(" ")
-            );
-            let missing = client
-                .exec(&["sh", "-c", &script])
-                .map_err(lab_failure)?
-                .stdout;
+            let mut missing = String::new();
+            for some in wanted.chunks(COMMAND) {
+                let script = format!(
+                    "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
+                    some.join(" ")
+                );
+                let output = client.exec(&["sh", "-c", &script]).map_err(lab_failure)?;
+                missing = output.stdout;
+                if !missing.is_empty() {
+                    break;
+                }
+            }
             if missing.is_empty() {
                 return Ok(());
             }

@@ -104,6 +104,8 @@ pub fn run(vread: &Vread) -> Outcome {
         }
     }
     drop(run);
+    // whoever ends it early wants no result
+    super::interrupt::check()?;
 
     let guests = "User Mode Linux; DataNode and client on a core each, daemon and workers on any";
     let mut results = Results::new(rounds, guests, rows);
