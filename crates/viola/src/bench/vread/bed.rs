@@ -369,22 +369,11 @@ impl<'a> Bed<'a> {
         loop {
             interrupt::check()?;
             // asked for each time: a block that was deleted goes a few seconds later
-            let wanted = self.blocks()?.into_iter();
+            let wanted = blocks(guest(self.lab, NODE)?)?.into_iter();
             let wanted: Vec<String> = wanted
                 .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
                 .collect();
-            let mut missing = String::new();
-            for some in wanted.chunks(COMMAND) {
-                let script = format!(
-                    "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
-                    some.join(" ")
-                );
-                let output = client.exec(&["sh", "-c", &script]).map_err(lab_failure)?;
-                missing = output.stdout;
-                if !missing.is_empty() {
-                    break;
-                }
-            }
+            let missing = first_missing(client, &wanted)?;
             if missing.is_empty() {
                 return Ok(());
             }
@@ -399,20 +388,9 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// The blocks of the DataNode: pool and name in the mount, in the order of their numbers.
-    fn blocks(&self) -> Outcome<Vec<(String, String)>> {
-        let found = sh(
-            guest(self.lab, NODE)?,
-            "find /mnt/data -name 'blk_*.meta' -path '*/finalized/*'",
-        )?;
-        let mut blocks: Vec<_> = found.lines().filter_map(block_of).collect();
-        blocks.sort_by_key(|(_, name)| (name.len(), name.clone()));
-        Ok(blocks)
-    }
-
     /// Copies the blocks of the file to the client's own disk, under their names.
     fn export(&mut self) -> Outcome {
-        let blocks = self.blocks()?;
+        let blocks = blocks(guest(self.lab, NODE)?)?;
         let Some((pool, _)) = blocks.first() else {
             return Err(Failure::run("the DataNode has no block"));
         };
@@ -434,6 +412,32 @@ pub fn block_of(path: &str) -> Option<(String, String)> {
 /// The guest of that name.
 pub(super) fn guest<'a>(lab: &'a Lab, name: &str) -> Outcome<&'a Guest> {
     lab.guest(name).map_err(lab_failure)
+}
+
+/// The blocks of the DataNode in this guest: pool and name in the mount, in the order of their numbers.
+pub(super) fn blocks(node: &Guest) -> Outcome<Vec<(String, String)>> {
+    let found = sh(
+        node,
+        "find /mnt/data -name 'blk_*.meta' -path '*/finalized/*'",
+    )?;
+    let mut blocks: Vec<_> = found.lines().filter_map(block_of).collect();
+    blocks.sort_by_key(|(_, name)| (name.len(), name.clone()));
+    Ok(blocks)
+}
+
+/// The first of these paths that is not there in the guest; empty when all are.
+pub(super) fn first_missing(guest: &Guest, paths: &[String]) -> Outcome<String> {
+    for some in paths.chunks(COMMAND) {
+        let script = format!(
+            "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
+            some.join(" ")
+        );
+        let missing = sh(guest, &script)?;
+        if !missing.is_empty() {
+            return Ok(missing);
+        }
+    }
+    Ok(String::new())
 }
 
 /// Runs a script that must succeed; its output.

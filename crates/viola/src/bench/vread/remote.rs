@@ -17,7 +17,7 @@ use super::super::interrupt;
 use super::super::progress::Progress;
 use super::super::row::{Goal, Row};
 use super::super::side::lab_failure;
-use super::bed::Cores;
+use super::bed::{Cores, blocks, first_missing, sh};
 use super::caches;
 use super::daemon::{Daemon, head};
 use super::rows::Reading;
@@ -234,24 +234,17 @@ impl<'a> Bed<'a> {
 
     /// Waits until the client sees all blocks of the DataNode.
     fn wait_named(&self) -> Outcome {
-        let find = "find /mnt/data -name 'blk_*.meta' -path '*/finalized/*'";
-        let found = sh(self.labs.node()?, find)?;
-        let blocks: Vec<String> = found
-            .lines()
-            .filter_map(super::bed::block_of)
+        let blocks: Vec<String> = blocks(self.labs.node()?)?
+            .into_iter()
             .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
             .collect();
         if blocks.is_empty() {
             return Err(Failure::run("the DataNode has no block"));
         }
-        let script = format!(
-            "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
-            blocks.join(" ")
-        );
         let begun = Instant::now();
         loop {
             interrupt::check()?;
-            let missing = sh(self.labs.client()?, &script)?;
+            let missing = first_missing(self.labs.client()?, &blocks)?;
             if missing.is_empty() {
                 return Ok(());
             }
@@ -327,19 +320,6 @@ fn own(folder: &Path) -> String {
         at("key"),
         at("certificate")
     )
-}
-
-/// Runs a script that must succeed; its output.
-fn sh(guest: &Guest, script: &str) -> Outcome<String> {
-    let output = guest.exec(&["sh", "-ec", script]).map_err(lab_failure)?;
-    if output.status != 0 {
-        return Err(Failure::run(format!(
-            "{}: `{script}`: {}",
-            guest.name(),
-            output.stderr.trim()
-        )));
-    }
-    Ok(output.stdout)
 }
 
 type Figure = fn(&Reading) -> f64;
