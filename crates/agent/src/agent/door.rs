@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use viola_proto::agent::{MAX_TEXT, Why};
+use viola_proto::agent::{Why, short};
 
 use super::{Agent, Millis};
 use crate::core::block::After;
@@ -52,11 +52,7 @@ impl Agent {
 
     /// Why nothing may be named, as it is told; empty when it may.
     pub(super) fn closed(&self) -> String {
-        let mut why = self.door.why().to_owned();
-        while why.len() > MAX_TEXT {
-            why.pop();
-        }
-        why
+        short(self.door.why().to_owned())
     }
 
     /// Whether another DataNode process has begun since the last look. Each writes its lock into the data directories when

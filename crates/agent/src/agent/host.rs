@@ -2,7 +2,7 @@
 //! Talking with the host.
 
 use viola_proto::agent::{
-    Bytes, FromAgent, FsId, LINE, Lease, MAX_LEASES, MAX_TEXT, ToAgent, TooMuch, VERSION, Why,
+    Bytes, FromAgent, FsId, LINE, Lease, MAX_LEASES, ToAgent, TooMuch, VERSION, Why, short,
 };
 
 use super::volume::Proof;
@@ -180,10 +180,7 @@ impl Agent {
             Err(why) => volume.not_proven(why, now),
             Ok(proof) => {
                 volume.proof = Proof::Sent(now);
-                let mut mount = volume.mount.point.display().to_string();
-                while mount.len() > MAX_TEXT {
-                    mount.pop();
-                }
+                let mount = short(volume.mount.point.display().to_string());
                 let message = FromAgent::Proof {
                     fs,
                     mount,

@@ -321,6 +321,16 @@ impl FileMap {
     }
 }
 
+/// A text cut to [`MAX_TEXT`] bytes, at a whole character.
+pub fn short(mut text: String) -> String {
+    let mut end = text.len().min(MAX_TEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}
+
 fn texts(all: &[&String]) -> Result<(), &'static str> {
     if all.iter().any(|text| text.len() > MAX_TEXT) {
         return Err("a text is too long");

@@ -39,7 +39,7 @@ pub use crc::crc32c;
 pub use key::{BadKey, BlockKey, MAX_POOL};
 pub use message::{
     Bytes, DiskName, Extent, FileMap, FromAgent, FsId, LINE, Lease, Limits, MAX_EXTENTS,
-    MAX_LEASES, MAX_TEXT, Message, PROOF_BYTES, Stats, ToAgent, Why,
+    MAX_LEASES, MAX_TEXT, Message, PROOF_BYTES, Stats, ToAgent, Why, short,
 };
 pub use reader::{BadMessage, FrameReader};
 pub use writer::{FrameWriter, TooMuch, encode};

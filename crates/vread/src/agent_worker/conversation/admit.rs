@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use viola_extents::CheckedMap;
-use viola_proto::agent::{self, BlockKey, Bytes, DiskName, FileMap, FsId, ToAgent};
+use viola_proto::agent::{self, BlockKey, Bytes, DiskName, FileMap, FsId, ToAgent, short};
 
 use super::super::images;
 use super::super::names::{self, Block, Lease};
@@ -168,14 +168,4 @@ impl Conversation {
         }
         confirm(unknown, out);
     }
-}
-
-/// A sentence that fits into a message.
-fn short(mut text: String) -> String {
-    let mut end = text.len().min(agent::MAX_TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
-    text
 }
