@@ -141,6 +141,8 @@ impl Hdfs<'_> {
             ("hbase.regionserver.info.port", "-1".into()),
             // the other one looks into the insides of an older HDFS client
             ("hbase.wal.provider", "filesystem".into()),
+            // an open log reserves a whole block: by default 256 MiB of a lab's small disk, five times
+            ("hbase.regionserver.hlog.blocksize", (16 << 20).to_string()),
         ]
         .into();
         all.extend(keys.iter().map(|(key, value)| (*key, value.clone())));
