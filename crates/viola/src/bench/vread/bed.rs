@@ -26,6 +26,8 @@ pub const CLIENT: &str = "vread-client";
 pub const NODE: &str = "vread-node";
 /// Name of the guest with a DataNode that viola does not serve.
 pub const OTHER: &str = "vread-other";
+/// Empties a guest's caches.
+pub const FORGET: &str = "sync; echo 3 >/proc/sys/vm/drop_caches";
 const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
 /// Mount of the blocks, in the root that Java runs in.
 pub(super) const MOUNT: &str = "/vread";
@@ -283,7 +285,7 @@ impl<'a> Bed<'a> {
     }
 
     /// Brings about the state in which a work is measured on a side.
-    pub fn prepare(&mut self, work: Work, side: Side, sizes: &Sizes) -> Outcome {
+    pub fn prepare(&mut self, work: Work, side: Side, sizes: &Sizes, round: usize) -> Outcome {
         match work {
             work if work.is_cold() => self.forget()?,
             work if work.writes() => self.settle()?,
@@ -299,6 +301,15 @@ impl<'a> Bed<'a> {
             _ => {
                 self.ask(side, &Work::Warm.request(side, sizes, 0))?;
             }
+        }
+        match work {
+            Work::Random(_) | Work::DeviceRandom => {
+                sh(guest(self.lab, CLIENT)?, FORGET)?;
+            }
+            Work::RandomAgain(_) => {
+                self.ask(side, &work.request(side, sizes, round))?;
+            }
+            _ => {}
         }
         for name in NEIGHBOURS {
             let busy = guest(self.lab, name)?;
@@ -322,10 +333,7 @@ impl<'a> Bed<'a> {
     /// Empties the caches of guests and host of what the images hold.
     fn forget(&mut self) -> Outcome {
         for name in [NODE, CLIENT] {
-            sh(
-                guest(self.lab, name)?,
-                "sync; echo 3 >/proc/sys/vm/drop_caches",
-            )?;
+            sh(guest(self.lab, name)?, FORGET)?;
         }
         // a device's pages are written to the file below it
         for image in self.images.iter().rev() {

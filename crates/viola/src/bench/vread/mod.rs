@@ -274,7 +274,7 @@ impl Run {
         if matches!(work, Work::AppendNamed | Work::Delete) {
             bed.settle_named(side)?;
         }
-        bed.prepare(work, side, &sizes)?;
+        bed.prepare(work, side, &sizes, round)?;
         let whose = bed.whose(side)?;
         let served = match work.is_app() {
             true => settled(bed, side)?,

@@ -17,7 +17,7 @@ use super::super::interrupt;
 use super::super::progress::Progress;
 use super::super::row::{Goal, Row};
 use super::super::side::lab_failure;
-use super::bed::{Cores, blocks, first_missing, sh};
+use super::bed::{Cores, FORGET, blocks, first_missing, sh};
 use super::caches;
 use super::daemon::{Daemon, head};
 use super::rows::Reading;
@@ -277,6 +277,9 @@ impl<'a> Bed<'a> {
                 self.ask(&Work::Warm.request(side, sizes, 0))?;
             }
         }
+        if let Work::Random(_) = work {
+            sh(self.labs.client()?, FORGET)?;
+        }
         let whose = Whose::Hosts {
             client: self.labs.client()?.pid(),
             node: self.labs.node()?.pid(),
@@ -304,7 +307,7 @@ impl<'a> Bed<'a> {
     /// Empties the caches of guests and host of what the images hold.
     fn forget(&self) -> Outcome {
         for guest in [self.labs.node()?, self.labs.client()?] {
-            sh(guest, "sync; echo 3 >/proc/sys/vm/drop_caches")?;
+            sh(guest, FORGET)?;
         }
         self.images
             .iter()

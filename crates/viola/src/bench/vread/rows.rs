@@ -88,7 +88,7 @@ impl Found {
                 let time = self.row(work, "", "s", |r| r.answer.wall_s);
                 vec![time.against(viola, stock)]
             }
-            Work::Random(_) => {
+            Work::Random(_) | Work::RandomAgain(_) => {
                 let rate = self.row(work, "", "reads/s", reads_per_s);
                 let mut rows = vec![
                     against(rate.clone(), Goal::AtLeast(10.0)),

@@ -77,8 +77,10 @@ pub enum Work {
     Warm,
     /// The whole file in reads of this many KiB, again: the paper's delay.
     Delay(u32),
-    /// Random reads of this many KiB.
+    /// Random reads of this many KiB, none of it in the client's cache.
     Random(u32),
+    /// The same reads once more.
+    RandomAgain(u32),
     /// Reads of 1 MiB at random places while two guests are busy on the DataNode's core.
     Neighbours,
     /// Writing a file.
@@ -168,11 +170,13 @@ impl Phase {
 
 impl Work {
     /// All, in the order in which they are measured.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Cold,
         Self::Warm,
         Self::Random(4),
         Self::Random(64),
+        Self::RandomAgain(4),
+        Self::RandomAgain(64),
         Self::Delay(64),
         Self::Delay(256),
         Self::Delay(1024),
@@ -202,6 +206,7 @@ impl Work {
             Self::Warm => "sequential 1 MiB, again".into(),
             Self::Delay(kib) => format!("delay of a {} read", size(kib)),
             Self::Random(kib) => format!("random {}", size(kib)),
+            Self::RandomAgain(kib) => format!("random {}, again", size(kib)),
             Self::Neighbours => "1 MiB read, two busy neighbours".into(),
             Self::Write => "write".into(),
             Self::Append => "append".into(),
@@ -271,7 +276,7 @@ impl Work {
     /// Sides on which it is measured.
     pub fn sides(self) -> &'static [Side] {
         match self {
-            Self::Cold | Self::Warm | Self::Random(_) => &Side::ALL,
+            Self::Cold | Self::Warm | Self::Random(_) | Self::RandomAgain(_) => &Side::ALL,
             _ => &[Side::Stock, Side::Viola],
         }
     }
@@ -282,6 +287,7 @@ impl Work {
             Self::Cold => 3.2,
             Self::Warm | Self::Delay(_) => 2.6,
             Self::Random(_) => 3.2,
+            Self::RandomAgain(_) => 3.6,
             Self::Neighbours => 4.5,
             Self::Write => 6.0,
             Self::Append => 8.0,
@@ -309,7 +315,7 @@ impl Work {
                 format!("{side} skim {FILE} {}", 1 << 20)
             }
             Self::Delay(kib) => format!("{side} skim {FILE} {}", kib << 10),
-            Self::Random(kib) => {
+            Self::Random(kib) | Self::RandomAgain(kib) => {
                 format!("{side} pread {FILE} {} {} {seed}", sizes.random, kib << 10)
             }
             Self::DeviceRandom => Self::Random(4).request_of(side, sizes, seed),
@@ -469,6 +475,7 @@ mod tests {
     fn names_are_told_in_the_usual_units() {
         assert_eq!(Work::Delay(4096).name(), "delay of a 4 MiB read");
         assert_eq!(Work::Random(64).name(), "random 64 KiB");
+        assert_eq!(Work::RandomAgain(4).name(), "random 4 KiB, again");
     }
 
     #[test]

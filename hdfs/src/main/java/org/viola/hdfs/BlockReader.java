@@ -127,8 +127,9 @@ final class BlockReader extends ReplicaAccessor {
     if (!replica.use()) {
       throw new Refused(Reason.ERROR, "its files are closed");
     }
+    boolean single = !sequential;
     return vread.helpers.begin(
-        () -> replica.read(from, to, verify),
+        () -> replica.read(from, to, verify, single),
         piece -> vread.buffers.give(piece.buffer),
         () -> vread.release(replica));
   }

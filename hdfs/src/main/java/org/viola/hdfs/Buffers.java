@@ -9,7 +9,7 @@ final class Buffers {
   /** No device asks for a larger alignment than a page. */
   static final int ALIGN = 4096;
   /** Size that serves random reads, checksum segments included. */
-  private static final int SMALL = (64 << 10) + 2 * ALIGN;
+  static final int SMALL = (64 << 10) + 2 * ALIGN;
 
   private final int large;
   private final ArrayBlockingQueue<ByteBuffer> smallOnes = new ArrayBlockingQueue<>(64);

@@ -17,7 +17,10 @@ final class Settings {
   static final String VERIFY = "viola.verify";
   /** Longest wait for an open or a read (750 ms). */
   static final String DEADLINE = "viola.vread.deadline";
-  /** {@code direct} (past the page cache where the mount can) or {@code buffered}. */
+  /**
+   * {@code auto} (single small reads through the page cache, all others past it where the mount can),
+   * {@code direct} (all past it) or {@code buffered} (none).
+   */
   static final String IO = "viola.vread.io";
   /** Bytes read at once in sequential use; twice this much is read ahead (1 MiB). */
   static final String WINDOW = "viola.vread.window";
@@ -32,6 +35,7 @@ final class Settings {
   final List<Path> mounts;
   final boolean verify;
   final boolean direct;
+  final boolean singlesCached;
   final long deadlineNanos;
   final int window;
   final int handles;
@@ -43,7 +47,9 @@ final class Settings {
       mounts.add(Paths.get(mount));
     }
     verify = conf.getBoolean(VERIFY, true);
-    direct = !"buffered".equals(conf.getTrimmed(IO, "direct"));
+    String io = conf.getTrimmed(IO, "auto");
+    direct = !"buffered".equals(io);
+    singlesCached = !"direct".equals(io);
     deadlineNanos = within(conf.getTimeDuration(DEADLINE, 750, TimeUnit.MILLISECONDS), 1, 60_000) * 1_000_000L;
     window = Integer.highestOneBit(
         (int) within(conf.getLongBytes(WINDOW, 1 << 20), SMALLEST_WINDOW, LARGEST_WINDOW));
@@ -62,12 +68,13 @@ final class Settings {
     }
     Settings s = (Settings) other;
     return mounts.equals(s.mounts) && verify == s.verify && direct == s.direct
+        && singlesCached == s.singlesCached
         && deadlineNanos == s.deadlineNanos && window == s.window && handles == s.handles
         && threads == s.threads;
   }
 
   @Override
   public int hashCode() {
-    return Objects.hash(mounts, verify, direct, deadlineNanos, window, handles, threads);
+    return Objects.hash(mounts, verify, direct, singlesCached, deadlineNanos, window, handles, threads);
   }
 }

@@ -77,7 +77,7 @@ final class Vread {
       throw new Refused(Reason.DEADLINE, helpers.stuck() + " threads wait for it");
     }
     Replica replica =
-        helpers.begin(() -> Replica.open(key, settings, buffers), Replica::close, () -> { }).await();
+        helpers.begin(() -> Replica.open(key, settings, buffers, helpers::now), Replica::close, () -> { }).await();
     Counters.get().blocks.incr();
     replica.use();
     keep(replica);
@@ -93,7 +93,7 @@ final class Vread {
       if (other != null) {
         out.add(other);
       }
-      long now = System.nanoTime();
+      long now = helpers.now();
       long held = 0;
       for (Replica one : open.values()) {
         held += one.held();

@@ -8,11 +8,18 @@ import static org.junit.Assert.assertNull;
 import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
 
+import java.io.File;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.ByteBuffer;
+import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.Paths;
 import java.util.Arrays;
 import java.util.Random;
+import java.util.concurrent.TimeUnit;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.hdfs.ReplicaAccessor;
 import org.apache.hadoop.hdfs.ReplicaAccessorBuilder;
@@ -23,14 +30,15 @@ import org.junit.Test;
 import org.junit.rules.TemporaryFolder;
 
 public class BlockReaderTest {
+  /** Not in memory: there some kernels cannot read past the page cache. */
   @Rule
-  public TemporaryFolder folder = new TemporaryFolder();
+  public TemporaryFolder folder = new TemporaryFolder(new File("../build/hdfs"));
   private Mount mount;
   private final Counters counters = Counters.get();
 
   @Before
-  public void makeMount() {
-    mount = new Mount(folder.getRoot().toPath());
+  public void makeMount() throws IOException {
+    mount = new Mount(folder.getRoot().toPath().toRealPath());
   }
 
   @Test
@@ -77,6 +85,67 @@ public class BlockReaderTest {
       assertEquals(data.length, at);
       assertArrayEquals(data, got);
     }
+  }
+
+  @Test
+  public void onlySmallSingleReadsGoThroughThePageCache() throws Exception {
+    mount.conf.set(Settings.HANDLES, "1");
+    int[][] reads = {{0, 1 << 20}, {1 << 20, 1 << 20}, {4096, 200_000}, {4096, 200_000}, {2_500_000, 4096},
+        {3_500_000, 4096}, {2_500_000, 4096}};
+    int[] open = {1, 1, 1, 1, 2, 2, 2};
+    for (String io : new String[] {"auto", "direct"}) {
+      // a client's configuration is read once
+      mount.conf = new Configuration(mount.conf);
+      mount.conf.set(Settings.IO, io);
+      mount.put(1, Mount.noise(4 << 20, 5));
+      ReplicaAccessor reader = mount.build(1, 4 << 20);
+      for (int i = 0; i < reads.length; i++) {
+        Mount.read(reader, reads[i][0], reads[i][1]);
+        assertEquals(io + ", read " + i, io.equals("auto") ? open[i] : 1, opened(mount.data(1)));
+      }
+      reader.close();
+      // another block takes its place among the open ones
+      mount.put(2, new byte[10]);
+      mount.build(2, 10).close();
+      Waiting.until("the files of block 1 are closed", () -> opened(mount.data(1)) == 0);
+    }
+  }
+
+  /** How often this process has the file open. */
+  private static long opened(Path path) {
+    long count = 0;
+    try (DirectoryStream<Path> all = Files.newDirectoryStream(Paths.get("/proc/self/fd"))) {
+      for (Path one : all) {
+        try {
+          count += Files.readSymbolicLink(one).equals(path) ? 1 : 0;
+        } catch (NoSuchFileException e) {
+          // it was closed meanwhile
+        }
+      }
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
+    return count;
+  }
+
+  @Test
+  public void aSingleReadAsksTheHostOnceASecond() throws Exception {
+    mount.put(1, Mount.noise(1 << 20, 5));
+    ReplicaAccessor reader = mount.build(1, 1 << 20);
+    Mount.read(reader, 4096, 4096);
+    Files.delete(mount.data(1));
+    // the page cache is to be used from here on, and it is not there any more
+    assertThrows(InvalidToken.class, () -> Mount.read(reader, 100_000, 4096));
+    reader.close();
+
+    mount.put(2, Mount.noise(1 << 20, 6));
+    ReplicaAccessor late = mount.build(2, 1 << 20);
+    Mount.read(late, 4096, 4096);
+    Files.delete(mount.data(2));
+    Thread.sleep(TimeUnit.NANOSECONDS.toMillis(Replica.BELIEF_NANOS) + 50);
+    // this one asks past the page cache, by the file that is open
+    assertEquals(4096, Mount.read(late, 100_000, 4096).length);
+    late.close();
   }
 
   @Test

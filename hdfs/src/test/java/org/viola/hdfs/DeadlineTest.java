@@ -155,4 +155,62 @@ public class DeadlineTest {
     assertEquals("an interrupt says nothing about the mount", 0, helpers.stuck());
     gate.countDown();
   }
+
+  @Test
+  public void threadsEndWhenThereIsNothingToReadAndComeBack() throws Exception {
+    Helpers helpers = new Helpers(4, 100 * MS, 50 * MS);
+    for (int round = 0; round < 3; round++) {
+      assertEquals("x", helpers.begin(() -> "x", s -> { }, () -> { }).await());
+      assertTrue(helpers.threads() > 0);
+      Waiting.until("all are gone", () -> helpers.threads() == 0);
+    }
+  }
+
+  @Test
+  public void eachResultIsTakenOrDisposedOfOnce() throws Exception {
+    // threads end in the middle of it, too
+    Helpers helpers = new Helpers(32, 10_000 * MS, 1);
+    AtomicInteger made = new AtomicInteger();
+    AtomicInteger spared = new AtomicInteger();
+    AtomicInteger ended = new AtomicInteger();
+    AtomicInteger taken = new AtomicInteger();
+    ConcurrentLinkedQueue<Throwable> wrong = new ConcurrentLinkedQueue<>();
+    List<Thread> clients = new ArrayList<>();
+    for (int client = 0; client < 6; client++) {
+      int number = client;
+      clients.add(new Thread(() -> {
+        try {
+          for (int i = 0; i < 3000; i++) {
+            int wanted = number << 20 | i;
+            Helpers.Job<Integer> job = helpers.begin(() -> {
+              made.incrementAndGet();
+              return wanted;
+            }, late -> spared.incrementAndGet(), ended::incrementAndGet);
+            if (i % 3 == number % 3) {
+              job.leave();
+            } else {
+              assertEquals(wanted, (int) job.await());
+              taken.incrementAndGet();
+            }
+            if (i % 500 == 0) {
+              Thread.sleep(5);
+            }
+          }
+        } catch (Throwable e) {
+          wrong.add(e);
+        }
+      }));
+    }
+    clients.forEach(Thread::start);
+    for (Thread client : clients) {
+      client.join();
+    }
+    assertTrue(wrong.toString(), wrong.isEmpty());
+    assertEquals(12_000, taken.get());
+    Waiting.until("all have ended", () -> ended.get() == 18_000);
+    assertEquals(18_000, made.get());
+    assertEquals(6_000, spared.get());
+    assertEquals(0, helpers.stuck());
+    Waiting.until("all are gone", () -> helpers.threads() == 0);
+  }
 }

@@ -18,7 +18,7 @@ final class Mount {
   static final String POOL = "BP-1-127.0.0.1-1";
 
   final Path path;
-  final Configuration conf = new Configuration(false);
+  Configuration conf = new Configuration(false);
 
   Mount(Path path) {
     this.path = path;
