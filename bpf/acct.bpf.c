@@ -10,21 +10,7 @@
  *
  * A switch between tasks that belong to no VM costs two look-ups of a null pointer.
  */
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef int s32;
-typedef unsigned long long u64;
-typedef long long s64;
-typedef u8 __u8;
-typedef u16 __u16;
-typedef u32 __u32;
-typedef u64 __u64;
-typedef s32 __s32;
-typedef s64 __s64;
-typedef u16 __be16;
-typedef u32 __be32;
-typedef u32 __wsum;
+#include "types.h"
 
 /* The few kernel types used; offsets are fixed up at load time (CO-RE). */
 struct thread_info {

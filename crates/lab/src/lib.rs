@@ -29,7 +29,6 @@ mod holder;
 mod lab;
 pub mod load;
 mod net;
-pub mod netdev;
 mod paths;
 mod process;
 pub mod qemu;

@@ -2,8 +2,8 @@
 //! Bridges and cables of a lab, made in the calling thread's network namespace.
 
 use crate::error::{Error, Result};
-use crate::netdev::{NetDevices, add_veth};
 use crate::spec::Spec;
+use viola_netdev::{NetDevices, add_veth};
 
 /// Name of the host's device that is NIC number `nic` of guest number `guest`, both from 0. The guest reads and
 /// writes it by a packet socket.

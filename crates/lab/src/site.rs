@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::holder::{Holder, inside};
-use crate::netdev::{NetDevices, add_veth};
 use crate::spec::{BridgeSpec, DEFAULT_BRIDGE, Spec};
+use viola_netdev::{NetDevices, add_veth};
 
 /// Prefix length of all sites' subnet.
 const PREFIX: u8 = 24;

@@ -6,6 +6,8 @@
 //!
 //! - [`slices`]: who runs on a core next, and until when; the class of a VM.
 //! - [`place`]: which vCPU runs on which core.
+//! - [`pipes`]: whose pipe the host serves next, and how much.
 
+pub mod pipes;
 pub mod place;
 pub mod slices;

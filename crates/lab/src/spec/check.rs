@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{GuestSpec, Spec};
 use crate::error::{Error, Result as LabResult};
-use crate::netdev::MAX_NAME;
+use viola_netdev::MAX_NAME;
 
 /// Which table of the description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

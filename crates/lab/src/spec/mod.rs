@@ -92,7 +92,7 @@ pub struct BridgeSpec {
 impl BridgeSpec {
     /// Whether the address is in this bridge's subnet.
     pub fn contains(&self, address: Ipv4Addr) -> bool {
-        let mask = crate::netdev::netmask(self.prefix);
+        let mask = viola_netdev::netmask(self.prefix);
         u32::from(address) & mask == u32::from(self.address) & mask
     }
 }

@@ -232,7 +232,7 @@ impl Addresses {
 
     /// The next free one of the bridge, from host number 11 on.
     fn next(&mut self, bridge: &BridgeSpec) -> Option<Ipv4Addr> {
-        let mask = crate::netdev::netmask(bridge.prefix);
+        let mask = viola_netdev::netmask(bridge.prefix);
         let net = u32::from(bridge.address) & mask;
         let free = |number: u32| {
             Some(Ipv4Addr::from(net + number))

@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, mount};
-use viola_lab::netdev::NetDevices;
+use viola_netdev::NetDevices;
 
 use crate::{RUN, halt};
 

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Network devices by ioctl, in the network namespace of the calling thread: used by the lab for
-//! its bridges and cables and by the guest's init for its NICs.
+//! Devices by ioctl.
 
 use std::fs;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage,
+};
+
+use crate::netlink::ask;
 
 /// Longest name of a device, in bytes.
 pub const MAX_NAME: usize = libc::IFNAMSIZ - 1;
@@ -38,6 +44,39 @@ impl NetDevices {
         request.ifr_ifru.ifru_netmask = inet(Ipv4Addr::from(netmask(prefix)));
         self.ioctl(libc::SIOCSIFNETMASK as libc::Ioctl, &mut request)?;
         self.up(name)
+    }
+
+    /// Takes the device up and gives it one more address, of IPv6, which is not looked for on the network first.
+    pub fn add_address6(&self, name: &str, address: Ipv6Addr, prefix: u8) -> io::Result<()> {
+        /// `struct in6_ifreq`, linux/ipv6.h.
+        #[repr(C)]
+        struct Request {
+            address: [u8; 16],
+            prefix: u32,
+            index: i32,
+        }
+        fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_dad"), "0")?;
+        self.up(name)?;
+        let socket = rustix::net::socket_with(
+            rustix::net::AddressFamily::INET6,
+            rustix::net::SocketType::DGRAM,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let mut request = Request {
+            address: address.octets(),
+            prefix: u32::from(prefix.min(128)),
+            index: rustix::net::netdevice::name_to_index(&self.0, name)? as i32,
+        };
+        let code = libc::SIOCSIFADDR as libc::Ioctl;
+        // SAFETY: on a socket of IPv6 this code takes a struct in6_ifreq, which the kernel reads.
+        let result =
+            unsafe { libc::ioctl(socket.as_raw_fd(), code, std::ptr::from_mut(&mut request)) };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// Takes the device up.
@@ -117,15 +156,6 @@ impl NetDevices {
 
 /// Makes two devices that are the ends of one cable; the second one in another network namespace, if one is given.
 pub fn add_veth(name: &str, peer: &str, netns: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    use netlink_packet_core::{
-        NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
-    };
-    use netlink_packet_route::RouteNetlinkMessage;
-    use netlink_packet_route::link::{
-        InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage,
-    };
-    use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
-
     let mut other = LinkMessage::default();
     let peer = checked(peer)?.to_owned();
     other.attributes.push(LinkAttribute::IfName(peer));
@@ -141,22 +171,7 @@ pub fn add_veth(name: &str, peer: &str, netns: Option<BorrowedFd<'_>>) -> io::Re
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
         ]),
     ];
-    let mut request = NetlinkMessage::from(RouteNetlinkMessage::NewLink(link));
-    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-
-    let socket = Socket::new(NETLINK_ROUTE)?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    socket.send(&bytes, 0)?;
-    let (answer, _) = socket.recv_from_full()?;
-    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
-    match answer.payload {
-        NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
-        _ => Ok(()),
-    }
+    ask(RouteNetlinkMessage::NewLink(link))
 }
 
 /// Network mask of a prefix length, 0 to 32.

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Into a socket.
+
+use std::os::fd::BorrowedFd;
+
+use crate::state::{Buffers, State};
+use crate::sys;
+use crate::{Error, Result};
+
+// Codes of TCP options (RFC 9293, 2018, 7323).
+const MSS: u32 = 2;
+const WSCALE: u32 = 3;
+const SACK_PERMITTED: u32 = 4;
+const TIMESTAMPS: u32 = 8;
+
+/// A connection that is complete and says nothing yet. Dropped, it stays in repair mode, and closing it is silent.
+#[derive(Debug)]
+#[must_use = "the connection is silent until `go`"]
+pub struct Ready<'a> {
+    fd: BorrowedFd<'a>,
+    unsent: Vec<u8>,
+    buffers: Buffers,
+}
+
+impl Ready<'_> {
+    /// Begins to speak: its packets have to come to this socket from now on.
+    pub fn go(self) -> Result<()> {
+        sys::set_tcp(self.fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
+        sys::write(self.fd, &self.unsent, "the bytes that were not sent")?;
+        sys::set_buffers(self.fd, self.buffers)
+    }
+}
+
+/// One option, `struct tcp_repair_opt`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Opt {
+    code: u32,
+    value: u32,
+}
+
+/// Ends the connection of a socket, without a word; the descriptor stays and can get a connection by [`put`].
+///
+/// Whoever polls it sees an error and a hang-up until then.
+pub fn drop_quietly(fd: BorrowedFd<'_>) -> Result<()> {
+    sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
+    sys::disconnect(fd)?;
+    // what poll says of the end is nobody's business
+    sys::forget_error(fd)
+}
+
+/// Buffers that hold the queues however the kernel cuts them into segments.
+fn roomy(state: &State) -> Buffers {
+    let room = |bytes: usize| u32::try_from(4 * bytes + (256 << 10)).unwrap_or(u32::MAX);
+    Buffers {
+        send: state.buffers.send.max(room(state.queued())),
+        receive: state.buffers.receive.max(room(state.unread.len())),
+        locked: state.buffers.locked,
+    }
+}
+
+/// Puts a connection into a socket that has none: a fresh one, or one after [`drop_quietly`].
+///
+/// `transparent`: the local address is none of this machine's (IP_TRANSPARENT). A FIN of the peer
+/// (`peer_finished`) is not put: somebody has to send it to the socket again.
+///
+/// # Errors
+/// The step that the kernel refused. The socket has to be closed then, which is silent.
+pub fn put<'a>(fd: BorrowedFd<'a>, state: &State, transparent: bool) -> Result<Ready<'a>> {
+    if state.local.is_ipv4() != state.peer.is_ipv4() {
+        return Err(Error::Unfit("its ends are of different families"));
+    }
+    sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
+    if transparent {
+        match state.local.is_ipv4() {
+            true => sys::set(
+                fd,
+                libc::IPPROTO_IP,
+                libc::IP_TRANSPARENT,
+                &[1i32],
+                "IP_TRANSPARENT",
+            )?,
+            false => sys::set(
+                fd,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_TRANSPARENT,
+                &[1i32],
+                "IPV6_TRANSPARENT",
+            )?,
+        }
+    }
+    sys::set_buffers(fd, roomy(state))?;
+    let begin_received = state.received.wrapping_sub(state.unread.len() as u32);
+    let begin_written = state.written.wrapping_sub(state.queued() as u32);
+    sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
+    sys::set_tcp(fd, sys::QUEUE_SEQ, begin_received as i32, "TCP_QUEUE_SEQ")?;
+    sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
+    sys::set_tcp(fd, sys::QUEUE_SEQ, begin_written as i32, "TCP_QUEUE_SEQ")?;
+    // before connecting, else what is queued goes out in segments of 524 bytes
+    sys::set_tcp(fd, sys::MAXSEG, state.mss as i32, "TCP_MAXSEG")?;
+    // also where the name says that it is bound: after a disconnect it is not
+    match sys::bind(fd, &state.local) {
+        Err(Error::Kernel { source, .. })
+            if source.raw_os_error() == Some(libc::EINVAL)
+                && sys::address(fd, false)? == Some(state.local) => {}
+        bound => bound?,
+    }
+    sys::connect(fd, &state.peer)?;
+
+    let mut options = Vec::with_capacity(4);
+    if state.sack {
+        options.push(Opt {
+            code: SACK_PERMITTED,
+            value: 0,
+        });
+    }
+    if let Some(scale) = state.scale {
+        let value = u32::from(scale.peer) | u32::from(scale.own) << 16;
+        options.push(Opt {
+            code: WSCALE,
+            value,
+        });
+    }
+    if state.timestamp.is_some() {
+        options.push(Opt {
+            code: TIMESTAMPS,
+            value: 0,
+        });
+    }
+    options.push(Opt {
+        code: MSS,
+        value: state.mss,
+    });
+    sys::set(
+        fd,
+        libc::IPPROTO_TCP,
+        sys::REPAIR_OPTIONS,
+        &options,
+        "TCP_REPAIR_OPTIONS",
+    )?;
+    if let Some(timestamp) = state.timestamp {
+        sys::set_tcp(fd, sys::TIMESTAMP, timestamp as i32, "TCP_TIMESTAMP")?;
+    }
+
+    sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
+    sys::write(fd, &state.unread, "the receive queue")?;
+    sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
+    sys::write(fd, &state.unacked, "the send queue")?;
+    sys::set(
+        fd,
+        libc::IPPROTO_TCP,
+        sys::REPAIR_WINDOW,
+        &[state.window],
+        "TCP_REPAIR_WINDOW",
+    )?;
+    Ok(Ready {
+        fd,
+        unsent: state.unsent.clone(),
+        buffers: state.buffers,
+    })
+}

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Socket options of TCP repair, and addresses.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::state::Buffers;
+use crate::{Error, Result};
+
+// include/uapi/linux/tcp.h
+pub const MAXSEG: i32 = 2;
+pub const INFO: i32 = 11;
+pub const REPAIR: i32 = 19;
+pub const REPAIR_QUEUE: i32 = 20;
+pub const QUEUE_SEQ: i32 = 21;
+pub const REPAIR_OPTIONS: i32 = 22;
+pub const TIMESTAMP: i32 = 24;
+pub const REPAIR_WINDOW: i32 = 29;
+
+/// include/uapi/asm-generic/socket.h, since Linux 5.15.
+const SO_BUF_LOCK: i32 = 72;
+
+/// Values of [`REPAIR`].
+pub const OFF: i32 = 0;
+pub const ON: i32 = 1;
+
+/// Values of [`REPAIR_QUEUE`].
+pub const RECV_QUEUE: i32 = 1;
+pub const SEND_QUEUE: i32 = 2;
+
+// include/uapi/linux/sockios.h
+const SIOCINQ: u64 = 0x541b;
+const SIOCOUTQ: u64 = 0x5411;
+const SIOCOUTQNSD: u64 = 0x894b;
+
+/// Bytes in the queues of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    /// Received and not read.
+    Unread,
+    /// Written and not acknowledged.
+    Written,
+    /// Written and not sent.
+    Unsent,
+}
+
+pub fn failed(step: &'static str) -> Error {
+    Error::Kernel {
+        step,
+        source: io::Error::last_os_error(),
+    }
+}
+
+pub fn set<T: Copy>(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    values: &[T],
+    step: &'static str,
+) -> Result<()> {
+    let size = size_of_val(values) as libc::socklen_t;
+    // SAFETY: the kernel reads `size` bytes of plain integers from `values`, which outlives the call.
+    match unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, values.as_ptr().cast(), size) } {
+        0 => Ok(()),
+        _ => Err(failed(step)),
+    }
+}
+
+/// An option of TCP.
+pub fn set_tcp(fd: BorrowedFd<'_>, name: i32, value: i32, step: &'static str) -> Result<()> {
+    set(fd, libc::IPPROTO_TCP, name, &[value], step)
+}
+
+/// Reads a TCP option into `out`; how many bytes came is the answer.
+pub fn get_tcp(fd: BorrowedFd<'_>, name: i32, out: &mut [u8], step: &'static str) -> Result<usize> {
+    let mut size = out.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes to `out`, and to `size` how many.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            name,
+            out.as_mut_ptr().cast(),
+            &mut size,
+        )
+    };
+    match result {
+        0 => Ok(size as usize),
+        _ => Err(failed(step)),
+    }
+}
+
+/// An option of 32 bits.
+pub fn get_u32(fd: BorrowedFd<'_>, name: i32, step: &'static str) -> Result<u32> {
+    let mut value = [0; 4];
+    get_tcp(fd, name, &mut value, step)?;
+    Ok(u32::from_ne_bytes(value))
+}
+
+fn get_socket(fd: BorrowedFd<'_>, name: i32, step: &'static str) -> Result<u32> {
+    let mut value: i32 = 0;
+    let mut size = size_of_val(&value) as libc::socklen_t;
+    let (to, length) = ((&raw mut value).cast(), &raw mut size);
+    // SAFETY: the kernel writes one int to `value`.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, to, length) } {
+        0 => Ok(value.max(0) as u32),
+        _ => Err(failed(step)),
+    }
+}
+
+/// The error that a socket has kept for whoever asks next; it is gone then.
+pub fn forget_error(fd: BorrowedFd<'_>) -> Result<()> {
+    get_socket(fd, libc::SO_ERROR, "SO_ERROR").map(drop)
+}
+
+pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
+    Ok(Buffers {
+        send: get_socket(fd, libc::SO_SNDBUF, "SO_SNDBUF")?,
+        receive: get_socket(fd, libc::SO_RCVBUF, "SO_RCVBUF")?,
+        locked: get_socket(fd, SO_BUF_LOCK, "SO_BUF_LOCK")?,
+    })
+}
+
+/// Sets both sizes, whatever the system's bounds are, and what is locked.
+pub fn set_buffers(fd: BorrowedFd<'_>, to: Buffers) -> Result<()> {
+    // the kernel doubles what it is given
+    let half = |bytes: u32| i32::try_from(bytes / 2).unwrap_or(i32::MAX);
+    let level = libc::SOL_SOCKET;
+    set(
+        fd,
+        level,
+        libc::SO_SNDBUFFORCE,
+        &[half(to.send)],
+        "SO_SNDBUFFORCE",
+    )?;
+    set(
+        fd,
+        level,
+        libc::SO_RCVBUFFORCE,
+        &[half(to.receive)],
+        "SO_RCVBUFFORCE",
+    )?;
+    set(fd, level, SO_BUF_LOCK, &[to.locked], "SO_BUF_LOCK")
+}
+
+pub fn queued(fd: BorrowedFd<'_>, queue: Queue) -> Result<usize> {
+    let (request, step) = match queue {
+        Queue::Unread => (SIOCINQ, "SIOCINQ"),
+        Queue::Written => (SIOCOUTQ, "SIOCOUTQ"),
+        Queue::Unsent => (SIOCOUTQNSD, "SIOCOUTQNSD"),
+    };
+    let mut count: libc::c_int = 0;
+    // SAFETY: each of these requests writes one int to the address given.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &mut count) } {
+        0 => Ok(count.max(0) as usize),
+        _ => Err(failed(step)),
+    }
+}
+
+/// Looks at the queue that is chosen, without taking from it; fewer bytes may come than asked for.
+pub fn peek(fd: BorrowedFd<'_>, count: usize, step: &'static str) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; count];
+    if count == 0 {
+        return Ok(bytes);
+    }
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes at most `count` bytes to `bytes`.
+    let got = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), count, flags) };
+    if got < 0 {
+        return Err(failed(step));
+    }
+    bytes.truncate(got as usize);
+    Ok(bytes)
+}
+
+/// Writes all of `bytes` to the queue that is chosen, or to the connection.
+pub fn write(fd: BorrowedFd<'_>, bytes: &[u8], step: &'static str) -> Result<()> {
+    /// The kernel takes no larger piece into a receive queue under repair.
+    const PIECE: usize = 64 << 10;
+    let mut done = 0;
+    while done < bytes.len() {
+        let piece = &bytes[done..bytes.len().min(done + PIECE)];
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the kernel reads `piece.len()` bytes from `piece`.
+        let sent = unsafe { libc::send(fd.as_raw_fd(), piece.as_ptr().cast(), piece.len(), flags) };
+        if sent <= 0 {
+            return Err(failed(step));
+        }
+        done += sent as usize;
+    }
+    Ok(())
+}
+
+/// An address as the kernel has it.
+pub struct Raw {
+    storage: libc::sockaddr_storage,
+    size: libc::socklen_t,
+}
+
+impl Raw {
+    fn empty() -> Self {
+        Self {
+            // SAFETY: all zeros is a valid sockaddr_storage, of no family.
+            storage: unsafe { std::mem::zeroed() },
+            size: size_of::<libc::sockaddr_storage>() as libc::socklen_t,
+        }
+    }
+
+    fn of(address: &SocketAddr) -> Self {
+        let mut raw = Self::empty();
+        match address {
+            SocketAddr::V4(v4) => {
+                let value = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr {
+                        s_addr: u32::from_ne_bytes(v4.ip().octets()),
+                    },
+                    sin_zero: [0; 8],
+                };
+                raw.size = size_of_val(&value) as libc::socklen_t;
+                // SAFETY: a sockaddr_storage has room and alignment for every socket address.
+                unsafe {
+                    (&raw mut raw.storage)
+                        .cast::<libc::sockaddr_in>()
+                        .write(value)
+                };
+            }
+            SocketAddr::V6(v6) => {
+                let value = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: v6.flowinfo(),
+                    sin6_addr: libc::in6_addr {
+                        s6_addr: v6.ip().octets(),
+                    },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                raw.size = size_of_val(&value) as libc::socklen_t;
+                // SAFETY: as above.
+                unsafe {
+                    (&raw mut raw.storage)
+                        .cast::<libc::sockaddr_in6>()
+                        .write(value)
+                };
+            }
+        }
+        raw
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        match i32::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: the family says that the storage holds a sockaddr_in.
+                let v4 = unsafe { (&raw const self.storage).cast::<libc::sockaddr_in>().read() };
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                // SAFETY: the family says that the storage holds a sockaddr_in6.
+                let v6 = unsafe {
+                    (&raw const self.storage)
+                        .cast::<libc::sockaddr_in6>()
+                        .read()
+                };
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                let port = u16::from_be(v6.sin6_port);
+                Some(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Address of this end (`peer` false) or the other.
+pub fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<SocketAddr>> {
+    let mut raw = Raw::empty();
+    let (call, step): (unsafe extern "C" fn(_, _, _) -> _, _) = match peer {
+        true => (libc::getpeername, "getpeername"),
+        false => (libc::getsockname, "getsockname"),
+    };
+    // SAFETY: the kernel writes at most `size` bytes to the storage, and to `size` how many.
+    match unsafe {
+        call(
+            fd.as_raw_fd(),
+            (&raw mut raw.storage).cast(),
+            &raw mut raw.size,
+        )
+    } {
+        0 => Ok(raw.address()),
+        _ => Err(failed(step)),
+    }
+}
+
+pub fn bind(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
+    let raw = Raw::of(address);
+    // SAFETY: the kernel reads `size` bytes of an address.
+    match unsafe { libc::bind(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.size) } {
+        0 => Ok(()),
+        _ => Err(failed("bind")),
+    }
+}
+
+pub fn connect(fd: BorrowedFd<'_>, address: &SocketAddr) -> Result<()> {
+    let raw = Raw::of(address);
+    // SAFETY: the kernel reads `size` bytes of an address.
+    match unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.size) } {
+        0 => Ok(()),
+        _ => Err(failed("connect")),
+    }
+}
+
+/// Takes its peer from a socket.
+pub fn disconnect(fd: BorrowedFd<'_>) -> Result<()> {
+    let none = libc::sockaddr {
+        sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+        sa_data: [0; 14],
+    };
+    let size = size_of_val(&none) as libc::socklen_t;
+    // SAFETY: the kernel reads `size` bytes of an address of no family.
+    match unsafe { libc::connect(fd.as_raw_fd(), &raw const none, size) } {
+        0 => Ok(()),
+        _ => Err(failed("disconnect")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_back() {
+        for text in ["10.0.0.1:80", "[fd00::1:2]:65535", "0.0.0.0:0"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(Raw::of(&address).address(), Some(address));
+        }
+        assert_eq!(Raw::empty().address(), None);
+    }
+}

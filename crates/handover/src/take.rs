@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Out of a socket.
+
+use std::os::fd::BorrowedFd;
+
+use crate::state::{Buffers, Scale, State, Window};
+use crate::sys::{self, Queue};
+use crate::{Error, Result};
+
+/// How often a queue may change under the reader's eyes; each time it is for a segment that was under way.
+const TRIES: usize = 100;
+
+// include/net/tcp_states.h
+const ESTABLISHED: u8 = 1;
+const CLOSE_WAIT: u8 = 8;
+
+// tcpi_options, include/uapi/linux/tcp.h
+const TIMESTAMPS: u8 = 1;
+const SACK: u8 = 2;
+const WSCALE: u8 = 4;
+
+/// A socket in repair mode: it sends nothing and its end is silent. Dropped, it goes on as before.
+#[derive(Debug)]
+pub struct Taken<'a> {
+    fd: BorrowedFd<'a>,
+    /// What was taken.
+    pub state: State,
+    kept: bool,
+}
+
+impl Taken<'_> {
+    /// Leaves the socket in repair mode; the connection is somebody else's now.
+    pub fn keep(mut self) -> State {
+        self.kept = true;
+        let nothing = empty(self.state.local);
+        std::mem::replace(&mut self.state, nothing)
+    }
+}
+
+fn empty(address: std::net::SocketAddr) -> State {
+    State {
+        local: address,
+        peer: address,
+        mss: 0,
+        sack: false,
+        scale: None,
+        timestamp: None,
+        received: 0,
+        written: 0,
+        window: Window::default(),
+        unread: Vec::new(),
+        unacked: Vec::new(),
+        unsent: Vec::new(),
+        buffers: Buffers::default(),
+        peer_finished: false,
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            // nothing can be done about a failure: the socket is as good as closed then
+            let _ = sys::set_tcp(self.fd, sys::REPAIR, sys::OFF, "TCP_REPAIR");
+        }
+    }
+}
+
+/// The parts of `struct tcp_info` that matter here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Info {
+    state: u8,
+    options: u8,
+    scale: Scale,
+    /// Bytes received in all.
+    received: u64,
+}
+
+impl Info {
+    fn read(fd: BorrowedFd<'_>) -> Result<Self> {
+        let mut bytes = [0; 136];
+        let got = sys::get_tcp(fd, sys::INFO, &mut bytes, "TCP_INFO")?;
+        if got < bytes.len() {
+            return Err(Error::Unfit(
+                "the kernel is too old: it does not count received bytes",
+            ));
+        }
+        let mut received = [0; 8];
+        received.copy_from_slice(&bytes[128..136]);
+        // two bit fields of four bits in one byte, the first one in the lower half on little endian
+        let scale = bytes[6];
+        let (low, high) = (scale & 15, scale >> 4);
+        let (peer, own) = if cfg!(target_endian = "little") {
+            (low, high)
+        } else {
+            (high, low)
+        };
+        Ok(Self {
+            state: bytes[0],
+            options: bytes[5],
+            scale: Scale { peer, own },
+            received: u64::from_ne_bytes(received),
+        })
+    }
+}
+
+/// Bytes that were written and are not acknowledged. A connection that is taken with such bytes works, but what was under
+/// way is sent again only after the retransmission timeout of 200 ms and more: better wait until nothing is.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn outstanding(fd: BorrowedFd<'_>) -> Result<usize> {
+    sys::queued(fd, Queue::Written)
+}
+
+/// Takes the connection out of a socket, which is in repair mode from then on. Its packets have to be held back.
+///
+/// The receive queue is read first: only when the send queue is chosen does a socket in repair mode stop
+/// to send acknowledgements, paced segments and what the small-queue tasklet had left.
+///
+/// # Errors
+/// [`Error::Unfit`] for what is no established TCP connection, or has said that it will write no more.
+pub fn take(fd: BorrowedFd<'_>) -> Result<Taken<'_>> {
+    let (Some(local), Some(peer)) = (address(fd, false)?, address(fd, true)?) else {
+        return Err(Error::Unfit("it is no connection of TCP over IPv4 or IPv6"));
+    };
+    check(Info::read(fd)?)?;
+    sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
+    // from here on the socket is let go again whatever happens
+    let mut taken = Taken {
+        fd,
+        state: empty(local),
+        kept: false,
+    };
+    taken.state = read(fd, local, peer)?;
+    Ok(taken)
+}
+
+fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<std::net::SocketAddr>> {
+    match sys::address(fd, peer) {
+        Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ENOTCONN) => {
+            Err(Error::Unfit("it is not connected"))
+        }
+        found => found,
+    }
+}
+
+fn check(info: Info) -> Result<()> {
+    match info.state {
+        ESTABLISHED | CLOSE_WAIT => Ok(()),
+        _ => Err(Error::Unfit("it is not established, or will write no more")),
+    }
+}
+
+fn read(
+    fd: BorrowedFd<'_>,
+    local: std::net::SocketAddr,
+    peer: std::net::SocketAddr,
+) -> Result<State> {
+    let mss = sys::get_u32(fd, sys::MAXSEG, "TCP_MAXSEG")?;
+    for _ in 0..TRIES {
+        let before = Info::read(fd)?;
+        check(before)?;
+
+        sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
+        let received = sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")?;
+        let unread = sys::queued(fd, Queue::Unread)?;
+        let unread_bytes = sys::peek(fd, unread, "the receive queue")?;
+
+        sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
+        let written = sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")?;
+        let queued = sys::queued(fd, Queue::Written)?;
+        let unsent = sys::queued(fd, Queue::Unsent)?;
+        let mut unacked_bytes = sys::peek(fd, queued, "the send queue")?;
+
+        let mut window = [0; size_of::<Window>()];
+        sys::get_tcp(fd, sys::REPAIR_WINDOW, &mut window, "TCP_REPAIR_WINDOW")?;
+        let timestamp = sys::get_u32(fd, sys::TIMESTAMP, "TCP_TIMESTAMP")?;
+        let after = Info::read(fd)?;
+        let same = before == after
+            && unread_bytes.len() == unread
+            && unacked_bytes.len() == queued
+            && unsent <= queued
+            && sys::queued(fd, Queue::Written)? == queued
+            && sys::queued(fd, Queue::Unsent)? == unsent
+            && sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")? == written;
+        if !same {
+            continue;
+        }
+        let word = |at: usize| {
+            u32::from_ne_bytes([window[at], window[at + 1], window[at + 2], window[at + 3]])
+        };
+        let mut window = Window {
+            snd_wl1: word(0),
+            snd_wnd: word(4),
+            max_window: word(8),
+            rcv_wnd: word(12),
+            rcv_wup: word(16),
+        };
+        // a FIN takes a number of its own; the peer's counts for nobody but the one who reads the end
+        let peer_finished = after.state == CLOSE_WAIT;
+        let fin = u32::from(peer_finished);
+        window.rcv_wup = window.rcv_wup.wrapping_sub(fin);
+        let unsent_bytes = unacked_bytes.split_off(queued - unsent);
+        return Ok(State {
+            local,
+            peer,
+            mss,
+            sack: after.options & SACK != 0,
+            scale: (after.options & WSCALE != 0).then_some(after.scale),
+            timestamp: (after.options & TIMESTAMPS != 0).then_some(timestamp),
+            received: received.wrapping_sub(fin),
+            written,
+            window,
+            unread: unread_bytes,
+            unacked: unacked_bytes,
+            unsent: unsent_bytes,
+            buffers: sys::buffers(fd)?,
+            peer_finished,
+        });
+    }
+    Err(Error::Unfit(
+        "its packets are not held back: its queues keep changing",
+    ))
+}

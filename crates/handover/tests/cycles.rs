@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Connections of real kernels go from socket to socket while bytes flow both ways.
+#![allow(clippy::unwrap_used)]
+
+mod wire;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use viola_handover::{Error, State, drop_quietly, put, take};
+use wire::{Way, Wire};
+
+const PORT: u16 = 8080;
+
+/// The byte at a place of one of the two streams.
+fn byte(at: u64, seed: u64) -> u8 {
+    (at.wrapping_mul(2_654_435_761) >> 13 ^ at >> 3 ^ seed) as u8
+}
+
+/// A wire and a connection over it whose server end is at the old place.
+fn connected(client: &str, server: &str) -> (Wire, TcpStream, TcpStream) {
+    let server: IpAddr = server.parse().unwrap();
+    let wire = Wire::new(client.parse().unwrap(), server);
+    let address = SocketAddr::new(server, PORT);
+    let listener = wire.old.run(move || TcpListener::bind(address).unwrap());
+    let client = wire
+        .client
+        .run(move || TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap());
+    let (server, _) = listener.accept().unwrap();
+    (wire, client, server)
+}
+
+/// One end's traffic: what it sends and what it has to receive follows from the place in the stream.
+struct Talk {
+    sent: u64,
+    received: u64,
+    seeds: (u64, u64),
+}
+
+impl Talk {
+    fn send(&mut self, mut stream: &TcpStream, count: usize) -> bool {
+        let bytes: Vec<u8> = (0..count as u64)
+            .map(|i| byte(self.sent + i, self.seeds.0))
+            .collect();
+        match stream.write(&bytes) {
+            Ok(done) => {
+                self.sent += done as u64;
+                true
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => false,
+            Err(e) => panic!("after {} bytes: {e}", self.sent),
+        }
+    }
+
+    fn receive(&mut self, mut stream: &TcpStream) -> bool {
+        let mut bytes = [0; 65536];
+        match stream.read(&mut bytes) {
+            Ok(0) => panic!("an end after {} bytes", self.received),
+            Ok(got) => {
+                for (i, &one) in bytes[..got].iter().enumerate() {
+                    let at = self.received + i as u64;
+                    assert_eq!(one, byte(at, self.seeds.1), "byte {at}");
+                }
+                self.received += got as u64;
+                true
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => false,
+            Err(e) => panic!("after {} bytes: {e}", self.received),
+        }
+    }
+}
+
+/// A client that sends and receives all the time; its answer is how much of both.
+fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStream)>) {
+    let end = Arc::new(AtomicBool::new(false));
+    let stop = end.clone();
+    client.set_nonblocking(true).unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut talk = Talk {
+            sent: 0,
+            received: 0,
+            seeds: (1, 2),
+        };
+        while !stop.load(Ordering::SeqCst) {
+            let moved = talk.send(&client, 3000) | talk.receive(&client);
+            if !moved {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        (talk.sent, talk.received, client)
+    });
+    (end, thread)
+}
+
+/// Takes the connection out of one socket and puts it into the other, with its packets held back meanwhile.
+fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> State {
+    wire.lead(Way::Nowhere);
+    let state = take(from.as_fd()).unwrap().keep();
+    wire.settle();
+    drop_quietly(from.as_fd()).unwrap();
+    let ready = put(to.as_fd(), &state, false).unwrap();
+    wire.lead(way);
+    ready.go().unwrap();
+    state
+}
+
+fn cycles(client: &str, server: &str, loss: u32, count: usize) {
+    let (wire, client, server) = connected(client, server);
+    let address = server.local_addr().unwrap();
+    let (end, chatter) = chatter(client);
+    wire.lose(loss);
+    server.set_nonblocking(true).unwrap();
+    let old = OwnedFd::from(server.try_clone().unwrap());
+    let other = wire.new.socket(address);
+    let there = TcpStream::from(other.try_clone().unwrap());
+    there.set_nonblocking(true).unwrap();
+    let mut talk = Talk {
+        sent: 0,
+        received: 0,
+        seeds: (2, 1),
+    };
+    let mut queued = 0;
+    let speak = |talk: &mut Talk, stream: &TcpStream, bytes: u64| {
+        let wanted = (talk.sent + bytes, talk.received + bytes);
+        let begun = Instant::now();
+        while talk.sent < wanted.0 || talk.received < wanted.1 {
+            let moved = talk.send(stream, 5000) | talk.receive(stream);
+            assert!(begun.elapsed() < Duration::from_secs(20), "nothing moves");
+            if !moved {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    };
+    for round in 0..count {
+        speak(&mut talk, &server, 40_000);
+        let state = hand(&wire, &old, &other, Way::New);
+        assert_eq!(
+            (state.local, state.peer.is_ipv4()),
+            (address, address.is_ipv4()),
+            "round {round}"
+        );
+        assert!(state.sack && state.timestamp.is_some() && state.scale.is_some());
+        queued += state.queued() + state.unread.len();
+        speak(&mut talk, &there, 40_000);
+        let state = hand(&wire, &other, &old, Way::Old);
+        queued += state.queued() + state.unread.len();
+        // the next round needs a socket that was not bound before
+        drop_quietly(other.as_fd()).unwrap();
+    }
+    assert!(queued > 0, "never was anything under way");
+    wire.lose(0);
+    end.store(true, Ordering::SeqCst);
+    let (sent, received, client) = chatter.join().unwrap();
+    // what is left comes, too
+    let begun = Instant::now();
+    let mut rest = Talk {
+        sent,
+        received,
+        seeds: (1, 2),
+    };
+    while talk.received < sent || rest.received < talk.sent {
+        talk.receive(&server);
+        rest.receive(&client);
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "the rest does not come"
+        );
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    assert_eq!(wire.strays(), 0, "somebody spoke who had to be silent");
+}
+
+#[test]
+fn a_connection_goes_there_and_back_while_bytes_flow_both_ways() {
+    cycles("10.99.0.1", "10.99.0.2", 0, 15);
+}
+
+#[test]
+fn the_same_over_ipv6() {
+    cycles("fd99::1", "fd99::2", 0, 8);
+}
+
+#[test]
+fn the_same_with_lost_packets() {
+    cycles("10.99.0.1", "10.99.0.2", 20, 4);
+}
+
+#[test]
+fn whoever_does_not_keep_what_was_taken_goes_on() {
+    let (_wire, mut client, mut server) = connected("10.99.0.1", "10.99.0.2");
+    server.write_all(b"before").unwrap();
+    let mut six = [0; 6];
+    client.read_exact(&mut six).unwrap();
+    for _ in 0..3 {
+        drop(take(server.as_fd()).unwrap());
+        server.write_all(b"behind").unwrap();
+        client.read_exact(&mut six).unwrap();
+        assert_eq!(&six, b"behind");
+        client.write_all(b"answer").unwrap();
+        server.read_exact(&mut six).unwrap();
+    }
+}
+
+#[test]
+fn a_fin_of_the_peer_is_told() {
+    let (wire, client, server) = connected("10.99.0.1", "10.99.0.2");
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut none = [0; 1];
+    assert_eq!((&server).read(&mut none).unwrap(), 0);
+    wire.lead(Way::Nowhere);
+    let state = take(server.as_fd()).unwrap().keep();
+    assert!(state.peer_finished);
+    // the other way goes on
+    drop_quietly(server.as_fd()).unwrap();
+    let socket = wire.new.socket(state.local);
+    let ready = put(socket.as_fd(), &state, false).unwrap();
+    wire.lead(Way::New);
+    ready.go().unwrap();
+    TcpStream::from(socket).write_all(b"still here").unwrap();
+    let mut ten = [0; 10];
+    (&client).read_exact(&mut ten).unwrap();
+    assert_eq!(&ten, b"still here");
+}
+
+#[test]
+fn what_is_no_established_connection_is_refused_and_left_alone() {
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.connect("127.0.0.1:9").unwrap();
+    assert!(take(udp.as_fd()).is_err());
+    let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(matches!(take(unix.as_fd()), Err(Error::Unfit(_))));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    assert!(matches!(take(listener.as_fd()), Err(Error::Unfit(_))));
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert!(matches!(take(stream.as_fd()), Err(Error::Unfit(_))));
+    // neither is in repair mode now
+    for fd in [listener.as_raw_fd(), stream.as_raw_fd()] {
+        let (mut on, mut size) = (1i32, 4);
+        // SAFETY: one int is written, and the size of it.
+        unsafe {
+            libc::getsockopt(
+                fd,
+                libc::IPPROTO_TCP,
+                19,
+                (&raw mut on).cast(),
+                &raw mut size,
+            )
+        };
+        assert_eq!(on, 0);
+    }
+}

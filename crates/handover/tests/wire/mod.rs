@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Three network namespaces and a wire between them that is this program: it loses what it is told to lose.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use viola_netdev::NetDevices;
+
+/// Where the packets of the connection go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Way {
+    Nowhere,
+    Old,
+    New,
+}
+
+type Errand = Box<dyn FnOnce() + Send>;
+
+/// A network namespace with one TUN device; it lives as long as this.
+pub struct Space {
+    tun: File,
+    errands: Option<mpsc::Sender<Errand>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Space {
+    fn new(address: IpAddr) -> Self {
+        let (errands, inbox) = mpsc::channel::<Errand>();
+        let (tell, made) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: only this thread gets another network namespace.
+            let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            assert_eq!(result, 0, "unshare: {}", std::io::Error::last_os_error());
+            tell.send(tun(address)).unwrap();
+            inbox.iter().for_each(|errand| errand());
+        });
+        Self {
+            tun: made.recv().unwrap(),
+            errands: Some(errands),
+            thread: Some(thread),
+        }
+    }
+
+    /// Does something in the namespace.
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, done) = mpsc::channel();
+        let errand: Errand = Box::new(move || tell.send(work()).unwrap());
+        self.errands.as_ref().unwrap().send(errand).unwrap();
+        done.recv().unwrap()
+    }
+
+    /// A TCP socket in the namespace.
+    pub fn socket(&self, address: SocketAddr) -> OwnedFd {
+        let family = match address.is_ipv4() {
+            true => libc::AF_INET,
+            false => libc::AF_INET6,
+        };
+        self.run(move || {
+            // SAFETY: a new descriptor, owned by nobody else.
+            unsafe {
+                let fd = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+                assert!(fd >= 0);
+                OwnedFd::from_raw_fd(fd)
+            }
+        })
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        self.errands = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ioctl<T>(fd: RawFd, request: u64, value: &mut T) {
+    // SAFETY: each request here reads or writes a structure of this size and layout.
+    let result = unsafe { libc::ioctl(fd, request as _, value as *mut T) };
+    assert_eq!(
+        result,
+        0,
+        "ioctl {request:#x}: {}",
+        std::io::Error::last_os_error()
+    );
+}
+
+/// `struct ifreq` and `struct in6_ifreq` as far as they are used.
+#[repr(C)]
+struct Named<T> {
+    name: [u8; 16],
+    value: T,
+    pad: [u8; 32],
+}
+
+fn named<T>(name: &str, value: T) -> Named<T> {
+    let mut bytes = [0; 16];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    Named {
+        name: bytes,
+        value,
+        pad: [0; 32],
+    }
+}
+
+/// A TUN device with this address and a network of all others, in the thread's namespace.
+fn tun(address: IpAddr) -> File {
+    const TUNSETIFF: u64 = 0x4004_54ca;
+    const IFF_TUN: i16 = 1;
+    const IFF_NO_PI: i16 = 0x1000;
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .unwrap();
+    ioctl(
+        device.as_raw_fd(),
+        TUNSETIFF,
+        &mut named("wire", IFF_TUN | IFF_NO_PI),
+    );
+    let devices = NetDevices::here().unwrap();
+    match address {
+        IpAddr::V4(ip) => devices.set_address("wire", ip, 24).unwrap(),
+        IpAddr::V6(ip) => devices.add_address6("wire", ip, 64).unwrap(),
+    }
+    device
+}
+
+/// What the three share.
+struct Board {
+    way: AtomicU8,
+    /// Packets lost by chance, in thousandths.
+    loss: AtomicU32,
+    /// Packets that came to an end that the way does not lead to.
+    strays: AtomicU64,
+    /// How often nothing had come from either end.
+    quiet: AtomicU64,
+    end: AtomicBool,
+}
+
+/// A client, and two ends with the same address.
+pub struct Wire {
+    pub client: Space,
+    pub old: Space,
+    pub new: Space,
+    board: Arc<Board>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Wire {
+    /// `client` and `server` are of one family, and of one network of 24 or 64 bits.
+    pub fn new(client: IpAddr, server: IpAddr) -> Self {
+        let (client, old, new) = (Space::new(client), Space::new(server), Space::new(server));
+        let board = Arc::new(Board {
+            way: AtomicU8::new(Way::Old as u8),
+            loss: AtomicU32::new(0),
+            strays: AtomicU64::new(0),
+            quiet: AtomicU64::new(0),
+            end: AtomicBool::new(false),
+        });
+        let tuns = [&client, &old, &new].map(|space| space.tun.try_clone().unwrap());
+        let shared = board.clone();
+        let thread = std::thread::spawn(move || carry(tuns, &shared));
+        Self {
+            client,
+            old,
+            new,
+            board,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn lead(&self, way: Way) {
+        self.board.way.store(way as u8, Ordering::SeqCst);
+    }
+
+    pub fn lose(&self, thousandths: u32) {
+        self.board.loss.store(thousandths, Ordering::SeqCst);
+    }
+
+    /// Waits until what both ends have sent is carried or lost.
+    pub fn settle(&self) {
+        let now = self.board.quiet.load(Ordering::SeqCst);
+        while self.board.quiet.load(Ordering::SeqCst) < now + 2 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Packets that an end sent while it was the other one's turn.
+    pub fn strays(&self) -> u64 {
+        self.board.strays.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.board.end.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn carry(mut tuns: [File; 3], board: &Board) {
+    let mut packet = vec![0; 65536];
+    let mut chance: u32 = 1;
+    while !board.end.load(Ordering::SeqCst) {
+        let mut polls = [0, 1, 2].map(|i: usize| libc::pollfd {
+            fd: tuns[i].as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        // SAFETY: three entries, as said.
+        unsafe { libc::poll(polls.as_mut_ptr(), 3, 20) };
+        if (polls[1].revents | polls[2].revents) & libc::POLLIN == 0 {
+            board.quiet.fetch_add(1, Ordering::SeqCst);
+        }
+        for from in 0..3 {
+            if polls[from].revents & libc::POLLIN == 0 {
+                continue;
+            }
+            let size = tuns[from].read(&mut packet).unwrap();
+            // TCP only: neighbour discovery and the like is not part of it
+            let protocol = if packet[0] >> 4 == 4 {
+                packet[9]
+            } else {
+                packet[6]
+            };
+            if protocol != 6 {
+                continue;
+            }
+            chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if chance >> 8 & 1023 < board.loss.load(Ordering::SeqCst) * 1024 / 1000 {
+                continue;
+            }
+            let way = board.way.load(Ordering::SeqCst);
+            let to = match from {
+                0 => usize::from(way),
+                _ if from == usize::from(way) => 0,
+                _ if way == Way::Nowhere as u8 => continue,
+                _ => {
+                    board.strays.fetch_add(1, Ordering::SeqCst);
+                    continue;
+                }
+            };
+            if from != 0 || to != 0 {
+                let _ = tuns[to].write(&packet[..size]);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A network namespace that a program makes for itself.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+/// A network namespace; it goes with the last of its descriptors, sockets and threads.
+#[derive(Debug)]
+pub struct Netns(OwnedFd);
+
+impl Netns {
+    /// Makes an empty one. Needs CAP_SYS_ADMIN.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn new() -> io::Result<Self> {
+        on_a_thread(|| {
+            // SAFETY: only this thread, which ends here, gets another network namespace; no descriptors are unshared.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+            let netns = std::fs::File::open("/proc/thread-self/ns/net")?;
+            Ok(Self(netns.into()))
+        })
+    }
+
+    /// Does something on a thread of its own in the namespace.
+    ///
+    /// # Errors
+    /// That the namespace could not be entered.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        on_a_thread(|| {
+            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(work())
+        })
+    }
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The steering program.
+
+fn main() {
+    viola_bpf_build::compile("pipe", &["types.h", "pipe.h"]);
+}

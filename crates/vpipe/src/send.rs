@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes of a guest's file from its disk's image into a socket, in pieces.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use viola_extents::CheckedMap;
+use viola_extents::host::{Image, Source};
+
+/// Largest piece that one system call moves, in bytes: what is done between two looks at budget and orders.
+const PIECE: u64 = 1 << 20;
+/// Bytes that are copied at once where they cannot be sent as they are.
+const COPY: usize = 64 << 10;
+
+static ZEROS: [u8; COPY] = [0; COPY];
+
+/// What has come of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// The budget is used up.
+    More,
+    /// The socket takes no more for now.
+    Full,
+    /// All bytes are in the socket's hands.
+    Done,
+}
+
+/// A range of a file on its way into a socket.
+#[derive(Debug)]
+pub struct Sending {
+    image: Arc<Image>,
+    map: CheckedMap,
+    at: u64,
+    end: u64,
+}
+
+impl Sending {
+    /// `length` bytes from `offset`, or those up to the file's end where that comes first.
+    pub fn new(image: Arc<Image>, map: CheckedMap, offset: u64, length: u64) -> Self {
+        let end = offset.saturating_add(length).min(map.len());
+        Self {
+            image,
+            map,
+            at: offset.min(end),
+            end,
+        }
+    }
+
+    /// Bytes that are still to be given to the socket.
+    pub fn left(&self) -> u64 {
+        self.end - self.at
+    }
+
+    /// Gives up to `budget` bytes to a socket that does not block; how many those were is the answer, too.
+    ///
+    /// # Errors
+    /// Of the socket, or of reading the image. [`io::ErrorKind::UnexpectedEof`]: the image ends before the file does. What
+    /// went into the socket before is counted in [`Sending::left`].
+    pub fn turn(&mut self, socket: BorrowedFd<'_>, budget: u64) -> io::Result<(u64, Turn)> {
+        let begun = self.at;
+        let stop = self.end.min(self.at.saturating_add(budget));
+        while self.at < stop {
+            let wanted = (stop - self.at).min(PIECE);
+            let image = Arc::clone(&self.image);
+            let sources = image.sources(&self.map, self.at, wanted)?;
+            let planned: u64 = sources.iter().map(source_len).sum();
+            if planned == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            for source in sources {
+                let (len, sent) = match source {
+                    Source::File { fd, offset, len } => (len, send_file(socket, fd, offset, len)?),
+                    Source::Zero { len } => (len, self.copy(socket, len, None)?),
+                    Source::Encoded { len } => (len, self.copy(socket, len, Some(&image))?),
+                };
+                let moved = sent.unwrap_or(0);
+                self.at += moved;
+                if moved < len {
+                    return Ok((self.at - begun, Turn::Full));
+                }
+            }
+        }
+        let turn = if self.at == self.end {
+            Turn::Done
+        } else {
+            Turn::More
+        };
+        Ok((self.at - begun, turn))
+    }
+
+    /// Sends zeros, or what only the image can decode.
+    fn copy(
+        &self,
+        socket: BorrowedFd<'_>,
+        len: u64,
+        from: Option<&Image>,
+    ) -> io::Result<Option<u64>> {
+        let mut done = 0;
+        while done < len {
+            let size = (len - done).min(COPY as u64) as usize;
+            let mut bytes = [0; COPY];
+            let piece = match from {
+                None => &ZEROS[..size],
+                Some(image) => {
+                    let got = image.read_at(&self.map, self.at + done, &mut bytes[..size])?;
+                    &bytes[..got]
+                }
+            };
+            match send(socket, piece)? {
+                Some(sent) => done += sent,
+                None => break,
+            }
+        }
+        Ok(Some(done))
+    }
+}
+
+fn source_len(source: &Source<'_>) -> u64 {
+    match source {
+        Source::Zero { len } | Source::Encoded { len } | Source::File { len, .. } => *len,
+    }
+}
+
+/// Some of the bytes; `None`: the socket takes none now.
+fn send_file(
+    socket: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: u64,
+) -> io::Result<Option<u64>> {
+    let mut at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut done = 0;
+    while done < len {
+        let wanted = (len - done) as usize;
+        // SAFETY: plain descriptors, and the address of an offset that the kernel moves on.
+        let sent =
+            unsafe { libc::sendfile(socket.as_raw_fd(), file.as_raw_fd(), &raw mut at, wanted) };
+        match sent {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            1.. => done += sent as u64,
+            _ => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e if e.kind() == io::ErrorKind::WouldBlock => return Ok((done > 0).then_some(done)),
+                e => return Err(e),
+            },
+        }
+    }
+    Ok(Some(done))
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<Option<u64>> {
+    loop {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
+        let sent = unsafe {
+            libc::send(
+                socket.as_raw_fd(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                flags,
+            )
+        };
+        match sent {
+            0.. => return Ok(Some(sent as u64)),
+            _ => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                e => return Err(e),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+    use viola_extents::Extent;
+    use viola_extents::host::Layer;
+
+    const SIZE: usize = 8 << 20;
+
+    fn noise(size: usize) -> Vec<u8> {
+        let mut word: u32 = 7;
+        (0..size)
+            .map(|_| {
+                word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (word >> 24) as u8
+            })
+            .collect()
+    }
+
+    fn image(bytes: &[u8]) -> Arc<Image> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        Arc::new(Image::open(vec![Layer::raw(file)]).unwrap())
+    }
+
+    fn extent(logical: u64, physical: u64, length: u64, zero: bool) -> Extent {
+        Extent {
+            logical,
+            physical,
+            length,
+            zero,
+        }
+    }
+
+    fn sockets() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (writer, _) = listener.accept().unwrap();
+        writer.set_nonblocking(true).unwrap();
+        (writer, reader)
+    }
+
+    #[test]
+    fn extents_out_of_order_holes_and_zeros_come_as_the_file_has_them() {
+        let disk = noise(SIZE);
+        let image = image(&disk);
+        let (m, k) = (1 << 20, 1 << 10);
+        let len = 4 * m + 200 * k + 77;
+        // 2 MiB from behind, 1 MiB unwritten, a hole of 300 KiB, the rest from the beginning; the file ends in a block
+        let extents = [
+            extent(0, 5 * m, 2 * m, false),
+            extent(2 * m, m, m, true),
+            extent(3 * m + 300 * k, 4096, len - 3 * m - 300 * k, false),
+        ];
+        let mut file = disk[5 << 20..7 << 20].to_vec();
+        file.resize((3 << 20) + (300 << 10), 0);
+        file.extend_from_slice(&disk[4096..4096 + (1 << 20)]);
+        file.truncate(len as usize);
+        for (offset, length) in [
+            (0, u64::MAX),
+            (1, 2 * m),
+            (3 * m - 5, 400 * k),
+            (len, 10),
+            (len + 9, 1),
+        ] {
+            let map = image.check(&extents, len).unwrap();
+            let mut sending = Sending::new(image.clone(), map, offset, length);
+            let (writer, mut reader) = sockets();
+            let from = (offset as usize).min(file.len());
+            let to = (offset.saturating_add(length)).min(len) as usize;
+            let wanted = file[from..to.max(from)].to_vec();
+            assert_eq!(sending.left(), wanted.len() as u64);
+            let got = std::thread::spawn(move || {
+                let mut got = Vec::new();
+                reader.read_to_end(&mut got).unwrap();
+                got
+            });
+            let mut sum = 0;
+            loop {
+                let (moved, turn) = sending.turn(writer.as_fd(), 300_000).unwrap();
+                assert!(moved <= 300_000);
+                sum += moved;
+                match turn {
+                    Turn::Done => break,
+                    Turn::Full => std::thread::yield_now(),
+                    Turn::More => assert_eq!(moved, 300_000),
+                }
+            }
+            assert_eq!((sum, sending.left()), (wanted.len() as u64, 0));
+            drop(writer);
+            assert!(got.join().unwrap() == wanted, "{offset} {length}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_makes_it_full_and_nothing_is_lost() {
+        let disk = noise(SIZE);
+        let image = image(&disk);
+        let map = image
+            .check(&[extent(0, 0, SIZE as u64, false)], SIZE as u64)
+            .unwrap();
+        let mut sending = Sending::new(image, map, 0, u64::MAX);
+        let (writer, mut reader) = sockets();
+        let mut turns = 0;
+        let mut got = Vec::new();
+        let mut some = vec![0; 500_000];
+        while sending.left() > 0 {
+            let (_, turn) = sending.turn(writer.as_fd(), u64::MAX).unwrap();
+            turns += usize::from(turn == Turn::Full);
+            let count = reader.read(&mut some).unwrap();
+            got.extend_from_slice(&some[..count]);
+        }
+        drop(writer);
+        reader.read_to_end(&mut got).unwrap();
+        assert!(got == disk);
+        assert!(turns > 0, "it was never full");
+    }
+
+    #[test]
+    fn an_image_that_has_become_shorter_is_an_error_and_not_zeros() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&noise(1 << 20)).unwrap();
+        let image = Arc::new(Image::open(vec![Layer::raw(file.reopen().unwrap())]).unwrap());
+        let map = image
+            .check(&[extent(0, 0, 1 << 20, false)], 1 << 20)
+            .unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let (writer, _reader) = sockets();
+        let mut sending = Sending::new(image, map, 0, u64::MAX);
+        assert_eq!(
+            sending.turn(writer.as_fd(), 4096).unwrap(),
+            (4096, Turn::More)
+        );
+        let error = sending.turn(writer.as_fd(), 4096).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_an_error() {
+        let image = image(&noise(SIZE));
+        let map = image
+            .check(&[extent(0, 0, SIZE as u64, false)], SIZE as u64)
+            .unwrap();
+        let mut sending = Sending::new(image, map, 0, u64::MAX);
+        let (writer, reader) = sockets();
+        drop(reader);
+        let error = loop {
+            match sending.turn(writer.as_fd(), 64 << 10) {
+                Ok(_) => std::thread::yield_now(),
+                Err(e) => break e,
+            }
+        };
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+            ),
+            "{error}"
+        );
+    }
+}

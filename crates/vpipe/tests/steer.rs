@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Connections of a bridged VM (here a network namespace behind its tap) are served by sockets of the host, and given back.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use viola_handover::{drop_quietly, outstanding, put, take};
+use viola_netdev::{NetDevices, Netns, add_veth};
+use viola_vpipe::{Attached, Flow, Space, Steering};
+
+const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+const CLIENT: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
+const PORT: u16 = 8080;
+
+/// A bridge of the host with a VM and a client on it.
+struct Tenant {
+    guest: Netns,
+    client: Netns,
+    space: Space,
+    tap: u32,
+    _attached: Attached,
+}
+
+impl Tenant {
+    fn new(host: &Netns, steering: &Steering, name: &str) -> Self {
+        let (guest, client) = (Netns::new().unwrap(), Netns::new().unwrap());
+        let [bridge, tap, other, veth] =
+            ["br", "tap", "cl", "vs"].map(|what| format!("{what}{name}"));
+        let (space, tap, attached) = host
+            .run(|| {
+                let devices = NetDevices::here().unwrap();
+                devices.add_bridge(&bridge).unwrap();
+                devices.up(&bridge).unwrap();
+                for (port, room) in [(&tap, &guest), (&other, &client)] {
+                    add_veth(port, "eth0", Some(room.as_fd())).unwrap();
+                    devices.add_port(&bridge, port).unwrap();
+                    devices.up(port).unwrap();
+                }
+                let space = Space::new(&veth, GUEST, 1500).unwrap();
+                let tap: u32 = index(&tap);
+                let attached = steering.attach(tap, space.veth()).unwrap();
+                (space, tap, attached)
+            })
+            .unwrap();
+        for (room, mac, last) in [(&guest, GUEST, 2), (&client, CLIENT, 3)] {
+            room.run(|| {
+                let devices = NetDevices::here().unwrap();
+                devices.up("lo").unwrap();
+                devices.set_mac("eth0", mac).unwrap();
+                devices
+                    .set_address("eth0", [10, 66, 0, last].into(), 24)
+                    .unwrap();
+                let v6 = [0xfd66, 0, 0, 0, 0, 0, 0, u16::from(last)];
+                devices.add_address6("eth0", v6.into(), 64).unwrap();
+            })
+            .unwrap();
+        }
+        Self {
+            guest,
+            client,
+            space,
+            tap,
+            _attached: attached,
+        }
+    }
+
+    /// A client that has asked the VM; the VM's socket, and how its connection is called.
+    fn connect(&self, ipv4: bool) -> (TcpStream, TcpStream, Flow) {
+        let server: IpAddr = match ipv4 {
+            true => [10, 66, 0, 2].into(),
+            false => [0xfd66, 0, 0, 0, 0, 0, 0, 2].into(),
+        };
+        let address = SocketAddr::new(server, PORT);
+        let listener = self
+            .guest
+            .run(|| TcpListener::bind(address).unwrap())
+            .unwrap();
+        let client = self
+            .client
+            .run(|| TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap())
+            .unwrap();
+        client
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let (guest, peer) = listener.accept().unwrap();
+        self.space.add(server).unwrap();
+        let flow = Flow {
+            tap: self.tap,
+            guest: address,
+            peer,
+        };
+        (client, guest, flow)
+    }
+}
+
+fn index(name: &str) -> u32 {
+    let socket = TcpListener::bind("0.0.0.0:0").unwrap();
+    rustix::net::netdevice::name_to_index(&socket, name).unwrap()
+}
+
+/// Takes the connection out of one socket and puts it into another; who has it from then on is `then`'s.
+fn hand(steering: &Steering, flow: &Flow, from: impl AsFd, to: impl AsFd, then: impl FnOnce()) {
+    steering.hold(flow, Some(CLIENT)).unwrap();
+    let state = take(from.as_fd()).unwrap().keep();
+    drop_quietly(from.as_fd()).unwrap();
+    let ready = put(to.as_fd(), &state, false).unwrap();
+    then();
+    ready.go().unwrap();
+}
+
+fn noise(size: usize, seed: u32) -> Vec<u8> {
+    let mut word = seed | 1;
+    (0..size)
+        .map(|_| {
+            word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (word >> 24) as u8
+        })
+        .collect()
+}
+
+/// A VM serves small answers, the host the large ones, on one connection.
+fn serve(steering: &Steering, tenant: &Tenant, ipv4: bool, rounds: u32, size: usize) {
+    let (mut client, mut guest, flow) = tenant.connect(ipv4);
+    let reader: JoinHandle<TcpStream> = std::thread::spawn(move || {
+        for round in 0..rounds {
+            client.write_all(b"large?").unwrap();
+            let mut got = vec![0; size];
+            client.read_exact(&mut got).unwrap();
+            assert!(got == noise(size, round), "other bytes in round {round}");
+            client.write_all(b"small?").unwrap();
+            let mut small = [0; 5];
+            client.read_exact(&mut small).unwrap();
+            assert_eq!(&small, b"small");
+        }
+        client
+    });
+    let mut six = [0; 6];
+    for round in 0..rounds {
+        guest.read_exact(&mut six).unwrap();
+        assert_eq!(&six, b"large?");
+        let mut there = TcpStream::from(tenant.space.socket(flow.guest).unwrap());
+        hand(steering, &flow, &guest, &there, || {
+            steering.lead(&flow, tenant.space.veth()).unwrap()
+        });
+        there.write_all(&noise(size, round)).unwrap();
+        let counts = steering.counts(&flow).unwrap().unwrap();
+        while outstanding(there.as_fd()).unwrap() > 0 {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        assert!(counts.led > 0 && counts.from_host > 0, "{counts:?}");
+        hand(steering, &flow, &there, &guest, || {
+            steering.release(&flow).unwrap()
+        });
+        assert_eq!(steering.counts(&flow).unwrap(), None);
+        guest.read_exact(&mut six).unwrap();
+        assert_eq!(&six, b"small?");
+        guest.write_all(b"small").unwrap();
+    }
+    reader.join().unwrap();
+}
+
+#[test]
+fn the_host_sends_in_a_vms_place_again_and_again() {
+    let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
+    let tenant = Tenant::new(&host, &steering, "0");
+    serve(&steering, &tenant, true, 20, 4 << 20);
+    serve(&steering, &tenant, false, 5, 4 << 20);
+}
+
+#[test]
+fn two_tenants_may_have_the_same_addresses() {
+    let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
+    let tenants = [
+        Tenant::new(&host, &steering, "1"),
+        Tenant::new(&host, &steering, "2"),
+    ];
+    std::thread::scope(|scope| {
+        for tenant in &tenants {
+            scope.spawn(|| serve(&steering, tenant, true, 8, 2 << 20));
+        }
+    });
+}
+
+#[test]
+fn a_vm_is_not_heard_while_its_connection_is_held() {
+    let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
+    let tenant = Tenant::new(&host, &steering, "3");
+    let (mut client, mut guest, flow) = tenant.connect(true);
+    steering.hold(&flow, None).unwrap();
+    guest.write_all(b"later").unwrap();
+    client.write_all(b"too").unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let mut five = [0; 5];
+    assert!(client.read(&mut five).is_err(), "something came");
+    let counts = steering.counts(&flow).unwrap().unwrap();
+    assert!(counts.silenced > 0 && counts.held > 0, "{counts:?}");
+    // another connection of the same VM is not concerned
+    let (mut other, mut at_guest, _) = tenant.connect(false);
+    other.write_all(b"hello").unwrap();
+    at_guest.read_exact(&mut five).unwrap();
+    steering.release(&flow).unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    client.read_exact(&mut five).unwrap();
+    assert_eq!(&five, b"later");
+    guest.read_exact(&mut five[..3]).unwrap();
+    assert_eq!(&five[..3], b"too");
+}
