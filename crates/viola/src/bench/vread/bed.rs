@@ -39,6 +39,8 @@ pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866
 const COMMAND: usize = 20;
 /// How long finished blocks may stay without a name.
 const NAMED: Duration = Duration::from_secs(60);
+/// Longer than a DataNode takes to delete blocks.
+const REST: Duration = Duration::from_secs(5);
 
 /// What lives through a whole run but for the guests.
 pub struct Ground {
@@ -349,8 +351,10 @@ impl<'a> Bed<'a> {
         Ok(())
     }
 
-    /// Waits out what earlier writes left to be written back.
+    /// Waits out what came before: a DataNode deletes blocks some seconds later, and what was written goes to the disk
+    /// later still. On each side alike, else the one whose agent has just begun has rested longer.
     fn settle(&self) -> Outcome {
+        std::thread::sleep(REST);
         sh(guest(self.lab, NODE)?, "sync")?;
         let image = std::fs::File::open(&self.images[0]);
         image.and_then(|i| i.sync_all()).map_err(Failure::run)
