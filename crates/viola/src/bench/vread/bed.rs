@@ -39,6 +39,9 @@ pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866
 const COMMAND: usize = 20;
 /// How long finished blocks may stay without a name.
 const NAMED: Duration = Duration::from_secs(60);
+/// What a row writes stays in the DataNode's cache until it was measured: at the kernel's own bounds, close to a row's size
+/// here, it depended on what else was in the cache whether a write waited for the disk.
+const PATIENT: &str = "cd /proc/sys/vm; echo 80 >dirty_ratio; echo 70 >dirty_background_ratio";
 /// Longer than a DataNode takes to delete blocks.
 const REST: Duration = Duration::from_secs(5);
 
@@ -155,6 +158,7 @@ impl Ground {
         images.extend(self.device.as_ref().map(|d| d.path().to_owned()));
         let hdfs = Hdfs::start(&self.hadoop, guest(lab, NODE)?, &Options::default())
             .map_err(lab_failure)?;
+        sh(guest(lab, NODE)?, PATIENT)?;
         sh(
             guest(lab, CLIENT)?,
             "mount -t ext4 -o noatime /dev/ubda /mnt",

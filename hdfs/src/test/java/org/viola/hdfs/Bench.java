@@ -245,14 +245,19 @@ public final class Bench {
   private static void noise(OutputStream out, long count, long seed, Meter meter) throws IOException {
     byte[] chunk = new byte[1 << 20];
     new Random(seed).nextBytes(chunk);
+    long[] latencies = new long[(int) ((count + chunk.length - 1) / chunk.length)];
+    int at = 0;
     for (long left = count; left > 0; left -= chunk.length) {
       int some = (int) Math.min(left, chunk.length);
       chunk[0]++; // blocks must differ
       meter.sum.update(chunk, 0, some);
       meter.summed = true;
+      long before = System.nanoTime();
       out.write(chunk, 0, some);
+      latencies[at++] = System.nanoTime() - before;
       meter.bytes += some;
     }
+    meter.latencies = latencies;
   }
 
   private static void read(FileSystem fs, Path path, int size, boolean sum, Meter meter) throws IOException {
