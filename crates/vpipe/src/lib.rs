@@ -2,12 +2,15 @@
 //! The host side of vpipe: a VM's connections are steered to sockets of the host, which send its files.
 //!
 //! [`Steering`] decides, packet by packet at a VM's tap, who has a connection: the VM, nobody, or a socket in the VM's
-//! [`Space`] on the host, and [`Sending`] moves the bytes. Mechanism: `bpf/pipe.bpf.c`; paper 003 (vPipe), section 4, for what it replaces.
+//! [`Space`] on the host, [`Sending`] moves the bytes, and a [`Pipe`] is all of it for
+//! one connection. Mechanism: `bpf/pipe.bpf.c`; paper 003 (vPipe), section 4, for what it replaces.
 
+mod pipe;
 mod send;
 mod space;
 mod steer;
 
+pub use pipe::{Pipe, Returned};
 pub use send::{Sending, Turn};
 pub use space::Space;
 pub use steer::{Attached, Counts, Flow, Steering};
@@ -23,6 +26,9 @@ pub enum Error {
         /// What libbpf says.
         source: libbpf_rs::Error,
     },
+    /// A connection cannot be handed over.
+    #[error("{0}")]
+    Connection(#[source] viola_handover::Error),
     /// The kernel refused something else.
     #[error("{step}: {source}")]
     Kernel {

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files of a VM's disk image go down its connections, sent by the host.
+#![allow(clippy::unwrap_used)]
+
+mod tenant;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tenant::{CLIENT, Tenant, noise};
+use viola_extents::Extent;
+use viola_extents::host::{Image, Layer};
+use viola_handover::{State, drop_quietly, put, take};
+use viola_netdev::Netns;
+use viola_vpipe::{Flow, Pipe, Returned, Sending, Steering, Turn};
+
+const SIZE: u64 = 12 << 20;
+
+/// A VM with a disk on which one file lies in three pieces, the last one first; the file's bytes.
+struct Bed {
+    steering: Steering,
+    tenant: Tenant,
+    image: Arc<Image>,
+    file: Vec<u8>,
+    _host: Netns,
+}
+
+const EXTENTS: [Extent; 3] = [
+    Extent {
+        logical: 0,
+        physical: 8 << 20,
+        length: 4 << 20,
+        zero: false,
+    },
+    Extent {
+        logical: 4 << 20,
+        physical: 1 << 20,
+        length: 4 << 20,
+        zero: false,
+    },
+    Extent {
+        logical: 9 << 20,
+        physical: 5 << 20,
+        length: 3 << 20,
+        zero: false,
+    },
+];
+
+impl Bed {
+    fn new(name: &str) -> Self {
+        let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
+        let tenant = Tenant::new(&host, &steering, name);
+        let disk = noise(SIZE as usize, 9);
+        let mut image = tempfile::tempfile().unwrap();
+        image.write_all(&disk).unwrap();
+        let mut file = vec![0; SIZE as usize];
+        for extent in EXTENTS {
+            let [from, to, length] =
+                [extent.physical, extent.logical, extent.length].map(|n| n as usize);
+            file[to..to + length].copy_from_slice(&disk[from..from + length]);
+        }
+        Self {
+            steering,
+            tenant,
+            image: Arc::new(Image::open(vec![Layer::raw(image)]).unwrap()),
+            file,
+            _host: host,
+        }
+    }
+
+    fn sending(&self, offset: u64, length: u64) -> Sending {
+        let map = self.image.check(&EXTENTS, SIZE).unwrap();
+        Sending::new(self.image.clone(), map, offset, length)
+    }
+
+    /// The VM gives its connection, for these bytes of the file.
+    fn give(&self, guest: &TcpStream, flow: Flow, offset: u64, length: u64) -> Pipe {
+        self.steering.hold(&flow, Some(CLIENT)).unwrap();
+        let state = take(guest.as_fd()).unwrap().keep();
+        let sending = self.sending(offset, length);
+        Pipe::begin(&self.steering, &self.tenant.space, flow, &state, sending).unwrap()
+    }
+
+    /// The VM has it again.
+    fn put_back(&self, guest: &TcpStream, flow: &Flow, state: &State) {
+        drop_quietly(guest.as_fd()).unwrap();
+        let ready = put(guest.as_fd(), state, false).unwrap();
+        self.steering.release(flow).unwrap();
+        ready.go().unwrap();
+    }
+}
+
+/// Sends all of it and waits until the peer has it.
+fn finish(pipe: &mut Pipe) {
+    let begun = Instant::now();
+    loop {
+        let (_, turn) = pipe.turn(1 << 20).unwrap();
+        if turn == Turn::Done && pipe.is_drained().unwrap() {
+            return;
+        }
+        if turn != Turn::More {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "it does not end");
+    }
+}
+
+#[test]
+fn a_file_goes_from_the_image_to_the_client_and_the_vm_goes_on() {
+    let bed = Bed::new("p");
+    let (mut client, mut guest, flow) = bed.tenant.connect(true);
+    let ranges = [
+        (0, SIZE),
+        (1, 100_000),
+        (5 << 20, 6 << 20),
+        (SIZE - 3, 3),
+        (0, SIZE),
+    ];
+    let file = bed.file.clone();
+    let reader = std::thread::spawn(move || {
+        for (offset, length) in ranges {
+            client.write_all(b"GET").unwrap();
+            let mut got = vec![0; 4 + length as usize + 4];
+            client.read_exact(&mut got).unwrap();
+            assert_eq!(&got[..4], b"head");
+            let body = &got[4..4 + length as usize];
+            assert!(
+                body == &file[offset as usize..(offset + length) as usize],
+                "{offset} {length}"
+            );
+            assert_eq!(&got[got.len() - 4..], b"tail");
+        }
+    });
+    for (offset, length) in ranges {
+        let mut get = [0; 3];
+        guest.read_exact(&mut get).unwrap();
+        // what the VM says before and behind is in order with what the host says
+        guest.write_all(b"head").unwrap();
+        let mut pipe = bed.give(&guest, flow, offset, length);
+        finish(&mut pipe);
+        let Returned { state, sent } = pipe.give_back(&bed.steering).unwrap();
+        assert_eq!(sent, length);
+        bed.put_back(&guest, &flow, &state.unwrap());
+        guest.write_all(b"tail").unwrap();
+    }
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_pipe_that_is_stopped_in_the_middle_goes_on_in_the_vm() {
+    let bed = Bed::new("q");
+    let (mut client, mut guest, flow) = bed.tenant.connect(true);
+    // nobody reads, so it is stopped with full queues
+    let mut pipe = bed.give(&guest, flow, 0, SIZE);
+    while pipe.turn(1 << 20).unwrap().1 != Turn::Full {}
+    let Returned { state, sent } = pipe.give_back(&bed.steering).unwrap();
+    assert!(sent > 0 && sent < SIZE, "{sent}");
+    bed.put_back(&guest, &flow, &state.unwrap());
+    let rest = bed.file[sent as usize..].to_vec();
+    let writer = std::thread::spawn(move || guest.write_all(&rest).unwrap());
+    let mut got = vec![0; SIZE as usize];
+    client.read_exact(&mut got).unwrap();
+    assert!(got == bed.file);
+    writer.join().unwrap();
+}
+
+#[test]
+fn a_pipe_that_dies_is_a_reset_and_not_the_end_of_a_file() {
+    let bed = Bed::new("r");
+    let (mut client, guest, flow) = bed.tenant.connect(true);
+    let mut pipe = bed.give(&guest, flow, 0, SIZE);
+    pipe.turn(1 << 20).unwrap();
+    drop(pipe);
+    let mut got = Vec::new();
+    let error = client.read_to_end(&mut got).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    assert!(got == bed.file[..got.len()]);
+}
+
+#[test]
+fn a_peer_that_resets_gives_back_nothing() {
+    let bed = Bed::new("s");
+    let (client, guest, flow) = bed.tenant.connect(true);
+    let mut pipe = bed.give(&guest, flow, 0, SIZE);
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    let begun = Instant::now();
+    let error = loop {
+        match pipe.turn(1 << 20) {
+            Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(e) => break e,
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "it goes on");
+    };
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+        ),
+        "{error}"
+    );
+    assert!(pipe.give_back(&bed.steering).unwrap().state.is_none());
+}
+
+#[test]
+fn a_peer_that_says_no_more_still_gets_the_file() {
+    let bed = Bed::new("t");
+    let (mut client, guest, flow) = bed.tenant.connect(false);
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!((&guest).read(&mut [0; 1]).unwrap(), 0);
+    let reader = std::thread::spawn(move || {
+        let mut got = vec![0; SIZE as usize];
+        client.read_exact(&mut got).unwrap();
+        (client, got)
+    });
+    let mut pipe = bed.give(&guest, flow, 0, SIZE);
+    finish(&mut pipe);
+    let state = pipe.give_back(&bed.steering).unwrap().state.unwrap();
+    assert!(state.peer_finished);
+    let (_client, got) = reader.join().unwrap();
+    assert!(got == bed.file);
+}

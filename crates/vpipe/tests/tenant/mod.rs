@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A VM (here a network namespace) behind its tap on a bridge, and a client on the same bridge.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use viola_netdev::{NetDevices, Netns, add_veth};
+use viola_vpipe::{Attached, Flow, Space, Steering};
+
+const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+pub const CLIENT: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
+const PORT: u16 = 8080;
+
+/// A bridge of the host with a VM and a client on it.
+pub struct Tenant {
+    guest: Netns,
+    client: Netns,
+    pub space: Space,
+    tap: u32,
+    _attached: Attached,
+}
+
+impl Tenant {
+    pub fn new(host: &Netns, steering: &Steering, name: &str) -> Self {
+        let (guest, client) = (Netns::new().unwrap(), Netns::new().unwrap());
+        let [bridge, tap, other, veth] =
+            ["br", "tap", "cl", "vs"].map(|what| format!("{what}{name}"));
+        let (space, tap, attached) = host
+            .run(|| {
+                let devices = NetDevices::here().unwrap();
+                devices.add_bridge(&bridge).unwrap();
+                devices.up(&bridge).unwrap();
+                for (port, room) in [(&tap, &guest), (&other, &client)] {
+                    add_veth(port, "eth0", Some(room.as_fd())).unwrap();
+                    devices.add_port(&bridge, port).unwrap();
+                    devices.up(port).unwrap();
+                }
+                let space = Space::new(&veth, GUEST, 1500).unwrap();
+                let tap: u32 = index(&tap);
+                let attached = steering.attach(tap, space.veth()).unwrap();
+                (space, tap, attached)
+            })
+            .unwrap();
+        for (room, mac, last) in [(&guest, GUEST, 2), (&client, CLIENT, 3)] {
+            room.run(|| {
+                let devices = NetDevices::here().unwrap();
+                devices.up("lo").unwrap();
+                devices.set_mac("eth0", mac).unwrap();
+                devices
+                    .set_address("eth0", [10, 66, 0, last].into(), 24)
+                    .unwrap();
+                let v6 = [0xfd66, 0, 0, 0, 0, 0, 0, u16::from(last)];
+                devices.add_address6("eth0", v6.into(), 64).unwrap();
+            })
+            .unwrap();
+        }
+        Self {
+            guest,
+            client,
+            space,
+            tap,
+            _attached: attached,
+        }
+    }
+
+    /// A client that has asked the VM; the VM's socket, and how its connection is called.
+    pub fn connect(&self, ipv4: bool) -> (TcpStream, TcpStream, Flow) {
+        let server: IpAddr = match ipv4 {
+            true => [10, 66, 0, 2].into(),
+            false => [0xfd66, 0, 0, 0, 0, 0, 0, 2].into(),
+        };
+        let address = SocketAddr::new(server, PORT);
+        let listener = self
+            .guest
+            .run(|| TcpListener::bind(address).unwrap())
+            .unwrap();
+        let client = self
+            .client
+            .run(|| TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap())
+            .unwrap();
+        client
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let (guest, peer) = listener.accept().unwrap();
+        self.space.add(server).unwrap();
+        let flow = Flow {
+            tap: self.tap,
+            guest: address,
+            peer,
+        };
+        (client, guest, flow)
+    }
+}
+
+fn index(name: &str) -> u32 {
+    let socket = TcpListener::bind("0.0.0.0:0").unwrap();
+    rustix::net::netdevice::name_to_index(&socket, name).unwrap()
+}
+
+/// Bytes that follow from the seed.
+pub fn noise(size: usize, seed: u32) -> Vec<u8> {
+    let mut word = seed | 1;
+    (0..size)
+        .map(|_| {
+            word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (word >> 24) as u8
+        })
+        .collect()
+}
