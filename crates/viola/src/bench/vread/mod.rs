@@ -433,7 +433,7 @@ mod tests {
                 .filter(|w| wanted(&options(only), &w.name()))
                 .count()
         };
-        assert_eq!(chosen("sequential, random 4"), 3);
+        assert_eq!(chosen("sequential, random 4"), 4);
         assert_eq!(chosen("write"), 1);
         assert_eq!(chosen("HBase"), 3);
         assert_eq!(chosen("neighbours"), 0);
