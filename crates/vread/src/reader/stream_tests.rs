@@ -278,12 +278,10 @@ fn a_block_that_is_withdrawn_is_not_read_by_the_stream_either() {
     let mut agent = Agent::connect(&streams);
     agent.greet(1, 11);
     let node = agent.block(3);
-    bench
-        .named
-        .store(false, std::sync::atomic::Ordering::SeqCst);
+    *bench.named.lock().unwrap() = false;
     bench.table.withdraw(3);
     assert_eq!(agent.read(node, 0, 4096).0, libc::ESTALE);
-    bench.named.store(true, std::sync::atomic::Ordering::SeqCst);
+    *bench.named.lock().unwrap() = true;
     assert_eq!(agent.read(node, 0, 4096).0, 0);
 }
 

@@ -45,7 +45,8 @@ pub(super) struct Bench {
     pub(super) hazards: hazard::View,
     pub(super) disk: Vec<u8>,
     image: File,
-    pub(super) named: Arc<AtomicBool>,
+    /// Whether the agent worker names blocks. It answers and withdraws in turn, so with this held.
+    pub(super) named: Arc<Mutex<bool>>,
 }
 
 fn found(table: &Table, key: &BlockKey) -> Option<Found> {
@@ -100,15 +101,17 @@ pub(super) fn bench() -> Bench {
         None,
     )
     .unwrap();
-    let named = Arc::new(AtomicBool::new(true));
+    let named = Arc::new(Mutex::new(true));
     let (answering, naming) = (table.clone(), named.clone());
     std::thread::spawn(move || {
         let mut server = Server::new(there);
         loop {
             match server.receive() {
                 Next::Question(number, question) => {
-                    let known = question.key.pool() == POOL && naming.load(Ordering::SeqCst);
+                    let named = naming.lock().unwrap();
+                    let known = question.key.pool() == POOL && *named;
                     let found = known.then(|| found(&answering, &question.key)).flatten();
+                    drop(named);
                     server.answer(number, found.as_ref()).unwrap();
                 }
                 Next::Nothing => drop(poll(
@@ -258,14 +261,14 @@ fn a_withdrawn_block_is_not_read_and_named_again_it_is() {
     let bench = bench();
     let node = bench.block(3);
     assert_eq!(bench.open(node), 0);
-    bench.named.store(false, Ordering::SeqCst);
+    *bench.named.lock().unwrap() = false;
     bench.table.withdraw(3);
     assert!(!bench.hazards.names(TABLE, 3));
     assert_eq!(bench.read(node, 0, 4096).0, libc::ESTALE);
     assert_eq!(bench.open(node), libc::ESTALE);
     let pool = bench.look_up(1, POOL).unwrap();
     assert_eq!(bench.look_up(pool, "blk_3_5"), Err(libc::ENOENT));
-    bench.named.store(true, Ordering::SeqCst);
+    *bench.named.lock().unwrap() = true;
     assert_eq!(bench.read(node, 0, 4096).1, expected(&bench.disk)[..4096]);
     // and not after the operator has taken the DataNode away
     bench.service.remove("dn1");
@@ -279,22 +282,22 @@ fn no_byte_of_another_file_is_ever_answered() {
     let bench = bench();
     let expected = expected(&bench.disk);
     let node = bench.block(3);
-    let (end, lock) = (AtomicBool::new(false), Mutex::new(()));
+    let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let other = vec![0xff; bench.disk.len()];
             for _ in 0..300 {
-                let _turn = lock.lock().unwrap();
-                bench.named.store(false, Ordering::SeqCst);
+                let mut named = bench.named.lock().unwrap();
+                *named = false;
                 bench.table.withdraw(3);
+                drop(named);
                 while bench.hazards.names(TABLE, 3) {
                     std::thread::yield_now();
                 }
                 bench.image.write_all_at(&other, 0).unwrap();
                 std::thread::yield_now();
                 bench.image.write_all_at(&bench.disk, 0).unwrap();
-                bench.named.store(true, Ordering::SeqCst);
-                drop(_turn);
+                *bench.named.lock().unwrap() = true;
                 std::thread::sleep(Duration::from_micros(200));
             }
             end.store(true, Ordering::SeqCst);

@@ -119,8 +119,11 @@ fn no_wrong_byte_after_a_withdrawal_and_an_error_soon() {
             let (datanode, withdrawn) = (&datanode, &withdrawn);
             scope.spawn(move || {
                 std::thread::sleep(Duration::from_millis(20 + 10 * round));
-                datanode.named.store(false, Ordering::SeqCst);
+                // in turn with its answers, as an agent worker does both
+                let mut named = datanode.named.lock().unwrap();
+                *named = false;
                 datanode.withdraw(2);
+                drop(named);
                 // Its place on the disk is given to something else.
                 let other = vec![0xee; 16 << 20];
                 std::os::unix::fs::FileExt::write_all_at(&datanode.image, &other, 0).unwrap();
@@ -145,7 +148,7 @@ fn no_wrong_byte_after_a_withdrawal_and_an_error_soon() {
         assert_eq!(queue.open(2, false), Err(libc::ENOENT));
         let bytes = &DISK_BYTES[..16 << 20];
         std::os::unix::fs::FileExt::write_all_at(&datanode.image, bytes, 0).unwrap();
-        datanode.named.store(true, Ordering::SeqCst);
+        *datanode.named.lock().unwrap() = true;
     }
     let at_b = counts(&b.stat(), "a");
     assert!(at_b.unknown + at_b.withdrawn > 0, "{at_b:?}");
@@ -260,7 +263,7 @@ fn a_datanode_is_found_on_the_host_to_which_it_has_moved() {
         None,
         vec![grant("client1", POOL)],
     )]);
-    moved.named.store(false, Ordering::SeqCst);
+    *moved.named.lock().unwrap() = false;
     let both = ["b", "c"].map(|peer| Source {
         peer: peer.into(),
         datanodes: vec!["uml:dn1".into()],
@@ -275,9 +278,9 @@ fn a_datanode_is_found_on_the_host_to_which_it_has_moved() {
     let (node, _) = queue.open_surely(4, false);
     let right = expected(4, false);
     assert!(queue.surely(node, 7_000_000, 5000) == right[7_000_000..7_005_000]);
-    datanode.named.store(false, Ordering::SeqCst);
+    *datanode.named.lock().unwrap() = false;
     datanode.withdraw(4);
-    moved.named.store(true, Ordering::SeqCst);
+    *moved.named.lock().unwrap() = true;
     // The same open file goes on.
     assert!(queue.surely(node, 3_000_000, 5000) == right[3_000_000..3_005_000]);
     let bytes = reader.service.stat().remote_bytes;

@@ -8,8 +8,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::process::Child;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -246,7 +246,7 @@ pub struct Datanode {
     pub image: File,
     pub table: Arc<Table>,
     pub hazards: hazard::View,
-    pub named: Arc<AtomicBool>,
+    pub named: Arc<Mutex<bool>>,
 }
 
 pub const TABLE: u32 = 9;
@@ -258,7 +258,7 @@ impl Datanode {
         table::create(&table_file, TABLE, 16).unwrap();
         image.write_all_at(&DISK_BYTES, 0).unwrap();
         let table = Arc::new(Table::map(&table_file).unwrap());
-        let named = Arc::new(AtomicBool::new(true));
+        let named = Arc::new(Mutex::new(true));
         let (ours, theirs) = pair();
         let (answering, naming) = (table.clone(), named.clone());
         std::thread::spawn(move || {
@@ -266,10 +266,12 @@ impl Datanode {
             loop {
                 match server.receive() {
                     Next::Question(number, question) => {
+                        let named = naming.lock().unwrap();
                         let known = question.key.pool() == POOL
                             && (1..=8).contains(&question.key.id())
-                            && naming.load(Ordering::SeqCst);
+                            && *named;
                         let found = known.then(|| found(&answering, &question.key));
+                        drop(named);
                         server.answer(number, found.as_ref()).unwrap();
                     }
                     Next::Nothing => drop(poll(
