@@ -201,14 +201,6 @@ impl Bed {
         (counts[1].parse().unwrap(), counts[2].parse().unwrap())
     }
 
-    /// Waits until a block was not there for the reading loop: an emulated machine takes its time to notice.
-    pub fn wait_none(&self) {
-        within(SOON, "a read has failed", || {
-            let text = self.rd.sh("cat /tmp/none 2>/dev/null | wc -l").unwrap();
-            text.trim() != "0"
-        });
-    }
-
     /// Waits until so many more reads were right.
     pub fn wait_reads(&self, more: u32) {
         let count = || -> u32 {
