@@ -61,34 +61,16 @@ fn roomy(state: &State) -> Buffers {
 
 /// Puts a connection into a socket that has none: a fresh one, or one after [`drop_quietly`].
 ///
-/// `transparent`: the local address is none of this machine's (IP_TRANSPARENT). A FIN of the peer
-/// (`peer_finished`) is not put: somebody has to send it to the socket again.
+/// The local address has to be one of the namespace's own. A FIN of the peer (`peer_finished`) is not put: somebody has to
+/// send it to the socket again.
 ///
 /// # Errors
 /// The step that the kernel refused. The socket has to be closed then, which is silent.
-pub fn put<'a>(fd: BorrowedFd<'a>, state: &State, transparent: bool) -> Result<Ready<'a>> {
+pub fn put<'a>(fd: BorrowedFd<'a>, state: &State) -> Result<Ready<'a>> {
     if state.local.is_ipv4() != state.peer.is_ipv4() {
         return Err(Error::Unfit("its ends are of different families"));
     }
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
-    if transparent {
-        match state.local.is_ipv4() {
-            true => sys::set(
-                fd,
-                libc::IPPROTO_IP,
-                libc::IP_TRANSPARENT,
-                &[1i32],
-                "IP_TRANSPARENT",
-            )?,
-            false => sys::set(
-                fd,
-                libc::IPPROTO_IPV6,
-                libc::IPV6_TRANSPARENT,
-                &[1i32],
-                "IPV6_TRANSPARENT",
-            )?,
-        }
-    }
     sys::set_buffers(fd, roomy(state))?;
     let begin_received = state.received.wrapping_sub(state.unread.len() as u32);
     let begin_written = state.written.wrapping_sub(state.queued() as u32);

@@ -3,7 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::state::{Buffers, Scale, State, Window};
+use crate::state::{Scale, State, Window};
 use crate::sys::{self, Queue};
 use crate::{Error, Result};
 
@@ -22,46 +22,26 @@ const WSCALE: u8 = 4;
 /// A socket in repair mode: it sends nothing and its end is silent. Dropped, it goes on as before.
 #[derive(Debug)]
 pub struct Taken<'a> {
-    fd: BorrowedFd<'a>,
-    /// What was taken.
-    pub state: State,
-    kept: bool,
+    repair: Repair<'a>,
+    state: State,
 }
 
 impl Taken<'_> {
     /// Leaves the socket in repair mode; the connection is somebody else's now.
-    pub fn keep(mut self) -> State {
-        self.kept = true;
-        let nothing = empty(self.state.local);
-        std::mem::replace(&mut self.state, nothing)
+    pub fn keep(self) -> State {
+        std::mem::forget(self.repair);
+        self.state
     }
 }
 
-fn empty(address: std::net::SocketAddr) -> State {
-    State {
-        local: address,
-        peer: address,
-        mss: 0,
-        sack: false,
-        scale: None,
-        timestamp: None,
-        received: 0,
-        written: 0,
-        window: Window::default(),
-        unread: Vec::new(),
-        unacked: Vec::new(),
-        unsent: Vec::new(),
-        buffers: Buffers::default(),
-        peer_finished: false,
-    }
-}
+/// Ends repair mode when dropped.
+#[derive(Debug)]
+struct Repair<'a>(BorrowedFd<'a>);
 
-impl Drop for Taken<'_> {
+impl Drop for Repair<'_> {
     fn drop(&mut self) {
-        if !self.kept {
-            // nothing can be done about a failure: the socket is as good as closed then
-            let _ = sys::set_tcp(self.fd, sys::REPAIR, sys::OFF, "TCP_REPAIR");
-        }
+        // nothing can be done about a failure: the socket is as good as closed then
+        let _ = sys::set_tcp(self.0, sys::REPAIR, sys::OFF, "TCP_REPAIR");
     }
 }
 
@@ -126,13 +106,9 @@ pub fn take(fd: BorrowedFd<'_>) -> Result<Taken<'_>> {
     check(Info::read(fd)?)?;
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
     // from here on the socket is let go again whatever happens
-    let mut taken = Taken {
-        fd,
-        state: empty(local),
-        kept: false,
-    };
-    taken.state = read(fd, local, peer)?;
-    Ok(taken)
+    let repair = Repair(fd);
+    let state = read(fd, local, peer)?;
+    Ok(Taken { repair, state })
 }
 
 fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<std::net::SocketAddr>> {

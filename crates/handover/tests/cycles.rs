@@ -103,7 +103,7 @@ fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> State {
     let state = take(from.as_fd()).unwrap().keep();
     wire.settle();
     drop_quietly(from.as_fd()).unwrap();
-    let ready = put(to.as_fd(), &state, false).unwrap();
+    let ready = put(to.as_fd(), &state).unwrap();
     wire.lead(way);
     ready.go().unwrap();
     state
@@ -218,7 +218,7 @@ fn a_fin_of_the_peer_is_told() {
     // the other way goes on
     drop_quietly(server.as_fd()).unwrap();
     let socket = wire.new.socket(state.local);
-    let ready = put(socket.as_fd(), &state, false).unwrap();
+    let ready = put(socket.as_fd(), &state).unwrap();
     wire.lead(Way::New);
     ready.go().unwrap();
     TcpStream::from(socket).write_all(b"still here").unwrap();

@@ -98,7 +98,8 @@ fn make_namespace(spec: &Spec, at: Option<OwnedFd>) -> Result<(OwnedFd, PathBuf)
         // SAFETY: a new network namespace for this thread alone; no descriptors are unshared.
         None => unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
             .map_err(|e| Error::net("making a network namespace (are you root?)")(e.into()))?,
-        Some(at) => enter(&at)?,
+        Some(at) => move_into_link_name_space(at.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|e| Error::net("entering its namespace")(e.into()))?,
     }
     let path = "/proc/thread-self/ns/net";
     let netns = File::open(path).map_err(Error::io("open", path))?;
@@ -110,22 +111,7 @@ fn make_namespace(spec: &Spec, at: Option<OwnedFd>) -> Result<(OwnedFd, PathBuf)
     ))
 }
 
-/// Moves the calling thread into a network namespace.
-fn enter(netns: &OwnedFd) -> Result<()> {
-    move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
-        .map_err(|e| Error::net("entering its namespace")(e.into()))
-}
-
 /// Runs `job` on a fresh thread inside the network namespace and returns its result.
 pub(crate) fn inside<T: Send>(netns: &OwnedFd, job: impl FnOnce() -> T + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            enter(netns)?;
-            Ok(job())
-        });
-        match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
+    viola_netdev::inside(netns.as_fd(), job).map_err(Error::net("entering its namespace"))
 }

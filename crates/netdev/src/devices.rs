@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
@@ -44,39 +44,6 @@ impl NetDevices {
         request.ifr_ifru.ifru_netmask = inet(Ipv4Addr::from(netmask(prefix)));
         self.ioctl(libc::SIOCSIFNETMASK as libc::Ioctl, &mut request)?;
         self.up(name)
-    }
-
-    /// Takes the device up and gives it one more address, of IPv6, which is not looked for on the network first.
-    pub fn add_address6(&self, name: &str, address: Ipv6Addr, prefix: u8) -> io::Result<()> {
-        /// `struct in6_ifreq`, linux/ipv6.h.
-        #[repr(C)]
-        struct Request {
-            address: [u8; 16],
-            prefix: u32,
-            index: i32,
-        }
-        fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_dad"), "0")?;
-        self.up(name)?;
-        let socket = rustix::net::socket_with(
-            rustix::net::AddressFamily::INET6,
-            rustix::net::SocketType::DGRAM,
-            rustix::net::SocketFlags::CLOEXEC,
-            None,
-        )?;
-        let mut request = Request {
-            address: address.octets(),
-            prefix: u32::from(prefix.min(128)),
-            index: rustix::net::netdevice::name_to_index(&self.0, name)? as i32,
-        };
-        let code = libc::SIOCSIFADDR as libc::Ioctl;
-        // SAFETY: on a socket of IPv6 this code takes a struct in6_ifreq, which the kernel reads.
-        let result =
-            unsafe { libc::ioctl(socket.as_raw_fd(), code, std::ptr::from_mut(&mut request)) };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
     }
 
     /// Takes the device up.
@@ -132,14 +99,18 @@ impl NetDevices {
 
     /// Whether there is a device of this name.
     pub fn exists(&self, name: &str) -> bool {
-        rustix::net::netdevice::name_to_index(&self.0, name).is_ok()
+        self.index(name).is_ok()
+    }
+
+    /// Interface index of the device.
+    pub fn index(&self, name: &str) -> io::Result<u32> {
+        Ok(rustix::net::netdevice::name_to_index(&self.0, name)?)
     }
 
     /// Makes the device a port of the bridge.
     pub fn add_port(&self, bridge: &str, port: &str) -> io::Result<()> {
         let mut request = ifreq(bridge)?;
-        request.ifr_ifru.ifru_ifindex =
-            rustix::net::netdevice::name_to_index(&self.0, port)? as i32;
+        request.ifr_ifru.ifru_ifindex = self.index(port)? as i32;
         self.ioctl(SIOCBRADDIF, &mut request)
     }
 

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One request by rtnetlink.
+//! Requests by rtnetlink.
 
 use std::io;
+use std::net::IpAddr;
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
-use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{
+    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// Makes what the message describes, which must not be there yet, in the calling thread's network namespace.
@@ -30,4 +34,25 @@ pub fn ask(message: RouteNetlinkMessage) -> io::Result<()> {
         NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
         _ => Ok(()),
     }
+}
+
+/// Gives a device, by its index, one more address, which is not looked for on the network first.
+///
+/// # Errors
+/// What the kernel answers; [`io::ErrorKind::AlreadyExists`] where it has it.
+pub fn add_address(device: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let mut message = AddressMessage::default();
+    message.header.family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    message.header.prefix_len = prefix;
+    message.header.scope = AddressScope::Universe;
+    message.header.index = device;
+    message.header.flags = AddressHeaderFlags::Nodad;
+    message.attributes = vec![
+        AddressAttribute::Local(address),
+        AddressAttribute::Address(address),
+    ];
+    ask(RouteNetlinkMessage::NewAddress(message))
 }

@@ -2,8 +2,10 @@
 //! A network namespace that a program makes for itself.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// A network namespace; it goes with the last of its descriptors, sockets and threads.
@@ -29,10 +31,20 @@ impl Netns {
     /// # Errors
     /// That the namespace could not be entered.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-        on_a_thread(|| {
-            move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
-            Ok(work())
-        })
+        inside(self.0.as_fd(), work)
+    }
+
+    /// A TCP socket in the namespace, for an address of this one's family.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn tcp_socket(&self, address: IpAddr) -> io::Result<OwnedFd> {
+        let family = match address {
+            IpAddr::V4(_) => AddressFamily::INET,
+            IpAddr::V6(_) => AddressFamily::INET6,
+        };
+        let flags = SocketFlags::CLOEXEC;
+        Ok(self.run(|| socket_with(family, SocketType::STREAM, flags, None))??)
     }
 }
 
@@ -40,6 +52,17 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Does something on a thread of its own in a network namespace.
+///
+/// # Errors
+/// That the namespace could not be entered.
+pub fn inside<T: Send>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    on_a_thread(|| {
+        move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?;
+        Ok(work())
+    })
 }
 
 fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {

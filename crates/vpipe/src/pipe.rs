@@ -17,7 +17,8 @@ pub struct Pipe {
     flow: Flow,
     socket: OwnedFd,
     sending: Sending,
-    sent: u64,
+    /// Bytes of the file that were asked for.
+    whole: u64,
     /// The peer had said before that it sends no more; the host's socket has not heard it.
     peer_finished: bool,
 }
@@ -45,7 +46,7 @@ impl Pipe {
     ) -> Result<Self> {
         space.add(flow.guest.ip())?;
         let socket = space.socket(flow.guest)?;
-        let ready = viola_handover::put(socket.as_fd(), state, false).map_err(Error::Connection)?;
+        let ready = viola_handover::put(socket.as_fd(), state).map_err(Error::Connection)?;
         steering.lead(&flow, space.veth())?;
         ready.go().map_err(Error::Connection)?;
         // from here on a death is told to the peer, and as what it is
@@ -56,8 +57,8 @@ impl Pipe {
         Ok(Self {
             flow,
             socket,
+            whole: sending.left(),
             sending,
-            sent: 0,
             peer_finished: state.peer_finished,
         })
     }
@@ -77,11 +78,7 @@ impl Pipe {
     /// # Errors
     /// Of the connection or of the image; give it back then, or drop it.
     pub fn turn(&mut self, budget: u64) -> io::Result<(u64, Turn)> {
-        let before = self.sending.left();
-        let turn = self.sending.turn(self.socket.as_fd(), budget);
-        // also what went before an error
-        self.sent += before - self.sending.left();
-        turn
+        self.sending.turn(self.socket.as_fd(), budget)
     }
 
     /// Whether the peer has acknowledged all that was sent.
@@ -113,7 +110,7 @@ impl Pipe {
         };
         Ok(Returned {
             state,
-            sent: self.sent,
+            sent: self.whole - self.sending.left(),
         })
     }
 }

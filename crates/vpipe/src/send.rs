@@ -60,25 +60,17 @@ impl Sending {
     pub fn turn(&mut self, socket: BorrowedFd<'_>, budget: u64) -> io::Result<(u64, Turn)> {
         let begun = self.at;
         let stop = self.end.min(self.at.saturating_add(budget));
+        let image = Arc::clone(&self.image);
         while self.at < stop {
-            let wanted = (stop - self.at).min(PIECE);
-            let image = Arc::clone(&self.image);
-            let sources = image.sources(&self.map, self.at, wanted)?;
-            let planned: u64 = sources.iter().map(source_len).sum();
-            if planned == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            for source in sources {
-                let (len, sent) = match source {
-                    Source::File { fd, offset, len } => (len, send_file(socket, fd, offset, len)?),
-                    Source::Zero { len } => (len, self.copy(socket, len, None)?),
-                    Source::Encoded { len } => (len, self.copy(socket, len, Some(&image))?),
-                };
-                let moved = sent.unwrap_or(0);
-                self.at += moved;
-                if moved < len {
+            let before = self.at;
+            let wanted = (stop - before).min(PIECE);
+            for source in image.sources(&self.map, before, wanted)? {
+                if !self.push(socket, source)? {
                     return Ok((self.at - begun, Turn::Full));
                 }
+            }
+            if self.at == before {
+                return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
         let turn = if self.at == self.end {
@@ -89,87 +81,64 @@ impl Sending {
         Ok((self.at - begun, turn))
     }
 
-    /// Sends zeros, or what only the image can decode.
-    fn copy(
-        &self,
-        socket: BorrowedFd<'_>,
-        len: u64,
-        from: Option<&Image>,
-    ) -> io::Result<Option<u64>> {
-        let mut done = 0;
-        while done < len {
-            let size = (len - done).min(COPY as u64) as usize;
-            let mut bytes = [0; COPY];
-            let piece = match from {
-                None => &ZEROS[..size],
-                Some(image) => {
-                    let got = image.read_at(&self.map, self.at + done, &mut bytes[..size])?;
-                    &bytes[..got]
+    /// Sends all of a source, system call by system call, each counted at once; false when the socket takes no more.
+    fn push(&mut self, socket: BorrowedFd<'_>, source: Source<'_>) -> io::Result<bool> {
+        let begun = self.at;
+        let (Source::File { len, .. } | Source::Zero { len } | Source::Encoded { len }) = source;
+        while self.at < begun + len {
+            let left = begun + len - self.at;
+            let some = left.min(COPY as u64) as usize;
+            let sent = match source {
+                Source::File { fd, offset, .. } => {
+                    send_file(socket, fd, offset + (self.at - begun), left)
+                }
+                Source::Zero { .. } => send(socket, &ZEROS[..some]),
+                Source::Encoded { .. } => {
+                    let mut bytes = [0; COPY];
+                    let got = self.image.read_at(&self.map, self.at, &mut bytes[..some])?;
+                    send(socket, &bytes[..got])
                 }
             };
-            match send(socket, piece)? {
-                Some(sent) => done += sent,
-                None => break,
+            match sent {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(sent) => self.at += sent,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(e),
             }
         }
-        Ok(Some(done))
+        Ok(true)
     }
 }
 
-fn source_len(source: &Source<'_>) -> u64 {
-    match source {
-        Source::Zero { len } | Source::Encoded { len } | Source::File { len, .. } => *len,
-    }
-}
-
-/// Some of the bytes; `None`: the socket takes none now.
+/// Some of the bytes; 0 at the file's end.
 fn send_file(
     socket: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
     offset: u64,
     len: u64,
-) -> io::Result<Option<u64>> {
+) -> io::Result<u64> {
     let mut at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut done = 0;
-    while done < len {
-        let wanted = (len - done) as usize;
-        // SAFETY: plain descriptors, and the address of an offset that the kernel moves on.
-        let sent =
-            unsafe { libc::sendfile(socket.as_raw_fd(), file.as_raw_fd(), &raw mut at, wanted) };
-        match sent {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            1.. => done += sent as u64,
-            _ => match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::Interrupted => {}
-                e if e.kind() == io::ErrorKind::WouldBlock => return Ok((done > 0).then_some(done)),
-                e => return Err(e),
-            },
-        }
-    }
-    Ok(Some(done))
+    let (socket, file, len) = (socket.as_raw_fd(), file.as_raw_fd(), len as usize);
+    // SAFETY: plain descriptors, and the address of an offset that the kernel moves on.
+    count(unsafe { libc::sendfile(socket, file, &raw mut at, len) })
 }
 
-fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<Option<u64>> {
-    loop {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
-        let sent = unsafe {
-            libc::send(
-                socket.as_raw_fd(),
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                flags,
-            )
-        };
-        match sent {
-            0.. => return Ok(Some(sent as u64)),
-            _ => match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::Interrupted => {}
-                e if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                e => return Err(e),
-            },
-        }
-    }
+fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<u64> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
+    count(unsafe {
+        libc::send(
+            socket.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            flags,
+        )
+    })
+}
+
+fn count(result: isize) -> io::Result<u64> {
+    u64::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 #[cfg(test)]

@@ -6,18 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{
-    AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
-};
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::route::{
     RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
-use rustix::net::netdevice::name_to_index;
-use rustix::net::{AddressFamily as Family, SocketFlags, SocketType, socket_with};
-use viola_netdev::{NetDevices, Netns, ask};
+use viola_netdev::{NetDevices, Netns, add_address, ask};
 
 use crate::{Error, Result};
 
@@ -62,16 +57,15 @@ impl Space {
         ask(RouteNetlinkMessage::NewLink(outer))
             .map_err(Error::kernel(format!("making the veth {name}")))?;
         // not before both ends are there
-        up(name).map_err(Error::kernel(format!("taking up the veth {name}")))?;
-        let veth = index(name).map_err(Error::kernel(format!("looking for the veth {name}")))?;
+        let veth = up(name).map_err(Error::kernel(format!("taking up the veth {name}")))?;
         let mut space = Self {
             netns,
             veth,
             inside: 0,
         };
         space.inside = space
-            .run(|| up(INSIDE).and_then(|()| index(INSIDE)))?
-            .map_err(Error::kernel("looking for the veth's other end"))?;
+            .run(|| up(INSIDE))?
+            .map_err(Error::kernel("taking up the veth's other end"))?;
         for ipv4 in [true, false] {
             let route = default_route(ipv4, space.inside);
             match space.run(|| ask(RouteNetlinkMessage::NewRoute(route)))? {
@@ -93,18 +87,8 @@ impl Space {
     /// # Errors
     /// What the kernel refused.
     pub fn add(&self, address: IpAddr) -> Result<()> {
-        let mut message = AddressMessage::default();
-        message.header.family = family(address.is_ipv4());
-        message.header.prefix_len = if address.is_ipv4() { 32 } else { 128 };
-        message.header.scope = AddressScope::Universe;
-        message.header.index = self.inside;
-        // it is in use already, at the VM
-        message.header.flags = AddressHeaderFlags::Nodad;
-        message.attributes = vec![
-            AddressAttribute::Local(address),
-            AddressAttribute::Address(address),
-        ];
-        match self.run(|| ask(RouteNetlinkMessage::NewAddress(message)))? {
+        let prefix = if address.is_ipv4() { 32 } else { 128 };
+        match self.run(|| add_address(self.inside, address, prefix))? {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             done => done.map_err(Error::kernel(format!("giving it the address {address}"))),
         }
@@ -115,12 +99,8 @@ impl Space {
     /// # Errors
     /// What the kernel refused.
     pub fn socket(&self, address: SocketAddr) -> Result<OwnedFd> {
-        let family = match address.is_ipv4() {
-            true => Family::INET,
-            false => Family::INET6,
-        };
-        self.run(|| socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None))?
-            .map_err(|e| Error::kernel("making a socket")(e.into()))
+        let socket = self.netns.tcp_socket(address.ip());
+        socket.map_err(Error::kernel("making a socket"))
     }
 
     /// Does something in the namespace.
@@ -140,7 +120,10 @@ fn link(name: &str, flags: LinkFlags) -> LinkMessage {
 
 fn default_route(ipv4: bool, device: u32) -> RouteMessage {
     let mut route = RouteMessage::default();
-    route.header.address_family = family(ipv4);
+    route.header.address_family = match ipv4 {
+        true => AddressFamily::Inet,
+        false => AddressFamily::Inet6,
+    };
     route.header.table = MAIN;
     route.header.protocol = RouteProtocol::Static;
     route.header.scope = RouteScope::Link;
@@ -149,19 +132,9 @@ fn default_route(ipv4: bool, device: u32) -> RouteMessage {
     route
 }
 
-fn family(ipv4: bool) -> AddressFamily {
-    match ipv4 {
-        true => AddressFamily::Inet,
-        false => AddressFamily::Inet6,
-    }
-}
-
-fn up(name: &str) -> std::io::Result<()> {
-    NetDevices::here()?.up(name)
-}
-
-/// Of a device in the calling thread's namespace.
-fn index(name: &str) -> std::io::Result<u32> {
-    let socket = socket_with(Family::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    Ok(name_to_index(&socket, name)?)
+/// Takes a device of the calling thread's namespace up; its index.
+fn up(name: &str) -> std::io::Result<u32> {
+    let devices = NetDevices::here()?;
+    devices.up(name)?;
+    devices.index(name)
 }

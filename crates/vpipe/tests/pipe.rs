@@ -87,7 +87,7 @@ impl Bed {
     /// The VM has it again.
     fn put_back(&self, guest: &TcpStream, flow: &Flow, state: &State) {
         drop_quietly(guest.as_fd()).unwrap();
-        let ready = put(guest.as_fd(), state, false).unwrap();
+        let ready = put(guest.as_fd(), state).unwrap();
         self.steering.release(flow).unwrap();
         ready.go().unwrap();
     }

@@ -20,7 +20,7 @@ fn hand(steering: &Steering, flow: &Flow, from: impl AsFd, to: impl AsFd, then: 
     steering.hold(flow, Some(CLIENT)).unwrap();
     let state = take(from.as_fd()).unwrap().keep();
     drop_quietly(from.as_fd()).unwrap();
-    let ready = put(to.as_fd(), &state, false).unwrap();
+    let ready = put(to.as_fd(), &state).unwrap();
     then();
     ready.go().unwrap();
 }

@@ -4,14 +4,13 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use viola_netdev::NetDevices;
+use viola_netdev::{NetDevices, Netns, add_address};
 
 /// Where the packets of the connection go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,93 +21,27 @@ pub enum Way {
     New,
 }
 
-type Errand = Box<dyn FnOnce() + Send>;
-
-/// A network namespace with one TUN device; it lives as long as this.
+/// A network namespace with one TUN device.
 pub struct Space {
+    netns: Netns,
     tun: File,
-    errands: Option<mpsc::Sender<Errand>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Space {
     fn new(address: IpAddr) -> Self {
-        let (errands, inbox) = mpsc::channel::<Errand>();
-        let (tell, made) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            // SAFETY: only this thread gets another network namespace.
-            let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-            assert_eq!(result, 0, "unshare: {}", std::io::Error::last_os_error());
-            tell.send(tun(address)).unwrap();
-            inbox.iter().for_each(|errand| errand());
-        });
-        Self {
-            tun: made.recv().unwrap(),
-            errands: Some(errands),
-            thread: Some(thread),
-        }
+        let netns = Netns::new().unwrap();
+        let tun = netns.run(|| tun(address)).unwrap();
+        Self { netns, tun }
     }
 
     /// Does something in the namespace.
-    pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let (tell, done) = mpsc::channel();
-        let errand: Errand = Box::new(move || tell.send(work()).unwrap());
-        self.errands.as_ref().unwrap().send(errand).unwrap();
-        done.recv().unwrap()
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.netns.run(work).unwrap()
     }
 
     /// A TCP socket in the namespace.
     pub fn socket(&self, address: SocketAddr) -> OwnedFd {
-        let family = match address.is_ipv4() {
-            true => libc::AF_INET,
-            false => libc::AF_INET6,
-        };
-        self.run(move || {
-            // SAFETY: a new descriptor, owned by nobody else.
-            unsafe {
-                let fd = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-                assert!(fd >= 0);
-                OwnedFd::from_raw_fd(fd)
-            }
-        })
-    }
-}
-
-impl Drop for Space {
-    fn drop(&mut self) {
-        self.errands = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn ioctl<T>(fd: RawFd, request: u64, value: &mut T) {
-    // SAFETY: each request here reads or writes a structure of this size and layout.
-    let result = unsafe { libc::ioctl(fd, request as _, value as *mut T) };
-    assert_eq!(
-        result,
-        0,
-        "ioctl {request:#x}: {}",
-        std::io::Error::last_os_error()
-    );
-}
-
-/// `struct ifreq` and `struct in6_ifreq` as far as they are used.
-#[repr(C)]
-struct Named<T> {
-    name: [u8; 16],
-    value: T,
-    pad: [u8; 32],
-}
-
-fn named<T>(name: &str, value: T) -> Named<T> {
-    let mut bytes = [0; 16];
-    bytes[..name.len()].copy_from_slice(name.as_bytes());
-    Named {
-        name: bytes,
-        value,
-        pad: [0; 32],
+        self.netns.tcp_socket(address.ip()).unwrap()
     }
 }
 
@@ -122,15 +55,20 @@ fn tun(address: IpAddr) -> File {
         .write(true)
         .open("/dev/net/tun")
         .unwrap();
-    ioctl(
-        device.as_raw_fd(),
-        TUNSETIFF,
-        &mut named("wire", IFF_TUN | IFF_NO_PI),
-    );
+    // `struct ifreq`: the name, the flags
+    let mut request = [0u8; 40];
+    request[..4].copy_from_slice(b"wire");
+    request[16..18].copy_from_slice(&(IFF_TUN | IFF_NO_PI).to_ne_bytes());
+    // SAFETY: TUNSETIFF reads and writes a struct ifreq, which has 40 bytes.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETIFF as _, request.as_mut_ptr()) };
+    assert_eq!(result, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
     let devices = NetDevices::here().unwrap();
     match address {
         IpAddr::V4(ip) => devices.set_address("wire", ip, 24).unwrap(),
-        IpAddr::V6(ip) => devices.add_address6("wire", ip, 64).unwrap(),
+        IpAddr::V6(_) => {
+            devices.up("wire").unwrap();
+            add_address(devices.index("wire").unwrap(), address, 64).unwrap();
+        }
     }
     device
 }

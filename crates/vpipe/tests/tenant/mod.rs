@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use viola_netdev::{NetDevices, Netns, add_veth};
+use viola_netdev::{NetDevices, Netns, add_address, add_veth};
 use viola_vpipe::{Attached, Flow, Space, Steering};
 
 const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
@@ -37,7 +37,7 @@ impl Tenant {
                     devices.up(port).unwrap();
                 }
                 let space = Space::new(&veth, GUEST, 1500).unwrap();
-                let tap: u32 = index(&tap);
+                let tap = devices.index(&tap).unwrap();
                 let attached = steering.attach(tap, space.veth()).unwrap();
                 (space, tap, attached)
             })
@@ -51,7 +51,7 @@ impl Tenant {
                     .set_address("eth0", [10, 66, 0, last].into(), 24)
                     .unwrap();
                 let v6 = [0xfd66, 0, 0, 0, 0, 0, 0, u16::from(last)];
-                devices.add_address6("eth0", v6.into(), 64).unwrap();
+                add_address(devices.index("eth0").unwrap(), IpAddr::from(v6), 64).unwrap();
             })
             .unwrap();
         }
@@ -91,11 +91,6 @@ impl Tenant {
         };
         (client, guest, flow)
     }
-}
-
-fn index(name: &str) -> u32 {
-    let socket = TcpListener::bind("0.0.0.0:0").unwrap();
-    rustix::net::netdevice::name_to_index(&socket, name).unwrap()
 }
 
 /// Bytes that follow from the seed.
