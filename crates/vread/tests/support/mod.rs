@@ -273,6 +273,12 @@ impl Vm {
         write(&self.image, &self.contents[&self.data(id)], None);
     }
 
+    /// The worker answers nothing from now on, and lives.
+    pub fn stop_worker(&self) {
+        let pid = rustix::process::Pid::from_child(&self.worker);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    }
+
     pub fn kill_worker(&mut self) {
         self.worker.kill().unwrap();
         self.worker.wait().unwrap();
