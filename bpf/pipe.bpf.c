@@ -6,7 +6,7 @@
  * tap, as if the VM had sent them, and the peer's leave it there: so filters, MAC learning and spoof checks on the
  * tap hold as before, and two VMs may have the same address. Three hooks:
  *
- *   to_guest    tap, egress:             led flows go to the veth, held ones nowhere
+ *   to_guest    tap, egress:             led flows go to the veth, held ones where they are kept, or nowhere
  *   from_guest  tap, ingress:            what the host's socket sent passes, what the VM says of a led or held flow does not
  *   from_host   veth's end, ingress:     led flows go into the tap, anything else nowhere
  *
@@ -194,7 +194,7 @@ int to_guest(struct __sk_buff *skb)
 		flow->known = 1;
 	if (flow->state != FLOW_LED) {
 		count(&flow->held);
-		return TCX_DROP;
+		return flow->out ? bpf_redirect(flow->out, 0) : TCX_DROP;
 	}
 	count(&flow->in);
 	return bpf_redirect(flow->out, 0);

@@ -19,8 +19,8 @@ enum flow_state {
 
 struct flow {
 	u32 state;
-	u32 out;		/* interface that leads to the host's socket */
-	u64 held;		/* packets from the peer that were dropped */
+	u32 out;		/* interface that leads to the host's socket, or to where held packets are kept; 0: nowhere */
+	u64 held;		/* packets from the peer while it was held */
 	u64 in;			/* packets led to the host's socket */
 	u64 from;		/* packets from it */
 	u64 silenced;		/* packets of the guest that were dropped */

@@ -9,6 +9,7 @@ use crate::agent::{CannotRun, cannot};
 use crate::core::block::Times;
 use crate::core::place::Bounds;
 use crate::io::channel::Address;
+use crate::pipe::settings::{Settings, User};
 use crate::relay::Relay;
 
 /// Where the configuration is, unless the command line says otherwise.
@@ -48,6 +49,8 @@ pub struct Config {
     pub status: PathBuf,
     /// Where blocks of other VMs are read, if this VM gets them by a byte stream.
     pub mount: Option<Mount>,
+    /// Files that the host sends for programs of this VM.
+    pub pipe: Option<Settings>,
 }
 
 /// `[mount]`
@@ -89,6 +92,7 @@ impl Default for Config {
             rescan_s: 3600,
             status: "/run/viola-agent.sock".into(),
             mount: None,
+            pipe: None,
         }
     }
 }
@@ -151,6 +155,16 @@ impl Config {
             "status" => self.status = value.into(),
             "mount" => self.mount.get_or_insert_default().path = value.into(),
             "port" => self.mount.get_or_insert_default().port = value.into(),
+            "pipe" => {
+                self.pipe.get_or_insert_default().files =
+                    value.split(',').map(PathBuf::from).collect();
+            }
+            "pipe_users" => {
+                self.pipe.get_or_insert_default().users =
+                    value.split(',').map(User::from).collect();
+            }
+            "pipe_socket" => self.pipe.get_or_insert_default().socket = value.into(),
+            "pipe_most" => self.pipe.get_or_insert_default().most = small()?,
             _ => {
                 return Err(Bad(format!(
                     "kernel command line: there is no {PREFIX}{key}"
@@ -162,11 +176,14 @@ impl Config {
 
     fn check(&self, origin: &str) -> Result<(), Bad> {
         let bad = |what: String| Err(Bad(format!("{origin}: {what}")));
-        if self.data.is_empty() && self.mount.is_none() {
+        if self.data.is_empty() && self.mount.is_none() && self.pipes().is_none() {
             return bad(
-                "`data` must name the DataNode's data directories, or [mount] where blocks are read"
+                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] files"
                     .into(),
             );
+        }
+        if let Some(pipe) = &self.pipe {
+            pipe.check().or_else(bad)?;
         }
         if let Some(mount) = &self.mount {
             mount.check().or_else(bad)?;
@@ -211,7 +228,13 @@ impl Config {
     /// Whether this VM only reads.
     #[must_use]
     pub fn only_reads(&self) -> bool {
-        self.data.is_empty()
+        self.data.is_empty() && self.pipes().is_none()
+    }
+
+    /// Whose files the host sends, if it does.
+    #[must_use]
+    pub fn pipes(&self) -> Option<&Settings> {
+        self.pipe.as_ref().filter(|pipe| pipe.is_used())
     }
 
     /// Its times for the blocks' lives.
@@ -276,7 +299,7 @@ mod tests {
     fn every_key_is_in_the_reference() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/reference.md");
         let text = std::fs::read_to_string(file).unwrap();
-        for table in ["", "[mount]\n"] {
+        for table in ["", "[mount]\n", "[pipe]\n"] {
             let said = Config::read(&format!("{table}no_such_key = 1"), "x", "").unwrap_err();
             let said = said.to_string();
             let keys = said.split_once("expected ").unwrap().1;
@@ -298,6 +321,18 @@ mod tests {
         assert_eq!((config.quiet_ms, config.blocks), (1000, 7));
         assert_eq!(config.hold_mib, Config::default().hold_mib);
         assert!(config.mount.is_none() && !config.only_reads());
+        let pipes = read(
+            "[pipe]\nmost = 5",
+            "viola.agent.pipe=/srv viola.agent.pipe_users=www-data,7",
+        )
+        .unwrap();
+        assert!(!pipes.only_reads());
+        let pipe = pipes.pipes().unwrap();
+        assert_eq!(
+            (pipe.files.as_slice(), pipe.most),
+            (["/srv".into()].as_slice(), 5)
+        );
+        assert_eq!(pipe.users, [User::Name("www-data".into()), User::Uid(7)]);
         let reads = read("[mount]", "viola.agent.port=unix:/p").unwrap();
         assert!(reads.only_reads());
         let mount = reads.mount.unwrap();
@@ -339,6 +374,28 @@ mod tests {
                 "`port` in [mount]: vsock is not served",
             ),
             ("[mount]\nuid = 5", "", "line 2: unknown field `uid`"),
+            ("[pipe]\nusers = [7]", "", "a.toml: `data` must name"),
+            (
+                "[pipe]\nfiles = ['srv']",
+                "",
+                "`files` in [pipe]: `srv` must be a whole path",
+            ),
+            (
+                "[pipe]\nfiles = ['/srv']\nmost = 0",
+                "",
+                "`most` in [pipe] is 0; it must be 1 to",
+            ),
+            (
+                "[pipe]\nfiles = ['/srv']\nsocket = 's'",
+                "",
+                "`socket` in [pipe] must be a whole path",
+            ),
+            (
+                "[pipe]\nfiles = ['/srv']\nusers = ['']",
+                "",
+                "`users` in [pipe]: a name is empty",
+            ),
+            ("[pipe]\nfile = '/srv'", "", "line 2: unknown field `file`"),
             (
                 "data = ['/d']",
                 "viola.agent.blocks=many",
@@ -372,6 +429,10 @@ mod tests {
         let defaults = Config {
             data: config.data.clone(),
             mount: Some(Mount::default()),
+            pipe: Some(Settings {
+                files: vec!["/srv".into()],
+                ..Settings::default()
+            }),
             ..Config::default()
         };
         assert_eq!(config, defaults);
@@ -381,7 +442,7 @@ mod tests {
             .keys()
             .cloned()
             .collect();
-        assert_eq!(keys.len(), 12, "{keys:?}");
+        assert_eq!(keys.len(), 13, "{keys:?}");
         assert!(read(sample, "").is_ok());
     }
 }

@@ -9,6 +9,8 @@
 //! In a VM that reads blocks without shared memory it keeps the mount that they appear in: [`relay`];
 //! [`reading`] is an agent that does nothing else.
 //!
+//! Files that the host sends down connections of this VM's programs: [`pipe`].
+//!
 //! # What is noticed, and what is not
 //!
 //! - Creation, renaming and deletion of blocks, and files closed after writing: by fanotify, over the whole
@@ -30,5 +32,6 @@ pub mod agent;
 pub mod config;
 pub mod core;
 pub mod io;
+pub mod pipe;
 pub mod reading;
 pub mod relay;

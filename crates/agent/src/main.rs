@@ -12,6 +12,7 @@ use viola_agent::reading;
 const HELP: &str = "\
 viola-agent names finished HDFS blocks of this VM to its host, so that other VMs read them there. In a
 VM that reads such blocks, and shares no memory with its host, it keeps the mount that they are in.
+In a VM whose files the host sends, it hands programs' connections to the host and takes them back.
 
   viola-agent [--config FILE]            runs, until a signal ends it
   viola-agent [--config FILE] status     how the running agent is; with --json as JSON
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
                 ExitCode::SUCCESS
             }
             Ok(report) if wish == "pause" && report.outstanding > 0 => fail(&format!(
-                "the host has not confirmed {} blocks yet; they may still be read",
+                "the host has not confirmed {} blocks and pipes yet; they may still be read",
                 report.outstanding
             )),
             Ok(_) => ExitCode::SUCCESS,

@@ -17,10 +17,12 @@ mod put;
 mod state;
 mod sys;
 mod take;
+mod wire;
 
 pub use put::{Ready, drop_quietly, put};
 pub use state::{Buffers, Scale, State, Window};
-pub use take::{Taken, outstanding, take};
+pub use take::{Taken, outstanding, resume, take};
+pub use wire::{TooLong, from_wire, to_wire};
 
 /// Why a connection cannot be handed over.
 #[derive(Debug, thiserror::Error)]

@@ -111,6 +111,14 @@ pub fn take(fd: BorrowedFd<'_>) -> Result<Taken<'_>> {
     Ok(Taken { repair, state })
 }
 
+/// Lets a socket whose connection was [kept](Taken::keep) go on by itself: nobody else has the connection now.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn resume(fd: BorrowedFd<'_>) -> Result<()> {
+    sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")
+}
+
 fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<std::net::SocketAddr>> {
     match sys::address(fd, peer) {
         Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ENOTCONN) => {

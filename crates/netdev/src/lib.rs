@@ -8,5 +8,5 @@ mod netlink;
 mod space;
 
 pub use devices::{MAX_NAME, NetDevices, add_veth, netmask};
-pub use netlink::{add_address, ask};
+pub use netlink::{Interface, add_address, ask, interface};
 pub use space::{Netns, inside};

@@ -10,6 +10,7 @@ use netlink_packet_core::{
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
@@ -18,8 +19,67 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 /// # Errors
 /// What the kernel answers; [`io::ErrorKind::AlreadyExists`] where it is there.
 pub fn ask(message: RouteNetlinkMessage) -> io::Result<()> {
+    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    match request(message, flags)? {
+        NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
+        _ => Ok(()),
+    }
+}
+
+/// An interface of the calling thread's network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interface {
+    /// Its number.
+    pub index: u32,
+    /// Largest packet in bytes.
+    pub mtu: u32,
+    /// For one end of a veth: the number of the other end, if that is in the same namespace.
+    pub other_end: Option<u32>,
+}
+
+/// Looks at an interface.
+///
+/// # Errors
+/// What the kernel answers; [`io::ErrorKind::NotFound`] or ENODEV where there is none of this name.
+pub fn interface(name: &str) -> io::Result<Interface> {
+    let mut message = LinkMessage::default();
+    message
+        .attributes
+        .push(LinkAttribute::IfName(name.to_owned()));
+    let found = match request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST)? {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(found)) => found,
+        NetlinkPayload::Error(e) => return Err(e.to_io()),
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    let mut interface = Interface {
+        index: found.header.index,
+        mtu: 0,
+        other_end: None,
+    };
+    let mut elsewhere = false;
+    for attribute in &found.attributes {
+        match attribute {
+            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+            LinkAttribute::Link(other) if *other != interface.index => {
+                interface.other_end = Some(*other);
+            }
+            LinkAttribute::LinkNetNsId(_) => elsewhere = true,
+            _ => {}
+        }
+    }
+    if elsewhere {
+        interface.other_end = None;
+    }
+    Ok(interface)
+}
+
+/// Sends a request; the first answer.
+fn request(
+    message: RouteNetlinkMessage,
+    flags: u16,
+) -> io::Result<NetlinkPayload<RouteNetlinkMessage>> {
     let mut request = NetlinkMessage::from(message);
-    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
+    request.header.flags = flags;
     request.finalize();
     let mut bytes = vec![0; request.buffer_len()];
     request.serialize(&mut bytes);
@@ -30,10 +90,7 @@ pub fn ask(message: RouteNetlinkMessage) -> io::Result<()> {
     let (answer, _) = socket.recv_from_full()?;
     let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
-    match answer.payload {
-        NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
-        _ => Ok(()),
-    }
+    Ok(answer.payload)
 }
 
 /// Gives a device, by its index, one more address, which is not looked for on the network first.

@@ -9,11 +9,13 @@
 //! | `PATCH /v1/vms/{name}` | [`Change`] | [`VmReport`] |
 //! | `GET /v1/status` | | [`Status`] |
 //! | `GET /v1/vread` | | [`vread::Vread`] |
+//! | `GET /v1/pipes` | | [`pipe::shown::Pipes`] |
 //! | `POST /v1/stop`, `POST /v1/start` | | [`Done`] |
 //!
 //! Anything else, and everything that fails, is answered with a status of 400 or above and an [`Error`].
 //! Messages between a guest's agent and its worker on the host are in [`agent`].
 //! FUSE over a byte stream, between the agent in a reading VM and that VM's worker, is in [`relay`].
+//! Files that the host sends down a VM's connections are in [`pipe`].
 //!
 //! `{name}` is a VM's name or identity (`uml:g1`), percent-encoded.
 //!
@@ -21,6 +23,7 @@
 //! (`_permille`), rates are per second (`_per_s`).
 
 pub mod agent;
+pub mod pipe;
 pub mod relay;
 mod status;
 mod vm;

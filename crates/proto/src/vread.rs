@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pipe::shown::Pipes;
+
 /// Counts by reason.
 pub type Reasons = BTreeMap<String, u64>;
 
@@ -163,4 +165,7 @@ pub struct Vread {
     pub host: Option<Host>,
     /// Other hosts, in the order of the configuration.
     pub peers: Vec<Peer>,
+    /// What the same workers send; shown apart, as `GET /v1/pipes`.
+    #[serde(skip)]
+    pub pipes: Pipes,
 }

@@ -97,6 +97,12 @@ pub enum Command {
     /// VMs on this host. The book's page on vread tells what both VMs need.
     #[command(subcommand)]
     Vread(Vread),
+    /// Show the files that the host sends in place of VMs.
+    ///
+    /// A VM whose configuration says so ([vm.pipe]) gives a connection and a file away for the transfer, and the host sends
+    /// from the disk image. The book's page on vpipe tells what the VM needs.
+    #[command(subcommand)]
+    Pipe(Pipe),
     /// Make and show the key by which other hosts know this one.
     ///
     /// A host that reads blocks of another one, or serves its own, has a key of its own, and knows the others by the
@@ -169,7 +175,14 @@ pub enum Vread {
     Stat(VreadArgs),
 }
 
-/// Options of `vread ls` and `vread stat`.
+/// Subcommands of `pipe`.
+#[derive(Debug, Subcommand)]
+pub enum Pipe {
+    /// List the VMs and their transfers: file size, peer, rate, age.
+    Ls(VreadArgs),
+}
+
+/// Options of `vread ls`, `vread stat` and `pipe ls`.
 #[derive(Debug, Args)]
 pub struct VreadArgs {
     /// Print JSON.

@@ -13,8 +13,10 @@ use viola_proto::ClassSetting;
 
 use crate::quantities::{self, BadQuantity};
 
+pub mod pipe;
 pub mod vread;
 
+pub use pipe::VmPipe;
 pub use vread::{Transport, VmVread, Vread};
 
 /// Where the configuration is unless told otherwise.
@@ -170,6 +172,8 @@ pub struct VmConfig {
     pub cap: Option<Option<u32>>,
     /// `[vm.vread]`
     pub vread: VmVread,
+    /// `[vm.pipe]`
+    pub pipe: Option<VmPipe>,
     /// Line of its cap, or of its name.
     line: usize,
 }
@@ -223,6 +227,7 @@ impl Config {
                 weight: vm.weight,
                 cap: vm.cap.map(|c| c.into_inner().0),
                 vread: vm.vread,
+                pipe: vm.pipe,
                 line,
             });
         }
@@ -352,6 +357,7 @@ struct RawVm {
     cap: Option<Spanned<Cap>>,
     #[serde(default)]
     vread: VmVread,
+    pipe: Option<VmPipe>,
 }
 
 struct Cores(CpuSet);

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Command::Status(args) => commands::status(args),
         Command::Restore(args) => commands::restore(args),
         Command::Vread(what) => commands::vread(what),
+        Command::Pipe(what) => commands::pipe(what),
         Command::Keys(what) => commands::keys(what),
         Command::Lab(what) => return commands::lab(what).unwrap_or_else(|e| e.tell()),
         Command::Demo(args) => demo::run(args),

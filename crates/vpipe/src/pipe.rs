@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use viola_handover::State;
 
 use crate::send::{Sending, Turn};
-use crate::{Error, Flow, Result, Space, Steering};
+use crate::{Error, Flow, Flows, Result};
 
 /// A connection that the host has, from the moment at which the VM gave it until it is given back.
 ///
@@ -33,21 +33,21 @@ pub struct Returned {
 }
 
 impl Pipe {
-    /// Takes over a connection that was held and taken out of the VM's socket.
+    /// Takes over a connection that was held and taken out of the VM's socket. `socket` is a fresh one in the VM's
+    /// [`crate::Space`], which has the VM's address and is behind that `veth`.
     ///
     /// # Errors
     /// What the kernel refused. The connection stays held; nothing was said to the peer.
     pub fn begin(
-        steering: &Steering,
-        space: &Space,
+        flows: &Flows,
+        veth: u32,
+        socket: OwnedFd,
         flow: Flow,
         state: &State,
         sending: Sending,
     ) -> Result<Self> {
-        space.add(flow.guest.ip())?;
-        let socket = space.socket(flow.guest)?;
         let ready = viola_handover::put(socket.as_fd(), state).map_err(Error::Connection)?;
-        steering.lead(&flow, space.veth())?;
+        flows.lead(&flow, veth)?;
         ready.go().map_err(Error::Connection)?;
         // from here on a death is told to the peer, and as what it is
         let option = |step: &str| Error::kernel(step.to_owned());
@@ -92,12 +92,23 @@ impl Pipe {
             .map_err(Error::Connection)
     }
 
-    /// Takes the connection back from the host's socket, for the VM. It is held until [`Steering::release`].
+    /// Bytes of the file that are to be sent.
+    pub fn length(&self) -> u64 {
+        self.whole
+    }
+
+    /// Bytes of the file that were given to the socket.
+    pub fn sent(&self) -> u64 {
+        self.whole - self.sending.left()
+    }
+
+    /// Takes the connection back from the host's socket, for the VM. It is held until [`Flows::release`], and what the peer says
+    /// leaves through `park`, if there is one.
     ///
     /// # Errors
     /// What the kernel refused; the connection is reset then.
-    pub fn give_back(self, steering: &Steering) -> Result<Returned> {
-        steering.hold(&self.flow, None)?;
+    pub fn give_back(self, flows: &Flows, park: Option<u32>) -> Result<Returned> {
+        flows.hold(&self.flow, None, park)?;
         let state = match viola_handover::take(self.socket.as_fd()) {
             Ok(taken) => {
                 let mut state = taken.keep();
@@ -110,7 +121,7 @@ impl Pipe {
         };
         Ok(Returned {
             state,
-            sent: self.whole - self.sending.left(),
+            sent: self.sent(),
         })
     }
 }

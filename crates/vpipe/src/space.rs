@@ -16,56 +16,44 @@ use viola_netdev::{NetDevices, Netns, add_address, ask};
 
 use crate::{Error, Result};
 
-/// Name of the device inside.
+/// Name of the device inside with the VM's addresses.
 const INSIDE: &str = "vm";
+/// Name of the device inside at which held packets arrive.
+const PARK: &str = "park";
 /// Of the table that all unmarked routes are in.
 const MAIN: u8 = RouteHeader::RT_TABLE_MAIN;
 
 /// A network namespace for the sockets that have a VM's connections, with one end of a veth in it. The device has the VM's own
-/// addresses; it asks nobody for MAC addresses, the steering program fills them in.
+/// addresses; it asks nobody for MAC addresses, the steering program fills them in. A second veth leads to where held
+/// packets are kept ([`crate::Park`]); its end has another MAC address than the packets ask for, so nobody answers them.
 ///
-/// The namespace goes when this and the last socket in it are gone, and the veth with it.
+/// The namespace goes when this and the last socket in it are gone, and the veths with it.
 #[derive(Debug)]
 pub struct Space {
     netns: Netns,
     veth: u32,
     inside: u32,
+    park: u32,
 }
 
 impl Space {
-    /// Makes one. `name` is that of the veth's other end, in the calling thread's namespace (at most 15 bytes); `mac` is that of the
-    /// VM's NIC, and `mtu` its largest packet in bytes.
+    /// Makes one. `name` is that of the veth's other end, in the calling thread's namespace (at most 14 bytes; with a `p` behind
+    /// it, that of the second one); `mac` is that of the VM's NIC, and `mtu` its largest packet in bytes.
     ///
     /// # Errors
     /// What the kernel refused. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
     pub fn new(name: &str, mac: [u8; 6], mtu: u32) -> Result<Self> {
         let netns = Netns::new().map_err(Error::kernel("making a network namespace"))?;
-        let mut inner = link(INSIDE, LinkFlags::Noarp);
-        inner.attributes.extend([
-            LinkAttribute::Address(mac.to_vec()),
-            LinkAttribute::Mtu(mtu),
-            LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd()),
-        ]);
-        let mut outer = link(name, LinkFlags::Noarp);
-        outer.attributes.extend([
-            LinkAttribute::Mtu(mtu),
-            LinkAttribute::LinkInfo(vec![
-                LinkInfo::Kind(InfoKind::Veth),
-                LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(inner))),
-            ]),
-        ]);
-        ask(RouteNetlinkMessage::NewLink(outer))
-            .map_err(Error::kernel(format!("making the veth {name}")))?;
-        // not before both ends are there
-        let veth = up(name).map_err(Error::kernel(format!("taking up the veth {name}")))?;
+        let veth = cable(name, INSIDE, Some(mac), mtu, &netns)?;
+        let park = cable(&format!("{name}p"), PARK, None, mtu, &netns)?;
         let mut space = Self {
             netns,
             veth,
             inside: 0,
+            park,
         };
-        space.inside = space
-            .run(|| up(INSIDE))?
-            .map_err(Error::kernel("taking up the veth's other end"))?;
+        let ends = space.run(|| up(PARK).and_then(|_| up(INSIDE)))?;
+        space.inside = ends.map_err(Error::kernel("taking up the veths' other ends"))?;
         for ipv4 in [true, false] {
             let route = default_route(ipv4, space.inside);
             match space.run(|| ask(RouteNetlinkMessage::NewRoute(route)))? {
@@ -80,6 +68,16 @@ impl Space {
     /// Interface index of the veth's end outside.
     pub fn veth(&self) -> u32 {
         self.veth
+    }
+
+    /// Interface index of the end outside of the veth for held packets.
+    pub fn park(&self) -> u32 {
+        self.park
+    }
+
+    /// The namespace, for a process that is to live in it.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
     }
 
     /// Gives the VM's address to its sockets here; nothing happens where they have it.
@@ -103,11 +101,41 @@ impl Space {
         socket.map_err(Error::kernel("making a socket"))
     }
 
+    /// Interface index of the end inside of the veth for held packets.
+    pub(crate) fn park_inside(&self) -> Result<u32> {
+        let index = self.run(|| NetDevices::here()?.index(PARK))?;
+        index.map_err(Error::kernel("looking for the end of a veth"))
+    }
+
     /// Does something in the namespace.
-    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let entered = self.netns.run(work);
         entered.map_err(Error::kernel("entering a network namespace"))
     }
+}
+
+/// A veth, up at this end; the index of that.
+fn cable(name: &str, inside: &str, mac: Option<[u8; 6]>, mtu: u32, netns: &Netns) -> Result<u32> {
+    let mut inner = link(inside, LinkFlags::Noarp);
+    inner.attributes.extend([
+        LinkAttribute::Mtu(mtu),
+        LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd()),
+    ]);
+    inner
+        .attributes
+        .extend(mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+    let mut outer = link(name, LinkFlags::Noarp);
+    outer.attributes.extend([
+        LinkAttribute::Mtu(mtu),
+        LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(inner))),
+        ]),
+    ]);
+    ask(RouteNetlinkMessage::NewLink(outer))
+        .map_err(Error::kernel(format!("making the veth {name}")))?;
+    // not before both ends are there
+    up(name).map_err(Error::kernel(format!("taking up the veth {name}")))
 }
 
 fn link(name: &str, flags: LinkFlags) -> LinkMessage {

@@ -78,17 +78,19 @@ impl Bed {
 
     /// The VM gives its connection, for these bytes of the file.
     fn give(&self, guest: &TcpStream, flow: Flow, offset: u64, length: u64) -> Pipe {
-        self.steering.hold(&flow, Some(CLIENT)).unwrap();
+        let flows = self.steering.flows();
+        flows.hold(&flow, Some(CLIENT), None).unwrap();
         let state = take(guest.as_fd()).unwrap().keep();
-        let sending = self.sending(offset, length);
-        Pipe::begin(&self.steering, &self.tenant.space, flow, &state, sending).unwrap()
+        let (space, sending) = (&self.tenant.space, self.sending(offset, length));
+        let socket = space.socket(flow.guest).unwrap();
+        Pipe::begin(flows, space.veth(), socket, flow, &state, sending).unwrap()
     }
 
     /// The VM has it again.
     fn put_back(&self, guest: &TcpStream, flow: &Flow, state: &State) {
         drop_quietly(guest.as_fd()).unwrap();
         let ready = put(guest.as_fd(), state).unwrap();
-        self.steering.release(flow).unwrap();
+        self.steering.flows().release(flow).unwrap();
         ready.go().unwrap();
     }
 }
@@ -141,7 +143,7 @@ fn a_file_goes_from_the_image_to_the_client_and_the_vm_goes_on() {
         guest.write_all(b"head").unwrap();
         let mut pipe = bed.give(&guest, flow, offset, length);
         finish(&mut pipe);
-        let Returned { state, sent } = pipe.give_back(&bed.steering).unwrap();
+        let Returned { state, sent } = pipe.give_back(bed.steering.flows(), None).unwrap();
         assert_eq!(sent, length);
         bed.put_back(&guest, &flow, &state.unwrap());
         guest.write_all(b"tail").unwrap();
@@ -156,7 +158,7 @@ fn a_pipe_that_is_stopped_in_the_middle_goes_on_in_the_vm() {
     // nobody reads, so it is stopped with full queues
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
     while pipe.turn(1 << 20).unwrap().1 != Turn::Full {}
-    let Returned { state, sent } = pipe.give_back(&bed.steering).unwrap();
+    let Returned { state, sent } = pipe.give_back(bed.steering.flows(), None).unwrap();
     assert!(sent > 0 && sent < SIZE, "{sent}");
     bed.put_back(&guest, &flow, &state.unwrap());
     let rest = bed.file[sent as usize..].to_vec();
@@ -202,7 +204,12 @@ fn a_peer_that_resets_gives_back_nothing() {
         ),
         "{error}"
     );
-    assert!(pipe.give_back(&bed.steering).unwrap().state.is_none());
+    assert!(
+        pipe.give_back(bed.steering.flows(), None)
+            .unwrap()
+            .state
+            .is_none()
+    );
 }
 
 #[test]
@@ -218,7 +225,11 @@ fn a_peer_that_says_no_more_still_gets_the_file() {
     });
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
     finish(&mut pipe);
-    let state = pipe.give_back(&bed.steering).unwrap().state.unwrap();
+    let state = pipe
+        .give_back(bed.steering.flows(), None)
+        .unwrap()
+        .state
+        .unwrap();
     assert!(state.peer_finished);
     let (_client, got) = reader.join().unwrap();
     assert!(got == bed.file);

@@ -17,7 +17,7 @@ use viola_vpipe::{Flow, Steering};
 
 /// Takes the connection out of one socket and puts it into another; who has it from then on is `then`'s.
 fn hand(steering: &Steering, flow: &Flow, from: impl AsFd, to: impl AsFd, then: impl FnOnce()) {
-    steering.hold(flow, Some(CLIENT)).unwrap();
+    steering.flows().hold(flow, Some(CLIENT), None).unwrap();
     let state = take(from.as_fd()).unwrap().keep();
     drop_quietly(from.as_fd()).unwrap();
     let ready = put(to.as_fd(), &state).unwrap();
@@ -47,18 +47,18 @@ fn serve(steering: &Steering, tenant: &Tenant, ipv4: bool, rounds: u32, size: us
         assert_eq!(&six, b"large?");
         let mut there = TcpStream::from(tenant.space.socket(flow.guest).unwrap());
         hand(steering, &flow, &guest, &there, || {
-            steering.lead(&flow, tenant.space.veth()).unwrap()
+            steering.flows().lead(&flow, tenant.space.veth()).unwrap()
         });
         there.write_all(&noise(size, round)).unwrap();
-        let counts = steering.counts(&flow).unwrap().unwrap();
+        let counts = steering.flows().counts(&flow).unwrap().unwrap();
         while outstanding(there.as_fd()).unwrap() > 0 {
             std::thread::sleep(Duration::from_micros(200));
         }
         assert!(counts.led > 0 && counts.from_host > 0, "{counts:?}");
         hand(steering, &flow, &there, &guest, || {
-            steering.release(&flow).unwrap()
+            steering.flows().release(&flow).unwrap()
         });
-        assert_eq!(steering.counts(&flow).unwrap(), None);
+        assert_eq!(steering.flows().counts(&flow).unwrap(), None);
         guest.read_exact(&mut six).unwrap();
         assert_eq!(&six, b"small?");
         guest.write_all(b"small").unwrap();
@@ -76,14 +76,14 @@ fn the_host_sends_in_a_vms_place_again_and_again() {
 
 #[test]
 fn two_tenants_may_have_the_same_addresses() {
-    let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
-    let tenants = [
-        Tenant::new(&host, &steering, "1"),
-        Tenant::new(&host, &steering, "2"),
-    ];
+    let host = Netns::new().unwrap();
+    let tenants = ["1", "2"].map(|name| {
+        let steering = Steering::load().unwrap();
+        (Tenant::new(&host, &steering, name), steering)
+    });
     std::thread::scope(|scope| {
-        for tenant in &tenants {
-            scope.spawn(|| serve(&steering, tenant, true, 8, 2 << 20));
+        for (tenant, steering) in &tenants {
+            scope.spawn(|| serve(steering, tenant, true, 8, 2 << 20));
         }
     });
 }
@@ -93,7 +93,7 @@ fn a_vm_is_not_heard_while_its_connection_is_held() {
     let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
     let tenant = Tenant::new(&host, &steering, "3");
     let (mut client, mut guest, flow) = tenant.connect(true);
-    steering.hold(&flow, None).unwrap();
+    steering.flows().hold(&flow, None, None).unwrap();
     guest.write_all(b"later").unwrap();
     client.write_all(b"too").unwrap();
     client
@@ -101,13 +101,13 @@ fn a_vm_is_not_heard_while_its_connection_is_held() {
         .unwrap();
     let mut five = [0; 5];
     assert!(client.read(&mut five).is_err(), "something came");
-    let counts = steering.counts(&flow).unwrap().unwrap();
+    let counts = steering.flows().counts(&flow).unwrap().unwrap();
     assert!(counts.silenced > 0 && counts.held > 0, "{counts:?}");
     // another connection of the same VM is not concerned
     let (mut other, mut at_guest, _) = tenant.connect(false);
     other.write_all(b"hello").unwrap();
     at_guest.read_exact(&mut five).unwrap();
-    steering.release(&flow).unwrap();
+    steering.flows().release(&flow).unwrap();
     client
         .set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();

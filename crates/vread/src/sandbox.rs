@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::io;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, NetPort, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, Scope,
 };
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{
     SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     TargetArch,
@@ -43,6 +44,9 @@ pub enum SandboxError {
 pub enum Needs {
     /// Sockets, shared memory, files to be read.
     Agent,
+    /// The same, and TCP connections that are handed over, within the network namespace that the process is in: it keeps
+    /// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE, and can enter no other one.
+    Pipes,
     /// The same, and threads, events and a VM's memory.
     Reader,
     /// The same as a reader, and connections by TCP to the ports that [`enter`] is told.
@@ -57,16 +61,20 @@ pub enum Needs {
 /// [`SandboxError`]; the caller has to end then.
 pub fn enter(user: Option<(u32, u32)>, needs: Needs, ports: &[u16]) -> Result<(), SandboxError> {
     if let Some((uid, gid)) = user {
-        become_user(uid, gid).map_err(|source| SandboxError::User { uid, source })?;
+        let keeps = needs == Needs::Pipes;
+        become_user(uid, gid, keeps).map_err(|source| SandboxError::User { uid, source })?;
     }
     rustix::thread::set_no_new_privs(true).map_err(|e| SandboxError::NoNewPrivs(e.into()))?;
     // Others of this user may neither trace it nor read its memory.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    no_files_no_network(ports)?;
+    no_files_no_network(needs, ports)?;
     filter(needs)
 }
 
-fn become_user(uid: u32, gid: u32) -> io::Result<()> {
+fn become_user(uid: u32, gid: u32, keeps: bool) -> io::Result<()> {
+    if keeps {
+        rustix::thread::set_keep_capabilities(true)?;
+    }
     let done = |result: libc::c_int| match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -76,18 +84,39 @@ fn become_user(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: numbers only; the C library changes all threads.
     done(unsafe { libc::setresgid(gid, gid, gid) })?;
     // SAFETY: as above; with the last of the three numbers all capabilities are gone.
-    done(unsafe { libc::setresuid(uid, uid, uid) })
+    done(unsafe { libc::setresuid(uid, uid, uid) })?;
+    if keeps {
+        let kept = CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE;
+        rustix::thread::set_capabilities(
+            None,
+            CapabilitySets {
+                effective: kept,
+                permitted: kept,
+                inheritable: CapabilitySet::empty(),
+            },
+        )?;
+    }
+    Ok(())
 }
 
 /// A kernel without Landlock (before 5.13, or switched off) leaves this to user and filter: opening files is
 /// filtered as well.
-fn no_files_no_network(ports: &[u16]) -> Result<(), SandboxError> {
+///
+/// [`Needs::Pipes`] has a network namespace of its own instead: its sockets have to be bound and connected to whatever the VM's were.
+fn no_files_no_network(needs: Needs, ports: &[u16]) -> Result<(), SandboxError> {
     let abi = ABI::V6;
+    let network = match needs {
+        Needs::Pipes => BitFlags::EMPTY,
+        _ => AccessNet::from_all(abi),
+    };
     let error = |e: landlock::RulesetError| SandboxError::Landlock(e.to_string());
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))
-        .and_then(|r| r.handle_access(AccessNet::from_all(abi)))
+        .and_then(|r| match network.is_empty() {
+            true => Ok(r),
+            false => r.handle_access(network),
+        })
         .and_then(|r| r.scope(Scope::from_all(abi)))
         .and_then(Ruleset::create)
         .and_then(|r| {
@@ -188,7 +217,7 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
     let error = |e: &dyn std::fmt::Display| SandboxError::Seccomp(e.to_string());
     let reader = match needs {
         Needs::Agent => &[][..],
-        Needs::Reader | Needs::Peer => READER,
+        Needs::Pipes | Needs::Reader | Needs::Peer => READER,
     };
     let mut rules: BTreeMap<i64, Vec<seccompiler::SeccompRule>> = BTreeMap::new();
     for call in COMMON.iter().chain(reader) {
@@ -204,7 +233,12 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
     ] {
         rules.insert(call, Vec::new());
     }
-    if needs == Needs::Peer {
+    if needs == Needs::Pipes {
+        for call in [libc::SYS_bind, libc::SYS_sendfile, libc::SYS_bpf] {
+            rules.insert(call, Vec::new());
+        }
+    }
+    if matches!(needs, Needs::Peer | Needs::Pipes) {
         rules.insert(libc::SYS_connect, Vec::new());
         rules.insert(
             libc::SYS_socket,

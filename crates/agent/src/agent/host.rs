@@ -132,6 +132,7 @@ impl Agent {
                 }
             }
             ToAgent::Hail { .. } | ToAgent::Welcome { .. } | ToAgent::Ping { .. } => {}
+            ToAgent::Pipe(message) => self.hear_of_pipe(message.clone()),
         }
     }
 

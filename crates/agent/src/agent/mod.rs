@@ -4,10 +4,11 @@
 mod door;
 mod events;
 mod host;
+mod pipes;
 mod survey;
 pub mod volume;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use std::sync::mpsc::Receiver;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use viola_proto::agent::{FrameReader, FrameWriter, FsId, Stats, Why};
+use viola_proto::pipe::FromGuest;
 
 pub(crate) use host::random;
 
@@ -29,6 +31,7 @@ use crate::io::channel::{Address, Channel};
 use crate::io::status::{self, Question, Wish};
 use crate::io::watch::Watch;
 use crate::io::worker::{self, Job, Outcome, now};
+use crate::pipe::Pipes;
 use crate::relay::Relay;
 use volume::{Proof, Volume};
 
@@ -97,6 +100,10 @@ pub struct Agent {
     boot_id: String,
     /// Blocks of others, for this VM to read.
     relay: Option<Relay>,
+    /// Files that the host sends for programs of this VM.
+    pipes: Option<Pipes>,
+    /// What the pipes still have to say, in this session.
+    words: VecDeque<FromGuest>,
 }
 
 impl Agent {
@@ -121,11 +128,21 @@ impl Agent {
             format!("status socket {}", config.status.display()),
             status::serve(&config.status),
         )?;
+        let pipes = match config.pipes() {
+            Some(settings) => {
+                let started = Pipes::start(settings, &report);
+                Some(cannot(
+                    format!("pipes at {}", settings.socket.display()),
+                    started,
+                )?)
+            }
+            None => None,
+        };
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .unwrap_or_default()
             .trim()
             .to_owned();
-        let door = Door::new(config.datanode == NO_DATANODE);
+        let door = Door::new(config.datanode == NO_DATANODE || config.data.is_empty());
         let mut ledger = Ledger::new(config.times(), config.bounds());
         ledger.pause(!door.is_open());
         Ok(Self {
@@ -158,6 +175,8 @@ impl Agent {
             ends: None,
             boot_id,
             relay,
+            pipes,
+            words: VecDeque::new(),
         })
     }
 
@@ -180,6 +199,7 @@ impl Agent {
             self.greet(time);
             self.ledger.tick(time);
             self.act(time);
+            self.keep_pipes();
             self.flush(time);
             if self.over(time) {
                 let _ = std::fs::remove_file(&self.config.status);
@@ -249,6 +269,7 @@ impl Agent {
                 }
                 Outcome::Earlier(fs, bytes) => self.ledger.foreign(fs, bytes),
                 Outcome::Door(answer) => self.take_answer(now, answer),
+                Outcome::Pipe(out) => self.say_of_pipe(out),
                 Outcome::Proof(fs, result) => self.send_proof(now, fs, result),
                 Outcome::Found(places) => {
                     for place in places {
@@ -324,7 +345,7 @@ impl Agent {
                 }
             }
         }
-        let none = self.ledger.outstanding() == 0;
+        let none = self.outstanding() == 0;
         let (done, patient): (Vec<_>, Vec<_>) = std::mem::take(&mut self.patient)
             .into_iter()
             .partition(|(_, until)| none || *until <= now);
@@ -354,11 +375,12 @@ impl Agent {
             },
             paused: self.paused,
             closed: self.closed(),
-            outstanding: self.ledger.outstanding() as u64,
+            outstanding: self.outstanding(),
             stats: self.stats(),
             volumes: self.volumes.values().map(Volume::report).collect(),
             missing: self.missing.clone(),
             mount: self.relay.as_ref().map(Relay::report),
+            pipe: self.pipes.as_ref().map(Pipes::report),
         }
     }
 
@@ -386,7 +408,8 @@ impl Agent {
         let empty = self
             .volumes
             .keys()
-            .all(|fs| self.ledger.of_fs(*fs).is_empty());
+            .all(|fs| self.ledger.of_fs(*fs).is_empty())
+            && self.pipes.as_ref().is_none_or(|pipes| pipes.busy() == 0);
         self.ends.is_some_and(|ends| empty || ends <= now)
     }
 

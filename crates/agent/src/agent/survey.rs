@@ -43,10 +43,13 @@ impl Agent {
         }
     }
 
-    /// The mounts with data directories, each with its directories.
+    /// The mounts with data directories or files to be piped, each with its data directories.
     fn places(&mut self, mounts: &[Mount]) -> BTreeMap<u64, (Mount, Vec<PathBuf>)> {
         let mut places = BTreeMap::<u64, (Mount, Vec<PathBuf>)>::new();
-        for path in &self.config.data {
+        let piped = self.config.pipes().map_or(&[][..], |pipe| &pipe.files);
+        let data = self.config.data.iter().map(|path| (path, true));
+        // of such a file system nothing but the disk is of interest
+        for (path, is_data) in data.chain(piped.iter().map(|path| (path, false))) {
             let found = place(mounts, path).and_then(|(mount, path)| {
                 // its folder of links and its events would be those of the other mount
                 let other = places
@@ -66,7 +69,7 @@ impl Agent {
                     .entry(mount.id)
                     .or_insert_with(|| (mount.clone(), Vec::new()))
                     .1
-                    .push(path),
+                    .extend(is_data.then_some(path)),
                 Err(why) => self.missing.push(format!("{}: {why}", path.display())),
             }
         }
@@ -94,6 +97,12 @@ impl Agent {
             }
         };
         if *data != volume.data {
+            if volume.data.is_empty()
+                && let Err(e) = self.watch.add(&mount.point)
+            {
+                let path = mount.point.display();
+                return self.missing.push(format!("{path}: cannot be watched: {e}"));
+            }
             volume.data.clone_from(data);
             volume.scan_at = now;
         }
@@ -127,7 +136,10 @@ impl Agent {
             }
             let point = mount.point.clone();
             let started = Identity::of(&point).and_then(|identity| {
-                self.watch.add(&point)?;
+                // what only the host sends is watched by leases
+                if !data.is_empty() {
+                    self.watch.add(&point)?;
+                }
                 let fs = self.next_fs;
                 let volume = Volume::start(fs, mount, identity, data, &self.report, random(), now)?;
                 self.next_fs += 1;
@@ -148,13 +160,13 @@ impl Agent {
     }
 }
 
-/// The mount that holds a data directory, and the directory without links in its path.
+/// The mount that holds a directory, and the directory without links in its path.
 fn place<'a>(mounts: &'a [Mount], path: &Path) -> Result<(&'a Mount, PathBuf), String> {
     let real = path.canonicalize().map_err(|e| e.to_string())?;
     let mount = mounts::holding(mounts, &real).ok_or("no mount holds it")?;
     if !matches!(mount.kind.as_str(), "ext4" | "xfs") {
         return Err(format!(
-            "it is on {}; only blocks on ext4 and XFS can be named",
+            "it is on {}; only what is on ext4 and XFS can be named",
             mount.kind
         ));
     }

@@ -7,5 +7,6 @@ pub mod budget;
 pub mod door;
 pub mod layout;
 pub mod ledger;
+pub mod pipe;
 pub mod place;
 pub mod session;

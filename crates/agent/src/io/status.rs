@@ -4,6 +4,7 @@
 //! A client sends one line and gets one JSON object. Each is served by a thread, so that a client that
 //! says nothing keeps nobody waiting.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -49,7 +50,7 @@ pub struct Report {
     pub paused: bool,
     /// Why the DataNode's blocks may not be named; empty when they may.
     pub closed: String,
-    /// Leases that the host may still read by.
+    /// Leases and pipes by which the host may still read.
     pub outstanding: u64,
     /// The blocks.
     pub stats: Stats,
@@ -60,6 +61,50 @@ pub struct Report {
     /// The mount of other VMs' blocks, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mount: Option<MountReport>,
+    /// The files that the host sends, where programs may ask for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipe: Option<PipeReport>,
+}
+
+/// What the host sends for this VM's programs. Counts are since the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PipeReport {
+    /// Where programs ask.
+    pub socket: String,
+    /// Files that are asked for or being sent.
+    pub now: u64,
+    /// Files that were sent, or parts of them.
+    pub pipes: u64,
+    /// Bytes of files that were sent.
+    pub bytes: u64,
+    /// Connections that were lost over it.
+    pub lost: u64,
+    /// What was not sent by the host, by reason; the program sends it by itself.
+    pub refused: BTreeMap<String, u64>,
+    /// The last reason in detail, where there is more to it.
+    pub refusal: Option<String>,
+}
+
+impl std::fmt::Display for PipeReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(
+            f,
+            "pipes at {}: {} now; so far {} with {} MiB, {} connections lost",
+            self.socket,
+            self.now,
+            self.pipes,
+            self.bytes >> 20,
+            self.lost
+        )?;
+        for (why, count) in &self.refused {
+            writeln!(f, "  {count} left to the program: {why}")?;
+        }
+        match &self.refusal {
+            Some(why) => writeln!(f, "  the last in detail: {why}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// How the mount of other VMs' blocks is. Counts are since the start.
@@ -216,6 +261,9 @@ impl std::fmt::Display for Report {
         for sentence in &self.missing {
             writeln!(f, "{sentence}")?;
         }
+        if let Some(pipe) = &self.pipe {
+            pipe.fmt(f)?;
+        }
         match &self.mount {
             Some(mount) => mount.fmt(f),
             None => Ok(()),
@@ -253,5 +301,23 @@ mod tests {
         report.stats.full = true;
         assert!(report.to_string().contains("naming has stopped"));
         assert!(!report.to_string().contains("paused"));
+    }
+
+    #[test]
+    fn pipes_are_told_with_what_was_left_to_the_program() {
+        let mut report = Report::default();
+        assert!(!report.to_string().contains("pipes"));
+        report.pipe = Some(PipeReport {
+            socket: "/run/p".into(),
+            bytes: 7 << 20,
+            refused: BTreeMap::from([("a reason".to_owned(), 3)]),
+            ..PipeReport::default()
+        });
+        let text = report.to_string();
+        assert!(
+            text.contains("pipes at /run/p: 0 now; so far 0 with 7 MiB"),
+            "{text}"
+        );
+        assert!(text.contains("  3 left to the program: a reason"), "{text}");
     }
 }

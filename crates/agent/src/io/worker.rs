@@ -64,6 +64,8 @@ pub enum Outcome {
     Scanned(FsId),
     /// What the DataNode has answered to a read without a token.
     Door(Answer),
+    /// A message of a pipe.
+    Pipe(crate::pipe::Out),
 }
 
 /// A file that shows which disk holds a file system.
@@ -263,7 +265,8 @@ fn file_map(
     Ok(on_wire(map))
 }
 
-fn on_wire(map: viola_extents::FileMap) -> (FileMap, DiskName) {
+/// What is told to the host.
+pub(crate) fn on_wire(map: viola_extents::FileMap) -> (FileMap, DiskName) {
     let extents = map
         .extents
         .iter()

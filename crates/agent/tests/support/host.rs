@@ -273,7 +273,7 @@ impl Host {
                 state.stats = stats;
                 Vec::new()
             }
-            FromAgent::Pong { .. } => Vec::new(),
+            FromAgent::Pong { .. } | FromAgent::Pipe(_) => Vec::new(),
         }
     }
 }

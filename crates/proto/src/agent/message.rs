@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::key::BlockKey;
+use crate::pipe::{FromGuest, ToGuest};
 
 /// Most extents of one file.
 pub const MAX_EXTENTS: usize = 16_384;
@@ -198,6 +199,8 @@ pub enum FromAgent {
         /// As in the ping.
         n: u64,
     },
+    /// Of a file that the host is to send.
+    Pipe(FromGuest),
 }
 
 /// What the host says.
@@ -262,6 +265,8 @@ pub enum ToAgent {
         /// Session that the host is in, 0 for none.
         session: u64,
     },
+    /// Of a file that the host sends.
+    Pipe(ToGuest),
 }
 
 /// A message that can be framed.
@@ -297,6 +302,7 @@ impl Message for FromAgent {
             Self::Withdraw { leases, .. } => few(leases),
             Self::Stats(stats) => texts(&[&stats.why]),
             Self::WithdrawAll { .. } | Self::Pong { .. } => Ok(()),
+            Self::Pipe(message) => message.check(),
         }
     }
 }
@@ -306,6 +312,7 @@ impl Message for ToAgent {
         match self {
             Self::ProofBad { why, .. } | Self::Refused { why, .. } => texts(&[why]),
             Self::Withdrawn { leases } => few(leases),
+            Self::Pipe(message) => message.check(),
             _ => Ok(()),
         }
     }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes of vread: told on their standard input what to be, shut in, and then left to what guests send.
+//! Processes of vread and vpipe: told on their standard input what to be, shut in, and then left to what guests send.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use viola_vpipe::work::Place;
+use viola_vpipe::{Flows, Park};
 use viola_vread::agent_worker;
-use viola_vread::control::{Begin, Control, Inbox};
+use viola_vread::control::{Begin, Control, Inbox, PipesBegin};
 use viola_vread::journal::{Level as Matters, Sink};
 use viola_vread::peer;
 use viola_vread::reader::{self, Look, Shape};
@@ -45,16 +48,34 @@ pub fn worker(what: &Worker) -> Outcome {
         sandbox::enter(user, needs, ports).map_err(|e| Failure::run(chain(&e)))
     };
     let done = match begin {
-        Begin::Agent { vm, limits, user } => {
+        Begin::Agent {
+            vm,
+            limits,
+            pipes,
+            user,
+        } => {
+            let table = next()?;
+            let needs = match pipes {
+                Some(_) => Needs::Pipes,
+                None => needs,
+            };
+            let (pipes, _links) = match pipes {
+                Some(begin) => {
+                    let (place, links) = place(begin, &mut next)?;
+                    (Some(place), links)
+                }
+                None => (None, Vec::new()),
+            };
             let start = agent_worker::Start {
-                table: next()?,
+                table,
                 inbox,
                 limits,
+                pipes,
                 vm: vm.clone(),
             };
             // Whatever is asked of the environment is asked now.
             log::about(Level::Info, &vm, "vread: agent's worker starts");
-            shut_in(user, &[])?;
+            sandbox::enter(user, needs, &[]).map_err(|e| Failure::run(chain(&e)))?;
             agent_worker::run(start, sink(vm))
         }
         Begin::Reader {
@@ -108,6 +129,29 @@ pub fn worker(what: &Worker) -> Outcome {
         }
     };
     done.map_err(|e| Failure::run(format!("vread: {e}")))
+}
+
+/// Enters the network namespace for the VM's sockets, which is kept by this process, as the steering programs are by their links.
+fn place(
+    begin: PipesBegin,
+    next: &mut impl FnMut() -> Result<OwnedFd, Failure>,
+) -> Result<(Place, Vec<OwnedFd>), Failure> {
+    let netns = next()?;
+    move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(|e| Failure::run(format!("vpipe: the network namespace: {e}")))?;
+    let flows = Flows::from(next()?);
+    let park = Park::with([next()?, next()?], begin.tap);
+    let links = vec![next()?, next()?, next()?];
+    let place = Place {
+        flows,
+        park,
+        tap: begin.tap,
+        veth: begin.veth,
+        parked: begin.parked,
+        addresses: begin.addresses,
+        most: begin.most,
+    };
+    Ok((place, links))
 }
 
 /// Takes the socket that is the standard input, and leaves nothing there.

@@ -190,6 +190,10 @@ pub fn router(shared: Arc<Shared>) -> Router {
             get(async |s: Server| Answer(Ok(s.view().vread.clone()))),
         )
         .route(
+            "/v1/pipes",
+            get(async |s: Server| Answer(Ok(s.view().vread.pipes.clone()))),
+        )
+        .route(
             "/v1/vms",
             get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
         )
@@ -212,7 +216,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .fallback(move || {
             refuse(
                 404,
-                "there is no such request; see GET /v1/status, /v1/vms, /v1/vread, /v1/check",
+                "there is no such request; see GET /v1/status, /v1/vms, /v1/vread, /v1/pipes, /v1/check",
             )
         })
         .method_not_allowed_fallback(move || refuse(405, "this method is not for that path"))

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A VM (here a network namespace) behind its tap on a bridge, and a client on the same bridge.
+#![allow(dead_code)]
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use viola_netdev::{NetDevices, Netns, add_address, add_veth};
-use viola_vpipe::{Attached, Flow, Space, Steering};
+use viola_vpipe::work::{Pipes, Place};
+use viola_vpipe::{Attached, Flow, Park, Space, Steering};
 
 const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 pub const CLIENT: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
@@ -17,6 +19,7 @@ pub struct Tenant {
     guest: Netns,
     client: Netns,
     pub space: Space,
+    pub park: Option<Park>,
     tap: u32,
     _attached: Attached,
 }
@@ -26,7 +29,7 @@ impl Tenant {
         let (guest, client) = (Netns::new().unwrap(), Netns::new().unwrap());
         let [bridge, tap, other, veth] =
             ["br", "tap", "cl", "vs"].map(|what| format!("{what}{name}"));
-        let (space, tap, attached) = host
+        let (space, park, tap, attached) = host
             .run(|| {
                 let devices = NetDevices::here().unwrap();
                 devices.add_bridge(&bridge).unwrap();
@@ -39,7 +42,8 @@ impl Tenant {
                 let space = Space::new(&veth, GUEST, 1500).unwrap();
                 let tap = devices.index(&tap).unwrap();
                 let attached = steering.attach(tap, space.veth()).unwrap();
-                (space, tap, attached)
+                let park = Park::new(&space, tap).unwrap();
+                (space, park, tap, attached)
             })
             .unwrap();
         for (room, mac, last) in [(&guest, GUEST, 2), (&client, CLIENT, 3)] {
@@ -59,9 +63,25 @@ impl Tenant {
             guest,
             client,
             space,
+            park: Some(park),
             tap,
             _attached: attached,
         }
+    }
+
+    /// What the host sends with for this VM, of which there can be one.
+    pub fn pipes(&mut self, steering: &Steering) -> Pipes {
+        let place = Place {
+            flows: steering.flows().descriptor().unwrap().into(),
+            park: self.park.take().unwrap(),
+            tap: self.tap,
+            veth: self.space.veth(),
+            parked: self.space.park(),
+            addresses: vec![[10, 66, 0, 2].into(), [0xfd66, 0, 0, 0, 0, 0, 0, 2].into()],
+            most: 8,
+        };
+        let netns = self.space.netns();
+        netns.run(|| Pipes::start(place).unwrap()).unwrap()
     }
 
     /// A client that has asked the VM; the VM's socket, and how its connection is called.

@@ -5,6 +5,7 @@
 //! says makes this side wait, write more than an answer, or read outside of the VM's own disks.
 
 mod admit;
+mod pipe;
 mod stat;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,8 @@ use viola_extents::CheckedMap;
 use viola_proto::agent::{
     self, BlockKey, FileMap, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent,
 };
+
+use viola_vpipe::work::Pipes;
 
 use super::images::Disk;
 use super::names::{Lease, Names};
@@ -92,6 +95,7 @@ pub struct Conversation {
     has_channel: bool,
     stat: AgentStat,
     journal: Journal,
+    pipes: Option<Pipes>,
 }
 
 impl Conversation {
@@ -115,6 +119,7 @@ impl Conversation {
             has_channel: false,
             stat: AgentStat::default(),
             journal,
+            pipes: None,
             limits: Limits {
                 blocks: slots,
                 ..limits
@@ -232,6 +237,7 @@ impl Conversation {
                 self.stat.agent_why = why;
             }
             FromAgent::Pong { .. } => {}
+            FromAgent::Pipe(message) => self.pipe(message, out),
         }
     }
 
@@ -381,6 +387,10 @@ impl Conversation {
         self.table.end_epoch();
         self.names.clear();
         self.proved.clear();
+        // nobody could take them back any more
+        if let Some(pipes) = &mut self.pipes {
+            pipes.end();
+        }
         self.stat.agent.clear();
         let hello = match std::mem::replace(&mut self.state, State::Silent) {
             State::Ending { hello, .. } => hello,

@@ -2,6 +2,7 @@
 //! The images of a VM's disks, and which of them holds a file system.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use viola_extents::Extent;
 use viola_extents::host::{Format, Image, ImageError, Layer};
@@ -15,7 +16,7 @@ pub struct Disk {
     /// What the daemon says about it.
     pub spec: ImageSpec,
     /// Its bytes.
-    pub image: Image,
+    pub image: Arc<Image>,
 }
 
 /// Opens images by their descriptors, all layers of all of them in order.
@@ -39,6 +40,7 @@ pub fn open(specs: Vec<ImageSpec>, fds: Vec<OwnedFd>) -> Result<Vec<Disk>, (Stri
             })
             .collect();
         let image = Image::open(layers).map_err(|e| (spec.path.clone(), e))?;
+        let image = Arc::new(image);
         disks.push(Disk { spec, image });
     }
     Ok(disks)

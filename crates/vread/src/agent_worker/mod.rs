@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use viola_proto::agent::ToAgent;
+use viola_vpipe::work::{Pipes, Place};
 
 use crate::control::{Inbox, Limits, Order, Received, Report, Role, VERSION};
 use crate::journal::{Journal, Level, Sink};
@@ -60,6 +61,8 @@ pub struct Start {
     pub inbox: Inbox,
     /// Bounds for the agent.
     pub limits: Limits,
+    /// What sends the VM's files, where that is wanted.
+    pub pipes: Option<Place>,
 }
 
 /// Runs until it is told to quit.
@@ -89,7 +92,10 @@ struct Worker {
 impl Worker {
     fn new(start: Start, sink: Sink, now: Instant) -> io::Result<Self> {
         let table = Table::map(&start.table)?;
-        let conversation = Conversation::new(table, start.limits, Journal::new(sink), now);
+        let mut conversation = Conversation::new(table, start.limits, Journal::new(sink), now);
+        if let Some(place) = start.pipes {
+            conversation.set_pipes(Pipes::start(place)?);
+        }
         Ok(Self {
             vm: start.vm,
             inbox: start.inbox,
@@ -115,6 +121,8 @@ impl Worker {
         let mut fds: Vec<(BorrowedFd<'_>, PollFlags)> =
             self.inbox.fds().map(|fd| (fd, PollFlags::IN)).collect();
         fds.extend(self.readers.fds().map(|fd| (fd, PollFlags::IN)));
+        let pipes = self.conversation.pipes();
+        fds.extend(pipes.map(|pipes| (pipes.fd(), PollFlags::IN)));
         if let Some(channel) = &mut self.channel {
             let (flags, pause) = channel.wants(now);
             if let Some(pause) = pause {
@@ -147,6 +155,9 @@ impl Worker {
         self.listen(now, &mut out);
         self.conversation.settle(now, &self.readers, &mut out);
         self.conversation.tick(now, &mut out);
+        if let Some(pipes) = self.conversation.pipes() {
+            out.extend(pipes.heard().map(ToAgent::Pipe));
+        }
         self.say(now, &out);
     }
 
@@ -193,7 +204,7 @@ impl Worker {
             Order::Stat => {
                 let mut stat = self.conversation.stat(now, &self.readers);
                 stat.readers = self.readers.names();
-                return Report::Agent(stat);
+                return Report::Agent(Box::new(stat));
             }
             Order::Channel => match fds.next().map(Channel::new) {
                 Some(Ok(channel)) => {

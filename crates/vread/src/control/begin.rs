@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a worker is told before anything else, on the socket that is its standard input.
 
+use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -12,12 +13,15 @@ use super::{Control, ControlError, Limits, Received, Secret};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "begin", rename_all = "lowercase")]
 pub enum Begin {
-    /// The worker of a DataNode VM. Then: the VM's table, to be written.
+    /// The worker of a VM with an agent. Then: the VM's table, to be written; and what sends its files, where that is wanted: the
+    /// network namespace for it, the map of its connections, two packet sockets, three links.
     Agent {
         /// Identity of the VM.
         vm: String,
         /// Bounds for its agent.
         limits: Limits,
+        /// Where its files are to be sent from, if at all.
+        pipes: Option<PipesBegin>,
         /// Numbers of the user and group to become; none to stay who it is.
         user: Option<(u32, u32)>,
     },
@@ -55,6 +59,24 @@ pub enum Begin {
     },
 }
 
+/// The devices around a VM's sockets on the host, and what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PipesBegin {
+    /// Interface index of the VM's tap.
+    pub tap: u32,
+    /// Of the veth to the sockets.
+    pub veth: u32,
+    /// Of the veth for held packets.
+    pub parked: u32,
+    /// The VM's own addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Most pipes at a time.
+    pub most: usize,
+}
+
+/// Descriptors that go with [`PipesBegin`].
+const PIPES: usize = 7;
+
 /// How long a worker waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -74,7 +96,8 @@ impl Control {
     pub fn wait_begin(&self) -> Result<(Begin, Vec<OwnedFd>), ControlError> {
         let Received { message, fds } = self.hear::<Begin>(PATIENCE)?;
         let wanted = match message {
-            Begin::Agent { .. } => 2,
+            Begin::Agent { pipes: None, .. } => 2,
+            Begin::Agent { pipes: Some(_), .. } => 2 + PIPES,
             Begin::Reader { .. } => 3,
             Begin::Peer { listeners, .. } => listeners.saturating_add(2),
         };

@@ -10,7 +10,7 @@ mod line;
 mod peer;
 mod socket;
 
-pub use begin::Begin;
+pub use begin::{Begin, PipesBegin};
 pub use line::Line;
 pub use peer::{Grant, PeerCounts, PeerSpec, PeerStat, Secret, Source};
 pub use socket::{Control, ControlError, Inbox, MAX_DATAGRAM, MAX_FDS, Received, listen};
@@ -18,6 +18,7 @@ pub use socket::{Control, ControlError, Inbox, MAX_DATAGRAM, MAX_FDS, Received, 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use viola_proto::pipe::shown::Work;
 
 /// Changes when an order or a report changes so that an older program would not understand it. A worker of another
 /// version is replaced.
@@ -225,7 +226,7 @@ pub enum Report {
         why: String,
     },
     /// Of an agent worker.
-    Agent(AgentStat),
+    Agent(Box<AgentStat>),
     /// Of a reader worker.
     Reader(ReaderStat),
     /// Of a peer worker.
@@ -298,6 +299,9 @@ pub struct AgentStat {
     /// Why it may name nothing, in its words; empty when it may.
     #[serde(default)]
     pub agent_why: String,
+    /// What is sent for it; `None` where nothing may be.
+    #[serde(default)]
+    pub pipes: Option<Work>,
 }
 
 /// What a reader worker has done. Counts are since its start.
@@ -352,12 +356,12 @@ mod tests {
 
     #[test]
     fn a_report_reads_back_as_it_was_written() {
-        let report = Report::Agent(AgentStat {
+        let report = Report::Agent(Box::new(AgentStat {
             session: Session::Proved,
             held_by: Some(("vm1".into(), 3)),
             refusals: [("names too fast".to_owned(), 2)].into(),
             ..AgentStat::default()
-        });
+        }));
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
     }

@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 
 use viola_host::qemu::events::Watch;
 use viola_host::{Hypervisor, Vm, reach};
+use viola_proto::pipe::shown::Sender;
 use viola_proto::vread::Datanode;
 use viola_vread::control::{AgentStat, Begin, ImageSpec, Order, Role, Session};
 
 use super::disks::{self, Disk};
 use super::folder;
+use super::pipes::Place;
 use super::worker::{Worker, WorkerError};
-use crate::config::{VmVread, Vread};
+use crate::config::{VmPipe, VmVread, Vread};
 use crate::daemon::trouble::{Trouble, Verdict};
 use crate::error::chain;
 use crate::log::{self, Level};
@@ -46,6 +48,10 @@ pub struct Agent {
     /// Why there is no channel.
     why: String,
     trouble: Trouble,
+    /// What the worker was told of `[vm.pipe]`; `None` for one of an earlier daemon.
+    started_with: Option<Option<VmPipe>>,
+    /// Why the VM's files cannot be sent.
+    no_pipes: Option<String>,
 }
 
 impl Agent {
@@ -67,6 +73,8 @@ impl Agent {
             watch_tried: None,
             why: "its worker has not started yet".into(),
             trouble: Trouble::default(),
+            started_with: None,
+            no_pipes: None,
         }
     }
 
@@ -76,12 +84,19 @@ impl Agent {
         now: Instant,
         dir: &Path,
         config: &Vread,
+        pipe: Option<&VmPipe>,
         user: Option<(u32, u32)>,
     ) -> bool {
+        if !self.is_told(pipe)
+            && let Some(worker) = self.worker.take()
+        {
+            worker.end("its [vm.pipe] is another one");
+            self.stat = AgentStat::default();
+        }
         if self.worker.is_some() || self.trouble.holds_back(now) {
             return false;
         }
-        match self.try_start(dir, config, user) {
+        match self.try_start(dir, config, pipe, user) {
             Ok(worker) => {
                 log::about(
                     Level::Info,
@@ -102,9 +117,10 @@ impl Agent {
     }
 
     fn try_start(
-        &self,
+        &mut self,
         dir: &Path,
         config: &Vread,
+        pipe: Option<&VmPipe>,
         user: Option<(u32, u32)>,
     ) -> Result<Worker, String> {
         let id = self.vm.id.as_str();
@@ -112,12 +128,35 @@ impl Agent {
         folder::fits(&socket)?;
         let table = folder::open_table(dir, id, config.limits.blocks)
             .map_err(|e| format!("its table cannot be made: {e}"))?;
+        // A worker without it still serves blocks.
+        self.no_pipes = None;
+        let place = match pipe.map(|pipe| Place::make(&self.vm, pipe)) {
+            Some(Err(why)) => {
+                log::about(Level::Error, id, &why);
+                self.no_pipes = Some(why);
+                None
+            }
+            Some(Ok(place)) => Some(place),
+            None => None,
+        };
+        self.started_with = Some(pipe.cloned());
         let begin = Begin::Agent {
-            vm: id.to_owned(),
+            vm: self.vm.id.to_string(),
             limits: config.limits,
+            pipes: place.as_ref().map(|place| place.begin.clone()),
             user,
         };
-        Worker::start(Role::Agent, &socket, &begin, &[table.as_fd()]).map_err(|e| chain(&e))
+        let mut fds = vec![table.as_fd()];
+        fds.extend(place.iter().flat_map(Place::fds));
+        Worker::start(Role::Agent, &socket, &begin, &fds).map_err(|e| chain(&e))
+    }
+
+    /// Whether the worker was started with this. Of one that has gone on it is only known whether it sends anything.
+    fn is_told(&self, pipe: Option<&VmPipe>) -> bool {
+        match &self.started_with {
+            Some(told) => told.as_ref() == pipe,
+            None => self.stat.pipes.is_some() == pipe.is_some(),
+        }
     }
 
     /// The worker is of no use any more.
@@ -340,26 +379,29 @@ impl Agent {
         }
     }
 
+    /// What is shown of it as a VM whose files are sent.
+    pub fn show_sender(&self) -> Sender {
+        let stat = &self.stat;
+        let is_proved = stat.session == Session::Proved;
+        let why = match (&stat.pipes, &self.no_pipes) {
+            (None, Some(why)) => why.clone(),
+            _ => self.why_not(),
+        };
+        Sender {
+            vm: self.vm.id.to_string(),
+            name: self.vm.name.clone(),
+            serving: is_proved && stat.pipes.is_some(),
+            why,
+            work: stat.pipes.clone().unwrap_or_default(),
+        }
+    }
+
     /// What is shown of it.
     pub fn show(&self) -> Datanode {
         let stat = &self.stat;
         let why = match stat.session {
-            _ if self.worker.is_none() => self.why.clone(),
-            Session::NoChannel => self.why.clone(),
-            Session::Silent => "no agent has answered yet".into(),
-            Session::Ending => match &stat.held_by {
-                Some((reader, ms)) => format!("reads of {reader} are waited for since {ms} ms"),
-                None => "the agent is being welcomed".into(),
-            },
-            Session::Welcomed if stat.images.is_empty() && !self.left_out.is_empty() => {
-                self.left_out.join("; ")
-            }
-            Session::Welcomed => "no file system of it is on a disk that viola can read yet".into(),
             Session::Proved if !stat.agent_why.is_empty() => stat.agent_why.clone(),
-            Session::Proved => {
-                let all: Vec<&str> = stat.proved.values().map(String::as_str).collect();
-                all.join("; ")
-            }
+            _ => self.why_not(),
         };
         Datanode {
             vm: self.vm.id.to_string(),
@@ -383,6 +425,28 @@ impl Agent {
             refusals: stat.refusals.clone(),
             withdrawals: stat.withdrawals.clone(),
             ends: stat.ends.clone(),
+        }
+    }
+
+    /// Why nothing is served, or of which disks.
+    fn why_not(&self) -> String {
+        let stat = &self.stat;
+        match stat.session {
+            _ if self.worker.is_none() => self.why.clone(),
+            Session::NoChannel => self.why.clone(),
+            Session::Silent => "no agent has answered yet".into(),
+            Session::Ending => match &stat.held_by {
+                Some((reader, ms)) => format!("reads of {reader} are waited for since {ms} ms"),
+                None => "the agent is being welcomed".into(),
+            },
+            Session::Welcomed if stat.images.is_empty() && !self.left_out.is_empty() => {
+                self.left_out.join("; ")
+            }
+            Session::Welcomed => "no file system of it is on a disk that viola can read yet".into(),
+            Session::Proved => {
+                let all: Vec<&str> = stat.proved.values().map(String::as_str).collect();
+                all.join("; ")
+            }
         }
     }
 }

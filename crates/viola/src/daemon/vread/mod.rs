@@ -14,6 +14,7 @@
 //! | `pairs` | who is introduced to whom |
 //! | `disks` | the files behind a VM's disks |
 //! | `line` | a reader's byte stream |
+//! | `pipes` | where a VM's files are sent from |
 //! | `place` | the cores of a reader's worker |
 //! | `worker` | one process |
 //! | `folder` | what lies in the run directory |
@@ -24,6 +25,7 @@ pub mod folder;
 mod line;
 mod pairs;
 mod peers;
+mod pipes;
 mod place;
 mod readers;
 mod resolve;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use viola_host::Vm;
-use viola_proto::vread::Vread as Shown;
+use viola_proto::pipe::shown::Pipes;
+use viola_proto::vread::{Datanode, Vread as Shown};
 use viola_vread::control::Role;
 
 use super::agents::Agent;
@@ -143,7 +144,8 @@ impl Supervisor {
         if self.stopped.is_some() || !self.has_looked {
             return;
         }
-        if config.vread.is_off() {
+        let pipes = config.vms.iter().any(|vm| vm.pipe.is_some());
+        if config.vread.is_off() && !pipes {
             let nobody =
                 self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
             if !nobody {
@@ -293,9 +295,12 @@ impl Supervisor {
     }
 
     fn keep_agents(&mut self, now: Instant, config: &Config, users: Users) {
+        let pipe = |vm: &Vm| config.vm(vm.id.as_str(), &vm.name)?.pipe.as_ref();
         let is_wanted = |vm: &Vm| {
-            let vm = named(vm);
-            config.vread.is_datanode(&vm) || config.vread.is_remote_datanode(&vm)
+            let named = named(vm);
+            config.vread.is_datanode(&named)
+                || config.vread.is_remote_datanode(&named)
+                || pipe(vm).is_some()
         };
         let same = |a: &Agent, vm: &Vm| {
             a.vm.id == vm.id && a.vm.pid == vm.pid && a.vm.start_time == vm.start_time
@@ -329,7 +334,8 @@ impl Supervisor {
             }
             if let Some(agent) = self.agents.get_mut(&id) {
                 agent.vm = vm;
-                agent.start(now, &self.dir, &config.vread, users.worker);
+                let pipe = pipe(&agent.vm);
+                agent.start(now, &self.dir, &config.vread, pipe, users.worker);
                 agent.look(now, &vm_config(config, &agent.vm));
             }
         }
@@ -384,12 +390,33 @@ impl Supervisor {
         }
     }
 
+    /// VMs whose blocks may be read.
+    fn datanodes(&self) -> Vec<Datanode> {
+        let is_one = |vm: &Vm| {
+            let vm = named(vm);
+            let vread = self.config.as_ref().map(|config| &config.vread);
+            vread.is_some_and(|v| v.is_datanode(&vm) || v.is_remote_datanode(&vm))
+        };
+        let agents = self.agents.values().filter(|a| is_one(&a.vm));
+        agents.map(Agent::show).collect()
+    }
+
+    /// VMs whose files are sent.
+    fn senders(&self) -> Pipes {
+        let config = self.config.as_ref();
+        let is_one = |vm: &Vm| config?.vm(vm.id.as_str(), &vm.name)?.pipe.as_ref();
+        let agents = self.agents.values().filter(|a| is_one(&a.vm).is_some());
+        Pipes {
+            vms: agents.map(Agent::show_sender).collect(),
+        }
+    }
+
     /// What is shown of all this.
     pub fn show(&self) -> Shown {
         let why = match (&self.config, &self.stopped) {
             (None, _) => "it has not started yet".into(),
             (_, Some(why)) => format!("{why}; viola start goes on"),
-            (Some(c), _) if c.vread.is_off() => {
+            (Some(c), _) if c.vread.is_off() && c.vms.iter().all(|vm| vm.pipe.is_none()) => {
                 "nobody may read anything: see allow in [vread]".to_owned()
             }
             _ => self.said.clone().unwrap_or_default(),
@@ -398,10 +425,11 @@ impl Supervisor {
         Shown {
             on: why.is_empty(),
             why,
-            datanodes: self.agents.values().map(Agent::show).collect(),
+            datanodes: self.datanodes(),
             readers: self.readers.values().map(Reader::show).collect(),
             host,
             peers,
+            pipes: self.senders(),
         }
     }
 }

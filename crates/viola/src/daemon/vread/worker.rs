@@ -171,7 +171,7 @@ impl Worker {
     /// What an agent worker has done.
     pub fn agent_stat(&self) -> Result<AgentStat, WorkerError> {
         match self.ask(&Order::Stat, &[])? {
-            Report::Agent(stat) => Ok(stat),
+            Report::Agent(stat) => Ok(*stat),
             other => Err(WorkerError::Stranger(format!("{other:?}"))),
         }
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use viola_proto::agent::Stats;
+use viola_vpipe::work::Pipes;
 
 use super::{Conversation, Readers, State};
 use crate::control::{AgentStat, Session};
@@ -44,6 +45,7 @@ impl Conversation {
                 let ms = now.saturating_duration_since(since).as_millis() as u64;
                 (reader.to_owned(), ms)
             }),
+            pipes: self.pipes.as_ref().map(Pipes::work),
             images: self.disks.iter().map(|d| d.spec.clone()).collect(),
             ..self.stat.clone()
         }

@@ -36,6 +36,7 @@ impl Running {
             vm: "uml:dn1".into(),
             table: table.try_clone().unwrap().into(),
             inbox: Inbox::single(Control::from_fd(theirs)),
+            pipes: None,
             limits: Limits::default(),
         };
         let thread = std::thread::spawn(move || run(start, Box::new(|_, _| {})));
@@ -77,7 +78,7 @@ impl Running {
 
     fn stat(&self) -> AgentStat {
         match self.control.order(&Order::Stat, &[], PATIENCE).unwrap() {
-            Report::Agent(stat) => stat,
+            Report::Agent(stat) => *stat,
             other => panic!("{other:?}"),
         }
     }

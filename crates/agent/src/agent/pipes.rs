@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Between the host and the thread that has the pipes.
+
+use viola_proto::agent::FromAgent;
+use viola_proto::pipe::{FromGuest, ToGuest};
+
+use super::Agent;
+use super::volume::Proof;
+use crate::pipe::{Facts, Out, Pipes};
+
+impl Agent {
+    /// Tells the pipes what is known, and the host what it could not be told before.
+    pub(super) fn keep_pipes(&mut self) {
+        if self.pipes.is_none() {
+            return;
+        }
+        if !self.session.open() {
+            self.words.clear();
+        }
+        while let Some(word) = self.words.pop_front() {
+            if self.writer.push(&FromAgent::Pipe(word.clone())).is_err() {
+                self.words.push_front(word);
+                break;
+            }
+        }
+        let facts = self.facts();
+        if let Some(pipes) = &mut self.pipes {
+            pipes.know(facts);
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        let volumes = self.volumes.values().filter(|v| !v.retiring);
+        Facts {
+            epoch: self.session.epoch(),
+            volumes: volumes
+                .map(|v| {
+                    let good = v.proof == Proof::Good && !v.frozen;
+                    (v.mount.device.clone(), (v.fs, good))
+                })
+                .collect(),
+            halt: self.paused || self.ends.is_some(),
+        }
+    }
+
+    /// What the host has said of a pipe.
+    pub(super) fn hear_of_pipe(&mut self, message: ToGuest) {
+        if let Some(pipes) = &self.pipes {
+            pipes.hear(message);
+        }
+    }
+
+    /// Says what a pipe has to say, if that is still of this session. What cannot be given now is never given; all else is
+    /// said as soon as there is room.
+    pub(super) fn say_of_pipe(&mut self, out: Out) {
+        let is_now = self.session.epoch() == Some(out.epoch);
+        let FromGuest::Give { pipe, fs, .. } = &out.message else {
+            if is_now {
+                self.words.push_back(out.message);
+            }
+            return;
+        };
+        let (pipe, fs) = (*pipe, *fs);
+        let good = self
+            .volumes
+            .get(&fs)
+            .is_some_and(|v| v.proof == Proof::Good && !v.retiring);
+        let said = is_now && good && self.writer.push(&FromAgent::Pipe(out.message)).is_ok();
+        if let Some(pipes) = self.pipes.as_ref().filter(|_| !said) {
+            pipes.unsaid(pipe);
+        }
+    }
+
+    /// Pipes whose files the host may read.
+    pub(super) fn reading(&self) -> u64 {
+        self.pipes.as_ref().map_or(0, Pipes::reading)
+    }
+
+    /// Leases and pipes by which the host may still read.
+    pub(super) fn outstanding(&self) -> u64 {
+        self.ledger.outstanding() as u64 + self.reading()
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The MAC address to which this VM sends its packets for a peer: the kernel's route, then its neighbour.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr as End};
+
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use super::reason::Reason;
+
+/// Where packets for a peer go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Hop {
+    device: u32,
+    address: IpAddr,
+}
+
+/// The next hop of a connection.
+///
+/// # Errors
+/// [`Reason::Socket`] when the peer is this VM itself, [`Reason::Hop`] when the kernel does not know it (yet).
+pub fn next_hop(local: End, peer: End) -> Result<[u8; 6], Reason> {
+    let hop = match ask(route_to(local, peer)) {
+        Ok(RouteNetlinkMessage::NewRoute(route)) => read_route(&route, peer.ip())?,
+        _ => return Err(Reason::Hop),
+    };
+    match ask(neighbour_at(hop)) {
+        Ok(RouteNetlinkMessage::NewNeighbour(found)) => read_neighbour(&found).ok_or(Reason::Hop),
+        _ => Err(Reason::Hop),
+    }
+}
+
+fn family(address: IpAddr) -> (AddressFamily, u8) {
+    match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    }
+}
+
+fn route_to(local: End, peer: End) -> RouteNetlinkMessage {
+    let mut message = RouteMessage::default();
+    let (family, bits) = family(peer.ip());
+    message.header.address_family = family;
+    message.header.destination_prefix_length = bits;
+    message.header.source_prefix_length = bits;
+    message.attributes = vec![
+        RouteAttribute::Destination(RouteAddress::from(peer.ip())),
+        RouteAttribute::Source(RouteAddress::from(local.ip())),
+    ];
+    // an address of one link only
+    if let End::V6(peer) = peer
+        && peer.scope_id() != 0
+    {
+        message
+            .attributes
+            .push(RouteAttribute::Oif(peer.scope_id()));
+    }
+    RouteNetlinkMessage::GetRoute(message)
+}
+
+fn read_route(route: &RouteMessage, peer: IpAddr) -> Result<Hop, Reason> {
+    if route.header.kind != RouteType::Unicast {
+        return Err(Reason::Socket);
+    }
+    let (mut device, mut address) = (None, peer);
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => device = Some(*index),
+            RouteAttribute::Gateway(RouteAddress::Inet(ip))
+            | RouteAttribute::Via(RouteVia::Inet(ip)) => address = (*ip).into(),
+            RouteAttribute::Gateway(RouteAddress::Inet6(ip))
+            | RouteAttribute::Via(RouteVia::Inet6(ip)) => address = (*ip).into(),
+            _ => {}
+        }
+    }
+    let device = device.ok_or(Reason::Hop)?;
+    Ok(Hop { device, address })
+}
+
+fn neighbour_at(hop: Hop) -> RouteNetlinkMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family(hop.address).0;
+    message.header.ifindex = hop.device;
+    message.attributes = vec![NeighbourAttribute::Destination(match hop.address {
+        IpAddr::V4(ip) => NeighbourAddress::Inet(ip),
+        IpAddr::V6(ip) => NeighbourAddress::Inet6(ip),
+    })];
+    RouteNetlinkMessage::GetNeighbour(message)
+}
+
+fn read_neighbour(found: &NeighbourMessage) -> Option<[u8; 6]> {
+    let usable = matches!(
+        found.header.state,
+        NeighbourState::Reachable
+            | NeighbourState::Stale
+            | NeighbourState::Delay
+            | NeighbourState::Probe
+            | NeighbourState::Permanent
+    );
+    found
+        .attributes
+        .iter()
+        .filter(|_| usable)
+        .find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(bytes) => bytes.as_slice().try_into().ok(),
+            _ => None,
+        })
+}
+
+/// One question to the kernel, and its answer.
+fn ask(message: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+    let mut request = NetlinkMessage::from(message);
+    request.header.flags = NLM_F_REQUEST;
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+
+    let socket = Socket::new(NETLINK_ROUTE)?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    socket.send(&bytes, 0)?;
+    let (answer, _) = socket.recv_from_full()?;
+    let odd = |e: String| io::Error::new(io::ErrorKind::InvalidData, e);
+    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+        .map_err(|e| odd(e.to_string()))?;
+    match answer.payload {
+        NetlinkPayload::InnerMessage(message) => Ok(message),
+        NetlinkPayload::Error(e) => Err(e.to_io()),
+        _ => Err(odd("no answer".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(text: &str) -> End {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn this_vm_itself_is_no_peer() {
+        for (local, peer) in [("127.0.0.1:1", "127.0.0.1:2"), ("[::1]:1", "[::1]:2")] {
+            assert_eq!(next_hop(end(local), end(peer)), Err(Reason::Socket));
+        }
+    }
+
+    #[test]
+    fn the_gateway_is_the_hop_where_there_is_one() {
+        let peer = IpAddr::from([10, 0, 0, 9]);
+        let gateway = [10, 1, 0, 1].into();
+        let mut route = RouteMessage::default();
+        route.header.kind = RouteType::Unicast;
+        assert_eq!(read_route(&route, peer), Err(Reason::Hop));
+        route.attributes = vec![RouteAttribute::Oif(3)];
+        let device = 3;
+        let address = peer;
+        assert_eq!(read_route(&route, peer), Ok(Hop { device, address }));
+        let via = RouteAttribute::Gateway(RouteAddress::Inet(gateway));
+        route.attributes.push(via);
+        let address = gateway.into();
+        assert_eq!(read_route(&route, peer), Ok(Hop { device, address }));
+        route.header.kind = RouteType::Local;
+        assert_eq!(read_route(&route, peer), Err(Reason::Socket));
+    }
+
+    #[test]
+    fn a_neighbour_counts_while_the_kernel_would_use_it() {
+        let mut found = NeighbourMessage::default();
+        found.attributes = vec![NeighbourAttribute::LinkLayerAddress(vec![2, 0, 0, 0, 0, 1])];
+        found.header.state = NeighbourState::Stale;
+        assert_eq!(read_neighbour(&found), Some([2, 0, 0, 0, 0, 1]));
+        found.header.state = NeighbourState::Failed;
+        assert_eq!(read_neighbour(&found), None);
+        found.header.state = NeighbourState::Permanent;
+        found.attributes = vec![NeighbourAttribute::LinkLayerAddress(vec![1; 20])];
+        assert_eq!(read_neighbour(&found), None);
+    }
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files that nobody changes while the host reads them: the kernel makes a writer wait.
+//!
+//! A read lease (`F_SETLEASE`) is broken by whoever opens the file for writing or truncates it; such a one waits until
+//! the lease is given up, or for `/proc/sys/fs/lease-break-time` (45 seconds), after which the kernel lets it go on. A
+//! file that somebody has open for writing gets no lease.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use viola_proto::agent::FileMap;
+use viola_proto::pipe::PipeId;
+
+use super::reason::Reason;
+
+// include/uapi/asm-generic/fcntl.h
+const F_SETOWN_EX: i32 = 15;
+const F_OWNER_TID: i32 = 0;
+/// `F_RDLCK`; C libraries give it different types.
+const READ: i32 = 0;
+/// `F_UNLCK`
+const UNLOCKED: i32 = 2;
+
+/// `struct f_owner_ex`
+#[repr(C)]
+struct Owner {
+    kind: i32,
+    pid: libc::pid_t,
+}
+
+/// Device and inode of a file.
+pub type FileKey = (u64, u64);
+
+/// A file under lease.
+#[derive(Debug)]
+pub struct Leased {
+    /// An open description of its own, for reading.
+    pub file: Arc<File>,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Where its bytes are, once that is known.
+    pub map: Option<FileMap>,
+    pipes: BTreeSet<PipeId>,
+    broken: bool,
+}
+
+/// All of them. The thread that asks for a lease hears of writers.
+#[derive(Debug)]
+pub struct Leases {
+    files: BTreeMap<FileKey, Leased>,
+    signals: OwnedFd,
+}
+
+impl Leases {
+    /// None yet. The calling thread, and each that it starts, has SIGIO blocked from now on.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: the set is ours and made empty before use; the results are checked.
+        let signals = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGIO);
+            match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) {
+                0 => {}
+                errno => return Err(io::Error::from_raw_os_error(errno)),
+            }
+            let raw = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if raw < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(raw)
+        };
+        Ok(Self {
+            files: BTreeMap::new(),
+            signals,
+        })
+    }
+
+    /// Readable when somebody wants to change a file.
+    pub fn signals(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
+    }
+
+    /// Keeps a program's file from changes for this pipe.
+    ///
+    /// # Errors
+    /// It is no regular file, the program may not read it, or somebody may write to it.
+    pub fn hold(&mut self, theirs: BorrowedFd<'_>, pipe: PipeId) -> Result<FileKey, Reason> {
+        let flags = rustix::fs::fcntl_getfl(theirs).map_err(|_| Reason::File)?;
+        let stat = rustix::fs::fstat(theirs).map_err(|_| Reason::File)?;
+        // the agent may read what the program may not
+        if flags.contains(OFlags::PATH) || flags.contains(OFlags::WRONLY) {
+            return Err(Reason::File);
+        }
+        if !FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(Reason::File);
+        }
+        let key = (stat.st_dev, stat.st_ino);
+        if let Some(held) = self.files.get_mut(&key) {
+            if held.broken {
+                return Err(Reason::Written);
+            }
+            held.pipes.insert(pipe);
+            return Ok(key);
+        }
+        let file = own(theirs).map_err(|_| Reason::Written)?;
+        let size = file.metadata().map_err(|_| Reason::File)?.len();
+        let leased = Leased {
+            file: Arc::new(file),
+            size,
+            map: None,
+            pipes: BTreeSet::from([pipe]),
+            broken: false,
+        };
+        self.files.insert(key, leased);
+        Ok(key)
+    }
+
+    /// A file that is held.
+    pub fn get(&mut self, key: FileKey) -> Option<&mut Leased> {
+        self.files.get_mut(&key)
+    }
+
+    /// This pipe needs the file no more; with the last one it may change.
+    pub fn let_go(&mut self, key: FileKey, pipe: PipeId) {
+        let Some(held) = self.files.get_mut(&key) else {
+            return;
+        };
+        held.pipes.remove(&pipe);
+        if held.pipes.is_empty() {
+            // the mapper may have the same description still: closing is not enough
+            let _ = lease(held.file.as_fd(), UNLOCKED);
+            self.files.remove(&key);
+        }
+    }
+
+    /// Pipes of files that somebody wants to change since the last look.
+    pub fn broken(&mut self) -> Vec<PipeId> {
+        let mut info = [0; 128 * 8];
+        while rustix::io::read(&self.signals, &mut info).is_ok_and(|n| n > 0) {}
+        let mut pipes = Vec::new();
+        for held in self.files.values_mut().filter(|held| !held.broken) {
+            // SAFETY: a plain question about an open descriptor.
+            let is = unsafe { libc::fcntl(held.file.as_raw_fd(), libc::F_GETLEASE) };
+            if is != READ {
+                held.broken = true;
+                pipes.extend(&held.pipes);
+            }
+        }
+        pipes
+    }
+}
+
+/// An open description of our own, under a read lease that this thread hears of.
+fn own(theirs: BorrowedFd<'_>) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", theirs.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file: File = rustix::fs::open(path, flags, Mode::empty())?.into();
+    let owner = Owner {
+        kind: F_OWNER_TID,
+        pid: rustix::thread::gettid().as_raw_nonzero().get(),
+    };
+    // SAFETY: the kernel reads a struct f_owner_ex, which `owner` is laid out as.
+    if unsafe { libc::fcntl(file.as_raw_fd(), F_SETOWN_EX, &raw const owner) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    lease(file.as_fd(), READ)?;
+    Ok(file)
+}
+
+fn lease(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
+    // SAFETY: takes a plain number.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn file(folder: &tempfile::TempDir) -> std::path::PathBuf {
+        let path = folder.path().join("f");
+        std::fs::write(&path, b"old").unwrap();
+        path
+    }
+
+    #[test]
+    fn a_writer_waits_until_the_last_pipe_lets_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let theirs = File::open(&path).unwrap();
+        let mut leases = Leases::new().unwrap();
+        let key = leases.hold(theirs.as_fd(), 1).unwrap();
+        assert_eq!(leases.hold(theirs.as_fd(), 2).unwrap(), key);
+        assert!(leases.broken().is_empty());
+        let writer = {
+            let path = path.clone();
+            std::thread::spawn(move || File::options().write(true).open(path).unwrap().set_len(1))
+        };
+        let begun = Instant::now();
+        let broken = loop {
+            let broken = leases.broken();
+            if !broken.is_empty() {
+                break broken;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(5));
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert_eq!(broken, [1, 2]);
+        assert!(leases.broken().is_empty(), "told once");
+        assert_eq!(leases.hold(theirs.as_fd(), 3), Err(Reason::Written));
+        leases.let_go(key, 1);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 3);
+        leases.let_go(key, 2);
+        writer.join().unwrap().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn the_thread_is_woken_by_a_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let theirs = File::open(&path).unwrap();
+        let mut leases = Leases::new().unwrap();
+        leases.hold(theirs.as_fd(), 1).unwrap();
+        let busy = File::options()
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&path);
+        assert_eq!(busy.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+            leases.signals(),
+            rustix::event::PollFlags::IN,
+        )];
+        let second = rustix::event::Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&second)).unwrap(), 1);
+        assert_eq!(leases.broken(), [1]);
+    }
+
+    #[test]
+    fn what_the_program_cannot_read_and_what_is_written_gets_no_lease() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let mut leases = Leases::new().unwrap();
+        let by_path = File::options()
+            .read(true)
+            .custom_flags(libc::O_PATH)
+            .open(&path)
+            .unwrap();
+        assert_eq!(leases.hold(by_path.as_fd(), 1), Err(Reason::File));
+        let null = File::open("/dev/null").unwrap();
+        assert_eq!(leases.hold(null.as_fd(), 1), Err(Reason::File));
+        let writer = File::options().write(true).open(&path).unwrap();
+        assert_eq!(leases.hold(writer.as_fd(), 1), Err(Reason::File));
+        let reader = File::open(&path).unwrap();
+        assert_eq!(leases.hold(reader.as_fd(), 1), Err(Reason::Written));
+        drop(writer);
+        assert!(leases.hold(reader.as_fd(), 1).is_ok());
+    }
+}

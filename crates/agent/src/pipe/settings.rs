@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `[pipe]` in the configuration: whose files the host may send, and who may ask for it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// Longest path of a unix socket, in bytes.
+const MAX_SOCKET: usize = 107;
+/// Largest `most`: each pipe takes descriptors.
+const MOST: u32 = 4096;
+
+/// `[pipe]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Directories whose file systems may be piped from.
+    pub files: Vec<PathBuf>,
+    /// Who may ask.
+    pub users: Vec<User>,
+    /// Socket for the programs.
+    pub socket: PathBuf,
+    /// Most pipes at a time.
+    pub most: u32,
+}
+
+/// A user of this VM.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum User {
+    /// By number.
+    Uid(u32),
+    /// By name, as in `/etc/passwd`.
+    Name(String),
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            files: Vec::new(),
+            users: vec![User::Name("root".into())],
+            socket: viola_proto::pipe::library::SOCKET.into(),
+            most: 256,
+        }
+    }
+}
+
+impl From<&str> for User {
+    fn from(text: &str) -> Self {
+        match text.parse() {
+            Ok(uid) => Self::Uid(uid),
+            Err(_) => Self::Name(text.into()),
+        }
+    }
+}
+
+impl Settings {
+    /// Whether they are usable.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(path) = self.files.iter().find(|p| !p.is_absolute()) {
+            return Err(format!(
+                "`files` in [pipe]: `{}` must be a whole path, beginning with /",
+                path.display()
+            ));
+        }
+        if !self.socket.is_absolute() || self.socket.as_os_str().len() > MAX_SOCKET {
+            return Err(format!(
+                "`socket` in [pipe] must be a whole path of at most {MAX_SOCKET} bytes, beginning with /"
+            ));
+        }
+        if !(1..=MOST).contains(&self.most) {
+            return Err(format!(
+                "`most` in [pipe] is {}; it must be 1 to {MOST}",
+                self.most
+            ));
+        }
+        if self.users.contains(&User::Name(String::new())) {
+            return Err("`users` in [pipe]: a name is empty".into());
+        }
+        Ok(())
+    }
+
+    /// Whether there is anything to be done.
+    pub fn is_used(&self) -> bool {
+        !self.files.is_empty()
+    }
+
+    /// The users' numbers.
+    ///
+    /// # Errors
+    /// A sentence: there is no such user.
+    pub fn uids(&self, passwd: &Path) -> Result<BTreeSet<u32>, String> {
+        let text = std::fs::read_to_string(passwd).unwrap_or_default();
+        let find = |user: &User| match user {
+            User::Uid(uid) => Ok(*uid),
+            // there without any file
+            User::Name(name) if name == "root" => Ok(0),
+            User::Name(name) => text
+                .lines()
+                .map(|line| line.split(':').collect::<Vec<_>>())
+                .find(|fields| fields.first() == Some(&name.as_str()))
+                .and_then(|fields| fields.get(2)?.parse().ok())
+                .ok_or_else(|| {
+                    format!(
+                        "`users` in [pipe]: {} has no user `{name}`",
+                        passwd.display()
+                    )
+                }),
+        };
+        self.users.iter().map(find).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_name_and_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let passwd = folder.path().join("passwd");
+        std::fs::write(&passwd, "www-data:x:33:33::/var/www:\nodd:x:many\n").unwrap();
+        let uids = |users: &[&str]| {
+            let users = users.iter().map(|u| User::from(*u)).collect();
+            let settings = Settings {
+                users,
+                ..Settings::default()
+            };
+            settings.uids(&passwd)
+        };
+        assert_eq!(
+            uids(&["www-data", "root", "7"]),
+            Ok(BTreeSet::from([0, 7, 33]))
+        );
+        for missing in ["nobody", "odd", "www"] {
+            let says = uids(&[missing]).unwrap_err();
+            assert!(says.contains(&format!("has no user `{missing}`")), "{says}");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A program's connected socket: whether its connection can be given away, out of it, and into it again.
+//!
+//! A socket in repair mode still takes what comes from the network, and acknowledges it: such bytes would be lost to the
+//! host. So it gets a filter that lets nothing in for as long as the connection is elsewhere, and the peer sends again.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use viola_handover::{drop_quietly, from_wire, put, resume, take, to_wire};
+use viola_proto::pipe::Connection;
+
+use super::reason::Reason;
+
+// include/uapi/asm-generic/socket.h
+const SO_ATTACH_FILTER: i32 = 26;
+const SO_DETACH_FILTER: i32 = 27;
+const SO_GET_FILTER: i32 = SO_ATTACH_FILTER;
+const SO_PROTOCOL: i32 = 38;
+// include/uapi/linux/tcp.h
+const TCP_ULP: i32 = 31;
+// include/uapi/linux/sockios.h
+const SIOCGSKNS: u64 = 0x894c;
+
+/// A connection's socket.
+#[derive(Debug)]
+pub struct Stream {
+    socket: OwnedFd,
+    /// Both ends as the socket has them: over IPv6 it may have addresses of IPv4.
+    ends: Option<(SocketAddr, SocketAddr)>,
+}
+
+/// The ends as they are in the packets.
+fn plain(end: SocketAddr) -> SocketAddr {
+    match end.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, end.port()),
+        IpAddr::V6(_) => end,
+    }
+}
+
+impl Stream {
+    /// A socket that a program has given.
+    ///
+    /// # Errors
+    /// [`Reason::Socket`] when it is none of TCP in this network namespace, or does more with the bytes than to send
+    /// them (TLS in the kernel, filters).
+    pub fn new(socket: OwnedFd) -> Result<Self, Reason> {
+        let fd = socket.as_fd();
+        let tcp = option(fd, libc::SOL_SOCKET, SO_PROTOCOL) == Ok(Some(libc::IPPROTO_TCP));
+        let bare = length(fd, libc::IPPROTO_TCP, TCP_ULP) == Ok(0);
+        let open = length(fd, libc::SOL_SOCKET, SO_GET_FILTER) == Ok(0);
+        match tcp && bare && open && is_here(fd).unwrap_or(false) {
+            true => Ok(Self { socket, ends: None }),
+            false => Err(Reason::Socket),
+        }
+    }
+
+    /// This end and the other, as they are in the packets.
+    ///
+    /// # Errors
+    /// [`Reason::Socket`] when it is not connected.
+    pub fn ends(&self) -> Result<(SocketAddr, SocketAddr), Reason> {
+        let local = rustix::net::getsockname(&self.socket).map_err(|_| Reason::Socket)?;
+        let peer = rustix::net::getpeername(&self.socket).map_err(|_| Reason::Socket)?;
+        match (local.try_into(), peer.map(TryInto::try_into)) {
+            (Ok(local), Some(Ok(peer))) => Ok((plain(local), plain(peer))),
+            _ => Err(Reason::Socket),
+        }
+    }
+
+    /// Takes the connection out; from now on the socket neither says nor hears anything.
+    ///
+    /// # Errors
+    /// The socket is as it was then.
+    pub fn take(&mut self) -> Result<Connection, Reason> {
+        let fd = self.socket.as_fd();
+        deafen(fd).map_err(|_| Reason::Socket)?;
+        let connection = match take(fd) {
+            Ok(taken) => match to_wire(taken.keep()) {
+                Ok(connection) => Ok(connection),
+                Err(_) => {
+                    let _ = resume(fd);
+                    Err(Reason::Queue)
+                }
+            },
+            Err(_) => Err(Reason::Socket),
+        };
+        if connection.is_err() {
+            let _ = hear(fd);
+        }
+        let mut connection = connection?;
+        self.ends = Some((connection.local, connection.peer));
+        connection.local = plain(connection.local);
+        connection.peer = plain(connection.peer);
+        Ok(connection)
+    }
+
+    /// Goes on as if nothing had happened.
+    pub fn resume(&self) {
+        // a socket that cannot be let go is as good as closed
+        let _ = hear(self.socket.as_fd());
+        let _ = resume(self.socket.as_fd());
+    }
+
+    /// Ends the connection without a word; whoever has the socket sees that it is not connected.
+    pub fn kill(&self) {
+        let _ = drop_quietly(self.socket.as_fd());
+        let _ = hear(self.socket.as_fd());
+    }
+
+    /// Puts a connection that came back into the socket. When it fails the socket has none.
+    ///
+    /// The end that the peer has sent meanwhile is told by a shutdown for reading: a read gives what is there, then the
+    /// end of file, and writing goes on.
+    pub fn restore(&self, mut connection: Connection) -> io::Result<()> {
+        let fd = self.socket.as_fd();
+        let (local, peer) = self.ends.ok_or(io::ErrorKind::NotConnected)?;
+        if (connection.local, connection.peer) != (plain(local), plain(peer)) {
+            return Err(io::Error::other("the host gives back another connection"));
+        }
+        (connection.local, connection.peer) = (local, peer);
+        let state = from_wire(connection);
+        drop_quietly(fd).map_err(io::Error::other)?;
+        let ready = put(fd, &state).map_err(io::Error::other)?;
+        hear(fd)?;
+        ready.go().map_err(io::Error::other)?;
+        if state.peer_finished {
+            rustix::net::shutdown(fd, rustix::net::Shutdown::Read)?;
+        }
+        Ok(())
+    }
+}
+
+/// Lets nothing in.
+fn deafen(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // one instruction: return, keep 0 bytes
+    let mut nothing = libc::sock_filter {
+        code: (libc::BPF_RET | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let program = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut nothing,
+    };
+    let size = size_of_val(&program) as libc::socklen_t;
+    let from = (&raw const program).cast();
+    // SAFETY: the kernel reads a struct sock_fprog and the one instruction that it points to.
+    match unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_ATTACH_FILTER,
+            from,
+            size,
+        )
+    } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Lets all in again.
+fn hear(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let none: i32 = 0;
+    let (from, size) = (
+        (&raw const none).cast(),
+        size_of_val(&none) as libc::socklen_t,
+    );
+    // SAFETY: the kernel reads one int, which means nothing to it.
+    match unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_DETACH_FILTER,
+            from,
+            size,
+        )
+    } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// An option of one int.
+fn option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<Option<i32>, i32> {
+    let mut value: i32 = 0;
+    let mut size = size_of_val(&value) as libc::socklen_t;
+    let (to, length) = ((&raw mut value).cast(), &raw mut size);
+    // SAFETY: the kernel writes at most one int to `value`, and to `size` how much of it.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, length) } {
+        0 => Ok((size == 4).then_some(value)),
+        _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+    }
+}
+
+/// How long the value of an option is. (Of a filter: how many instructions.)
+fn length(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<u32, i32> {
+    let mut bytes = [0_u8; 16];
+    // a filter is counted when no room is given, a name only when there is some
+    let mut size = match name {
+        SO_GET_FILTER => 0,
+        _ => bytes.len() as libc::socklen_t,
+    };
+    let (to, length) = (bytes.as_mut_ptr().cast(), &raw mut size);
+    // SAFETY: the kernel writes at most `size` bytes to `bytes`, and to `size` how many there are.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, to, length) } {
+        0 => Ok(size),
+        _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+    }
+}
+
+/// Whether a socket is in this program's network namespace: the host has the addresses of that one.
+fn is_here(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: this request takes nothing and gives a new descriptor, which is checked.
+    let raw = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS as _) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and is nobody else's.
+    let theirs: std::fs::File = unsafe { OwnedFd::from_raw_fd(raw) }.into();
+    let ours = std::fs::metadata("/proc/thread-self/ns/net")?;
+    Ok(theirs.metadata()?.ino() == ours.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn pair(address: &str, to: &str) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(address).unwrap();
+        let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().unwrap().port());
+        let client = TcpStream::connect(to).unwrap();
+        let server = listener.accept().unwrap().0;
+        (client, server)
+    }
+
+    #[test]
+    fn only_plain_tcp_is_taken() {
+        let (client, server) = pair("127.0.0.1:0", "127.0.0.1");
+        assert!(Stream::new(server.try_clone().unwrap().into()).is_ok());
+        deafen(client.as_fd()).unwrap();
+        assert_eq!(Stream::new(client.into()).unwrap_err(), Reason::Socket);
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert_eq!(Stream::new(udp.into()).unwrap_err(), Reason::Socket);
+        let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(Stream::new(unix.into()).unwrap_err(), Reason::Socket);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(Stream::new(null.into()).unwrap_err(), Reason::Socket);
+        drop(server);
+    }
+
+    #[test]
+    fn bytes_that_come_while_it_is_taken_are_not_lost() {
+        let (mut client, mut server) = pair("[::]:0", "127.0.0.1");
+        let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
+        let mut connection = stream.take().unwrap();
+        // what the loopback device has is more than any network, and than the kernel restores
+        connection.mss = 1400;
+        assert!(connection.local.is_ipv4() && connection.peer.is_ipv4());
+        client.write_all(b"request").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(server.read(&mut [0; 1]).is_err(), "it is silent");
+        stream.restore(connection).unwrap();
+        let mut seven = [0; 7];
+        server.read_exact(&mut seven).unwrap();
+        assert_eq!(&seven, b"request");
+        server.write_all(b"answer!").unwrap();
+        client.read_exact(&mut seven).unwrap();
+        assert_eq!(&seven, b"answer!");
+    }
+
+    #[test]
+    fn the_end_that_the_peer_has_sent_is_read() {
+        let (mut client, mut server) = pair("127.0.0.1:0", "127.0.0.1");
+        let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
+        client.write_all(b"last").unwrap();
+        let mut connection = stream.take().unwrap();
+        (connection.mss, connection.peer_finished) = (1400, true);
+        stream.restore(connection).unwrap();
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).unwrap();
+        assert_eq!(all, b"last");
+        server.write_all(b"still").unwrap();
+        let mut five = [0; 5];
+        client.read_exact(&mut five).unwrap();
+        assert_eq!(&five, b"still");
+    }
+
+    #[test]
+    fn another_connection_is_not_put_back() {
+        let (_client, server) = pair("127.0.0.1:0", "127.0.0.1");
+        let mut stream = Stream::new(server.into()).unwrap();
+        let mut connection = stream.take().unwrap();
+        connection.peer.set_port(1);
+        assert!(stream.restore(connection).is_err());
+        stream.kill();
+    }
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An agent in a network namespace, with an ext4 image that it takes for a disk of its own, a client of a program in that
+//! namespace, and the host. Needs root, loop devices, TAP devices, iproute2, e2fsprogs and unshare.
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub mod wire;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recv, sendmsg, socket_with,
+};
+use viola_agent::io::status::{self, PipeReport};
+use viola_proto::agent::{FileMap, FrameReader, FromAgent, Limits, ToAgent, VERSION, encode};
+use viola_proto::pipe::library::{Answer, Ask, PACKET};
+use viola_proto::pipe::{FromGuest, ToGuest};
+
+use wire::{GUEST, Wire, sh};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// See the module.
+pub struct Bed {
+    pub wire: Wire,
+    pub host: Host,
+    agent: Child,
+    device: String,
+    folder: tempfile::TempDir,
+}
+
+impl Bed {
+    /// The agent runs, and the host knows the disk.
+    pub fn new(more: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().display().to_string();
+        sh(&format!(
+            "cd {at}; truncate -s 64M disk; mkfs.ext4 -q disk; mkdir srv; \
+             losetup -f --show disk >device; mount $(cat device) srv"
+        ));
+        let device = std::fs::read_to_string(folder.path().join("device")).unwrap();
+        let device = device.trim().trim_start_matches("/dev/").to_owned();
+        // a loop device would be refused, so the agent sees a disk in its place
+        sh(&format!(
+            "cd {at}; mkdir -p sys/dev/block sys/devices/pci0/block/{device}; \
+             echo $((64 << 11)) >sys/devices/pci0/block/{device}/size; \
+             ln -s ../../devices/pci0/block/{device} sys/dev/block/$(cat /sys/block/{device}/dev)"
+        ));
+        let host = Host::new(&folder.path().join("host"), &folder.path().join("disk"));
+        std::fs::write(
+            folder.path().join("agent.toml"),
+            format!(
+                "channel = 'unix:{at}/host'\nstatus = '{at}/status'\n\
+                 [pipe]\nfiles = ['{at}/srv']\nsocket = '{at}/run/pipe'\n{more}\n"
+            ),
+        )
+        .unwrap();
+        let wire = Wire::new();
+        let script = format!(
+            "mount --bind {at}/sys /sys; exec {} --config {at}/agent.toml",
+            env!("CARGO_BIN_EXE_viola-agent")
+        );
+        let agent = wire.guest.run(|| {
+            Command::new("unshare")
+                .args(["--mount", "sh", "-ec", &script])
+                .stdin(Stdio::null())
+                .spawn()
+                .unwrap()
+        });
+        let bed = Self {
+            wire,
+            host,
+            agent: agent.unwrap(),
+            device,
+            folder,
+        };
+        bed.host.welcome();
+        bed.wait("the disk is known", |bed| {
+            let status = status::ask(&bed.folder.path().join("status"), "status");
+            status.is_ok_and(|s| s.volumes.iter().any(|v| v.state.contains("reads its disk")))
+        });
+        bed
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn wait(&self, what: &str, wanted: impl Fn(&Self) -> bool) {
+        let begun = Instant::now();
+        while !wanted(self) {
+            assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// A file that nobody has open, and what is in it.
+    pub fn file(&self, name: &str, length: usize) -> (PathBuf, Vec<u8>) {
+        let path = self.path("srv").join(name);
+        let mut bytes = vec![0; length];
+        let mut at = length as u32 | 1;
+        for byte in &mut bytes {
+            at = at.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = (at >> 24) as u8;
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        (path, bytes)
+    }
+
+    /// A connection: the client's end, and the one of a program in the guest.
+    pub fn connection(&self) -> (TcpStream, TcpStream) {
+        static PORT: AtomicU16 = AtomicU16::new(8080);
+        let port = PORT.fetch_add(1, Ordering::SeqCst);
+        let address = SocketAddr::new(GUEST.1.parse().unwrap(), port);
+        let listener = self.wire.guest.run(|| TcpListener::bind(address).unwrap());
+        let client = self
+            .wire
+            .client
+            .run(|| TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap());
+        let server = listener.unwrap().accept().unwrap().0;
+        let client = client.unwrap();
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        (client, server)
+    }
+
+    pub fn program(&self) -> Program {
+        Program::connect(&self.path("run/pipe"))
+    }
+
+    pub fn status(&self) -> PipeReport {
+        self.ask("status").pipe.unwrap()
+    }
+
+    fn ask(&self, wish: &str) -> status::Report {
+        status::ask(&self.path("status"), wish).unwrap()
+    }
+
+    /// Leases and pipes by which the host may read.
+    pub fn outstanding(&self) -> u64 {
+        self.ask("status").outstanding
+    }
+
+    /// Pauses the agent; the answer is what is outstanding then.
+    pub fn pause(&self) -> u64 {
+        self.ask("pause").outstanding
+    }
+
+    pub fn resume(&self) {
+        self.ask("resume");
+    }
+
+    pub fn tell_agent_to_end(&self) {
+        sh(&format!("kill {}", self.agent.id()));
+    }
+
+    pub fn wait_for_end(&mut self) {
+        let begun = Instant::now();
+        while self.agent.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "the agent does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = self.agent.kill();
+        let _ = self.agent.wait();
+        let (at, device) = (self.folder.path().display(), &self.device);
+        let script = format!("umount -l {at}/srv; losetup -d /dev/{device}");
+        let _ = Command::new("sh").args(["-c", &script]).status();
+    }
+}
+
+/// A program that asks.
+pub struct Program(OwnedFd);
+
+impl Program {
+    pub fn connect(path: &Path) -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(PATIENCE),
+        )
+        .unwrap();
+        Self(socket)
+    }
+
+    pub fn ask(&self, ask: Ask) {
+        assert_eq!(rustix::io::write(&self.0, &ask.encode()).unwrap(), PACKET);
+    }
+
+    pub fn send(&self, id: u64, range: (u64, u64), file: impl AsFd, socket: impl AsFd) {
+        let (offset, length) = range;
+        let ask = Ask::Send { id, offset, length }.encode();
+        let fds = [file.as_fd(), socket.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(
+            &self.0,
+            &[IoSlice::new(&ask)],
+            &mut control,
+            SendFlags::empty(),
+        )
+        .unwrap();
+    }
+
+    /// The next answer; `None` when the agent has hung up.
+    pub fn answer(&self) -> Option<Answer> {
+        let mut bytes = [0; PACKET + 1];
+        let (got, _) = recv(&self.0, &mut bytes[..], RecvFlags::empty()).unwrap();
+        (got > 0).then(|| Answer::decode(&bytes[..got]).unwrap())
+    }
+
+    pub fn end(&self) -> Answer {
+        loop {
+            match self.answer().unwrap() {
+                Answer::Progress { .. } => {}
+                end => return end,
+            }
+        }
+    }
+}
+
+/// The host's end of the channel, which does what a test says.
+pub struct Host {
+    listener: UnixListener,
+    image: PathBuf,
+    heard: Receiver<FromGuest>,
+    tell: Sender<FromGuest>,
+    stream: std::sync::Mutex<Option<UnixStream>>,
+}
+
+impl Host {
+    fn new(path: &Path, image: &Path) -> Self {
+        let (tell, heard) = channel();
+        Self {
+            listener: UnixListener::bind(path).unwrap(),
+            image: image.into(),
+            heard,
+            tell,
+            stream: std::sync::Mutex::new(None),
+        }
+    }
+
+    /// Takes the agent's next connection and begins a session.
+    pub fn welcome(&self) {
+        let stream = self.listener.accept().unwrap().0;
+        *self.stream.lock().unwrap() = Some(stream.try_clone().unwrap());
+        let (image, tell) = (File::open(&self.image).unwrap(), self.tell.clone());
+        std::thread::spawn(move || listen(stream, &image, &tell));
+    }
+
+    /// Ends the session.
+    pub fn hang_up(&self) {
+        let stream = self.stream.lock().unwrap().take().unwrap();
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+
+    pub fn say(&self, message: ToGuest) {
+        let stream = self.stream.lock().unwrap();
+        let bytes = encode(&ToAgent::Pipe(message)).unwrap();
+        stream.as_ref().unwrap().write_all(&bytes).unwrap();
+    }
+
+    pub fn hear(&self) -> FromGuest {
+        self.heard.recv_timeout(PATIENCE).unwrap()
+    }
+
+    /// Nothing is said for a while.
+    pub fn is_quiet(&self) -> bool {
+        let a_while = Duration::from_millis(300);
+        self.heard.recv_timeout(a_while).is_err()
+    }
+
+    /// Bytes of a file, from the image.
+    pub fn bytes(&self, map: &FileMap, offset: u64, length: u64) -> Vec<u8> {
+        let image = File::open(&self.image).unwrap();
+        let mut whole = read(&image, map);
+        whole.truncate((offset + length) as usize);
+        whole.split_off(offset as usize)
+    }
+}
+
+fn read(image: &File, map: &FileMap) -> Vec<u8> {
+    let mut bytes = vec![0; map.size as usize];
+    for e in map.extents.iter().filter(|e| !e.zero) {
+        let end = (e.logical + e.length).min(map.size) as usize;
+        let to = &mut bytes[e.logical as usize..end];
+        image.read_exact_at(to, e.physical).unwrap();
+    }
+    bytes
+}
+
+fn listen(mut stream: UnixStream, image: &File, tell: &Sender<FromGuest>) {
+    let mut reader = FrameReader::new();
+    let mut proven = BTreeMap::new();
+    while let Ok(Some(message)) = reader.wait::<FromAgent>(&mut stream) {
+        let answer = match message.unwrap() {
+            FromAgent::Hello { session, .. } => ToAgent::Welcome {
+                version: VERSION,
+                session,
+                epoch: session,
+                limits: Limits {
+                    blocks: 1000,
+                    extents: 5000,
+                    names_per_s: 100,
+                },
+            },
+            FromAgent::Proof {
+                fs, content, map, ..
+            } => {
+                assert_eq!(read(image, &map), content.0);
+                proven.insert(fs, ());
+                ToAgent::ProofOk { fs }
+            }
+            FromAgent::Pipe(message) => {
+                if let FromGuest::Give { fs, .. } = &message {
+                    assert!(proven.contains_key(fs), "a disk that was not proven");
+                }
+                let _ = tell.send(message);
+                continue;
+            }
+            _ => continue,
+        };
+        let _ = stream.write_all(&encode(&answer).unwrap());
+    }
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Three network namespaces with a TAP device each, and a wire between them that is this program: a client, a guest, and a
+//! place on the host that has the guest's addresses.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use viola_netdev::Netns;
+
+pub const CLIENT: ([u8; 6], &str) = ([2, 0, 0, 0, 0, 1], "10.98.0.1");
+pub const GUEST: ([u8; 6], &str) = ([2, 0, 0, 0, 0, 2], "10.98.0.2");
+
+/// Where the client's packets go, and from where packets go to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Way {
+    Nowhere,
+    Guest,
+    Host,
+}
+
+struct Board {
+    way: AtomicU8,
+    /// How often nothing had come from any end.
+    quiet: AtomicU64,
+    end: AtomicBool,
+}
+
+pub struct Wire {
+    pub client: Netns,
+    pub guest: Netns,
+    pub host: Netns,
+    board: Arc<Board>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A namespace with one device that knows its only neighbour.
+fn space(own: ([u8; 6], &str), other: ([u8; 6], &str)) -> (Netns, File) {
+    let netns = Netns::new().unwrap();
+    let mac = |bytes: [u8; 6]| bytes.map(|b| format!("{b:02x}")).join(":");
+    let script = format!(
+        "ip link set lo up; ip link set wire address {}; ip address add {}/24 dev wire; ip link set wire up; \
+         ip neighbour replace {} lladdr {} dev wire nud permanent",
+        mac(own.0),
+        own.1,
+        other.1,
+        mac(other.0)
+    );
+    let device = netns.run(|| {
+        let device = tap();
+        sh(&script);
+        device
+    });
+    (netns, device.unwrap())
+}
+
+pub fn sh(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{script}: {text}{errors}");
+    text
+}
+
+fn tap() -> File {
+    const TUNSETIFF: u64 = 0x4004_54ca;
+    const IFF_TAP: i16 = 2;
+    const IFF_NO_PI: i16 = 0x1000;
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+        .unwrap();
+    // `struct ifreq`: the name, the flags
+    let mut request = [0u8; 40];
+    request[..4].copy_from_slice(b"wire");
+    request[16..18].copy_from_slice(&(IFF_TAP | IFF_NO_PI).to_ne_bytes());
+    // SAFETY: TUNSETIFF reads and writes a struct ifreq, which has 40 bytes.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETIFF as _, request.as_mut_ptr()) };
+    assert_eq!(result, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
+    device
+}
+
+impl Wire {
+    pub fn new() -> Self {
+        let (client, a) = space(CLIENT, GUEST);
+        let (guest, b) = space(GUEST, CLIENT);
+        let (host, c) = space(GUEST, CLIENT);
+        let board = Arc::new(Board {
+            way: AtomicU8::new(Way::Guest as u8),
+            quiet: AtomicU64::new(0),
+            end: AtomicBool::new(false),
+        });
+        let shared = Arc::clone(&board);
+        let thread = std::thread::spawn(move || carry([a, b, c], &shared));
+        Self {
+            client,
+            guest,
+            host,
+            board,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn lead(&self, way: Way) {
+        self.board.way.store(way as u8, Ordering::SeqCst);
+    }
+
+    /// Waits until what the ends have sent is carried or lost.
+    pub fn settle(&self) {
+        let now = self.board.quiet.load(Ordering::SeqCst);
+        while self.board.quiet.load(Ordering::SeqCst) < now + 2 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.board.end.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn carry(mut taps: [File; 3], board: &Board) {
+    let mut frame = vec![0; 65536];
+    while !board.end.load(Ordering::SeqCst) {
+        let mut polls = [0, 1, 2].map(|i: usize| libc::pollfd {
+            fd: taps[i].as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        // SAFETY: three entries, as said.
+        unsafe { libc::poll(polls.as_mut_ptr(), 3, 20) };
+        if polls.iter().all(|p| p.revents & libc::POLLIN == 0) {
+            board.quiet.fetch_add(1, Ordering::SeqCst);
+        }
+        for from in 0..3 {
+            if polls[from].revents & libc::POLLIN == 0 {
+                continue;
+            }
+            let size = taps[from].read(&mut frame).unwrap();
+            // TCP over IPv4 only
+            if frame[12..14] != [8, 0] || frame[23] != 6 {
+                continue;
+            }
+            let way = usize::from(board.way.load(Ordering::SeqCst));
+            let to = match from {
+                0 => way,
+                _ if from == way => 0,
+                _ => continue,
+            };
+            if from != to {
+                let _ = taps[to].write(&frame[..size]);
+            }
+        }
+    }
+}

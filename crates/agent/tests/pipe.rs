@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files that a host sends down connections of a program beside the agent: real sockets, a real file system, the agent's
+//! own program.
+#![allow(clippy::unwrap_used)]
+
+mod bed;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use viola_agent::pipe::Reason;
+use viola_agent::pipe::hop::next_hop;
+use viola_handover::{drop_quietly, from_wire, outstanding, put, take, to_wire};
+use viola_proto::pipe::library::{Answer, Ask};
+use viola_proto::pipe::{Connection, FromGuest, PipeId, ToGuest};
+
+use bed::Bed;
+use bed::wire::{CLIENT, Way, sh};
+
+/// What the host was given.
+struct Given {
+    pipe: PipeId,
+    connection: Box<Connection>,
+    bytes: Vec<u8>,
+}
+
+/// The host hears of a pipe, and reads its bytes from the image.
+fn given(bed: &Bed) -> Given {
+    match bed.host.hear() {
+        FromGuest::Give {
+            pipe,
+            connection,
+            next_hop,
+            map,
+            offset,
+            length,
+            ..
+        } => {
+            assert_eq!(next_hop, CLIENT.0);
+            let bytes = bed.host.bytes(&map, offset, length);
+            Given {
+                pipe,
+                connection,
+                bytes,
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The host has the connection.
+fn put_there(bed: &Bed, given: &Given) -> OwnedFd {
+    bed.wire.lead(Way::Nowhere);
+    bed.wire.settle();
+    let state = from_wire(*given.connection.clone());
+    let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
+    let ready = put(socket.as_fd(), &state).unwrap();
+    bed.wire.lead(Way::Host);
+    ready.go().unwrap();
+    socket
+}
+
+/// The host gives it back, and lets packets go to the guest when the guest has it.
+fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32) {
+    while outstanding(socket.as_fd()).unwrap() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bed.wire.lead(Way::Nowhere);
+    let state = take(socket.as_fd()).unwrap().keep();
+    bed.wire.settle();
+    drop_quietly(socket.as_fd()).unwrap();
+    bed.host.say(ToGuest::Back {
+        pipe,
+        connection: Some(Box::new(to_wire(state).unwrap())),
+        sent,
+        errno,
+    });
+    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    bed.wire.lead(Way::Guest);
+    bed.host.say(ToGuest::Released { pipe });
+}
+
+/// Bytes that can be read.
+fn readable(stream: &TcpStream) -> u64 {
+    rustix::io::ioctl_fionread(stream).unwrap()
+}
+
+/// Both ways of a connection work.
+fn talk(client: &TcpStream, server: &TcpStream) {
+    let mut five = [0; 5];
+    for (mut from, mut to) in [(client, server), (server, client)] {
+        from.write_all(b"hello").unwrap();
+        to.read_exact(&mut five).unwrap();
+        assert_eq!(&five, b"hello");
+    }
+}
+
+#[test]
+fn a_file_is_sent_by_the_host_and_the_connection_goes_on_in_the_same_descriptor() {
+    let bed = Bed::new("");
+    let (path, bytes) = bed.file("page", 300_000);
+    let (mut client, mut server) = bed.connection();
+    let program = bed.program();
+    for id in 1..=3 {
+        talk(&client, &server);
+        server.write_all(b"head").unwrap();
+        // what the program has not read goes with the connection, and comes back with it
+        client.write_all(b"early").unwrap();
+        bed.wait("it has come", |_| readable(&server) == 5);
+        let file = File::open(&path).unwrap();
+        program.send(id, (1000, 200_000), &file, &server);
+        drop(file);
+        let given = given(&bed);
+        let pipe = given.pipe;
+        assert!(given.bytes == bytes[1000..201_000], "other bytes");
+        let there = TcpStream::from(put_there(&bed, &given));
+        let sender = {
+            let mut there = there.try_clone().unwrap();
+            std::thread::spawn(move || there.write_all(&given.bytes).unwrap())
+        };
+        bed.host.say(ToGuest::Progress { pipe, sent: 1 });
+        assert_eq!(program.answer(), Some(Answer::Progress { id, sent: 1 }));
+        let mut all = vec![0; 200_004];
+        client.read_exact(&mut all).unwrap();
+        assert_eq!(&all[..4], b"head");
+        assert!(all[4..] == bytes[1000..201_000], "other bytes at the peer");
+        // the next request comes while the host still has the connection
+        client.write_all(b"next").unwrap();
+        sender.join().unwrap();
+        give_back(&bed, pipe, there.into(), 200_000, 0);
+        let (sent, errno) = (200_000, 0);
+        assert_eq!(program.answer(), Some(Answer::Over { id, sent, errno }));
+        let mut next = [0; 9];
+        server.read_exact(&mut next).unwrap();
+        assert_eq!(&next, b"earlynext");
+    }
+    talk(&client, &server);
+    drop(server);
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0, "an orderly end");
+    let status = bed.status();
+    assert_eq!((status.now, status.pipes, status.bytes), (0, 3, 600_000));
+    assert!(status.refused.is_empty() && status.lost == 0, "{status:?}");
+}
+
+#[test]
+fn the_end_that_the_peer_has_said_is_read_after_the_return() {
+    let bed = Bed::new("");
+    let (path, bytes) = bed.file("page", 5000);
+    let (mut client, mut server) = bed.connection();
+    client.write_all(b"GET").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut all = Vec::new();
+    server.read_to_end(&mut all).unwrap();
+    let program = bed.program();
+    program.send(1, (0, 5000), File::open(&path).unwrap(), &server);
+    let given = given(&bed);
+    assert!(given.connection.peer_finished);
+    let socket = put_there(&bed, &given);
+    let mut there = TcpStream::from(socket.try_clone().unwrap());
+    there.write_all(&given.bytes).unwrap();
+    while outstanding(socket.as_fd()).unwrap() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bed.wire.lead(Way::Nowhere);
+    let mut state = take(socket.as_fd()).unwrap().keep();
+    state.peer_finished = true;
+    bed.wire.settle();
+    drop_quietly(socket.as_fd()).unwrap();
+    let (pipe, sent, errno) = (given.pipe, 5000, 0);
+    let connection = Some(Box::new(to_wire(state).unwrap()));
+    bed.host.say(ToGuest::Back {
+        pipe,
+        connection,
+        sent,
+        errno,
+    });
+    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    bed.wire.lead(Way::Guest);
+    bed.host.say(ToGuest::Released { pipe });
+    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
+    server.write_all(b"end").unwrap();
+    drop(server);
+    let mut all = Vec::new();
+    client.read_to_end(&mut all).unwrap();
+    assert!(all == [&bytes[..], b"end"].concat());
+}
+
+#[test]
+fn what_cannot_be_given_is_left_to_the_program() {
+    let bed = Bed::new("most = 1");
+    let (path, _) = bed.file("page", 5000);
+    let (client, server) = bed.connection();
+    let program = bed.program();
+    let page = || File::open(&path).unwrap();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    // a connection of another network namespace
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let elsewhere = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let refusals: [(i32, (u64, u64), File, OwnedFd); 8] = [
+        (
+            libc::EINVAL,
+            (0, 0),
+            page(),
+            server.try_clone().unwrap().into(),
+        ),
+        (
+            libc::EINVAL,
+            (1, 5000),
+            page(),
+            server.try_clone().unwrap().into(),
+        ),
+        (
+            libc::EINVAL,
+            (u64::MAX, 2),
+            page(),
+            server.try_clone().unwrap().into(),
+        ),
+        (libc::EOPNOTSUPP, (0, 1), page(), udp.into()),
+        (libc::EOPNOTSUPP, (0, 1), page(), elsewhere.into()),
+        (
+            libc::EOPNOTSUPP,
+            (0, 1),
+            File::open("/dev/null").unwrap(),
+            server.try_clone().unwrap().into(),
+        ),
+        (
+            libc::EOPNOTSUPP,
+            (0, 1),
+            File::open(bed.path("agent.toml")).unwrap(),
+            server.try_clone().unwrap().into(),
+        ),
+        (
+            libc::EOPNOTSUPP,
+            (0, 1),
+            File::open(bed.path("srv")).unwrap(),
+            server.try_clone().unwrap().into(),
+        ),
+    ];
+    for (n, (errno, range, file, socket)) in refusals.into_iter().enumerate() {
+        let id = n as u64 + 1;
+        program.send(id, range, file, socket);
+        assert_eq!(program.answer(), Some(Answer::Refused { id, errno }));
+        if !(3..=4).contains(&n) {
+            talk(&client, &server);
+        }
+    }
+    let errno = libc::EAGAIN;
+    let writer = File::options().append(true).open(&path).unwrap();
+    program.send(20, (0, 1), page(), &server);
+    assert_eq!(program.end(), Answer::Refused { id: 20, errno });
+    drop(writer);
+
+    // the host may not want it either, and one is as many as there may be
+    program.send(21, (0, 1), page(), &server);
+    let given = given(&bed);
+    program.send(22, (0, 1), page(), &server);
+    assert_eq!(program.end(), Answer::Refused { id: 22, errno });
+    let why = "no room".to_owned();
+    bed.host.say(ToGuest::Refused {
+        pipe: given.pipe,
+        why,
+    });
+    assert_eq!(program.end(), Answer::Refused { id: 21, errno });
+    talk(&client, &server);
+    let status = bed.status();
+    assert_eq!(status.refused.values().sum::<u64>(), 11, "{status:?}");
+    assert_eq!(status.refusal.as_deref(), Some("the host: no room"));
+
+    // whoever sends rubbish is hung up on, and others are not
+    let odd = bed.program();
+    odd.ask(Ask::Send {
+        id: 1,
+        offset: 0,
+        length: 1,
+    });
+    assert_eq!(odd.answer(), None);
+    program.ask(Ask::Stop { id: 99 });
+    assert!(bed.host.is_quiet());
+}
+
+#[test]
+fn who_may_not_ask_is_told_so() {
+    let bed = Bed::new("users = [65533]");
+    let (path, _) = bed.file("page", 5000);
+    let (_client, server) = bed.connection();
+    let program = bed.program();
+    program.send(1, (0, 1), File::open(&path).unwrap(), &server);
+    let errno = libc::EPERM;
+    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+}
+
+#[test]
+fn whoever_changes_the_file_waits_until_the_host_has_let_go() {
+    let bed = Bed::new("");
+    let (path, bytes) = bed.file("page", 300_000);
+    let (mut client, server) = bed.connection();
+    let (_client, other) = bed.connection();
+    let page = File::open(&path).unwrap();
+    let program = bed.program();
+    program.send(1, (0, 300_000), &page, &server);
+    let given = given(&bed);
+    let socket = put_there(&bed, &given);
+    let cut = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(0)
+                .unwrap();
+            cut.store(true, Ordering::SeqCst);
+        });
+        let pipe = given.pipe;
+        assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!cut.load(Ordering::SeqCst), "changed while it is read");
+        // another one has to wait for the writer
+        program.send(2, (0, 1), &page, &other);
+        let errno = libc::EAGAIN;
+        assert_eq!(program.answer(), Some(Answer::Refused { id: 2, errno }));
+        let mut there = TcpStream::from(socket.try_clone().unwrap());
+        there.write_all(&given.bytes[..70_000]).unwrap();
+        give_back(&bed, pipe, socket, 70_000, 0);
+    });
+    assert!(cut.load(Ordering::SeqCst));
+    let (sent, errno) = (70_000, 0);
+    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    let mut all = vec![0; 70_000];
+    client.read_exact(&mut all).unwrap();
+    assert!(all == bytes[..70_000]);
+    talk(&client, &server);
+}
+
+#[test]
+fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
+    let bed = Bed::new("");
+    let (path, _) = bed.file("page", 300_000);
+    let (mut client, server) = bed.connection();
+    let program = bed.program();
+    program.send(1, (0, 300_000), File::open(&path).unwrap(), &server);
+    let first = given(&bed);
+    let socket = put_there(&bed, &first);
+    program.ask(Ask::Stop { id: 1 });
+    let pipe = first.pipe;
+    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    give_back(&bed, pipe, socket, 0, 0);
+    let (sent, errno) = (0, 0);
+    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    talk(&client, &server);
+
+    program.send(2, (0, 300_000), File::open(&path).unwrap(), &server);
+    let second = given(&bed);
+    let socket = put_there(&bed, &second);
+    // all that a dead program leaves
+    drop((program, server));
+    let pipe = second.pipe;
+    assert_eq!(bed.host.hear(), FromGuest::Reset { pipe });
+    assert_eq!(bed.pause(), 1, "the host may still read");
+    bed.resume();
+    let linger = Some(Duration::ZERO);
+    rustix::net::sockopt::set_socket_linger(&socket, linger).unwrap();
+    drop(socket);
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    bed.host.say(ToGuest::Back {
+        pipe,
+        connection: None,
+        sent: 0,
+        errno: libc::ECONNRESET,
+    });
+    bed.wait("it is forgotten", |bed| bed.outstanding() == 0);
+    assert_eq!(bed.status().now, 0);
+}
+
+#[test]
+fn with_the_session_the_connection_is_lost_and_the_file_kept_until_the_next() {
+    let bed = Bed::new("");
+    let (path, _) = bed.file("page", 300_000);
+    let (_client, mut server) = bed.connection();
+    let program = bed.program();
+    program.send(1, (0, 300_000), File::open(&path).unwrap(), &server);
+    let _given = given(&bed);
+    bed.host.hang_up();
+    let (sent, errno) = (0, libc::ECONNRESET);
+    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    assert!(server.write(b"x").is_err() || server.read(&mut [0; 1]).is_err());
+    program.send(2, (0, 1), File::open(&path).unwrap(), &server);
+    let errno = libc::EAGAIN;
+    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    let cut = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(0)
+                .unwrap();
+            cut.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!cut.load(Ordering::SeqCst), "the old host may still read");
+        bed.host.welcome();
+    });
+    assert!(cut.load(Ordering::SeqCst));
+}
+
+#[test]
+fn an_agent_that_ends_takes_its_pipes_back_first() {
+    let mut bed = Bed::new("");
+    let (path, _) = bed.file("page", 300_000);
+    let (client, server) = bed.connection();
+    let program = bed.program();
+    program.send(1, (0, 300_000), File::open(&path).unwrap(), &server);
+    let given = given(&bed);
+    let socket = put_there(&bed, &given);
+    bed.tell_agent_to_end();
+    let pipe = given.pipe;
+    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    give_back(&bed, pipe, socket, 0, 0);
+    let (sent, errno) = (0, 0);
+    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    bed.wait_for_end();
+    talk(&client, &server);
+}
+
+#[test]
+fn the_next_hop_is_what_the_kernel_uses() {
+    let netns = viola_netdev::Netns::new().unwrap();
+    let hop = |local: &str, peer: &str| next_hop(local.parse().unwrap(), peer.parse().unwrap());
+    let found = netns.run(|| {
+        sh(
+            "ip link set lo up; ip link add a type dummy; ip link set a up; \
+            ip address add 10.97.0.1/24 dev a; ip address add fd97::1/64 dev a nodad; \
+            ip neighbour replace 10.97.0.9 lladdr 02:00:00:00:00:09 dev a nud permanent; \
+            ip neighbour replace fd97::9 lladdr 02:00:00:00:00:19 dev a nud permanent; \
+            ip route add default via 10.97.0.9; ip -6 route add default via fd97::9",
+        );
+        [
+            hop("10.97.0.1:80", "10.97.0.9:1"),
+            hop("10.97.0.1:80", "192.0.2.1:1"),
+            hop("10.97.0.1:80", "10.97.0.8:1"),
+            hop("10.97.0.1:80", "10.97.0.1:1"),
+            hop("[fd97::1]:80", "[fd97::9]:1"),
+            hop("[fd97::1]:80", "[2001:db8::1]:1"),
+            hop("[fd97::1]:80", "[fd97::8]:1"),
+        ]
+    });
+    let (four, six) = ([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 0x19]);
+    let (unknown, own) = (Err(Reason::Hop), Err(Reason::Socket));
+    let wanted = [Ok(four), Ok(four), unknown, own, Ok(six), Ok(six), unknown];
+    assert_eq!(found.unwrap(), wanted);
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A connection as it goes between a VM's agent and the host.
+
+use viola_proto::agent::Bytes;
+use viola_proto::pipe::{Connection, MAX_QUEUE};
+
+use crate::state::{Buffers, Scale, State, Window};
+
+/// A queue holds more than a message may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} bytes in one queue of the connection, more than the {MAX_QUEUE} that a message holds")]
+pub struct TooLong(pub usize);
+
+/// For a message.
+///
+/// # Errors
+/// [`TooLong`].
+pub fn to_wire(state: State) -> Result<Connection, TooLong> {
+    for queue in [&state.unread, &state.unacked, &state.unsent] {
+        if queue.len() > MAX_QUEUE {
+            return Err(TooLong(queue.len()));
+        }
+    }
+    let w = state.window;
+    Ok(Connection {
+        local: state.local,
+        peer: state.peer,
+        mss: state.mss,
+        sack: state.sack,
+        scale: state.scale.map(|scale| (scale.peer, scale.own)),
+        timestamp: state.timestamp,
+        received: state.received,
+        written: state.written,
+        window: [w.snd_wl1, w.snd_wnd, w.max_window, w.rcv_wnd, w.rcv_wup],
+        buffers: [
+            state.buffers.send,
+            state.buffers.receive,
+            state.buffers.locked,
+        ],
+        unread: Bytes(state.unread),
+        unacked: Bytes(state.unacked),
+        unsent: Bytes(state.unsent),
+        peer_finished: state.peer_finished,
+    })
+}
+
+/// From a message that was checked when it was read.
+pub fn from_wire(connection: Connection) -> State {
+    let [snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup] = connection.window;
+    let [send, receive, locked] = connection.buffers;
+    State {
+        local: connection.local,
+        peer: connection.peer,
+        mss: connection.mss,
+        sack: connection.sack,
+        scale: connection.scale.map(|(peer, own)| Scale { peer, own }),
+        timestamp: connection.timestamp,
+        received: connection.received,
+        written: connection.written,
+        window: Window {
+            snd_wl1,
+            snd_wnd,
+            max_window,
+            rcv_wnd,
+            rcv_wup,
+        },
+        unread: connection.unread.0,
+        unacked: connection.unacked.0,
+        unsent: connection.unsent.0,
+        buffers: Buffers {
+            send,
+            receive,
+            locked,
+        },
+        peer_finished: connection.peer_finished,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        State {
+            local: "10.0.0.2:80".parse().unwrap(),
+            peer: "10.0.0.9:4660".parse().unwrap(),
+            mss: 1448,
+            sack: true,
+            scale: Some(Scale { peer: 7, own: 8 }),
+            timestamp: Some(1),
+            received: 2,
+            written: 3,
+            window: Window {
+                snd_wl1: 4,
+                snd_wnd: 5,
+                max_window: 6,
+                rcv_wnd: 7,
+                rcv_wup: 8,
+            },
+            unread: b"GET".to_vec(),
+            unacked: b"HT".to_vec(),
+            unsent: b"TP".to_vec(),
+            buffers: Buffers {
+                send: 9,
+                receive: 10,
+                locked: 3,
+            },
+            peer_finished: true,
+        }
+    }
+
+    #[test]
+    fn nothing_is_lost_on_the_way() {
+        assert_eq!(from_wire(to_wire(state()).unwrap()), state());
+    }
+
+    #[test]
+    fn a_full_queue_is_refused_and_not_cut() {
+        let mut long = state();
+        long.unacked = vec![0; MAX_QUEUE + 1];
+        assert_eq!(to_wire(long), Err(TooLong(MAX_QUEUE + 1)));
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Packets between a program in a VM and the VM's agent, over a unix socket of type SEQPACKET.
+//!
+//! Each packet is [`PACKET`] bytes, little endian:
+//!
+//! | bytes | of an [`Ask`] | of an [`Answer`] |
+//! |---|---|---|
+//! | 4 | what | what |
+//! | 4 | zero | errno |
+//! | 8 | number | number |
+//! | 8 | offset | bytes sent |
+//! | 8 | length | zero |
+//!
+//! With [`Ask::Send`] go two descriptors (`SCM_RIGHTS`): the file, then the connected socket. The program must not write to
+//! the socket, nor read from it, until [`Answer::Over`]; reading file and connection state may go on at the agent's side for as
+//! long. The agent answers each [`Ask::Send`] with any number of [`Answer::Progress`] and one [`Answer::Over`] or
+//! [`Answer::Refused`], and sees a closed socket to the program as [`Ask::Reset`] for all its numbers.
+
+/// Bytes of a packet.
+pub const PACKET: usize = 32;
+/// Where the agent listens, unless its configuration says otherwise.
+pub const SOCKET: &str = "/run/viola/pipe.sock";
+
+/// What a program wants. Numbers are its own, and never used twice on a connection to the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// Send a part of the file down the socket.
+    Send {
+        /// A new number.
+        id: u64,
+        /// First byte.
+        offset: u64,
+        /// How many; not more than the file has.
+        length: u64,
+    },
+    /// End it early; [`Answer::Over`] follows.
+    Stop {
+        /// Which.
+        id: u64,
+    },
+    /// The program has closed the socket: end it, nothing is to be heard of it any more.
+    Reset {
+        /// Which.
+        id: u64,
+    },
+}
+
+/// What comes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// The host is at it.
+    Progress {
+        /// Which.
+        id: u64,
+        /// Bytes of the file that were sent so far.
+        sent: u64,
+    },
+    /// The connection is in the socket again, or, with an `errno`, may be broken: `ECONNRESET` when it is gone for good.
+    Over {
+        /// Which.
+        id: u64,
+        /// Bytes of the file that were sent.
+        sent: u64,
+        /// 0 when all was sent or it was stopped.
+        errno: i32,
+    },
+    /// Nothing was done, and the socket is as it was: the program sends by itself.
+    Refused {
+        /// Which.
+        id: u64,
+        /// A reason: `EPERM`, `EAGAIN` (not now), `EOPNOTSUPP` (never for this file or socket).
+        errno: i32,
+    },
+}
+
+fn packet(what: u32, errno: i32, words: [u64; 3]) -> [u8; PACKET] {
+    let mut bytes = [0; PACKET];
+    bytes[..4].copy_from_slice(&what.to_le_bytes());
+    bytes[4..8].copy_from_slice(&errno.to_le_bytes());
+    for (at, word) in words.iter().enumerate() {
+        bytes[8 + 8 * at..16 + 8 * at].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 3])> {
+    let bytes: &[u8; PACKET] = bytes.try_into().ok()?;
+    let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+    let word = |at: usize| {
+        u64::from(u32::from_le_bytes(four(at))) | u64::from(u32::from_le_bytes(four(at + 4))) << 32
+    };
+    Some((
+        u32::from_le_bytes(four(0)),
+        i32::from_le_bytes(four(4)),
+        [word(8), word(16), word(24)],
+    ))
+}
+
+impl Ask {
+    /// As it goes over the socket.
+    pub fn encode(&self) -> [u8; PACKET] {
+        match *self {
+            Self::Send { id, offset, length } => packet(1, 0, [id, offset, length]),
+            Self::Stop { id } => packet(2, 0, [id, 0, 0]),
+            Self::Reset { id } => packet(3, 0, [id, 0, 0]),
+        }
+    }
+
+    /// Reads a packet; `None` when it is none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        match parts(bytes)? {
+            (1, 0, [id, offset, length]) => Some(Self::Send { id, offset, length }),
+            (2, 0, [id, 0, 0]) => Some(Self::Stop { id }),
+            (3, 0, [id, 0, 0]) => Some(Self::Reset { id }),
+            _ => None,
+        }
+    }
+}
+
+impl Answer {
+    /// As it goes over the socket.
+    pub fn encode(&self) -> [u8; PACKET] {
+        match *self {
+            Self::Progress { id, sent } => packet(1, 0, [id, sent, 0]),
+            Self::Over { id, sent, errno } => packet(2, errno, [id, sent, 0]),
+            Self::Refused { id, errno } => packet(3, errno, [id, 0, 0]),
+        }
+    }
+
+    /// Reads a packet; `None` when it is none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        match parts(bytes)? {
+            (1, 0, [id, sent, 0]) => Some(Self::Progress { id, sent }),
+            (2, errno, [id, sent, 0]) => Some(Self::Over { id, sent, errno }),
+            (3, errno, [id, 0, 0]) => Some(Self::Refused { id, errno }),
+            _ => None,
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        match *self {
+            Self::Progress { id, .. } | Self::Over { id, .. } | Self::Refused { id, .. } => id,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn packets_are_read_back(id: u64, a: u64, b: u64, errno: i32) {
+            for ask in [Ask::Send { id, offset: a, length: b }, Ask::Stop { id }, Ask::Reset { id }] {
+                prop_assert_eq!(Ask::decode(&ask.encode()), Some(ask));
+            }
+            let answers = [
+                Answer::Progress { id, sent: a },
+                Answer::Over { id, sent: a, errno },
+                Answer::Refused { id, errno },
+            ];
+            for answer in answers {
+                prop_assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            if let Some(ask) = Ask::decode(&bytes) {
+                prop_assert_eq!(ask.encode().to_vec(), bytes.clone());
+            }
+            if let Some(answer) = Answer::decode(&bytes) {
+                prop_assert_eq!(answer.encode().to_vec(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola pipe`
+
+use viola_proto::pipe::shown::{Pipes, Transfer};
+
+use super::vread::{row, size};
+use crate::cli;
+use crate::client::Client;
+use crate::error::Outcome;
+use crate::table::{align, print, print_json};
+
+/// Shows what the host sends in place of VMs.
+pub fn pipe(what: &cli::Pipe) -> Outcome {
+    let cli::Pipe::Ls(args) = what;
+    let pipes: Pipes = Client::new(&args.socket.path()).get("/pipes")?;
+    if args.json {
+        return print_json(&pipes);
+    }
+    print(&list(&pipes))
+}
+
+fn list(pipes: &Pipes) -> String {
+    if pipes.vms.is_empty() {
+        return "no VM has a [vm.pipe] in the configuration\n".into();
+    }
+    let mut vms = vec![row(&[
+        "VM", "SERVED", "NOW", "BEGUN", "RETURNED", "RESET", "REFUSED", "SENT", "WHY",
+    ])];
+    let mut transfers = vec![row(&["VM", "FILE", "SENT", "RATE", "AGE", "PEER"])];
+    for vm in &pipes.vms {
+        let work = &vm.work;
+        vms.push(vec![
+            vm.name.clone(),
+            if vm.serving { "yes" } else { "no" }.into(),
+            work.transfers.len().to_string(),
+            work.begun.to_string(),
+            work.returned.to_string(),
+            work.broken.to_string(),
+            work.refused.to_string(),
+            size(work.bytes),
+            vm.why.clone(),
+        ]);
+        transfers.extend(work.transfers.iter().map(|t| transfer(&vm.name, t)));
+    }
+    let mut text = align(&vms);
+    if transfers.len() > 1 {
+        text.push_str(&align(&transfers));
+    }
+    text
+}
+
+fn transfer(vm: &str, t: &Transfer) -> Vec<String> {
+    let seconds = t.age_ms as f64 / 1000.0;
+    let rate = match t.age_ms {
+        0 => "-".into(),
+        _ => format!("{}/s", size((t.sent as f64 / seconds) as u64)),
+    };
+    vec![
+        vm.to_owned(),
+        size(t.length),
+        size(t.sent),
+        rate,
+        format!("{seconds:.1} s"),
+        t.peer.to_string(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viola_proto::pipe::shown::{Sender, Work};
+
+    #[test]
+    fn transfers_are_listed_with_their_rate() {
+        assert!(list(&Pipes::default()).contains("no VM"));
+        let pipes = Pipes {
+            vms: vec![Sender {
+                name: "web".into(),
+                serving: true,
+                work: Work {
+                    transfers: vec![Transfer {
+                        local: "10.0.0.2:80".parse().unwrap(),
+                        peer: "10.0.0.9:4660".parse().unwrap(),
+                        length: 2 << 20,
+                        sent: 1 << 20,
+                        age_ms: 500,
+                    }],
+                    ..Work::default()
+                },
+                ..Sender::default()
+            }],
+        };
+        let text = list(&pipes);
+        assert!(
+            text.contains("2.0 MiB") && text.contains("2.0 MiB/s"),
+            "{text}"
+        );
+        assert!(text.contains("10.0.0.9:4660"), "{text}");
+    }
+}

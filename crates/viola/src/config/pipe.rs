@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `[vm.pipe]` of a VM: that the host sends its files, and what viola cannot find out about its network itself.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde::de::Error as _;
+
+/// `[vm.pipe]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmPipe {
+    /// The VM's own addresses, behind which it serves.
+    #[serde(deserialize_with = "addresses")]
+    pub addresses: Vec<IpAddr>,
+    /// The host's interface of its NIC; `None` to have it found.
+    #[serde(default)]
+    pub tap: Option<String>,
+    /// MAC address of its NIC; `None` to have it found.
+    #[serde(default, deserialize_with = "mac")]
+    pub mac: Option<[u8; 6]>,
+    /// Most connections that the host has at a time.
+    #[serde(default = "most")]
+    pub most: u16,
+}
+
+fn most() -> u16 {
+    256
+}
+
+fn addresses<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::Error> {
+    let all = Vec::<IpAddr>::deserialize(d)?;
+    match all.is_empty() {
+        true => Err(D::Error::custom("an address of the VM is missing")),
+        false => Ok(all),
+    }
+}
+
+fn mac<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<[u8; 6]>, D::Error> {
+    let text = String::deserialize(d)?;
+    let wrong = || D::Error::custom("a MAC address looks like \"52:54:00:12:34:56\"");
+    parse_mac(&text).map(Some).ok_or_else(wrong)
+}
+
+/// Six bytes from `52:54:00:12:34:56`.
+pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|two| match two.len() {
+            2 => u8::from_str_radix(two, 16).ok(),
+            _ => None,
+        })
+        .collect::<Option<_>>()?;
+    bytes.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_mac_address_is_none() {
+        assert_eq!(
+            parse_mac("52:54:00:12:34:aF"),
+            Some([0x52, 0x54, 0, 0x12, 0x34, 0xaf])
+        );
+        for bad in [
+            "",
+            "52:54:00:12:34",
+            "52:54:00:12:34:56:78",
+            "52:54:0:12:34:56",
+            "52-54-00-12-34-56",
+        ] {
+            assert_eq!(parse_mac(bad), None, "{bad}");
+        }
+    }
+}

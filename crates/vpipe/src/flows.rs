@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who has which connection: the map that the steering program looks into.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use libbpf_rs::libbpf_sys;
+
+use crate::{Error, Result};
+
+/// Sizes of `struct flow_key` and `struct flow` in bpf/pipe.h.
+const KEY: usize = 40;
+const VALUE: usize = 48;
+const HELD: u32 = 1;
+const LED: u32 = 2;
+
+/// A connection of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Interface index of the VM's tap.
+    pub tap: u32,
+    /// The VM's end.
+    pub guest: SocketAddr,
+    /// The other end.
+    pub peer: SocketAddr,
+}
+
+impl Flow {
+    fn key(&self) -> Result<[u8; KEY]> {
+        if self.guest.is_ipv4() != self.peer.is_ipv4() {
+            return Err(Error::Families);
+        }
+        let mut key = [0; KEY];
+        key[..16].copy_from_slice(&address(self.guest.ip()));
+        key[16..32].copy_from_slice(&address(self.peer.ip()));
+        key[32..34].copy_from_slice(&self.guest.port().to_be_bytes());
+        key[34..36].copy_from_slice(&self.peer.port().to_be_bytes());
+        key[36..].copy_from_slice(&self.tap.to_ne_bytes());
+        Ok(key)
+    }
+}
+
+fn address(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&v4.octets());
+            bytes
+        }
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Packets of a connection since it was held for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// From the peer, dropped while nobody had it.
+    pub held: u64,
+    /// From the peer, led to the host's socket.
+    pub led: u64,
+    /// From the host's socket.
+    pub from_host: u64,
+    /// From the VM, dropped.
+    pub silenced: u64,
+}
+
+/// The connections of one VM that are not left to it. A process that has this needs no privilege to steer them, and can steer no
+/// others'.
+#[derive(Debug)]
+pub struct Flows(OwnedFd);
+
+impl From<OwnedFd> for Flows {
+    /// Of the descriptor of another one.
+    fn from(map: OwnedFd) -> Self {
+        Self(map)
+    }
+}
+
+impl Flows {
+    /// Another descriptor of it.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn descriptor(&self) -> Result<OwnedFd> {
+        self.0
+            .try_clone()
+            .map_err(Error::kernel("copying a descriptor"))
+    }
+
+    /// Nobody hears or says anything on this connection. What the peer says leaves through the interface `park`, if there is one,
+    /// instead of being lost. `next_hop` is the MAC address to which the VM sends the peer's packets; else that of the
+    /// first packet from the peer is taken.
+    ///
+    /// # Errors
+    /// What the kernel refused; there is room for 65,536 connections.
+    pub fn hold(&self, flow: &Flow, next_hop: Option<[u8; 6]>, park: Option<u32>) -> Result<()> {
+        let key = flow.key()?;
+        let mut value = self.value(&key)?.unwrap_or([0; VALUE]);
+        value[..4].copy_from_slice(&HELD.to_ne_bytes());
+        value[4..8].copy_from_slice(&park.unwrap_or(0).to_ne_bytes());
+        if let Some(mac) = next_hop {
+            value[40..46].copy_from_slice(&mac);
+            value[46] = 1;
+        }
+        self.put(&key, &value)
+    }
+
+    /// The peer's packets go to the VM's sockets on the host, through the host's end of that veth, and theirs to the peer.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn lead(&self, flow: &Flow, veth: u32) -> Result<()> {
+        let key = flow.key()?;
+        let mut value = self.value(&key)?.unwrap_or([0; VALUE]);
+        value[..4].copy_from_slice(&LED.to_ne_bytes());
+        value[4..8].copy_from_slice(&veth.to_ne_bytes());
+        self.put(&key, &value)
+    }
+
+    /// The connection is the VM's again.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn release(&self, flow: &Flow) -> Result<()> {
+        let key = flow.key()?;
+        // SAFETY: the key is as long as the map's keys are.
+        let done =
+            unsafe { libbpf_sys::bpf_map_delete_elem(self.0.as_raw_fd(), key.as_ptr().cast()) };
+        match done {
+            0 => Ok(()),
+            error if error == -libc::ENOENT => Ok(()),
+            error => Err(refused("giving a connection back to its VM", error)),
+        }
+    }
+
+    /// Packets so far, of a connection that is held or led.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn counts(&self, flow: &Flow) -> Result<Option<Counts>> {
+        let value = self.value(&flow.key()?)?;
+        Ok(value.map(|value| {
+            let word = |at: usize| {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(&value[at..at + 8]);
+                u64::from_ne_bytes(bytes)
+            };
+            Counts {
+                held: word(8),
+                led: word(16),
+                from_host: word(24),
+                silenced: word(32),
+            }
+        }))
+    }
+
+    fn value(&self, key: &[u8; KEY]) -> Result<Option<[u8; VALUE]>> {
+        let mut value = [0; VALUE];
+        // SAFETY: key and value are as long as the map's are.
+        let done = unsafe {
+            libbpf_sys::bpf_map_lookup_elem(
+                self.0.as_raw_fd(),
+                key.as_ptr().cast(),
+                value.as_mut_ptr().cast(),
+            )
+        };
+        match done {
+            0 => Ok(Some(value)),
+            error if error == -libc::ENOENT => Ok(None),
+            error => Err(refused("looking for a connection", error)),
+        }
+    }
+
+    fn put(&self, key: &[u8; KEY], value: &[u8; VALUE]) -> Result<()> {
+        // SAFETY: key and value are as long as the map's are.
+        let done = unsafe {
+            libbpf_sys::bpf_map_update_elem(
+                self.0.as_raw_fd(),
+                key.as_ptr().cast(),
+                value.as_ptr().cast(),
+                libbpf_sys::BPF_ANY.into(),
+            )
+        };
+        match done {
+            0 => Ok(()),
+            error => Err(refused("steering a connection", error)),
+        }
+    }
+}
+
+/// libbpf answers a negated errno.
+fn refused(step: &str, error: i32) -> Error {
+    Error::kernel(step)(std::io::Error::from_raw_os_error(-error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_laid_out_as_the_program_reads_it() {
+        let flow = Flow {
+            tap: 7,
+            guest: "10.0.0.2:80".parse().unwrap(),
+            peer: "10.0.0.9:4660".parse().unwrap(),
+        };
+        let key = flow.key().unwrap();
+        assert_eq!(&key[..5], &[10, 0, 0, 2, 0]);
+        assert_eq!(&key[16..21], &[10, 0, 0, 9, 0]);
+        assert_eq!(&key[32..36], &[0, 80, 0x12, 0x34]);
+        assert_eq!(key[36..], 7u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn ends_of_different_families_are_refused() {
+        let flow = Flow {
+            tap: 7,
+            guest: "10.0.0.2:80".parse().unwrap(),
+            peer: "[fd00::1]:4660".parse().unwrap(),
+        };
+        assert!(matches!(flow.key(), Err(Error::Families)));
+    }
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a peer says while its connection changes hands: kept, and given to the VM afterwards.
+//!
+//! A client that has just got its file asks for the next one at once. Lost, that question would come again only after the
+//! retransmission timeout, 200 ms and more; so the steering program sends the packets of a held connection here.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::{Error, Flow, Result, Space};
+
+/// Most bytes that are kept for all connections of a VM; what comes on top is lost, as on a full line.
+const MOST: usize = 4 << 20;
+/// `struct virtio_net_hdr`, which comes before each packet: segmentation and checksums that are still to be done.
+const OFFLOADS: usize = 10;
+const ETHERNET: usize = 14;
+/// Longest packet with what comes before it.
+const PACKET: usize = OFFLOADS + ETHERNET + 65_536;
+/// Packets that are taken at once, so that a flood does not keep its reader from other work.
+const BATCH: usize = 256;
+
+// include/uapi/linux/if_packet.h
+const PACKET_VNET_HDR: i32 = 15;
+const PACKET_OUTGOING: u8 = 4;
+
+/// See the module. Its descriptors work in any process.
+#[derive(Debug)]
+pub struct Park {
+    from: OwnedFd,
+    to: OwnedFd,
+    tap: u32,
+    kept: VecDeque<(SocketAddr, SocketAddr, Vec<u8>)>,
+    bytes: usize,
+    buffer: Vec<u8>,
+}
+
+impl Park {
+    /// For a VM's space and its tap, which is in the calling thread's network namespace. Needs CAP_NET_RAW.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn new(space: &Space, tap: u32) -> Result<Self> {
+        let step = "making a packet socket";
+        let inside = space.park_inside()?;
+        // all packets at one end, none at the other: that one only sends
+        let from = space.run(|| packet_socket(inside, libc::ETH_P_ALL as u16))?;
+        let from = from.map_err(Error::kernel(step))?;
+        let to = packet_socket(tap, 0).map_err(Error::kernel(step))?;
+        Ok(Self::with([from, to], tap))
+    }
+
+    /// Of the descriptors of another one.
+    pub fn with([from, to]: [OwnedFd; 2], tap: u32) -> Self {
+        Self {
+            from,
+            to,
+            tap,
+            kept: VecDeque::new(),
+            bytes: 0,
+            buffer: vec![0; PACKET],
+        }
+    }
+
+    /// Its descriptors.
+    pub fn descriptors(self) -> [OwnedFd; 2] {
+        [self.from, self.to]
+    }
+
+    /// Readable when there is something to keep.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.from.as_fd()
+    }
+
+    /// Takes what has arrived.
+    pub fn keep(&mut self) {
+        for _ in 0..BATCH {
+            let Ok((got, outgoing)) = receive(self.from.as_fd(), &mut self.buffer) else {
+                return;
+            };
+            let packet = &self.buffer[..got.min(PACKET)];
+            if outgoing || self.bytes + packet.len() > MOST {
+                continue;
+            }
+            if let Some((peer, guest)) = packet.get(OFFLOADS..).and_then(ends) {
+                self.bytes += packet.len();
+                self.kept.push_back((guest, peer, packet.to_vec()));
+            }
+        }
+    }
+
+    /// Gives the VM what was kept of a connection, which has to be released before; how many packets those were.
+    pub fn let_go(&mut self, flow: &Flow) -> usize {
+        let packets = self.of(flow);
+        for packet in &packets {
+            // a packet that is lost here comes again
+            let _ = send(self.to.as_fd(), self.tap, packet);
+        }
+        packets.len()
+    }
+
+    /// Drops what was kept of a connection.
+    pub fn forget(&mut self, flow: &Flow) {
+        drop(self.of(flow));
+    }
+
+    /// Takes out what was kept of a connection.
+    fn of(&mut self, flow: &Flow) -> Vec<Vec<u8>> {
+        self.keep();
+        let kept = std::mem::take(&mut self.kept);
+        let (its, others) = kept
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|(guest, peer, _)| {
+                *guest == flow.guest && *peer == flow.peer
+            });
+        self.kept = others;
+        let its: Vec<Vec<u8>> = its.into_iter().map(|(_, _, packet)| packet).collect();
+        self.bytes -= its.iter().map(Vec::len).sum::<usize>();
+        its
+    }
+}
+
+/// Sender and receiver of a TCP packet that begins with its Ethernet header.
+fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+    let ip = packet.get(ETHERNET..)?;
+    let kind = u16::from_be_bytes(packet.get(12..14)?.try_into().ok()?);
+    let port = |at: usize| Some(u16::from_be_bytes(ip.get(at..at + 2)?.try_into().ok()?));
+    let (source, destination, tcp) = match kind {
+        0x0800 if ip.get(9)? == &6 => {
+            let at = |at: usize| <[u8; 4]>::try_from(ip.get(at..at + 4)?).ok();
+            let length = usize::from(ip.first()? & 15) * 4;
+            (IpAddr::from(at(12)?), IpAddr::from(at(16)?), length)
+        }
+        0x86dd if ip.get(6)? == &6 => {
+            let at = |at: usize| <[u8; 16]>::try_from(ip.get(at..at + 16)?).ok();
+            (IpAddr::from(at(8)?), IpAddr::from(at(24)?), 40)
+        }
+        _ => return None,
+    };
+    Some((
+        SocketAddr::new(source, port(tcp)?),
+        SocketAddr::new(destination, port(tcp + 2)?),
+    ))
+}
+
+fn address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
+    // SAFETY: all zeros is a valid sockaddr_ll.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = interface as i32;
+    address
+}
+
+/// A packet socket on one interface of the calling thread's namespace.
+fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // no protocol yet, so that nothing of other interfaces arrives before it is bound
+    // SAFETY: a plain system call; the result is checked.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let on: i32 = 1;
+    // SAFETY: the option's value is an int.
+    let done = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_PACKET,
+            PACKET_VNET_HDR,
+            (&raw const on).cast(),
+            size_of::<i32>() as u32,
+        )
+    };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let address = address(interface, protocol);
+    // SAFETY: the address is a sockaddr_ll of the size given.
+    let done = unsafe {
+        libc::bind(
+            fd,
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_ll>() as u32,
+        )
+    };
+    match done {
+        0 => Ok(socket),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A packet's length, and whether this end had sent it.
+fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
+    let mut from = address(0, 0);
+    let mut size = size_of::<libc::sockaddr_ll>() as u32;
+    // SAFETY: buffer and address are ours to be written, and of the sizes given.
+    let got = unsafe {
+        libc::recvfrom(
+            socket.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            libc::MSG_DONTWAIT,
+            (&raw mut from).cast(),
+            &raw mut size,
+        )
+    };
+    let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+    Ok((got, from.sll_pkttype == PACKET_OUTGOING))
+}
+
+fn send(socket: BorrowedFd<'_>, interface: u32, packet: &[u8]) -> io::Result<()> {
+    let to = address(interface, 0);
+    // SAFETY: packet and address are of the sizes given.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            packet.as_ptr().cast(),
+            packet.len(),
+            libc::MSG_DONTWAIT,
+            (&raw const to).cast(),
+            size_of::<libc::sockaddr_ll>() as u32,
+        )
+    };
+    if sent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_of_a_packet_are_read() {
+        let mut v4 = vec![0; 14 + 20 + 4];
+        v4[12..14].copy_from_slice(&[8, 0]);
+        v4[14] = 0x45;
+        v4[23] = 6;
+        v4[26..34].copy_from_slice(&[10, 0, 0, 9, 10, 0, 0, 2]);
+        v4[34..38].copy_from_slice(&[0x12, 0x34, 0, 80]);
+        let both = ("10.0.0.9:4660", "10.0.0.2:80").map_both();
+        assert_eq!(ends(&v4), Some(both));
+        for length in 0..v4.len() {
+            assert_eq!(ends(&v4[..length]), None);
+        }
+        let mut v6 = vec![0; 14 + 40 + 4];
+        v6[12..14].copy_from_slice(&[0x86, 0xdd]);
+        v6[20] = 6;
+        v6[22] = 0xfd;
+        v6[37] = 9;
+        v6[38] = 0xfd;
+        v6[53] = 2;
+        v6[54..58].copy_from_slice(&[0x12, 0x34, 0, 80]);
+        let both = ("[fd00::9]:4660", "[fd00::2]:80").map_both();
+        assert_eq!(ends(&v6), Some(both));
+    }
+
+    trait MapBoth {
+        fn map_both(self) -> (SocketAddr, SocketAddr);
+    }
+
+    impl MapBoth for (&str, &str) {
+        fn map_both(self) -> (SocketAddr, SocketAddr) {
+            (self.0.parse().unwrap(), self.1.parse().unwrap())
+        }
+    }
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an agent asks for is done: files are sent, connections come back, and nothing that a client says meanwhile is lost.
+#![allow(clippy::unwrap_used)]
+
+mod tenant;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tenant::{CLIENT, Tenant, noise};
+use viola_extents::Extent;
+use viola_extents::host::{Image, Layer};
+use viola_handover::{drop_quietly, from_wire, put, take, to_wire};
+use viola_netdev::Netns;
+use viola_proto::pipe::{Connection, PipeId, ToGuest};
+use viola_vpipe::work::{Give, Pipes};
+use viola_vpipe::{Flow, Steering};
+
+const SIZE: u64 = 8 << 20;
+
+struct Bed {
+    pipes: Pipes,
+    tenant: Tenant,
+    steering: Steering,
+    image: Arc<Image>,
+    file: Vec<u8>,
+    _host: Netns,
+}
+
+impl Bed {
+    fn new(name: &str) -> Self {
+        let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
+        let mut tenant = Tenant::new(&host, &steering, name);
+        for address in ["10.66.0.2", "fd66::2"] {
+            tenant.space.add(address.parse().unwrap()).unwrap();
+        }
+        let file = noise(SIZE as usize, 9);
+        let mut image = tempfile::tempfile().unwrap();
+        image.write_all(&file).unwrap();
+        Self {
+            pipes: tenant.pipes(&steering),
+            tenant,
+            steering,
+            image: Arc::new(Image::open(vec![Layer::raw(image)]).unwrap()),
+            file,
+            _host: host,
+        }
+    }
+
+    /// As the agent does it; the whole file.
+    fn give(&self, pipe: PipeId, guest: &TcpStream) {
+        let taken = take(guest.as_fd()).unwrap();
+        self.give_as(pipe, to_wire(taken.keep()).unwrap());
+    }
+
+    fn give_as(&self, pipe: PipeId, connection: Connection) {
+        let extent = Extent {
+            logical: 0,
+            physical: 0,
+            length: SIZE,
+            zero: false,
+        };
+        self.pipes.give(Give {
+            pipe,
+            connection,
+            next_hop: CLIENT,
+            image: self.image.clone(),
+            map: self.image.check(&[extent], SIZE).unwrap(),
+            offset: 0,
+            length: SIZE,
+        });
+    }
+
+    /// The next thing that is said to the agent, but for progress.
+    fn heard(&self) -> ToGuest {
+        let begun = Instant::now();
+        loop {
+            let next = self
+                .pipes
+                .heard()
+                .find(|m| !matches!(m, ToGuest::Progress { .. }));
+            if let Some(message) = next {
+                return message;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "nothing is said");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Takes a connection back as the agent does it; what was sent.
+    fn take_back(&self, pipe: PipeId, guest: &TcpStream) -> u64 {
+        let ToGuest::Back {
+            connection: Some(connection),
+            sent,
+            errno: 0,
+            ..
+        } = self.heard()
+        else {
+            panic!("it does not come back");
+        };
+        // the VM is slow
+        std::thread::sleep(Duration::from_millis(20));
+        drop_quietly(guest.as_fd()).unwrap();
+        let state = from_wire(*connection);
+        put(guest.as_fd(), &state).unwrap().go().unwrap();
+        self.pipes.taken(pipe);
+        assert_eq!(self.heard(), ToGuest::Released { pipe });
+        sent
+    }
+
+    fn is_left_alone(&self, flow: &Flow) -> bool {
+        self.steering.flows().counts(flow).unwrap().is_none()
+    }
+}
+
+/// `tcpi_total_retrans`: segments that a socket had to send again.
+fn sent_again(socket: &TcpStream) -> u32 {
+    let mut info = [0u8; 104];
+    let mut size = info.len() as u32;
+    // SAFETY: the buffer is ours and of the size given.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut size,
+        )
+    };
+    assert_eq!((done, size), (0, 104));
+    u32::from_ne_bytes(info[100..104].try_into().unwrap())
+}
+
+#[test]
+fn a_client_that_asks_again_at_once_is_heard_at_once() {
+    let bed = Bed::new("w");
+    for ipv4 in [true, false] {
+        let (mut client, mut guest, flow) = bed.tenant.connect(ipv4);
+        let file = bed.file.clone();
+        let reader = std::thread::spawn(move || {
+            for _ in 0..10 {
+                // falls into the time in which the connection is on its way back
+                client.write_all(b"GET").unwrap();
+                let mut got = vec![0; SIZE as usize];
+                client.read_exact(&mut got).unwrap();
+                assert!(got == file);
+            }
+            sent_again(&client)
+        });
+        for pipe in 0..10 {
+            let mut get = [0; 3];
+            guest.read_exact(&mut get).unwrap();
+            assert_eq!(&get, b"GET");
+            bed.give(pipe, &guest);
+            assert_eq!(bed.take_back(pipe, &guest), SIZE);
+            assert!(bed.is_left_alone(&flow));
+        }
+        assert_eq!(reader.join().unwrap(), 0, "something was lost");
+    }
+}
+
+#[test]
+fn many_at_once_share_and_one_too_many_is_refused() {
+    let bed = Bed::new("x");
+    let (clients, guests): (Vec<_>, Vec<_>) = (0..9)
+        .map(|_| {
+            let (client, guest, _) = bed.tenant.connect(true);
+            (client, guest)
+        })
+        .unzip();
+    for (pipe, guest) in guests.iter().enumerate() {
+        bed.give(pipe as u64, guest);
+    }
+    let ToGuest::Refused { pipe: 8, why } = bed.heard() else {
+        panic!("not refused");
+    };
+    assert!(why.contains("8 pipes"), "{why}");
+    let readers: Vec<_> = (clients.into_iter().take(8))
+        .map(|mut client| {
+            std::thread::spawn(move || {
+                let mut got = vec![0; SIZE as usize];
+                client.read_exact(&mut got).unwrap();
+                (client, got)
+            })
+        })
+        .collect();
+    let mut back = Vec::new();
+    while back.len() < 8 {
+        match bed.heard() {
+            ToGuest::Back { pipe, sent, .. } => {
+                assert_eq!(sent, SIZE);
+                back.push(pipe);
+                bed.pipes.taken(pipe);
+            }
+            ToGuest::Released { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    for reader in readers {
+        assert!(reader.join().unwrap().1 == bed.file);
+    }
+}
+
+#[test]
+fn a_stranger_is_not_put_in_the_place_of_a_vm() {
+    let bed = Bed::new("y");
+    let (_client, guest, flow) = bed.tenant.connect(true);
+    let mut connection = to_wire(take(guest.as_fd()).unwrap().keep()).unwrap();
+    connection.local.set_ip([10, 66, 0, 99].into());
+    bed.give_as(1, connection.clone());
+    let ToGuest::Refused { pipe: 1, why } = bed.heard() else {
+        panic!("not refused");
+    };
+    assert!(why.contains("10.66.0.99"), "{why}");
+    // and a connection is given once
+    connection.local = flow.guest;
+    bed.give_as(2, connection.clone());
+    bed.give_as(3, connection);
+    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 3, .. }));
+}
+
+#[test]
+fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
+    let mut bed = Bed::new("z");
+    let (mut client, guest, flow) = bed.tenant.connect(true);
+    bed.give(1, &guest);
+    let mut some = vec![0; 1 << 20];
+    client.read_exact(&mut some).unwrap();
+    assert!(some == bed.file[..1 << 20]);
+    bed.pipes.end();
+    let begun = Instant::now();
+    let mut rest = Vec::new();
+    let error = client.read_to_end(&mut rest).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(bed.is_left_alone(&flow));
+    // the next agent is served, and hears nothing that was for the one before
+    let (mut client, guest, _) = bed.tenant.connect(true);
+    bed.give(1, &guest);
+    let file = bed.file.clone();
+    let reader = std::thread::spawn(move || {
+        let mut got = vec![0; SIZE as usize];
+        client.read_exact(&mut got).unwrap();
+        assert!(got == file);
+        client
+    });
+    assert_eq!(bed.take_back(1, &guest), SIZE);
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
+    let bed = Bed::new("v");
+    let (client, guest, flow) = bed.tenant.connect(true);
+    bed.give(1, &guest);
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    let said = bed.heard();
+    let is_reset = matches!(
+        said,
+        ToGuest::Back { pipe: 1, connection: None, errno, .. } if errno != 0
+    );
+    assert!(is_reset, "{said:?}");
+    assert!(bed.is_left_alone(&flow));
+
+    let (mut client, guest, _) = bed.tenant.connect(true);
+    bed.give(2, &guest);
+    let mut got = vec![0; 1 << 20];
+    client.read_exact(&mut got).unwrap();
+    bed.pipes.stop(2);
+    let reader = std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        let end = client.read_to_end(&mut rest);
+        (got, rest, end)
+    });
+    let sent = bed.take_back(2, &guest);
+    assert!((1 << 20..=SIZE).contains(&sent), "{sent}");
+    drop(guest);
+    let (mut got, rest, end) = reader.join().unwrap();
+    end.unwrap();
+    got.extend(rest);
+    assert!(got == bed.file[..sent as usize], "{} {sent}", got.len());
+}
