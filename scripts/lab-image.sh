@@ -4,7 +4,7 @@
 #
 #   scripts/lab-image.sh             make what is missing; no network when the cache is good
 #   scripts/lab-image.sh --update    look in the archive for newer packages
-#   scripts/lab-image.sh --guest     only rebuild our own programs in it (viola-guest, viola-agent)
+#   scripts/lab-image.sh --guest     only rebuild our own programs in it
 #
 # The guest kernel is Debian's user-mode-linux (sid), its root a handful of packages of Debian
 # trixie. apt fetches them into a private state below build/lab/apt, checked against the archive's
@@ -22,7 +22,7 @@ lab=${VIOLA_LAB_BUILD:-$top/build/lab}
 state=$lab/apt
 . "$top/scripts/private-apt.sh"
 from_sid=(user-mode-linux)
-from_trixie=(busybox-static libc6 libcrypt1 libpcre2-8-0 libssl3t64 libzstd1 zlib1g nginx)
+from_trixie=(busybox-static libc6 libcrypt1 libgcc-s1 libpcre2-8-0 libssl3t64 libzstd1 zlib1g nginx)
 recipe=2 # raise when the steps of build_image change
 
 say() { printf 'lab-image: %s\n' "$*"; }
@@ -89,9 +89,10 @@ fetch() {
     mv -T "$new" "$lab/debs"
 }
 
-# Whether every package in debs/ is there with the SHA-256 of its line in PACKAGES.
+# Whether the packages in debs/ are those that are wanted, each with the SHA-256 of its line in PACKAGES.
 debs_good() {
     [ -s "$lab/debs/PACKAGES" ] &&
+        [ "$(awk '{print $3}' "$lab/debs/PACKAGES" | sort)" = "$(printf '%s\n' "${from_sid[@]}" "${from_trixie[@]}" | sort)" ] &&
         (cd "$lab/debs" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
 }
 
@@ -155,7 +156,15 @@ build_image() {
     mv -T "$new" "$image"
 }
 
-# Our static programs, put into the image by rename: the guest's init and the guest agent.
+# Puts a file into an image by rename, when it is another one.
+put() {
+    cmp -s "$1" "$2" && return
+    cp "$1" "$2.new"
+    chmod 755 "$2.new"
+    mv "$2.new" "$2"
+}
+
+# Our own programs: the guest's init and the guest agent, both static, and the library for programs that send files.
 build_guest() {
     local image=$1 target=x86_64-unknown-linux-musl out flags=(--config "profile.release.strip=true")
     if [ "$(rustc --print target-libdir --target $target 2>/dev/null | xargs -r ls 2>/dev/null | wc -l)" -eq 0 ] &&
@@ -163,19 +172,17 @@ build_guest() {
         target=x86_64-unknown-linux-gnu
         flags+=(--config "target.$target.rustflags=['-C','target-feature=+crt-static','-C','relocation-model=static']")
     fi
-    say "building viola-guest and viola-agent ($target)"
+    say "building viola-guest, viola-agent ($target) and the preload library"
     local dir=${VIOLA_GUEST_TARGET_DIR:-$lab/cargo} program
     (cd "$top" && cargo build -q --release -p viola-lab --bin viola-guest --target $target --target-dir "$dir" "${flags[@]}")
     # on its own: together they would share features, and the agent stays small
     (cd "$top" && cargo build -q --release -p viola-agent --bin viola-agent --target $target --target-dir "$dir" "${flags[@]}")
     for program in viola-guest viola-agent; do
-        out=$dir/$target/release/$program
-        if ! cmp -s "$out" "$image/root/usr/bin/$program"; then
-            cp "$out" "$image/root/usr/bin/.$program.new"
-            chmod 755 "$image/root/usr/bin/.$program.new"
-            mv "$image/root/usr/bin/.$program.new" "$image/root/usr/bin/$program"
-        fi
+        put "$dir/$target/release/$program" "$image/root/usr/bin/$program"
     done
+    # not static: it is loaded into the guest's own programs, whose C library is newer than this machine's
+    (cd "$top" && cargo build -q --release -p viola-libvpipe-preload --target-dir "$dir" --config "profile.release.strip=true")
+    put "$dir/release/libvpipe_preload.so" "$image/root/usr/lib/libvpipe_preload.so"
     ln -sfn usr/bin/viola-guest "$image/root/init"
 }
 

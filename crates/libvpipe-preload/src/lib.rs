@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `libvpipe_preload.so`: unmodified web servers in a VM have their files sent by the host.
+//!
+//! With `LD_PRELOAD` it takes the place of `sendfile(2)` and of the calls that could touch a socket while the host has its
+//! connection. A server of events sees a socket that takes nothing for a while; then `sendfile` tells it what the host has
+//! sent. One that blocks, blocks.
+//!
+//! | call | on a socket whose connection the host has |
+//! |---|---|
+//! | `sendfile` | what was sent since the last one; `EAGAIN` when that is nothing |
+//! | `write`, `send`, `read`, `recv` and their kin | `EAGAIN`, or waits until the connection is back |
+//! | `epoll_ctl` | is remembered, and done when there is news |
+//! | `close`, `shutdown`, `dup2` onto it | the connection is reset |
+//!
+//! *Epoll.* The guest's socket is silent, and would be reported writable for ever. So it leaves the program's epoll sets when
+//! the host has nothing new, and is added again, with the events that the program wants, when there is news: adding
+//! reports what is ready, to programs of levels and of edges. A registration with `EPOLLONESHOT` is armed again by that.
+//! Programs of `poll` and `select` see the socket writable; a repeated `sendfile` waits up to 10 ms there for news.
+//!
+//! *Piping ahead.* Servers send a file in pieces. When the head of the response, written just before, says that the
+//! whole file or one range of it follows, all of that is begun at once. Then the server's own pace is not seen: nginx's
+//! `limit_rate` slows only its reading of the count, not the bytes. `VIOLA_PIPE_AHEAD=0` switches it off.
+//!
+//! *Signals and forks.* The child of a fork has no pipes, and its `close` ends none of its parent's; that of a vfork neither.
+//! A signal handler must not close a socket that it may have interrupted in the middle of `sendfile`.
+//!
+//! *Later.* Only `sendfile` from a regular file is seen: not `splice` of a file through a pipe, not `copy_file_range`, not
+//! `sendmmsg` and `recvmmsg`, nothing of `io_uring`, and no `close_range` (the pipe goes on, and is noticed when the
+//! number is used again). Machines of 64 bits only.
+
+mod ahead;
+mod board;
+mod gate;
+mod head;
+mod interpose;
+mod real;
+mod sendfile;
+
+/// nginx throws its environment away: what it says is read before the program begins.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+extern "C" fn begin() {
+    gate::guarded((), || _ = vpipe::settings());
+}

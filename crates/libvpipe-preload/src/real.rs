@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The functions whose place this library takes.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{epoll_event, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+
+/// The next one of a name, found when it is first called.
+struct Next {
+    name: &'static str,
+    at: AtomicPtr<c_void>,
+}
+
+impl Next {
+    fn at(&self) -> *mut c_void {
+        let at = self.at.load(Ordering::Relaxed);
+        if at.is_null() { self.find() } else { at }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        // SAFETY: the name ends with a zero byte.
+        let at = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast()) };
+        self.at.store(at, Ordering::Relaxed);
+        at
+    }
+}
+
+/// This thread's errno.
+pub fn errno() -> c_int {
+    // SAFETY: the address of this thread's errno is always good.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets this thread's errno.
+pub fn set_errno(errno: c_int) {
+    // SAFETY: the address of this thread's errno is always good.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+macro_rules! next {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => { $(
+        /// The one of the C library.
+        ///
+        /// # Safety
+        /// As the manual says.
+        #[inline]
+        pub unsafe fn $name($($arg: $kind),*) -> $result {
+            static NEXT: Next = Next {
+                name: concat!(stringify!($name), "\0"),
+                at: AtomicPtr::new(null_mut()),
+            };
+            let at = NEXT.at();
+            if at.is_null() {
+                set_errno(libc::ENOSYS);
+                return -1;
+            }
+            // SAFETY: it is the function of this name, which has this type.
+            let next: unsafe extern "C" fn($($kind),*) -> $result = unsafe { std::mem::transmute(at) };
+            // SAFETY: the caller's word.
+            unsafe { next($($arg),*) }
+        }
+    )* };
+}
+
+next! {
+    sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    epoll_ctl(set: c_int, what: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    close(fd: c_int) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    dup2(old: c_int, new: c_int) -> c_int;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t;
+    writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    send(fd: c_int, bytes: *const c_void, count: size_t, flags: c_int) -> ssize_t;
+    sendto(fd: c_int, bytes: *const c_void, count: size_t, flags: c_int, to: *const sockaddr, length: socklen_t) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t;
+    readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    recv(fd: c_int, bytes: *mut c_void, count: size_t, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, bytes: *mut c_void, count: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    __read_chk(fd: c_int, bytes: *mut c_void, count: size_t, room: size_t) -> ssize_t;
+    __recv_chk(fd: c_int, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int) -> ssize_t;
+    __recvfrom_chk(fd: c_int, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t) -> ssize_t;
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A C program's event loops, of every kind, never notice that the host sends.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../libvpipe/tests/support/agent.rs"]
+mod agent;
+#[path = "support/room.rs"]
+mod room;
+
+use std::io::{BufRead, BufReader, Lines};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use agent::Manner;
+use room::{PORT, Room, library};
+
+const SIZE: usize = 6_000_001;
+const MODES: [&str; 4] = ["level", "edge", "poll", "block"];
+
+static PROGRAM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("server");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/server.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program);
+    let built = cc.arg(source).output().unwrap();
+    assert!(
+        built.status.success(),
+        "{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+    (folder, program)
+});
+
+type Output = Lines<BufReader<ChildStdout>>;
+
+fn serve(room: &Room, mode: &str, piece: usize, set: &[(&str, &str)]) -> Output {
+    let mut server = Command::new(&PROGRAM.1);
+    server
+        .args([mode, &PORT.to_string()])
+        .arg(room.file())
+        .arg(piece.to_string());
+    server
+        .env("LD_PRELOAD", library())
+        .envs(set.iter().copied());
+    let mut output = BufReader::new(room.serve(server)).lines();
+    assert_eq!(output.next().unwrap().unwrap(), "ready");
+    output
+}
+
+/// The next line that says something of a response; how often the server was woken for it.
+fn wakes(output: &mut Output) -> u32 {
+    let line = next(output);
+    line.strip_prefix("sent, wakes ")
+        .unwrap_or_else(|| panic!("{line}"))
+        .parse()
+        .unwrap()
+}
+
+fn next(output: &mut Output) -> String {
+    loop {
+        let line = output.next().unwrap().unwrap();
+        if !line.starts_with("end") && !line.starts_with("recv") {
+            return line;
+        }
+    }
+}
+
+#[test]
+fn responses_follow_each_other_on_a_connection() {
+    for mode in MODES {
+        for piece in [SIZE, 300_000] {
+            let room = Room::new(SIZE, Manner::default());
+            let mut output = serve(&room, mode, piece, &[]);
+            let mut client = room.connect();
+            for _ in 0..3 {
+                assert!(client.get("/").body == room.bytes, "{mode} {piece}");
+                // about two for each progress, of which there are six
+                let wakes = wakes(&mut output);
+                assert!(wakes < 40, "{mode} {piece}: {wakes}");
+            }
+            assert_eq!(
+                (room.agent.sent(), room.agent.pipes()),
+                (3 * SIZE as u64, 3)
+            );
+        }
+    }
+}
+
+#[test]
+fn without_piping_ahead_each_piece_is_piped() {
+    for mode in MODES {
+        let room = Room::new(SIZE, Manner::default());
+        let off = [("VIOLA_PIPE_AHEAD", "0"), ("VIOLA_PIPE_MIN", "1000000")];
+        let _output = serve(&room, mode, 2_000_000, &off);
+        let mut client = room.connect();
+        assert!(
+            client.get("/").body == room.bytes && client.get("/").body == room.bytes,
+            "{mode}"
+        );
+        // the last byte is not worth it
+        assert_eq!(
+            (room.agent.sent(), room.agent.pipes()),
+            (2 * SIZE as u64 - 2, 6)
+        );
+    }
+}
+
+#[test]
+fn a_slow_host_does_not_make_a_loop_spin() {
+    for mode in ["level", "edge", "poll"] {
+        let slow = Manner {
+            pause: Duration::from_millis(300),
+            piece: 3 << 20,
+            ..Manner::default()
+        };
+        let room = Room::new(SIZE, slow);
+        let mut output = serve(&room, mode, 300_000, &[]);
+        let mut client = room.connect();
+        assert!(client.get("/").body == room.bytes);
+        let wakes = wakes(&mut output);
+        // poll wakes every 10 ms of 600
+        let most = if mode == "poll" { 90 } else { 30 };
+        assert!(wakes < most, "{mode}: {wakes}");
+    }
+}
+
+#[test]
+fn a_request_that_comes_early_is_answered() {
+    for mode in MODES {
+        let room = Room::new(SIZE, Manner::default());
+        let _output = serve(&room, mode, 300_000, &[]);
+        let mut client = room.connect();
+        for _ in 0..4 {
+            client.ask("GET", "/", "");
+        }
+        for _ in 0..4 {
+            assert!(client.response().body == room.bytes, "{mode}");
+        }
+        assert_eq!(room.agent.sent(), 4 * SIZE as u64);
+    }
+}
+
+#[test]
+fn a_client_that_goes_harms_nobody_else() {
+    for mode in MODES {
+        let room = Room::new(SIZE, Manner::default());
+        let mut output = serve(&room, mode, 300_000, &[]);
+        for _ in 0..3 {
+            let mut client = room.connect();
+            client.ask("GET", "/", "");
+            client.head();
+            client.some(100_000);
+            drop(client);
+            let line = next(&mut output);
+            assert!(line.starts_with("sendfile: "), "{mode}: {line}");
+        }
+        let mut client = room.connect();
+        assert!(client.get("/").body == room.bytes, "{mode}");
+    }
+}
+
+#[test]
+fn many_at_once() {
+    for mode in ["level", "edge", "poll", "threads"] {
+        let room = Room::new(SIZE, Manner::default());
+        let _output = serve(&room, mode, 300_000, &[]);
+        std::thread::scope(|scope| {
+            for _ in 0..12 {
+                scope.spawn(|| {
+                    let mut client = room.connect();
+                    for _ in 0..3 {
+                        assert!(client.get("/").body == room.bytes, "{mode}");
+                    }
+                });
+            }
+        });
+        assert_eq!(room.agent.sent(), 36 * SIZE as u64);
+    }
+}
+
+#[test]
+fn what_is_refused_the_program_sends() {
+    for errno in [libc::EOPNOTSUPP, libc::EAGAIN, libc::EPERM] {
+        for mode in MODES {
+            let refuse = Manner {
+                refuse: Some(errno),
+                ..Manner::default()
+            };
+            let room = Room::new(SIZE, refuse);
+            let _output = serve(&room, mode, 300_000, &[]);
+            let mut client = room.connect();
+            assert!(client.get("/").body == room.bytes && client.get("/").body == room.bytes);
+            assert_eq!((room.agent.sent(), room.agent.programs()), (0, 1), "{mode}");
+        }
+    }
+}
+
+#[test]
+fn without_an_agent_the_program_sends() {
+    for mode in MODES {
+        let room = Room::new(SIZE, Manner::default());
+        room.agent.kill();
+        let _output = serve(&room, mode, 300_000, &[]);
+        let mut client = room.connect();
+        assert!(client.get("/").body == room.bytes && client.get("/").body == room.bytes);
+    }
+}
+
+#[test]
+fn an_agent_that_dies_cuts_its_connections_and_the_program_goes_on() {
+    for mode in MODES {
+        let dies = Manner {
+            die_after: Some(2 << 20),
+            ..Manner::default()
+        };
+        let room = Room::new(SIZE, dies);
+        let mut output = serve(&room, mode, 300_000, &[]);
+        let mut client = room.connect();
+        client.ask("GET", "/", "");
+        client.head();
+        assert_eq!(
+            next(&mut output),
+            "sendfile: Connection reset by peer",
+            "{mode}"
+        );
+        assert!(client.rest() == room.bytes[..2 << 20], "{mode}");
+        let mut client = room.connect();
+        assert!(client.get("/").body == room.bytes, "{mode}");
+        assert_eq!(room.agent.pipes(), 1);
+    }
+}
+
+#[test]
+fn an_early_end_is_not_the_end_of_the_body() {
+    for mode in MODES {
+        let early = Manner {
+            end_after: Some(2_500_000),
+            ..Manner::default()
+        };
+        let room = Room::new(SIZE, early);
+        let _output = serve(&room, mode, 1_000_000, &[]);
+        let mut client = room.connect();
+        assert!(client.get("/").body == room.bytes, "{mode}");
+        assert!(client.get("/").body == room.bytes, "{mode}");
+        assert!(room.agent.pipes() > 2);
+    }
+}
+
+#[test]
+fn a_program_that_changes_its_mind_gets_an_error_and_never_wrong_bytes() {
+    for mode in MODES {
+        let room = Room::new(SIZE, Manner::default());
+        let mut output = serve(&room, mode, 300_000, &[]);
+        let mut client = room.connect();
+        client.ask("GET", "/bad", "");
+        client.head();
+        assert_eq!(
+            next(&mut output),
+            "sendfile: Connection reset by peer",
+            "{mode}"
+        );
+        let rest = client.rest();
+        assert!(
+            rest.len() < SIZE && rest == room.bytes[..rest.len()],
+            "{mode}"
+        );
+        assert_eq!(room.agent.stops(), 1);
+    }
+}
+
+#[test]
+fn a_program_that_closes_early_resets_the_connection() {
+    for mode in MODES {
+        for (path, said) in [
+            ("/close", "closed"),
+            ("/shut", "shut"),
+            ("/dup", "replaced"),
+        ] {
+            let slow = Manner {
+                pause: Duration::from_millis(50),
+                ..Manner::default()
+            };
+            let room = Room::new(SIZE, slow);
+            let mut output = serve(&room, mode, 300_000, &[]);
+            let mut client = room.connect();
+            client.ask("GET", path, "");
+            client.head();
+            assert!(next(&mut output).starts_with(said), "{mode} {path}");
+            let rest = client.rest();
+            assert!(
+                rest.len() < SIZE && rest == room.bytes[..rest.len()],
+                "{mode} {path}"
+            );
+            assert_eq!(
+                (room.agent.resets(), room.agent.pipes()),
+                (1, 1),
+                "{mode} {path}"
+            );
+            // the number is used again
+            assert!(room.connect().get("/").body == room.bytes, "{mode} {path}");
+            assert_eq!(
+                (room.agent.resets(), room.agent.pipes()),
+                (1, 2),
+                "{mode} {path}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_vanishes_is_not_taken_for_the_next_one() {
+    for mode in MODES {
+        let slow = Manner {
+            pause: Duration::from_millis(50),
+            ..Manner::default()
+        };
+        let room = Room::new(SIZE, slow);
+        let _output = serve(&room, mode, 300_000, &[]);
+        let mut gone = room.connect();
+        gone.ask("GET", "/vanish", "");
+        gone.head();
+        gone.some(1_200_000);
+        let mut client = room.connect();
+        assert!(client.get("/").body == room.bytes, "{mode}");
+        assert!(client.get("/").body == room.bytes, "{mode}");
+        assert_eq!((room.agent.resets(), room.agent.pipes()), (1, 3), "{mode}");
+        assert!(gone.rest().len() < SIZE - 1_200_000);
+    }
+}
+
+#[test]
+fn children_that_close_their_descriptors_end_nothing() {
+    for mode in MODES {
+        let room = Room::new(SIZE, Manner::default());
+        let _output = serve(&room, mode, 300_000, &[]);
+        let mut client = room.connect();
+        for _ in 0..2 {
+            assert!(client.get("/fork").body == room.bytes, "{mode}");
+        }
+        assert_eq!(
+            (room.agent.resets(), room.agent.sent()),
+            (0, 2 * SIZE as u64)
+        );
+    }
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A process's pipes: one connection to the agent, one thread that hears it, and a record for each socket.
+//!
+//! Connection and thread are made when the first pipe is begun, and again after a fork. Only the agent's answers change a
+//! record by themselves; a thread that waits is woken, and a [`Watcher`] is called.
+//!
+//! All system calls in here that could be interposed by the preload library are made past the C library, except that
+//! descriptors are closed: only those that carry no mark.
+
+mod link;
+pub mod marks;
+mod process;
+mod table;
+
+pub use process::PerProcess;
+pub use table::{News, Part, Record, State, Table, Watcher};
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use viola_proto::pipe::library::Ask;
+
+use crate::candidate::Candidate;
+use crate::settings::settings;
+use link::Link;
+
+/// How long an agent that could not be reached is left alone.
+const RETRY: Duration = Duration::from_secs(1);
+/// Stack of the thread that hears the agent, in bytes.
+const STACK: usize = 256 << 10;
+
+static ENGINE: PerProcess<Engine> = PerProcess::new();
+
+/// Why no pipe was begun. The program sends by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The socket has one.
+    #[error("socket has a pipe already")]
+    Busy,
+    /// The agent did not want this socket before.
+    #[error("agent refused this socket before")]
+    Before,
+    /// There is no agent, or not one that listens.
+    #[error("agent cannot be reached: {0}")]
+    Agent(#[source] io::Error),
+    /// The descriptor's number is too large.
+    #[error("descriptor's number is too large")]
+    Number,
+}
+
+/// The pipes of this process.
+#[derive(Default)]
+pub struct Engine {
+    table: Mutex<Table>,
+}
+
+impl Engine {
+    /// This process's; not for children of vfork.
+    pub fn here() -> &'static Self {
+        ENGINE.get()
+    }
+
+    /// This process's, when it has one of its own.
+    pub fn own() -> Option<&'static Self> {
+        ENGINE.own()
+    }
+
+    /// The table. Whoever has it keeps the thread that hears the agent waiting.
+    pub fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is worth the trouble to look at descriptors.
+    pub fn may_begin(&self) -> bool {
+        let at = self.lock().not_before;
+        at.is_none_or(|t| Instant::now() >= t)
+    }
+
+    /// Hands file and socket to the agent, and does not wait for what it says. `part` must not end after the file.
+    ///
+    /// # Errors
+    /// A [`Refusal`]; then nothing has happened.
+    pub fn begin(
+        &'static self,
+        table: &mut Table,
+        (file, socket): (BorrowedFd<'_>, BorrowedFd<'_>),
+        found: Candidate,
+        part: Part,
+        watcher: Watcher,
+    ) -> Result<u64, Refusal> {
+        let fd = socket.as_raw_fd();
+        if table.record_of(fd, found.socket).is_some() {
+            return Err(Refusal::Busy);
+        }
+        if table.refuses(fd, found.socket) {
+            return Err(Refusal::Before);
+        }
+        if !marks::set(fd, marks::LENT) {
+            return Err(Refusal::Number);
+        }
+        table.last += 1;
+        let id = table.last;
+        let ask = Ask::Send {
+            id,
+            offset: part.offset,
+            length: part.length,
+        };
+        let fds = [file, socket];
+        let mut link = self.link(table)?;
+        let mut given = link.give(ask, &fds);
+        if given.is_err_and(|e| e != Errno::AGAIN) {
+            // the agent was started anew, maybe
+            table.lose(link.number);
+            link = self.link(table)?;
+            given = link.give(ask, &fds);
+        }
+        given.map_err(|e| Refusal::Agent(e.into()))?;
+        let record = Record {
+            id,
+            file: found.file,
+            socket: found.socket,
+            part,
+            consumed: 0,
+            sent: 0,
+            state: State::Piping,
+            asked: 0,
+            link: link.number,
+            watcher,
+            changed: Arc::new(Condvar::new()),
+        };
+        table.insert(fd, record);
+        Ok(id)
+    }
+
+    fn link(&'static self, table: &mut Table) -> Result<Link, Refusal> {
+        if let Some(link) = &table.link {
+            return Ok(link.clone());
+        }
+        if table.not_before.is_some_and(|t| Instant::now() < t) {
+            return Err(Refusal::Agent(io::ErrorKind::NotConnected.into()));
+        }
+        table.links += 1;
+        let made = Link::connect(&settings().agent, table.links).and_then(|link| {
+            let theirs = link.clone();
+            quietly(|| {
+                let named = thread::Builder::new()
+                    .name("vpipe".into())
+                    .stack_size(STACK);
+                named.spawn(move || self.listen(&theirs))
+            })?;
+            Ok(link)
+        });
+        match made {
+            Ok(link) => {
+                table.not_before = None;
+                table.link = Some(link.clone());
+                Ok(link)
+            }
+            Err(e) => {
+                table.not_before = Some(Instant::now() + RETRY);
+                Err(Refusal::Agent(e))
+            }
+        }
+    }
+
+    fn listen(&self, link: &Link) {
+        while let Some(answer) = link.hear() {
+            self.lock().hear(answer);
+        }
+        self.lock().lose(link.number);
+    }
+
+    /// Waits until something about a socket's pipe changes, or a time has come. The table is let go meanwhile: whoever
+    /// wants to go on looks whether the record is still there.
+    pub fn wait<'a>(
+        &self,
+        mut table: MutexGuard<'a, Table>,
+        fd: RawFd,
+        until: Option<Instant>,
+    ) -> MutexGuard<'a, Table> {
+        let Some(changed) = table.record(fd).map(|record| record.changed.clone()) else {
+            return table;
+        };
+        match until {
+            None => changed.wait(table).unwrap_or_else(PoisonError::into_inner),
+            Some(t) => {
+                let time = t.saturating_duration_since(Instant::now());
+                let waited = changed.wait_timeout(table, time);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+}
+
+/// Does something with all signals held back: a thread that is made here never runs the program's handlers.
+pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::uninit();
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: the first call fills `all`, the second reads it and fills `before`.
+    let held = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
+    };
+    let done = work();
+    if held {
+        // SAFETY: `before` was filled, as the call went well.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    }
+    done
+}

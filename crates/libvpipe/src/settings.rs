@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the environment says, read once.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use viola_proto::pipe::library::SOCKET;
+
+/// Fewest bytes that are piped, unless `VIOLA_PIPE_MIN` says otherwise.
+pub const DEFAULT_MINIMUM: u64 = 256 << 10;
+
+/// What the environment says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Where the agent listens: `VIOLA_PIPE_SOCKET`.
+    pub agent: PathBuf,
+    /// Fewest bytes that are piped: `VIOLA_PIPE_MIN`.
+    pub minimum: u64,
+    /// Whether a whole body is piped when its first piece is sent: not when `VIOLA_PIPE_AHEAD` is 0.
+    pub ahead: bool,
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// This process's settings.
+pub fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(|| Settings::from(|name: &str| std::env::var_os(name)))
+}
+
+impl Settings {
+    fn from(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let named = |name| variable(name).filter(|text| !text.is_empty());
+        let number = |text: OsString| text.to_str()?.parse().ok();
+        Self {
+            agent: named("VIOLA_PIPE_SOCKET").map_or_else(|| SOCKET.into(), PathBuf::from),
+            // nobody gains by a pipe of nothing
+            minimum: named("VIOLA_PIPE_MIN")
+                .and_then(number)
+                .unwrap_or(DEFAULT_MINIMUM)
+                .max(1),
+            ahead: named("VIOLA_PIPE_AHEAD").is_none_or(|text| text != "0"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_has_a_default_and_nonsense_is_not_heard() {
+        let none = Settings::from(|_| None);
+        assert_eq!(none.agent, PathBuf::from(SOCKET));
+        assert_eq!((none.minimum, none.ahead), (DEFAULT_MINIMUM, true));
+        let nonsense = Settings::from(|_| Some("x".into()));
+        assert_eq!(nonsense.minimum, DEFAULT_MINIMUM);
+        let zero = Settings::from(|_| Some("0".into()));
+        assert_eq!((zero.minimum, zero.ahead), (1, false));
+    }
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files are sent by an agent when there is one that does it, and by the program when not.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/agent.rs"]
+mod agent;
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use agent::{Agent, Manner};
+use vpipe::ffi::{vpipe_begin, vpipe_end, vpipe_file};
+
+const SIZE: usize = 4_000_003;
+
+/// The library reads its settings once, so all tests share a path, one after the other.
+static FOLDER: LazyLock<Mutex<tempfile::TempDir>> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    // SAFETY: every test begins here, so no other of them reads or writes the environment now.
+    unsafe { std::env::set_var("VIOLA_PIPE_SOCKET", folder.path().join("agent")) };
+    Mutex::new(folder)
+});
+
+struct Room {
+    agent: Agent,
+    bytes: Vec<u8>,
+    file: File,
+    folder: MutexGuard<'static, tempfile::TempDir>,
+}
+
+fn room(manner: Manner) -> Room {
+    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
+    // an agent that was not there is looked for again after a second
+    thread::sleep(Duration::from_millis(1100));
+    let agent = Agent::start(&folder.path().join("agent"), manner);
+    let bytes: Vec<u8> = (0..SIZE as u32).map(|i| (i * 7 + i / 251) as u8).collect();
+    std::fs::write(folder.path().join("file"), &bytes).unwrap();
+    let file = File::open(folder.path().join("file")).unwrap();
+    Room {
+        agent,
+        bytes,
+        file,
+        folder,
+    }
+}
+
+fn connection() -> (TcpStream, JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut theirs, _) = listener.accept().unwrap();
+    let reading = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = theirs.read_to_end(&mut bytes);
+        bytes
+    });
+    (ours, reading)
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+fn file(from: &impl AsRawFd, to: &impl AsRawFd, at: Option<&mut i64>, length: usize) -> isize {
+    let at = at.map_or(std::ptr::null_mut(), |at| at);
+    // SAFETY: the offset is null or an i64's.
+    unsafe { vpipe_file(from.as_raw_fd(), to.as_raw_fd(), at, length) }
+}
+
+#[test]
+fn the_agent_sends_and_the_socket_goes_on() {
+    let mut room = room(Manner::default());
+    let (mut socket, reading) = connection();
+    socket.write_all(b"before").unwrap();
+    let mut at = 1000;
+    assert_eq!(
+        file(&room.file, &socket, Some(&mut at), SIZE * 2),
+        (SIZE - 1000) as isize
+    );
+    assert_eq!((at, room.file.stream_position().unwrap()), (SIZE as i64, 0));
+    socket.write_all(b"between").unwrap();
+    room.file.seek(SeekFrom::Start(500)).unwrap();
+    assert_eq!(file(&room.file, &socket, None, 1_000_000), 1_000_000);
+    assert_eq!(room.file.stream_position().unwrap(), 1_000_500);
+    assert_eq!(room.agent.sent(), (SIZE - 1000 + 1_000_000) as u64);
+    // not worth the trouble
+    assert_eq!(file(&room.file, &socket, None, 10), 10);
+    assert_eq!(room.agent.pipes(), 2);
+    drop(socket);
+    let parts = [
+        b"before",
+        &room.bytes[1000..],
+        b"between",
+        &room.bytes[500..1_000_510],
+    ];
+    assert!(reading.join().unwrap() == parts.concat());
+}
+
+#[test]
+fn what_the_agent_refuses_the_program_sends() {
+    for errno in [libc::EOPNOTSUPP, libc::EAGAIN] {
+        let room = room(Manner {
+            refuse: Some(errno),
+            ..Manner::default()
+        });
+        let (socket, reading) = connection();
+        let mut at = 0;
+        while at < SIZE as i64 {
+            assert!(file(&room.file, &socket, Some(&mut at), SIZE) > 0);
+        }
+        drop(socket);
+        assert!(reading.join().unwrap() == room.bytes);
+        assert_eq!((room.agent.sent(), room.agent.programs()), (0, 1));
+    }
+}
+
+#[test]
+fn an_early_end_is_a_partial_count() {
+    let room = room(Manner {
+        end_after: Some(1_500_000),
+        ..Manner::default()
+    });
+    let (socket, reading) = connection();
+    let mut at = 0;
+    assert_eq!(file(&room.file, &socket, Some(&mut at), SIZE), 1_500_000);
+    assert_eq!(file(&room.file, &socket, Some(&mut at), SIZE), 1_500_000);
+    assert_eq!(
+        file(&room.file, &socket, Some(&mut at), SIZE),
+        (SIZE - 3_000_000) as isize
+    );
+    drop(socket);
+    assert!(reading.join().unwrap() == room.bytes);
+    assert_eq!((room.agent.pipes(), room.agent.sent()), (3, SIZE as u64));
+}
+
+#[test]
+fn an_agent_that_dies_breaks_the_connection_and_not_the_next_one() {
+    let room = room(Manner {
+        die_after: Some(2 << 20),
+        ..Manner::default()
+    });
+    let (socket, reading) = connection();
+    let mut at = 0;
+    assert_eq!(file(&room.file, &socket, Some(&mut at), SIZE), 2 << 20);
+    assert_eq!(file(&room.file, &socket, Some(&mut at), SIZE), -1);
+    assert_eq!((errno(), at), (libc::ECONNRESET, 2 << 20));
+    drop(socket);
+    assert!(reading.join().unwrap() == room.bytes[..2 << 20]);
+
+    let (socket, reading) = connection();
+    let mut at = 0;
+    while at < SIZE as i64 {
+        assert!(file(&room.file, &socket, Some(&mut at), SIZE) > 0);
+    }
+    drop(socket);
+    assert!(reading.join().unwrap() == room.bytes);
+}
+
+#[test]
+fn a_peer_that_goes_is_an_error() {
+    let room = room(Manner::default());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    drop(listener.accept().unwrap());
+    let mut at = 0;
+    let mut last = 1;
+    while last > 0 && at < SIZE as i64 {
+        last = file(&room.file, &socket, Some(&mut at), SIZE);
+    }
+    assert_eq!(last, -1);
+    assert!([libc::ECONNRESET, libc::EPIPE].contains(&errno()));
+}
+
+#[test]
+fn everything_else_is_copied() {
+    let mut room = room(Manner::default());
+    let path = room.folder.path().join("copy");
+    let copy = File::create(&path).unwrap();
+    let mut at = 3;
+    assert_eq!(
+        file(&room.file, &copy, Some(&mut at), SIZE),
+        (SIZE - 3) as isize
+    );
+    assert_eq!(at, SIZE as i64);
+    assert!(std::fs::read(&path).unwrap() == room.bytes[3..]);
+
+    // from a socket into a file, and from a socket into a socket
+    let (mut socket, reading) = connection();
+    let (mut into, mut out) = std::os::unix::net::UnixStream::pair().unwrap();
+    into.write_all(&room.bytes[..100_000]).unwrap();
+    into.shutdown(std::net::Shutdown::Write).unwrap();
+    let copy = File::create(&path).unwrap();
+    assert_eq!(file(&out, &copy, None, 60_000), 60_000);
+    assert_eq!(file(&out, &socket, None, 60_000), 40_000);
+    assert_eq!(file(&out, &socket, Some(&mut 0), 1), -1);
+    assert_eq!(errno(), libc::ESPIPE);
+    assert!(std::fs::read(&path).unwrap() == room.bytes[..60_000]);
+    socket.flush().unwrap();
+    drop(socket);
+    assert!(reading.join().unwrap() == room.bytes[60_000..100_000]);
+    let _ = out.read(&mut [0]);
+
+    // from something that none of them takes
+    let zero = File::open("/dev/zero").unwrap();
+    let copy = File::create(&path).unwrap();
+    assert_eq!(file(&zero, &copy, None, 300_000), 300_000);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 300_000);
+    let end = file(&room.file, &copy, Some(&mut { SIZE as i64 }), 10);
+    assert_eq!(end, 0);
+    // SAFETY: no offset.
+    assert_eq!(unsafe { vpipe_file(-1, 1, std::ptr::null_mut(), 1) }, -1);
+    assert_eq!((errno(), room.agent.sent()), (libc::EBADF, 0));
+    room.file.rewind().unwrap();
+}
+
+fn is_readable(fd: i32, milliseconds: i32) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element.
+    unsafe { libc::poll(&mut poll, 1, milliseconds) == 1 }
+}
+
+#[test]
+fn nobody_waits_for_a_completion() {
+    let room = room(Manner {
+        pause: Duration::from_millis(100),
+        ..Manner::default()
+    });
+    let refuse = |errno| Manner {
+        refuse: Some(errno),
+        ..Manner::default()
+    };
+    for manner in [
+        None,
+        Some(refuse(libc::EAGAIN)),
+        Some(refuse(libc::EOPNOTSUPP)),
+    ] {
+        if let Some(manner) = manner {
+            room.agent.behave(manner);
+        }
+        let (socket, reading) = connection();
+        let begun = Instant::now();
+        let completion = vpipe_begin(room.file.as_raw_fd(), socket.as_raw_fd(), 10, SIZE - 10);
+        assert!(completion >= 0 && begun.elapsed() < Duration::from_millis(80));
+        assert!(manner.is_some() || !is_readable(completion, 0));
+        assert!(is_readable(completion, 10_000));
+        assert_eq!(vpipe_end(completion), (SIZE - 10) as isize);
+        assert_eq!((vpipe_end(completion), errno()), (-1, libc::EBADF));
+        drop(socket);
+        assert!(reading.join().unwrap() == room.bytes[10..]);
+    }
+    assert_eq!(room.agent.sent(), (SIZE - 10) as u64);
+    let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let completion = vpipe_begin(room.file.as_raw_fd(), theirs.as_raw_fd(), 0, SIZE);
+    let mut bytes = vec![0; SIZE];
+    ours.read_exact(&mut bytes).unwrap();
+    assert!(is_readable(completion, 10_000) && bytes == room.bytes);
+    assert_eq!(vpipe_end(completion), SIZE as isize);
+}
+
+#[test]
+fn a_child_has_an_agent_of_its_own() {
+    let room = room(Manner::default());
+    let (socket, reading) = connection();
+    let mut at = 0;
+    assert_eq!(
+        file(&room.file, &socket, Some(&mut at), 1_000_000),
+        1_000_000
+    );
+    // SAFETY: the child only calls the library, and ends without any handlers.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let sent = file(&room.file, &socket, Some(&mut at), 1_000_000);
+        // SAFETY: always.
+        unsafe { libc::_exit(i32::from(sent != 1_000_000)) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is an int.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    let mut at = 2_000_000;
+    assert_eq!(
+        file(&room.file, &socket, Some(&mut at), 1_000_000),
+        1_000_000
+    );
+    assert_eq!((room.agent.programs(), room.agent.pipes()), (2, 3));
+    drop(socket);
+    assert!(reading.join().unwrap() == room.bytes[..3_000_000]);
+}
+
+/// The libraries are built beside this test.
+fn libraries() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.parent().unwrap().to_path_buf();
+    assert!(folder.join("libvpipe.so").exists(), "{}", folder.display());
+    folder
+}
+
+#[test]
+fn a_c_program_sends_a_file_with_either_library() {
+    let room = room(Manner::default());
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let libraries = libraries();
+    for link in ["-l:libvpipe.so", "-l:libvpipe.a"] {
+        let program = room.folder.path().join("send");
+        let mut cc = Command::new("cc");
+        cc.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+        cc.arg(top.join("examples/send.c"))
+            .arg("-I")
+            .arg(top.join("include"));
+        cc.arg("-L")
+            .arg(&libraries)
+            .args([link, "-lpthread", "-ldl", "-lm"]);
+        let built = cc.output().unwrap();
+        assert!(
+            built.status.success(),
+            "{}",
+            String::from_utf8_lossy(&built.stderr)
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let mut run = Command::new(&program);
+        run.arg(room.folder.path().join("file"))
+            .args(["127.0.0.1", &port]);
+        let mut running = run.env("LD_LIBRARY_PATH", &libraries).spawn().unwrap();
+        let mut bytes = Vec::new();
+        listener
+            .accept()
+            .unwrap()
+            .0
+            .read_to_end(&mut bytes)
+            .unwrap();
+        assert!(running.wait().unwrap().success() && bytes == room.bytes);
+    }
+    assert_eq!(room.agent.sent(), 2 * SIZE as u64);
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stand-in for the agent: it pushes the file's bytes down the very socket that it is given.
+#![allow(dead_code)]
+
+use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+    recvmsg, send, sendmsg, shutdown, socket_with, sockopt,
+};
+use viola_proto::pipe::library::{Answer, Ask, PACKET};
+
+/// How it behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct Manner {
+    /// Bytes between two messages of progress.
+    pub piece: u64,
+    /// Between two pieces.
+    pub pause: Duration,
+    /// Refuses everything.
+    pub refuse: Option<i32>,
+    /// Is gone after so many bytes of a pipe.
+    pub die_after: Option<u64>,
+    /// Ends each pipe after so many bytes, without an error.
+    pub end_after: Option<u64>,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self {
+            piece: 1 << 20,
+            pause: Duration::from_millis(2),
+            refuse: None,
+            die_after: None,
+            end_after: None,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    path: PathBuf,
+    manner: Mutex<Manner>,
+    ended: AtomicBool,
+    closed: AtomicBool,
+    programs: Mutex<Vec<Arc<OwnedFd>>>,
+    accepted: AtomicU64,
+    pipes: AtomicU64,
+    sent: AtomicU64,
+    resets: AtomicU64,
+    stops: AtomicU64,
+}
+
+/// One that listens.
+pub struct Agent {
+    shared: Arc<Shared>,
+}
+
+impl Agent {
+    pub fn start(path: &Path, manner: Manner) -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let _ = std::fs::remove_file(path);
+        bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&socket, 16).unwrap();
+        let shared = Arc::new(Shared {
+            path: path.to_path_buf(),
+            manner: Mutex::new(manner),
+            ..Shared::default()
+        });
+        let theirs = shared.clone();
+        thread::spawn(move || accepting(socket, &theirs));
+        Self { shared }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    pub fn behave(&self, manner: Manner) {
+        *self.shared.manner.lock().unwrap() = manner;
+    }
+
+    /// Bytes that went through it.
+    pub fn sent(&self) -> u64 {
+        self.shared.sent.load(SeqCst)
+    }
+
+    /// Pipes that it was asked for and did not refuse.
+    pub fn pipes(&self) -> u64 {
+        self.shared.pipes.load(SeqCst)
+    }
+
+    pub fn resets(&self) -> u64 {
+        self.shared.resets.load(SeqCst)
+    }
+
+    pub fn stops(&self) -> u64 {
+        self.shared.stops.load(SeqCst)
+    }
+
+    /// Programs that came.
+    pub fn programs(&self) -> u64 {
+        self.shared.accepted.load(SeqCst)
+    }
+
+    /// Is gone, with its socket.
+    pub fn kill(&self) {
+        self.shared.kill();
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Shared {
+    fn kill(&self) {
+        if !self.ended.swap(true, SeqCst) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        // nobody who notices can come again
+        while !self.closed.load(SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        for program in self.programs.lock().unwrap().drain(..) {
+            let _ = shutdown(&program, Shutdown::Both);
+        }
+    }
+}
+
+fn ready(fd: impl AsFd, what: PollFlags) -> bool {
+    let time = Timespec {
+        tv_sec: 0,
+        tv_nsec: 20_000_000,
+    };
+    matches!(poll(&mut [PollFd::new(&fd, what)], Some(&time)), Ok(1))
+}
+
+fn accepting(socket: OwnedFd, shared: &Arc<Shared>) {
+    while !shared.ended.load(SeqCst) {
+        if !ready(&socket, PollFlags::IN) {
+            continue;
+        }
+        let program = Arc::new(accept_with(&socket, SocketFlags::CLOEXEC).unwrap());
+        shared.accepted.fetch_add(1, SeqCst);
+        shared.programs.lock().unwrap().push(program.clone());
+        let shared = shared.clone();
+        thread::spawn(move || hearing(&program, &shared));
+    }
+    drop(socket);
+    shared.closed.store(true, SeqCst);
+}
+
+const GO: u8 = 0;
+const STOP: u8 = 1;
+const RESET: u8 = 2;
+
+fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
+    let mut wishes: HashMap<u64, Arc<AtomicU8>> = HashMap::new();
+    loop {
+        let mut bytes = [0; PACKET + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let n = match recvmsg(program, &mut parts, &mut control, flags) {
+            Ok(message) => message.bytes,
+            Err(_) => 0,
+        };
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+        if n == 0 {
+            break;
+        }
+        match Ask::decode(&bytes[..n]).unwrap() {
+            Ask::Send { id, offset, length } => {
+                let [file, socket]: [OwnedFd; 2] = fds.try_into().unwrap();
+                let manner = *shared.manner.lock().unwrap();
+                if let Some(errno) = manner.refuse {
+                    drop((file, socket));
+                    answer(program, Answer::Refused { id, errno });
+                    continue;
+                }
+                shared.pipes.fetch_add(1, SeqCst);
+                let wish = Arc::new(AtomicU8::new(GO));
+                wishes.insert(id, wish.clone());
+                let (program, shared) = (program.clone(), shared.clone());
+                thread::spawn(move || {
+                    let job = Job {
+                        program,
+                        shared,
+                        manner,
+                        wish,
+                        id,
+                    };
+                    job.send(file, socket, (offset, length));
+                });
+            }
+            Ask::Stop { id } => {
+                shared.stops.fetch_add(1, SeqCst);
+                wishes[&id].store(STOP, SeqCst);
+            }
+            Ask::Reset { id } => {
+                shared.resets.fetch_add(1, SeqCst);
+                wishes[&id].store(RESET, SeqCst);
+            }
+        }
+    }
+    for wish in wishes.values() {
+        wish.store(RESET, SeqCst);
+    }
+}
+
+fn answer(program: &OwnedFd, answer: Answer) {
+    let bytes = answer.encode();
+    let mut control = SendAncillaryBuffer::default();
+    let parts = [IoSlice::new(&bytes)];
+    let _ = sendmsg(program, &parts, &mut control, SendFlags::NOSIGNAL);
+}
+
+struct Job {
+    program: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    manner: Manner,
+    wish: Arc<AtomicU8>,
+    id: u64,
+}
+
+impl Job {
+    fn send(&self, file: OwnedFd, socket: OwnedFd, (offset, length): (u64, u64)) {
+        let (id, manner) = (self.id, self.manner);
+        let length = manner.end_after.map_or(length, |n| n.min(length));
+        let mut sent = 0;
+        let mut errno = 0;
+        while sent < length && self.wish.load(SeqCst) == GO {
+            if manner.die_after.is_some_and(|n| sent >= n) {
+                self.shared.kill();
+                return;
+            }
+            let mut bytes = vec![0; manner.piece.min(length - sent) as usize];
+            let n = rustix::io::pread(&file, &mut bytes, offset + sent).unwrap();
+            assert!(n > 0, "the file is shorter than was said");
+            match self.push(&socket, &bytes[..n]) {
+                (n, None) => sent += n,
+                (n, Some(e)) => {
+                    sent += n;
+                    errno = e.raw_os_error();
+                    break;
+                }
+            }
+            answer(&self.program, Answer::Progress { id, sent });
+            thread::sleep(manner.pause);
+        }
+        if self.wish.load(SeqCst) == RESET {
+            let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+            return;
+        }
+        drop((file, socket));
+        answer(&self.program, Answer::Over { id, sent, errno });
+    }
+
+    fn push(&self, socket: &OwnedFd, bytes: &[u8]) -> (u64, Option<Errno>) {
+        let mut done = 0;
+        while done < bytes.len() && self.wish.load(SeqCst) == GO {
+            // counted before the client can have it
+            let rest = &bytes[done..];
+            self.shared.sent.fetch_add(rest.len() as u64, SeqCst);
+            let sent = send(socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let unsent = rest.len() - sent.unwrap_or(0);
+            self.shared.sent.fetch_sub(unsent as u64, SeqCst);
+            match sent {
+                Ok(n) => done += n,
+                Err(Errno::AGAIN) => drop(ready(socket, PollFlags::OUT)),
+                Err(e) => return (done as u64, Some(e)),
+            }
+        }
+        (done as u64, None)
+    }
+}
