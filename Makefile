@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-vread demo-vread build setup guests hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-vread bench-vpipe demo-vread demo-vpipe build setup guests hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -52,6 +52,14 @@ demo-vread: guests build hadoop
 bench-vread: guests build
 	@scripts/hadoop.sh --bench
 	@$(viola) bench vread $(ARGS)
+
+## make demo-vpipe    nginx in a guest with busy neighbours: as it is, and with its files sent by the host
+demo-vpipe: guests build
+	@$(viola) bench vpipe --quick --rounds 3 --only "MiB, 1 connection"
+
+## make bench-vpipe   the figures of bench/results/vpipe.json, about ten minutes; ARGS="--quick" for a look
+bench-vpipe: guests build
+	@$(viola) bench vpipe $(ARGS)
 
 ## make build         the program (target/release/viola) and the lab's guest image
 build: setup

@@ -14,75 +14,13 @@ use std::time::Duration;
 
 use viola_agent::pipe::Reason;
 use viola_agent::pipe::hop::next_hop;
-use viola_handover::{drop_quietly, from_wire, outstanding, put, take, to_wire};
+use viola_handover::{drop_quietly, outstanding, take, to_wire};
 use viola_proto::pipe::library::{Answer, Ask};
-use viola_proto::pipe::{Connection, FromGuest, PipeId, ToGuest};
+use viola_proto::pipe::{FromGuest, ToGuest};
 
 use bed::Bed;
-use bed::wire::{CLIENT, Way, sh};
-
-/// What the host was given.
-struct Given {
-    pipe: PipeId,
-    connection: Box<Connection>,
-    bytes: Vec<u8>,
-}
-
-/// The host hears of a pipe, and reads its bytes from the image.
-fn given(bed: &Bed) -> Given {
-    match bed.host.hear() {
-        FromGuest::Give {
-            pipe,
-            connection,
-            next_hop,
-            map,
-            offset,
-            length,
-            ..
-        } => {
-            assert_eq!(next_hop, CLIENT.0);
-            let bytes = bed.host.bytes(&map, offset, length);
-            Given {
-                pipe,
-                connection,
-                bytes,
-            }
-        }
-        other => panic!("{other:?}"),
-    }
-}
-
-/// The host has the connection.
-fn put_there(bed: &Bed, given: &Given) -> OwnedFd {
-    bed.wire.lead(Way::Nowhere);
-    bed.wire.settle();
-    let state = from_wire(*given.connection.clone());
-    let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
-    let ready = put(socket.as_fd(), &state).unwrap();
-    bed.wire.lead(Way::Host);
-    ready.go().unwrap();
-    socket
-}
-
-/// The host gives it back, and lets packets go to the guest when the guest has it.
-fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32) {
-    while outstanding(socket.as_fd()).unwrap() > 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    bed.wire.lead(Way::Nowhere);
-    let state = take(socket.as_fd()).unwrap().keep();
-    bed.wire.settle();
-    drop_quietly(socket.as_fd()).unwrap();
-    bed.host.say(ToGuest::Back {
-        pipe,
-        connection: Some(Box::new(to_wire(state).unwrap())),
-        sent,
-        errno,
-    });
-    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
-    bed.wire.lead(Way::Guest);
-    bed.host.say(ToGuest::Released { pipe });
-}
+use bed::there::{give_back, given, put_there};
+use bed::wire::{Way, sh};
 
 /// Bytes that can be read.
 fn readable(stream: &TcpStream) -> u64 {
@@ -436,10 +374,10 @@ fn the_next_hop_is_what_the_kernel_uses() {
     let hop = |local: &str, peer: &str| next_hop(local.parse().unwrap(), peer.parse().unwrap());
     let found = netns.run(|| {
         sh(
-            "ip link set lo up; ip link add a type dummy; ip link set a up; \
-            ip address add 10.97.0.1/24 dev a; ip address add fd97::1/64 dev a nodad; \
-            ip neighbour replace 10.97.0.9 lladdr 02:00:00:00:00:09 dev a nud permanent; \
-            ip neighbour replace fd97::9 lladdr 02:00:00:00:00:19 dev a nud permanent; \
+            "ip link set lo up; ip link add hop type veth peer name far; ip link set far up; ip link set hop up; \
+            ip address add 10.97.0.1/24 dev hop; ip address add fd97::1/64 dev hop nodad; \
+            ip neighbour replace 10.97.0.9 lladdr 02:00:00:00:00:09 dev hop nud permanent; \
+            ip neighbour replace fd97::9 lladdr 02:00:00:00:00:19 dev hop nud permanent; \
             ip route add default via 10.97.0.9; ip -6 route add default via fd97::9",
         );
         [

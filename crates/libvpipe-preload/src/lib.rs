@@ -22,7 +22,9 @@
 //! `limit_rate` slows only its reading of the count, not the bytes. `VIOLA_PIPE_AHEAD=0` switches it off.
 //!
 //! *Signals and forks.* The child of a fork has no pipes, and its `close` ends none of its parent's; that of a vfork neither.
-//! A signal handler must not close a socket that it may have interrupted in the middle of `sendfile`.
+//! A signal handler must not close a socket that it may have interrupted in the middle of `sendfile`. A call that waits for the
+//! host on a socket that blocks is not ended by a signal, nor by `SO_SNDTIMEO` and `SO_RCVTIMEO`; the end of the connection
+//! ends it.
 //!
 //! *Later.* Only `sendfile` from a regular file is seen: not `splice` of a file through a pipe, not `copy_file_range`, not
 //! `sendmmsg` and `recvmmsg`, nothing of `io_uring`, and no `close_range` (the pipe goes on, and is noticed when the

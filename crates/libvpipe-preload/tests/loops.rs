@@ -295,6 +295,7 @@ fn a_program_that_closes_early_resets_the_connection() {
                 rest.len() < SIZE && rest == room.bytes[..rest.len()],
                 "{mode} {path}"
             );
+            room.agent.wait_for_resets(1);
             assert_eq!(
                 (room.agent.resets(), room.agent.pipes()),
                 (1, 1),

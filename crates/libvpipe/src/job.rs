@@ -2,7 +2,7 @@
 //! Transfers for which nobody waits, by the descriptors that become readable when they are done.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -11,7 +11,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec, write};
 
 use crate::candidate::file_id;
 use crate::copy::copy;
-use crate::engine::{News, PerProcess, quietly};
+use crate::engine::{Descriptor, News, PerProcess, quietly};
 use crate::file::{begin, finish};
 
 /// Stack of a thread that copies, in bytes.
@@ -19,12 +19,12 @@ const STACK: usize = 256 << 10;
 
 /// A transfer.
 struct Job {
-    file: OwnedFd,
-    socket: OwnedFd,
+    file: Descriptor,
+    socket: Descriptor,
     offset: u64,
     length: usize,
     /// Becomes readable when it is over.
-    completion: OwnedFd,
+    completion: Descriptor,
     stage: Mutex<Stage>,
     over: Condvar,
 }
@@ -117,11 +117,11 @@ pub(crate) fn start(
     length: usize,
 ) -> Result<RawFd, Errno> {
     let job = Arc::new(Job {
-        file: fcntl_dupfd_cloexec(file, 0)?,
-        socket: fcntl_dupfd_cloexec(socket, 0)?,
+        file: fcntl_dupfd_cloexec(file, 0)?.into(),
+        socket: fcntl_dupfd_cloexec(socket, 0)?.into(),
         offset,
         length,
-        completion: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        completion: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into(),
         stage: Mutex::new(Stage::Piped),
         over: Condvar::new(),
     });
@@ -135,7 +135,7 @@ pub(crate) fn start(
     if !piped {
         job.copy_on_a_thread();
     }
-    let number = job.completion.as_raw_fd();
+    let number = job.completion.as_fd().as_raw_fd();
     let pending = Pending {
         job,
         piped: piped.then(|| socket.as_raw_fd()),

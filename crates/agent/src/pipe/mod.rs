@@ -9,6 +9,7 @@
 //! | [`socket`] | a connection out of a program's socket and into it again |
 //! | [`hop`] | where the connection's packets go |
 //! | [`crate::core::pipe`] | the life of one pipe |
+//! | `map` | the thread that finds where files are |
 //! | `work` | the thread that joins them |
 //!
 //! The thread talks with the main loop, which has the way to the host: messages go there as outcomes, and come back,
@@ -20,6 +21,7 @@
 
 pub mod hop;
 pub mod lease;
+mod map;
 pub mod programs;
 mod reason;
 pub mod settings;

@@ -3,6 +3,7 @@
 //! namespace, and the host. Needs root, loop devices, TAP devices, iproute2, e2fsprogs and unshare.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod there;
 pub mod wire;
 
 use std::collections::BTreeMap;

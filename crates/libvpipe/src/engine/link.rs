@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ use rustix::net::{
 };
 use viola_proto::pipe::library::{Answer, Ask, PACKET};
 
+use super::descriptor::Descriptor;
+
 /// How long an agent that reads nothing is waited for when it must hear something.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 0,
@@ -24,7 +26,7 @@ const PATIENCE: Timespec = Timespec {
 
 #[derive(Debug, Clone)]
 pub(super) struct Link {
-    socket: Arc<OwnedFd>,
+    socket: Arc<Descriptor>,
     /// Tells one link of the process from the next.
     pub number: u64,
 }
@@ -36,7 +38,7 @@ impl Link {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         fcntl_setfl(&socket, OFlags::empty())?; // the helper waits in recv
-        let socket = Arc::new(socket);
+        let socket = Arc::new(socket.into());
         Ok(Self { socket, number })
     }
 

@@ -4,20 +4,22 @@
 //! Connection and thread are made when the first pipe is begun, and again after a fork. Only the agent's answers change a
 //! record by themselves; a thread that waits is woken, and a [`Watcher`] is called.
 //!
-//! All system calls in here that could be interposed by the preload library are made past the C library, except that
-//! descriptors are closed: only those that carry no mark.
+//! All system calls in here that the preload library takes the place of are made past the C library.
 
+mod descriptor;
 mod link;
 pub mod marks;
 mod process;
 mod table;
 
+pub(crate) use descriptor::Descriptor;
 pub use process::PerProcess;
 pub use table::{News, Part, Record, State, Table, Watcher};
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -113,9 +115,9 @@ impl Engine {
         let fds = [file, socket];
         let mut link = self.link(table)?;
         let mut given = link.give(ask, &fds);
-        if given.is_err_and(|e| e != Errno::AGAIN) {
-            // the agent was started anew, maybe
-            table.lose(link.number);
+        if matches!(given, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
+            // The agent was started anew, maybe. Whoever hears the old one hears it to the end.
+            table.link = None;
             link = self.link(table)?;
             given = link.give(ask, &fds);
         }
@@ -169,9 +171,13 @@ impl Engine {
     }
 
     fn listen(&self, link: &Link) {
-        while let Some(answer) = link.hear() {
-            self.lock().hear(answer);
-        }
+        let hearing = AssertUnwindSafe(|| {
+            while let Some(answer) = link.hear() {
+                self.lock().hear(answer);
+            }
+        });
+        // whatever ends it: nobody may wait for answers any more
+        let _ = catch_unwind(hearing);
         self.lock().lose(link.number);
     }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -104,6 +104,14 @@ impl Agent {
 
     pub fn resets(&self) -> u64 {
         self.shared.resets.load(SeqCst)
+    }
+
+    /// Waits until it was told of so many resets: programs do not wait for it.
+    pub fn wait_for_resets(&self, n: u64) {
+        let begun = Instant::now();
+        while self.resets() < n && begun.elapsed() < Duration::from_secs(5) {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub fn stops(&self) -> u64 {

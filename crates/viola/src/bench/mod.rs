@@ -13,6 +13,7 @@ pub mod side;
 mod slices;
 mod spawn;
 pub mod trace;
+mod vpipe;
 mod vread;
 
 use std::path::PathBuf;
@@ -40,6 +41,11 @@ pub enum Bench {
     /// (scripts/hadoop.sh --bench). About half an hour;
     /// the result is written to bench/results/vread.json when everything was measured, else to build/bench/vread.json.
     Vread(vread::Vread),
+    /// nginx in a guest: as it is, and with its files sent by the host.
+    ///
+    /// Needs root, two cores and the lab's guest image (make build). About twelve minutes; the result is written to
+    /// bench/results/vpipe.json when everything was measured, else to build/bench/vpipe.json.
+    Vpipe(Options),
 }
 
 /// Options of every benchmark.
@@ -91,6 +97,7 @@ pub fn run(bench: &Bench) -> Outcome {
             slices::run(options)
         }
         Bench::Vread(vread) => vread::run(vread),
+        Bench::Vpipe(options) => vpipe::run(options),
     }
 }
 

@@ -92,9 +92,14 @@ impl Daemon {
 
     /// Bytes that its readers have read since it runs.
     pub fn served(&self) -> Outcome<u64> {
-        let client = crate::client::Client::new(&self.folder.join("viola.sock"));
-        let vread: Vread = client.get("/vread").map_err(Failure::run)?;
+        let vread: Vread = self.ask("/vread")?;
         Ok(vread.readers.iter().flat_map(|r| r.bytes.values()).sum())
+    }
+
+    /// What it answers to this request.
+    pub fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> Outcome<T> {
+        let client = crate::client::Client::new(&self.folder.join("viola.sock"));
+        client.get(path).map_err(Failure::run)
     }
 
     /// The end of its log.

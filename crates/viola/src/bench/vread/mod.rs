@@ -5,7 +5,7 @@
 mod apps;
 mod bed;
 mod caches;
-mod daemon;
+pub(super) mod daemon;
 mod disk;
 mod paper;
 mod remote;
@@ -23,6 +23,7 @@ use bed::{Bed, Cores, Ground};
 use daemon::Daemon;
 use rows::{Found, Reading};
 use usage::Moment;
+pub(super) use usage::busy;
 use work::{BLOCK, LITTER, LITTERED, Phase, SCRATCH, Side, Sizes, Work};
 
 use super::Options;
@@ -384,7 +385,7 @@ fn cores(client: usize) -> Outcome<Cores> {
     Ok(Cores { client, node })
 }
 
-fn verdict(results: &Results, path: &Path) -> String {
+pub(super) fn verdict(results: &Results, path: &Path) -> String {
     let judged = results.rows.iter().filter(|r| r.met.is_some()).count();
     let missed: Vec<_> = results
         .rows
@@ -400,7 +401,7 @@ fn verdict(results: &Results, path: &Path) -> String {
         let why = row
             .why
             .as_deref()
-            .unwrap_or("not explained yet (bench/why-vread.toml)");
+            .unwrap_or("not explained yet (bench/why-*.toml)");
         text.push_str(&format!("missed: {}: {why}\n", row.name));
     }
     text

@@ -118,7 +118,7 @@ impl Moment {
 }
 
 /// Seconds that all cores together were not idle.
-fn busy() -> Outcome<f64> {
+pub fn busy() -> Outcome<f64> {
     let text =
         read_to_string("/proc/stat").map_err(|e| Failure::run(format!("/proc/stat: {e}")))?;
     let ticks = busy_ticks(&text).ok_or_else(|| Failure::run("/proc/stat: no line of all CPUs"))?;

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Descriptors of the library's own, which the preload library never sees closed.
+//!
+//! They may be closed while the table is locked, and the preload library's `close` takes it when the number has a mark left
+//! from somebody else.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+
+/// A descriptor that is closed past the C library.
+#[derive(Debug)]
+pub(crate) struct Descriptor(ManuallyDrop<OwnedFd>);
+
+impl From<OwnedFd> for Descriptor {
+    fn from(fd: OwnedFd) -> Self {
+        Self(ManuallyDrop::new(fd))
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it after this.
+        let fd = unsafe { ManuallyDrop::take(&mut self.0) }.into_raw_fd();
+        // SAFETY: it was owned, and nobody else has it.
+        unsafe { rustix::io::close(fd) };
+    }
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A guest with a web server twice, as it is and with the library, neighbours on its core, and viola.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use viola_extents::Extent;
+use viola_extents::host::{Image, Layer};
+use viola_lab::wire::Workload;
+use viola_lab::{Guest, Lab, Paths, Spec};
+use viola_proto::pipe::shown::{Pipes, Work};
+
+use super::super::interrupt;
+use super::super::side::lab_failure;
+use super::super::vread::daemon::{Daemon, head};
+use crate::error::{Failure, Outcome};
+
+/// Sizes of the files that are served, in bytes.
+pub const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20];
+const WEB: &str = "vpipe-web";
+const NEIGHBOURS: [&str; 3] = ["vpipe-busy1", "vpipe-busy2", "vpipe-busy3"];
+/// How long the guest's disk may stay unproved.
+const PROVED: Duration = Duration::from_secs(30);
+/// Debian's settings, and no end to a connection.
+const NGINX: &str = "user root root; worker_processes 1; pid RUN/pid; error_log RUN/error.log;
+events { worker_connections 512; }
+http {
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000000; default_type text/plain;
+  client_body_temp_path RUN/1; proxy_temp_path RUN/2; fastcgi_temp_path RUN/3;
+  uwsgi_temp_path RUN/4; scgi_temp_path RUN/5;
+  server { listen PORT backlog=512; root /mnt; }
+}
+";
+const PRELOAD: &str = "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/pipe.sock";
+
+/// Who serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The web server as it is.
+    Stock,
+    /// The same with the library.
+    Viola,
+    /// The host by itself, from the same image: the limit.
+    Host,
+}
+
+impl Side {
+    /// As it is called in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Viola => "viola",
+            Self::Host => "host",
+        }
+    }
+
+    fn port(self) -> u16 {
+        match self {
+            Self::Stock => 80,
+            Self::Viola => 81,
+            Self::Host => 82,
+        }
+    }
+}
+
+/// Bytes that follow from their number.
+fn noise(size: usize) -> Vec<u8> {
+    let mut word = size as u64 | 1;
+    let mut bytes = Vec::with_capacity(size + 8);
+    while bytes.len() < size {
+        word = word
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&word.rotate_left(17).to_le_bytes());
+    }
+    bytes.truncate(size);
+    bytes
+}
+
+/// Path of a file of this size.
+pub fn path(size: usize) -> String {
+    format!("/f{size}")
+}
+
+/// The files, and the image that they are in.
+pub struct Ground {
+    image: PathBuf,
+    /// By the order of [`SIZES`].
+    pub files: Vec<Vec<u8>>,
+    daemon: Daemon,
+}
+
+impl Ground {
+    /// Makes the image in `folder`, and starts viola.
+    pub fn new(folder: &Path) -> Outcome<Self> {
+        let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
+        let tree = folder.join("tree");
+        let _ = fs::remove_dir_all(&tree);
+        fs::create_dir_all(&tree).map_err(failed)?;
+        let files: Vec<Vec<u8>> = SIZES.iter().map(|size| noise(*size)).collect();
+        for file in &files {
+            let name = path(file.len());
+            fs::write(tree.join(&name[1..]), file).map_err(failed)?;
+        }
+        let image = folder.join("web.img");
+        let _ = fs::remove_file(&image);
+        let sized = File::create(&image).and_then(|f| f.set_len(512 << 20));
+        sized.map_err(failed)?;
+        let made = Command::new("/usr/sbin/mkfs.ext4")
+            .args(["-q", "-d"])
+            .args([&tree, &image])
+            .output()
+            .map_err(failed)?;
+        if !made.status.success() {
+            let why = String::from_utf8_lossy(&made.stderr);
+            return Err(Failure::run(format!("mkfs.ext4: {}", why.trim())));
+        }
+        let own = Daemon::folder("-vpipe")?;
+        let config = format!(
+            "{}\n[[vm]]\nname = \"{WEB}\"\n[vm.pipe]\naddresses = [\"10.77.0.11\"]\n",
+            head(&own, "all")
+        );
+        let daemon = Daemon::begin(own, &config, None, None)?;
+        Ok(Self {
+            image,
+            files,
+            daemon,
+        })
+    }
+
+    /// Boots the guests on this core.
+    pub fn boot(&self, core: usize) -> Outcome<Lab> {
+        let image = self.image.display().to_string();
+        let image = fs::canonicalize(&image).map_err(|e| Failure::run(format!("{image}: {e}")))?;
+        let mut text = format!(
+            "[lab]\nname = \"bench-vpipe\"\n[[guest]]\nname = \"{WEB}\"\ncores = [{core}]\nmemory = \"768M\"\n\
+             disks = [{{ image = {:?} }}]\n",
+            image.display().to_string()
+        );
+        for name in NEIGHBOURS {
+            text.push_str(&format!("[[guest]]\nname = \"{name}\"\ncores = [{core}]\n"));
+        }
+        let spec = Spec::from_toml(&text, "bench-vpipe", Path::new("/")).map_err(lab_failure)?;
+        Lab::up(&spec, &Paths::find().map_err(lab_failure)?).map_err(lab_failure)
+    }
+
+    /// Starts everything in the guest.
+    pub fn bed<'a>(&'a self, lab: &'a Lab) -> Outcome<Bed<'a>> {
+        let bed = Bed { ground: self, lab };
+        bed.sh("mount -o noatime /dev/ubda /mnt")?;
+        let agent = "[pipe]\nfiles = ['/mnt']\nusers = ['root']\nsocket = '/tmp/pipe.sock'\n";
+        let web = bed.web()?;
+        web.start("agent", Workload::agent(agent))
+            .map_err(lab_failure)?;
+        bed.wait_proved()?;
+        for side in [Side::Stock, Side::Viola] {
+            let run = format!("/tmp/{}", side.name());
+            let config = NGINX
+                .replace("RUN", &run)
+                .replace("PORT", &side.port().to_string());
+            let preload = match side {
+                Side::Viola => PRELOAD,
+                _ => "",
+            };
+            bed.sh(&format!(
+                "mkdir -p {run}; cat > {run}/nginx.conf <<'END'\n{config}END\n\
+                 {preload} nginx -c {run}/nginx.conf -e {run}/error.log > {run}/out 2>&1"
+            ))?;
+        }
+        Ok(bed)
+    }
+}
+
+/// Guests that run.
+pub struct Bed<'a> {
+    ground: &'a Ground,
+    lab: &'a Lab,
+}
+
+impl Bed<'_> {
+    /// The guest with the web servers.
+    pub fn web(&self) -> Outcome<&Guest> {
+        self.lab.guest(WEB).map_err(lab_failure)
+    }
+
+    /// Runs a script in it that must succeed.
+    fn sh(&self, script: &str) -> Outcome<String> {
+        let output = self.web()?.exec(&["sh", "-ec", script]);
+        let output = output.map_err(lab_failure)?;
+        if output.status != 0 {
+            let why = format!("{WEB}: `{script}`: {}", output.stderr.trim());
+            return Err(Failure::run(why));
+        }
+        Ok(output.stdout)
+    }
+
+    /// What the host has sent so far.
+    pub fn work(&self) -> Outcome<Work> {
+        let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
+        Ok(pipes
+            .vms
+            .first()
+            .map(|vm| vm.work.clone())
+            .unwrap_or_default())
+    }
+
+    fn wait_proved(&self) -> Outcome {
+        let begun = Instant::now();
+        loop {
+            interrupt::check()?;
+            let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
+            if pipes.vms.iter().any(|vm| vm.serving) {
+                return Ok(());
+            }
+            if begun.elapsed() > PROVED {
+                let why = pipes
+                    .vms
+                    .first()
+                    .map(|vm| vm.why.clone())
+                    .unwrap_or_default();
+                return Err(Failure::run(format!("{WEB} is not served: {why}")));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Makes the neighbours busy, or lets them rest.
+    pub fn disturb(&self, busy: bool) -> Outcome {
+        for name in NEIGHBOURS {
+            let guest = self.lab.guest(name).map_err(lab_failure)?;
+            match busy {
+                true => guest.start("hog", Workload::hog()).map_err(lab_failure)?,
+                false => drop(guest.stop("hog").map_err(lab_failure)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a side listens.
+    pub fn address(&self, side: Side) -> Outcome<SocketAddr> {
+        let ip = match side {
+            Side::Host => self.lab.spec().bridges[0].address,
+            _ => self
+                .web()?
+                .address()
+                .ok_or_else(|| Failure::run("the guest has no address"))?,
+        };
+        Ok((ip, side.port()).into())
+    }
+
+    /// Does something where the clients are.
+    pub fn at_clients<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Outcome<T> {
+        self.lab.in_netns(job).map_err(lab_failure)
+    }
+
+    /// Where a file is on the image, for the host by itself: as the guest's kernel says.
+    pub fn source(&self, size: usize) -> Outcome<(Arc<Image>, Vec<Extent>)> {
+        let file = File::open(&self.ground.image).map_err(Failure::run)?;
+        let image = Image::open(vec![Layer::raw(file)]).map_err(Failure::run)?;
+        let listed = Command::new("/usr/sbin/debugfs")
+            .args(["-R", &format!("blocks {}", path(size))])
+            .arg(&self.ground.image)
+            .output()
+            .map_err(|e| Failure::run(format!("debugfs: {e}")))?;
+        let blocks = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let block = self.sh("stat -f -c %S /mnt")?;
+        let block: u64 = block.trim().parse().map_err(Failure::run)?;
+        let extents = blocks
+            .split_ascii_whitespace()
+            .filter_map(|number| number.parse::<u64>().ok())
+            .enumerate()
+            .map(|(at, number)| Extent {
+                logical: at as u64 * block,
+                physical: number * block,
+                length: block,
+                zero: false,
+            });
+        Ok((Arc::new(image), joined(extents)))
+    }
+}
+
+/// Neighbouring extents as one.
+fn joined(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
+    let mut all: Vec<Extent> = Vec::new();
+    for extent in extents {
+        match all.last_mut() {
+            Some(last)
+                if last.logical + last.length == extent.logical
+                    && last.physical + last.length == extent.physical =>
+            {
+                last.length += extent.length;
+            }
+            _ => all.push(extent),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_on_the_disk_are_one_extent() {
+        let extent = |logical, physical, length| Extent {
+            logical,
+            physical,
+            length,
+            zero: false,
+        };
+        let pieces = [extent(0, 8, 4), extent(4, 12, 4), extent(8, 4, 4)];
+        assert_eq!(
+            joined(pieces.into_iter()),
+            [extent(0, 8, 8), extent(8, 4, 4)]
+        );
+    }
+}
