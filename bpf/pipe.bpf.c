@@ -7,7 +7,8 @@
  * tap hold as before, and two VMs may have the same address. Three hooks:
  *
  *   to_guest    tap, egress:             led flows go to the veth, held ones where they are kept, or nowhere
- *   from_guest  tap, ingress:            what the host's socket sent passes, what the VM says of a led or held flow does not
+ *   from_guest  tap, ingress:            what the host's socket sent passes, what the VM says of a led or held flow does not, but for
+ *                                        one on its way back, of which it says nothing until it has it
  *   from_host   veth's end, ingress:     led flows go into the tap, anything else nowhere
  *
  * Everything that is not in the map passes. Fragments and VLAN tags are not looked into; an ICMP message that a packet was too
@@ -214,6 +215,8 @@ int from_guest(struct __sk_buff *skb)
 		return TCX_NEXT;
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (!flow)
+		return TCX_NEXT;
+	if (flow->state == FLOW_HELD && flow->out)
 		return TCX_NEXT;
 	count(&flow->silenced);
 	return TCX_DROP;

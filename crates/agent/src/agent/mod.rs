@@ -405,12 +405,23 @@ impl Agent {
                 }
             }
         }
-        let empty = self
-            .volumes
-            .keys()
-            .all(|fs| self.ledger.of_fs(*fs).is_empty())
-            && self.pipes.as_ref().is_none_or(|pipes| pipes.busy() == 0);
-        self.ends.is_some_and(|ends| empty || ends <= now)
+        self.ends
+            .is_some_and(|ends| ends <= now || self.has_left(now))
+    }
+
+    /// Whether nothing is left to be done, and all is said.
+    fn has_left(&mut self, now: Millis) -> bool {
+        let mut names = self.volumes.keys();
+        if !names.all(|fs| self.ledger.of_fs(*fs).is_empty())
+            || self.pipes.as_ref().is_some_and(|pipes| pipes.busy() > 0)
+        {
+            return false;
+        }
+        // the last pipe may have said that its connection is back just now
+        self.take_outcomes(now);
+        self.keep_pipes();
+        self.flush(now);
+        self.channel.is_none() || self.words.is_empty() && self.writer.waiting() == 0
     }
 
     /// Stops all reads of a file system; its proof is void.

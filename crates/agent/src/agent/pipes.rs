@@ -17,15 +17,19 @@ impl Agent {
         if !self.session.open() {
             self.words.clear();
         }
+        self.say_words();
+        let facts = self.facts();
+        if let Some(pipes) = &mut self.pipes {
+            pipes.know(facts);
+        }
+    }
+
+    fn say_words(&mut self) {
         while let Some(word) = self.words.pop_front() {
             if self.writer.push(&FromAgent::Pipe(word.clone())).is_err() {
                 self.words.push_front(word);
                 break;
             }
-        }
-        let facts = self.facts();
-        if let Some(pipes) = &mut self.pipes {
-            pipes.know(facts);
         }
     }
 
@@ -65,7 +69,12 @@ impl Agent {
             .volumes
             .get(&fs)
             .is_some_and(|v| v.proof == Proof::Good && !v.retiring);
-        let said = is_now && good && self.writer.push(&FromAgent::Pipe(out.message)).is_ok();
+        // a connection is given again only behind the word that it had come back
+        self.say_words();
+        let said = is_now
+            && good
+            && self.words.is_empty()
+            && self.writer.push(&FromAgent::Pipe(out.message)).is_ok();
         if let Some(pipes) = self.pipes.as_ref().filter(|_| !said) {
             pipes.unsaid(pipe);
         }

@@ -5,7 +5,6 @@
 //! |---|---|---|
 //! | asked | the program's socket | no |
 //! | given | the host | yes |
-//! | returning | the program's socket, and waits for its packets | no |
 //! | orphaned: the program is gone | the host | yes |
 //! | lost: the session is over | nothing | until the next session begins |
 //!
@@ -35,8 +34,6 @@ pub enum Event {
     },
     /// The connection was put into the socket, or not.
     Restored(bool),
-    /// The connection's packets come and go again.
-    Released,
     /// The session is over.
     Closed,
     /// A session has begun.
@@ -82,7 +79,6 @@ enum State {
     Asked,
     Given { stopping: bool, sent: u64 },
     Restoring { sent: u64, errno: i32 },
-    Returning { sent: u64, errno: i32 },
     Orphan,
     Lost,
     Over,
@@ -191,18 +187,13 @@ impl Life {
             }
 
             (State::Restoring { sent, errno }, Event::Restored(true)) => {
-                (State::Returning { sent, errno }, vec![Tell(Word::Taken)])
+                let said = vec![Tell(Word::Taken), self.over(sent, errno)];
+                (State::Over, said)
             }
             (State::Restoring { sent, .. }, Event::Restored(false)) => (
                 State::Over,
                 vec![Tell(Word::Reset), Kill, self.over(sent, lost)],
             ),
-
-            // without a host nobody holds its packets back
-            (State::Returning { sent, errno }, Event::Released | Event::Closed) => {
-                (State::Over, vec![self.over(sent, errno)])
-            }
-            (State::Returning { .. }, Event::Gone) => (State::Over, vec![]),
 
             (State::Orphan, Event::Refused) => (State::Over, vec![LetFile, Resume]),
             (State::Orphan, Event::Back { .. }) => (State::Over, vec![LetFile, Kill]),

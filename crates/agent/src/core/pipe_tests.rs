@@ -15,7 +15,6 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (any::<bool>(), any::<u64>(), errno)
             .prop_map(|(alive, sent, errno)| Event::Back { alive, sent, errno }),
         1 => any::<bool>().prop_map(Event::Restored),
-        2 => Just(Event::Released),
         1 => Just(Event::Closed),
         1 => Just(Event::Opened),
         1 => Just(Event::Stop),
@@ -172,7 +171,6 @@ fn a_whole_file_goes_and_the_connection_comes_back() {
         Event::Progress(4),
         back,
         Event::Restored(true),
-        Event::Released,
     ];
     let (life, actions) = run(&way);
     assert!(life.is_over());

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The MAC address to which this VM sends its packets for a peer: the kernel's route, then its neighbour.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr as End};
+use std::time::{Duration, Instant};
 
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::neighbour::{
@@ -16,11 +18,43 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::reason::Reason;
 
+/// A neighbour's address is believed for so long.
+const KNOWN: Duration = Duration::from_secs(1);
+/// Neighbours that are remembered.
+const MANY: usize = 4096;
+
 /// Where packets for a peer go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Hop {
     device: u32,
     address: IpAddr,
+}
+
+/// The next hops of the last second.
+#[derive(Debug, Default)]
+pub struct Hops {
+    known: BTreeMap<(IpAddr, IpAddr), [u8; 6]>,
+    since: Option<Instant>,
+}
+
+impl Hops {
+    /// As [`next_hop`], which is asked once a second at most for the same addresses.
+    ///
+    /// # Errors
+    /// As it.
+    pub fn of(&mut self, local: End, peer: End) -> Result<[u8; 6], Reason> {
+        if self.since.is_none_or(|since| since.elapsed() >= KNOWN) || self.known.len() > MANY {
+            self.known.clear();
+            self.since = Some(Instant::now());
+        }
+        let ends = (local.ip(), peer.ip());
+        if let Some(mac) = self.known.get(&ends) {
+            return Ok(*mac);
+        }
+        let mac = next_hop(local, peer)?;
+        self.known.insert(ends, mac);
+        Ok(mac)
+    }
 }
 
 /// The next hop of a connection.

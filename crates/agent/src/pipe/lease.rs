@@ -4,12 +4,16 @@
 //! A read lease (`F_SETLEASE`) is broken by whoever opens the file for writing or truncates it; such a one waits until
 //! the lease is given up, or for `/proc/sys/fs/lease-break-time` (45 seconds), after which the kernel lets it go on. A
 //! file that somebody has open for writing gets no lease.
+//!
+//! A file that is sent again and again is looked at once: it stays under lease for some seconds after its last pipe, and a writer
+//! does not wait for more than this thread's turn then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use viola_proto::agent::FileMap;
@@ -24,6 +28,11 @@ const F_OWNER_TID: i32 = 0;
 const READ: i32 = 0;
 /// `F_UNLCK`
 const UNLOCKED: i32 = 2;
+
+/// How long a file stays under lease that nobody needs; a deleted one keeps its place on the disk for as long.
+const KEPT: Duration = Duration::from_secs(5);
+/// How many of them.
+const MANY: usize = 64;
 
 /// `struct f_owner_ex`
 #[repr(C)]
@@ -46,6 +55,8 @@ pub struct Leased {
     pub map: Option<FileMap>,
     pipes: BTreeSet<PipeId>,
     broken: bool,
+    /// Since when no pipe needs it.
+    idle: Option<Instant>,
 }
 
 /// All of them. The thread that asks for a lease hears of writers.
@@ -107,6 +118,7 @@ impl Leases {
                 return Err(Reason::Written);
             }
             held.pipes.insert(pipe);
+            held.idle = None;
             return Ok(key);
         }
         let file = own(theirs).map_err(|_| Reason::Written)?;
@@ -117,6 +129,7 @@ impl Leases {
             map: None,
             pipes: BTreeSet::from([pipe]),
             broken: false,
+            idle: None,
         };
         self.files.insert(key, leased);
         Ok(key)
@@ -134,9 +147,35 @@ impl Leases {
         };
         held.pipes.remove(&pipe);
         if held.pipes.is_empty() {
+            held.idle = Some(Instant::now());
+            if held.broken || held.map.is_none() {
+                self.give_up(key);
+            }
+        }
+    }
+
+    /// Gives up what nobody has needed for some seconds, or all of it; whether anything is left of that kind.
+    pub fn tidy(&mut self, all: bool) -> bool {
+        let mut idle: Vec<(Instant, FileKey)> = self.idle().collect();
+        idle.sort_unstable();
+        let many = idle.len().saturating_sub(MANY);
+        for (at, (since, key)) in idle.iter().enumerate() {
+            if all || at < many || since.elapsed() >= KEPT {
+                self.give_up(*key);
+            }
+        }
+        self.idle().next().is_some()
+    }
+
+    fn idle(&self) -> impl Iterator<Item = (Instant, FileKey)> {
+        let files = self.files.iter();
+        files.filter_map(|(key, held)| Some((held.idle?, *key)))
+    }
+
+    fn give_up(&mut self, key: FileKey) {
+        if let Some(held) = self.files.remove(&key) {
             // the mapper may have the same description still: closing is not enough
             let _ = lease(held.file.as_fd(), UNLOCKED);
-            self.files.remove(&key);
         }
     }
 
@@ -144,14 +183,18 @@ impl Leases {
     pub fn broken(&mut self) -> Vec<PipeId> {
         let mut info = [0; 128 * 8];
         while rustix::io::read(&self.signals, &mut info).is_ok_and(|n| n > 0) {}
-        let mut pipes = Vec::new();
-        for held in self.files.values_mut().filter(|held| !held.broken) {
+        let (mut pipes, mut idle) = (Vec::new(), Vec::new());
+        for (key, held) in self.files.iter_mut().filter(|(_, held)| !held.broken) {
             // SAFETY: a plain question about an open descriptor.
             let is = unsafe { libc::fcntl(held.file.as_raw_fd(), libc::F_GETLEASE) };
             if is != READ {
                 held.broken = true;
                 pipes.extend(&held.pipes);
+                idle.extend(held.idle.map(|_| *key));
             }
+        }
+        for key in idle {
+            self.give_up(key);
         }
         pipes
     }
@@ -184,10 +227,8 @@ fn lease(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::OpenOptionsExt;
-    use std::time::{Duration, Instant};
-
     use super::*;
+    use std::os::unix::fs::OpenOptionsExt;
 
     fn file(folder: &tempfile::TempDir) -> std::path::PathBuf {
         let path = folder.path().join("f");
@@ -226,6 +267,37 @@ mod tests {
         leases.let_go(key, 2);
         writer.join().unwrap().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_file_that_nobody_needs_any_more_is_kept_for_the_next_one_and_not_from_a_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder);
+        let theirs = File::open(&path).unwrap();
+        let mut leases = Leases::new().unwrap();
+        let key = leases.hold(theirs.as_fd(), 1).unwrap();
+        leases.get(key).unwrap().map = Some(FileMap::default());
+        leases.let_go(key, 1);
+        assert!(leases.tidy(false), "it is kept");
+        assert_eq!(leases.hold(theirs.as_fd(), 2).unwrap(), key);
+        assert!(leases.get(key).unwrap().map.is_some(), "it was looked at");
+        assert!(!leases.tidy(true), "it is needed");
+        leases.let_go(key, 2);
+        let writer = {
+            let path = path.clone();
+            std::thread::spawn(move || File::options().write(true).open(path).unwrap().set_len(1))
+        };
+        while !writer.is_finished() {
+            assert!(leases.broken().is_empty());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        writer.join().unwrap().unwrap();
+        // and what is kept says nothing of a file that was changed
+        assert!(leases.get(key).is_none());
+        let key = leases.hold(theirs.as_fd(), 3).unwrap();
+        leases.get(key).unwrap().map = Some(FileMap::default());
+        leases.let_go(key, 3);
+        assert!(!leases.tidy(true));
     }
 
     #[test]

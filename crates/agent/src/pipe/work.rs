@@ -9,10 +9,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viola_proto::pipe::library::{Answer, Ask};
 use viola_proto::pipe::{Connection, FromGuest, PipeId, ToGuest};
 
+use super::hop::Hops;
 use super::lease::{FileKey, Leases};
 use super::map::{ToMap, map_all};
 use super::programs::{Heard, ProgramId, Programs};
@@ -30,6 +31,7 @@ pub struct Work {
     most: usize,
     programs: Programs,
     leases: Leases,
+    hops: Hops,
     pipes: BTreeMap<PipeId, Pipe>,
     next: PipeId,
     facts: Facts,
@@ -73,6 +75,7 @@ impl Work {
             most: settings.most as usize,
             programs: Programs::listen(&settings.socket, uids)?,
             leases,
+            hops: Hops::default(),
             pipes: BTreeMap::new(),
             next: 1,
             facts: Facts::default(),
@@ -87,7 +90,8 @@ impl Work {
     /// Works until it is told to end; all pipes are ended then.
     pub fn run(mut self) {
         loop {
-            let (ready, connects) = self.wait();
+            let tidy = self.leases.tidy(self.facts.halt);
+            let (ready, connects) = self.wait(tidy);
             // a writer waits
             for pipe in self.leases.broken() {
                 self.on(pipe, Event::Halt, Reason::Written);
@@ -110,8 +114,8 @@ impl Work {
         }
     }
 
-    /// Sleeps until there is something to do; says which programs have said something, and whether one wants to connect.
-    fn wait(&self) -> (Vec<ProgramId>, bool) {
+    /// Sleeps until there is something to do, or to be tidied up; says which programs have said something, and whether one wants to connect.
+    fn wait(&self, tidy: bool) -> (Vec<ProgramId>, bool) {
         let (ids, sockets): (Vec<_>, Vec<_>) = self.programs.sockets().unzip();
         let fixed = [
             self.wake.as_fd(),
@@ -124,7 +128,11 @@ impl Work {
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         // an interrupted wait is as good as a short one
-        if poll(&mut fds, None).is_err() {
+        let second = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        if poll(&mut fds, tidy.then_some(&second)).is_err() {
             return (Vec::new(), false);
         }
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
@@ -184,7 +192,6 @@ impl Work {
                 let event = Event::Back { alive, sent, errno };
                 self.on(pipe, event, Reason::Refused);
             }
-            ToGuest::Released { pipe } => self.on(pipe, Event::Released, Reason::Refused),
         }
     }
 

@@ -9,9 +9,11 @@
 //! |---|---|---|---|
 //! | 1 | agent | takes the connection out of the VM's socket, [`FromGuest::Give`] | what the peer sends is lost, and sent again |
 //! | 2 | host | puts it into a socket of its own, sends; [`ToGuest::Progress`] now and then | go to the host's socket |
-//! | 3 | host | takes it out again, [`ToGuest::Back`] | from the peer: kept |
-//! | 4 | agent | puts it into the old descriptor, [`FromGuest::Taken`] | kept |
-//! | 5 | host | [`ToGuest::Released`] | what was kept goes to the VM, and all that follows |
+//! | 3 | host | takes it out again, [`ToGuest::Back`] | from the peer: kept; from the VM: pass |
+//! | 4 | agent | puts it into the old descriptor, [`FromGuest::Taken`] | the same |
+//! | 5 | host | lets it go | what was kept goes to the VM, and all that follows |
+//!
+//! Nobody waits for step 5: the VM's socket said nothing before step 4, so whatever comes from it afterwards is of the connection.
 //!
 //! [`ToGuest::Refused`] in place of step 2: nothing has happened, the VM's socket goes on. [`FromGuest::Stop`] asks for an early
 //! step 3. When the session ends the host resets all connections that it has: a peer must never take a cut file for a whole one.
@@ -151,11 +153,6 @@ pub enum ToGuest {
         sent: u64,
         /// Why it ended early, as an errno; 0 when it did not.
         errno: i32,
-    },
-    /// Packets come and go again.
-    Released {
-        /// Which.
-        pipe: PipeId,
     },
 }
 

@@ -126,7 +126,7 @@ impl Pipes {
         self.order(Order::Reset(pipe));
     }
 
-    /// The VM has it again; answered with [`ToGuest::Released`].
+    /// The VM has it again, and gets what was kept for it.
     pub fn taken(&self, pipe: PipeId) {
         self.order(Order::Taken(pipe));
     }

@@ -106,7 +106,6 @@ impl Worker {
                     // a connection that is held for ever helps nobody, and the agent cannot do anything about it
                     let _ = self.place.flows.release(&going.flow);
                     self.place.park.let_go(&going.flow);
-                    self.say(ToGuest::Released { pipe: id });
                 }
             }
             Order::End => {

@@ -10,7 +10,6 @@ use viola_proto::pipe::{FromGuest, PipeId};
 
 use super::{Pipe, Work};
 use crate::core::pipe::{Event, Life};
-use crate::pipe::hop::next_hop;
 use crate::pipe::programs::ProgramId;
 use crate::pipe::reason::Reason;
 use crate::pipe::socket::Stream;
@@ -128,7 +127,7 @@ impl Work {
                 .collect(),
         };
         let (local, peer) = pipe.stream.ends()?;
-        let next_hop = next_hop(local, peer)?;
+        let next_hop = self.hops.of(local, peer)?;
         let connection = Box::new(pipe.stream.take()?);
         Ok(Some(FromGuest::Give {
             pipe: id,
