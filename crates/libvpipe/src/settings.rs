@@ -7,8 +7,9 @@ use std::sync::OnceLock;
 
 use viola_proto::pipe::library::SOCKET;
 
-/// Fewest bytes that are piped, unless `VIOLA_PIPE_MIN` says otherwise.
-pub const DEFAULT_MINIMUM: u64 = 256 << 10;
+/// Fewest bytes that are piped, unless `VIOLA_PIPE_MIN` says otherwise: a hand-over costs as much for a small file as for a
+/// large one, and for less than this it did not pay where it was measured (`make bench-vpipe`).
+pub const DEFAULT_MINIMUM: u64 = 2 << 20;
 
 /// What the environment says.
 #[derive(Debug, Clone, PartialEq, Eq)]

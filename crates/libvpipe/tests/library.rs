@@ -24,7 +24,10 @@ const SIZE: usize = 4_000_003;
 static FOLDER: LazyLock<Mutex<tempfile::TempDir>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     // SAFETY: every test begins here, so no other of them reads or writes the environment now.
-    unsafe { std::env::set_var("VIOLA_PIPE_SOCKET", folder.path().join("agent")) };
+    unsafe {
+        std::env::set_var("VIOLA_PIPE_SOCKET", folder.path().join("agent"));
+        std::env::set_var("VIOLA_PIPE_MIN", "262144");
+    }
     Mutex::new(folder)
 });
 

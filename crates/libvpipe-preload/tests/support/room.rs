@@ -58,6 +58,7 @@ impl Room {
     /// Starts a server in the network, and waits until it listens.
     pub fn serve(&self, mut server: Command) -> ChildStdout {
         server.env("VIOLA_PIPE_SOCKET", self.agent.path());
+        server.env("VIOLA_PIPE_MIN", "262144");
         server.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = self.netns.run(|| server.spawn().unwrap()).unwrap();
         let output = child.stdout.take().unwrap();
