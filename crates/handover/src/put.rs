@@ -49,6 +49,14 @@ pub fn drop_quietly(fd: BorrowedFd<'_>) -> Result<()> {
     sys::forget_error(fd)
 }
 
+/// Ends the connection of a socket that was taken, with a reset to the peer: for one that nobody has any more. The descriptor
+/// stays, and whoever polls it sees an error and a hang-up.
+pub fn drop_with_reset(fd: BorrowedFd<'_>) -> Result<()> {
+    sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
+    sys::disconnect(fd)?;
+    sys::forget_error(fd)
+}
+
 /// Buffers that hold the queues however the kernel cuts them into segments.
 fn roomy(state: &State) -> Buffers {
     let room = |bytes: usize| u32::try_from(4 * bytes + (256 << 10)).unwrap_or(u32::MAX);

@@ -16,7 +16,7 @@ use crate::{Error, Flow, Flows, Result};
 pub struct Pipe {
     flow: Flow,
     socket: OwnedFd,
-    sending: Sending,
+    sending: Option<Sending>,
     /// Bytes of the file that were asked for.
     whole: u64,
     /// The peer had said before that it sends no more; the host's socket has not heard it.
@@ -34,7 +34,7 @@ pub struct Returned {
 
 impl Pipe {
     /// Takes over a connection that was held and taken out of the VM's socket. `socket` is a fresh one in the VM's
-    /// [`crate::Space`], which has the VM's address and is behind that `veth`.
+    /// [`crate::Space`], which has the VM's address and is behind that `veth`. Without anything to send it is there to be reset.
     ///
     /// # Errors
     /// What the kernel refused. The connection stays held; nothing was said to the peer.
@@ -44,8 +44,9 @@ impl Pipe {
         socket: OwnedFd,
         flow: Flow,
         state: &State,
-        sending: Sending,
+        sending: impl Into<Option<Sending>>,
     ) -> Result<Self> {
+        let sending = sending.into();
         let ready = viola_handover::put(socket.as_fd(), state).map_err(Error::Connection)?;
         flows.lead(&flow, veth)?;
         ready.go().map_err(Error::Connection)?;
@@ -57,7 +58,7 @@ impl Pipe {
         Ok(Self {
             flow,
             socket,
-            whole: sending.left(),
+            whole: sending.as_ref().map_or(0, Sending::left),
             sending,
             peer_finished: state.peer_finished,
         })
@@ -78,7 +79,10 @@ impl Pipe {
     /// # Errors
     /// Of the connection or of the image; give it back then, or drop it.
     pub fn turn(&mut self, budget: u64) -> io::Result<(u64, Turn)> {
-        self.sending.turn(self.socket.as_fd(), budget)
+        match &mut self.sending {
+            Some(sending) => sending.turn(self.socket.as_fd(), budget),
+            None => Ok((0, Turn::Done)),
+        }
     }
 
     /// Whether the peer has acknowledged all that was sent.
@@ -99,7 +103,7 @@ impl Pipe {
 
     /// Bytes of the file that were given to the socket.
     pub fn sent(&self) -> u64 {
-        self.whole - self.sending.left()
+        self.whole - self.sending.as_ref().map_or(0, Sending::left)
     }
 
     /// Takes the connection back from the host's socket, for the VM. It is held until [`Flows::release`], and what the peer says

@@ -290,3 +290,26 @@ fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
     got.extend(rest);
     assert!(got == bed.file[..sent as usize], "{} {sent}", got.len());
 }
+
+#[test]
+fn a_connection_that_nobody_takes_back_is_reset() {
+    let mut bed = Bed::new("u");
+    let (mut client, guest, flow) = bed.tenant.connect(true);
+    bed.give(1, &guest);
+    let mut got = vec![0; SIZE as usize];
+    client.read_exact(&mut got).unwrap();
+    assert!(got == bed.file);
+    assert!(matches!(
+        bed.heard(),
+        ToGuest::Back {
+            pipe: 1,
+            connection: Some(_),
+            ..
+        }
+    ));
+    // the agent dies with it
+    bed.pipes.end();
+    let error = client.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    bed.wait_until_left_alone(&flow);
+}

@@ -68,6 +68,8 @@ pub enum Action {
     Resume,
     /// End the socket's connection without a word.
     Kill,
+    /// End it with a reset: nobody knows whether the host has said one.
+    Reset,
     /// Put the connection that came back into the socket; [`Event::Restored`] follows.
     Restore,
     /// The file may change, as far as this pipe goes.
@@ -145,7 +147,7 @@ impl Life {
     }
 
     fn next(&self, event: Event) -> (State, Vec<Action>) {
-        use Action::{Answer as Say, Kill, LetFile, Restore, Resume, Tell};
+        use Action::{Answer as Say, Kill, LetFile, Reset, Restore, Resume, Tell};
         let not_now = libc::EAGAIN;
         let lost = libc::ECONNRESET;
         match (self.state, event) {
@@ -183,7 +185,7 @@ impl Life {
             // the socket stays silent until it is known what has become of the connection
             (State::Given { .. }, Event::Gone) => (State::Orphan, vec![Tell(Word::Reset)]),
             (State::Given { sent, .. }, Event::Closed) => {
-                (State::Lost, vec![Kill, self.over(sent, lost)])
+                (State::Lost, vec![Reset, self.over(sent, lost)])
             }
 
             (State::Restoring { sent, errno }, Event::Restored(true)) => {
@@ -197,7 +199,7 @@ impl Life {
 
             (State::Orphan, Event::Refused) => (State::Over, vec![LetFile, Resume]),
             (State::Orphan, Event::Back { .. }) => (State::Over, vec![LetFile, Kill]),
-            (State::Orphan, Event::Closed) => (State::Lost, vec![Kill]),
+            (State::Orphan, Event::Closed) => (State::Lost, vec![Reset]),
 
             (State::Lost, Event::Opened) => (State::Over, vec![LetFile]),
             (state, _) => (state, vec![]),

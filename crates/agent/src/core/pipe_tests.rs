@@ -82,7 +82,7 @@ impl World {
                 prop_assert!(self.silent && !self.killed);
                 self.silent = false;
             }
-            Action::Kill => {
+            Action::Kill | Action::Reset => {
                 prop_assert!(self.silent && !self.killed);
                 (self.silent, self.killed) = (false, true);
             }
@@ -189,7 +189,7 @@ fn a_whole_file_goes_and_the_connection_comes_back() {
 #[test]
 fn a_lost_pipe_keeps_its_file_until_the_next_session() {
     let (mut life, actions) = run(&[Event::Given, Event::Progress(4), Event::Closed]);
-    assert_eq!(actions[1..], [Action::Kill, over(4, libc::ECONNRESET)]);
+    assert_eq!(actions[1..], [Action::Reset, over(4, libc::ECONNRESET)]);
     assert!(life.is_read() && !life.is_awaited());
     assert_eq!(life.on(Event::Opened), [Action::LetFile]);
     assert!(life.is_over());

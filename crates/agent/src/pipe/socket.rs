@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-use viola_handover::{drop_quietly, from_wire, put, resume, take, to_wire};
+use viola_handover::{drop_quietly, drop_with_reset, from_wire, put, resume, take, to_wire};
 use viola_proto::pipe::Connection;
 
 use super::reason::Reason;
@@ -108,6 +108,13 @@ impl Stream {
     pub fn kill(&self) {
         let _ = drop_quietly(self.socket.as_fd());
         let _ = hear(self.socket.as_fd());
+    }
+
+    /// Ends the connection with a reset: the host, which had it, may not be there any more to say so. What it has said beyond
+    /// this end's knowledge makes the peer ask once, and it gets its answer then.
+    pub fn reset(&self) {
+        let _ = hear(self.socket.as_fd());
+        let _ = drop_with_reset(self.socket.as_fd());
     }
 
     /// Puts a connection that came back into the socket. When it fails the socket has none.

@@ -285,6 +285,7 @@ impl Work {
                     Action::Tell(word) => words.push(word),
                     Action::Resume => pipe.stream.resume(),
                     Action::Kill => pipe.stream.kill(),
+                    Action::Reset => pipe.stream.reset(),
                     Action::Restore => {
                         let back = pipe.back.take();
                         let done = back.map(|connection| pipe.stream.restore(*connection));

@@ -2,13 +2,14 @@
 //! One pipe, from the moment at which the host has the connection until the VM has it again.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use viola_proto::pipe::shown::Transfer;
-use viola_proto::pipe::{PipeId, ToGuest};
+use viola_proto::pipe::{Connection, PipeId, ToGuest};
 
 use crate::send::Turn;
-use crate::{Flow, Flows, Pipe};
+use crate::{Flow, Flows, Pipe, Result};
 
 /// Bytes that one pipe sends before the next one's turn.
 const BUDGET: u64 = 1 << 20;
@@ -218,11 +219,22 @@ fn is_connections(error: &io::Error) -> bool {
 pub(super) struct Going {
     pub(super) flow: Flow,
     since: Instant,
+    connection: Connection,
 }
 
 impl Going {
-    pub(super) fn new(flow: Flow, now: Instant) -> Self {
-        Self { flow, since: now }
+    pub(super) fn new(flow: Flow, connection: Connection, now: Instant) -> Self {
+        Self {
+            flow,
+            since: now,
+            connection,
+        }
+    }
+
+    /// Resets it: nobody will ever take it back, and the peer is not to wait for that.
+    pub(super) fn reset(self, flows: &Flows, veth: u32, socket: OwnedFd) -> Result<()> {
+        let state = viola_handover::from_wire(self.connection);
+        Pipe::begin(flows, veth, socket, self.flow, &state, None).map(drop)
     }
 
     pub(super) fn is_late(&self, now: Instant) -> bool {

@@ -193,10 +193,20 @@ impl Worker {
         }
         while let Some(id) = (self.going.iter()).find_map(|(id, g)| g.is_late(now).then_some(*id)) {
             if let Some(going) = self.going.remove(&id) {
-                let _ = self.place.flows.release(&going.flow);
-                self.place.park.forget(&going.flow);
+                self.abandon(going);
             }
         }
+    }
+
+    /// A connection that nobody has taken back.
+    fn abandon(&mut self, going: Going) {
+        let flow = going.flow;
+        self.place.park.forget(&flow);
+        let reset = tcp_socket(flow.guest.ip())
+            .and_then(|socket| going.reset(&self.place.flows, self.place.veth, socket));
+        // then the peer finds out by itself
+        drop(reset);
+        let _ = self.place.flows.release(&flow);
     }
 
     fn over(&mut self, now: Instant, id: PipeId, flow: Flow, next: Next) {
@@ -208,7 +218,14 @@ impl Worker {
         }
         if returned {
             self.counts.returned += 1;
-            self.going.insert(id, Going::new(flow, now));
+            if let ToGuest::Back {
+                connection: Some(connection),
+                ..
+            } = &say
+            {
+                let going = Going::new(flow, (**connection).clone(), now);
+                self.going.insert(id, going);
+            }
         } else {
             self.counts.broken += 1;
             let _ = self.place.flows.release(&flow);
@@ -243,8 +260,7 @@ impl Worker {
             let _ = self.place.flows.release(&flow);
         }
         for going in std::mem::take(&mut self.going).into_values() {
-            let _ = self.place.flows.release(&going.flow);
-            self.place.park.forget(&going.flow);
+            self.abandon(going);
         }
     }
 

@@ -52,6 +52,9 @@ pub struct Agent {
     started_with: Option<Option<VmPipe>>,
     /// Why the VM's files cannot be sent.
     no_pipes: Option<String>,
+    /// Where they are sent from. Kept beside the worker: when that is killed its connections are reset, and what says so has
+    /// to find the programs still there.
+    place: Option<Place>,
 }
 
 impl Agent {
@@ -75,6 +78,7 @@ impl Agent {
             trouble: Trouble::default(),
             started_with: None,
             no_pipes: None,
+            place: None,
         }
     }
 
@@ -130,7 +134,7 @@ impl Agent {
             .map_err(|e| format!("its table cannot be made: {e}"))?;
         // A worker without it still serves blocks.
         self.no_pipes = None;
-        let place = match pipe.map(|pipe| Place::make(&self.vm, pipe)) {
+        self.place = match pipe.map(|pipe| Place::make(&self.vm, pipe)) {
             Some(Err(why)) => {
                 log::about(Level::Error, id, &why);
                 self.no_pipes = Some(why);
@@ -143,11 +147,11 @@ impl Agent {
         let begin = Begin::Agent {
             vm: self.vm.id.to_string(),
             limits: config.limits,
-            pipes: place.as_ref().map(|place| place.begin.clone()),
+            pipes: self.place.as_ref().map(|place| place.begin.clone()),
             user,
         };
         let mut fds = vec![table.as_fd()];
-        fds.extend(place.iter().flat_map(Place::fds));
+        fds.extend(self.place.iter().flat_map(Place::fds));
         Worker::start(Role::Agent, &socket, &begin, &fds).map_err(|e| chain(&e))
     }
 
