@@ -87,10 +87,10 @@ fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStre
             seeds: (1, 2),
         };
         while !stop.load(Ordering::SeqCst) {
-            let moved = talk.send(&client, 3000) | talk.receive(&client);
-            if !moved {
-                std::thread::sleep(Duration::from_micros(200));
-            }
+            talk.send(&client, 3000);
+            talk.receive(&client);
+            // a gap is to lose some segments, and not hundreds, which its kernel sends again one by one
+            std::thread::sleep(Duration::from_micros(300));
         }
         (talk.sent, talk.received, client)
     });
@@ -167,7 +167,7 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
         talk.receive(&server);
         rest.receive(&client);
         assert!(
-            begun.elapsed() < Duration::from_secs(20),
+            begun.elapsed() < Duration::from_secs(90),
             "the rest does not come"
         );
         std::thread::sleep(Duration::from_micros(200));
