@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::state::{Buffers, State};
 use crate::sys;
+use crate::take::resume;
 use crate::{Error, Result};
 
 // Codes of TCP options (RFC 9293, 2018, 7323).
@@ -52,7 +53,7 @@ pub fn drop_quietly(fd: BorrowedFd<'_>) -> Result<()> {
 /// Ends the connection of a socket that was taken, with a reset to the peer: for one that nobody has any more. The descriptor
 /// stays, and whoever polls it sees an error and a hang-up.
 pub fn drop_with_reset(fd: BorrowedFd<'_>) -> Result<()> {
-    sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
+    resume(fd)?;
     sys::disconnect(fd)?;
     sys::forget_error(fd)
 }

@@ -41,7 +41,7 @@ struct Repair<'a>(BorrowedFd<'a>);
 impl Drop for Repair<'_> {
     fn drop(&mut self) {
         // nothing can be done about a failure: the socket is as good as closed then
-        let _ = sys::set_tcp(self.0, sys::REPAIR, sys::OFF, "TCP_REPAIR");
+        let _ = resume(self.0);
     }
 }
 

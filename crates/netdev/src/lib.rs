@@ -9,4 +9,4 @@ mod space;
 
 pub use devices::{MAX_NAME, NetDevices, add_veth, netmask};
 pub use netlink::{Interface, add_address, ask, interface};
-pub use space::{Netns, inside};
+pub use space::{Netns, inside, tcp_socket};

@@ -39,12 +39,7 @@ impl Netns {
     /// # Errors
     /// What the kernel refused.
     pub fn tcp_socket(&self, address: IpAddr) -> io::Result<OwnedFd> {
-        let family = match address {
-            IpAddr::V4(_) => AddressFamily::INET,
-            IpAddr::V6(_) => AddressFamily::INET6,
-        };
-        let flags = SocketFlags::CLOEXEC;
-        Ok(self.run(|| socket_with(family, SocketType::STREAM, flags, None))??)
+        self.run(|| tcp_socket(address))?
     }
 }
 
@@ -52,6 +47,19 @@ impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// A TCP socket in the calling thread's namespace, for an address of this one's family.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn tcp_socket(address: IpAddr) -> io::Result<OwnedFd> {
+    let family = match address {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
 /// Does something on a thread of its own in a network namespace.

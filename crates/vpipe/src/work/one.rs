@@ -25,7 +25,7 @@ const LOOK: (Duration, Duration) = (Duration::from_micros(100), Duration::from_m
 
 #[derive(Debug)]
 enum Stage {
-    Sending { blocked: bool },
+    Sending,
     Draining { errno: i32, pause: Duration },
 }
 
@@ -63,7 +63,7 @@ impl One {
         Self {
             id,
             pipe,
-            stage: Stage::Sending { blocked: false },
+            stage: Stage::Sending,
             begun: now,
             told: now,
             ends: None,
@@ -76,13 +76,6 @@ impl One {
 
     pub(super) fn flow(&self) -> Flow {
         *self.pipe.flow()
-    }
-
-    /// The socket takes more, or has something to say.
-    pub(super) fn ready(&mut self) {
-        if let Stage::Sending { blocked } = &mut self.stage {
-            *blocked = false;
-        }
     }
 
     /// For people.
@@ -106,8 +99,11 @@ impl One {
     /// Sends no more.
     pub(super) fn stop(&mut self, now: Instant) {
         self.ends = Some(now + PATIENCE);
-        if let Stage::Sending { .. } = self.stage {
-            self.drain(0);
+        if let Stage::Sending = self.stage {
+            self.stage = Stage::Draining {
+                errno: 0,
+                pause: LOOK.0,
+            };
         }
     }
 
@@ -128,32 +124,29 @@ impl One {
         if self.is_late(now) {
             return (None, self.broken(libc::ETIMEDOUT));
         }
-        if let Stage::Sending { blocked: false } = self.stage {
-            match self.pipe.turn(BUDGET) {
+        let (errno, pause) = match self.stage {
+            Stage::Draining { errno, pause } => (errno, pause),
+            Stage::Sending => match self.pipe.turn(BUDGET) {
                 Ok((_, Turn::More)) => return (Some(self), Next::Again(Wait::Nothing)),
-                Ok((_, Turn::Full)) => self.stage = Stage::Sending { blocked: true },
-                Ok((_, Turn::Done)) => self.drain(0),
+                Ok((_, Turn::Full)) => return (Some(self), Next::Again(Wait::Socket)),
+                Ok((_, Turn::Done)) => (0, LOOK.0),
                 Err(e) if is_connections(&e) => {
                     return (None, self.broken(e.raw_os_error().unwrap_or(libc::EIO)));
                 }
                 // what is sent is sent; the VM finds out itself what its disk says about the rest
-                Err(_) => self.drain(libc::EIO),
-            }
-        }
-        match self.stage {
-            Stage::Sending { .. } => (Some(self), Next::Again(Wait::Socket)),
-            Stage::Draining { errno, pause } => match self.pipe.is_drained() {
-                Ok(true) => (None, self.give_back(flows, parked, errno)),
-                Ok(false) => {
-                    let longer = (pause * 2).min(LOOK.1);
-                    self.stage = Stage::Draining {
-                        errno,
-                        pause: longer,
-                    };
-                    (Some(self), Next::Again(Wait::Time(pause)))
-                }
-                Err(_) => (None, self.broken(libc::ECONNRESET)),
+                Err(_) => (libc::EIO, LOOK.0),
             },
+        };
+        match self.pipe.is_drained() {
+            Ok(true) => (None, self.give_back(flows, parked, errno)),
+            Ok(false) => {
+                self.stage = Stage::Draining {
+                    errno,
+                    pause: (pause * 2).min(LOOK.1),
+                };
+                (Some(self), Next::Again(Wait::Time(pause)))
+            }
+            Err(_) => (None, self.broken(libc::ECONNRESET)),
         }
     }
 
@@ -169,11 +162,6 @@ impl One {
             say,
             returned: false,
         }
-    }
-
-    fn drain(&mut self, errno: i32) {
-        let pause = LOOK.0;
-        self.stage = Stage::Draining { errno, pause };
     }
 
     fn give_back(self, flows: &Flows, parked: u32, errno: i32) -> Next {

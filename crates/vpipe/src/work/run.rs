@@ -2,14 +2,13 @@
 //! The thread itself.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use viola_netdev::tcp_socket;
 use viola_proto::agent::short;
 use viola_proto::pipe::shown::Work;
 use viola_proto::pipe::{PipeId, ToGuest};
@@ -152,7 +151,7 @@ impl Worker {
         let begun = (|| -> Result<Pipe> {
             let place = &self.place;
             place.flows.hold(&flow, Some(next_hop), None)?;
-            let socket = tcp_socket(flow.guest.ip())?;
+            let socket = socket_for(&flow)?;
             Pipe::begin(&place.flows, place.veth, socket, flow, &state, sending)
         })();
         match begun {
@@ -202,7 +201,7 @@ impl Worker {
     fn abandon(&mut self, going: Going) {
         let flow = going.flow;
         self.place.park.forget(&flow);
-        let reset = tcp_socket(flow.guest.ip())
+        let reset = socket_for(&flow)
             .and_then(|socket| going.reset(&self.place.flows, self.place.veth, socket));
         // then the peer finds out by itself
         drop(reset);
@@ -311,8 +310,7 @@ impl Worker {
                     let next = one.broken(libc::ECONNRESET);
                     self.over(now, id, flow, next);
                 }
-            } else if let Some((one, wait)) = self.pipes.get_mut(&id) {
-                one.ready();
+            } else if let Some((_, wait)) = self.pipes.get_mut(&id) {
                 *wait = Wait::Nothing;
             }
         }
@@ -326,11 +324,6 @@ impl Worker {
 }
 
 /// In the calling thread's network namespace.
-fn tcp_socket(address: IpAddr) -> Result<OwnedFd> {
-    let family = match address {
-        IpAddr::V4(_) => AddressFamily::INET,
-        IpAddr::V6(_) => AddressFamily::INET6,
-    };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    socket.map_err(|e| Error::kernel("making a socket")(e.into()))
+fn socket_for(flow: &Flow) -> Result<OwnedFd> {
+    tcp_socket(flow.guest.ip()).map_err(Error::kernel("making a socket"))
 }
