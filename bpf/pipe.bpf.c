@@ -9,7 +9,7 @@
  *   to_guest    tap, egress:             led flows go to the veth, held ones where they are kept, or nowhere
  *   from_guest  tap, ingress:            what the host's socket sent passes, what the VM says of a led or held flow does not, but for
  *                                        one on its way back, of which it says nothing until it has it
- *   from_host   veth's end, ingress:     led flows go into the tap, anything else nowhere
+ *   from_host   veth's end, ingress:     led and taken flows go into the tap, anything else nowhere
  *
  * Everything that is not in the map passes. Fragments and VLAN tags are not looked into; an ICMP message that a packet was too
  * big goes to whoever has the flow.
@@ -49,7 +49,7 @@ enum { TCX_NEXT = -1, TCX_PASS = 0, TCX_DROP = 2 };
 enum { ETH_IPV4 = 0x0800, ETH_IPV6 = 0x86dd, ETH_HEADER = 14 };
 enum { PROTO_ICMP = 1, PROTO_TCP = 6, PROTO_ICMPV6 = 58 };
 
-/* Carried from the veth's hook to the tap's, in skb->mark, and taken off there. */
+/* In skb->mark: carried from the veth's hook to the tap's, or from where packets were kept, and taken off there. */
 #define FROM_HOST 0x76505045
 
 struct {
@@ -179,6 +179,11 @@ int to_guest(struct __sk_buff *skb)
 	struct flow_key key = { .tap = skb->ifindex };
 	struct flow *flow;
 
+	/* kept before, and let go to the VM now */
+	if (skb->mark == FROM_HOST) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
 	if (skb->vlan_present)
 		return TCX_NEXT;
 	if (key_at(skb, ETH_HEADER, skb->protocol, 1, &key)) {
@@ -237,7 +242,7 @@ int from_host(struct __sk_buff *skb)
 	if (key_at(skb, ETH_HEADER, skb->protocol, 0, &key))
 		return TCX_DROP;
 	flow = bpf_map_lookup_elem(&flows, &key);
-	if (!flow || flow->state != FLOW_LED || !flow->known)
+	if (!flow || flow->state == FLOW_HELD || !flow->known)
 		return TCX_DROP;
 	__builtin_memcpy(next_hop, flow->next_hop, 6);
 	if (bpf_skb_store_bytes(skb, 0, next_hop, 6, 0))

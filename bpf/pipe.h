@@ -15,6 +15,7 @@ struct flow_key {
 enum flow_state {
 	FLOW_HELD = 1,		/* nobody hears or says anything */
 	FLOW_LED = 2,		/* the host's socket has it */
+	FLOW_TAKEN = 3,		/* the host's socket speaks already; what the peer says is kept, and brought to it */
 };
 
 struct flow {

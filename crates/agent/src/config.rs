@@ -49,7 +49,7 @@ pub struct Config {
     pub status: PathBuf,
     /// Where blocks of other VMs are read, if this VM gets them by a byte stream.
     pub mount: Option<Mount>,
-    /// Files that the host sends for programs of this VM.
+    /// Bytes that the host moves for programs of this VM.
     pub pipe: Option<Settings>,
 }
 
@@ -159,6 +159,13 @@ impl Config {
                 self.pipe.get_or_insert_default().files =
                     value.split(',').map(PathBuf::from).collect();
             }
+            "pipe_into" => {
+                self.pipe.get_or_insert_default().into =
+                    value.split(',').map(PathBuf::from).collect();
+            }
+            "pipe_relay" => {
+                self.pipe.get_or_insert_default().relay = value.parse().map_err(|_| bad())?;
+            }
             "pipe_users" => {
                 self.pipe.get_or_insert_default().users =
                     value.split(',').map(User::from).collect();
@@ -178,7 +185,7 @@ impl Config {
         let bad = |what: String| Err(Bad(format!("{origin}: {what}")));
         if self.data.is_empty() && self.mount.is_none() && self.pipes().is_none() {
             return bad(
-                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] files"
+                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] what is moved"
                     .into(),
             );
         }
@@ -231,7 +238,7 @@ impl Config {
         self.data.is_empty() && self.pipes().is_none()
     }
 
-    /// Whose files the host sends, if it does.
+    /// What the host moves for programs, if it does.
     #[must_use]
     pub fn pipes(&self) -> Option<&Settings> {
         self.pipe.as_ref().filter(|pipe| pipe.is_used())
@@ -333,6 +340,15 @@ mod tests {
             (["/srv".into()].as_slice(), 5)
         );
         assert_eq!(pipe.users, [User::Name("www-data".into()), User::Uid(7)]);
+        for (word, is_used) in [
+            ("relay=true", true),
+            ("into=/up", true),
+            ("relay=false", false),
+        ] {
+            let line = format!("viola.agent.data=/d viola.agent.pipe_{word}");
+            let config = read("", &line).unwrap();
+            assert_eq!(config.pipes().is_some(), is_used, "{word}");
+        }
         let reads = read("[mount]", "viola.agent.port=unix:/p").unwrap();
         assert!(reads.only_reads());
         let mount = reads.mount.unwrap();
@@ -379,6 +395,16 @@ mod tests {
                 "[pipe]\nfiles = ['srv']",
                 "",
                 "`files` in [pipe]: `srv` must be a whole path",
+            ),
+            (
+                "[pipe]\ninto = ['up']",
+                "",
+                "`into` in [pipe]: `up` must be a whole path",
+            ),
+            (
+                "data = ['/d']",
+                "viola.agent.pipe_relay=often",
+                "viola.agent.pipe_relay cannot be `often`",
             ),
             (
                 "[pipe]\nfiles = ['/srv']\nmost = 0",
@@ -431,6 +457,7 @@ mod tests {
             mount: Some(Mount::default()),
             pipe: Some(Settings {
                 files: vec!["/srv".into()],
+                into: vec!["/srv/upload".into()],
                 ..Settings::default()
             }),
             ..Config::default()

@@ -9,7 +9,7 @@
 //! In a VM that reads blocks without shared memory it keeps the mount that they appear in: [`relay`];
 //! [`reading`] is an agent that does nothing else.
 //!
-//! Files that the host sends down connections of this VM's programs: [`pipe`].
+//! Bytes that the host moves for this VM's programs, from files and connections to others: [`pipe`].
 //!
 //! # What is noticed, and what is not
 //!

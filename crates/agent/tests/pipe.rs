@@ -15,7 +15,7 @@ use std::time::Duration;
 use viola_agent::pipe::Reason;
 use viola_agent::pipe::hop::next_hop;
 use viola_handover::{drop_quietly, outstanding, take, to_wire};
-use viola_proto::pipe::library::{Answer, Ask};
+use viola_proto::pipe::library::{Answer, Ask, Lost};
 use viola_proto::pipe::{FromGuest, ToGuest};
 
 use bed::Bed;
@@ -25,6 +25,20 @@ use bed::wire::{Way, sh};
 /// Bytes that can be read.
 fn readable(stream: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(stream).unwrap()
+}
+
+/// What a program hears at the end of a file that was to be sent.
+fn over(id: u64, sent: u64, errno: i32) -> Answer {
+    let lost = Lost {
+        source: false,
+        sink: errno == libc::ECONNRESET,
+    };
+    Answer::Over {
+        id,
+        sent,
+        errno,
+        lost,
+    }
 }
 
 /// Both ways of a connection work.
@@ -71,7 +85,7 @@ fn a_file_is_sent_by_the_host_and_the_connection_goes_on_in_the_same_descriptor(
         sender.join().unwrap();
         give_back(&bed, pipe, there.into(), 200_000, 0);
         let (sent, errno) = (200_000, 0);
-        assert_eq!(program.answer(), Some(Answer::Over { id, sent, errno }));
+        assert_eq!(program.answer(), Some(over(id, sent, errno)));
         let mut next = [0; 9];
         server.read_exact(&mut next).unwrap();
         assert_eq!(&next, b"earlynext");
@@ -112,13 +126,14 @@ fn the_end_that_the_peer_has_said_is_read_after_the_return() {
     let connection = Some(Box::new(to_wire(state).unwrap()));
     bed.host.say(ToGuest::Back {
         pipe,
-        connection,
+        source: None,
+        sink: connection,
         sent,
         errno,
     });
     assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
     bed.wire.lead(Way::Guest);
-    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    assert_eq!(program.end(), over(1, sent, errno));
     assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
     server.write_all(b"end").unwrap();
     drop(server);
@@ -267,7 +282,7 @@ fn whoever_changes_the_file_waits_until_the_host_has_let_go() {
     });
     assert!(cut.load(Ordering::SeqCst));
     let (sent, errno) = (70_000, 0);
-    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    assert_eq!(program.end(), over(1, sent, errno));
     let mut all = vec![0; 70_000];
     client.read_exact(&mut all).unwrap();
     assert!(all == bytes[..70_000]);
@@ -288,7 +303,7 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
     assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
     give_back(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
-    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    assert_eq!(program.end(), over(1, sent, errno));
     talk(&client, &server);
 
     program.send(2, (0, 300_000), File::open(&path).unwrap(), &server);
@@ -307,7 +322,8 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     bed.host.say(ToGuest::Back {
         pipe,
-        connection: None,
+        source: None,
+        sink: None,
         sent: 0,
         errno: libc::ECONNRESET,
     });
@@ -325,7 +341,7 @@ fn with_the_session_the_connection_is_lost_and_the_file_kept_until_the_next() {
     let _given = given(&bed);
     bed.host.hang_up();
     let (sent, errno) = (0, libc::ECONNRESET);
-    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    assert_eq!(program.end(), over(1, sent, errno));
     assert!(server.write(b"x").is_err() || server.read(&mut [0; 1]).is_err());
     program.send(2, (0, 1), File::open(&path).unwrap(), &server);
     let errno = libc::EAGAIN;
@@ -362,7 +378,7 @@ fn an_agent_that_ends_takes_its_pipes_back_first() {
     assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
     give_back(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
-    assert_eq!(program.end(), Answer::Over { id: 1, sent, errno });
+    assert_eq!(program.end(), over(1, sent, errno));
     bed.wait_for_end();
     talk(&client, &server);
 }

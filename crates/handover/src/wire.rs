@@ -2,7 +2,7 @@
 //! A connection as it goes between a VM's agent and the host.
 
 use viola_proto::agent::Bytes;
-use viola_proto::pipe::{Connection, MAX_QUEUE};
+use viola_proto::pipe::{Connection, MAX_BUFFER, MAX_QUEUE};
 
 use crate::state::{Buffers, Scale, State, Window};
 
@@ -32,9 +32,10 @@ pub fn to_wire(state: State) -> Result<Connection, TooLong> {
         received: state.received,
         written: state.written,
         window: [w.snd_wl1, w.snd_wnd, w.max_window, w.rcv_wnd, w.rcv_wup],
+        // the kernel lets one that receives much grow beyond that (net.ipv4.tcp_rmem), and will again
         buffers: [
-            state.buffers.send,
-            state.buffers.receive,
+            state.buffers.send.min(MAX_BUFFER),
+            state.buffers.receive.min(MAX_BUFFER),
             state.buffers.locked,
         ],
         unread: Bytes(state.unread),
@@ -112,6 +113,13 @@ mod tests {
     #[test]
     fn nothing_is_lost_on_the_way() {
         assert_eq!(from_wire(to_wire(state()).unwrap()), state());
+    }
+
+    #[test]
+    fn a_buffer_that_has_grown_beyond_what_a_message_may_say_is_cut() {
+        let mut grown = state();
+        grown.buffers.receive = 33_554_432;
+        assert_eq!(to_wire(grown).unwrap().buffers, [9, MAX_BUFFER, 3]);
     }
 
     #[test]

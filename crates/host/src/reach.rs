@@ -168,6 +168,26 @@ pub type FileId = (u64, u64);
 /// # Errors
 /// [`io::ErrorKind::NotFound`] when the VM has no such file open.
 pub fn open_disk(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
+    let file = File::open(find_disk(vm, path)?)?;
+    let id = id_of(&file.metadata()?);
+    Ok((file, id))
+}
+
+/// The same, for reading and writing.
+///
+/// # Errors
+/// Those of [`open_disk`]; [`io::ErrorKind::PermissionDenied`] when the VM itself may only read it.
+pub fn open_disk_to_write(vm: &Vm, path: &Path) -> io::Result<File> {
+    let fd = find_disk(vm, path)?;
+    if !writes(&fd)? {
+        let what = format!("{}: the VM may only read it", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
+    File::options().read(true).write(true).open(fd)
+}
+
+/// Where in `/proc` the VM's process has it open.
+fn find_disk(vm: &Vm, path: &Path) -> io::Result<PathBuf> {
     let wanted = path
         .to_str()
         .and_then(|p| fs::metadata(seen_from(vm.pid, p)).ok())
@@ -191,13 +211,26 @@ pub fn open_disk(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
             by_name = Some(fd);
         }
     }
-    let fd = by_name.ok_or_else(|| {
+    by_name.ok_or_else(|| {
         let what = format!("{}: the VM has no such file open", path.display());
         io::Error::new(io::ErrorKind::NotFound, what)
-    })?;
-    let file = File::open(fd)?;
-    let id = id_of(&file.metadata()?);
-    Ok((file, id))
+    })
+}
+
+/// Whether the process may write to what it has open there.
+fn writes(fd: &Path) -> io::Result<bool> {
+    let number = fd.file_name().unwrap_or_default();
+    let info = fd
+        .parent()
+        .and_then(Path::parent)
+        .map(|process| process.join("fdinfo").join(number))
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    let text = fs::read_to_string(info)?;
+    // in octal; the last two bits are the mode of access
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    let mode = flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_ACCMODE as u32;
+    Ok(mode != libc::O_RDONLY as u32)
 }
 
 /// Device and inode number; for a block device the device that it is.

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
+use rustix::process::{Resource, getrlimit};
 
 /// What a descriptor names, whatever its number. A socket has one too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,15 +17,30 @@ pub struct FileId {
     pub inode: u64,
 }
 
+/// From what to what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// From a file down a connection.
+    Send,
+    /// From a connection into a file.
+    Receive,
+    /// From a file into another one.
+    Copy,
+    /// From a connection down another one.
+    Relay,
+}
+
 /// Two descriptors of which the first can be piped into the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// The file.
-    pub file: FileId,
-    /// Its size in bytes, now.
+    /// Which kinds they are of.
+    pub route: Route,
+    /// The first.
+    pub source: FileId,
+    /// Its size in bytes, now; `u64::MAX` of a socket.
     pub size: u64,
-    /// The socket.
-    pub socket: FileId,
+    /// The second.
+    pub sink: FileId,
 }
 
 /// What the descriptor names.
@@ -56,36 +72,70 @@ fn is_layered(socket: BorrowedFd<'_>) -> bool {
     result == 0 && length > 0
 }
 
-/// Looks whether `file` is a regular file that may be read, and `socket` one of plain TCP. `None` also when they cannot be looked at: the system call
-/// that is made instead says why.
-pub fn candidate(file: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> Option<Candidate> {
-    let stat = fstat(file).ok()?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return None;
+struct End {
+    id: FileId,
+    /// Of a file.
+    size: Option<u64>,
+}
+
+/// A plain TCP socket, or a regular file that may be read, or be written where the writer says.
+fn end(fd: BorrowedFd<'_>, written: bool) -> Option<End> {
+    let stat = fstat(fd).ok()?;
+    let id = FileId {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {
+            let flags = fcntl_getfl(fd).ok()?;
+            // the host would do what the program may not, or not do what it wants
+            let (other, odd) = match written {
+                false => (OFlags::WRONLY, OFlags::PATH),
+                true => (
+                    OFlags::RDONLY,
+                    OFlags::PATH | OFlags::APPEND | OFlags::DSYNC,
+                ),
+            };
+            let fits = flags & OFlags::ACCMODE != other && !flags.intersects(odd);
+            let size = Some(u64::try_from(stat.st_size).ok()?);
+            (fits && !(written && is_limited())).then_some(End { id, size })
+        }
+        FileType::Socket => {
+            if sockopt::socket_type(fd).ok()? != SocketType::STREAM
+                || sockopt::socket_protocol(fd).ok()? != Some(ipproto::TCP)
+            {
+                return None;
+            }
+            match sockopt::socket_domain(fd).ok()? {
+                AddressFamily::INET | AddressFamily::INET6 => (),
+                _ => return None,
+            }
+            (!is_layered(fd)).then_some(End { id, size: None })
+        }
+        _ => None,
     }
-    let flags = fcntl_getfl(file).ok()?;
-    if flags.contains(OFlags::PATH) || flags & OFlags::ACCMODE == OFlags::WRONLY {
-        return None; // the host would send what the program may not read
-    }
-    if sockopt::socket_type(socket).ok()? != SocketType::STREAM
-        || sockopt::socket_protocol(socket).ok()? != Some(ipproto::TCP)
-    {
-        return None;
-    }
-    match sockopt::socket_domain(socket).ok()? {
-        AddressFamily::INET | AddressFamily::INET6 => (),
-        _ => return None,
-    }
-    if is_layered(socket) {
-        return None;
-    }
-    Some(Candidate {
-        file: FileId {
-            device: stat.st_dev,
-            inode: stat.st_ino,
-        },
-        size: u64::try_from(stat.st_size).ok()?,
-        socket: file_id(socket).ok()?,
+}
+
+/// Whether files of this process must not grow as they like.
+fn is_limited() -> bool {
+    getrlimit(Resource::Fsize).current.is_some()
+}
+
+/// Looks whether both are regular files or sockets of plain TCP, and not the same one. `None` also when they cannot be looked at: the
+/// system call that is made instead says why.
+pub fn candidate(source: BorrowedFd<'_>, sink: BorrowedFd<'_>) -> Option<Candidate> {
+    let (source, sink) = (end(source, false)?, end(sink, true)?);
+    let route = match (source.size, sink.size) {
+        (Some(_), None) => Route::Send,
+        (None, Some(_)) => Route::Receive,
+        (Some(_), Some(_)) => Route::Copy,
+        (None, None) => Route::Relay,
+    };
+    (source.id != sink.id).then_some(Candidate {
+        route,
+        source: source.id,
+        size: source.size.unwrap_or(u64::MAX),
+        sink: sink.id,
     })
 }
 
@@ -97,22 +147,54 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_file_into_a_tcp_socket() {
+    fn files_and_tcp_sockets_in_any_order() {
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, b"abc").unwrap();
+        let other = tempfile::tempfile().unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let another = TcpListener::bind("127.0.0.1:0").unwrap();
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let found = candidate(file.as_fd(), tcp.as_fd()).unwrap();
-        assert_eq!(found.size, 3);
-        assert_ne!(found.file, found.socket);
+        for (from, to, route, size) in [
+            (file.as_fd(), tcp.as_fd(), Route::Send, 3),
+            (tcp.as_fd(), file.as_fd(), Route::Receive, u64::MAX),
+            (file.as_fd(), other.as_fd(), Route::Copy, 3),
+            (tcp.as_fd(), another.as_fd(), Route::Relay, u64::MAX),
+        ] {
+            let found = candidate(from, to).unwrap();
+            assert_eq!((found.route, found.size), (route, size));
+            assert_ne!(found.source, found.sink);
+        }
         for (from, to) in [
             (file.as_fd(), udp.as_fd()),
-            (file.as_fd(), unix.as_fd()),
+            (unix.as_fd(), file.as_fd()),
             (file.as_fd(), file.as_fd()),
             (tcp.as_fd(), tcp.as_fd()),
+            (tcp.as_fd(), unix.as_fd()),
         ] {
             assert_eq!(candidate(from, to), None);
+        }
+    }
+
+    #[test]
+    fn not_into_a_file_that_is_written_another_way() {
+        use rustix::fs::{Mode, open};
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        for (flags, fits) in [
+            (OFlags::RDONLY, false),
+            (OFlags::RDWR, true),
+            (OFlags::WRONLY, true),
+            (OFlags::WRONLY | OFlags::APPEND, false),
+            (OFlags::WRONLY | OFlags::SYNC, false),
+            (OFlags::PATH, false),
+        ] {
+            let fd = open(file.path(), flags, Mode::empty()).unwrap();
+            assert_eq!(
+                candidate(tcp.as_fd(), fd.as_fd()).is_some(),
+                fits,
+                "{flags:?}"
+            );
         }
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FileType, copy_file_range, fstat, sendfile};
+use rustix::fs::{FileType, OFlags, copy_file_range, fcntl_getfl, fstat, sendfile};
 use rustix::io::{Errno, pread, read, write};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
@@ -30,6 +30,8 @@ pub(crate) fn copy(
     let mut way = match (source, sink) {
         (FileType::RegularFile, FileType::RegularFile) => Way::Range,
         (FileType::RegularFile, _) => Way::Send,
+        // splice(2) does not append
+        (FileType::Socket, _) if appends(to) => Way::Bytes,
         (FileType::Socket, _) => Way::Splice,
         _ => Way::Bytes,
     };
@@ -68,6 +70,10 @@ enum Way {
     Range,
     Splice,
     Bytes,
+}
+
+fn appends(to: BorrowedFd<'_>) -> bool {
+    fcntl_getfl(to).is_ok_and(|flags| flags.contains(OFlags::APPEND))
 }
 
 /// What was taken is never lost: a sink that takes nothing now is waited for.

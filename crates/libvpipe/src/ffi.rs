@@ -55,8 +55,8 @@ pub unsafe extern "C" fn vpipe_file(
     })
 }
 
-/// Begins to copy `length` bytes of `in_fd`, from `offset` on, into `out_fd`. A descriptor that becomes readable when that is
-/// over, or -1.
+/// Begins to copy `length` bytes of `in_fd`, from `offset` on (0 of what has no places), into `out_fd`. A descriptor that becomes
+/// readable when that is over, or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpipe_begin(in_fd: c_int, out_fd: c_int, offset: off_t, length: size_t) -> c_int {
     guarded(-1, || {

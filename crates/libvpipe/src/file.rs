@@ -1,58 +1,121 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file into a socket, by the host when it can.
+//! From a file or a socket to another one, by the host when it can.
 
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, SeekFrom, fstat, seek};
+use rustix::io::{Errno, ioctl_fionread};
 
-use crate::candidate::{Candidate, FileId, candidate, file_id};
+use crate::candidate::{Candidate, Route, candidate, file_id};
 use crate::copy::copy;
 use crate::engine::{Engine, Part, State, Watcher, marks};
 use crate::settings::settings;
 
-/// What can be piped of what somebody wants to have sent.
-pub(crate) fn pipeable(
-    file: BorrowedFd<'_>,
-    socket: BorrowedFd<'_>,
-    offset: u64,
+/// Most bytes that are copied from file to file before the caller is asked whether it still wants that.
+pub const PIECE: u64 = 1 << 30;
+
+/// Where a transfer begins; of files, `None` is the descriptor's position.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Place {
+    /// In the source.
+    pub from: Option<u64>,
+    /// In the sink.
+    pub to: Option<u64>,
+}
+
+/// Whether it is a socket.
+pub(crate) fn is_socket(fd: BorrowedFd<'_>) -> bool {
+    fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
+}
+
+/// Whether nothing is to come any more, or the socket has an error, which the system call is to find there.
+fn is_ended(socket: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
+    if poll(&mut polled, Some(&Timespec::default())) != Ok(1) {
+        return false;
+    }
+    let found = polled[0].revents();
+    found.intersects(PollFlags::ERR | PollFlags::HUP)
+        || found.contains(PollFlags::RDHUP) && ioctl_fionread(socket) == Ok(0)
+}
+
+fn start(fd: BorrowedFd<'_>, given: Option<u64>) -> Option<u64> {
+    given.or_else(|| seek(fd, SeekFrom::Current(0)).ok())
+}
+
+/// What can be piped of what somebody wants to have moved.
+fn pipeable(
+    (source, sink): (BorrowedFd<'_>, BorrowedFd<'_>),
+    place: Place,
     length: u64,
 ) -> Option<(Candidate, Part)> {
     let minimum = settings().minimum;
     if length < minimum || !Engine::here().may_begin() {
         return None;
     }
-    let found = candidate(file, socket)?;
-    let length = length.min(found.size.checked_sub(offset)?);
-    (length >= minimum).then_some((found, Part { offset, length }))
+    let found = candidate(source, sink)?;
+    let mut part = Part {
+        length,
+        ..Part::default()
+    };
+    if matches!(found.route, Route::Send | Route::Copy) {
+        part.offset = start(source, place.from)?;
+        part.length = part.length.min(found.size.checked_sub(part.offset)?);
+    } else if place.from.is_some() || is_ended(source) {
+        return None;
+    }
+    if matches!(found.route, Route::Receive | Route::Copy) {
+        part.to = start(sink, place.to)?;
+        part.length = part.length.min((i64::MAX as u64).checked_sub(part.to)?);
+    }
+    if found.route == Route::Copy {
+        part.length = part.length.min(PIECE);
+    }
+    let minimum = match found.route {
+        Route::Relay => settings().relayed,
+        _ => minimum,
+    };
+    (part.length >= minimum).then_some((found, part))
 }
 
-/// Begins a pipe; false when the caller has to copy.
+/// A pipe that was begun.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begun {
+    pub id: u64,
+    pub part: Part,
+    pub route: Route,
+}
+
+/// Begins a pipe; `None` when the caller has to copy.
 pub(crate) fn begin(
     fds: (BorrowedFd<'_>, BorrowedFd<'_>),
-    offset: u64,
+    place: Place,
     length: u64,
     watcher: Watcher,
-) -> bool {
-    let Some((found, part)) = pipeable(fds.0, fds.1, offset, length) else {
-        return false;
-    };
+) -> Option<Begun> {
+    let (found, part) = pipeable(fds, place, length)?;
     let engine = Engine::here();
     let mut table = engine.lock();
-    engine.begin(&mut table, fds, found, part, watcher).is_ok()
+    let id = engine.begin(&mut table, fds, found, part, watcher).ok()?;
+    Some(Begun {
+        id,
+        part,
+        route: found.route,
+    })
 }
 
-/// Waits until a socket's pipe is over. `None` when there is none, or the agent refused it.
+/// Waits until a pipe is over. `None` when there is none, or the agent refused it.
 ///
-/// An error after some bytes is kept for the next call on the socket, as the kernel does.
-pub(crate) fn finish(fd: RawFd, id: FileId) -> Option<Result<u64, Errno>> {
+/// An error after some bytes is kept for the next call on the socket that is lost, as the kernel does.
+pub(crate) fn finish(id: u64) -> Option<Result<u64, Errno>> {
     let engine = Engine::here();
     let mut table = engine.lock();
     loop {
-        let record = table.record_of(fd, id)?;
+        let record = table.pipe(id)?;
         let ended = match record.state {
             State::Piping => {
-                table = engine.wait(table, fd, None);
+                table = engine.wait(table, id, None);
                 continue;
             }
             State::Refused(_) => None,
@@ -63,54 +126,97 @@ pub(crate) fn finish(fd: RawFd, id: FileId) -> Option<Result<u64, Errno>> {
                     (0, _) => Some(Ok(told)),
                     (e, 0) => Some(Err(Errno::from_raw_os_error(e))),
                     (_, _) => {
-                        record.unwatch();
+                        table.keep_error(id);
                         return Some(Ok(told));
                     }
                 }
             }
         };
-        table.forget(fd);
+        table.forget(id);
         return ended;
     }
 }
 
-/// Copies up to `length` bytes of `from` into `to`: from `offset` on, which is moved, or else from the position of `from`. A regular
-/// file goes into a TCP socket by the host when it can; the call waits until the connection is back.
+/// Sets the positions that a transfer has moved.
+pub(crate) fn advance(
+    (source, sink): (BorrowedFd<'_>, BorrowedFd<'_>),
+    begun: &Begun,
+    place: Place,
+    done: u64,
+) -> Result<(), Errno> {
+    let Begun { part, route, .. } = begun;
+    if matches!(route, Route::Send | Route::Copy) && place.from.is_none() {
+        seek(source, SeekFrom::Start(part.offset + done))?;
+    }
+    if matches!(route, Route::Receive | Route::Copy) && place.to.is_none() {
+        seek(sink, SeekFrom::Start(part.to + done))?;
+    }
+    Ok(())
+}
+
+/// What somebody else began with the socket, or an error that is left.
+fn left(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    if marks::of(fd.as_raw_fd()) & marks::PIPE == 0 {
+        return Ok(());
+    }
+    let id = file_id(fd)?;
+    let record = Engine::here()
+        .lock()
+        .record_of(fd.as_raw_fd(), id)
+        .map(|record| record.id);
+    match record.and_then(finish) {
+        Some(Err(e)) => Err(e),
+        Some(Ok(0)) | None => Ok(()),
+        Some(Ok(_)) => Err(Errno::CONNRESET), // bytes of which nobody was told
+    }
+}
+
+/// By the host alone: `None` when it does not, and nothing has happened.
 ///
 /// # Errors
-/// Those of `sendfile(2)`, `copy_file_range(2)`, `splice(2)`, `read(2)` and `write(2)`; `ECONNRESET` when the host had the
-/// connection and lost it.
+/// Those of a connection that was lost, or of a disk.
+pub fn pipe(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    place: Place,
+    length: usize,
+) -> Option<Result<usize, Errno>> {
+    let begun = begin((from, to), place, length as u64, Box::new(|_| ()))?;
+    let moved = match finish(begun.id)? {
+        Ok(0) => return None,
+        Ok(n) => n,
+        Err(e) => return Some(Err(e)),
+    };
+    let set = advance((from, to), &begun, place, moved);
+    // not more than `length`, which is a usize
+    Some(set.map(|()| usize::try_from(moved).unwrap_or(length)))
+}
+
+/// Copies up to `length` bytes of `from` into `to`, where that has its position: from `offset` on, which is moved, or else from the
+/// position of `from`. What is a regular file or a TCP socket is piped by the host when it can; the call waits until the connections
+/// are back.
+///
+/// # Errors
+/// Those of `sendfile(2)`, `copy_file_range(2)`, `splice(2)`, `read(2)` and `write(2)`; `ECONNRESET` when the host had a
+/// connection and lost it; `EIO` when the agent ended while the host copied between files.
 pub fn send(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
-    mut offset: Option<&mut u64>,
+    offset: Option<&mut u64>,
     length: usize,
 ) -> Result<usize, Errno> {
-    // What somebody else began, or an error that is left.
-    if marks::of(to.as_raw_fd()) & marks::PIPE != 0 {
-        match finish(to.as_raw_fd(), file_id(to)?) {
-            Some(Err(e)) => return Err(e),
-            Some(Ok(0)) | None => (),
-            Some(Ok(_)) => return Err(Errno::CONNRESET), // bytes of which nobody was told
-        }
-    }
-    let start = match &offset {
-        Some(at) => Ok(**at),
-        None => seek(from, SeekFrom::Current(0)),
+    left(to)?;
+    left(from)?;
+    let place = Place {
+        from: offset.as_deref().copied(),
+        to: None,
     };
-    if let Ok(start) = start
-        && begin((from, to), start, length as u64, Box::new(|_, _| ()))
-        && let Some(ended) = finish(to.as_raw_fd(), file_id(to)?)
-    {
-        let sent = ended?;
-        match offset.as_deref_mut() {
-            Some(at) => *at = start + sent,
-            None => drop(seek(from, SeekFrom::Start(start + sent))?),
+    if let Some(piped) = pipe(from, to, place, length) {
+        let n = piped?;
+        if let Some(at) = offset {
+            *at += n as u64;
         }
-        if sent > 0 {
-            // not more than `length`, which is a usize
-            return Ok(usize::try_from(sent).unwrap_or(length));
-        }
+        return Ok(n);
     }
     copy(from, to, offset, length)
 }

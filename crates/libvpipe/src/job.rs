@@ -9,19 +9,20 @@ use std::thread;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec, write};
 
-use crate::candidate::file_id;
+use crate::candidate::{Route, candidate};
 use crate::copy::copy;
 use crate::engine::{Descriptor, News, PerProcess, quietly};
-use crate::file::{begin, finish};
+use crate::file::{Begun, Place, advance, begin, finish, is_socket, send};
 
 /// Stack of a thread that copies, in bytes.
 const STACK: usize = 256 << 10;
 
 /// A transfer.
 struct Job {
-    file: Descriptor,
-    socket: Descriptor,
-    offset: u64,
+    source: Descriptor,
+    sink: Descriptor,
+    /// First byte, when the source is no socket.
+    offset: Option<u64>,
     length: usize,
     /// Becomes readable when it is over.
     completion: Descriptor,
@@ -46,8 +47,7 @@ struct Jobs {
 
 struct Pending {
     job: Arc<Job>,
-    /// The caller's own descriptor, when it is piped.
-    piped: Option<RawFd>,
+    piped: Option<Begun>,
 }
 
 static JOBS: PerProcess<Jobs> = PerProcess::new();
@@ -57,21 +57,29 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Job {
+    fn place(&self) -> Place {
+        Place {
+            from: self.offset,
+            to: None,
+        }
+    }
+
     fn signal(&self) {
         let _ = write(&self.completion, &1_u64.to_ne_bytes());
     }
 
-    /// Copies by itself, all of it: nobody else is there to wait for the socket.
-    fn copy(&self) {
+    /// Copies all of it: nobody else is there to wait for sockets. Piece by piece by the host when that may be asked.
+    fn copy(&self, asks: bool) {
         let mut at = self.offset;
         let mut done = 0;
+        let (from, to) = (self.source.as_fd(), self.sink.as_fd());
         let result = loop {
-            match copy(
-                self.file.as_fd(),
-                self.socket.as_fd(),
-                Some(&mut at),
-                self.length - done,
-            ) {
+            let left = self.length - done;
+            let moved = match asks {
+                true => send(from, to, at.as_mut(), left),
+                false => copy(from, to, at.as_mut(), left),
+            };
+            match moved {
                 Ok(0) => break Ok(done),
                 Ok(n) => {
                     done += n;
@@ -81,7 +89,11 @@ impl Job {
                 }
                 Err(Errno::INTR) => (),
                 Err(Errno::AGAIN) => {
-                    let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], None);
+                    let ready = match is_socket(from) {
+                        true => PollFd::new(&self.source, PollFlags::IN),
+                        false => PollFd::new(&self.sink, PollFlags::OUT),
+                    };
+                    let _ = poll(&mut [ready], None);
                 }
                 Err(e) if done == 0 => break Err(e),
                 Err(_) => break Ok(done),
@@ -96,12 +108,12 @@ impl Job {
         self.signal();
     }
 
-    fn copy_on_a_thread(self: &Arc<Self>) {
+    fn copy_on_a_thread(self: &Arc<Self>, asks: bool) {
         *locked(&self.stage) = Stage::Copying;
         let job = self.clone();
         let made = quietly(|| {
             let named = thread::Builder::new().stack_size(STACK);
-            named.spawn(move || job.copy())
+            named.spawn(move || job.copy(asks))
         });
         if made.is_err() {
             self.copied(Err(Errno::AGAIN));
@@ -111,14 +123,19 @@ impl Job {
 
 /// Begins a transfer; the number of the descriptor that becomes readable when it is over.
 pub(crate) fn start(
-    file: BorrowedFd<'_>,
-    socket: BorrowedFd<'_>,
+    source: BorrowedFd<'_>,
+    sink: BorrowedFd<'_>,
     offset: u64,
     length: usize,
 ) -> Result<RawFd, Errno> {
+    let offset = match is_socket(source) {
+        true if offset != 0 => return Err(Errno::SPIPE),
+        true => None,
+        false => Some(offset),
+    };
     let job = Arc::new(Job {
-        file: fcntl_dupfd_cloexec(file, 0)?.into(),
-        socket: fcntl_dupfd_cloexec(socket, 0)?.into(),
+        source: fcntl_dupfd_cloexec(source, 0)?.into(),
+        sink: fcntl_dupfd_cloexec(sink, 0)?.into(),
         offset,
         length,
         completion: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into(),
@@ -126,21 +143,22 @@ pub(crate) fn start(
         over: Condvar::new(),
     });
     let watched = job.clone();
-    let watcher = Box::new(move |_, news| match news {
+    let watcher = Box::new(move |news| match news {
         News::Progress => (),
         News::Over => watched.signal(),
-        News::Refused => watched.copy_on_a_thread(),
+        News::Refused => watched.copy_on_a_thread(false),
     });
-    let piped = begin((file, socket), offset, length as u64, watcher);
-    if !piped {
-        job.copy_on_a_thread();
+    // one piece after the other takes somebody who asks for the next one
+    let pieces = candidate(source, sink).is_some_and(|found| found.route == Route::Copy);
+    let piped = match pieces {
+        true => None,
+        false => begin((source, sink), job.place(), length as u64, watcher),
+    };
+    if piped.is_none() {
+        job.copy_on_a_thread(pieces);
     }
     let number = job.completion.as_fd().as_raw_fd();
-    let pending = Pending {
-        job,
-        piped: piped.then(|| socket.as_raw_fd()),
-    };
-    locked(&JOBS.get().open).insert(number, pending);
+    locked(&JOBS.get().open).insert(number, Pending { job, piped });
     Ok(number)
 }
 
@@ -148,10 +166,13 @@ pub(crate) fn start(
 pub(crate) fn end(completion: RawFd) -> Result<usize, Errno> {
     let pending = locked(&JOBS.get().open).remove(&completion);
     let Pending { job, piped } = pending.ok_or(Errno::BADF)?;
-    if let Some(fd) = piped
-        && let Some(ended) = finish(fd, file_id(job.socket.as_fd())?)
+    if let Some(begun) = piped
+        && let Some(ended) = finish(begun.id)
     {
-        return ended.map(|sent| usize::try_from(sent).unwrap_or(job.length));
+        let moved = ended?;
+        let ends = (job.source.as_fd(), job.sink.as_fd());
+        advance(ends, &begun, job.place(), moved)?;
+        return Ok(usize::try_from(moved).unwrap_or(job.length));
     }
     let mut stage = locked(&job.stage);
     loop {

@@ -11,6 +11,9 @@ use viola_proto::pipe::library::SOCKET;
 /// large one, and for less than this it did not pay where it was measured (`make bench-vpipe`).
 pub const DEFAULT_MINIMUM: u64 = 2 << 20;
 
+/// The same from a connection down another one, where two change hands and both have to be empty first.
+pub const DEFAULT_RELAYED: u64 = 32 << 20;
+
 /// What the environment says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -18,6 +21,8 @@ pub struct Settings {
     pub agent: PathBuf,
     /// Fewest bytes that are piped: `VIOLA_PIPE_MIN`.
     pub minimum: u64,
+    /// Fewest bytes that are relayed from connection to connection: `VIOLA_PIPE_MIN`, too.
+    pub relayed: u64,
     /// Whether a whole body is piped when its first piece is sent: not when `VIOLA_PIPE_AHEAD` is 0.
     pub ahead: bool,
 }
@@ -32,14 +37,15 @@ pub fn settings() -> &'static Settings {
 impl Settings {
     fn from(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let named = |name| variable(name).filter(|text| !text.is_empty());
-        let number = |text: OsString| text.to_str()?.parse().ok();
+        let number = |text: OsString| text.to_str()?.parse::<u64>().ok();
+        // nobody gains by a pipe of nothing
+        let minimum = named("VIOLA_PIPE_MIN")
+            .and_then(number)
+            .map(|least| least.max(1));
         Self {
             agent: named("VIOLA_PIPE_SOCKET").map_or_else(|| SOCKET.into(), PathBuf::from),
-            // nobody gains by a pipe of nothing
-            minimum: named("VIOLA_PIPE_MIN")
-                .and_then(number)
-                .unwrap_or(DEFAULT_MINIMUM)
-                .max(1),
+            minimum: minimum.unwrap_or(DEFAULT_MINIMUM),
+            relayed: minimum.unwrap_or(DEFAULT_RELAYED),
             ahead: named("VIOLA_PIPE_AHEAD").is_none_or(|text| text != "0"),
         }
     }
@@ -58,5 +64,6 @@ mod tests {
         assert_eq!(nonsense.minimum, DEFAULT_MINIMUM);
         let zero = Settings::from(|_| Some("0".into()));
         assert_eq!((zero.minimum, zero.ahead), (1, false));
+        assert_eq!((none.relayed, zero.relayed), (DEFAULT_RELAYED, 1));
     }
 }

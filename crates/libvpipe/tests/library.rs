@@ -4,77 +4,19 @@
 
 #[path = "support/agent.rs"]
 mod agent;
+#[path = "support/room.rs"]
+mod room;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use agent::{Agent, Manner};
+use agent::Manner;
+use room::{SIZE, build, connection, errno, file, is_readable, libraries, room};
 use vpipe::ffi::{vpipe_begin, vpipe_end, vpipe_file};
-
-const SIZE: usize = 4_000_003;
-
-/// The library reads its settings once, so all tests share a path, one after the other.
-static FOLDER: LazyLock<Mutex<tempfile::TempDir>> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().unwrap();
-    // SAFETY: every test begins here, so no other of them reads or writes the environment now.
-    unsafe {
-        std::env::set_var("VIOLA_PIPE_SOCKET", folder.path().join("agent"));
-        std::env::set_var("VIOLA_PIPE_MIN", "262144");
-    }
-    Mutex::new(folder)
-});
-
-struct Room {
-    agent: Agent,
-    bytes: Vec<u8>,
-    file: File,
-    folder: MutexGuard<'static, tempfile::TempDir>,
-}
-
-fn room(manner: Manner) -> Room {
-    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    // an agent that was not there is looked for again after a second
-    thread::sleep(Duration::from_millis(1100));
-    let agent = Agent::start(&folder.path().join("agent"), manner);
-    let bytes: Vec<u8> = (0..SIZE as u32).map(|i| (i * 7 + i / 251) as u8).collect();
-    std::fs::write(folder.path().join("file"), &bytes).unwrap();
-    let file = File::open(folder.path().join("file")).unwrap();
-    Room {
-        agent,
-        bytes,
-        file,
-        folder,
-    }
-}
-
-fn connection() -> (TcpStream, JoinHandle<Vec<u8>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (mut theirs, _) = listener.accept().unwrap();
-    let reading = thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = theirs.read_to_end(&mut bytes);
-        bytes
-    });
-    (ours, reading)
-}
-
-fn errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap()
-}
-
-fn file(from: &impl AsRawFd, to: &impl AsRawFd, at: Option<&mut i64>, length: usize) -> isize {
-    let at = at.map_or(std::ptr::null_mut(), |at| at);
-    // SAFETY: the offset is null or an i64's.
-    unsafe { vpipe_file(from.as_raw_fd(), to.as_raw_fd(), at, length) }
-}
 
 #[test]
 fn the_agent_sends_and_the_socket_goes_on() {
@@ -184,16 +126,8 @@ fn a_peer_that_goes_is_an_error() {
 fn everything_else_is_copied() {
     let mut room = room(Manner::default());
     let path = room.folder.path().join("copy");
-    let copy = File::create(&path).unwrap();
-    let mut at = 3;
-    assert_eq!(
-        file(&room.file, &copy, Some(&mut at), SIZE),
-        (SIZE - 3) as isize
-    );
-    assert_eq!(at, SIZE as i64);
-    assert!(std::fs::read(&path).unwrap() == room.bytes[3..]);
 
-    // from a socket into a file, and from a socket into a socket
+    // from a socket that is not of TCP into a file, and from a socket into a socket
     let (mut socket, reading) = connection();
     let (mut into, mut out) = std::os::unix::net::UnixStream::pair().unwrap();
     into.write_all(&room.bytes[..100_000]).unwrap();
@@ -220,16 +154,6 @@ fn everything_else_is_copied() {
     assert_eq!(unsafe { vpipe_file(-1, 1, std::ptr::null_mut(), 1) }, -1);
     assert_eq!((errno(), room.agent.sent()), (libc::EBADF, 0));
     room.file.rewind().unwrap();
-}
-
-fn is_readable(fd: i32, milliseconds: i32) -> bool {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one element.
-    unsafe { libc::poll(&mut poll, 1, milliseconds) == 1 }
 }
 
 #[test]
@@ -300,35 +224,12 @@ fn a_child_has_an_agent_of_its_own() {
     assert!(reading.join().unwrap() == room.bytes[..3_000_000]);
 }
 
-/// The libraries are built beside this test.
-fn libraries() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let folder = test.parent().unwrap().to_path_buf();
-    assert!(folder.join("libvpipe.so").exists(), "{}", folder.display());
-    folder
-}
-
 #[test]
 fn a_c_program_sends_a_file_with_either_library() {
     let room = room(Manner::default());
-    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let libraries = libraries();
     for link in ["-l:libvpipe.so", "-l:libvpipe.a"] {
-        let program = room.folder.path().join("send");
-        let mut cc = Command::new("cc");
-        cc.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
-        cc.arg(top.join("examples/send.c"))
-            .arg("-I")
-            .arg(top.join("include"));
-        cc.arg("-L")
-            .arg(&libraries)
-            .args([link, "-lpthread", "-ldl", "-lm"]);
-        let built = cc.output().unwrap();
-        assert!(
-            built.status.success(),
-            "{}",
-            String::from_utf8_lossy(&built.stderr)
-        );
+        let program = build("send", room.folder.path(), link);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
         let mut run = Command::new(&program);

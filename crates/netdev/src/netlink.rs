@@ -46,9 +46,8 @@ pub fn interface(name: &str) -> io::Result<Interface> {
     message
         .attributes
         .push(LinkAttribute::IfName(name.to_owned()));
-    let found = match request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST)? {
-        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(found)) => found,
-        NetlinkPayload::Error(e) => return Err(e.to_io()),
+    let found = match look_up(RouteNetlinkMessage::GetLink(message))? {
+        RouteNetlinkMessage::NewLink(found) => found,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     let mut interface = Interface {
@@ -71,6 +70,18 @@ pub fn interface(name: &str) -> io::Result<Interface> {
         interface.other_end = None;
     }
     Ok(interface)
+}
+
+/// One question to the kernel about the calling thread's network namespace, and its answer.
+///
+/// # Errors
+/// What the kernel answers.
+pub fn look_up(message: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
+    match request(message, NLM_F_REQUEST)? {
+        NetlinkPayload::InnerMessage(found) => Ok(found),
+        NetlinkPayload::Error(e) => Err(e.to_io()),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 /// Sends a request; the first answer.

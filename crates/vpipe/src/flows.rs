@@ -13,6 +13,7 @@ const KEY: usize = 40;
 const VALUE: usize = 48;
 const HELD: u32 = 1;
 const LED: u32 = 2;
+const TAKEN: u32 = 3;
 
 /// A connection of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,6 +103,18 @@ impl Flows {
             value[40..46].copy_from_slice(&mac);
             value[46] = 1;
         }
+        self.put(&key, &value)
+    }
+
+    /// The VM's socket on the host speaks; what the peer says still leaves through the interface `park`.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn join(&self, flow: &Flow, park: u32) -> Result<()> {
+        let key = flow.key()?;
+        let mut value = self.value(&key)?.unwrap_or([0; VALUE]);
+        value[..4].copy_from_slice(&TAKEN.to_ne_bytes());
+        value[4..8].copy_from_slice(&park.to_ne_bytes());
         self.put(&key, &value)
     }
 

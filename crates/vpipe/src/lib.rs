@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The host side of vpipe: a VM's connections are steered to sockets of the host, which send its files.
+//! The host side of vpipe: a VM's connections are steered to sockets of the host, which move bytes in the VM's place.
 //!
 //! [`Steering`] decides, packet by packet at a VM's tap, who has a connection: the VM, nobody, or a socket in the VM's
-//! [`Space`] on the host, [`Sending`] moves the bytes, and a [`Pipe`] is all of it for one connection. [`Park`] keeps what the
-//! peer says while nobody has it. [`work`] does all that an agent asks for, on a thread. Mechanism: `bpf/pipe.bpf.c`; paper 003
+//! [`Space`] on the host, the [`HostEnd`] of the connection. [`moving`] moves the bytes. [`Park`] keeps what the
+//! peer says while nobody has the connection. [`work`] does all that an agent asks for, on a thread. Mechanism: `bpf/pipe.bpf.c`; paper 003
 //! (vPipe), section 4, for what it replaces.
 
+mod end;
 mod flows;
+pub mod moving;
 mod park;
-mod pipe;
-mod send;
 mod space;
 mod steer;
 pub mod work;
 
+pub use end::HostEnd;
 pub use flows::{Counts, Flow, Flows};
 pub use park::Park;
-pub use pipe::{Pipe, Returned};
-pub use send::{Sending, Turn};
 pub use space::Space;
 pub use steer::{Attached, Steering};
 

@@ -11,8 +11,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::{Error, Flow, Result, Space};
 
-/// Most bytes that are kept for all connections of a VM; what comes on top is lost, as on a full line.
-const MOST: usize = 4 << 20;
+/// Most bytes that are kept for all connections of a VM; what comes on top is lost, as on a full line. One that is in full flow has
+/// up to its receive buffer on the way (`/proc/sys/net/ipv4/tcp_rmem`, 6 MiB).
+const MOST: usize = 8 << 20;
 /// `struct virtio_net_hdr`, which comes before each packet: segmentation and checksums that are still to be done.
 const OFFLOADS: usize = 10;
 const ETHERNET: usize = 14;
@@ -20,6 +21,9 @@ const ETHERNET: usize = 14;
 const PACKET: usize = OFFLOADS + ETHERNET + 65_536;
 /// Packets that are taken at once, so that a flood does not keep its reader from other work.
 const BATCH: usize = 256;
+
+/// FROM_HOST of bpf/pipe.bpf.c
+const MARK: u32 = 0x7650_5045;
 
 // include/uapi/linux/if_packet.h
 const PACKET_VNET_HDR: i32 = 15;
@@ -37,7 +41,7 @@ pub struct Park {
 }
 
 impl Park {
-    /// For a VM's space and its tap, which is in the calling thread's network namespace. Needs CAP_NET_RAW.
+    /// For a VM's space and its tap, which is in the calling thread's network namespace. Needs CAP_NET_RAW and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// What the kernel refused.
@@ -47,7 +51,11 @@ impl Park {
         // all packets at one end, none at the other: that one only sends
         let from = space.run(|| packet_socket(inside, libc::ETH_P_ALL as u16))?;
         let from = from.map_err(Error::kernel(step))?;
+        // the kernel counts more than the bytes of a packet
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&from, 2 * MOST);
         let to = packet_socket(tap, 0).map_err(Error::kernel(step))?;
+        // past the program at the tap, which would send it here again
+        set_mark(&to).map_err(Error::kernel(step))?;
         Ok(Self::with([from, to], tap))
     }
 
@@ -90,12 +98,22 @@ impl Park {
         }
     }
 
-    /// Gives the VM what was kept of a connection, which has to be released before; how many packets those were.
+    /// Gives the VM what was kept of a connection. Before the connection is released and once more afterwards, so that nothing that
+    /// comes later overtakes it. How many packets those were.
     pub fn let_go(&mut self, flow: &Flow) -> usize {
+        self.pass_on(flow, self.tap)
+    }
+
+    /// The same, to the host's socket, behind that veth: before and after [`crate::Flows::lead`].
+    pub fn lead(&mut self, flow: &Flow, veth: u32) -> usize {
+        self.pass_on(flow, veth)
+    }
+
+    fn pass_on(&mut self, flow: &Flow, interface: u32) -> usize {
         let packets = self.of(flow);
         for packet in &packets {
             // a packet that is lost here comes again
-            let _ = send(self.to.as_fd(), self.tap, packet);
+            let _ = send(self.to.as_fd(), interface, packet);
         }
         packets.len()
     }
@@ -189,6 +207,25 @@ fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
     };
     match done {
         0 => Ok(socket),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// So the steering program knows its packets.
+fn set_mark(socket: &OwnedFd) -> io::Result<()> {
+    let mark: u32 = MARK;
+    // SAFETY: the option's value is an int.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MARK,
+            (&raw const mark).cast(),
+            size_of::<u32>() as u32,
+        )
+    };
+    match done {
+        0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }

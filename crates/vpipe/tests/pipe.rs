@@ -15,9 +15,44 @@ use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
 use viola_handover::{State, drop_quietly, put, take};
 use viola_netdev::Netns;
-use viola_vpipe::{Flow, Pipe, Returned, Sending, Steering, Turn};
+use viola_vpipe::moving::{Sending, Turn};
+use viola_vpipe::{Error, Flow, HostEnd, Steering};
 
 const SIZE: u64 = 12 << 20;
+
+/// A connection that the host has, and what goes down it.
+struct Pipe {
+    end: HostEnd,
+    sending: Sending,
+    whole: u64,
+}
+
+/// What goes back to the VM.
+#[derive(Debug)]
+struct Returned {
+    state: Option<State>,
+    sent: u64,
+}
+
+impl Pipe {
+    fn turn(&mut self, budget: u64) -> std::io::Result<(u64, Turn)> {
+        self.sending.turn(self.end.socket(), budget)
+    }
+
+    fn sent(&self) -> u64 {
+        self.whole - self.sending.left()
+    }
+
+    fn is_drained(&self) -> Result<bool, Error> {
+        self.end.is_drained()
+    }
+
+    fn give_back(self, flows: &viola_vpipe::Flows, park: Option<u32>) -> Result<Returned, Error> {
+        let sent = self.sent();
+        let state = self.end.give_back(flows, park)?;
+        Ok(Returned { state, sent })
+    }
+}
 
 /// A VM with a disk on which one file lies in three pieces, the last one first; the file's bytes.
 struct Bed {
@@ -83,7 +118,11 @@ impl Bed {
         let state = take(guest.as_fd()).unwrap().keep();
         let (space, sending) = (&self.tenant.space, self.sending(offset, length));
         let socket = space.socket(flow.guest).unwrap();
-        Pipe::begin(flows, space.veth(), socket, flow, &state, sending).unwrap()
+        Pipe {
+            end: HostEnd::begin(flows, space.veth(), socket, flow, &state, None).unwrap(),
+            whole: sending.left(),
+            sending,
+        }
     }
 
     /// The VM has it again.

@@ -2,144 +2,16 @@
 //! What an agent asks for is done: files are sent, connections come back, and nothing that a client says meanwhile is lost.
 #![allow(clippy::unwrap_used)]
 
+mod bed;
 mod tenant;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use tenant::{CLIENT, Tenant, noise};
-use viola_extents::Extent;
-use viola_extents::host::{Image, Layer};
-use viola_handover::{drop_quietly, from_wire, put, take, to_wire};
-use viola_netdev::Netns;
-use viola_proto::pipe::{Connection, PipeId, ToGuest};
-use viola_vpipe::work::{Give, Pipes};
-use viola_vpipe::{Flow, Steering};
-
-const SIZE: u64 = 8 << 20;
-
-struct Bed {
-    pipes: Pipes,
-    tenant: Tenant,
-    steering: Steering,
-    image: Arc<Image>,
-    file: Vec<u8>,
-    _host: Netns,
-}
-
-impl Bed {
-    fn new(name: &str) -> Self {
-        let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
-        let mut tenant = Tenant::new(&host, &steering, name);
-        for address in ["10.66.0.2", "fd66::2"] {
-            tenant.space.add(address.parse().unwrap()).unwrap();
-        }
-        let file = noise(SIZE as usize, 9);
-        let mut image = tempfile::tempfile().unwrap();
-        image.write_all(&file).unwrap();
-        Self {
-            pipes: tenant.pipes(&steering),
-            tenant,
-            steering,
-            image: Arc::new(Image::open(vec![Layer::raw(image)]).unwrap()),
-            file,
-            _host: host,
-        }
-    }
-
-    /// As the agent does it; the whole file.
-    fn give(&self, pipe: PipeId, guest: &TcpStream) {
-        let taken = take(guest.as_fd()).unwrap();
-        self.give_as(pipe, to_wire(taken.keep()).unwrap());
-    }
-
-    fn give_as(&self, pipe: PipeId, connection: Connection) {
-        let extent = Extent {
-            logical: 0,
-            physical: 0,
-            length: SIZE,
-            zero: false,
-        };
-        self.pipes.give(Give {
-            pipe,
-            connection,
-            next_hop: CLIENT,
-            image: self.image.clone(),
-            map: self.image.check(&[extent], SIZE).unwrap(),
-            offset: 0,
-            length: SIZE,
-        });
-    }
-
-    /// The next thing that is said to the agent, but for progress.
-    fn heard(&self) -> ToGuest {
-        let begun = Instant::now();
-        loop {
-            let next = self
-                .pipes
-                .heard()
-                .find(|m| !matches!(m, ToGuest::Progress { .. }));
-            if let Some(message) = next {
-                return message;
-            }
-            assert!(begun.elapsed() < Duration::from_secs(20), "nothing is said");
-            std::thread::sleep(Duration::from_micros(100));
-        }
-    }
-
-    /// Takes a connection back as the agent does it; what was sent.
-    fn take_back(&self, pipe: PipeId, guest: &TcpStream) -> u64 {
-        let ToGuest::Back {
-            connection: Some(connection),
-            sent,
-            errno: 0,
-            ..
-        } = self.heard()
-        else {
-            panic!("it does not come back");
-        };
-        // the VM is slow
-        std::thread::sleep(Duration::from_millis(20));
-        drop_quietly(guest.as_fd()).unwrap();
-        let state = from_wire(*connection);
-        put(guest.as_fd(), &state).unwrap().go().unwrap();
-        self.pipes.taken(pipe);
-        sent
-    }
-
-    fn wait_until_left_alone(&self, flow: &Flow) {
-        let begun = Instant::now();
-        while !self.is_left_alone(flow) {
-            assert!(begun.elapsed() < Duration::from_secs(5), "it is held on");
-            std::thread::sleep(Duration::from_micros(100));
-        }
-    }
-
-    fn is_left_alone(&self, flow: &Flow) -> bool {
-        self.steering.flows().counts(flow).unwrap().is_none()
-    }
-}
-
-/// `tcpi_total_retrans`: segments that a socket had to send again.
-fn sent_again(socket: &TcpStream) -> u32 {
-    let mut info = [0u8; 104];
-    let mut size = info.len() as u32;
-    // SAFETY: the buffer is ours and of the size given.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut size,
-        )
-    };
-    assert_eq!((done, size), (0, 104));
-    u32::from_ne_bytes(info[100..104].try_into().unwrap())
-}
+use bed::{Bed, SIZE, sent_again};
+use viola_handover::{take, to_wire};
+use viola_proto::pipe::ToGuest;
 
 #[test]
 fn a_client_that_asks_again_at_once_is_heard_at_once() {
@@ -267,7 +139,7 @@ fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
     let said = bed.heard();
     let is_reset = matches!(
         said,
-        ToGuest::Back { pipe: 1, connection: None, errno, .. } if errno != 0
+        ToGuest::Back { pipe: 1, sink: None, errno, .. } if errno != 0
     );
     assert!(is_reset, "{said:?}");
     assert!(bed.is_left_alone(&flow));
@@ -303,7 +175,7 @@ fn a_connection_that_nobody_takes_back_is_reset() {
         bed.heard(),
         ToGuest::Back {
             pipe: 1,
-            connection: Some(_),
+            sink: Some(_),
             ..
         }
     ));

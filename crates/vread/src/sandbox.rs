@@ -44,7 +44,7 @@ pub enum SandboxError {
 pub enum Needs {
     /// Sockets, shared memory, files to be read.
     Agent,
-    /// The same, and TCP connections that are handed over, within the network namespace that the process is in: it keeps
+    /// The same, files to be written, and TCP connections that are handed over, within the network namespace that the process is in: it keeps
     /// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE, and can enter no other one.
     Pipes,
     /// The same, and threads, events and a VM's memory.
@@ -234,7 +234,15 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
         rules.insert(call, Vec::new());
     }
     if needs == Needs::Pipes {
-        for call in [libc::SYS_bind, libc::SYS_sendfile, libc::SYS_bpf] {
+        for call in [
+            libc::SYS_bind,
+            libc::SYS_bpf,
+            libc::SYS_sendfile,
+            libc::SYS_splice,
+            libc::SYS_pipe2,
+            libc::SYS_copy_file_range,
+            libc::SYS_pwrite64,
+        ] {
             rules.insert(call, Vec::new());
         }
     }

@@ -100,7 +100,7 @@ pub struct Agent {
     boot_id: String,
     /// Blocks of others, for this VM to read.
     relay: Option<Relay>,
-    /// Files that the host sends for programs of this VM.
+    /// Bytes that the host moves for programs of this VM.
     pipes: Option<Pipes>,
     /// What the pipes still have to say, in this session.
     words: VecDeque<FromGuest>,

@@ -2,11 +2,11 @@
 //! Between the host and the thread that has the pipes.
 
 use viola_proto::agent::FromAgent;
-use viola_proto::pipe::{FromGuest, ToGuest};
+use viola_proto::pipe::{End, FromGuest, ToGuest};
 
 use super::Agent;
 use super::volume::Proof;
-use crate::pipe::{Facts, Out, Pipes};
+use crate::pipe::{Disk, Facts, Out, Pipes};
 
 impl Agent {
     /// Tells the pipes what is known, and the host what it could not be told before.
@@ -39,8 +39,13 @@ impl Agent {
             epoch: self.session.epoch(),
             volumes: volumes
                 .map(|v| {
-                    let good = v.proof == Proof::Good && !v.frozen;
-                    (v.mount.device.clone(), (v.fs, good))
+                    let disk = Disk {
+                        fs: v.fs,
+                        point: v.mount.point.clone(),
+                        is_good: v.proof == Proof::Good && !v.frozen,
+                        uses: v.uses,
+                    };
+                    (v.mount.device.clone(), disk)
                 })
                 .collect(),
             halt: self.paused || self.ends.is_some(),
@@ -58,17 +63,23 @@ impl Agent {
     /// said as soon as there is room.
     pub(super) fn say_of_pipe(&mut self, out: Out) {
         let is_now = self.session.epoch() == Some(out.epoch);
-        let FromGuest::Give { pipe, fs, .. } = &out.message else {
+        let FromGuest::Give {
+            pipe, source, sink, ..
+        } = &out.message
+        else {
             if is_now {
                 self.words.push_back(out.message);
             }
             return;
         };
-        let (pipe, fs) = (*pipe, *fs);
-        let good = self
-            .volumes
-            .get(&fs)
-            .is_some_and(|v| v.proof == Proof::Good && !v.retiring);
+        let pipe = *pipe;
+        let good = [source, sink].into_iter().all(|end| match end {
+            End::Connection { .. } => true,
+            End::File { fs, .. } => {
+                let volume = self.volumes.get(fs);
+                volume.is_some_and(|v| v.proof == Proof::Good && !v.retiring)
+            }
+        });
         // a connection is given again only behind the word that it had come back
         self.say_words();
         let said = is_now
@@ -80,12 +91,12 @@ impl Agent {
         }
     }
 
-    /// Pipes whose files the host may read.
+    /// Pipes that the host has.
     pub(super) fn reading(&self) -> u64 {
         self.pipes.as_ref().map_or(0, Pipes::reading)
     }
 
-    /// Leases and pipes by which the host may still read.
+    /// Leases and pipes by which the host may still read or write.
     pub(super) fn outstanding(&self) -> u64 {
         self.ledger.outstanding() as u64 + self.reading()
     }

@@ -12,9 +12,28 @@ use super::{Agent, FROZEN, Millis};
 use crate::core::block::After;
 use crate::io::mounts::{self, Mount};
 use crate::io::worker::Job;
+use crate::pipe::Uses;
 
 /// Mounts are looked at so often.
 const OFTEN: Millis = 1000;
+
+/// A mount of interest.
+#[derive(Debug)]
+struct Place {
+    mount: Mount,
+    /// Its data directories.
+    data: Vec<PathBuf>,
+    /// What pipes may do there.
+    uses: Uses,
+}
+
+/// Why a directory is named in the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum For {
+    Blocks,
+    Reading,
+    Writing,
+}
 
 impl Agent {
     /// Looks at the mounts, starts and retires volumes, starts scans.
@@ -43,18 +62,27 @@ impl Agent {
         }
     }
 
-    /// The mounts with data directories or files to be piped, each with its data directories.
-    fn places(&mut self, mounts: &[Mount]) -> BTreeMap<u64, (Mount, Vec<PathBuf>)> {
-        let mut places = BTreeMap::<u64, (Mount, Vec<PathBuf>)>::new();
-        let piped = self.config.pipes().map_or(&[][..], |pipe| &pipe.files);
-        let data = self.config.data.iter().map(|path| (path, true));
+    /// The mounts with data directories or files to be piped.
+    fn places(&mut self, mounts: &[Mount]) -> BTreeMap<u64, Place> {
+        let mut places = BTreeMap::<u64, Place>::new();
+        let none: &[PathBuf] = &[];
+        let (from, into) = match self.config.pipes() {
+            Some(pipe) => (pipe.files.as_slice(), pipe.into.as_slice()),
+            None => (none, none),
+        };
+        let data = self.config.data.iter().map(|path| (path, For::Blocks));
         // of such a file system nothing but the disk is of interest
-        for (path, is_data) in data.chain(piped.iter().map(|path| (path, false))) {
+        let piped = from.iter().map(|path| (path, For::Reading));
+        let piped = piped.chain(into.iter().map(|path| (path, For::Writing)));
+        for (path, what) in data.chain(piped) {
             let found = place(mounts, path).and_then(|(mount, path)| {
+                if what == For::Writing && mount.kind != "ext4" {
+                    return Err(format!("it is on {}; only ext4 is written to", mount.kind));
+                }
                 // its folder of links and its events would be those of the other mount
                 let other = places
                     .values()
-                    .map(|(other, _)| other)
+                    .map(|other| &other.mount)
                     .find(|other| other.device == mount.device && other.id != mount.id);
                 match other {
                     None => Ok((mount, path)),
@@ -65,11 +93,18 @@ impl Agent {
                 }
             });
             match found {
-                Ok((mount, path)) => places
-                    .entry(mount.id)
-                    .or_insert_with(|| (mount.clone(), Vec::new()))
-                    .1
-                    .extend(is_data.then_some(path)),
+                Ok((mount, path)) => {
+                    let place = places.entry(mount.id).or_insert_with(|| Place {
+                        mount: mount.clone(),
+                        data: Vec::new(),
+                        uses: Uses::default(),
+                    });
+                    match what {
+                        For::Blocks => place.data.push(path),
+                        For::Reading => place.uses.from = true,
+                        For::Writing => place.uses.into = true,
+                    }
+                }
                 Err(why) => self.missing.push(format!("{}: {why}", path.display())),
             }
         }
@@ -77,7 +112,7 @@ impl Agent {
     }
 
     /// A volume that is there: is it still the same?
-    fn look_at(&mut self, now: Millis, fs: FsId, places: &BTreeMap<u64, (Mount, Vec<PathBuf>)>) {
+    fn look_at(&mut self, now: Millis, fs: FsId, places: &BTreeMap<u64, Place>) {
         let Some(volume) = self.volumes.get_mut(&fs).filter(|v| !v.retiring) else {
             return;
         };
@@ -85,8 +120,9 @@ impl Agent {
         let thawed = volume.frozen && !stuck;
         volume.frozen = stuck;
         let is = places.get(&volume.mount.id);
+        volume.uses = is.map_or(Uses::default(), |place| place.uses);
         let (mount, data) = match is {
-            Some((mount, data)) if mount.point == volume.mount.point => (mount, data),
+            Some(place) if place.mount.point == volume.mount.point => (&place.mount, &place.data),
             _ => {
                 volume.retiring = true;
                 eprintln!(
@@ -124,8 +160,8 @@ impl Agent {
 
     /// Mounts that are not watched yet. One whose directories or file system an old volume still holds
     /// has to wait until the host has let go of that.
-    fn start_new(&mut self, now: Millis, places: BTreeMap<u64, (Mount, Vec<PathBuf>)>) {
-        for (id, (mount, data)) in places {
+    fn start_new(&mut self, now: Millis, places: BTreeMap<u64, Place>) {
+        for (id, Place { mount, data, uses }) in places {
             let taken = |v: &Volume| {
                 v.mount.id == id
                     || v.mount.device == mount.device
@@ -141,7 +177,15 @@ impl Agent {
                     self.watch.add(&point)?;
                 }
                 let fs = self.next_fs;
-                let volume = Volume::start(fs, mount, identity, data, &self.report, random(), now)?;
+                let volume = Volume::start(
+                    fs,
+                    mount,
+                    identity,
+                    (data, uses),
+                    &self.report,
+                    random(),
+                    now,
+                )?;
                 self.next_fs += 1;
                 if self.session.open() {
                     // no lease of an earlier session or mount is left, see above

@@ -12,6 +12,7 @@ use crate::io::links::Links;
 use crate::io::mounts::Mount;
 use crate::io::status::VolumeReport;
 use crate::io::worker::{Job, Report, Workers};
+use crate::pipe::Uses;
 
 /// Whether the host knows the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub struct Volume {
     pub identity: Identity,
     /// The data directories on it.
     pub data: Vec<PathBuf>,
+    /// What pipes may do with it.
+    pub uses: Uses,
     /// Its workers.
     pub workers: Workers,
     /// Whether the host knows its disk.
@@ -76,7 +79,7 @@ impl Volume {
         fs: FsId,
         mount: Mount,
         identity: Identity,
-        data: Vec<PathBuf>,
+        (data, uses): (Vec<PathBuf>, Uses),
         report: &Report,
         run: u64,
         now: Millis,
@@ -89,6 +92,7 @@ impl Volume {
             mount,
             identity,
             data,
+            uses,
             workers,
             proof: Proof::None,
             failures: 0,

@@ -1,20 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whatever happens in whatever order: one end for the program, and no lease given up too early.
+//! Whatever happens in whatever order: one end for the program, nothing given up too early, and nothing kept.
 
 use proptest::prelude::*;
 
 use super::*;
 
+const ALL: [Kind; 4] = [Kind::Send, Kind::Receive, Kind::Copy, Kind::Relay];
+
+fn sides() -> impl Strategy<Value = Sides> {
+    any::<(bool, bool)>().prop_map(|(source, sink)| Sides { source, sink })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     let errno = prop_oneof![Just(0), Just(libc::EIO)];
+    let few = 0..5_u64;
     prop_oneof![
-        3 => Just(Event::Given),
+        3 => Just(Event::Ready),
+        3 => Just(Event::Held),
+        2 => (0..1000_u64).prop_map(Event::Moved),
+        1 => sides().prop_map(Event::Ended),
+        4 => Just(Event::Given),
         1 => Just(Event::Unfit(libc::EOPNOTSUPP)),
         1 => Just(Event::Refused),
-        2 => any::<u64>().prop_map(Event::Progress),
-        2 => (any::<bool>(), any::<u64>(), errno)
-            .prop_map(|(alive, sent, errno)| Event::Back { alive, sent, errno }),
-        1 => any::<bool>().prop_map(Event::Restored),
+        2 => few.prop_map(Event::Progress),
+        2 => (sides(), 0..1000_u64, errno)
+            .prop_map(|(came, sent, errno)| Event::Back { came, sent, errno }),
+        1 => sides().prop_map(Event::Restored),
+        2 => prop_oneof![4 => Just(0), 1 => Just(libc::EIO)].prop_map(Event::Settled),
         1 => Just(Event::Closed),
         1 => Just(Event::Opened),
         1 => Just(Event::Stop),
@@ -26,33 +38,102 @@ fn event() -> impl Strategy<Value = Event> {
 /// What the world knows of a pipe, told by what was done and not by the pipe itself.
 #[derive(Default)]
 struct World {
+    connections: Sides,
     /// The host was asked, and has not let go.
     read: bool,
-    /// The socket is in repair mode.
-    silent: bool,
-    killed: bool,
+    /// The host keeps what the source's peer sends, or was asked to.
+    hold: bool,
+    /// Sockets in repair mode.
+    silent: Sides,
+    killed: Sides,
     file_left: bool,
+    settling: bool,
+    settled: bool,
+    /// Bytes that the agent has moved, and that it and the host have.
+    moved: u64,
+    total: u64,
     ends: usize,
     program_gone: bool,
+    holds: usize,
     reset: usize,
     stops: usize,
     taken: usize,
+    /// Restored is to be said, of connections that came.
     restore: bool,
+    came: Sides,
     /// There is no session.
     closed: bool,
 }
 
 impl World {
+    fn new(kind: Kind) -> Self {
+        Self {
+            connections: kind.connections(),
+            ..Self::default()
+        }
+    }
+
     fn before(&mut self, life: &Life, event: Event) {
         match event {
-            Event::Given if life.is_asked() => (self.read, self.silent) = (true, true),
+            Event::Given if life.is_fit() => {
+                (self.read, self.silent, self.hold) = (true, self.connections, false);
+                self.total = self.moved;
+            }
+            Event::Moved(moved) if life.is_held() => (self.moved, self.total) = (moved, moved),
             // a host speaks only in a session
-            Event::Refused | Event::Back { .. } if !self.closed => self.read = false,
-            Event::Closed => self.closed = true,
+            Event::Refused if !self.closed => {
+                // by which it says that it has moved nothing
+                if self.read {
+                    self.total = self.moved;
+                }
+                (self.read, self.hold) = (false, false);
+            }
+            Event::Progress(sent) if self.read && !self.closed => self.total = self.moved + sent,
+            Event::Back { came, sent, .. } if !self.closed => {
+                if self.read {
+                    self.total = self.moved + sent;
+                }
+                (self.read, self.came) = (false, came);
+            }
+            Event::Settled(_) => (self.settling, self.settled) = (false, true),
+            Event::Closed => (self.closed, self.hold) = (true, false),
             Event::Opened => (self.closed, self.read) = (false, false),
             Event::Gone => self.program_gone = true,
             _ => {}
         }
+    }
+
+    fn end(&mut self, answer: Answer) -> Result<(), TestCaseError> {
+        self.ends += 1;
+        prop_assert!(
+            self.settled || !self.file_sink(),
+            "the file is not right yet"
+        );
+        prop_assert!(!self.silent.any() && !self.hold, "{:?} too early", answer);
+        match answer {
+            Answer::Progress { .. } => {}
+            Answer::Over { sent, lost, .. } => {
+                let lost = Sides {
+                    source: lost.source,
+                    sink: lost.sink,
+                };
+                prop_assert_eq!(self.killed.without(lost), Sides::NONE);
+                prop_assert!(
+                    sent == self.total || sent == 0,
+                    "{} of {}",
+                    sent,
+                    self.total
+                );
+            }
+            Answer::Refused { .. } => {
+                prop_assert!(!self.killed.any() && self.moved == 0, "it is not as it was");
+            }
+        }
+        Ok(())
+    }
+
+    fn file_sink(&self) -> bool {
+        !self.connections.sink
     }
 
     fn done(&mut self, action: Action) -> Result<(), TestCaseError> {
@@ -60,40 +141,49 @@ impl World {
             Action::Answer(answer) => {
                 prop_assert_eq!(self.ends, 0, "{:?} after the end", answer);
                 match answer {
-                    Answer::Progress { .. } => {}
-                    Answer::Over { errno, .. } => {
-                        self.ends += 1;
-                        prop_assert!(!self.silent);
-                        prop_assert_eq!(self.killed, errno == libc::ECONNRESET);
-                    }
-                    Answer::Refused { .. } => {
-                        self.ends += 1;
-                        prop_assert!(!self.silent && !self.killed, "it is not as it was");
-                    }
+                    Answer::Progress { sent, .. } => prop_assert_eq!(sent, self.total),
+                    end => self.end(end)?,
                 }
             }
-            Action::Tell(Word::Stop) => self.stops += 1,
+            Action::Tell(Word::Hold) => {
+                prop_assert!(self.connections.source && !self.closed);
+                (self.hold, self.holds) = (true, self.holds + 1);
+            }
+            Action::Tell(Word::Stop) => (self.hold, self.stops) = (false, self.stops + 1),
             Action::Tell(Word::Reset) => self.reset += 1,
             Action::Tell(Word::Taken) => {
-                prop_assert!(!self.silent && !self.killed);
+                let alive = self.connections.without(self.killed).without(self.silent);
+                prop_assert!(alive.any());
                 self.taken += 1;
             }
             Action::Resume => {
-                prop_assert!(self.silent && !self.killed);
-                self.silent = false;
+                prop_assert_eq!((self.silent, self.killed), (self.connections, Sides::NONE));
+                self.silent = Sides::NONE;
             }
-            Action::Kill | Action::Reset => {
-                prop_assert!(self.silent && !self.killed);
-                (self.silent, self.killed) = (false, true);
+            Action::Kill(sides) => {
+                prop_assert!(sides.any());
+                prop_assert_eq!(sides.without(self.silent), Sides::NONE);
+                self.silent = self.silent.without(sides);
+                self.killed = self.killed.and(sides);
+            }
+            Action::Reset => {
+                prop_assert_eq!((self.silent, self.killed), (self.connections, Sides::NONE));
+                (self.silent, self.killed) = (Sides::NONE, self.connections);
             }
             Action::Restore => {
-                prop_assert!(self.silent && !self.killed);
+                prop_assert!(self.silent.any() && !self.read);
                 self.restore = true;
             }
             Action::LetFile => {
                 prop_assert!(!self.read, "the host may still read it");
                 prop_assert!(!self.file_left, "left twice");
                 self.file_left = true;
+            }
+            Action::Settle(bytes) => {
+                prop_assert!(!self.read, "the host may still write to it");
+                prop_assert!(!self.settling && !self.settled, "settled twice");
+                prop_assert_eq!(bytes, self.total);
+                self.settling = true;
             }
         }
         Ok(())
@@ -104,15 +194,24 @@ fn happen(
     life: &mut Life,
     world: &mut World,
     event: Event,
-    good: bool,
+    failed: Sides,
 ) -> Result<(), TestCaseError> {
-    // only whoever puts it back says what has come of it
-    if matches!(event, Event::Restored(_)) {
+    // only whoever puts it back says what has come of it, and of a file only whoever was asked
+    if matches!(event, Event::Restored(_)) || matches!(event, Event::Settled(_)) && !world.settling
+    {
+        return Ok(());
+    }
+    // what is over for the host is said of a held one once
+    if event == Event::Held && !world.hold {
         return Ok(());
     }
     // and a session begins only when the one before is over
     if event == Event::Opened && !world.closed {
-        happen(life, world, Event::Closed, good)?;
+        happen(life, world, Event::Closed, failed)?;
+    }
+    // nothing is asked of a host that is not there
+    if world.closed && matches!(event, Event::Ready | Event::Given) {
+        return Ok(());
     }
     world.before(life, event);
     let mut actions = life.on(event);
@@ -123,56 +222,82 @@ fn happen(
         if !std::mem::take(&mut world.restore) {
             break;
         }
-        world.silent = !good;
-        actions = life.on(Event::Restored(good));
+        let came = world.silent.without(failed);
+        world.silent = world.silent.without(came);
+        actions = life.on(Event::Restored(failed));
     }
-    prop_assert!(world.stops <= 1 && world.reset <= 1 && world.taken <= 1);
-    prop_assert!(!life.is_read() || world.read);
+    prop_assert!(world.stops <= 1 && world.reset <= 1 && world.taken <= 1 && world.holds <= 1);
+    prop_assert!(!life.is_read() || world.read || world.settling);
     Ok(())
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
-    fn every_pipe_ends_once_and_keeps_its_file_while_it_may_be_read(
-        events in proptest::collection::vec((event(), any::<bool>()), 0..30)
+    fn every_pipe_ends_once_and_keeps_its_files_while_the_host_may_touch_them(
+        kind in 0..4_usize,
+        events in proptest::collection::vec((event(), sides()), 0..40)
     ) {
-        let (mut life, mut world) = (Life::new(7), World::default());
-        for (event, good) in events {
-            happen(&mut life, &mut world, event, good)?;
+        let kind = ALL[kind];
+        let (mut life, mut world) = (Life::new(7, kind), World::new(kind));
+        for (event, failed) in events {
+            happen(&mut life, &mut world, event, failed)?;
         }
-        // all ends when a session ends and another one begins
-        happen(&mut life, &mut world, Event::Closed, true)?;
-        happen(&mut life, &mut world, Event::Opened, true)?;
+        // all ends when a session ends and another one begins, and the disk does not wait for ever
+        for event in [Event::Closed, Event::Opened, Event::Settled(0)] {
+            happen(&mut life, &mut world, event, Sides::NONE)?;
+        }
         prop_assert!(life.is_over(), "{life:?}");
-        prop_assert!(world.file_left && !world.silent);
+        prop_assert!(world.file_left && world.settled && !world.silent.any() && !world.hold);
         prop_assert_eq!(world.ends + usize::from(world.program_gone && world.ends == 0), 1);
     }
 }
 
-fn run(events: &[Event]) -> (Life, Vec<Action>) {
-    let mut life = Life::new(7);
+fn run(kind: Kind, events: &[Event]) -> (Life, Vec<Action>) {
+    let mut life = Life::new(7, kind);
     let actions = events.iter().flat_map(|e| life.on(*e)).collect();
     (life, actions)
 }
 
-fn over(sent: u64, errno: i32) -> Action {
-    Action::Answer(Answer::Over { id: 7, sent, errno })
+fn said(sent: u64, lost: Sides) -> Action {
+    let errno = if lost.any() { libc::ECONNRESET } else { 0 };
+    let Sides { source, sink } = lost;
+    Action::Answer(Answer::Over {
+        id: 7,
+        sent,
+        errno,
+        lost: Lost { source, sink },
+    })
+}
+
+const BOTH: Sides = Sides {
+    source: true,
+    sink: true,
+};
+const SOURCE: Sides = Sides {
+    source: true,
+    sink: false,
+};
+const SINK: Sides = Sides {
+    source: false,
+    sink: true,
+};
+
+fn back(came: Sides, sent: u64) -> Event {
+    let errno = 0;
+    Event::Back { came, sent, errno }
 }
 
 #[test]
 fn a_whole_file_goes_and_the_connection_comes_back() {
-    let back = Event::Back {
-        alive: true,
-        sent: 9,
-        errno: 0,
-    };
     let way = [
         Event::Given,
         Event::Progress(4),
-        back,
-        Event::Restored(true),
+        back(SINK, 9),
+        Event::Restored(Sides::NONE),
+        Event::Settled(0),
     ];
-    let (life, actions) = run(&way);
+    let (life, actions) = run(Kind::Send, &way);
     assert!(life.is_over());
     assert_eq!(
         actions,
@@ -181,29 +306,115 @@ fn a_whole_file_goes_and_the_connection_comes_back() {
             Action::LetFile,
             Action::Restore,
             Action::Tell(Word::Taken),
-            over(9, 0),
+            Action::Settle(9),
+            said(9, Sides::NONE),
         ]
     );
 }
 
 #[test]
+fn what_the_agent_has_moved_is_counted_with_what_the_host_moves() {
+    let way = [
+        Event::Ready,
+        Event::Held,
+        Event::Moved(100),
+        Event::Given,
+        Event::Progress(4),
+        back(BOTH, 9),
+        Event::Restored(Sides::NONE),
+        Event::Settled(0),
+    ];
+    let (life, actions) = run(Kind::Relay, &way);
+    assert!(life.is_over());
+    assert_eq!(
+        actions,
+        [
+            Action::Tell(Word::Hold),
+            Action::Answer(Answer::Progress { id: 7, sent: 104 }),
+            Action::LetFile,
+            Action::Restore,
+            Action::Tell(Word::Taken),
+            Action::Settle(109),
+            said(109, Sides::NONE),
+        ]
+    );
+}
+
+#[test]
+fn a_side_that_does_not_come_back_is_killed_and_told() {
+    let held = [Event::Ready, Event::Held, Event::Given];
+    let (mut life, _) = run(Kind::Relay, &held);
+    assert_eq!(
+        life.on(back(SOURCE, 5)),
+        [Action::LetFile, Action::Kill(SINK), Action::Restore]
+    );
+    assert_eq!(
+        life.on(Event::Restored(Sides::NONE)),
+        [Action::Tell(Word::Taken), Action::Settle(5)]
+    );
+    assert_eq!(life.on(Event::Settled(0)), [said(5, SINK)]);
+    let (mut life, _) = run(Kind::Relay, &held);
+    life.on(back(BOTH, 5));
+    assert_eq!(
+        life.on(Event::Restored(BOTH)),
+        [
+            Action::Tell(Word::Reset),
+            Action::Kill(BOTH),
+            Action::Settle(5)
+        ]
+    );
+}
+
+#[test]
+fn what_is_held_and_cannot_be_given_is_let_go() {
+    let held = [Event::Ready, Event::Held];
+    let (mut life, _) = run(Kind::Relay, &held);
+    assert_eq!(
+        life.on(Event::Unfit(libc::EAGAIN)),
+        [Action::Tell(Word::Stop), Action::LetFile, Action::Settle(0)]
+    );
+    let (id, errno) = (7, libc::EAGAIN);
+    let refused = Action::Answer(Answer::Refused { id, errno });
+    assert_eq!(life.on(Event::Settled(0)), [refused]);
+    let (mut life, _) = run(Kind::Receive, &held);
+    life.on(Event::Moved(6));
+    life.on(Event::Ended(Sides::NONE));
+    assert_eq!(life.on(Event::Settled(0)), [said(6, Sides::NONE)]);
+}
+
+#[test]
 fn a_lost_pipe_keeps_its_file_until_the_next_session() {
-    let (mut life, actions) = run(&[Event::Given, Event::Progress(4), Event::Closed]);
-    assert_eq!(actions[1..], [Action::Reset, over(4, libc::ECONNRESET)]);
+    let way = [Event::Given, Event::Progress(4), Event::Closed];
+    let (mut life, actions) = run(Kind::Send, &way);
+    assert_eq!(actions[1..], [Action::Reset, said(4, SINK)]);
     assert!(life.is_read() && !life.is_awaited());
-    assert_eq!(life.on(Event::Opened), [Action::LetFile]);
+    assert_eq!(life.on(Event::Opened), [Action::LetFile, Action::Settle(4)]);
+    assert_eq!(life.on(Event::Settled(0)), []);
     assert!(life.is_over());
 }
 
 #[test]
+fn a_file_that_the_host_may_still_write_to_is_the_programs_only_in_the_next_session() {
+    for (kind, lost) in [(Kind::Receive, SOURCE), (Kind::Copy, Sides::NONE)] {
+        let mut life = Life::new(7, kind);
+        for event in [Event::Ready, Event::Held, Event::Given, Event::Progress(4)] {
+            life.on(event);
+        }
+        let reset = Vec::from_iter(lost.any().then_some(Action::Reset));
+        assert_eq!(life.on(Event::Closed), reset);
+        assert!(life.is_read() && life.is_awaited());
+        assert_eq!(life.on(Event::Opened), [Action::LetFile, Action::Settle(4)]);
+        assert_eq!(life.on(Event::Settled(0)), [said(4, lost)]);
+    }
+}
+
+#[test]
 fn a_dead_program_has_its_connection_reset_by_the_host() {
-    let (mut life, actions) = run(&[Event::Given, Event::Gone, Event::Halt]);
+    let (mut life, actions) = run(Kind::Send, &[Event::Given, Event::Gone, Event::Halt]);
     assert_eq!(actions, [Action::Tell(Word::Reset)]);
     assert!(life.is_read(), "until the host says so");
-    let back = Event::Back {
-        alive: false,
-        sent: 0,
-        errno: libc::ECONNRESET,
-    };
-    assert_eq!(life.on(back), [Action::LetFile, Action::Kill]);
+    assert_eq!(
+        life.on(back(Sides::NONE, 0)),
+        [Action::LetFile, Action::Kill(SINK), Action::Settle(0)]
+    );
 }

@@ -61,26 +61,26 @@ pub struct Report {
     /// The mount of other VMs' blocks, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mount: Option<MountReport>,
-    /// The files that the host sends, where programs may ask for that.
+    /// What the host moves for programs, where they may ask for that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipe: Option<PipeReport>,
 }
 
-/// What the host sends for this VM's programs. Counts are since the start.
+/// What the host moves for this VM's programs. Counts are since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PipeReport {
     /// Where programs ask.
     pub socket: String,
-    /// Files that are asked for or being sent.
+    /// Pipes that are asked for or under way.
     pub now: u64,
-    /// Files that were sent, or parts of them.
+    /// Pipes that are over.
     pub pipes: u64,
-    /// Bytes of files that were sent.
+    /// Bytes that were moved, by whatever kind of pipe.
     pub bytes: u64,
-    /// Connections that were lost over it.
+    /// Pipes over which connections were lost.
     pub lost: u64,
-    /// What was not sent by the host, by reason; the program sends it by itself.
+    /// What was not moved by the host, by reason; the program does it by itself.
     pub refused: BTreeMap<String, u64>,
     /// The last reason in detail, where there is more to it.
     pub refusal: Option<String>,

@@ -2,11 +2,9 @@
 //! The MAC address to which this VM sends its packets for a peer: the kernel's route, then its neighbour.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::{IpAddr, SocketAddr as End};
 use std::time::{Duration, Instant};
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
@@ -14,7 +12,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use viola_netdev::look_up;
 
 use super::reason::Reason;
 
@@ -62,11 +60,11 @@ impl Hops {
 /// # Errors
 /// [`Reason::Socket`] when the peer is this VM itself, [`Reason::Hop`] when the kernel does not know it (yet).
 pub fn next_hop(local: End, peer: End) -> Result<[u8; 6], Reason> {
-    let hop = match ask(route_to(local, peer)) {
+    let hop = match look_up(route_to(local, peer)) {
         Ok(RouteNetlinkMessage::NewRoute(route)) => read_route(&route, peer.ip())?,
         _ => return Err(Reason::Hop),
     };
-    match ask(neighbour_at(hop)) {
+    match look_up(neighbour_at(hop)) {
         Ok(RouteNetlinkMessage::NewNeighbour(found)) => read_neighbour(&found).ok_or(Reason::Hop),
         _ => Err(Reason::Hop),
     }
@@ -147,28 +145,6 @@ fn read_neighbour(found: &NeighbourMessage) -> Option<[u8; 6]> {
             NeighbourAttribute::LinkLayerAddress(bytes) => bytes.as_slice().try_into().ok(),
             _ => None,
         })
-}
-
-/// One question to the kernel, and its answer.
-fn ask(message: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
-    let mut request = NetlinkMessage::from(message);
-    request.header.flags = NLM_F_REQUEST;
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-
-    let socket = Socket::new(NETLINK_ROUTE)?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    socket.send(&bytes, 0)?;
-    let (answer, _) = socket.recv_from_full()?;
-    let odd = |e: String| io::Error::new(io::ErrorKind::InvalidData, e);
-    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
-        .map_err(|e| odd(e.to_string()))?;
-    match answer.payload {
-        NetlinkPayload::InnerMessage(message) => Ok(message),
-        NetlinkPayload::Error(e) => Err(e.to_io()),
-        _ => Err(odd("no answer".into())),
-    }
 }
 
 #[cfg(test)]

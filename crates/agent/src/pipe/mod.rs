@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files of this VM that the host sends down connections of this VM's programs: see [`viola_proto::pipe`].
+//! Bytes that the host moves for this VM's programs, from files and connections to others: see [`viola_proto::pipe`].
 //!
 //! | module | does |
 //! |---|---|
 //! | [`settings`] | `[pipe]` in the configuration |
 //! | [`programs`] | the socket at which programs ask |
 //! | [`lease`] | keeps a file as it is while the host reads it |
+//! | `sink` | makes a file ready to be written to by the host, and gives it back |
 //! | [`socket`] | a connection out of a program's socket and into it again |
+//! | `passing` | what a connection has received before the host has it |
 //! | [`hop`] | where the connection's packets go |
 //! | [`crate::core::pipe`] | the life of one pipe |
 //! | `map` | the thread that finds where files are |
 //! | `work` | the thread that joins them |
 //!
 //! The thread talks with the main loop, which has the way to the host: messages go there as outcomes, and come back,
-//! with what is known of session and disks, by a queue. It never waits for a disk: another thread finds extents.
+//! with what is known of session and disks, by a queue. It never waits for a disk: other threads find extents and write.
 //!
 //! A program whose connection is with the host when the session ends loses it, because the host resets it then. One
 //! whose agent is killed is left with a socket that is silent for ever: it sees the agent's socket closed, and has to
@@ -22,9 +24,11 @@
 pub mod hop;
 pub mod lease;
 mod map;
+mod passing;
 pub mod programs;
 mod reason;
 pub mod settings;
+mod sink;
 pub mod socket;
 mod tally;
 mod work;
@@ -56,10 +60,32 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub struct Facts {
     /// The session, if there is one.
     pub epoch: Option<u64>,
-    /// File systems by the number of their device (`MAJOR:MINOR`), and whether the host knows their disk now.
-    pub volumes: BTreeMap<String, (FsId, bool)>,
+    /// File systems by the number of their device (`MAJOR:MINOR`).
+    pub volumes: BTreeMap<String, Disk>,
     /// No file may be read now: those that are, are to end.
     pub halt: bool,
+}
+
+/// A file system with files to be read or written by the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// Its number.
+    pub fs: FsId,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// The host knows its disk now.
+    pub is_good: bool,
+    /// What may be done with it.
+    pub uses: Uses,
+}
+
+/// What the configuration lets pipes do with a file system.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Uses {
+    /// Its files may be read.
+    pub from: bool,
+    /// They may be written to.
+    pub into: bool,
 }
 
 /// What the thread is told.
@@ -71,6 +97,10 @@ enum In {
     Unsaid(PipeId),
     /// Where a pipe's file is.
     Mapped(PipeId, Result<FileMap, Reason>),
+    /// Where the bytes of a file will be that is ready to be written to.
+    Prepared(PipeId, Result<FileMap, Reason>),
+    /// Such a file is the program's again; an errno when what the agent has received is not in it.
+    Settled(PipeId, i32),
     End,
 }
 
@@ -99,7 +129,7 @@ impl Inbox {
     }
 }
 
-/// As many descriptors as this program may have: each pipe takes three at most.
+/// As many descriptors as this program may have: each pipe takes four at most.
 fn more_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -167,7 +197,7 @@ impl Pipes {
         self.inbox.say(In::Unsaid(pipe));
     }
 
-    /// Pipes whose files the host may read.
+    /// Pipes that the host has, or whose files it may touch.
     pub fn reading(&self) -> u64 {
         self.tally.reading()
     }

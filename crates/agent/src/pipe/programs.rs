@@ -175,10 +175,9 @@ fn receive(socket: BorrowedFd<'_>) -> Heard {
         return Heard::Gone;
     }
     match (Ask::decode(&bytes[..PACKET]), first, second) {
-        (Some(ask @ Ask::Send { .. }), Some(file), Some(stream)) => {
-            Heard::Ask(ask, Some((file, stream)))
-        }
         (Some(ask @ (Ask::Stop { .. } | Ask::Reset { .. })), None, None) => Heard::Ask(ask, None),
+        (Some(Ask::Stop { .. } | Ask::Reset { .. }), ..) => Heard::Gone,
+        (Some(ask), Some(source), Some(sink)) => Heard::Ask(ask, Some((source, sink))),
         _ => Heard::Gone,
     }
 }

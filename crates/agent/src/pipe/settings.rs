@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `[pipe]` in the configuration: whose files the host may send, and who may ask for it.
+//! `[pipe]` in the configuration: what the host may move, and who may ask for it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,10 @@ const MOST: u32 = 4096;
 pub struct Settings {
     /// Directories whose file systems may be piped from.
     pub files: Vec<PathBuf>,
+    /// Directories whose file systems may be piped into.
+    pub into: Vec<PathBuf>,
+    /// Whether bytes may be piped from a connection down another one.
+    pub relay: bool,
     /// Who may ask.
     pub users: Vec<User>,
     /// Socket for the programs.
@@ -39,6 +43,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             files: Vec::new(),
+            into: Vec::new(),
+            relay: false,
             users: vec![User::Name("root".into())],
             socket: viola_proto::pipe::library::SOCKET.into(),
             most: 256,
@@ -61,11 +67,13 @@ impl Settings {
     /// # Errors
     /// One sentence.
     pub fn check(&self) -> Result<(), String> {
-        if let Some(path) = self.files.iter().find(|p| !p.is_absolute()) {
-            return Err(format!(
-                "`files` in [pipe]: `{}` must be a whole path, beginning with /",
-                path.display()
-            ));
+        for (key, paths) in [("files", &self.files), ("into", &self.into)] {
+            if let Some(path) = paths.iter().find(|p| !p.is_absolute()) {
+                return Err(format!(
+                    "`{key}` in [pipe]: `{}` must be a whole path, beginning with /",
+                    path.display()
+                ));
+            }
         }
         if !self.socket.is_absolute() || self.socket.as_os_str().len() > MAX_SOCKET {
             return Err(format!(
@@ -86,7 +94,7 @@ impl Settings {
 
     /// Whether there is anything to be done.
     pub fn is_used(&self) -> bool {
-        !self.files.is_empty()
+        !self.files.is_empty() || !self.into.is_empty() || self.relay
     }
 
     /// The users' numbers.

@@ -9,7 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-use viola_handover::{drop_quietly, drop_with_reset, from_wire, put, resume, take, to_wire};
+use viola_handover::{
+    drop_quietly, drop_with_reset, from_wire, outstanding, put, resume, take, to_wire,
+};
 use viola_proto::pipe::Connection;
 
 use super::reason::Reason;
@@ -19,6 +21,7 @@ const SO_ATTACH_FILTER: i32 = 26;
 const SO_DETACH_FILTER: i32 = 27;
 const SO_GET_FILTER: i32 = SO_ATTACH_FILTER;
 const SO_PROTOCOL: i32 = 38;
+const SO_PEEK_OFF: i32 = 42;
 // include/uapi/linux/tcp.h
 const TCP_ULP: i32 = 31;
 // include/uapi/linux/sockios.h
@@ -51,10 +54,34 @@ impl Stream {
         let tcp = option(fd, libc::SOL_SOCKET, SO_PROTOCOL) == Ok(Some(libc::IPPROTO_TCP));
         let bare = length(fd, libc::IPPROTO_TCP, TCP_ULP) == Ok(0);
         let open = length(fd, libc::SOL_SOCKET, SO_GET_FILTER) == Ok(0);
-        match tcp && bare && open && is_here(fd).unwrap_or(false) {
+        // a look at what is there would begin elsewhere; kernels without that have no such option
+        let first = option(fd, libc::SOL_SOCKET, SO_PEEK_OFF).is_ok_and(|at| at == Some(-1));
+        match tcp && bare && open && first && is_here(fd).unwrap_or(false) {
             true => Ok(Self { socket, ends: None }),
             false => Err(Reason::Socket),
         }
+    }
+
+    /// The socket itself.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether both are one socket.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let number = |stream: &Self| rustix::fs::fstat(&stream.socket).map(|stat| stat.st_ino);
+        match (number(self), number(other)) {
+            (Ok(one), Ok(two)) => one == two,
+            _ => true,
+        }
+    }
+
+    /// Bytes that were written and are not acknowledged.
+    ///
+    /// # Errors
+    /// [`Reason::Socket`]
+    pub fn written(&self) -> Result<usize, Reason> {
+        outstanding(self.socket.as_fd()).map_err(|_| Reason::Socket)
     }
 
     /// This end and the other, as they are in the packets.

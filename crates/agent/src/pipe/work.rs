@@ -1,13 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that has the programs' connections, and does what a pipe's life asks for.
 
+//!
+//! | module | does |
+//! |---|---|
+//! | `ask` | from a program's wish to ends that are made ready |
+//! | `held` | empties a connection that the host holds |
+//! | `give` | takes connections out, and gives all to the host |
+
 mod ask;
+mod give;
+mod held;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viola_proto::pipe::library::{Answer, Ask};
@@ -19,16 +30,22 @@ use super::map::{ToMap, map_all};
 use super::programs::{Heard, ProgramId, Programs};
 use super::reason::Reason;
 use super::settings::Settings;
+use super::sink::Target;
+use super::sink::note::Notes;
 use super::socket::Stream;
 use super::tally::Tally;
 use super::{Facts, In, Inbox, Out};
-use crate::core::pipe::{Action, Event, Life, Word};
+use crate::agent::random;
+use crate::core::pipe::{Action, Event, Life, Sides, Word};
 use crate::io::worker::{Outcome, Report};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Work {
     most: usize,
+    relays: bool,
+    /// Of this run of the agent, as no other's.
+    run: u64,
     programs: Programs,
     leases: Leases,
     hops: Hops,
@@ -36,23 +53,124 @@ pub struct Work {
     next: PipeId,
     facts: Facts,
     messages: Receiver<In>,
-    wake: Arc<OwnedFd>,
+    inbox: Inbox,
+    /// Devices on which nothing of earlier runs is left.
+    swept: BTreeSet<String>,
+    /// For bytes that pass.
+    buffer: Vec<u8>,
     mapper: Sender<ToMap>,
     report: Report,
     tally: Arc<Tally>,
 }
 
+/// Longest time that files need at the end of the agent; what is not done then is noted for the next.
+const FAREWELL: Duration = Duration::from_millis(700);
+
 #[derive(Debug)]
 struct Pipe {
     life: Life,
     program: ProgramId,
-    stream: Stream,
-    file: FileKey,
-    device: String,
-    offset: u64,
+    source: Source,
+    sink: Sink,
+    /// Bytes that the program wants, and those that the agent has moved itself.
     length: u64,
+    moved: u64,
+    /// Of a source that is to be held.
+    ends: Option<(SocketAddr, SocketAddr)>,
+    look: Option<held::Look>,
+    /// Why it is refused, if it is.
+    reason: Option<Reason>,
+}
+
+/// Where bytes come from.
+#[derive(Debug)]
+enum Source {
+    File {
+        key: FileKey,
+        device: String,
+        offset: u64,
+    },
+    Socket(Line),
+}
+
+/// Where they go to.
+#[derive(Debug)]
+enum Sink {
+    File { target: Target, device: String },
+    Socket(Line),
+}
+
+/// A connection's socket, and what of it has come back from the host.
+#[derive(Debug)]
+struct Line {
+    stream: Stream,
     back: Option<Box<Connection>>,
 }
+
+impl Line {
+    fn new(stream: Stream) -> Self {
+        let back = None;
+        Self { stream, back }
+    }
+}
+
+impl Pipe {
+    /// What the host is told.
+    fn word(&self, pipe: PipeId, word: Word) -> Option<FromGuest> {
+        Some(match word {
+            Word::Hold => {
+                let (local, peer) = self.ends?;
+                FromGuest::Hold { pipe, local, peer }
+            }
+            Word::Stop => FromGuest::Stop { pipe },
+            Word::Reset => FromGuest::Reset { pipe },
+            Word::Taken => FromGuest::Taken { pipe },
+        })
+    }
+
+    /// The connections of these sides.
+    fn lines(&mut self, of: Sides) -> impl Iterator<Item = &mut Line> {
+        let source = match &mut self.source {
+            Source::Socket(line) if of.source => Some(line),
+            _ => None,
+        };
+        let sink = match &mut self.sink {
+            Sink::Socket(line) if of.sink => Some(line),
+            _ => None,
+        };
+        source.into_iter().chain(sink)
+    }
+
+    /// Puts back what has come back; which could not be put.
+    fn restore(&mut self, tally: &Tally) -> Sides {
+        let put = |line: &mut Line| match line.back.take() {
+            Some(connection) => match line.stream.restore(*connection) {
+                Ok(()) => false,
+                Err(e) => {
+                    tally.say(format!("a connection is lost: {e}"));
+                    true
+                }
+            },
+            // it was killed
+            None => false,
+        };
+        Sides {
+            source: match &mut self.source {
+                Source::Socket(line) => put(line),
+                Source::File { .. } => false,
+            },
+            sink: match &mut self.sink {
+                Sink::Socket(line) => put(line),
+                Sink::File { .. } => false,
+            },
+        }
+    }
+}
+
+const BOTH: Sides = Sides {
+    source: true,
+    sink: true,
+};
 
 impl Work {
     /// Listens, and starts the mapper.
@@ -73,6 +191,8 @@ impl Work {
             .spawn(move || map_all(&jobs, &results, &said))?;
         Ok(Self {
             most: settings.most as usize,
+            relays: settings.relay,
+            run: random(),
             programs: Programs::listen(&settings.socket, uids)?,
             leases,
             hops: Hops::default(),
@@ -80,7 +200,9 @@ impl Work {
             next: 1,
             facts: Facts::default(),
             messages,
-            wake: Arc::clone(&inbox.wake),
+            inbox: inbox.clone(),
+            swept: BTreeSet::new(),
+            buffer: Vec::new(),
             mapper,
             report: report.clone(),
             tally: Arc::clone(tally),
@@ -98,10 +220,11 @@ impl Work {
             }
             while let Ok(message) = self.messages.try_recv() {
                 if matches!(message, In::End) {
-                    return self.all(Event::Closed);
+                    return self.end();
                 }
                 self.take(message);
             }
+            self.look();
             for program in ready {
                 self.hear(program);
             }
@@ -114,11 +237,25 @@ impl Work {
         }
     }
 
-    /// Sleeps until there is something to do, or to be tidied up; says which programs have said something, and whether one wants to connect.
+    /// All ends. Files that the host does not have are given back.
+    fn end(&mut self) {
+        self.all(Event::Closed);
+        let until = Instant::now() + FAREWELL;
+        while self.pipes.values().any(|p| p.life.is_settling()) {
+            let rest = until.saturating_duration_since(Instant::now());
+            match self.messages.recv_timeout(rest) {
+                Ok(message) => self.take(message),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do, to be tidied up or to be looked at again; says which programs have said
+    /// something, and whether one wants to connect.
     fn wait(&self, tidy: bool) -> (Vec<ProgramId>, bool) {
         let (ids, sockets): (Vec<_>, Vec<_>) = self.programs.sockets().unzip();
         let fixed = [
-            self.wake.as_fd(),
+            self.inbox.wake.as_fd(),
             self.leases.signals(),
             self.programs.listener(),
         ];
@@ -127,15 +264,14 @@ impl Work {
             .chain(sockets)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
+        let second = tidy.then_some(Duration::from_secs(1));
+        let rest = [second, self.next_look()].into_iter().flatten().min();
+        let rest = rest.and_then(|rest| Timespec::try_from(rest).ok());
         // an interrupted wait is as good as a short one
-        let second = Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        };
-        if poll(&mut fds, tidy.then_some(&second)).is_err() {
+        if poll(&mut fds, rest.as_ref()).is_err() {
             return (Vec::new(), false);
         }
-        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        let _ = rustix::io::read(&*self.inbox.wake, &mut [0; 8]);
         let is_ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let spoke = is_ready[fixed.len()..].iter().zip(ids);
         let programs = spoke.filter(|(ready, _)| **ready).map(|(_, id)| id);
@@ -147,6 +283,8 @@ impl Work {
             In::Facts(facts) => self.know(facts),
             In::Unsaid(pipe) => self.on(pipe, Event::Refused, Reason::Line),
             In::Mapped(pipe, result) => self.mapped(pipe, result),
+            In::Prepared(pipe, result) => self.prepared(pipe, result),
+            In::Settled(pipe, errno) => self.on(pipe, Event::Settled(errno), Reason::System),
             In::Heard(message) => self.heard(message),
             In::End => {}
         }
@@ -165,6 +303,32 @@ impl Work {
         if self.facts.halt {
             self.all(Event::Halt);
         }
+        if self.facts.epoch.is_some() {
+            self.sweep();
+        }
+    }
+
+    /// Lets files go that an agent before this one was killed with: its session is over when another one has begun.
+    fn sweep(&mut self) {
+        for (device, disk) in &self.facts.volumes {
+            if !self.swept.insert(device.clone()) {
+                continue;
+            }
+            let notes = Notes::new(&disk.point, self.run);
+            let tally = Arc::clone(&self.tally);
+            let work = move || match notes.sweep() {
+                Ok(_) => {}
+                Err(e) => tally.say(format!(
+                    "a file that an earlier agent has left immutable: {e}"
+                )),
+            };
+            // without a thread they stay as they are, which is said when they are written to
+            let thread = std::thread::Builder::new().name("viola-pipe-sweep".into());
+            if thread.spawn(work).is_err() {
+                self.swept.clear();
+                return;
+            }
+        }
     }
 
     /// What the host says.
@@ -174,29 +338,44 @@ impl Work {
                 self.tally.say(format!("the host: {why}"));
                 self.on(pipe, Event::Refused, Reason::Refused);
             }
+            ToGuest::Held { pipe } => {
+                self.on(pipe, Event::Held, Reason::Refused);
+                self.begin_to_look(pipe);
+            }
             ToGuest::Progress { pipe, sent } => {
                 let sent = self.at_most(pipe, sent);
                 self.on(pipe, Event::Progress(sent), Reason::Refused);
             }
             ToGuest::Back {
                 pipe,
-                connection,
+                source,
+                sink,
                 sent,
                 errno,
             } => {
-                let alive = connection.is_some();
                 let sent = self.at_most(pipe, sent);
+                let came = Sides {
+                    source: source.is_some(),
+                    sink: sink.is_some(),
+                };
                 if let Some(pipe) = self.pipes.get_mut(&pipe) {
-                    pipe.back = connection;
+                    if let Source::Socket(line) = &mut pipe.source {
+                        line.back = source;
+                    }
+                    if let Sink::Socket(line) = &mut pipe.sink {
+                        line.back = sink;
+                    }
                 }
-                let event = Event::Back { alive, sent, errno };
+                let event = Event::Back { came, sent, errno };
                 self.on(pipe, event, Reason::Refused);
             }
         }
     }
 
     fn at_most(&self, pipe: PipeId, sent: u64) -> u64 {
-        self.pipes.get(&pipe).map_or(0, |p| sent.min(p.length))
+        self.pipes
+            .get(&pipe)
+            .map_or(0, |p| sent.min(p.length - p.moved))
     }
 
     /// Reads one packet of a program.
@@ -204,22 +383,6 @@ impl Work {
         match self.programs.hear(program) {
             Heard::Nothing => {}
             Heard::Gone => self.hang_up(program),
-            Heard::Ask(Ask::Send { id, offset, length }, Some((file, socket))) => {
-                if self.find(program, id).is_some() {
-                    return self.hang_up(program);
-                }
-                let asked = self.begin(program, id, (offset, length), file.as_fd(), socket);
-                if let Err(reason) = asked {
-                    self.tally.refuse(reason);
-                    let errno = reason.errno();
-                    if !self
-                        .programs
-                        .answer(program, &Answer::Refused { id, errno })
-                    {
-                        self.hang_up(program);
-                    }
-                }
-            }
             // of one that is over it was said already
             Heard::Ask(Ask::Stop { id }, _) => {
                 if let Some(pipe) = self.find(program, id) {
@@ -231,7 +394,21 @@ impl Work {
                     self.on(pipe, Event::Gone, Reason::Refused);
                 }
             }
-            Heard::Ask(Ask::Send { .. }, None) => self.hang_up(program),
+            Heard::Ask(ask, Some(fds)) => {
+                let Some(wish) = ask::Wish::of(ask).filter(|w| self.find(program, w.id).is_none())
+                else {
+                    return self.hang_up(program);
+                };
+                if let Err(reason) = self.begin(program, wish, fds) {
+                    self.tally.refuse(reason);
+                    let (id, errno) = (wish.id, reason.errno());
+                    let refused = Answer::Refused { id, errno };
+                    if !self.programs.answer(program, &refused) {
+                        self.hang_up(program);
+                    }
+                }
+            }
+            Heard::Ask(_, None) => self.hang_up(program),
         }
     }
 
@@ -277,24 +454,40 @@ impl Work {
                     Action::Answer(answer) => {
                         match answer {
                             Answer::Over { sent, errno, .. } => self.tally.over(sent, errno),
-                            Answer::Refused { .. } => self.tally.refuse(reason),
+                            Answer::Refused { .. } => {
+                                self.tally.refuse(pipe.reason.unwrap_or(reason));
+                            }
                             Answer::Progress { .. } => {}
                         }
                         is_deaf |= !self.programs.answer(pipe.program, &answer);
                     }
-                    Action::Tell(word) => words.push(word),
-                    Action::Resume => pipe.stream.resume(),
-                    Action::Kill => pipe.stream.kill(),
-                    Action::Reset => pipe.stream.reset(),
+                    Action::Tell(word) => words.extend(pipe.word(id, word)),
+                    Action::Resume => pipe.lines(BOTH).for_each(|line| line.stream.resume()),
+                    Action::Kill(sides) => pipe.lines(sides).for_each(|line| {
+                        line.back = None;
+                        line.stream.kill();
+                    }),
+                    Action::Reset => pipe.lines(BOTH).for_each(|line| line.stream.reset()),
                     Action::Restore => {
-                        let back = pipe.back.take();
-                        let done = back.map(|connection| pipe.stream.restore(*connection));
-                        if let Some(Err(e)) = &done {
-                            self.tally.say(format!("a connection is lost: {e}"));
-                        }
-                        events.push_back(Event::Restored(matches!(done, Some(Ok(())))));
+                        let failed = pipe.restore(&self.tally);
+                        events.push_back(Event::Restored(failed));
                     }
-                    Action::LetFile => self.leases.let_go(pipe.file, id),
+                    Action::LetFile => {
+                        if let Source::File { key, .. } = &pipe.source {
+                            self.leases.let_go(*key, id);
+                        }
+                    }
+                    Action::Settle(bytes) => {
+                        pipe.reason.get_or_insert(reason);
+                        let done = match &mut pipe.sink {
+                            Sink::File { target, .. } => match target.settle(bytes) {
+                                true => None,
+                                false => Some(libc::EIO),
+                            },
+                            Sink::Socket(_) => Some(0),
+                        };
+                        events.extend(done.map(Event::Settled));
+                    }
                 }
             }
         }
@@ -303,11 +496,7 @@ impl Work {
             self.pipes.remove(&id);
         }
         for word in words {
-            self.tell(match word {
-                Word::Stop => FromGuest::Stop { pipe: id },
-                Word::Reset => FromGuest::Reset { pipe: id },
-                Word::Taken => FromGuest::Taken { pipe: id },
-            });
+            self.tell(word);
         }
         if is_deaf {
             self.hang_up(program);

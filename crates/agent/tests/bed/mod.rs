@@ -3,6 +3,7 @@
 //! namespace, and the host. Needs root, loop devices, TAP devices, iproute2, e2fsprogs and unshare.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod files;
 pub mod there;
 pub mod wire;
 
@@ -16,7 +17,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,7 @@ use rustix::net::{
 use viola_agent::io::status::{self, PipeReport};
 use viola_proto::agent::{FileMap, FrameReader, FromAgent, Limits, ToAgent, VERSION, encode};
 use viola_proto::pipe::library::{Answer, Ask, PACKET};
-use viola_proto::pipe::{FromGuest, ToGuest};
+use viola_proto::pipe::{End, FromGuest, ToGuest};
 
 use wire::{GUEST, Wire, sh};
 
@@ -64,35 +66,57 @@ impl Bed {
             folder.path().join("agent.toml"),
             format!(
                 "channel = 'unix:{at}/host'\nstatus = '{at}/status'\n\
-                 [pipe]\nfiles = ['{at}/srv']\nsocket = '{at}/run/pipe'\n{more}\n"
+                 [pipe]\nfiles = ['{at}/srv']\nsocket = '{at}/run/pipe'\n{}\n",
+                more.replace("AT", &at)
             ),
         )
         .unwrap();
         let wire = Wire::new();
-        let script = format!(
-            "mount --bind {at}/sys /sys; exec {} --config {at}/agent.toml",
-            env!("CARGO_BIN_EXE_viola-agent")
-        );
-        let agent = wire.guest.run(|| {
-            Command::new("unshare")
-                .args(["--mount", "sh", "-ec", &script])
-                .stdin(Stdio::null())
-                .spawn()
-                .unwrap()
-        });
+        let agent = start(&wire, &at);
         let bed = Self {
             wire,
             host,
-            agent: agent.unwrap(),
+            agent,
             device,
             folder,
         };
-        bed.host.welcome();
-        bed.wait("the disk is known", |bed| {
+        bed.begin_session();
+        bed
+    }
+
+    /// With all that an agent does.
+    pub fn full() -> Self {
+        Self::new("into = ['AT/srv']\nrelay = true")
+    }
+
+    /// The host takes the agent's connection, and knows the disk.
+    pub fn begin_session(&self) {
+        let proofs = self.host.proofs.load(Ordering::SeqCst);
+        self.host.welcome();
+        // what an agent says of its disks before is of the former session
+        self.wait("the disk is shown", |bed| {
+            bed.host.proofs.load(Ordering::SeqCst) > proofs
+        });
+        self.wait("the disk is known", |bed| {
             let status = status::ask(&bed.folder.path().join("status"), "status");
             status.is_ok_and(|s| s.volumes.iter().any(|v| v.state.contains("reads its disk")))
         });
-        bed
+    }
+
+    /// SIGKILL, and what the host hears of it.
+    pub fn kill_agent(&mut self) {
+        self.agent.kill().unwrap();
+        self.agent.wait().unwrap();
+    }
+
+    /// The agent answers.
+    pub fn is_there(&self) -> bool {
+        status::ask(&self.path("status"), "status").is_ok()
+    }
+
+    /// Another agent, which is not in a session yet.
+    pub fn start_agent(&mut self) {
+        self.agent = start(&self.wire, &self.folder.path().display().to_string());
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -187,6 +211,21 @@ impl Drop for Bed {
     }
 }
 
+fn start(wire: &Wire, at: &str) -> Child {
+    let script = format!(
+        "mount --bind {at}/sys /sys; exec {} --config {at}/agent.toml",
+        env!("CARGO_BIN_EXE_viola-agent")
+    );
+    let agent = wire.guest.run(|| {
+        Command::new("unshare")
+            .args(["--mount", "sh", "-ec", &script])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap()
+    });
+    agent.unwrap()
+}
+
 /// A program that asks.
 pub struct Program(OwnedFd);
 
@@ -210,8 +249,13 @@ impl Program {
 
     pub fn send(&self, id: u64, range: (u64, u64), file: impl AsFd, socket: impl AsFd) {
         let (offset, length) = range;
-        let ask = Ask::Send { id, offset, length }.encode();
-        let fds = [file.as_fd(), socket.as_fd()];
+        self.wish(Ask::Send { id, offset, length }, file, socket);
+    }
+
+    /// A wish with its two descriptors.
+    pub fn wish(&self, ask: Ask, source: impl AsFd, sink: impl AsFd) {
+        let ask = ask.encode();
+        let fds = [source.as_fd(), sink.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
@@ -247,6 +291,8 @@ pub struct Host {
     image: PathBuf,
     heard: Receiver<FromGuest>,
     tell: Sender<FromGuest>,
+    /// How many were accepted.
+    proofs: Arc<AtomicU64>,
     stream: std::sync::Mutex<Option<UnixStream>>,
 }
 
@@ -258,6 +304,7 @@ impl Host {
             image: image.into(),
             heard,
             tell,
+            proofs: Arc::default(),
             stream: std::sync::Mutex::new(None),
         }
     }
@@ -267,7 +314,8 @@ impl Host {
         let stream = self.listener.accept().unwrap().0;
         *self.stream.lock().unwrap() = Some(stream.try_clone().unwrap());
         let (image, tell) = (File::open(&self.image).unwrap(), self.tell.clone());
-        std::thread::spawn(move || listen(stream, &image, &tell));
+        let proofs = Arc::clone(&self.proofs);
+        std::thread::spawn(move || listen(stream, &image, &tell, &proofs));
     }
 
     /// Ends the session.
@@ -283,13 +331,34 @@ impl Host {
     }
 
     pub fn hear(&self) -> FromGuest {
-        self.heard.recv_timeout(PATIENCE).unwrap()
+        self.hear_in_time().unwrap()
+    }
+
+    pub fn hear_in_time(&self) -> Option<FromGuest> {
+        self.heard.recv_timeout(PATIENCE).ok()
     }
 
     /// Nothing is said for a while.
     pub fn is_quiet(&self) -> bool {
         let a_while = Duration::from_millis(300);
         self.heard.recv_timeout(a_while).is_err()
+    }
+
+    /// Writes bytes into a file, past its file system.
+    pub fn write(&self, map: &FileMap, offset: u64, bytes: &[u8]) {
+        let image = File::options().write(true).open(&self.image).unwrap();
+        let (mut at, mut rest) = (offset, bytes);
+        for e in &map.extents {
+            assert!(!e.zero, "a block that was never written: {e:?}");
+            if rest.is_empty() || at < e.logical || at >= e.logical + e.length {
+                continue;
+            }
+            let count = rest.len().min((e.logical + e.length - at) as usize);
+            let physical = e.physical + (at - e.logical);
+            image.write_all_at(&rest[..count], physical).unwrap();
+            (at, rest) = (at + count as u64, &rest[count..]);
+        }
+        assert!(rest.is_empty(), "no place for {} bytes at {at}", rest.len());
     }
 
     /// Bytes of a file, from the image.
@@ -311,7 +380,7 @@ fn read(image: &File, map: &FileMap) -> Vec<u8> {
     bytes
 }
 
-fn listen(mut stream: UnixStream, image: &File, tell: &Sender<FromGuest>) {
+fn listen(mut stream: UnixStream, image: &File, tell: &Sender<FromGuest>, proofs: &AtomicU64) {
     let mut reader = FrameReader::new();
     let mut proven = BTreeMap::new();
     while let Ok(Some(message)) = reader.wait::<FromAgent>(&mut stream) {
@@ -331,11 +400,17 @@ fn listen(mut stream: UnixStream, image: &File, tell: &Sender<FromGuest>) {
             } => {
                 assert_eq!(read(image, &map), content.0);
                 proven.insert(fs, ());
-                ToAgent::ProofOk { fs }
+                let _ = stream.write_all(&encode(&ToAgent::ProofOk { fs }).unwrap());
+                proofs.fetch_add(1, Ordering::SeqCst);
+                continue;
             }
             FromAgent::Pipe(message) => {
-                if let FromGuest::Give { fs, .. } = &message {
-                    assert!(proven.contains_key(fs), "a disk that was not proven");
+                if let FromGuest::Give { source, sink, .. } = &message {
+                    for end in [source, sink] {
+                        if let End::File { fs, .. } = end {
+                            assert!(proven.contains_key(fs), "a disk that was not proven");
+                        }
+                    }
                 }
                 let _ = tell.send(message);
                 continue;

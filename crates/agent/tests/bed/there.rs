@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use viola_handover::{drop_quietly, from_wire, outstanding, put, take, to_wire};
-use viola_proto::pipe::{Connection, FromGuest, PipeId, ToGuest};
+use viola_proto::pipe::library::{Answer, Lost};
+use viola_proto::pipe::{Connection, End, FromGuest, PipeId, ToGuest};
 
 use super::Bed;
 use super::wire::{CLIENT, Way};
@@ -22,12 +23,13 @@ pub fn given(bed: &Bed) -> Given {
     match bed.host.hear() {
         FromGuest::Give {
             pipe,
-            connection,
-            next_hop,
-            map,
-            offset,
+            source: End::File { map, offset, .. },
+            sink:
+                End::Connection {
+                    connection,
+                    next_hop,
+                },
             length,
-            ..
         } => {
             assert_eq!(next_hop, CLIENT.0);
             let bytes = bed.host.bytes(&map, offset, length);
@@ -64,10 +66,87 @@ pub fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32
     drop_quietly(socket.as_fd()).unwrap();
     bed.host.say(ToGuest::Back {
         pipe,
-        connection: Some(Box::new(to_wire(state).unwrap())),
+        source: None,
+        sink: Some(Box::new(to_wire(state).unwrap())),
         sent,
         errno,
     });
     assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
     bed.wire.lead(Way::Guest);
+}
+
+/// The host is told to hold a connection, and does.
+pub fn hold(bed: &Bed) -> PipeId {
+    let heard = bed.host.hear_in_time();
+    let Some(FromGuest::Hold { pipe, local, peer }) = heard else {
+        panic!("not held: {heard:?}, {:?}", bed.status());
+    };
+    assert_eq!(peer.ip().to_string(), CLIENT.1);
+    bed.wire.lead_one(local.port(), Way::Kept);
+    bed.wire.settle();
+    bed.host.say(ToGuest::Held { pipe });
+    pipe
+}
+
+/// The host lets a connection go that it has held, or the guest has taken back.
+pub fn let_go(bed: &Bed, port: u16) {
+    bed.wire.lead_one(port, Way::Guest);
+}
+
+/// The host has one connection of a pipe. Nobody but the client speaks on it before that.
+pub fn put_one(bed: &Bed, end: End) -> OwnedFd {
+    let End::Connection {
+        connection,
+        next_hop,
+    } = end
+    else {
+        panic!("a file");
+    };
+    assert_eq!(next_hop, CLIENT.0);
+    let state = from_wire(*connection);
+    let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
+    let ready = put(socket.as_fd(), &state).unwrap();
+    bed.wire.lead_one(state.local.port(), Way::Host);
+    ready.go().unwrap();
+    socket
+}
+
+/// The host has it no more; what the peer says from now on is kept.
+pub fn take_one(bed: &Bed, socket: OwnedFd, port: u16) -> Box<Connection> {
+    while outstanding(socket.as_fd()).unwrap() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bed.wire.lead_one(port, Way::Kept);
+    bed.wire.settle();
+    let state = take(socket.as_fd()).unwrap().keep();
+    drop_quietly(socket.as_fd()).unwrap();
+    Box::new(to_wire(state).unwrap())
+}
+
+/// A connection to this end was sent so many segments again.
+pub fn sent_again(stream: &std::net::TcpStream) -> u32 {
+    use std::os::fd::AsRawFd;
+    let mut info = [0_u32; 60];
+    let mut size = size_of_val(&info) as libc::socklen_t;
+    let (to, length) = (info.as_mut_ptr().cast(), &raw mut size);
+    let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+    // SAFETY: the kernel writes at most `size` bytes to `info`.
+    let done = unsafe { libc::getsockopt(stream.as_raw_fd(), level, name, to, length) };
+    assert_eq!(done, 0);
+    // tcpi_total_retrans
+    info[25]
+}
+
+/// What a program hears at the end.
+pub fn over(id: u64, sent: u64, lost: Lost) -> Answer {
+    let errno = match lost {
+        Lost::NONE => 0,
+        _ => libc::ECONNRESET,
+    };
+    Answer::Over {
+        id,
+        sent,
+        errno,
+        lost,
+    }
 }

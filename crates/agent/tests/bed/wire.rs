@@ -2,12 +2,13 @@
 //! Three network namespaces with a TAP device each, and a wire between them that is this program: a client, a guest, and a
 //! place on the host that has the guest's addresses.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,15 +19,28 @@ pub const GUEST: ([u8; 6], &str) = ([2, 0, 0, 0, 0, 2], "10.98.0.2");
 
 /// Where the client's packets go, and from where packets go to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Way {
     Nowhere,
     Guest,
     Host,
+    /// The client's are kept until there is another way, the guest's pass.
+    Kept,
+}
+
+/// By the guest's port.
+struct Ways {
+    all: Way,
+    some: BTreeMap<u16, Way>,
+}
+
+impl Ways {
+    fn of(&self, port: u16) -> Way {
+        self.some.get(&port).copied().unwrap_or(self.all)
+    }
 }
 
 struct Board {
-    way: AtomicU8,
+    ways: Mutex<Ways>,
     /// How often nothing had come from any end.
     quiet: AtomicU64,
     end: AtomicBool,
@@ -93,7 +107,10 @@ impl Wire {
         let (guest, b) = space(GUEST, CLIENT);
         let (host, c) = space(GUEST, CLIENT);
         let board = Arc::new(Board {
-            way: AtomicU8::new(Way::Guest as u8),
+            ways: Mutex::new(Ways {
+                all: Way::Guest,
+                some: BTreeMap::new(),
+            }),
             quiet: AtomicU64::new(0),
             end: AtomicBool::new(false),
         });
@@ -108,8 +125,15 @@ impl Wire {
         }
     }
 
+    /// All connections.
     pub fn lead(&self, way: Way) {
-        self.board.way.store(way as u8, Ordering::SeqCst);
+        let mut ways = self.board.ways.lock().unwrap();
+        (ways.all, ways.some) = (way, BTreeMap::new());
+    }
+
+    /// The connections of one port of the guest.
+    pub fn lead_one(&self, port: u16, way: Way) {
+        self.board.ways.lock().unwrap().some.insert(port, way);
     }
 
     /// Waits until what the ends have sent is carried or lost.
@@ -132,6 +156,7 @@ impl Drop for Wire {
 
 fn carry(mut taps: [File; 3], board: &Board) {
     let mut frame = vec![0; 65536];
+    let mut kept = BTreeMap::<u16, Vec<Vec<u8>>>::new();
     while !board.end.load(Ordering::SeqCst) {
         let mut polls = [0, 1, 2].map(|i: usize| libc::pollfd {
             fd: taps[i].as_raw_fd(),
@@ -139,10 +164,24 @@ fn carry(mut taps: [File; 3], board: &Board) {
             revents: 0,
         });
         // SAFETY: three entries, as said.
-        unsafe { libc::poll(polls.as_mut_ptr(), 3, 20) };
+        unsafe { libc::poll(polls.as_mut_ptr(), 3, 2) };
         if polls.iter().all(|p| p.revents & libc::POLLIN == 0) {
             board.quiet.fetch_add(1, Ordering::SeqCst);
         }
+        let ways = board.ways.lock().unwrap();
+        // in their order, before all that comes after them
+        kept.retain(|port, frames| {
+            let to = match ways.of(*port) {
+                Way::Kept => return true,
+                Way::Nowhere => return false,
+                Way::Guest => 1,
+                Way::Host => 2,
+            };
+            for frame in frames {
+                let _ = taps[to].write(frame);
+            }
+            false
+        });
         for from in 0..3 {
             if polls[from].revents & libc::POLLIN == 0 {
                 continue;
@@ -152,15 +191,20 @@ fn carry(mut taps: [File; 3], board: &Board) {
             if frame[12..14] != [8, 0] || frame[23] != 6 {
                 continue;
             }
-            let way = usize::from(board.way.load(Ordering::SeqCst));
-            let to = match from {
-                0 => way,
-                _ if from == way => 0,
+            let head = 14 + usize::from(frame[14] & 15) * 4;
+            let at = if from == 0 { head + 2 } else { head };
+            let port = u16::from_be_bytes([frame[at], frame[at + 1]]);
+            let to = match (from, ways.of(port)) {
+                (0, Way::Kept) => {
+                    kept.entry(port).or_default().push(frame[..size].to_vec());
+                    continue;
+                }
+                (0, Way::Guest) => 1,
+                (0, Way::Host) => 2,
+                (1, Way::Guest | Way::Kept) | (2, Way::Host) => 0,
                 _ => continue,
             };
-            if from != to {
-                let _ = taps[to].write(&frame[..size]);
-            }
+            let _ = taps[to].write(&frame[..size]);
         }
     }
 }

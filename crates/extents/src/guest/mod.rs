@@ -52,7 +52,17 @@ impl Mapper {
     /// # Errors
     /// A [`Refusal`] whose text is for the operator.
     pub fn file_extents(&self, file: &File) -> Result<FileMap, Refusal> {
-        self.map(file, false)
+        self.map(file, false, true)
+    }
+
+    /// As [`Mapper::file_extents`], but the journal is not brought to the disk, and no disk is waited for: only the file's
+    /// bytes go where the host can see them. For images that have no tables of their own; after a crash of the guest the
+    /// file may have been shorter, and these places free.
+    ///
+    /// # Errors
+    /// A [`Refusal`] whose text is for the operator.
+    pub fn file_extents_now(&self, file: &File) -> Result<FileMap, Refusal> {
+        self.map(file, false, false)
     }
 
     /// As [`Mapper::file_extents`], for a host that will write into the file: holes, unwritten and shared
@@ -61,7 +71,7 @@ impl Mapper {
     /// # Errors
     /// A [`Refusal`] whose text is for the operator.
     pub fn file_extents_for_writing(&self, file: &File) -> Result<FileMap, Refusal> {
-        self.map(file, true)
+        self.map(file, true, true)
     }
 
     /// The disk below the file system of an open file or folder, and where on it the file system's partition
@@ -75,7 +85,7 @@ impl Mapper {
         Ok((device.disk, device.place.start))
     }
 
-    fn map(&self, file: &File, writing: bool) -> Result<FileMap, Refusal> {
+    fn map(&self, file: &File, writing: bool, flush: bool) -> Result<FileMap, Refusal> {
         let before = stat(file)?;
         if !FileType::from_raw_mode(before.st_mode).is_file() {
             return Err(Refusal::NotAFile);
@@ -87,10 +97,12 @@ impl Mapper {
         }
         filesystem::refuse_attributes(file, kind)?;
 
-        file.sync_all().map_err(|source| Refusal::Io {
-            call: "fsync",
-            source,
-        })?;
+        if flush {
+            file.sync_all().map_err(|source| Refusal::Io {
+                call: "fsync",
+                source,
+            })?;
+        }
         let size = before.st_size as u64;
         let raw = fiemap::raw_extents(file, size)?;
         let extents = fiemap::name(&raw, size, &device.place, writing)?;

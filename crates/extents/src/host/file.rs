@@ -20,15 +20,22 @@ pub(super) struct ImageFile {
     fd: OwnedFd,
     block: bool,
     direct: bool,
+    writable: bool,
 }
 
 impl ImageFile {
     /// Looks at what was handed over; `None` for what is neither a file nor a block device.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Option<Self>> {
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-        let direct = rustix::fs::fcntl_getfl(&fd)?.contains(OFlags::DIRECT);
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
         let block = kind == FileType::BlockDevice;
-        Ok((block || kind == FileType::RegularFile).then_some(Self { fd, block, direct }))
+        let file = Self {
+            fd,
+            block,
+            direct: flags.contains(OFlags::DIRECT),
+            writable: flags & OFlags::ACCMODE == OFlags::RDWR,
+        };
+        Ok((block || kind == FileType::RegularFile).then_some(file))
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -42,6 +49,11 @@ impl ImageFile {
             return Ok(rustix::fs::seek(&self.fd, SeekFrom::End(0))?);
         }
         Ok(rustix::fs::fstat(&self.fd)?.st_size as u64)
+    }
+
+    /// Whether bytes can be written to it through the page cache.
+    pub(super) fn takes_writes(&self) -> bool {
+        self.writable && !self.direct
     }
 
     /// Fills the next `len` bytes of the buffers from `offset`.

@@ -20,9 +20,9 @@ use file::ImageFile;
 use qcow2::{Run, Tables};
 
 pub use readahead::Readahead;
-pub use types::{Format, ImageError, Layer, Source};
+pub use types::{Format, ImageError, Layer, Sink, Source};
 
-/// An image of a guest's disk, open for reading. May be shared among threads.
+/// An image of a guest's disk, open for reading, a raw one perhaps also for writing. May be shared among threads.
 ///
 /// # qcow2 while a VM writes to it
 ///
@@ -190,6 +190,34 @@ impl Image {
             Ok(())
         })?;
         Ok(sources)
+    }
+
+    /// Where `len` bytes for a file from `offset` can be written to.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::PermissionDenied`]: the image is not raw, or its file is not open for writing, or only around the page cache.
+    /// [`io::ErrorKind::InvalidInput`]: the file does not have all these bytes, or some of them lie in a hole or in blocks
+    /// that were never written.
+    pub fn sinks(&self, map: &CheckedMap, offset: u64, len: u64) -> io::Result<Vec<Sink<'_>>> {
+        let Inner::Raw { file, .. } = &self.inner else {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        };
+        if !file.takes_writes() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        if (offset.checked_add(len)).is_none_or(|end| end > map.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut sinks = Vec::new();
+        self.runs(map, offset, len, |run| match run {
+            Run::File { offset, len, .. } => {
+                let fd = file.fd();
+                sinks.push(Sink { fd, offset, len });
+                Ok(())
+            }
+            Run::Zero { .. } | Run::Encoded { .. } => Err(io::ErrorKind::InvalidInput.into()),
+        })?;
+        Ok(sinks)
     }
 
     /// Looks at the image again: a raw one's size, a qcow2 one's tables. Reads that are under way go on with

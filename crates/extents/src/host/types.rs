@@ -20,7 +20,7 @@ pub enum Format {
 pub struct Layer {
     /// Its format.
     pub format: Format,
-    /// Opened for reading; with `O_DIRECT` where the page cache is not wanted.
+    /// Opened for reading, or for both; with `O_DIRECT` where the page cache is not wanted.
     pub file: OwnedFd,
 }
 
@@ -100,4 +100,15 @@ pub enum Source<'a> {
         /// How many.
         len: u64,
     },
+}
+
+/// A place for bytes of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Sink<'a> {
+    /// The image's file; good for as long as the image is.
+    pub fd: BorrowedFd<'a>,
+    /// Where in it.
+    pub offset: u64,
+    /// For how many.
+    pub len: u64,
 }

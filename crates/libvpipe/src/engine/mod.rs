@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A process's pipes: one connection to the agent, one thread that hears it, and a record for each socket.
+//! A process's pipes: one connection to the agent, one thread that hears it, and a record for each pipe.
 //!
 //! Connection and thread are made when the first pipe is begun, and again after a fork. Only the agent's answers change a
 //! record by themselves; a thread that waits is woken, and a [`Watcher`] is called.
@@ -14,20 +14,20 @@ mod table;
 
 pub(crate) use descriptor::Descriptor;
 pub use process::PerProcess;
-pub use table::{News, Part, Record, State, Table, Watcher};
+pub use table::{End, News, Part, Record, State, Table, Watcher};
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use viola_proto::pipe::library::Ask;
+use viola_proto::pipe::library::{Ask, Lost};
 
-use crate::candidate::Candidate;
+use crate::candidate::{Candidate, Route};
 use crate::settings::settings;
 use link::Link;
 
@@ -41,11 +41,11 @@ static ENGINE: PerProcess<Engine> = PerProcess::new();
 /// Why no pipe was begun. The program sends by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The socket has one.
+    /// A socket has one.
     #[error("socket has a pipe already")]
     Busy,
-    /// The agent did not want this socket before.
-    #[error("agent refused this socket before")]
+    /// The agent did not want this socket, or this pair, before.
+    #[error("agent refused this before")]
     Before,
     /// There is no agent, or not one that listens.
     #[error("agent cannot be reached: {0}")]
@@ -79,40 +79,64 @@ impl Engine {
 
     /// Whether it is worth the trouble to look at descriptors.
     pub fn may_begin(&self) -> bool {
-        let at = self.lock().not_before;
-        at.is_none_or(|t| Instant::now() >= t)
+        !self.lock().not_now()
     }
 
-    /// Hands file and socket to the agent, and does not wait for what it says. `part` must not end after the file.
+    /// Hands both ends to the agent, and does not wait for what it says. `part` must not end after a source that is a file.
+    /// The number of the pipe.
     ///
     /// # Errors
     /// A [`Refusal`]; then nothing has happened.
     pub fn begin(
         &'static self,
         table: &mut Table,
-        (file, socket): (BorrowedFd<'_>, BorrowedFd<'_>),
+        (source, sink): (BorrowedFd<'_>, BorrowedFd<'_>),
         found: Candidate,
         part: Part,
         watcher: Watcher,
     ) -> Result<u64, Refusal> {
-        let fd = socket.as_raw_fd();
-        if table.record_of(fd, found.socket).is_some() {
-            return Err(Refusal::Busy);
+        let (from, to) = match found.route {
+            Route::Send => (None, Some(sink.as_raw_fd())),
+            Route::Receive => (Some(source.as_raw_fd()), None),
+            Route::Copy => (None, None),
+            Route::Relay => (Some(source.as_raw_fd()), Some(sink.as_raw_fd())),
+        };
+        for (fd, id) in [(from, found.source), (to, found.sink)] {
+            let Some(fd) = fd else { continue };
+            if table.record_of(fd, id).is_some() {
+                return Err(Refusal::Busy);
+            }
+            if !marks::set(fd, marks::LENT) {
+                return Err(Refusal::Number);
+            }
         }
-        if table.refuses(fd, found.socket) {
+        let named = (found.route != Route::Send).then_some(found.source);
+        if table.refuses((named, found.sink)) {
             return Err(Refusal::Before);
-        }
-        if !marks::set(fd, marks::LENT) {
-            return Err(Refusal::Number);
         }
         table.last += 1;
         let id = table.last;
-        let ask = Ask::Send {
-            id,
-            offset: part.offset,
-            length: part.length,
+        let Part {
+            offset,
+            length,
+            to: place,
+        } = part;
+        let ask = match found.route {
+            Route::Send => Ask::Send { id, offset, length },
+            Route::Receive => Ask::Receive {
+                id,
+                offset: place,
+                length,
+            },
+            Route::Copy => Ask::Copy {
+                id,
+                offset,
+                length,
+                to: place,
+            },
+            Route::Relay => Ask::Relay { id, length },
         };
-        let fds = [file, socket];
+        let fds = [source, sink];
         let mut link = self.link(table)?;
         let mut given = link.give(ask, &fds);
         if matches!(given, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
@@ -124,18 +148,25 @@ impl Engine {
         given.map_err(|e| Refusal::Agent(e.into()))?;
         let record = Record {
             id,
-            file: found.file,
-            socket: found.socket,
+            source: End {
+                id: found.source,
+                socket: from,
+            },
+            sink: End {
+                id: found.sink,
+                socket: to,
+            },
             part,
             consumed: 0,
             sent: 0,
             state: State::Piping,
+            lost: Lost::NONE,
             asked: 0,
             link: link.number,
             watcher,
             changed: Arc::new(Condvar::new()),
         };
-        table.insert(fd, record);
+        table.insert(record);
         Ok(id)
     }
 
@@ -143,7 +174,7 @@ impl Engine {
         if let Some(link) = &table.link {
             return Ok(link.clone());
         }
-        if table.not_before.is_some_and(|t| Instant::now() < t) {
+        if table.not_now() {
             return Err(Refusal::Agent(io::ErrorKind::NotConnected.into()));
         }
         table.links += 1;
@@ -181,15 +212,15 @@ impl Engine {
         self.lock().lose(link.number);
     }
 
-    /// Waits until something about a socket's pipe changes, or a time has come. The table is let go meanwhile: whoever
+    /// Waits until something about a pipe changes, or a time has come. The table is let go meanwhile: whoever
     /// wants to go on looks whether the record is still there.
     pub fn wait<'a>(
         &self,
         mut table: MutexGuard<'a, Table>,
-        fd: RawFd,
+        id: u64,
         until: Option<Instant>,
     ) -> MutexGuard<'a, Table> {
-        let Some(changed) = table.record(fd).map(|record| record.changed.clone()) else {
+        let Some(changed) = table.pipe(id).map(|record| record.changed.clone()) else {
             return table;
         };
         match until {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stand-in for the agent: it pushes the file's bytes down the very socket that it is given.
+//! A stand-in for the agent: it moves the bytes itself, between the very descriptors that it is given.
 #![allow(dead_code)]
 
 use std::collections::HashMap;
@@ -16,10 +16,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recv,
     recvmsg, send, sendmsg, shutdown, socket_with, sockopt,
 };
-use viola_proto::pipe::library::{Answer, Ask, PACKET};
+use viola_proto::pipe::library::{Answer, Ask, Lost, PACKET};
 
 /// How it behaves.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +57,7 @@ struct Shared {
     programs: Mutex<Vec<Arc<OwnedFd>>>,
     accepted: AtomicU64,
     pipes: AtomicU64,
+    refused: AtomicU64,
     sent: AtomicU64,
     resets: AtomicU64,
     stops: AtomicU64,
@@ -100,6 +101,11 @@ impl Agent {
     /// Pipes that it was asked for and did not refuse.
     pub fn pipes(&self) -> u64 {
         self.shared.pipes.load(SeqCst)
+    }
+
+    /// Pipes that it refused.
+    pub fn refused(&self) -> u64 {
+        self.shared.refused.load(SeqCst)
     }
 
     pub fn resets(&self) -> u64 {
@@ -198,39 +204,53 @@ fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
         if n == 0 {
             break;
         }
-        match Ask::decode(&bytes[..n]).unwrap() {
-            Ask::Send { id, offset, length } => {
-                let [file, socket]: [OwnedFd; 2] = fds.try_into().unwrap();
-                let manner = *shared.manner.lock().unwrap();
-                if let Some(errno) = manner.refuse {
-                    drop((file, socket));
-                    answer(program, Answer::Refused { id, errno });
-                    continue;
-                }
-                shared.pipes.fetch_add(1, SeqCst);
-                let wish = Arc::new(AtomicU8::new(GO));
-                wishes.insert(id, wish.clone());
-                let (program, shared) = (program.clone(), shared.clone());
-                thread::spawn(move || {
-                    let job = Job {
-                        program,
-                        shared,
-                        manner,
-                        wish,
-                        id,
-                    };
-                    job.send(file, socket, (offset, length));
-                });
-            }
+        let (id, from, to, length) = match Ask::decode(&bytes[..n]).unwrap() {
+            Ask::Send { id, offset, length } => (id, Some(offset), None, length),
+            Ask::Receive { id, offset, length } => (id, None, Some(offset), length),
+            Ask::Copy {
+                id,
+                offset,
+                length,
+                to,
+            } => (id, Some(offset), Some(to), length),
+            Ask::Relay { id, length } => (id, None, None, length),
             Ask::Stop { id } => {
                 shared.stops.fetch_add(1, SeqCst);
                 wishes[&id].store(STOP, SeqCst);
+                continue;
             }
             Ask::Reset { id } => {
                 shared.resets.fetch_add(1, SeqCst);
                 wishes[&id].store(RESET, SeqCst);
+                continue;
             }
+        };
+        let [source, sink]: [OwnedFd; 2] = fds.try_into().unwrap();
+        let manner = *shared.manner.lock().unwrap();
+        if let Some(errno) = manner.refuse {
+            shared.refused.fetch_add(1, SeqCst);
+            drop((source, sink));
+            answer(program, Answer::Refused { id, errno });
+            continue;
         }
+        shared.pipes.fetch_add(1, SeqCst);
+        let wish = Arc::new(AtomicU8::new(GO));
+        wishes.insert(id, wish.clone());
+        let (program, shared) = (program.clone(), shared.clone());
+        thread::spawn(move || {
+            let job = Job {
+                program,
+                shared,
+                manner,
+                wish,
+                id,
+                source,
+                sink,
+                from,
+                to,
+            };
+            job.run(length);
+        });
     }
     for wish in wishes.values() {
         wish.store(RESET, SeqCst);
@@ -250,53 +270,116 @@ struct Job {
     manner: Manner,
     wish: Arc<AtomicU8>,
     id: u64,
+    source: OwnedFd,
+    sink: OwnedFd,
+    /// Of files, where.
+    from: Option<u64>,
+    to: Option<u64>,
 }
 
 impl Job {
-    fn send(&self, file: OwnedFd, socket: OwnedFd, (offset, length): (u64, u64)) {
+    fn run(self, length: u64) {
         let (id, manner) = (self.id, self.manner);
         let length = manner.end_after.map_or(length, |n| n.min(length));
-        let mut sent = 0;
-        let mut errno = 0;
-        while sent < length && self.wish.load(SeqCst) == GO {
+        let (mut sent, mut errno, mut lost) = (0, 0, Lost::NONE);
+        while sent < length && self.goes_on() {
             if manner.die_after.is_some_and(|n| sent >= n) {
                 self.shared.kill();
                 return;
             }
-            let mut bytes = vec![0; manner.piece.min(length - sent) as usize];
-            let n = rustix::io::pread(&file, &mut bytes, offset + sent).unwrap();
-            assert!(n > 0, "the file is shorter than was said");
-            match self.push(&socket, &bytes[..n]) {
-                (n, None) => sent += n,
-                (n, Some(e)) => {
-                    sent += n;
+            let bytes = match self.pull(sent, manner.piece.min(length - sent) as usize) {
+                Ok(bytes) if bytes.is_empty() => break,
+                Ok(bytes) => bytes,
+                Err(e) => {
                     errno = e.raw_os_error();
+                    lost.source = true;
                     break;
                 }
+            };
+            let (n, failed) = self.push(sent, &bytes);
+            sent += n;
+            if let Some(e) = failed {
+                errno = e.raw_os_error();
+                lost.sink = self.to.is_none();
+                break;
             }
-            answer(&self.program, Answer::Progress { id, sent });
+            if sent < length {
+                answer(&self.program, Answer::Progress { id, sent });
+            }
             thread::sleep(manner.pause);
         }
         if self.wish.load(SeqCst) == RESET {
-            let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+            for (fd, place) in [(&self.source, self.from), (&self.sink, self.to)] {
+                if place.is_none() {
+                    let _ = sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+                    if self.from.is_none() && self.to.is_none() {
+                        let _ = shutdown(fd, Shutdown::Both);
+                    }
+                }
+            }
             return;
         }
-        drop((file, socket));
-        answer(&self.program, Answer::Over { id, sent, errno });
+        let Self {
+            source,
+            sink,
+            program,
+            ..
+        } = self;
+        drop((source, sink));
+        let over = Answer::Over {
+            id,
+            sent,
+            errno,
+            lost,
+        };
+        answer(&program, over);
     }
 
-    fn push(&self, socket: &OwnedFd, bytes: &[u8]) -> (u64, Option<Errno>) {
+    fn goes_on(&self) -> bool {
+        self.wish.load(SeqCst) == GO
+    }
+
+    /// None at the end, or when it is to end.
+    fn pull(&self, sent: u64, most: usize) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; most];
+        if let Some(offset) = self.from {
+            let n = rustix::io::pread(&self.source, &mut bytes, offset + sent).unwrap();
+            assert!(n > 0, "the file is shorter than was said");
+            bytes.truncate(n);
+            return Ok(bytes);
+        }
+        while self.goes_on() {
+            match recv(&self.source, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((n, _)) => {
+                    bytes.truncate(n);
+                    return Ok(bytes);
+                }
+                Err(Errno::AGAIN) => drop(ready(&self.source, PollFlags::IN)),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn push(&self, at: u64, bytes: &[u8]) -> (u64, Option<Errno>) {
         let mut done = 0;
-        while done < bytes.len() && self.wish.load(SeqCst) == GO {
-            // counted before the client can have it
+        // what was taken from a socket is given on in any case
+        while done < bytes.len() && (self.goes_on() || self.from.is_none()) {
             let rest = &bytes[done..];
+            if self.wish.load(SeqCst) == RESET {
+                break;
+            }
+            // counted before the client can have it
             self.shared.sent.fetch_add(rest.len() as u64, SeqCst);
-            let sent = send(socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let sent = match self.to {
+                Some(to) => rustix::io::pwrite(&self.sink, rest, to + at + done as u64),
+                None => send(&self.sink, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+            };
             let unsent = rest.len() - sent.unwrap_or(0);
             self.shared.sent.fetch_sub(unsent as u64, SeqCst);
             match sent {
                 Ok(n) => done += n,
-                Err(Errno::AGAIN) => drop(ready(socket, PollFlags::OUT)),
+                Err(Errno::AGAIN) => drop(ready(&self.sink, PollFlags::OUT)),
                 Err(e) => return (done as u64, Some(e)),
             }
         }

@@ -6,12 +6,17 @@
 //! weight as in start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), each with a virtual time that
 //! grows by bytes over weight; the smallest is next. A VM that was idle begins at the time of the others, so it has
 //! saved nothing, and owes nothing. A cap in bytes a second is a token bucket beside that.
+//!
+//! On a host each VM has a worker process of its own, so that the kernel's fair scheduler is what shares: [`nice`] gives it the
+//! weight, and [`Cap`] is kept by the worker. [`Purse`] is the same in one account book, for hosts that are simulated.
 
 mod cap;
+mod nice;
 
 use std::collections::BTreeMap;
 
 pub use cap::Cap;
+pub use nice::nice;
 
 /// Bytes that a VM sends before another one may: small enough that two VMs take turns many times a second at
 /// 1 GiB/s, large enough for one system call to be worth it.

@@ -8,16 +8,16 @@
 //! | 4 | what | what |
 //! | 4 | zero | errno |
 //! | 8 | number | number |
-//! | 8 | offset | bytes sent |
-//! | 8 | length | zero |
+//! | 8 | offset, else zero | bytes moved, else zero |
+//! | 8 | length, else zero | what is lost, else zero |
+//! | 8 | second offset, else zero | zero |
 //!
-//! With [`Ask::Send`] go two descriptors (`SCM_RIGHTS`): the file, then the connected socket. The program must not write to
-//! the socket, nor read from it, until [`Answer::Over`]; reading file and connection state may go on at the agent's side for as
-//! long. The agent answers each [`Ask::Send`] with any number of [`Answer::Progress`] and one [`Answer::Over`] or
-//! [`Answer::Refused`], and sees a closed socket to the program as [`Ask::Reset`] for all its numbers.
+//! With each wish go two descriptors (`SCM_RIGHTS`): source, then sink. The program must not touch
+//! sockets nor a file that is written to until [`Answer::Over`] or [`Answer::Refused`]. The agent answers each wish with any number of
+//! [`Answer::Progress`] and one of those two, and sees a closed socket to the program as [`Ask::Reset`] for all its numbers.
 
 /// Bytes of a packet.
-pub const PACKET: usize = 32;
+pub const PACKET: usize = 40;
 /// Where the agent listens, unless its configuration says otherwise.
 pub const SOCKET: &str = "/run/viola/pipe.sock";
 
@@ -33,16 +33,71 @@ pub enum Ask {
         /// How many; not more than the file has.
         length: u64,
     },
+    /// Write what a socket receives into a file.
+    Receive {
+        /// A new number.
+        id: u64,
+        /// First byte in the file, which grows where needed.
+        offset: u64,
+        /// How many; fewer when the peer ends before.
+        length: u64,
+    },
+    /// Copy a part of a file into another one.
+    Copy {
+        /// A new number.
+        id: u64,
+        /// First byte in the source.
+        offset: u64,
+        /// How many; not more than the source has.
+        length: u64,
+        /// First byte in the sink, which grows where needed.
+        to: u64,
+    },
+    /// Send what a socket receives down another one.
+    Relay {
+        /// A new number.
+        id: u64,
+        /// How many; fewer when the peer ends before.
+        length: u64,
+    },
     /// End it early; [`Answer::Over`] follows.
     Stop {
         /// Which.
         id: u64,
     },
-    /// The program has closed the socket: end it, nothing is to be heard of it any more.
+    /// The program has closed a socket of it: end it, nothing is to be heard of it any more.
     Reset {
         /// Which.
         id: u64,
     },
+}
+
+/// Connections of a pipe that are gone for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Lost {
+    /// The source's.
+    pub source: bool,
+    /// The sink's.
+    pub sink: bool,
+}
+
+impl Lost {
+    /// Neither.
+    pub const NONE: Self = Self {
+        source: false,
+        sink: false,
+    };
+
+    fn word(self) -> u64 {
+        u64::from(self.source) | u64::from(self.sink) << 1
+    }
+
+    fn of(word: u64) -> Option<Self> {
+        (word < 4).then_some(Self {
+            source: word & 1 != 0,
+            sink: word & 2 != 0,
+        })
+    }
 }
 
 /// What comes of it.
@@ -52,17 +107,19 @@ pub enum Answer {
     Progress {
         /// Which.
         id: u64,
-        /// Bytes of the file that were sent so far.
+        /// Bytes that were moved so far.
         sent: u64,
     },
-    /// The connection is in the socket again, or, with an `errno`, may be broken: `ECONNRESET` when it is gone for good.
+    /// The connections are in their sockets again but for those that are lost.
     Over {
         /// Which.
         id: u64,
-        /// Bytes of the file that were sent.
+        /// Bytes that were moved.
         sent: u64,
-        /// 0 when all was sent or it was stopped.
+        /// 0 when all was moved, it was stopped, or the source had no more; `ECONNRESET` when a connection is gone for good.
         errno: i32,
+        /// Connections that are gone for good.
+        lost: Lost,
     },
     /// Nothing was done, and the socket is as it was: the program sends by itself.
     Refused {
@@ -73,7 +130,7 @@ pub enum Answer {
     },
 }
 
-fn packet(what: u32, errno: i32, words: [u64; 3]) -> [u8; PACKET] {
+fn packet(what: u32, errno: i32, words: [u64; 4]) -> [u8; PACKET] {
     let mut bytes = [0; PACKET];
     bytes[..4].copy_from_slice(&what.to_le_bytes());
     bytes[4..8].copy_from_slice(&errno.to_le_bytes());
@@ -83,7 +140,7 @@ fn packet(what: u32, errno: i32, words: [u64; 3]) -> [u8; PACKET] {
     bytes
 }
 
-fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 3])> {
+fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 4])> {
     let bytes: &[u8; PACKET] = bytes.try_into().ok()?;
     let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
     let word = |at: usize| {
@@ -92,7 +149,7 @@ fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 3])> {
     Some((
         u32::from_le_bytes(four(0)),
         i32::from_le_bytes(four(4)),
-        [word(8), word(16), word(24)],
+        [word(8), word(16), word(24), word(32)],
     ))
 }
 
@@ -100,18 +157,34 @@ impl Ask {
     /// As it goes over the socket.
     pub fn encode(&self) -> [u8; PACKET] {
         match *self {
-            Self::Send { id, offset, length } => packet(1, 0, [id, offset, length]),
-            Self::Stop { id } => packet(2, 0, [id, 0, 0]),
-            Self::Reset { id } => packet(3, 0, [id, 0, 0]),
+            Self::Send { id, offset, length } => packet(1, 0, [id, offset, length, 0]),
+            Self::Stop { id } => packet(2, 0, [id, 0, 0, 0]),
+            Self::Reset { id } => packet(3, 0, [id, 0, 0, 0]),
+            Self::Receive { id, offset, length } => packet(4, 0, [id, offset, length, 0]),
+            Self::Copy {
+                id,
+                offset,
+                length,
+                to,
+            } => packet(5, 0, [id, offset, length, to]),
+            Self::Relay { id, length } => packet(6, 0, [id, 0, length, 0]),
         }
     }
 
     /// Reads a packet; `None` when it is none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match parts(bytes)? {
-            (1, 0, [id, offset, length]) => Some(Self::Send { id, offset, length }),
-            (2, 0, [id, 0, 0]) => Some(Self::Stop { id }),
-            (3, 0, [id, 0, 0]) => Some(Self::Reset { id }),
+            (1, 0, [id, offset, length, 0]) => Some(Self::Send { id, offset, length }),
+            (2, 0, [id, 0, 0, 0]) => Some(Self::Stop { id }),
+            (3, 0, [id, 0, 0, 0]) => Some(Self::Reset { id }),
+            (4, 0, [id, offset, length, 0]) => Some(Self::Receive { id, offset, length }),
+            (5, 0, [id, offset, length, to]) => Some(Self::Copy {
+                id,
+                offset,
+                length,
+                to,
+            }),
+            (6, 0, [id, 0, length, 0]) => Some(Self::Relay { id, length }),
             _ => None,
         }
     }
@@ -121,18 +194,28 @@ impl Answer {
     /// As it goes over the socket.
     pub fn encode(&self) -> [u8; PACKET] {
         match *self {
-            Self::Progress { id, sent } => packet(1, 0, [id, sent, 0]),
-            Self::Over { id, sent, errno } => packet(2, errno, [id, sent, 0]),
-            Self::Refused { id, errno } => packet(3, errno, [id, 0, 0]),
+            Self::Progress { id, sent } => packet(1, 0, [id, sent, 0, 0]),
+            Self::Over {
+                id,
+                sent,
+                errno,
+                lost,
+            } => packet(2, errno, [id, sent, lost.word(), 0]),
+            Self::Refused { id, errno } => packet(3, errno, [id, 0, 0, 0]),
         }
     }
 
     /// Reads a packet; `None` when it is none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match parts(bytes)? {
-            (1, 0, [id, sent, 0]) => Some(Self::Progress { id, sent }),
-            (2, errno, [id, sent, 0]) => Some(Self::Over { id, sent, errno }),
-            (3, errno, [id, 0, 0]) => Some(Self::Refused { id, errno }),
+            (1, 0, [id, sent, 0, 0]) => Some(Self::Progress { id, sent }),
+            (2, errno, [id, sent, lost, 0]) => Some(Self::Over {
+                id,
+                sent,
+                errno,
+                lost: Lost::of(lost)?,
+            }),
+            (3, errno, [id, 0, 0, 0]) => Some(Self::Refused { id, errno }),
             _ => None,
         }
     }
@@ -152,13 +235,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packets_are_read_back(id: u64, a: u64, b: u64, errno: i32) {
-            for ask in [Ask::Send { id, offset: a, length: b }, Ask::Stop { id }, Ask::Reset { id }] {
+        fn packets_are_read_back(id: u64, a: u64, b: u64, c: u64, errno: i32, lost in 0..4_u64) {
+            let asks = [
+                Ask::Send { id, offset: a, length: b },
+                Ask::Receive { id, offset: a, length: b },
+                Ask::Copy { id, offset: a, length: b, to: c },
+                Ask::Relay { id, length: b },
+                Ask::Stop { id },
+                Ask::Reset { id },
+            ];
+            for ask in asks {
                 prop_assert_eq!(Ask::decode(&ask.encode()), Some(ask));
             }
             let answers = [
                 Answer::Progress { id, sent: a },
-                Answer::Over { id, sent: a, errno },
+                Answer::Over { id, sent: a, errno, lost: Lost::of(lost).unwrap() },
                 Answer::Refused { id, errno },
             ];
             for answer in answers {
@@ -167,7 +258,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {
             if let Some(ask) = Ask::decode(&bytes) {
                 prop_assert_eq!(ask.encode().to_vec(), bytes.clone());
             }

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages of vpipe: files that the host sends down a VM's connections.
+//! Messages of vpipe: bytes that the host moves for a VM, from a file or a connection to another one.
 //!
 //! Between a program in the VM and its agent they are packets of a unix socket: [`library`]. Between the agent and its worker
 //! on the host they travel as [`crate::agent::FromAgent::Pipe`] and [`crate::agent::ToAgent::Pipe`]. A pipe has a number that the
 //! agent chooses and never uses twice in a session.
 //!
-//! | step | who | what | the connection's packets |
+//! | step | who | what | a connection's packets |
 //! |---|---|---|---|
-//! | 1 | agent | takes the connection out of the VM's socket, [`FromGuest::Give`] | what the peer sends is lost, and sent again |
-//! | 2 | host | puts it into a socket of its own, sends; [`ToGuest::Progress`] now and then | go to the host's socket |
-//! | 3 | host | takes it out again, [`ToGuest::Back`] | from the peer: kept; from the VM: pass |
-//! | 4 | agent | puts it into the old descriptor, [`FromGuest::Taken`] | the same |
-//! | 5 | host | lets it go | what was kept goes to the VM, and all that follows |
+//! | 0 | agent | [`FromGuest::Hold`] of a connection that bytes come from; host: [`ToGuest::Held`] | from the peer: kept; from the VM: pass |
+//! | 1 | agent | takes the connections out of the VM's sockets, [`FromGuest::Give`] | of one that was not held: what the peer sends is lost, and sent again |
+//! | 2 | host | puts them into sockets of its own, moves bytes; [`ToGuest::Progress`] now and then | go to the host's socket, first what was kept |
+//! | 3 | host | takes them out again, [`ToGuest::Back`] | from the peer: kept; from the VM: pass |
+//! | 4 | agent | puts them into the old descriptors, [`FromGuest::Taken`] | the same |
+//! | 5 | host | lets them go | what was kept goes to the VM, and all that follows |
 //!
 //! Nobody waits for step 5: the VM's socket said nothing before step 4, so whatever comes from it afterwards is of the connection.
 //!
+//! Step 0 is for a connection whose peer is sending all the time: nothing of that is lost, and the VM can empty its queue
+//! meanwhile. From a file to a file there are only steps 1 to 3.
+//!
 //! [`ToGuest::Refused`] in place of step 2: nothing has happened, the VM's socket goes on. [`FromGuest::Stop`] asks for an early
-//! step 3. When the session ends the host resets all connections that it has: a peer must never take a cut file for a whole one.
+//! step 3; of what is only held, it lets it go. When the session ends the host resets all connections that it has: a peer must never take a cut file for a whole one.
 
 pub mod library;
 pub mod shown;
@@ -87,38 +91,75 @@ impl Connection {
     }
 }
 
-/// What an agent says.
+/// One end of a pipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FromGuest {
-    /// A connection, taken out of its socket, and what is to be sent down it.
-    Give {
-        /// A new number.
-        pipe: PipeId,
+pub enum End {
+    /// A file, from a place on.
+    File {
+        /// Its file system, whose disk was proved before.
+        fs: FsId,
+        /// Where its bytes are: at least those that are to be moved; of one that is written to without any hole, or block that
+        /// reads as zeros because nothing was written to it.
+        map: FileMap,
+        /// First byte.
+        offset: u64,
+    },
+    /// A connection, taken out of its socket.
+    Connection {
         /// The connection.
         connection: Box<Connection>,
         /// MAC address to which the VM sends its packets for the peer.
         next_hop: [u8; 6],
-        /// File system of the file, whose disk was proved before.
-        fs: FsId,
-        /// Where the file's bytes are: at least those that are to be sent.
-        map: FileMap,
-        /// First byte to send.
-        offset: u64,
-        /// How many.
+    },
+}
+
+impl End {
+    fn check(&self) -> Result<(), &'static str> {
+        match self {
+            Self::File { map, .. } if map.extents.len() > MAX_EXTENTS => Err("too many extents"),
+            Self::File { .. } => Ok(()),
+            Self::Connection { connection, .. } => connection.check(),
+        }
+    }
+}
+
+/// What an agent says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromGuest {
+    /// A connection will be given whose peer must lose nothing until then. Answered with [`ToGuest::Held`], or
+    /// [`ToGuest::Refused`].
+    Hold {
+        /// A new number.
+        pipe: PipeId,
+        /// The VM's end.
+        local: SocketAddr,
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// What is to be moved. Bytes that wait in the source's `unread` are the first of them.
+    Give {
+        /// A new number, or that of a [`FromGuest::Hold`] of the source.
+        pipe: PipeId,
+        /// From here.
+        source: End,
+        /// To there.
+        sink: End,
+        /// How many bytes; fewer when the source ends before.
         length: u64,
     },
-    /// Send no more than what is sent already, and give it back.
+    /// Move no more, and give back what was given; let go what was only held.
     Stop {
-        /// Given before.
+        /// Held or given before.
         pipe: PipeId,
     },
-    /// Its program has closed the connection: reset it.
+    /// Its program has closed a connection of it: reset them all.
     Reset {
         /// Given before.
         pipe: PipeId,
     },
-    /// The connection is in the VM's socket again.
+    /// The connections that came back are in the VM's sockets again.
     Taken {
         /// Got back before.
         pipe: PipeId,
@@ -129,7 +170,12 @@ pub enum FromGuest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToGuest {
-    /// Not this one: the VM's socket goes on by itself.
+    /// The connection's peer loses nothing from now on.
+    Held {
+        /// Which.
+        pipe: PipeId,
+    },
+    /// Not this one: the VM goes on by itself. Of one that was stopped while it was held, too.
     Refused {
         /// Which.
         pipe: PipeId,
@@ -140,18 +186,20 @@ pub enum ToGuest {
     Progress {
         /// Which.
         pipe: PipeId,
-        /// Bytes of the file that the peer has, or that are on their way to it.
+        /// Bytes that were moved so far.
         sent: u64,
     },
     /// It is over.
     Back {
         /// Which.
         pipe: PipeId,
-        /// The connection as it is now; nothing when it was reset.
-        connection: Option<Box<Connection>>,
-        /// Bytes of the file that are acknowledged, or in the connection's queues.
+        /// The source's connection as it is now; nothing when it was reset, or is a file.
+        source: Option<Box<Connection>>,
+        /// The sink's, as the source's.
+        sink: Option<Box<Connection>>,
+        /// Bytes that were moved: they are acknowledged, in the sink's queues, or in the file.
         sent: u64,
-        /// Why it ended early, as an errno; 0 when it did not.
+        /// Why it ended early, as an errno; 0 when it did not, when it was stopped, and when the source had no more.
         errno: i32,
     },
 }
@@ -159,14 +207,11 @@ pub enum ToGuest {
 impl FromGuest {
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match self {
-            Self::Give {
-                connection, map, ..
-            } => {
-                if map.extents.len() > MAX_EXTENTS {
-                    return Err("too many extents");
-                }
-                connection.check()
+            Self::Hold { local, peer, .. } if local.is_ipv4() != peer.is_ipv4() => {
+                Err("ends of different families")
             }
+            Self::Give { source, sink, .. } => source.check().and_then(|()| sink.check()),
+            Self::Hold { .. } => Ok(()),
             Self::Stop { .. } | Self::Reset { .. } | Self::Taken { .. } => Ok(()),
         }
     }
@@ -176,10 +221,10 @@ impl ToGuest {
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match self {
             Self::Refused { why, .. } if why.len() > MAX_TEXT => Err("a text is too long"),
-            Self::Back {
-                connection: Some(connection),
-                ..
-            } => connection.check(),
+            Self::Back { source, sink, .. } => {
+                let mut both = [source, sink].into_iter().flatten();
+                both.try_for_each(|connection| connection.check())
+            }
             _ => Ok(()),
         }
     }
@@ -230,7 +275,8 @@ mod tests {
     fn a_connection_is_read_back() {
         let back = ToGuest::Back {
             pipe: 7,
-            connection: Some(Box::new(connection())),
+            source: None,
+            sink: Some(Box::new(connection())),
             sent: 9,
             errno: 0,
         };

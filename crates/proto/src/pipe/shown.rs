@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said about files that the host sends for VMs.
+//! What is said about bytes that the host moves for VMs.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ pub struct Pipes {
     pub vms: Vec<Sender>,
 }
 
-/// A VM whose files the host sends.
+/// A VM for which the host moves bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sender {
@@ -21,7 +21,7 @@ pub struct Sender {
     pub vm: String,
     /// Its name.
     pub name: String,
-    /// Whether its files can be sent now.
+    /// Whether that can be done now.
     pub serving: bool,
     /// Why not, or of which disks.
     pub why: String,
@@ -35,28 +35,48 @@ pub struct Sender {
 pub struct Work {
     /// Those under way.
     pub transfers: Vec<Transfer>,
-    /// Connections taken over.
+    /// Those that were begun.
     pub begun: u64,
-    /// Connections that were not.
+    /// Those that were not.
     pub refused: u64,
-    /// Connections given back whole.
+    /// Those whose connections were given back whole.
     pub returned: u64,
-    /// Connections that ended in a reset.
+    /// Those that ended in a reset of a connection, or in an error of a disk.
     pub broken: u64,
-    /// Bytes of files that are over.
+    /// Bytes of those that are over.
     pub bytes: u64,
+    /// CPU time of the host that all of it took, in milliseconds; without that of the kernel's interrupts.
+    pub cpu_ms: u64,
 }
 
-/// A file on its way.
+/// What goes where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A file down a connection.
+    #[default]
+    Send,
+    /// What a connection brings into a file.
+    Receive,
+    /// What a connection brings down another one.
+    Relay,
+    /// A file into another one.
+    Copy,
+}
+
+/// Bytes on their way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transfer {
-    /// The VM's end of the connection.
-    pub local: SocketAddr,
-    /// Whoever gets it.
-    pub peer: SocketAddr,
-    /// Bytes to be sent.
+    /// What goes where.
+    #[serde(default)]
+    pub kind: Kind,
+    /// The VM's end of the connection: of the one that they go down, if there are two.
+    pub local: Option<SocketAddr>,
+    /// Its other end.
+    pub peer: Option<SocketAddr>,
+    /// Bytes to be moved.
     pub length: u64,
-    /// Bytes given to the connection so far.
+    /// Bytes moved so far.
     pub sent: u64,
     /// Since it was taken over, in milliseconds.
     pub age_ms: u64,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola pipe`
 
-use viola_proto::pipe::shown::{Pipes, Transfer};
+use viola_proto::pipe::shown::{Kind, Pipes, Transfer};
 
 use super::vread::{row, size};
 use crate::cli;
@@ -24,9 +24,11 @@ fn list(pipes: &Pipes) -> String {
         return "no VM has a [vm.pipe] in the configuration\n".into();
     }
     let mut vms = vec![row(&[
-        "VM", "SERVED", "NOW", "BEGUN", "RETURNED", "RESET", "REFUSED", "SENT", "WHY",
+        "VM", "SERVED", "NOW", "BEGUN", "RETURNED", "RESET", "REFUSED", "MOVED", "CPU", "WHY",
     ])];
-    let mut transfers = vec![row(&["VM", "FILE", "SENT", "RATE", "AGE", "PEER"])];
+    let mut transfers = vec![row(&[
+        "VM", "KIND", "LENGTH", "MOVED", "RATE", "AGE", "PEER",
+    ])];
     for vm in &pipes.vms {
         let work = &vm.work;
         vms.push(vec![
@@ -38,6 +40,7 @@ fn list(pipes: &Pipes) -> String {
             work.broken.to_string(),
             work.refused.to_string(),
             size(work.bytes),
+            format!("{:.1} s", work.cpu_ms as f64 / 1000.0),
             vm.why.clone(),
         ]);
         transfers.extend(work.transfers.iter().map(|t| transfer(&vm.name, t)));
@@ -57,11 +60,18 @@ fn transfer(vm: &str, t: &Transfer) -> Vec<String> {
     };
     vec![
         vm.to_owned(),
+        match t.kind {
+            Kind::Send => "send",
+            Kind::Receive => "receive",
+            Kind::Relay => "relay",
+            Kind::Copy => "copy",
+        }
+        .into(),
         size(t.length),
         size(t.sent),
         rate,
         format!("{seconds:.1} s"),
-        t.peer.to_string(),
+        t.peer.map_or("-".into(), |peer| peer.to_string()),
     ]
 }
 
@@ -79,8 +89,9 @@ mod tests {
                 serving: true,
                 work: Work {
                     transfers: vec![Transfer {
-                        local: "10.0.0.2:80".parse().unwrap(),
-                        peer: "10.0.0.9:4660".parse().unwrap(),
+                        kind: Kind::Send,
+                        local: "10.0.0.2:80".parse().ok(),
+                        peer: "10.0.0.9:4660".parse().ok(),
                         length: 2 << 20,
                         sent: 1 << 20,
                         age_ms: 500,

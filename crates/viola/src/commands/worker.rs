@@ -150,6 +150,7 @@ fn place(
         parked: begin.parked,
         addresses: begin.addresses,
         most: begin.most,
+        rate: begin.rate,
     };
     Ok((place, links))
 }

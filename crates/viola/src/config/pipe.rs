@@ -19,6 +19,12 @@ pub struct VmPipe {
     /// MAC address of its NIC; `None` to have it found.
     #[serde(default, deserialize_with = "mac")]
     pub mac: Option<[u8; 6]>,
+    /// Whether the host may also write to the VM's disks: uploads and copies.
+    #[serde(default)]
+    pub writes: bool,
+    /// Most bytes a second that the host moves for it; `None` for no cap.
+    #[serde(default, deserialize_with = "rate")]
+    pub rate: Option<u64>,
     /// Most connections that the host has at a time.
     #[serde(default = "most")]
     pub most: u16,
@@ -33,6 +39,15 @@ fn addresses<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::E
     match all.is_empty() {
         true => Err(D::Error::custom("an address of the VM is missing")),
         false => Ok(all),
+    }
+}
+
+fn rate<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    match u64::deserialize(d)? {
+        0 => Err(D::Error::custom(
+            "a rate is at least 1 byte a second; leave it out for no cap",
+        )),
+        rate => Ok(Some(rate)),
     }
 }
 

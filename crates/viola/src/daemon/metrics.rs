@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `GET /metrics`: what vread has done, in Prometheus' text format.
+//! `GET /metrics`: what vread and vpipe have done, in Prometheus' text format.
 
 use std::fmt::Write;
 
+use viola_proto::pipe::shown::Sender;
 use viola_proto::vread::{Datanode, Peer, Reader, Reasons, Vread};
 
 /// Type of the answer.
@@ -131,6 +132,40 @@ const PEER: [Metric<Peer>; 10] = [
     }),
 ];
 
+const PIPES: [Metric<Sender>; 7] = [
+    (
+        "open",
+        false,
+        "Transfers that the host makes now",
+        |s: &Sender| s.work.transfers.len() as u64,
+    ),
+    ("begun_total", true, "Transfers begun", |s| s.work.begun),
+    ("refused_total", true, "Transfers left to the VM", |s| {
+        s.work.refused
+    }),
+    (
+        "returned_total",
+        true,
+        "Transfers whose connections went back whole",
+        |s| s.work.returned,
+    ),
+    (
+        "broken_total",
+        true,
+        "Transfers that ended in a reset or an error",
+        |s| s.work.broken,
+    ),
+    ("bytes_total", true, "Bytes moved in the VM's place", |s| {
+        s.work.bytes
+    }),
+    (
+        "cpu_milliseconds_total",
+        true,
+        "CPU time of the host spent for it",
+        |s| s.work.cpu_ms,
+    ),
+];
+
 /// All metrics.
 pub fn text(vread: &Vread) -> String {
     let mut out = String::new();
@@ -145,6 +180,9 @@ pub fn text(vread: &Vread) -> String {
     );
     all(&mut out, "viola_vread_reader", &READER, readers, |r| {
         ("vm", &r.name)
+    });
+    all(&mut out, "viola_pipe", &PIPES, &vread.pipes.vms, |s| {
+        ("vm", &s.name)
     });
     if let Some(host) = &vread.host {
         all(&mut out, "viola_vread_peer", &PEER, &vread.peers, |p| {
@@ -256,6 +294,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use viola_proto::pipe::shown::{Pipes, Work};
 
     #[test]
     fn each_vm_has_a_line_and_each_name_one_type() {
@@ -272,6 +311,16 @@ mod tests {
                 bytes: [("uml:dn1".to_owned(), 10)].into(),
                 ..Reader::default()
             }],
+            pipes: Pipes {
+                vms: vec![Sender {
+                    name: "web".into(),
+                    work: Work {
+                        bytes: 7,
+                        ..Work::default()
+                    },
+                    ..Sender::default()
+                }],
+            },
             ..Vread::default()
         };
         let text = text(&vread);
@@ -279,6 +328,7 @@ mod tests {
             "# TYPE viola_vread_datanode_blocks gauge\nviola_vread_datanode_blocks{vm=\"dn\\\"1\"} 3\n",
             "viola_vread_datanode_refusals_total{vm=\"dn\\\"1\",reason=\"bad extents\"} 2\n",
             "viola_vread_reader_bytes_total{vm=\"vm1\",datanode=\"uml:dn1\"} 10\n",
+            "viola_pipe_bytes_total{vm=\"web\"} 7\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

@@ -1,26 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All that a VM's agent asks for, done on one thread.
+//! All that a VM's agent asks for.
+//!
+//! | module | does |
+//! |---|---|
+//! | `run` | the thread that has the connections |
+//! | `one` | the life of one pipe |
+//! | `going` | connections that are held before and after it |
+//! | `allowance` | the cap in bytes a second |
+//! | `copies` | the thread that copies from file to file |
 //!
 //! [`Pipes`] takes orders, which come from the agent by way of whoever reads its channel, and answers with what is to
 //! be said to the agent ([`ToGuest`]). It never waits for a VM: a connection that is not taken back in time is
 //! let go, one that cannot be given back is reset.
 
+mod allowance;
+mod copies;
+mod going;
 mod one;
 mod run;
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
-use viola_extents::CheckedMap;
-use viola_extents::host::Image;
 use viola_proto::pipe::shown::Work;
 use viola_proto::pipe::{Connection, PipeId, ToGuest};
 
-use crate::{Flows, Park};
+use crate::moving::{Copying, Part};
+use crate::{Flow, Flows, Park};
+use allowance::Allowance;
+use copies::Copies;
+use one::Home;
 
 /// What the thread works with. All of it can be made by one process and used by another one, which has no more privilege than
 /// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE in the VM's [`crate::Space`].
@@ -40,37 +53,68 @@ pub struct Place {
     pub addresses: Vec<IpAddr>,
     /// Most pipes at a time.
     pub most: usize,
+    /// Most bytes a second for all of them together; `None` for no cap.
+    pub rate: Option<u64>,
 }
 
-/// A connection, and a part of a file to be sent down it.
+impl Place {
+    /// A connection of the VM.
+    fn flow(&self, guest: SocketAddr, peer: SocketAddr) -> Flow {
+        Flow {
+            tap: self.tap,
+            guest,
+            peer,
+        }
+    }
+
+    /// Where connections go back to.
+    fn home(&self) -> Home<'_> {
+        Home {
+            flows: &self.flows,
+            parked: self.parked,
+        }
+    }
+}
+
+/// One end of a pipe.
+#[derive(Debug)]
+pub enum End {
+    /// A part of a file.
+    File(Part),
+    /// A connection, taken out of the VM's socket.
+    Connection {
+        /// As the agent has taken it.
+        connection: Connection,
+        /// MAC address to which the VM sends its packets for the peer.
+        next_hop: [u8; 6],
+    },
+}
+
+/// What is to be moved.
 #[derive(Debug)]
 pub struct Give {
-    /// A new number.
+    /// A new number, or that of a connection that is held: the source.
     pub pipe: PipeId,
-    /// Taken out of the VM's socket.
-    pub connection: Connection,
-    /// MAC address to which the VM sends its packets for the peer.
-    pub next_hop: [u8; 6],
-    /// Of the VM's disk.
-    pub image: Arc<Image>,
-    /// Where the file is on it.
-    pub map: CheckedMap,
-    /// First byte.
-    pub offset: u64,
-    /// How many.
+    /// From here.
+    pub source: End,
+    /// To there.
+    pub sink: End,
+    /// How many bytes.
     pub length: u64,
 }
 
 #[derive(Debug)]
 enum Order {
+    Hold(PipeId, SocketAddr, SocketAddr),
     Give(Box<Give>),
     Stop(PipeId),
     Reset(PipeId),
     Taken(PipeId),
-    End,
+    /// Everything is reset; nothing is read or written any more when this is answered.
+    End(Sender<()>),
 }
 
-/// The thread's other end. Dropped, it resets all connections that the host has.
+/// The threads' other end. Dropped, it resets all connections that the host has.
 #[derive(Debug)]
 pub struct Pipes {
     orders: Sender<Order>,
@@ -80,10 +124,11 @@ pub struct Pipes {
     agents: u64,
     told: Arc<OwnedFd>,
     board: Arc<Mutex<Work>>,
+    copies: Copies,
 }
 
 impl Pipes {
-    /// Starts the thread, in the calling thread's network namespace, which has to be the VM's [`crate::Space`].
+    /// Starts the threads, in the calling thread's network namespace, which has to be the VM's [`crate::Space`].
     ///
     /// # Errors
     /// That there is no thread or no descriptor to be had.
@@ -97,7 +142,10 @@ impl Pipes {
         let (report, answers) = channel();
         let board = Arc::<Mutex<Work>>::default();
         let told_too = (told.clone(), board.clone());
-        let worker = run::Worker::new(place, queue, wake.clone(), report, told_too);
+        let allowance = Arc::new(Allowance::new(place.rate));
+        let copies = Copies::start(report.clone(), told.clone(), allowance.clone())?;
+        let queue = (queue, wake.clone());
+        let worker = run::Worker::new(place, queue, report, told_too, allowance);
         std::thread::Builder::new()
             .name("viola-pipes".into())
             .spawn(move || worker.run())?;
@@ -108,21 +156,44 @@ impl Pipes {
             agents: 0,
             told,
             board,
+            copies,
         })
     }
 
-    /// Answered with [`ToGuest::Refused`], or later with [`ToGuest::Back`].
-    pub fn give(&self, give: Give) {
-        self.order(Order::Give(Box::new(give)));
+    /// Answered with [`ToGuest::Held`] or [`ToGuest::Refused`].
+    pub fn hold(&self, pipe: PipeId, local: SocketAddr, peer: SocketAddr) {
+        self.order(Order::Hold(pipe, local, peer));
     }
 
-    /// No more is sent; answered with [`ToGuest::Back`].
+    /// Answered with [`ToGuest::Refused`], or later with [`ToGuest::Back`].
+    ///
+    /// # Errors
+    /// Why a copy cannot be made, in a sentence.
+    pub fn give(&self, give: Give) -> Result<(), String> {
+        match give {
+            Give {
+                pipe,
+                source: End::File(from),
+                sink: End::File(to),
+                length,
+            } => {
+                let copying = Copying::new(from, to, length).map_err(|e| no_sink(&e))?;
+                self.copies.begin(pipe, copying);
+            }
+            give => self.order(Order::Give(Box::new(give))),
+        }
+        Ok(())
+    }
+
+    /// No more is moved; answered with [`ToGuest::Back`].
     pub fn stop(&self, pipe: PipeId) {
+        self.copies.stop(pipe);
         self.order(Order::Stop(pipe));
     }
 
-    /// The connection is reset; answered with [`ToGuest::Back`] without one.
+    /// Its connections are reset; answered with [`ToGuest::Back`] without any, if they had not come back before.
     pub fn reset(&self, pipe: PipeId) {
+        self.copies.stop(pipe);
         self.order(Order::Reset(pipe));
     }
 
@@ -131,10 +202,14 @@ impl Pipes {
         self.order(Order::Taken(pipe));
     }
 
-    /// The agent is gone: everything is reset, and nothing is answered any more to what was before.
+    /// The agent is gone: everything is reset, nothing is read or written any more when this returns, and nothing is answered to
+    /// what was before.
     pub fn end(&mut self) {
         self.agents += 1;
-        self.order(Order::End);
+        self.copies.end();
+        let (done, ended) = channel();
+        self.order(Order::End(done));
+        let _ = ended.recv();
     }
 
     /// What is to be said to the agent.
@@ -147,7 +222,17 @@ impl Pipes {
     /// What is done, as of the last half second.
     pub fn work(&self) -> Work {
         let board = self.board.lock().unwrap_or_else(PoisonError::into_inner);
-        board.clone()
+        let copies = self.copies.work();
+        let transfers = board.transfers.iter().chain(&copies.transfers);
+        Work {
+            transfers: transfers.cloned().collect(),
+            begun: board.begun + copies.begun,
+            refused: board.refused + copies.refused,
+            returned: board.returned + copies.returned,
+            broken: board.broken + copies.broken,
+            bytes: board.bytes + copies.bytes,
+            cpu_ms: board.cpu_ms + copies.cpu_ms,
+        }
     }
 
     /// Readable when there is something to be said.
@@ -164,8 +249,28 @@ impl Pipes {
 
 impl Drop for Pipes {
     fn drop(&mut self) {
-        self.order(Order::End);
+        self.end();
     }
+}
+
+/// Why nothing can be written to a file.
+fn no_sink(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "this VM's files are not written by the host: see `writes` in [vm.pipe]; it takes raw images that go through \
+             the page cache"
+                .into()
+        }
+        io::ErrorKind::InvalidInput => "the file does not have these bytes, or no blocks for them".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// CPU time of the calling thread so far, in milliseconds.
+fn cpu_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let ms = time.tv_sec * 1000 + time.tv_nsec / 1_000_000;
+    u64::try_from(ms).unwrap_or(0)
 }
 
 fn wake(flag: &OwnedFd) {

@@ -1,39 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pipe, from the moment at which the host has the connection until the VM has it again.
+//! One pipe, from the moment at which the host has its connections until the VM has them again.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use viola_proto::pipe::shown::Transfer;
+use viola_proto::pipe::shown::{Kind, Transfer};
 use viola_proto::pipe::{Connection, PipeId, ToGuest};
 
-use crate::send::Turn;
-use crate::{Flow, Flows, Pipe, Result};
+use super::allowance::Allowance;
+use crate::moving::{Fault, Receiving, Relaying, Sending, Turn};
+use crate::{Flow, Flows, HostEnd};
 
-/// Bytes that one pipe sends before the next one's turn.
+/// Bytes that one pipe moves before the next one's turn.
 const BUDGET: u64 = 1 << 20;
 /// The agent hears so often how far it is.
 const PROGRESS: Duration = Duration::from_secs(2);
 /// What is to end early is reset after so long: a peer that does not read keeps the VM from its own file no longer. (A lease in the
 /// VM is broken by its kernel after 45 s: `/proc/sys/fs/lease-break-time`.)
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The VM has so long to take a connection back.
-const TAKING: Duration = Duration::from_secs(30);
 /// Pauses between two looks whether the peer has all: the first one, and the longest.
 const LOOK: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(5));
 
+/// What is moved.
 #[derive(Debug)]
+pub(super) enum Job {
+    Send(Sending),
+    Receive(Receiving),
+    Relay(Relaying),
+}
+
+#[derive(Debug, Clone, Copy)]
 enum Stage {
-    Sending,
-    Draining { errno: i32, pause: Duration },
+    Moving,
+    /// No more comes in; what has come is still to be moved.
+    Emptying,
+    /// All is moved; the sink's peer has to acknowledge it.
+    Draining {
+        errno: i32,
+        pause: Duration,
+    },
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct One {
     id: PipeId,
-    pipe: Pipe,
+    job: Job,
+    source: Option<HostEnd>,
+    sink: Option<HostEnd>,
+    /// Bytes in all.
+    length: u64,
     stage: Stage,
     begun: Instant,
     told: Instant,
@@ -44,50 +60,88 @@ pub(super) struct One {
 /// What has become of it.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// It is to be asked again: at once, after a while, or when the socket takes more.
+    /// It is to be asked again.
     Again(Wait),
-    /// It is over, with this to be said. The VM has to take it back if `returned`.
-    Over { say: ToGuest, returned: bool },
+    /// It is over, with this to be said; the VM has to take back the connections that are in it.
+    Over(ToGuest),
 }
 
 /// What it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     Nothing,
-    Socket,
+    /// The source has something.
+    Source,
+    /// The sink takes more.
+    Sink,
     Time(Duration),
 }
 
+/// Where connections go back to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Home<'a> {
+    pub(super) flows: &'a Flows,
+    pub(super) parked: u32,
+}
+
 impl One {
-    pub(super) fn new(id: PipeId, pipe: Pipe, now: Instant) -> Self {
+    pub(super) fn new(
+        id: PipeId,
+        job: Job,
+        (source, sink): (Option<HostEnd>, Option<HostEnd>),
+        now: Instant,
+    ) -> Self {
         Self {
             id,
-            pipe,
-            stage: Stage::Sending,
+            length: job.left(),
+            job,
+            source,
+            sink,
+            stage: Stage::Moving,
             begun: now,
             told: now,
             ends: None,
         }
     }
 
-    pub(super) fn pipe(&self) -> &Pipe {
-        &self.pipe
+    /// Its connections that the host has.
+    pub(super) fn ends(&self) -> impl Iterator<Item = &HostEnd> {
+        self.source.iter().chain(&self.sink)
     }
 
-    pub(super) fn flow(&self) -> Flow {
-        *self.pipe.flow()
+    /// Their sockets, and whether each is the source's.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
+        let source = self.source.iter().map(|end| (end.socket(), true));
+        source.chain(self.sink.iter().map(|end| (end.socket(), false)))
+    }
+
+    pub(super) fn flows(&self) -> Vec<Flow> {
+        self.ends().map(|end| *end.flow()).collect()
     }
 
     /// For people.
     pub(super) fn shown(&self, now: Instant) -> Transfer {
-        let flow = self.flow();
         let age = now.saturating_duration_since(self.begun);
+        let end = self.sink.as_ref().or(self.source.as_ref());
         Transfer {
-            local: flow.guest,
-            peer: flow.peer,
-            length: self.pipe.length(),
-            sent: self.pipe.sent(),
+            kind: match self.job {
+                Job::Send(_) => Kind::Send,
+                Job::Receive(_) => Kind::Receive,
+                Job::Relay(_) => Kind::Relay,
+            },
+            local: end.map(|end| end.flow().guest),
+            peer: end.map(|end| end.flow().peer),
+            length: self.length,
+            sent: self.moved(),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn moved(&self) -> u64 {
+        match &self.job {
+            Job::Send(sending) => self.length - sending.left(),
+            Job::Receive(receiving) => receiving.moved(),
+            Job::Relay(relaying) => relaying.moved(),
         }
     }
 
@@ -96,15 +150,26 @@ impl One {
         self.ends.is_some_and(|ends| now >= ends)
     }
 
-    /// Sends no more.
-    pub(super) fn stop(&mut self, now: Instant) {
-        self.ends = Some(now + PATIENCE);
-        if let Stage::Sending = self.stage {
-            self.stage = Stage::Draining {
-                errno: 0,
-                pause: LOOK.0,
+    /// Moves no more than what has come already.
+    pub(super) fn stop(&mut self, now: Instant, home: Home<'_>) {
+        self.ends.get_or_insert(now + PATIENCE);
+        if let Stage::Moving = self.stage {
+            // what the source says from now on is the VM's
+            let held = self
+                .source
+                .as_ref()
+                .map(|end| home.flows.hold(end.flow(), None, Some(home.parked)));
+            self.stage = match held {
+                Some(Ok(())) => Stage::Emptying,
+                // it cannot be held: then it cannot be given back either, which is found out there
+                Some(Err(_)) | None => DRAINING,
             };
         }
+    }
+
+    /// Whether packets of its source are kept for the VM.
+    pub(super) fn is_parked(&self) -> bool {
+        self.source.is_some() && !matches!(self.stage, Stage::Moving)
     }
 
     /// How far it is, when that is due.
@@ -115,30 +180,52 @@ impl One {
         self.told = now;
         Some(ToGuest::Progress {
             pipe: self.id,
-            sent: self.pipe.sent(),
+            sent: self.moved(),
         })
     }
 
     /// Goes on as far as it can without waiting.
-    pub(super) fn step(mut self, now: Instant, flows: &Flows, parked: u32) -> (Option<Self>, Next) {
+    pub(super) fn step(
+        mut self,
+        now: Instant,
+        home: Home<'_>,
+        allowance: &Allowance,
+    ) -> (Option<Self>, Next) {
         if self.is_late(now) {
             return (None, self.broken(libc::ETIMEDOUT));
         }
-        let (errno, pause) = match self.stage {
-            Stage::Draining { errno, pause } => (errno, pause),
-            Stage::Sending => match self.pipe.turn(BUDGET) {
-                Ok((_, Turn::More)) => return (Some(self), Next::Again(Wait::Nothing)),
-                Ok((_, Turn::Full)) => return (Some(self), Next::Again(Wait::Socket)),
-                Ok((_, Turn::Done)) => (0, LOOK.0),
-                Err(e) if is_connections(&e) => {
-                    return (None, self.broken(e.raw_os_error().unwrap_or(libc::EIO)));
+        let stage = match self.stage {
+            Stage::Draining { .. } => self.stage,
+            Stage::Moving | Stage::Emptying => {
+                let emptying = matches!(self.stage, Stage::Emptying);
+                let budget = match allowance.ready(now, BUDGET) {
+                    Ok(budget) => budget,
+                    // a pipe that is to end does not wait for its share
+                    Err(_) if emptying => BUDGET,
+                    Err(pause) => return (Some(self), Next::Again(Wait::Time(pause))),
+                };
+                let before = self.moved();
+                let turn = self.turn(budget);
+                allowance.spent(self.moved() - before);
+                match turn {
+                    Ok(Turn::More) => return (Some(self), Next::Again(Wait::Nothing)),
+                    Ok(Turn::Full) => return (Some(self), Next::Again(Wait::Sink)),
+                    Ok(Turn::Empty) if !emptying => {
+                        return (Some(self), Next::Again(Wait::Source));
+                    }
+                    Ok(Turn::Empty | Turn::Done | Turn::Ended) => DRAINING,
+                    Err(fault) => match self.fault(&fault) {
+                        Some(stage) => stage,
+                        None => return (None, self.broken(libc::ECONNRESET)),
+                    },
                 }
-                // what is sent is sent; the VM finds out itself what its disk says about the rest
-                Err(_) => (libc::EIO, LOOK.0),
-            },
+            }
         };
-        match self.pipe.is_drained() {
-            Ok(true) => (None, self.give_back(flows, parked, errno)),
+        let Stage::Draining { errno, pause } = stage else {
+            return (Some(self), Next::Again(Wait::Nothing));
+        };
+        match self.sink.as_ref().map_or(Ok(true), HostEnd::is_drained) {
+            Ok(true) => (None, self.give_back(home, errno)),
             Ok(false) => {
                 self.stage = Stage::Draining {
                     errno,
@@ -150,82 +237,140 @@ impl One {
         }
     }
 
-    /// Ends it with a reset.
-    pub(super) fn broken(self, errno: i32) -> Next {
-        let say = ToGuest::Back {
-            pipe: self.id,
-            connection: None,
-            sent: self.pipe.sent(),
-            errno,
+    fn turn(&mut self, budget: u64) -> Result<Turn, Fault> {
+        let finished = self.source.as_ref().is_some_and(HostEnd::peer_finished);
+        let lost = || std::io::Error::from(std::io::ErrorKind::NotConnected);
+        let source = self.source.as_ref().map(HostEnd::socket);
+        let sink = self.sink.as_ref().map(HostEnd::socket);
+        let turn = match &mut self.job {
+            Job::Send(sending) => {
+                let sink = sink.ok_or_else(|| Fault::Sink(lost()))?;
+                let turn = sending.turn(sink, budget).map(|(_, turn)| turn);
+                turn.map_err(|e| match is_connections(&e) {
+                    true => Fault::Sink(e),
+                    false => Fault::Image(e),
+                })
+            }
+            Job::Receive(receiving) => {
+                let source = source.ok_or_else(|| Fault::Source(lost()))?;
+                receiving.turn(source, budget)
+            }
+            Job::Relay(relaying) => {
+                let source = source.ok_or_else(|| Fault::Source(lost()))?;
+                let sink = sink.ok_or_else(|| Fault::Sink(lost()))?;
+                relaying.turn(source, sink, budget)
+            }
+        }?;
+        Ok(match turn {
+            // the socket does not know that nothing will come
+            Turn::Empty if finished => Turn::Ended,
+            turn => turn,
+        })
+    }
+
+    /// One end has failed: the other one goes back if it can.
+    fn fault(&mut self, fault: &Fault) -> Option<Stage> {
+        let errno = match fault {
+            Fault::Source(_) => {
+                self.source = None;
+                libc::ECONNRESET
+            }
+            Fault::Sink(_) => {
+                self.sink = None;
+                // taken from the source and on no way any more: its stream has a gap, and cannot go on
+                if matches!(&self.job, Job::Relay(relaying) if relaying.holds()) {
+                    self.source = None;
+                }
+                libc::ECONNRESET
+            }
+            Fault::Image(_) => {
+                // received and not written: nobody can have these bytes again
+                self.source = None;
+                libc::EIO
+            }
         };
-        Next::Over {
-            say,
-            returned: false,
+        let pause = LOOK.0;
+        (self.ends().next().is_some()).then_some(Stage::Draining { errno, pause })
+    }
+
+    /// The peer of one end has reset it, or it is found to be dead.
+    pub(super) fn lose(mut self, source: bool) -> (Option<Self>, Next) {
+        let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let fault = match source {
+            true => Fault::Source(gone),
+            false => Fault::Sink(gone),
+        };
+        match self.fault(&fault) {
+            Some(stage) => {
+                self.stage = stage;
+                (Some(self), Next::Again(Wait::Nothing))
+            }
+            None => (None, self.broken(libc::ECONNRESET)),
         }
     }
 
-    fn give_back(self, flows: &Flows, parked: u32, errno: i32) -> Next {
-        let (id, sent) = (self.id, self.pipe.sent());
-        let returned = self.pipe.give_back(flows, Some(parked));
-        let connection = match returned.map(|r| r.state.map(viola_handover::to_wire)) {
-            Ok(Some(Ok(connection))) => Some(Box::new(connection)),
-            // more was received than a message holds, or the peer has ended it: its socket is reset
-            _ => None,
+    /// Ends it with a reset.
+    pub(super) fn broken(self, errno: i32) -> Next {
+        Next::Over(ToGuest::Back {
+            pipe: self.id,
+            source: None,
+            sink: None,
+            sent: self.moved(),
+            errno,
+        })
+    }
+
+    fn give_back(self, home: Home<'_>, errno: i32) -> Next {
+        let sent = self.moved();
+        let had = self.ends().count();
+        let [source, sink] = [self.source, self.sink].map(|end| back(end?, home));
+        let come = source.iter().chain(&sink).count();
+        let errno = match (errno, come < had) {
+            (0, true) => libc::ECONNRESET,
+            _ => errno,
         };
-        let errno = match connection {
-            None => libc::ECONNRESET,
-            Some(_) => errno,
-        };
-        Next::Over {
-            returned: connection.is_some(),
-            say: ToGuest::Back {
-                pipe: id,
-                connection,
-                sent,
-                errno,
-            },
+        Next::Over(ToGuest::Back {
+            pipe: self.id,
+            source,
+            sink,
+            sent,
+            errno,
+        })
+    }
+}
+
+const DRAINING: Stage = Stage::Draining {
+    errno: 0,
+    pause: LOOK.0,
+};
+
+/// Nothing when more was received than a message holds, or the peer has ended it: its socket is reset.
+fn back(end: HostEnd, home: Home<'_>) -> Option<Box<Connection>> {
+    let state = end.give_back(home.flows, Some(home.parked)).ok()??;
+    viola_handover::to_wire(state).ok().map(Box::new)
+}
+
+impl Job {
+    fn left(&self) -> u64 {
+        match self {
+            Self::Send(sending) => sending.left(),
+            Self::Receive(receiving) => receiving.left(),
+            Self::Relay(relaying) => relaying.left(),
         }
     }
 }
 
 /// Whether an error is the connection's, and not the image's.
-fn is_connections(error: &io::Error) -> bool {
+fn is_connections(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
     matches!(
         error.kind(),
-        io::ErrorKind::ConnectionReset
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::TimedOut
-            | io::ErrorKind::NotConnected
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::HostUnreachable
-            | io::ErrorKind::NetworkUnreachable
+        ErrorKind::ConnectionReset
+            | ErrorKind::BrokenPipe
+            | ErrorKind::TimedOut
+            | ErrorKind::NotConnected
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
     )
-}
-
-/// A connection that the VM has not taken back yet.
-#[derive(Debug)]
-pub(super) struct Going {
-    pub(super) flow: Flow,
-    since: Instant,
-    connection: Connection,
-}
-
-impl Going {
-    pub(super) fn new(flow: Flow, connection: Connection, now: Instant) -> Self {
-        Self {
-            flow,
-            since: now,
-            connection,
-        }
-    }
-
-    /// Resets it: nobody will ever take it back, and the peer is not to wait for that.
-    pub(super) fn reset(self, flows: &Flows, veth: u32, socket: OwnedFd) -> Result<()> {
-        let state = viola_handover::from_wire(self.connection);
-        Pipe::begin(flows, veth, socket, self.flow, &state, None).map(drop)
-    }
-
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        now >= self.since + TAKING
-    }
 }

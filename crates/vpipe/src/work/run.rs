@@ -1,26 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread itself.
+//! The thread that has the connections.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use viola_netdev::tcp_socket;
 use viola_proto::agent::short;
 use viola_proto::pipe::shown::Work;
-use viola_proto::pipe::{PipeId, ToGuest};
+use viola_proto::pipe::{Connection, PipeId, ToGuest};
 
-use super::one::{Going, Next, One, Wait};
-use super::{Give, Order, Place, wake};
-use crate::{Error, Flow, Pipe, Result, Sending};
+use super::allowance::Allowance;
+use super::going::{Going, Held, let_go, socket_for};
+use super::one::{Job, Next, One, Wait};
+use super::{End, Give, Order, Place, cpu_ms, no_sink, wake};
+use crate::moving::{Receiving, Relaying, Sending};
+use crate::{Flow, HostEnd};
 
 /// Longest sleep: progress and what is late are looked at so often.
 const TICK: Duration = Duration::from_millis(500);
 
 pub(super) struct Worker {
+    allowance: Arc<Allowance>,
     place: Place,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
@@ -31,19 +35,28 @@ pub(super) struct Worker {
     /// What is on the board but for the transfers.
     counts: Work,
     published: Instant,
+    held: BTreeMap<PipeId, Held>,
     pipes: BTreeMap<PipeId, (One, Wait)>,
     going: BTreeMap<PipeId, Going>,
+}
+
+/// What a connection becomes an end of.
+struct Taking {
+    flow: Flow,
+    connection: Connection,
+    next_hop: [u8; 6],
 }
 
 impl Worker {
     pub(super) fn new(
         place: Place,
-        orders: Receiver<Order>,
-        wake: Arc<OwnedFd>,
+        (orders, wake): (Receiver<Order>, Arc<OwnedFd>),
         report: Sender<(u64, ToGuest)>,
         (told, board): (Arc<OwnedFd>, Arc<Mutex<Work>>),
+        allowance: Arc<Allowance>,
     ) -> Self {
         Self {
+            allowance,
             place,
             orders,
             wake,
@@ -53,6 +66,7 @@ impl Worker {
             board,
             counts: Work::default(),
             published: Instant::now(),
+            held: BTreeMap::new(),
             pipes: BTreeMap::new(),
             going: BTreeMap::new(),
         }
@@ -67,7 +81,7 @@ impl Worker {
                     Err(TryRecvError::Disconnected) => return self.end(),
                 }
             }
-            if !self.going.is_empty() {
+            if self.parks() {
                 self.place.park.keep();
             }
             self.work();
@@ -79,92 +93,208 @@ impl Worker {
     fn obey(&mut self, order: Order) {
         let now = Instant::now();
         match order {
+            Order::Hold(pipe, local, peer) => match self.hold(now, pipe, local, peer) {
+                Ok(()) => self.say(ToGuest::Held { pipe }),
+                Err(why) => self.refuse(pipe, why),
+            },
             Order::Give(give) => {
                 let pipe = give.pipe;
-                if let Err(why) = self.begin(now, *give) {
-                    self.counts.refused += 1;
-                    let why = short(why);
-                    self.say(ToGuest::Refused { pipe, why });
+                let begun = self.begin(now, *give);
+                if let Err(why) = begun {
+                    self.free(pipe);
+                    self.refuse(pipe, why);
                 }
             }
             Order::Stop(id) => {
                 if let Some((one, wait)) = self.pipes.get_mut(&id) {
-                    one.stop(now);
+                    one.stop(now, self.place.home());
                     *wait = Wait::Nothing;
+                } else if self.free(id) {
+                    let why = "it was stopped before it began".into();
+                    self.say(ToGuest::Refused { pipe: id, why });
                 }
             }
             Order::Reset(id) => {
                 if let Some((one, _)) = self.pipes.remove(&id) {
-                    let flow = one.flow();
+                    let flows = one.flows();
                     let next = one.broken(libc::ECONNRESET);
-                    self.over(now, id, flow, next);
+                    self.over(now, id, flows, next);
+                } else if let Some(going) = self.going.remove(&id) {
+                    going.abandon(&mut self.place);
+                } else {
+                    self.free(id);
                 }
             }
             Order::Taken(id) => {
                 if let Some(going) = self.going.remove(&id) {
-                    // a connection that is held for ever helps nobody, and the agent cannot do anything about it
-                    let _ = self.place.flows.release(&going.flow);
-                    self.place.park.let_go(&going.flow);
+                    for flow in going.flows() {
+                        let_go(&mut self.place, &flow);
+                    }
                 }
             }
-            Order::End => {
+            Order::End(done) => {
                 self.end();
                 self.agents += 1;
+                let _ = done.send(());
             }
         }
     }
 
-    fn begin(&mut self, now: Instant, give: Give) -> std::result::Result<(), String> {
-        let Give {
-            pipe: id,
-            connection,
-            next_hop,
-            image,
-            map,
-            offset,
-            length,
-        } = give;
-        let flow = Flow {
-            tap: self.place.tap,
-            guest: connection.local,
-            peer: connection.peer,
-        };
-        if !self.place.addresses.contains(&connection.local.ip()) {
-            return Err(format!(
-                "{} is no address of this VM",
-                connection.local.ip()
-            ));
+    fn refuse(&mut self, pipe: PipeId, why: String) {
+        self.counts.refused += 1;
+        let why = short(why);
+        self.say(ToGuest::Refused { pipe, why });
+    }
+
+    /// A connection that was held is the VM's alone; whether it was.
+    fn free(&mut self, id: PipeId) -> bool {
+        let held = self.held.remove(&id);
+        if let Some(held) = &held {
+            let_go(&mut self.place, &held.flow);
         }
-        if self.pipes.len() + self.going.len() >= self.place.most {
-            return Err(format!("{} pipes are open already", self.place.most));
+        held.is_some()
+    }
+
+    /// Whether packets arrive that are to be kept.
+    fn parks(&self) -> bool {
+        !self.going.is_empty()
+            || !self.held.is_empty()
+            || self.pipes.values().any(|(one, _)| one.is_parked())
+    }
+
+    /// A connection that the VM may have moved, and that is not moved already.
+    fn flow(&self, local: SocketAddr, peer: SocketAddr) -> Result<Flow, String> {
+        let flow = self.place.flow(local, peer);
+        if !self.place.addresses.contains(&local.ip()) {
+            return Err(format!("{} is no address of this VM", local.ip()));
         }
-        let flows = (self.pipes.values().map(|(one, _)| one.flow()))
-            .chain(self.going.values().map(|going| going.flow));
-        if self.pipes.contains_key(&id)
-            || self.going.contains_key(&id)
-            || flows.into_iter().any(|f| f == flow)
-        {
+        let held = self.held.values().map(|held| held.flow);
+        let pipes = self.pipes.values().flat_map(|(one, _)| one.flows());
+        let going = self.going.values().flat_map(Going::flows);
+        match held.chain(pipes).chain(going).any(|f| f == flow) {
+            true => Err("it is given already".into()),
+            false => Ok(flow),
+        }
+    }
+
+    fn has_room(&self, id: PipeId) -> Result<(), String> {
+        if self.pipes.contains_key(&id) || self.going.contains_key(&id) {
             return Err("it is given already".into());
         }
-        let state = viola_handover::from_wire(connection);
-        let sending = Sending::new(image, map, offset, length);
-        let begun = (|| -> Result<Pipe> {
-            let place = &self.place;
-            place.flows.hold(&flow, Some(next_hop), None)?;
-            let socket = socket_for(&flow)?;
-            Pipe::begin(&place.flows, place.veth, socket, flow, &state, sending)
-        })();
-        match begun {
-            Ok(pipe) => {
-                let one = One::new(id, pipe, now);
-                self.pipes.insert(id, (one, Wait::Nothing));
-                self.counts.begun += 1;
-                Ok(())
+        match self.held.len() + self.pipes.len() + self.going.len() < self.place.most {
+            true => Ok(()),
+            false => Err(format!("{} pipes are open already", self.place.most)),
+        }
+    }
+
+    fn hold(
+        &mut self,
+        now: Instant,
+        id: PipeId,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Result<(), String> {
+        self.has_room(id)?;
+        if self.held.contains_key(&id) {
+            return Err("it is held already".into());
+        }
+        let flow = self.flow(local, peer)?;
+        let (flows, parked) = (&self.place.flows, self.place.parked);
+        flows
+            .hold(&flow, None, Some(parked))
+            .map_err(|e| e.to_string())?;
+        self.held.insert(id, Held::new(flow, now));
+        Ok(())
+    }
+
+    fn begin(&mut self, now: Instant, give: Give) -> Result<(), String> {
+        let Give {
+            pipe: id,
+            source,
+            sink,
+            length,
+        } = give;
+        let taking = |end: End| match end {
+            End::File(part) => Ok((Some(part), None)),
+            End::Connection {
+                connection,
+                next_hop,
+            } => {
+                let flow = self.place.flow(connection.local, connection.peer);
+                // the source may be held for this very pipe
+                if self.held.get(&id).is_none_or(|held| held.flow != flow) {
+                    self.flow(connection.local, connection.peer)?;
+                }
+                let taking = Taking {
+                    flow,
+                    connection,
+                    next_hop,
+                };
+                Ok::<_, String>((None, Some(taking)))
             }
-            Err(e) => {
-                let _ = self.place.flows.release(&flow);
-                Err(e.to_string())
+        };
+        let ((from, source), (to, sink)) = (taking(source)?, taking(sink)?);
+        match self.held.get(&id) {
+            None => self.has_room(id)?,
+            Some(held) if source.as_ref().is_none_or(|s| s.flow != held.flow) => {
+                return Err("another connection was held".into());
             }
+            Some(_) => {}
+        }
+        let same = |(a, b): (&Taking, &Taking)| a.flow == b.flow;
+        if source.as_ref().zip(sink.as_ref()).is_some_and(same) {
+            return Err("a connection into itself".into());
+        }
+        let job = match (from, to) {
+            (Some(from), None) => {
+                Job::Send(Sending::new(from.image, from.map, from.offset, length))
+            }
+            (None, Some(to)) => {
+                let receiving = Receiving::new(to.image, to.map, to.offset, length);
+                Job::Receive(receiving.map_err(|e| no_sink(&e))?)
+            }
+            (None, None) => Job::Relay(Relaying::new(length).map_err(|e| e.to_string())?),
+            (Some(_), Some(_)) => return Err("a copy has no connection".into()),
+        };
+        let source = source.map(|end| self.take(end, true)).transpose()?;
+        let sink = match sink.map(|end| self.take(end, false)).transpose() {
+            Ok(sink) => sink,
+            Err(why) => {
+                if let Some(source) = source {
+                    self.untake(source);
+                }
+                return Err(why);
+            }
+        };
+        self.held.remove(&id);
+        let one = One::new(id, job, (source, sink), now);
+        self.pipes.insert(id, (one, Wait::Nothing));
+        self.counts.begun += 1;
+        Ok(())
+    }
+
+    /// A connection into a socket of the host.
+    fn take(&mut self, end: Taking, source: bool) -> Result<HostEnd, String> {
+        let place = &mut self.place;
+        let state = viola_handover::from_wire(end.connection);
+        let parked = source.then_some(place.parked);
+        let park = source.then_some((&mut place.park, place.parked));
+        let (flows, veth) = (&place.flows, place.veth);
+        let begun = (flows.hold(&end.flow, Some(end.next_hop), parked))
+            .and_then(|()| socket_for(&end.flow))
+            .and_then(|socket| HostEnd::begin(flows, veth, socket, end.flow, &state, park));
+        begun.map_err(|e| {
+            let _ = place.flows.release(&end.flow);
+            e.to_string()
+        })
+    }
+
+    /// Of two connections only one could be taken: the VM goes on with both, and nobody hears of this one's socket.
+    fn untake(&mut self, end: HostEnd) {
+        let flow = *end.flow();
+        let (flows, parked) = (&self.place.flows, self.place.parked);
+        if end.give_back(flows, Some(parked)).is_ok() {
+            let_go(&mut self.place, &flow);
         }
     }
 
@@ -172,17 +302,13 @@ impl Worker {
     fn work(&mut self) {
         let now = Instant::now();
         for (id, (one, wait)) in std::mem::take(&mut self.pipes) {
-            let flow = one.flow();
-            if wait == Wait::Socket && !one.is_late(now) {
+            if matches!(wait, Wait::Source | Wait::Sink) && !one.is_late(now) {
                 self.pipes.insert(id, (one, wait));
                 continue;
             }
-            match one.step(now, &self.place.flows, self.place.parked) {
-                (Some(one), Next::Again(wait)) => {
-                    self.pipes.insert(id, (one, wait));
-                }
-                (_, over) => self.over(now, id, flow, over),
-            }
+            let flows = one.flows();
+            let next = one.step(now, self.place.home(), &self.allowance);
+            self.put(now, id, flows, next);
         }
         let progress: Vec<_> = (self.pipes.values_mut())
             .filter_map(|(one, _)| one.progress(now))
@@ -192,43 +318,62 @@ impl Worker {
         }
         while let Some(id) = (self.going.iter()).find_map(|(id, g)| g.is_late(now).then_some(*id)) {
             if let Some(going) = self.going.remove(&id) {
-                self.abandon(going);
+                going.abandon(&mut self.place);
             }
+        }
+        while let Some(id) = (self.held.iter()).find_map(|(id, h)| h.is_late(now).then_some(*id)) {
+            self.free(id);
+            self.refuse(id, "it was not given in time".into());
         }
     }
 
-    /// A connection that nobody has taken back.
-    fn abandon(&mut self, going: Going) {
-        let flow = going.flow;
-        self.place.park.forget(&flow);
-        let reset = socket_for(&flow)
-            .and_then(|socket| going.reset(&self.place.flows, self.place.veth, socket));
-        // then the peer finds out by itself
-        drop(reset);
-        let _ = self.place.flows.release(&flow);
+    /// A pipe goes on, or is over.
+    fn put(&mut self, now: Instant, id: PipeId, had: Vec<Flow>, next: (Option<One>, Next)) {
+        match next {
+            (Some(one), Next::Again(wait)) => {
+                let kept = one.flows();
+                for flow in had.iter().filter(|flow| !kept.contains(flow)) {
+                    self.forget(flow);
+                }
+                self.pipes.insert(id, (one, wait));
+            }
+            (_, over) => self.over(now, id, had, over),
+        }
     }
 
-    fn over(&mut self, now: Instant, id: PipeId, flow: Flow, next: Next) {
-        let Next::Over { say, returned } = next else {
+    /// A connection is gone for good.
+    fn forget(&mut self, flow: &Flow) {
+        let _ = self.place.flows.release(flow);
+        self.place.park.forget(flow);
+    }
+
+    /// A pipe is over; its connections were these.
+    fn over(&mut self, now: Instant, id: PipeId, had: Vec<Flow>, next: Next) {
+        let Next::Over(say) = next else {
             return;
         };
-        if let ToGuest::Back { sent, .. } = &say {
+        let mut back = Vec::new();
+        if let ToGuest::Back {
+            source, sink, sent, ..
+        } = &say
+        {
             self.counts.bytes += sent;
-        }
-        if returned {
-            self.counts.returned += 1;
-            if let ToGuest::Back {
-                connection: Some(connection),
-                ..
-            } = &say
-            {
-                let going = Going::new(flow, (**connection).clone(), now);
-                self.going.insert(id, going);
+            for connection in source.iter().chain(sink) {
+                let flow = self.place.flow(connection.local, connection.peer);
+                back.push((flow, (**connection).clone()));
             }
-        } else {
-            self.counts.broken += 1;
-            let _ = self.place.flows.release(&flow);
-            self.place.park.forget(&flow);
+        }
+        match back.len() == had.len() {
+            true => self.counts.returned += 1,
+            false => self.counts.broken += 1,
+        }
+        for flow in &had {
+            if !back.iter().any(|(kept, _)| kept == flow) {
+                self.forget(flow);
+            }
+        }
+        if !back.is_empty() {
+            self.going.insert(id, Going::new(back, now));
         }
         self.say(say);
     }
@@ -244,6 +389,7 @@ impl Worker {
         let transfers = self.pipes.values().map(|(one, _)| one.shown(now)).collect();
         let work = Work {
             transfers,
+            cpu_ms: cpu_ms(),
             ..self.counts.clone()
         };
         *self.board.lock().unwrap_or_else(PoisonError::into_inner) = work;
@@ -252,21 +398,26 @@ impl Worker {
     /// All connections are reset.
     fn end(&mut self) {
         for (one, _) in std::mem::take(&mut self.pipes).into_values() {
-            let flow = one.flow();
+            let flows = one.flows();
             self.counts.broken += 1;
-            // before the flow is the VM's again, else the reset would not go out
+            // before the flows are the VM's again, else the reset would not go out
             drop(one);
-            let _ = self.place.flows.release(&flow);
+            for flow in &flows {
+                self.forget(flow);
+            }
         }
         for going in std::mem::take(&mut self.going).into_values() {
-            self.abandon(going);
+            going.abandon(&mut self.place);
+        }
+        for id in self.held.keys().copied().collect::<Vec<_>>() {
+            self.free(id);
         }
     }
 
     fn sleep(&mut self) {
         let mut limit = TICK;
         let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
-        if !self.going.is_empty() {
+        if self.parks() {
             fds.push(PollFd::from_borrowed_fd(
                 self.place.park.fd(),
                 PollFlags::IN,
@@ -275,20 +426,24 @@ impl Worker {
         let first = fds.len();
         let mut waiting = Vec::new();
         for (id, (one, wait)) in &self.pipes {
-            let flags = match wait {
+            match wait {
                 Wait::Nothing => {
                     limit = Duration::ZERO;
                     continue;
                 }
+                Wait::Time(pause) => limit = limit.min(*pause),
+                Wait::Source | Wait::Sink => {}
+            }
+            for (socket, source) in one.sockets() {
                 // an error or a hang-up is told without being asked for
-                Wait::Time(pause) => {
-                    limit = limit.min(*pause);
-                    PollFlags::empty()
-                }
-                Wait::Socket => PollFlags::OUT,
-            };
-            waiting.push(*id);
-            fds.push(PollFd::from_borrowed_fd(one.pipe().socket(), flags));
+                let flags = match (wait, source) {
+                    (Wait::Source, true) => PollFlags::IN,
+                    (Wait::Sink, false) => PollFlags::OUT,
+                    _ => PollFlags::empty(),
+                };
+                waiting.push((*id, source));
+                fds.push(PollFd::from_borrowed_fd(socket, flags));
+            }
         }
         let limit = Timespec {
             tv_sec: limit.as_secs() as i64,
@@ -296,19 +451,20 @@ impl Worker {
         };
         // an interrupted wait is as good as a short one
         let _ = poll(&mut fds, Some(&limit));
-        let heard: Vec<(PipeId, PollFlags)> = (waiting.into_iter())
+        let heard: Vec<(PipeId, bool, PollFlags)> = (waiting.into_iter())
             .zip(fds[first..].iter().map(PollFd::revents))
             .filter(|(_, flags)| !flags.is_empty())
+            .map(|((id, source), flags)| (id, source, flags))
             .collect();
         drop(fds);
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         let now = Instant::now();
-        for (id, flags) in heard {
-            if flags.contains(PollFlags::ERR) || flags.contains(PollFlags::HUP) {
+        for (id, source, flags) in heard {
+            if flags.intersects(PollFlags::ERR | PollFlags::HUP) {
                 if let Some((one, _)) = self.pipes.remove(&id) {
-                    let flow = one.flow();
-                    let next = one.broken(libc::ECONNRESET);
-                    self.over(now, id, flow, next);
+                    let flows = one.flows();
+                    let next = one.lose(source);
+                    self.put(now, id, flows, next);
                 }
             } else if let Some((_, wait)) = self.pipes.get_mut(&id) {
                 *wait = Wait::Nothing;
@@ -321,9 +477,4 @@ impl Worker {
         let _ = self.report.send((self.agents, message));
         wake(&self.told);
     }
-}
-
-/// In the calling thread's network namespace.
-fn socket_for(flow: &Flow) -> Result<OwnedFd> {
-    tcp_socket(flow.guest.ip()).map_err(Error::kernel("making a socket"))
 }

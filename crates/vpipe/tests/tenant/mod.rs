@@ -17,10 +17,12 @@ const PORT: u16 = 8080;
 /// A bridge of the host with a VM and a client on it.
 pub struct Tenant {
     guest: Netns,
-    client: Netns,
+    pub client: Netns,
     pub space: Space,
     pub park: Option<Park>,
     tap: u32,
+    /// Cap in bytes a second.
+    pub rate: Option<u64>,
     _attached: Attached,
 }
 
@@ -65,6 +67,7 @@ impl Tenant {
             space,
             park: Some(park),
             tap,
+            rate: None,
             _attached: attached,
         }
     }
@@ -79,6 +82,7 @@ impl Tenant {
             parked: self.space.park(),
             addresses: vec![[10, 66, 0, 2].into(), [0xfd66, 0, 0, 0, 0, 0, 0, 2].into()],
             most: 8,
+            rate: self.rate,
         };
         let netns = self.space.netns();
         netns.run(|| Pipes::start(place).unwrap()).unwrap()

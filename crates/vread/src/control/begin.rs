@@ -72,6 +72,9 @@ pub struct PipesBegin {
     pub addresses: Vec<IpAddr>,
     /// Most pipes at a time.
     pub most: usize,
+    /// Most bytes a second for all of them together.
+    #[serde(default)]
+    pub rate: Option<u64>,
 }
 
 /// Descriptors that go with [`PipesBegin`].

@@ -1,28 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a program's wish to what the host is given.
+//! From a program's wish to ends that are ready to be given.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
-use viola_proto::agent::{FileMap, FsId};
-use viola_proto::pipe::{FromGuest, PipeId};
+use viola_proto::agent::FileMap;
+use viola_proto::pipe::PipeId;
+use viola_proto::pipe::library::Ask;
 
-use super::{Pipe, Work};
-use crate::core::pipe::{Event, Life};
+use super::{BOTH, Line, Pipe, Sink, Source, Work};
+use crate::core::pipe::{Event, Kind, Life};
+use crate::pipe::lease::FileKey;
 use crate::pipe::programs::ProgramId;
 use crate::pipe::reason::Reason;
+use crate::pipe::sink::note::Notes;
+use crate::pipe::sink::{Target, writable};
 use crate::pipe::socket::Stream;
+use crate::pipe::{Disk, Uses};
+
+/// What a program wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wish {
+    /// Its own number for it.
+    pub id: u64,
+    kind: Kind,
+    /// First byte of a file that is read.
+    offset: u64,
+    /// First byte of one that is written to.
+    to: u64,
+    length: u64,
+}
+
+impl Wish {
+    /// Of a packet, if it is for something new.
+    pub fn of(ask: Ask) -> Option<Self> {
+        let (id, kind, offset, to, length) = match ask {
+            Ask::Send { id, offset, length } => (id, Kind::Send, offset, 0, length),
+            Ask::Receive { id, offset, length } => (id, Kind::Receive, 0, offset, length),
+            Ask::Copy {
+                id,
+                offset,
+                length,
+                to,
+            } => (id, Kind::Copy, offset, to, length),
+            Ask::Relay { id, length } => (id, Kind::Relay, 0, 0, length),
+            Ask::Stop { .. } | Ask::Reset { .. } => return None,
+        };
+        Some(Self {
+            id,
+            kind,
+            offset,
+            to,
+            length,
+        })
+    }
+}
 
 impl Work {
     /// A program asks. An error means that nothing was done.
     pub(super) fn begin(
         &mut self,
         program: ProgramId,
-        id: u64,
-        (offset, length): (u64, u64),
-        file: BorrowedFd<'_>,
-        socket: OwnedFd,
+        wish: Wish,
+        (source, sink): (OwnedFd, OwnedFd),
     ) -> Result<(), Reason> {
         if !self.programs.is_allowed(program) {
             return Err(Reason::User);
@@ -33,111 +74,197 @@ impl Work {
         if self.pipes.len() >= self.most {
             return Err(Reason::Many);
         }
-        // before anything that a file system in user space could answer late
-        let device = device_of(file)?;
-        self.proven(&device)?;
-        let stream = Stream::new(socket)?;
+        if wish.kind == Kind::Relay && !self.relays {
+            return Err(Reason::Off);
+        }
+        // what is not written in the end is asked first
+        let connections = wish.kind.connections();
         let pipe = self.next;
-        let key = self.leases.hold(file, pipe)?;
-        self.next += 1;
-        let leased = self.leases.get(key);
-        let (size, job, is_mapped) = match leased {
-            Some(leased) => (leased.size, Arc::clone(&leased.file), leased.map.is_some()),
-            None => return Err(Reason::System),
+        let line = |fd: &OwnedFd| -> Result<Line, Reason> {
+            let fd = fd.try_clone().map_err(|_| Reason::System)?;
+            Ok(Line::new(Stream::new(fd)?))
         };
-        if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {
-            self.leases.let_go(key, pipe);
+        let from = connections.source.then(|| line(&source)).transpose()?;
+        let to = connections.sink.then(|| line(&sink)).transpose()?;
+        if let (Some(from), Some(to)) = (&from, &to)
+            && from.stream.is_same(&to.stream)
+        {
+            return Err(Reason::Socket);
+        }
+        if wish.length == 0 {
             return Err(Reason::Range);
         }
+        let into = match to {
+            None => Some(self.may_write(sink.as_fd())?),
+            Some(_) => None,
+        };
+        let source = match from {
+            Some(line) => Source::Socket(line),
+            None => self.hold(pipe, source.as_fd(), &wish)?,
+        };
+        let sink = match (to, into) {
+            (Some(line), _) => Ok(Sink::Socket(line)),
+            (None, Some((key, device, notes))) => match &source {
+                Source::File { key: read, .. } if *read == key => Err(Reason::Written),
+                _ => {
+                    let said = (&self.inbox, &self.tally);
+                    let part = (wish.to, wish.length);
+                    let target = Target::begin(pipe, sink, part, notes, said);
+                    target.map(|target| Sink::File { target, device })
+                }
+            },
+            (None, None) => Err(Reason::System),
+        };
+        let sink = match (sink, &source) {
+            (Ok(sink), _) => sink,
+            (Err(reason), Source::File { key, .. }) => {
+                self.leases.let_go(*key, pipe);
+                return Err(reason);
+            }
+            (Err(reason), Source::Socket(_)) => return Err(reason),
+        };
+        self.next += 1;
         let new = Pipe {
-            life: Life::new(id),
+            life: Life::new(wish.id, wish.kind),
             program,
-            stream,
-            file: key,
-            device,
-            offset,
-            length,
-            back: None,
+            source,
+            sink,
+            length: wish.length,
+            moved: 0,
+            ends: None,
+            look: None,
+            reason: None,
         };
         self.pipes.insert(pipe, new);
-        match is_mapped {
-            true => self.give(pipe),
-            // the mapper ends only with this
-            false => drop(self.mapper.send((pipe, job))),
-        }
+        self.go_on(pipe);
         Ok(())
     }
 
-    /// The file system of a device, if the host knows its disk.
-    fn proven(&self, device: &str) -> Result<FsId, Reason> {
+    /// Keeps a file that is read from changes, and has it mapped.
+    fn hold(&mut self, pipe: PipeId, file: BorrowedFd<'_>, wish: &Wish) -> Result<Source, Reason> {
+        // before anything that a file system in user space could answer late
+        let device = device_of(file)?;
+        self.proven(&device, |uses| uses.from)?;
+        let key = self.leases.hold(file, pipe)?;
+        let offset = wish.offset;
+        let leased = self.leases.get(key).ok_or(Reason::System)?;
+        let (size, job, is_mapped) = (leased.size, Arc::clone(&leased.file), leased.map.is_some());
+        if offset.checked_add(wish.length).is_none_or(|end| end > size) {
+            self.leases.let_go(key, pipe);
+            return Err(Reason::Range);
+        }
+        if !is_mapped {
+            // the mapper ends only with this
+            let _ = self.mapper.send((pipe, job));
+        }
+        Ok(Source::File {
+            key,
+            device,
+            offset,
+        })
+    }
+
+    /// Whether a program's file may be written to by the host, and by nobody else now.
+    fn may_write(&self, file: BorrowedFd<'_>) -> Result<(FileKey, String, Notes), Reason> {
+        let device = device_of(file)?;
+        let notes = Notes::new(&self.proven(&device, |uses| uses.into)?.point, self.run);
+        let key = writable(file)?;
+        let other = self
+            .pipes
+            .values()
+            .any(|pipe| matches!(&pipe.sink, Sink::File { target, .. } if target.key == key));
+        match other {
+            true => Err(Reason::Written),
+            false => Ok((key, device, notes)),
+        }
+    }
+
+    /// The file system of a device, if it is for this and the host knows its disk.
+    pub(super) fn proven(
+        &self,
+        device: &str,
+        wanted: impl Fn(Uses) -> bool,
+    ) -> Result<&Disk, Reason> {
         match self.facts.volumes.get(device) {
-            Some((fs, true)) => Ok(*fs),
-            Some((_, false)) => Err(Reason::Disk),
+            Some(disk) if !wanted(disk.uses) => Err(Reason::Place),
+            Some(disk) if !disk.is_good => Err(Reason::Disk),
+            Some(disk) => Ok(disk),
             None => Err(Reason::Place),
         }
     }
 
+    /// What the mapper has found of a file that is read.
     pub(super) fn mapped(&mut self, pipe: PipeId, result: Result<FileMap, Reason>) {
-        let Some(key) = self.pipes.get(&pipe).map(|p| p.file) else {
+        let Some(Source::File { key, .. }) = self.pipes.get(&pipe).map(|p| &p.source) else {
             return;
         };
+        let key = *key;
         match result {
             Ok(map) => {
                 if let Some(leased) = self.leases.get(key) {
                     leased.map = Some(map);
                 }
-                self.give(pipe);
+                self.go_on(pipe);
             }
             Err(reason) => self.on(pipe, Event::Unfit(reason.errno()), reason),
         }
     }
 
-    /// Takes the connection out of its socket and gives it to the host.
-    fn give(&mut self, pipe: PipeId) {
-        match self.taken(pipe) {
-            Ok(Some(message)) => {
-                self.on(pipe, Event::Given, Reason::Refused);
-                self.tell(message);
+    /// What has come of making a file ready that is written to.
+    pub(super) fn prepared(&mut self, pipe: PipeId, result: Result<FileMap, Reason>) {
+        let Some(Sink::File { target, .. }) = self.pipes.get_mut(&pipe).map(|p| &mut p.sink) else {
+            return;
+        };
+        match result {
+            Ok(map) => {
+                target.map = Some(map);
+                self.go_on(pipe);
             }
-            Ok(None) => {}
             Err(reason) => self.on(pipe, Event::Unfit(reason.errno()), reason),
         }
     }
 
-    fn taken(&mut self, id: PipeId) -> Result<Option<FromGuest>, Reason> {
-        let device = match self.pipes.get(&id) {
-            Some(pipe) if pipe.life.is_asked() => pipe.device.clone(),
-            _ => return Ok(None),
+    /// Takes the next step when both ends are ready.
+    fn go_on(&mut self, id: PipeId) {
+        let Some(pipe) = self.pipes.get_mut(&id).filter(|p| p.life.is_asked()) else {
+            return;
         };
-        if self.facts.epoch.is_none() {
-            return Err(Reason::Host);
+        let is_read = match &pipe.source {
+            Source::File { key, .. } => self.leases.get(*key).is_some_and(|f| f.map.is_some()),
+            Source::Socket(_) => true,
+        };
+        let is_written = match &pipe.sink {
+            Sink::File { target, .. } => target.map.is_some(),
+            Sink::Socket(_) => true,
+        };
+        if !is_read || !is_written {
+            return;
         }
-        let fs = self.proven(&device)?;
-        let pipe = self.pipes.get_mut(&id).ok_or(Reason::System)?;
-        let leased = self.leases.get(pipe.file).ok_or(Reason::System)?;
-        let whole = leased.map.as_ref().ok_or(Reason::System)?;
-        let end = pipe.offset + pipe.length;
-        let map = FileMap {
-            size: whole.size,
-            extents: whole
-                .extents
-                .iter()
-                .filter(|e| e.logical < end && e.logical + e.length > pipe.offset)
-                .copied()
-                .collect(),
-        };
-        let (local, peer) = pipe.stream.ends()?;
-        let next_hop = self.hops.of(local, peer)?;
-        let connection = Box::new(pipe.stream.take()?);
-        Ok(Some(FromGuest::Give {
-            pipe: id,
-            connection,
-            next_hop,
-            fs,
-            map,
-            offset: pipe.offset,
-            length: pipe.length,
-        }))
+        if !pipe.life.kind().is_held_first() {
+            return self.give(id);
+        }
+        // what the host would hold for nothing is found out before
+        let mut ends = Err(Reason::System);
+        for line in pipe.lines(BOTH) {
+            let found = line.stream.ends();
+            let reached = found.and_then(|(local, peer)| self.hops.of(local, peer));
+            match (reached, &ends) {
+                (Err(reason), _) => {
+                    ends = Err(reason);
+                    break;
+                }
+                // the source comes first
+                (Ok(_), Err(_)) => ends = found,
+                (Ok(_), Ok(_)) => {}
+            }
+        }
+        match ends {
+            Ok(ends) => {
+                pipe.ends = Some(ends);
+                self.on(id, Event::Ready, Reason::Refused);
+            }
+            Err(reason) => self.on(id, Event::Unfit(reason.errno()), reason),
+        }
     }
 }
 

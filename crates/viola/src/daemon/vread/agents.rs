@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use viola_host::qemu::events::Watch;
 use viola_host::{Hypervisor, Vm, reach};
+use viola_policy::slices::DEFAULT_WEIGHT;
 use viola_proto::pipe::shown::Sender;
 use viola_proto::vread::Datanode;
 use viola_vread::control::{AgentStat, Begin, ImageSpec, Order, Role, Session};
@@ -48,6 +49,8 @@ pub struct Agent {
     /// Why there is no channel.
     why: String,
     trouble: Trouble,
+    /// Process of the worker and weight that it has.
+    weighed: Option<(u32, Option<u32>)>,
     /// What the worker was told of `[vm.pipe]`; `None` for one of an earlier daemon.
     started_with: Option<Option<VmPipe>>,
     /// Why the VM's files cannot be sent.
@@ -76,6 +79,7 @@ impl Agent {
             watch_tried: None,
             why: "its worker has not started yet".into(),
             trouble: Trouble::default(),
+            weighed: None,
             started_with: None,
             no_pipes: None,
             place: None,
@@ -117,6 +121,22 @@ impl Agent {
                 self.fail(now, &why);
                 false
             }
+        }
+    }
+
+    /// What the worker does in the VM's place it does with the VM's weight, where it has one.
+    pub fn weigh(&mut self, weight: Option<u32>) {
+        let Some(worker) = &self.worker else {
+            return;
+        };
+        let told = Some((worker.pid, weight));
+        if self.weighed != told {
+            let nice = viola_policy::pipes::nice(weight.unwrap_or(DEFAULT_WEIGHT));
+            if let Err(e) = set_nice(worker.pid, nice) {
+                let what = format!("vpipe: its worker does not get its weight: {e}");
+                log::about(Level::Warning, &self.vm.id, what);
+            }
+            self.weighed = told;
         }
     }
 
@@ -297,12 +317,15 @@ impl Agent {
             }
             None => None,
         };
+        let pipe = self.started_with.as_ref().and_then(Option::as_ref);
+        let writes = pipe.is_some_and(|pipe| pipe.writes);
         let (disks, mut left_out) = disks::open(
             &self.vm,
             config,
             chains.as_deref(),
             &self.numbers,
             self.first,
+            writes,
         );
         let specs: Vec<ImageSpec> = disks.iter().map(|d| d.spec.clone()).collect();
         for spec in &specs {
@@ -319,7 +342,7 @@ impl Agent {
             let told = self
                 .worker
                 .as_ref()
-                .map(|w| w.order(&order, &Disk::fds(&disks)));
+                .map(|w| w.order(&order, &Disk::own_fds(&disks)));
             match told {
                 Some(Ok(())) => self.stat.images = specs,
                 Some(Err(WorkerError::Refused(why))) => left_out.push(why),
@@ -453,4 +476,16 @@ impl Agent {
             }
         }
     }
+}
+
+/// For all threads of a process.
+fn set_nice(pid: u32, nice: i32) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let name = entry?.file_name();
+        let thread = name.to_str().and_then(|tid| tid.parse().ok());
+        if let Some(thread) = thread.and_then(rustix::process::Pid::from_raw) {
+            rustix::process::setpriority_process(Some(thread), nice)?;
+        }
+    }
+    Ok(())
 }

@@ -22,8 +22,10 @@ const MAX_FILES: usize = viola_vread::control::MAX_FDS;
 pub struct Disk {
     /// What workers are told.
     pub spec: ImageSpec,
-    /// The files, kept open so that their numbers are not given to others.
+    /// The files, for reading, kept open so that their numbers are not given to others.
     pub files: Vec<File>,
+    /// The live one of a raw image, also for writing: for the VM's own worker and nobody else.
+    pub own: Option<File>,
 }
 
 impl Disk {
@@ -34,6 +36,18 @@ impl Disk {
             .flat_map(|d| &d.files)
             .map(AsFd::as_fd)
             .collect()
+    }
+
+    /// The same for the VM's own worker, which may write where that is wanted.
+    pub fn own_fds(disks: &[Self]) -> Vec<BorrowedFd<'_>> {
+        let mut fds = Vec::new();
+        for disk in disks {
+            match &disk.own {
+                Some(own) => fds.push(own.as_fd()),
+                None => fds.extend(disk.files.iter().map(AsFd::as_fd)),
+            }
+        }
+        fds
     }
 }
 
@@ -49,13 +63,14 @@ struct Claim {
 /// Opens all disks of a VM. Beside them, why others are left out.
 ///
 /// `chains` is what QEMU tells; `numbers` are all disks so far, whose numbers those that are the same keep. Further
-/// ones are numbered from `first` on.
+/// ones are numbered from `first` on. With `writes` raw images are also opened for writing.
 pub fn open(
     vm: &Vm,
     config: &VmVread,
     chains: Option<&[Chain]>,
     numbers: &[ImageSpec],
     first: u32,
+    writes: bool,
 ) -> (Vec<Disk>, Vec<String>) {
     let (claims, mut left_out) = claims(vm, config, chains);
     let mut disks: Vec<Disk> = Vec::new();
@@ -70,7 +85,7 @@ pub fn open(
             Ok((files, id)) => {
                 let mut spec = ImageSpec {
                     id: 0,
-                    device: claim.device,
+                    device: claim.device.clone(),
                     serial: None,
                     layers: claim.layers.iter().map(|(_, f)| *f).collect(),
                     path: claim.layers[0].0.display().to_string(),
@@ -89,7 +104,16 @@ pub fn open(
                         next - 1
                     }
                 };
-                disks.push(Disk { spec, files });
+                let own = match writes && claim.layers.len() == 1 {
+                    true => open_own(vm, &claim, id),
+                    false => Ok(None),
+                };
+                // it can be read all the same
+                let own = own.unwrap_or_else(|why| {
+                    left_out.push(format!("not to be written: {why}"));
+                    None
+                });
+                disks.push(Disk { spec, files, own });
             }
             Err(why) => left_out.push(why),
         }
@@ -187,6 +211,26 @@ fn open_one(vm: &Vm, claim: &Claim) -> Result<(Vec<File>, FileId), String> {
         .ok_or_else(|| format!("{}: no file", claim.device))
 }
 
+/// A raw image for writing; it has to be the same file as the one for reading.
+fn open_own(vm: &Vm, claim: &Claim, id: FileId) -> Result<Option<File>, String> {
+    let Some((path, Format::Raw)) = claim.layers.first() else {
+        return Ok(None);
+    };
+    let opened = match claim.is_trusted {
+        true => File::options().read(true).write(true).open(path),
+        false => reach::open_disk_to_write(vm, path),
+    };
+    let named = |e: std::io::Error| format!("{}: {e}", path.display());
+    let file = opened.map_err(named)?;
+    match reach::id_of(&file.metadata().map_err(named)?) == id {
+        true => Ok(Some(file)),
+        false => Err(format!(
+            "{}: it has just become another file",
+            path.display()
+        )),
+    }
+}
+
 fn open_trusted(path: &Path) -> std::io::Result<(File, FileId)> {
     let file = File::open(path)?;
     let id = reach::id_of(&file.metadata()?);
@@ -223,14 +267,17 @@ mod tests {
         file.write_all(&[0; 4096]).unwrap();
         let vm = me(vec![ubd(file.path(), None)]);
         let config = VmVread::default();
-        let (disks, left_out) = open(&vm, &config, None, &[], 1);
+        let (disks, left_out) = open(&vm, &config, None, &[], 1, false);
         assert_eq!((disks[0].spec.id, left_out.len()), (1, 0));
         assert_eq!(disks[0].spec.layers, [Format::Raw]);
         let numbers = [disks[0].spec.clone()];
-        assert_eq!(open(&vm, &config, None, &numbers, 1).0[0].spec, numbers[0]);
+        assert_eq!(
+            open(&vm, &config, None, &numbers, 1, false).0[0].spec,
+            numbers[0]
+        );
         let other = tempfile::NamedTempFile::new().unwrap();
         let vm = me(vec![ubd(other.path(), None)]);
-        assert_eq!(open(&vm, &config, None, &numbers, 1).0[0].spec.id, 2);
+        assert_eq!(open(&vm, &config, None, &numbers, 1, false).0[0].spec.id, 2);
     }
 
     #[test]
@@ -241,6 +288,7 @@ mod tests {
             None,
             &[],
             1,
+            false,
         );
         assert!(disks.is_empty());
         assert_eq!(why, ["ubda: /d.img has format cow; raw and qcow2 are read"]);
@@ -251,6 +299,7 @@ mod tests {
             None,
             &[],
             1,
+            false,
         );
         assert!(disks.is_empty());
         assert_eq!(why, ["/etc/hostname: the VM has no such file open"]);
@@ -272,7 +321,14 @@ mod tests {
             }],
             ..VmVread::default()
         };
-        let (disks, _) = open(&me(vec![ubd(Path::new("/x"), None)]), &config, None, &[], 1);
+        let (disks, _) = open(
+            &me(vec![ubd(Path::new("/x"), None)]),
+            &config,
+            None,
+            &[],
+            1,
+            false,
+        );
         assert_eq!(disks.len(), 1);
         assert_eq!(disks[0].spec.layers, [Format::Qcow2, Format::Raw]);
         assert_eq!(Disk::fds(&disks).len(), 2);

@@ -57,6 +57,7 @@ impl Place {
                 parked: space.park(),
                 addresses: config.addresses.clone(),
                 most: config.most.into(),
+                rate: config.rate,
             };
             Ok(Self {
                 begin,

@@ -336,6 +336,10 @@ impl Supervisor {
                 agent.vm = vm;
                 let pipe = pipe(&agent.vm);
                 agent.start(now, &self.dir, &config.vread, pipe, users.worker);
+                let vm = config.vm(agent.vm.id.as_str(), &agent.vm.name);
+                if let Some(vm) = vm.filter(|vm| vm.pipe.is_some()) {
+                    agent.weigh(vm.weight);
+                }
                 agent.look(now, &vm_config(config, &agent.vm));
             }
         }

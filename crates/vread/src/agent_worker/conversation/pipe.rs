@@ -1,47 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that the VM wants to be sent: looked up and checked here, sent by [`viola_vpipe`].
+//! Bytes that the VM wants to be moved: looked up and checked here, moved by [`viola_vpipe`].
 
 use viola_extents::CheckedMap;
 use viola_proto::agent::{FileMap, FsId, MAX_EXTENTS, ToAgent, short};
-use viola_proto::pipe::{Connection, FromGuest, PipeId, ToGuest};
-use viola_vpipe::work::{Give, Pipes};
+use viola_proto::pipe::{self as proto, FromGuest, PipeId, ToGuest};
+use viola_vpipe::moving::Part;
+use viola_vpipe::work::{End, Give, Pipes};
 
 use super::super::images;
 use super::{Conversation, count};
 
 impl Conversation {
-    /// From now on files are sent by this.
+    /// From now on bytes are moved by this.
     pub fn set_pipes(&mut self, pipes: Pipes) {
         self.pipes = Some(pipes);
     }
 
-    /// What sends files.
+    /// What moves bytes.
     pub fn pipes(&self) -> Option<&Pipes> {
         self.pipes.as_ref()
     }
 
     pub(super) fn pipe(&mut self, message: FromGuest, out: &mut Vec<ToAgent>) {
         match message {
+            FromGuest::Hold { pipe, local, peer } => match &self.pipes {
+                Some(pipes) => pipes.hold(pipe, local, peer),
+                None => self.refuse(pipe, NO_PIPES.into(), out),
+            },
             FromGuest::Give {
                 pipe,
-                connection,
-                next_hop,
-                fs,
-                map,
-                offset,
+                source,
+                sink,
                 length,
             } => {
-                let part = (offset, length);
-                if let Err(why) = self.give(pipe, *connection, next_hop, fs, &map, part) {
-                    count(&mut self.stat.refusals, "pipe");
-                    let why = short(why);
-                    out.push(ToAgent::Pipe(ToGuest::Refused { pipe, why }));
+                if let Err(why) = self.give(pipe, source, sink, length) {
+                    // a connection that is held for it is let go
+                    self.order(|pipes| pipes.reset(pipe));
+                    self.refuse(pipe, why, out);
                 }
             }
             FromGuest::Stop { pipe } => self.order(|pipes| pipes.stop(pipe)),
             FromGuest::Reset { pipe } => self.order(|pipes| pipes.reset(pipe)),
             FromGuest::Taken { pipe } => self.order(|pipes| pipes.taken(pipe)),
         }
+    }
+
+    fn refuse(&mut self, pipe: PipeId, why: String, out: &mut Vec<ToAgent>) {
+        count(&mut self.stat.refusals, "pipe");
+        let why = short(why);
+        out.push(ToAgent::Pipe(ToGuest::Refused { pipe, why }));
     }
 
     fn order(&self, order: impl FnOnce(&Pipes)) {
@@ -54,36 +61,57 @@ impl Conversation {
     fn give(
         &self,
         pipe: PipeId,
-        connection: Connection,
-        next_hop: [u8; 6],
-        fs: FsId,
-        map: &FileMap,
-        (offset, length): (u64, u64),
+        source: proto::End,
+        sink: proto::End,
+        length: u64,
     ) -> Result<(), String> {
-        let pipes = self.pipes.as_ref();
-        let pipes = pipes.ok_or("this VM's files are not sent by the host: see [vm.pipe]")?;
+        let pipes = self.pipes.as_ref().ok_or(NO_PIPES)?;
+        if length == 0 {
+            return Err("there is nothing to be moved".into());
+        }
+        pipes.give(Give {
+            pipe,
+            source: self.end_of(source, length)?,
+            sink: self.end_of(sink, length)?,
+            length,
+        })
+    }
+
+    fn end_of(&self, end: proto::End, length: u64) -> Result<End, String> {
+        match end {
+            proto::End::Connection {
+                connection,
+                next_hop,
+            } => Ok(End::Connection {
+                connection: *connection,
+                next_hop,
+            }),
+            proto::End::File { fs, map, offset } => {
+                self.part(fs, &map, offset, length).map(End::File)
+            }
+        }
+    }
+
+    fn part(&self, fs: FsId, map: &FileMap, offset: u64, length: u64) -> Result<Part, String> {
         let proved = self.proved.get(&fs).ok_or("file system not proved")?;
         if map.extents.len() > MAX_EXTENTS.min(self.limits.extents as usize) {
             return Err("too many extents".into());
         }
         let map = CheckedMap::new(&images::extents(map), map.size, proved.size)
             .map_err(|e| e.to_string())?;
-        if length == 0 || offset.checked_add(length).is_none_or(|end| end > map.len()) {
+        if (offset.checked_add(length)).is_none_or(|end| end > map.len()) {
             return Err("the file does not have these bytes".into());
         }
         let disk = self.disks.iter().find(|d| d.spec.id == proved.image);
         let disk = disk.ok_or("the disk is gone")?;
         // what was written since the image was opened may need tables that were not there then
         disk.image.refresh().map_err(|e| e.to_string())?;
-        pipes.give(Give {
-            pipe,
-            connection,
-            next_hop,
+        Ok(Part {
             image: disk.image.clone(),
             map,
             offset,
-            length,
-        });
-        Ok(())
+        })
     }
 }
+
+const NO_PIPES: &str = "nothing is moved by the host for this VM: see [vm.pipe]";

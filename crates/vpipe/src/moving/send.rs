@@ -8,23 +8,14 @@ use std::sync::Arc;
 use viola_extents::CheckedMap;
 use viola_extents::host::{Image, Source};
 
+use super::{Turn, count};
+
 /// Largest piece that one system call moves, in bytes: what is done between two looks at budget and orders.
 const PIECE: u64 = 1 << 20;
 /// Bytes that are copied at once where they cannot be sent as they are.
 const COPY: usize = 64 << 10;
 
 static ZEROS: [u8; COPY] = [0; COPY];
-
-/// What has come of a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
-    /// The budget is used up.
-    More,
-    /// The socket takes no more for now.
-    Full,
-    /// All bytes are in the socket's hands.
-    Done,
-}
 
 /// A range of a file on its way into a socket.
 #[derive(Debug)]
@@ -137,10 +128,6 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<u64> {
     })
 }
 
-fn count(result: isize) -> io::Result<u64> {
-    u64::try_from(result).map_err(|_| io::Error::last_os_error())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +216,7 @@ mod tests {
                     Turn::Done => break,
                     Turn::Full => std::thread::yield_now(),
                     Turn::More => assert_eq!(moved, 300_000),
+                    other => panic!("{other:?}"),
                 }
             }
             assert_eq!((sum, sending.left()), (wanted.len() as u64, 0));

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel has in memory of a file that the host writes to: it is stale then.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{Advice, fadvise};
+
+/// The kernel's pages are not larger, but for folios, which are dropped with the whole file.
+const PAGE: u64 = 64 << 10;
+/// Read and written at a time.
+const PIECE: usize = 1 << 20;
+/// `cachestat`, the same for all machines; since Linux 6.5.
+const CACHESTAT: libc::c_long = 451;
+
+/// Bytes at an address that O_DIRECT takes.
+#[derive(Debug)]
+pub struct Aligned {
+    bytes: Vec<u8>,
+    from: usize,
+    size: usize,
+}
+
+impl Aligned {
+    const TO: usize = 4096;
+
+    /// Zeros.
+    pub fn new(size: usize) -> Self {
+        let bytes = vec![0; size + Self::TO];
+        let from = bytes.as_ptr().align_offset(Self::TO);
+        Self { bytes, from, size }
+    }
+
+    /// The bytes.
+    pub fn get(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.from..self.from + self.size]
+    }
+}
+
+/// Drops what is in memory of `from..to`; how many pages are left, because somebody has them mapped or writes to them.
+///
+/// # Errors
+/// What the kernel refused: ENOSYS before Linux 6.5.
+pub fn drop_range(file: &File, from: u64, to: u64) -> io::Result<u64> {
+    let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
+    let length = std::num::NonZeroU64::new(to - from);
+    fadvise(file, from, length, Advice::DontNeed)?;
+    let left = cached(file, from, to)?;
+    if left == 0 {
+        return Ok(0);
+    }
+    // a folio that reaches beyond
+    fadvise(file, 0, None, Advice::DontNeed)?;
+    cached(file, from, to)
+}
+
+/// Pages in memory.
+fn cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
+    let range = [from, to - from];
+    let mut counts = [0_u64; 5];
+    // SAFETY: the kernel reads a struct cachestat_range, two numbers of 64 bits, and writes a struct cachestat, five of them.
+    let done = unsafe {
+        libc::syscall(
+            CACHESTAT,
+            file.as_raw_fd(),
+            range.as_ptr(),
+            counts.as_mut_ptr(),
+            0,
+        )
+    };
+    match done {
+        0 => Ok(counts[0]),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Makes what is in memory of `from..to` the same as what is on the disk; `direct` is the file opened with O_DIRECT. Pages
+/// that cannot be dropped, because somebody has them mapped, are written to.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn refresh(file: &File, direct: &File, from: u64, to: u64) -> io::Result<()> {
+    if drop_range(file, from, to)? == 0 {
+        return Ok(());
+    }
+    let mut buffer = Aligned::new(PIECE);
+    let mut at = from / PIECE as u64 * PIECE as u64;
+    while at < to {
+        let got = direct.read_at(buffer.get(), at)?;
+        let end = to.min(at + got as u64);
+        let begin = from.max(at);
+        if begin < end {
+            let bytes = &buffer.get()[(begin - at) as usize..(end - at) as usize];
+            file.write_all_at(bytes, begin)?;
+        }
+        at += PIECE as u64;
+    }
+    Ok(())
+}

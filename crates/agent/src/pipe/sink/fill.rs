@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real blocks for every byte that will be written: zeros where a file has a hole, a block that was only reserved, or its end.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use viola_proto::agent::Extent;
+
+use super::cache::Aligned;
+use crate::pipe::reason::Reason;
+
+/// Written at a time; whoever wants it to stop waits for one of these.
+const PIECE: u64 = 4 << 20;
+
+/// Bytes of a file: first, and behind the last.
+pub type Part = (u64, u64);
+
+/// What of a part has no written block, of a file of `size` bytes whose blocks have `block`.
+pub fn gaps(extents: &[Extent], (from, to): Part, size: u64, block: u64) -> Vec<Part> {
+    let (mut at, mut found) = (from, Vec::new());
+    for e in extents.iter().filter(|e| !e.zero) {
+        let end = match e.logical + e.length {
+            // extents are cut at the file's end, its last block is not
+            end if end == size => end.next_multiple_of(block),
+            end => end,
+        };
+        if e.logical > at {
+            found.push((at, e.logical.min(to)));
+        }
+        at = at.max(end);
+        if at >= to {
+            break;
+        }
+    }
+    if at < to {
+        found.push((at, to));
+    }
+    found.retain(|(from, to)| from < to);
+    found
+}
+
+/// The parts of a gap: whole blocks, and what is left of blocks at both ends.
+fn pieces((from, to): Part, block: u64) -> (Part, [Part; 2]) {
+    let (first, last) = (from.next_multiple_of(block), to / block * block);
+    match first < last {
+        true => ((first, last), [(from, first), (last, to)]),
+        false => ((from, from), [(from, to), (to, to)]),
+    }
+}
+
+/// Writes zeros into the gaps. Whole blocks go past the kernel's memory (`direct` is the file opened with O_DIRECT); in
+/// others no byte is touched that is not of the gap.
+pub fn zeros(
+    file: &File,
+    direct: &File,
+    gaps: &[Part],
+    block: u64,
+    stop: &AtomicBool,
+) -> Result<(), Reason> {
+    let mut nothing = Aligned::new(PIECE as usize);
+    for gap in gaps {
+        let ((from, to), edges) = pieces(*gap, block);
+        let mut at = from;
+        while at < to {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Reason::Host);
+            }
+            let piece = (to - at).min(PIECE);
+            let bytes = &nothing.get()[..piece as usize];
+            let done = direct.write_at(bytes, at).map_err(|e| reason(&e))? as u64;
+            // what is left of a block is written again
+            at += done / block * block;
+            if done < block {
+                return Err(Reason::System);
+            }
+        }
+        for (from, to) in edges {
+            let bytes = &nothing.get()[..(to - from) as usize];
+            file.write_all_at(bytes, from).map_err(|e| reason(&e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Why nothing was written.
+pub fn reason(e: &io::Error) -> Reason {
+    match e.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Reason::Room,
+        _ => Reason::System,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(logical: u64, length: u64, zero: bool) -> Extent {
+        Extent {
+            logical,
+            physical: 1 << 30,
+            length,
+            zero,
+        }
+    }
+
+    #[test]
+    fn holes_and_reserved_blocks_and_what_is_behind_the_end_are_gaps() {
+        let file = [
+            extent(0, 4096, false),
+            extent(8192, 4096, true),
+            extent(12288, 4096, false),
+            extent(16384, 100, false),
+        ];
+        let size = 16484;
+        let gaps = |from, to| gaps(&file, (from, to), size, 4096);
+        assert_eq!(gaps(0, 4096), []);
+        assert_eq!(gaps(10, 4097), [(4096, 4097)]);
+        assert_eq!(gaps(4090, 16400), [(4096, 12288)]);
+        assert_eq!(gaps(13000, 20480), []);
+        assert_eq!(gaps(13000, 30000), [(20480, 30000)]);
+        assert_eq!(gaps(50000, 50001), [(50000, 50001)]);
+        assert_eq!(super::gaps(&[], (5, 9), 0, 4096), [(5, 9)]);
+    }
+
+    #[test]
+    fn blocks_that_are_not_wholly_of_a_gap_are_written_byte_by_byte() {
+        let block = 4096;
+        let whole = (4096, 8192);
+        assert_eq!(pieces(whole, block), (whole, [(4096, 4096), (8192, 8192)]));
+        assert_eq!(
+            pieces((4000, 9000), block),
+            (whole, [(4000, 4096), (8192, 9000)])
+        );
+        assert_eq!(pieces((5, 9), block).1, [(5, 9), (9, 9)]);
+        assert_eq!(pieces((4000, 8000), block).1, [(4000, 8000), (8000, 8000)]);
+    }
+}

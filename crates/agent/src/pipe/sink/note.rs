@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files that were made immutable, noted where the next run of the agent finds them.
+//!
+//! A note is an empty file in `MOUNT/.viola/uploads`, on the file system of the file itself; its name says all: the agent's
+//! run, the pipe, the file's handle (`name_to_handle_at`) and the size that it had. It is made before the flag is set, so the
+//! file system's journal never has the flag without it.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::flag;
+use crate::io::links::FOLDER;
+
+/// Name of the folder within the agent's.
+const UPLOADS: &str = "uploads";
+/// `MAX_HANDLE_SZ`
+const HANDLE: usize = 128;
+
+/// The notes of one file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notes {
+    point: PathBuf,
+    run: u64,
+}
+
+/// One of them. It stays unless it is struck.
+#[derive(Debug)]
+pub struct Note(PathBuf);
+
+impl Note {
+    /// The file is not immutable any more.
+    pub fn strike(self) -> io::Result<()> {
+        std::fs::remove_file(self.0)
+    }
+}
+
+/// `struct file_handle`
+#[repr(C)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Handle {
+    size: u32,
+    kind: i32,
+    bytes: [u8; HANDLE],
+}
+
+/// What a note's name says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Said {
+    run: u64,
+    handle: Handle,
+    size: u64,
+}
+
+impl Notes {
+    /// Of a mounted file system; `run` is a number that no other run of the agent has.
+    pub fn new(point: &Path, run: u64) -> Self {
+        let point = point.into();
+        Self { point, run }
+    }
+
+    /// Notes a file as it is now.
+    ///
+    /// # Errors
+    /// What the kernel refused, or a folder that others may write to.
+    pub fn note(&self, file: &File, pipe: u64, size: u64) -> io::Result<Note> {
+        let folder = self.folder(true)?;
+        let (run, handle) = (self.run, Handle::of(file)?);
+        let name = format!("{}-{pipe:x}", Said { run, handle, size }.name());
+        let path = folder.join(name);
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        options.open(&path)?;
+        Ok(Note(path))
+    }
+
+    /// Lets all files go that other runs have noted, which are dead: such a file gets back the size that it had, since nobody
+    /// has told its program of what came after. Those sessions with the host must be over.
+    ///
+    /// # Errors
+    /// A sentence; others are let go all the same.
+    pub fn sweep(&self) -> Result<usize, String> {
+        let folder = match self.folder(false) {
+            Ok(folder) => folder,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(0),
+            Err(e) => return Err(e.to_string()),
+        };
+        let names = std::fs::read_dir(&folder).map_err(|e| e.to_string())?;
+        let (mut done, mut failed) = (0, None);
+        for name in names.flatten().map(|entry| entry.file_name()) {
+            let Some(said) = name.to_str().and_then(Said::read) else {
+                continue;
+            };
+            if said.run == self.run {
+                continue;
+            }
+            let path = folder.join(&name);
+            match self
+                .let_go(&said)
+                .and_then(|()| std::fs::remove_file(&path))
+            {
+                Ok(()) => done += 1,
+                Err(e) => failed = Some(format!("{}: {e}", path.display())),
+            }
+        }
+        failed.map_or(Ok(done), Err)
+    }
+
+    fn let_go(&self, said: &Said) -> io::Result<()> {
+        let top = File::open(&self.point)?;
+        let file = match said.handle.open(&top) {
+            Ok(file) => file,
+            // deleted
+            Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        // whoever wrote to it since has found it without the flag
+        if flag::clear(&file)? && file.metadata()?.len() > said.size {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let mut options = std::fs::OpenOptions::new();
+            let file = options.write(true).open(path)?;
+            file.set_len(said.size)?;
+        }
+        Ok(())
+    }
+
+    /// The folder of notes, which nobody else may write to.
+    fn folder(&self, make: bool) -> io::Result<PathBuf> {
+        let mut folder = self.point.clone();
+        for name in [FOLDER, UPLOADS] {
+            folder.push(name);
+            if make {
+                match DirBuilder::new().mode(0o700).create(&folder) {
+                    Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                    other => other?,
+                }
+            }
+            let found = std::fs::symlink_metadata(&folder)?;
+            let own = rustix::process::geteuid().as_raw();
+            if !found.is_dir() || found.uid() != own || found.mode() & 0o022 != 0 {
+                let text = format!("{} is not the agent's own folder", folder.display());
+                return Err(io::Error::other(text));
+            }
+        }
+        Ok(folder)
+    }
+}
+
+impl Said {
+    fn name(&self) -> String {
+        let handle = &self.handle;
+        let bytes = handle.bytes.iter().take(handle.size as usize);
+        let bytes: String = bytes.map(|b| format!("{b:02x}")).collect();
+        format!("{:x}-{:x}-{bytes}-{:x}", self.run, handle.kind, self.size)
+    }
+
+    fn read(name: &str) -> Option<Self> {
+        let mut parts = name.split('-');
+        let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+        let (run, kind) = (number()?, number()?);
+        let digits = parts.next()?;
+        let mut bytes = [0; HANDLE];
+        for (at, byte) in bytes.iter_mut().enumerate().take(digits.len() / 2) {
+            *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
+        }
+        let size = u64::from_str_radix(parts.next()?, 16).ok()?;
+        // the pipe's number tells notes apart
+        parts.next()?;
+        let good = digits.len() <= 2 * HANDLE && digits.len() % 2 == 0 && parts.next().is_none();
+        good.then_some(Self {
+            run,
+            handle: Handle {
+                size: digits.len() as u32 / 2,
+                kind: i32::try_from(kind).ok()?,
+                bytes,
+            },
+            size,
+        })
+    }
+}
+
+impl Handle {
+    fn of(file: &File) -> io::Result<Self> {
+        let mut handle = Self {
+            size: HANDLE as u32,
+            kind: 0,
+            bytes: [0; HANDLE],
+        };
+        let (mut mount, empty) = (0_i32, c"");
+        // SAFETY: the path is empty and ends in NUL; the kernel writes at most `size` bytes behind the head of `handle`, for
+        // which it has room, and one int to `mount`.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                file.as_raw_fd(),
+                empty.as_ptr(),
+                &raw mut handle,
+                &raw mut mount,
+                libc::AT_EMPTY_PATH,
+            )
+        };
+        match done {
+            0 => Ok(handle),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn open(&self, top: &File) -> io::Result<File> {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOFOLLOW;
+        // SAFETY: the kernel reads a struct file_handle of `size` bytes, which `self` is laid out as and has room for.
+        let raw = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                top.as_raw_fd(),
+                std::ptr::from_ref(self),
+                flags,
+            )
+        };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and is nobody else's.
+        Ok(unsafe { File::from_raw_fd(raw as i32) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_all() {
+        let mut bytes = [0; HANDLE];
+        bytes[..3].copy_from_slice(&[1, 0xff, 7]);
+        let (size, kind) = (3, 1);
+        let handle = Handle { size, kind, bytes };
+        let (run, size) = (u64::MAX, 4097);
+        let said = Said { run, handle, size };
+        let name = format!("{}-9", said.name());
+        assert_eq!(Said::read(&name), Some(said));
+        for odd in ["", "1-1-0-5-9", "1-1-00-5", "1-1-00-5-9-9", "1-x-00-5-9"] {
+            assert_eq!(Said::read(odd), None, "{odd}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One connection of a VM in the host's hands.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use viola_handover::State;
+
+use crate::{Error, Flow, Flows, Park, Result};
+
+/// A connection that the host has, from the moment at which the VM gave it until it is given back.
+///
+/// Dropped before that, or with its process, it is reset: a peer must never take a cut stream for a whole one.
+#[derive(Debug)]
+pub struct HostEnd {
+    flow: Flow,
+    socket: OwnedFd,
+    /// The peer had said before that it sends no more; the host's socket has not heard it.
+    peer_finished: bool,
+}
+
+impl HostEnd {
+    /// Takes over a connection that was held and taken out of the VM's socket. `socket` is a fresh one in the VM's
+    /// [`crate::Space`], which has the VM's address and is behind that `veth`. What was kept of the connection comes first; with
+    /// it goes the interface through which that leaves.
+    ///
+    /// # Errors
+    /// What the kernel refused. The connection stays held; nothing was said to the peer.
+    pub fn begin(
+        flows: &Flows,
+        veth: u32,
+        socket: OwnedFd,
+        flow: Flow,
+        state: &State,
+        park: Option<(&mut Park, u32)>,
+    ) -> Result<Self> {
+        let ready = viola_handover::put(socket.as_fd(), state).map_err(Error::Connection)?;
+        match park {
+            None => {
+                flows.lead(&flow, veth)?;
+                ready.go().map_err(Error::Connection)?;
+            }
+            Some((park, parked)) => {
+                // what it acknowledges of that has to get to the peer, which may wait for nothing else
+                flows.join(&flow, parked)?;
+                ready.go().map_err(Error::Connection)?;
+                park.lead(&flow, veth);
+                flows.lead(&flow, veth)?;
+                park.lead(&flow, veth);
+            }
+        }
+        // from here on a death is told to the peer, and as what it is
+        let option = |step: &str| Error::kernel(step.to_owned());
+        rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO))
+            .map_err(|e| option("SO_LINGER")(e.into()))?;
+        rustix::io::ioctl_fionbio(&socket, true).map_err(|e| option("FIONBIO")(e.into()))?;
+        Ok(Self {
+            flow,
+            socket,
+            peer_finished: state.peer_finished,
+        })
+    }
+
+    /// The connection.
+    pub fn flow(&self) -> &Flow {
+        &self.flow
+    }
+
+    /// To read, to write, and to wait on.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether the peer has acknowledged all that was sent.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn is_drained(&self) -> Result<bool> {
+        let outstanding = viola_handover::outstanding(self.socket());
+        outstanding
+            .map(|bytes| bytes == 0)
+            .map_err(Error::Connection)
+    }
+
+    /// Whether the peer will send no more: said before the host had the connection, so the socket does not know.
+    pub fn peer_finished(&self) -> bool {
+        self.peer_finished
+    }
+
+    /// Takes the connection back from the host's socket, for the VM; `None` when the peer has reset it. It is held until
+    /// [`Flows::release`], and what the peer says leaves through `park`, if there is one.
+    ///
+    /// # Errors
+    /// What the kernel refused; the connection is reset then.
+    pub fn give_back(self, flows: &Flows, park: Option<u32>) -> Result<Option<State>> {
+        flows.hold(&self.flow, None, park)?;
+        match viola_handover::take(self.socket.as_fd()) {
+            Ok(taken) => {
+                let mut state = taken.keep();
+                state.peer_finished |= self.peer_finished;
+                Ok(Some(state))
+            }
+            // the peer has ended it in the meantime
+            Err(viola_handover::Error::Unfit(_)) => Ok(None),
+            Err(e) => Err(Error::Connection(e)),
+        }
+    }
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a connection brings goes into a file or down another connection, and a file into a file.
+#![allow(clippy::unwrap_used)]
+
+mod bed;
+mod tenant;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bed::{Bed, SIZE, restore};
+use tenant::noise;
+use viola_proto::pipe::{PipeId, ToGuest};
+use viola_vpipe::Flow;
+use viola_vpipe::work::Give;
+
+const MIB: u64 = 1 << 20;
+
+/// The host keeps what the peer says from now on, and the VM empties its socket.
+fn hold(bed: &Bed, pipe: PipeId, flow: &Flow, source: &TcpStream) -> Vec<u8> {
+    bed.pipes.hold(pipe, flow.guest, flow.peer);
+    assert_eq!(bed.heard(), ToGuest::Held { pipe });
+    let mut got = Vec::new();
+    source.set_nonblocking(true).unwrap();
+    let mut some = vec![0; 1 << 20];
+    loop {
+        match (&*source).read(&mut some) {
+            Ok(0) => break,
+            Ok(n) => got.extend_from_slice(&some[..n]),
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::WouldBlock);
+                // a packet may be on its way through the VM still
+                std::thread::sleep(Duration::from_millis(5));
+                if rustix::io::ioctl_fionread(source).unwrap() == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    source.set_nonblocking(false).unwrap();
+    got
+}
+
+/// Sends without a pause.
+fn sender(mut from: TcpStream, bytes: Vec<u8>) -> JoinHandle<TcpStream> {
+    std::thread::spawn(move || {
+        from.write_all(&bytes).unwrap();
+        from
+    })
+}
+
+/// Waits until the host has moved so many bytes.
+fn moved(bed: &Bed, bytes: u64) {
+    let begun = Instant::now();
+    let has = || {
+        let work = bed.pipes.work();
+        work.transfers.first().is_some_and(|t| t.sent >= bytes)
+    };
+    while !has() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "it is not moved");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Reads so many bytes.
+fn reader(mut to: TcpStream, size: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
+    std::thread::spawn(move || {
+        let mut got = vec![0; size];
+        to.read_exact(&mut got).unwrap();
+        (to, got)
+    })
+}
+
+/// Both ways of a connection work.
+fn talk(one: &mut TcpStream, other: &mut TcpStream) {
+    let mut five = [0; 5];
+    one.write_all(b"hello").unwrap();
+    other.read_exact(&mut five).unwrap();
+    other.write_all(&five).unwrap();
+    one.read_exact(&mut five).unwrap();
+    assert_eq!(&five, b"hello");
+}
+
+#[test]
+fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
+    let bed = Bed::new("r");
+    for ipv4 in [true, false] {
+        let (backend, mut source, from) = bed.tenant.connect(ipv4);
+        let (client, mut sink, to) = bed.tenant.connect(ipv4);
+        let all = noise(96 << 20, 5);
+        let sending = sender(backend, all.clone());
+        let receiving = reader(client, all.len());
+        let mut early = vec![0; 4 << 20];
+        source.read_exact(&mut early).unwrap();
+        sink.write_all(&early).unwrap();
+        let rest = hold(&bed, 1, &from, &source);
+        sink.write_all(&rest).unwrap();
+        while viola_handover::outstanding(std::os::fd::AsFd::as_fd(&sink)).unwrap() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let length = (all.len() - early.len() - rest.len()) as u64;
+        let give = Give {
+            pipe: 1,
+            source: bed.taken(&source),
+            sink: bed.taken(&sink),
+            length,
+        };
+        bed.pipes.give(give).unwrap();
+        let ToGuest::Back {
+            pipe: 1,
+            source: Some(source_back),
+            sink: Some(sink_back),
+            sent,
+            errno: 0,
+        } = bed.heard()
+        else {
+            panic!("they do not come back");
+        };
+        assert_eq!(sent, length);
+        restore(&source, *source_back);
+        restore(&sink, *sink_back);
+        bed.pipes.taken(1);
+        let mut backend = sending.join().unwrap();
+        let (mut client, got) = receiving.join().unwrap();
+        assert!(got == all, "other bytes");
+        for flow in [from, to] {
+            bed.wait_until_left_alone(&flow);
+        }
+        talk(&mut backend, &mut source);
+        talk(&mut client, &mut sink);
+    }
+    let work = bed.pipes.work();
+    assert_eq!((work.begun, work.returned, work.broken), (2, 2, 0));
+}
+
+#[test]
+fn the_end_of_a_source_and_its_death_are_told() {
+    let bed = Bed::new("s");
+    // a source that ends
+    let (mut backend, source, from) = bed.tenant.connect(true);
+    let (client, sink, _) = bed.tenant.connect(true);
+    bed.pipes.hold(1, from.guest, from.peer);
+    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
+    let give = Give {
+        pipe: 1,
+        source: bed.taken(&source),
+        sink: bed.taken(&sink),
+        length: u64::MAX,
+    };
+    bed.pipes.give(give).unwrap();
+    let receiving = reader(client, 3 << 20);
+    let bytes = noise(3 << 20, 8);
+    backend.write_all(&bytes).unwrap();
+    backend.shutdown(Shutdown::Write).unwrap();
+    let (_client, got) = receiving.join().unwrap();
+    assert!(got == bytes);
+    match bed.heard() {
+        ToGuest::Back {
+            source: Some(source),
+            sink: Some(sink),
+            sent,
+            errno: 0,
+            ..
+        } => assert_eq!(
+            (source.peer_finished, sink.peer_finished, sent),
+            (true, false, 3 * MIB)
+        ),
+        other => panic!("{other:?}"),
+    }
+    // a source that is reset: the client's connection comes back alone
+    let (backend, source, from) = bed.tenant.connect(true);
+    let (mut client, mut sink, _) = bed.tenant.connect(true);
+    bed.pipes.hold(2, from.guest, from.peer);
+    assert_eq!(bed.heard(), ToGuest::Held { pipe: 2 });
+    let give = Give {
+        pipe: 2,
+        source: bed.taken(&source),
+        sink: bed.taken(&sink),
+        length: u64::MAX,
+    };
+    bed.pipes.give(give).unwrap();
+    rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
+    drop(backend);
+    let ToGuest::Back {
+        source: None,
+        sink: Some(connection),
+        sent: 0,
+        errno: libc::ECONNRESET,
+        ..
+    } = bed.heard()
+    else {
+        panic!("not told");
+    };
+    assert!(bed.is_left_alone(&from));
+    restore(&sink, *connection);
+    bed.pipes.taken(2);
+    talk(&mut client, &mut sink);
+}
+
+#[test]
+fn what_is_only_held_goes_on_when_it_is_stopped() {
+    let bed = Bed::new("h");
+    let (mut backend, mut source, from) = bed.tenant.connect(true);
+    bed.pipes.hold(1, from.guest, from.peer);
+    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
+    backend.write_all(b"kept").unwrap();
+    source
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let mut four = [0; 4];
+    assert!(source.read_exact(&mut four).is_err(), "it was not held");
+    source.set_read_timeout(None).unwrap();
+    // one connection is held once
+    bed.pipes.hold(2, from.guest, from.peer);
+    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 2, .. }));
+    bed.pipes.stop(1);
+    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 1, .. }));
+    source.read_exact(&mut four).unwrap();
+    assert_eq!(&four, b"kept");
+    bed.wait_until_left_alone(&from);
+    talk(&mut backend, &mut source);
+}
+
+#[test]
+fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
+    let bed = Bed::new("e");
+    let before = bed.disk(0..SIZE);
+    let (client, mut source, from) = bed.tenant.connect(true);
+    let bytes = noise(6 << 20, 11);
+    let sending = sender(client, bytes.clone());
+    let kept = hold(&bed, 1, &from, &source);
+    // the file lies on the disk from 1 MiB to 7.5 MiB
+    let (disk, offset) = (MIB..MIB * 15 / 2, 4321);
+    let length = (bytes.len() - kept.len()) as u64;
+    let give = Give {
+        pipe: 1,
+        source: bed.taken(&source),
+        sink: bed.part(disk.clone(), offset),
+        length,
+    };
+    bed.pipes.give(give).unwrap();
+    let ToGuest::Back {
+        source: Some(connection),
+        sink: None,
+        sent,
+        errno: 0,
+        ..
+    } = bed.heard()
+    else {
+        panic!("it does not come back");
+    };
+    assert_eq!(sent, length);
+    restore(&source, *connection);
+    bed.pipes.taken(1);
+    let mut client = sending.join().unwrap();
+    talk(&mut client, &mut source);
+    let after = bed.disk(0..SIZE);
+    let (begin, end) = (
+        (disk.start + offset) as usize,
+        (disk.start + offset + length) as usize,
+    );
+    assert!(after[begin..end] == bytes[kept.len()..], "other bytes");
+    assert!(after[..begin] == before[..begin] && after[end..] == before[end..]);
+
+    // a client that pauses is told how far it came
+    client.write_all(&bytes[..100_000]).unwrap();
+    let kept = hold(&bed, 2, &from, &source);
+    let give = Give {
+        pipe: 2,
+        source: bed.taken(&source),
+        sink: bed.part(0..2 * MIB, 0),
+        length: 2 * MIB,
+    };
+    bed.pipes.give(give).unwrap();
+    client.write_all(&bytes[100_000..200_000]).unwrap();
+    let wanted = (200_000 - kept.len()) as u64;
+    moved(&bed, wanted);
+    bed.pipes.stop(2);
+    let ToGuest::Back {
+        source: back,
+        sent,
+        errno: 0,
+        ..
+    } = bed.heard()
+    else {
+        panic!("it does not come back");
+    };
+    assert_eq!(sent, wanted);
+    assert!(bed.disk(0..wanted) == bytes[kept.len()..200_000]);
+    restore(&source, *back.unwrap());
+    bed.pipes.taken(2);
+    talk(&mut client, &mut source);
+}
+
+#[test]
+fn a_cap_holds_for_copies_and_connections_together() {
+    let rate = 8 * MIB;
+    let mut bed = Bed::capped("k", Some(rate));
+    let (client, guest, _) = bed.tenant.connect(true);
+    let begun = Instant::now();
+    let receiving = reader(client, SIZE as usize);
+    bed.give(1, &guest);
+    let give = Give {
+        pipe: 2,
+        source: bed.part(0..3 * MIB, 0),
+        sink: bed.part(4 * MIB..8 * MIB, 0),
+        length: 3 * MIB,
+    };
+    bed.pipes.give(give).unwrap();
+    for _ in 0..2 {
+        match bed.heard() {
+            ToGuest::Back { errno: 0, .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    receiving.join().unwrap();
+    // but for a tenth of a second's worth that it begins with, and what each turn may go beyond
+    let least = (SIZE + 3 * MIB - rate / 10) as f64 / rate as f64 * 0.8;
+    let took = begun.elapsed().as_secs_f64();
+    assert!(took > least, "{took} s for what takes {least} s");
+    bed.pipes.end();
+}
+
+#[test]
+fn a_copy_is_made_on_the_disk_and_a_hole_is_no_place_for_one() {
+    let bed = Bed::new("c");
+    let copy = |pipe, from, to, length| {
+        bed.pipes.give(Give {
+            pipe,
+            source: from,
+            sink: to,
+            length,
+        })
+    };
+    let (from, to) = (0..3 * MIB, 4 * MIB..8 * MIB);
+    copy(
+        1,
+        bed.part(from.clone(), 10),
+        bed.part(to.clone(), 77),
+        2 * MIB,
+    )
+    .unwrap();
+    let back = ToGuest::Back {
+        pipe: 1,
+        source: None,
+        sink: None,
+        sent: 2 * MIB,
+        errno: 0,
+    };
+    assert_eq!(bed.heard(), back);
+    let (begin, end) = (4 * MIB + 77, 6 * MIB + 77);
+    assert!(bed.disk(begin..end) == bed.disk(10..2 * MIB + 10));
+    assert!(bed.disk(end..8 * MIB) == bed.file[end as usize..8 << 20]);
+    let why = copy(2, bed.part(from, 10), bed.part(to, 3 * MIB), 2 * MIB).unwrap_err();
+    assert!(why.contains("blocks"), "{why}");
+    let work = bed.pipes.work();
+    assert_eq!((work.begun, work.returned, work.bytes), (1, 1, 2 * MIB));
+}
