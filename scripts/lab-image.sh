@@ -22,8 +22,12 @@ lab=${VIOLA_LAB_BUILD:-$top/build/lab}
 state=$lab/apt
 . "$top/scripts/private-apt.sh"
 from_sid=(user-mode-linux)
-from_trixie=(busybox-static libc6 libcrypt1 libgcc-s1 libpcre2-8-0 libssl3t64 libzstd1 zlib1g nginx)
-recipe=2 # raise when the steps of build_image change
+from_trixie=(busybox-static libc6 libcrypt1 libgcc-s1 libpcre2-8-0 libssl3t64 libzstd1 zlib1g nginx
+    lighttpd libnettle8t64 libxxhash0 apache2-bin libapr1t64 libaprutil1t64 libexpat1 libuuid1
+    iproute2 libbpf1 libcap2 libelf1t64 libmnl0 libselinux1 libxtables12
+    haproxy libjemalloc2 liblua5.4-0 libopentracing-c-wrapper0t64 libopentracing1 libstdc++6
+    coreutils libacl1 libattr1)
+recipe=4 # raise when the steps of build_image change
 
 say() { printf 'lab-image: %s\n' "$*"; }
 die() { printf 'lab-image: %s\n' "$*" >&2; exit 1; }
@@ -113,23 +117,28 @@ build_image() {
     ln -s usr/lib "$root/lib"
     ln -s usr/lib64 "$root/lib64"
     say "unpacking"
+    local not_all
     for deb in $(awk '{print $2}' "$lab/debs/PACKAGES"); do
+        # of the core utilities only what busybox does in another way: cp asks for copy_file_range
+        not_all=()
+        case $deb in coreutils_*) not_all=(./usr/bin/cp) ;; esac
         # kernel modules and documents stay out: most of the size, none of the use
         dpkg-deb --fsys-tarfile "$lab/debs/$deb" |
             tar -x -C "$root" --keep-directory-symlink --no-same-owner \
                 --exclude='./usr/lib/uml/modules' --exclude='./usr/share/doc' \
                 --exclude='./usr/share/man' --exclude='./usr/share/lintian' \
-                --exclude='./usr/lib/*/gconv' --exclude='./etc/init.d' --exclude='./usr/lib/systemd'
+                --exclude='./usr/lib/*/gconv' --exclude='./etc/init.d' --exclude='./usr/lib/systemd' \
+                "${not_all[@]}"
     done
-    # but those of what the host serves to a guest: virtio-fs, vsock
+    # but those of what the host serves to a guest, virtio-fs and vsock, and of a line that loses packets
     local uml=$root/usr/lib/uml/modules version
     dpkg-deb --fsys-tarfile "$lab/debs/$(awk '$3 == "user-mode-linux" {print $2}' "$lab/debs/PACKAGES")" |
         tar -x -C "$root" --no-same-owner --wildcards './usr/lib/uml/modules/*/kernel/fs/fuse/*' \
-            './usr/lib/uml/modules/*/kernel/net/vmw_vsock/*' './usr/lib/uml/modules/*/modules.dep' \
-            './usr/lib/uml/modules/*/modules.alias'
+            './usr/lib/uml/modules/*/kernel/net/vmw_vsock/*' './usr/lib/uml/modules/*/kernel/net/sched/sch_netem.ko' \
+            './usr/lib/uml/modules/*/modules.dep' './usr/lib/uml/modules/*/modules.alias'
     for version in "$uml"/*; do
-        sed -i -nE '/^kernel\/(fs\/fuse|net\/vmw_vsock)\//p' "$version/modules.dep"
-        sed -i -nE '/ (fuse|cuse|virtiofs|vsock|vmw_vsock[a-z_]*)$/p' "$version/modules.alias"
+        sed -i -nE '/^kernel\/(fs\/fuse\/|net\/vmw_vsock\/|net\/sched\/sch_netem)/p' "$version/modules.dep"
+        sed -i -nE '/ (fuse|cuse|virtiofs|vsock|vmw_vsock[a-z_]*|sch_netem)$/p' "$version/modules.alias"
     done
     mv "$uml" "$root/usr/lib/modules"
     ln -s ../bin/busybox "$root/usr/sbin/modprobe"
@@ -183,6 +192,11 @@ build_guest() {
     # not static: it is loaded into the guest's own programs, whose C library is newer than this machine's
     (cd "$top" && cargo build -q --release -p viola-libvpipe-preload --target-dir "$dir" --config "profile.release.strip=true")
     put "$dir/release/libvpipe_preload.so" "$image/root/usr/lib/libvpipe_preload.so"
+    # and a program that asks for pipes itself
+    (cd "$top" && cargo build -q --release -p viola-libvpipe --target-dir "$dir" --config "profile.release.strip=true")
+    cc -O2 -I"$top/crates/libvpipe/include" "$top/crates/libvpipe/examples/upload.c" "$dir/release/libvpipe.a" \
+        -lpthread -ldl -lm -o "$dir/vpipe-upload"
+    put "$dir/vpipe-upload" "$image/root/usr/bin/vpipe-upload"
     ln -sfn usr/bin/viola-guest "$image/root/init"
 }
 

@@ -17,6 +17,8 @@ viola qemu_stream
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs
+viola pipe
+viola pipe-soak
 BEDS
 }
 

@@ -9,10 +9,11 @@ use vpipe::settings;
 
 use crate::board;
 use crate::gate::guarded;
-use crate::head::{BEGIN, Body, MAX_HEAD, parse};
+use crate::head::{BEGIN, Body, MAX_HEAD, announced, parse};
 use crate::real::{errno, set_errno};
 
-/// Looks at what was written. Costs a comparison of seven bytes when it is no head.
+/// Looks at what was written. Costs a comparison of seven bytes when it is no head, and a look for its `Content-Length` when
+/// that is not worth a pipe.
 ///
 /// # Safety
 /// `parts` is good for reading `count` of them, and the kernel has just read `done` bytes of what they name.
@@ -23,21 +24,31 @@ pub unsafe fn written(fd: c_int, done: ssize_t, parts: *const iovec, count: usiz
     }
     // SAFETY: there is at least one.
     let first = unsafe { &*parts };
-    let enough = first.iov_len >= BEGIN.len() && done >= BEGIN.len() as ssize_t;
+    let length = first.iov_len.min(done as usize);
+    if length < BEGIN.len() {
+        return forget(fd);
+    }
     // SAFETY: the kernel has read as many of its bytes.
-    if enough && unsafe { first.iov_base.cast::<[u8; 7]>().read_unaligned() } == *BEGIN {
+    let bytes = unsafe { std::slice::from_raw_parts(first.iov_base.cast::<u8>(), length) };
+    if bytes.starts_with(BEGIN) && is_worth_it(bytes, count > 1) {
         // SAFETY: the caller's word.
         let parts = unsafe { std::slice::from_raw_parts(parts, count) };
         let before = errno();
         // SAFETY: the caller's word.
         guarded((), || unsafe { note(fd, done, parts) });
         set_errno(before);
-    } else if marks::any() {
+    } else {
         forget(fd);
     }
 }
 
-#[cold]
+/// Whether so much may follow that it is given away; `more` of the head is elsewhere.
+fn is_worth_it(bytes: &[u8], more: bool) -> bool {
+    let settings = settings();
+    settings.ahead && announced(bytes).map_or(more, |length| length >= settings.minimum)
+}
+
+/// What is written now is no head.
 fn forget(fd: c_int) {
     if marks::of(fd) & marks::HEAD != 0 {
         guarded((), || _ = take(fd));
@@ -58,9 +69,6 @@ pub fn take(fd: c_int) -> Option<Body> {
 #[cold]
 unsafe fn note(fd: c_int, done: ssize_t, parts: &[iovec]) {
     take(fd);
-    if !settings().ahead {
-        return;
-    }
     let total = parts
         .iter()
         .try_fold(0_usize, |sum, part| sum.checked_add(part.iov_len));

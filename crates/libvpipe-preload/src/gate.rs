@@ -47,13 +47,14 @@ fn look(fd: c_int, flags: c_int) -> bool {
         };
         let mut table = engine.lock();
         loop {
-            if !table.record_of(fd, id).is_some_and(|r| r.is_piping()) {
+            let record = table.record_of(fd, id).filter(|record| record.is_piping());
+            let Some(number) = record.map(|record| record.id) else {
                 return false;
-            }
+            };
             if flags & libc::MSG_DONTWAIT != 0 || is_nonblocking(socket) {
                 return true;
             }
-            table = engine.wait(table, fd, None);
+            table = engine.wait(table, number, None);
         }
     })
 }

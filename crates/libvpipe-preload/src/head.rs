@@ -3,6 +3,8 @@
 //!
 //! A head that is not understood is none: then each piece is piped by itself.
 
+use std::ffi::c_int;
+
 /// Longest head that is looked at, in bytes.
 pub const MAX_HEAD: usize = 16 << 10;
 /// How a head begins.
@@ -43,6 +45,34 @@ impl Body {
         };
         fits.then_some(self.length())
     }
+}
+
+/// By the C library, which looks at many bytes at once: this is done for each head that is written.
+fn newline(bytes: &[u8]) -> Option<usize> {
+    let begin = bytes.as_ptr();
+    // SAFETY: it reads no more than these bytes.
+    let at = unsafe { libc::memchr(begin.cast(), c_int::from(b'\n'), bytes.len()) };
+    (!at.is_null()).then(|| at as usize - begin as usize)
+}
+
+/// The first `Content-Length` in the beginning of a head, without looking at anything else: [`parse`] finds no larger one.
+pub fn announced(bytes: &[u8]) -> Option<u64> {
+    const NAME: &[u8] = b"content-length:";
+    let mut rest = bytes;
+    loop {
+        let line = newline(rest)?;
+        rest = rest.get(line + 1..)?;
+        match rest.first()? {
+            b'\r' | b'\n' => return None, // a body
+            b'C' | b'c' if begins(rest, NAME) => break,
+            _ => (),
+        }
+    }
+    let value = rest.get(NAME.len()..)?.trim_ascii_start();
+    let mut digits = value.iter().take_while(|b| b.is_ascii_digit());
+    digits.try_fold(0_u64, |sum, &b| {
+        sum.checked_mul(10)?.checked_add(u64::from(b - b'0'))
+    })
 }
 
 /// Reads a complete head with nothing behind it; `None` when what follows is not one piece of known length.
@@ -192,6 +222,17 @@ mod tests {
             head.extend(bytes);
             head.extend(b"\r\n\r\n");
             let _ = parse(&head);
+        }
+
+        #[test]
+        fn what_is_announced_is_what_is_read(length: u64, name in "[A-Za-z-]{1,15}: ?[ -~]{0,20}", end in "[ -~]{0,3}") {
+            let text = format!("HTTP/1.1 200 x\r\n{name}\r\ncontent-LENGTH: {length}{end}\r\n\r\n");
+            if let Some(body) = parse(text.as_bytes()) {
+                prop_assert_eq!(announced(text.as_bytes()), Some(body.length()));
+            }
+            for cut in 0..text.len() {
+                let _ = announced(&text.as_bytes()[..cut]);
+            }
         }
 
         #[test]

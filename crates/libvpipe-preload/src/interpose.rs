@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The C library's functions, as the program sees them.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{epoll_event, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use vpipe::engine::{Engine, marks};
@@ -10,7 +10,7 @@ use vpipe::file_id;
 use crate::board::{self, Registration};
 use crate::gate::{borrowed, closing, guarded, is_held, shutting};
 use crate::real::{self, set_errno};
-use crate::{ahead, sendfile};
+use crate::{ahead, range, sendfile, splice};
 
 fn again() -> ssize_t {
     set_errno(libc::EAGAIN);
@@ -100,6 +100,38 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, at: *mut off_t, count: siz
 unsafe extern "C" fn sendfile64(to: c_int, from: c_int, at: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: the caller's word.
     unsafe { sendfile::sendfile(to, from, at, count) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn copy_file_range(
+    from: c_int,
+    from_at: *mut off_t,
+    to: c_int,
+    to_at: *mut off_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    // SAFETY: the caller's word.
+    unsafe { range::copy_file_range(from, from_at, to, to_at, count, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn splice(
+    from: c_int,
+    from_at: *mut off_t,
+    to: c_int,
+    to_at: *mut off_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    if from_at.is_null()
+        && to_at.is_null()
+        && let Some(said) = splice::splice(from, to, count, flags)
+    {
+        return said;
+    }
+    // SAFETY: the caller's word.
+    unsafe { real::splice(from, from_at, to, to_at, count, flags) }
 }
 
 #[unsafe(no_mangle)]
@@ -203,6 +235,8 @@ fn held_back(set: c_int, what: c_int, fd: c_int, wanted: (u32, u64)) -> Held {
     let mut table = engine.lock();
     match table.record_of(fd, id) {
         None => return Held::No,
+        // nothing is to be read while the host has both connections
+        Some(record) if record.is_piping() && record.source.socket == Some(fd) => (),
         Some(record) if record.has_news() => return Held::Open(table),
         Some(_) => (),
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The functions whose place this library takes.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -67,6 +67,8 @@ macro_rules! next {
 
 next! {
     sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    copy_file_range(from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint) -> ssize_t;
+    splice(from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint) -> ssize_t;
     epoll_ctl(set: c_int, what: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     close(fd: c_int) -> c_int;
     shutdown(fd: c_int, how: c_int) -> c_int;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use libc::{off_t, size_t, ssize_t};
 use rustix::fs::{SeekFrom, seek};
 use vpipe::engine::{Engine, News, Part, State, Table, marks};
-use vpipe::{FileId, candidate, file_id, settings};
+use vpipe::{FileId, Route, candidate, file_id, settings};
 
 use crate::gate::{borrowed, guarded, is_nonblocking};
 use crate::head::Body;
@@ -17,10 +17,10 @@ use crate::real::{self, set_errno};
 use crate::{ahead, board};
 
 /// How long a program that does not use epoll is kept from asking again.
-const CALM: Duration = Duration::from_millis(10);
+pub const CALM: Duration = Duration::from_millis(10);
 /// How often a program of epoll asks without news before it is taken for one that has the socket in a set and polls it.
 /// Events that it fetched before the socket left the set explain some.
-const STALE: u32 = 8;
+pub const STALE: u32 = 8;
 /// How long the end of a pipe is waited for that the program has left behind.
 const FAREWELL: Duration = Duration::from_secs(10);
 
@@ -107,7 +107,7 @@ impl Call<'_> {
         if self.count.max(sure) < minimum || !engine.may_begin() {
             return None;
         }
-        let found = candidate(self.file, self.socket)?;
+        let found = candidate(self.file, self.socket).filter(|found| found.route == Route::Send)?;
         let body = head.and_then(|body| body.of_file(found.size, self.start));
         let left = found.size.checked_sub(self.start)?;
         let length = body.unwrap_or(self.count).min(left);
@@ -117,8 +117,10 @@ impl Call<'_> {
         let part = Part {
             offset: self.start,
             length,
+            to: 0,
         };
-        let watcher = Box::new(|fd, news| {
+        let fd = self.socket.as_raw_fd();
+        let watcher = Box::new(move |news| {
             if let Some(mut slot) = board::slot(fd) {
                 // what came while the host had the connection was not reported by the kernel
                 slot.unpark(fd, news != News::Progress);
@@ -139,6 +141,7 @@ impl Call<'_> {
         let mut table = engine.lock();
         loop {
             let record = table.record_of(fd, socket)?;
+            let id = record.id;
             if !record.continues(file, self.start) {
                 return self.leave(engine, table, socket);
             }
@@ -150,17 +153,17 @@ impl Call<'_> {
                 record.consumed += n;
                 record.asked = 0;
                 if record.state == State::Over(0) && record.available() == 0 {
-                    table.forget(fd);
+                    table.forget(id);
                 }
                 return Some(Answer::Sent(n));
             }
             match record.state {
                 State::Over(0) | State::Refused(_) => {
-                    table.forget(fd);
+                    table.forget(id);
                     return None;
                 }
                 State::Over(errno) => {
-                    table.forget(fd);
+                    table.forget(id);
                     return Some(Answer::Errno(errno));
                 }
                 State::Piping => (),
@@ -169,7 +172,7 @@ impl Call<'_> {
                 return Some(Answer::Sent(0));
             }
             if !nonblocking {
-                table = engine.wait(table, fd, None);
+                table = engine.wait(table, id, None);
                 continue;
             }
             let parked = board::slot(fd).is_some_and(|mut slot| slot.park(fd));
@@ -180,7 +183,7 @@ impl Call<'_> {
                 record.asked = record.asked.saturating_add(1);
                 return Some(Answer::Errno(libc::EAGAIN));
             }
-            table = engine.wait(table, fd, Some(until));
+            table = engine.wait(table, id, Some(until));
         }
     }
 
@@ -193,12 +196,13 @@ impl Call<'_> {
     ) -> Option<Answer> {
         let fd = self.socket.as_raw_fd();
         let until = Instant::now() + FAREWELL;
-        table.stop(fd);
+        let id = table.record_of(fd, socket)?.id;
+        table.stop(id);
         let clean = loop {
             let record = table.record_of(fd, socket)?;
             match record.state {
                 State::Piping if Instant::now() < until => {
-                    table = engine.wait(table, fd, Some(until));
+                    table = engine.wait(table, id, Some(until));
                 }
                 State::Piping => break false,
                 State::Over(errno) => break errno == 0 && record.available() == 0,

@@ -74,6 +74,11 @@ impl Room {
         output
     }
 
+    /// Does something in the network.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.netns.run(work).unwrap()
+    }
+
     fn try_connect(&self) -> Option<TcpStream> {
         let stream = self
             .netns
