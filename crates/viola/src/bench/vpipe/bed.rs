@@ -2,7 +2,8 @@
 //! A guest with a web server twice, as it is and with the library, neighbours on its core, and viola.
 
 use std::fs::{self, File};
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -12,31 +13,24 @@ use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
-use viola_proto::pipe::shown::{Pipes, Work};
+use viola_proto::pipe::shown::{self, Pipes};
 
 use super::super::interrupt;
 use super::super::side::lab_failure;
 use super::super::vread::daemon::{Daemon, head};
+use super::servers::{SOCKET, Work};
 use crate::error::{Failure, Outcome};
 
 /// Sizes of the files that are served, in bytes.
 pub const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20];
+/// Of its file system, in bytes.
+const BLOCK: u64 = 4096;
+/// Of the guest's disk, in bytes.
+const IMAGE: usize = 3 << 30;
 const WEB: &str = "vpipe-web";
 const NEIGHBOURS: [&str; 3] = ["vpipe-busy1", "vpipe-busy2", "vpipe-busy3"];
 /// How long the guest's disk may stay unproved.
 const PROVED: Duration = Duration::from_secs(30);
-/// Debian's settings, and no end to a connection.
-const NGINX: &str = "user root root; worker_processes 1; pid RUN/pid; error_log RUN/error.log;
-events { worker_connections 512; }
-http {
-  access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000000; default_type text/plain;
-  client_body_temp_path RUN/1; proxy_temp_path RUN/2; fastcgi_temp_path RUN/3;
-  uwsgi_temp_path RUN/4; scgi_temp_path RUN/5;
-  server { listen PORT backlog=512; root /mnt; }
-}
-";
-const PRELOAD: &str = "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/pipe.sock";
-
 /// Who serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
@@ -57,14 +51,6 @@ impl Side {
             Self::Host => "host",
         }
     }
-
-    fn port(self) -> u16 {
-        match self {
-            Self::Stock => 80,
-            Self::Viola => 81,
-            Self::Host => 82,
-        }
-    }
 }
 
 /// Bytes that follow from their number.
@@ -81,6 +67,17 @@ fn noise(size: usize) -> Vec<u8> {
     bytes
 }
 
+/// An image whose bytes all have a place on the host's disk, as for work that writes much: where they have none, most of the
+/// time goes into finding one, whoever writes.
+fn fill(image: &Path) -> std::io::Result<()> {
+    let mut file = File::create(image)?;
+    let zeros = vec![0; 8 << 20];
+    for _ in 0..IMAGE / zeros.len() {
+        file.write_all(&zeros)?;
+    }
+    file.sync_all()
+}
+
 /// Path of a file of this size.
 pub fn path(size: usize) -> String {
     format!("/f{size}")
@@ -91,6 +88,8 @@ pub struct Ground {
     image: PathBuf,
     /// By the order of [`SIZES`].
     pub files: Vec<Vec<u8>>,
+    /// Where they are on it, as long as nobody moves them; in the same order.
+    extents: Vec<Vec<Extent>>,
     daemon: Daemon,
 }
 
@@ -108,10 +107,9 @@ impl Ground {
         }
         let image = folder.join("web.img");
         let _ = fs::remove_file(&image);
-        let sized = File::create(&image).and_then(|f| f.set_len(512 << 20));
-        sized.map_err(failed)?;
+        fill(&image).map_err(failed)?;
         let made = Command::new("/usr/sbin/mkfs.ext4")
-            .args(["-q", "-d"])
+            .args(["-q", "-b", "4096", "-E", "nodiscard", "-d"])
             .args([&tree, &image])
             .output()
             .map_err(failed)?;
@@ -119,15 +117,18 @@ impl Ground {
             let why = String::from_utf8_lossy(&made.stderr);
             return Err(Failure::run(format!("mkfs.ext4: {}", why.trim())));
         }
+        let extents = SIZES.iter().map(|size| extents(&image, *size));
+        let extents = extents.collect::<Outcome<_>>()?;
         let own = Daemon::folder("-vpipe")?;
         let config = format!(
-            "{}\n[[vm]]\nname = \"{WEB}\"\n[vm.pipe]\naddresses = [\"10.77.0.11\"]\n",
+            "{}\n[[vm]]\nname = \"{WEB}\"\n[vm.pipe]\naddresses = [\"10.77.0.11\"]\nwrites = true\n",
             head(&own, "all")
         );
         let daemon = Daemon::begin(own, &config, None, None)?;
         Ok(Self {
             image,
             files,
+            extents,
             daemon,
         })
     }
@@ -152,24 +153,20 @@ impl Ground {
     pub fn bed<'a>(&'a self, lab: &'a Lab) -> Outcome<Bed<'a>> {
         let bed = Bed { ground: self, lab };
         bed.sh("mount -o noatime /dev/ubda /mnt")?;
-        let agent = "[pipe]\nfiles = ['/mnt']\nusers = ['root']\nsocket = '/tmp/pipe.sock'\n";
+        let agent = format!(
+            "[pipe]\nfiles = ['/mnt']\ninto = ['/mnt']\nrelay = true\nusers = ['root']\nsocket = '{SOCKET}'\n"
+        );
         let web = bed.web()?;
-        web.start("agent", Workload::agent(agent))
+        web.start("agent", Workload::agent(&agent))
             .map_err(lab_failure)?;
         bed.wait_proved()?;
-        for side in [Side::Stock, Side::Viola] {
-            let run = format!("/tmp/{}", side.name());
-            let config = NGINX
-                .replace("RUN", &run)
-                .replace("PORT", &side.port().to_string());
-            let preload = match side {
-                Side::Viola => PRELOAD,
-                _ => "",
-            };
-            bed.sh(&format!(
-                "mkdir -p {run}; cat > {run}/nginx.conf <<'END'\n{config}END\n\
-                 {preload} nginx -c {run}/nginx.conf -e {run}/error.log > {run}/out 2>&1"
-            ))?;
+        let host = bed.host().to_string();
+        for work in [Work::Nginx, Work::Lighttpd, Work::Proxy, Work::Upload] {
+            for side in [Side::Stock, Side::Viola] {
+                if let Some(script) = work.start(side, &host) {
+                    bed.sh(&script)?;
+                }
+            }
         }
         Ok(bed)
     }
@@ -188,7 +185,7 @@ impl Bed<'_> {
     }
 
     /// Runs a script in it that must succeed.
-    fn sh(&self, script: &str) -> Outcome<String> {
+    pub fn sh(&self, script: &str) -> Outcome<String> {
         let output = self.web()?.exec(&["sh", "-ec", script]);
         let output = output.map_err(lab_failure)?;
         if output.status != 0 {
@@ -198,8 +195,8 @@ impl Bed<'_> {
         Ok(output.stdout)
     }
 
-    /// What the host has sent so far.
-    pub fn work(&self) -> Outcome<Work> {
+    /// What the host has done so far.
+    pub fn done(&self) -> Outcome<shown::Work> {
         let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
         Ok(pipes
             .vms
@@ -240,16 +237,22 @@ impl Bed<'_> {
         Ok(())
     }
 
-    /// Where a side listens.
-    pub fn address(&self, side: Side) -> Outcome<SocketAddr> {
+    /// Where a side of some work listens.
+    pub fn address(&self, work: Work, side: Side) -> Outcome<SocketAddr> {
         let ip = match side {
-            Side::Host => self.lab.spec().bridges[0].address,
+            Side::Host => self.host(),
             _ => self
                 .web()?
                 .address()
-                .ok_or_else(|| Failure::run("the guest has no address"))?,
+                .ok_or_else(|| Failure::run("the guest has no address"))?
+                .into(),
         };
-        Ok((ip, side.port()).into())
+        Ok((ip, work.port(side)).into())
+    }
+
+    /// Where the host is on the guests' network, and its clients.
+    pub fn host(&self) -> IpAddr {
+        self.lab.spec().bridges[0].address.into()
     }
 
     /// Does something where the clients are.
@@ -257,29 +260,62 @@ impl Bed<'_> {
         self.lab.in_netns(job).map_err(lab_failure)
     }
 
-    /// Where a file is on the image, for the host by itself: as the guest's kernel says.
+    /// All files that are served are on the disk as they were: whoever writes others has not touched them.
+    pub fn check(&self) -> Outcome {
+        for file in &self.ground.files {
+            let (image, extents) = self.source(file.len())?;
+            let size = file.len() as u64;
+            let map = image.check(&extents, size).map_err(Failure::run)?;
+            let mut got = vec![0; file.len()];
+            image.read_at(&map, 0, &mut got).map_err(Failure::run)?;
+            if got != *file {
+                let at = got.iter().zip(file).position(|(a, b)| a != b);
+                let why = format!(
+                    "{}: other bytes on the disk from {at:?} on",
+                    path(file.len())
+                );
+                return Err(Failure::run(why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a file is on the image, for the host by itself.
     pub fn source(&self, size: usize) -> Outcome<(Arc<Image>, Vec<Extent>)> {
         let file = File::open(&self.ground.image).map_err(Failure::run)?;
         let image = Image::open(vec![Layer::raw(file)]).map_err(Failure::run)?;
-        let listed = Command::new("/usr/sbin/debugfs")
-            .args(["-R", &format!("blocks {}", path(size))])
-            .arg(&self.ground.image)
-            .output()
-            .map_err(|e| Failure::run(format!("debugfs: {e}")))?;
-        let blocks = String::from_utf8_lossy(&listed.stdout).into_owned();
-        let block = self.sh("stat -f -c %S /mnt")?;
-        let block: u64 = block.trim().parse().map_err(Failure::run)?;
-        let extents = blocks
-            .split_ascii_whitespace()
-            .filter_map(|number| number.parse::<u64>().ok())
-            .enumerate()
-            .map(|(at, number)| Extent {
-                logical: at as u64 * block,
-                physical: number * block,
-                length: block,
-                zero: false,
-            });
-        Ok((Arc::new(image), joined(extents)))
+        let of_size = SIZES.iter().position(|one| *one == size);
+        let extents = of_size.and_then(|at| self.ground.extents.get(at));
+        let extents = extents.ok_or_else(|| Failure::run("there is no such file"))?;
+        Ok((Arc::new(image), extents.clone()))
+    }
+}
+
+/// Where a file of this size is on an image that no guest has yet.
+fn extents(image: &Path, size: usize) -> Outcome<Vec<Extent>> {
+    let listed = Command::new("/usr/sbin/debugfs")
+        .args(["-R", &format!("blocks {}", path(size))])
+        .arg(image)
+        .output()
+        .map_err(|e| Failure::run(format!("debugfs: {e}")))?;
+    let blocks = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let extents = blocks
+        .split_ascii_whitespace()
+        .filter_map(|number| number.parse::<u64>().ok())
+        .enumerate()
+        .map(|(at, number)| Extent {
+            logical: at as u64 * BLOCK,
+            physical: number * BLOCK,
+            length: BLOCK,
+            zero: false,
+        });
+    let extents = joined(extents);
+    match extents.iter().map(|e| e.length).sum::<u64>() == size as u64 {
+        true => Ok(extents),
+        false => Err(Failure::run(format!(
+            "debugfs does not find {}",
+            path(size)
+        ))),
     }
 }
 

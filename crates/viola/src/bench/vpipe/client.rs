@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Failure, Outcome};
 
 /// How long any answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
 

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The limit: the host itself answers, by sendfile from the same image.
+//! The host itself answers, by sendfile from the same image: the limit, and the server behind the proxy.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use viola_extents::Extent;
 use viola_extents::host::Image;
-use viola_vpipe::{Sending, Turn};
+use viola_vpipe::moving::{Sending, Turn};
 
 use crate::error::{Failure, Outcome};
 
 /// A server of one file; it ends with this.
 pub struct Server {
-    address: SocketAddr,
-    ends: Arc<AtomicBool>,
+    listener: TcpListener,
+    clients: Arc<Mutex<Vec<TcpStream>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -33,33 +32,41 @@ impl Server {
         let map = image.check(extents, size).map_err(Failure::run)?;
         let listener =
             TcpListener::bind(address).map_err(|e| Failure::run(format!("{address}: {e}")))?;
-        let ends = Arc::new(AtomicBool::new(false));
-        let flag = ends.clone();
+        let clients = Arc::<Mutex<Vec<TcpStream>>>::default();
+        let accepted = Arc::clone(&clients);
+        let accepts = listener.try_clone().map_err(Failure::run)?;
         let thread = std::thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                if flag.load(Ordering::Relaxed) {
-                    return;
+            // until it is shut down
+            while let Ok((client, _)) = accepts.accept() {
+                if let (Ok(client), Ok(mut all)) = (client.try_clone(), accepted.lock()) {
+                    all.push(client);
                 }
-                let whole = || Sending::new(image.clone(), map.clone(), 0, size);
-                // a client that has enough goes away
-                let _ = serve(client, size, whole);
+                let (image, map) = (image.clone(), map.clone());
+                let whole = move || Sending::new(image.clone(), map.clone(), 0, size);
+                // a client that has enough goes away, and the thread with it
+                std::thread::spawn(move || drop(serve(client, size, whole)));
             }
         });
         Ok(Self {
-            address,
-            ends,
+            listener,
+            clients,
             thread: Some(thread),
         })
     }
 }
 
-/// Ends the thread; from the network namespace in which it listens.
 impl Drop for Server {
     fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        let _ = TcpStream::connect(self.address);
+        // wakes the thread, from whatever network namespace
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+        // a proxy keeps its connections, and would ask the next server's questions of this one
+        if let Ok(clients) = self.clients.lock() {
+            for client in clients.iter() {
+                let _ = client.shutdown(std::net::Shutdown::Both);
+            }
         }
     }
 }
@@ -81,9 +88,9 @@ fn serve(mut client: TcpStream, size: u64, whole: impl Fn() -> Sending) -> std::
         let mut sending = whole();
         loop {
             match sending.turn(client.as_fd(), 1 << 20)?.1 {
-                Turn::Done => break,
+                Turn::Done | Turn::Ended => break,
                 Turn::More => {}
-                Turn::Full => {
+                Turn::Full | Turn::Empty => {
                     let _ = poll(&mut [PollFd::new(&client, PollFlags::OUT)], None)?;
                 }
             }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola bench vpipe`: Debian's nginx in a guest, as it is and with its files sent by the host, in turn.
+//! `viola bench vpipe`: web servers, a proxy, uploads and copies in a guest, as they are and with the host's help, in turn.
 
 mod bed;
 mod client;
 mod host;
 mod rows;
+mod servers;
+mod upload;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use bed::{Bed, Ground, SIZES, Side, path};
 use client::{Ask, Got, load};
 use host::Server;
 use rows::{Cell, Found, Reading};
+use servers::{BACKEND, Work};
 
 use super::Options;
 use super::cpu::Eye;
@@ -45,7 +48,7 @@ pub fn run(options: &Options) -> Outcome {
     if cells.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no cell has `{only}` in its name; try `256 MiB`, `32 connections` or `neighbours`"
+            "no cell has `{only}` in its name; try `256 MiB`, `32 connections`, `haproxy` or `neighbours`"
         )));
     }
     let rounds = options.rounds();
@@ -91,7 +94,7 @@ pub fn run(options: &Options) -> Outcome {
     drop(run);
     drop(progress);
     super::interrupt::check()?;
-    let guests = "User Mode Linux, one with nginx and three neighbours on a core; clients and workers on any";
+    let guests = "User Mode Linux, one with the servers and three neighbours on a core; clients and workers on any";
     let mut results = Results::new(rounds, guests, found.rows());
     results.explain(&Causes::read("bench/why-vpipe.toml".as_ref())?);
     let path = options.path(
@@ -121,37 +124,41 @@ impl Run<'_> {
         }
         let file = &self.ground.files[cell.size];
         let path = path(file.len());
-        let to = self.bed.address(side)?;
+        let to = self.bed.address(cell.work, side)?;
         let ask = Ask {
             to,
             path: &path,
             file,
         };
-        let server = match side {
-            Side::Host => {
-                let (image, extents) = self.bed.source(file.len())?;
-                let size = file.len() as u64;
-                Some(
-                    self.bed
-                        .at_clients(|| Server::start(to, image, &extents, size))??,
-                )
-            }
+        let listens = match (cell.work, side) {
+            (_, Side::Host) => Some(to),
+            (Work::Proxy, _) => Some((self.bed.host(), BACKEND).into()),
             _ => None,
         };
+        let server = match listens {
+            Some(at) => {
+                let (image, extents) = self.bed.source(file.len())?;
+                let size = file.len() as u64;
+                let start = || Server::start(at, image, &extents, size);
+                Some(self.bed.at_clients(start)??)
+            }
+            None => None,
+        };
         // caches are the same for all
-        self.bed
-            .at_clients(|| load(ask, 1, Duration::from_millis(1)))??;
+        let once = Duration::from_millis(1);
+        if !matches!(cell.work, Work::Upload | Work::Backup) {
+            self.bed.at_clients(|| load(ask, 1, once))??;
+        }
         let web = [self.bed.web()?.pid()];
-        let sent = self.bed.work()?;
+        let begun = self.bed.done()?.begun;
         let (guest, total) = (self.eye.vms(&web)?, busy()?);
         let length = cell.length(self.quick);
-        let (got, beside) = match cell.beside {
-            false => (
-                self.bed
-                    .at_clients(|| load(ask, cell.connections, length))??,
-                None,
-            ),
-            true => {
+        let (got, beside) = match cell.work {
+            Work::Nginx | Work::Lighttpd | Work::Proxy => {
+                let loaded = || load(ask, cell.connections, length);
+                (self.bed.at_clients(loaded)??, None)
+            }
+            Work::Beside => {
                 let (small, path) = (&self.ground.files[0], bed::path(SIZES[0]));
                 let small = Ask {
                     to,
@@ -161,14 +168,28 @@ impl Run<'_> {
                 let both = self.bed.at_clients(|| together(ask, small, length))??;
                 (both.0, Some(both.1))
             }
+            Work::Upload => {
+                let loaded = || upload::load(to, file, length);
+                (self.bed.at_clients(loaded)??, None)
+            }
+            Work::Backup => (self.copies(cell, side, &path, length)?, None),
         };
         let total = busy()? - total;
         let guest: f64 = self.eye.vms(&web)?.seconds_since(&guest).iter().sum();
         if let Some(server) = server {
             self.bed.at_clients(|| drop(server))?;
         }
-        if side == Side::Viola && file.len() >= 16 << 20 {
-            self.has_sent(cell, sent.begun)?;
+        if side == Side::Viola && cell.is_given_away() {
+            self.has_moved(cell, begun)?;
+        }
+        if matches!(cell.work, Work::Upload | Work::Backup) {
+            self.bed.check()?;
+            let folder = cell.work.folder(side);
+            let compare =
+                format!("for f in {folder}/*; do cmp /mnt{path} $f; last=1; done; [ $last ]");
+            self.bed.sh(&format!(
+                "cd {folder}; rm -f $(ls -t | tail -n +2); {compare}; rm -f {folder}/*"
+            ))?;
         }
         Ok(Reading {
             got,
@@ -177,15 +198,29 @@ impl Run<'_> {
             host: total,
         })
     }
+
+    /// Copies a file for so long.
+    fn copies(&self, cell: &Cell, side: Side, path: &str, length: Duration) -> Outcome<Got> {
+        let begun = Instant::now();
+        let mut got = Got::default();
+        // a small file several times, because each script has a cost, too
+        let times = if SIZES[cell.size] < 64 << 20 { 4 } else { 1 };
+        while begun.elapsed() < length {
+            self.bed.sh(&cell.work.copies(side, path, times))?;
+            got.bytes += (SIZES[cell.size] * times) as u64;
+        }
+        got.seconds = begun.elapsed().as_secs_f64();
+        Ok(got)
+    }
 }
 
 impl Run<'_> {
     /// The host has taken connections over since; its counts are behind by a moment.
-    fn has_sent(&self, cell: &Cell, before: u64) -> Outcome {
+    fn has_moved(&self, cell: &Cell, before: u64) -> Outcome {
         let begun = Instant::now();
-        while self.bed.work()?.begun == before {
+        while self.bed.done()?.begun == before {
             if begun.elapsed() > TOLD {
-                let why = format!("{}: the host has sent nothing", cell.name());
+                let why = format!("{}: the host has moved nothing", cell.name());
                 return Err(Failure::run(why));
             }
             std::thread::sleep(Duration::from_millis(50));

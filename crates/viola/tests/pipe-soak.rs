@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//! nginx in a guest for minutes: clients one after another, 200 at once, over a line that loses packets, and rude ones; every
+//! byte compared, and at the end nothing is left anywhere. `VIOLA_PIPE_SOAK`: seconds, up to 600.
+#![allow(clippy::unwrap_used)]
+
+#[path = "pipe/client.rs"]
+mod client;
+mod common;
+#[path = "pipe/rig.rs"]
+mod rig;
+#[path = "pipe/ways.rs"]
+mod ways;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{MapCore, MapHandle};
+use viola_host::proc;
+
+use client::Client;
+use common::guests::within;
+use rig::{MIB, NGINX, Rig, SOON, Wish};
+use ways::{Far, ROUTER, behind_a_router, disturb};
+
+/// Clients that ask at once.
+const MANY: usize = 200;
+/// Those on the line that loses packets.
+const LOSSY: usize = 12;
+
+/// Numbers that follow from the first one.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = self.0.wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % sides
+    }
+}
+
+/// What clients have had.
+#[derive(Default)]
+struct Had {
+    bodies: AtomicU64,
+    left: AtomicU64,
+}
+
+/// Each of `count` clients, by its number, does `what` again and again until the span is over.
+fn crowd(span: Duration, count: usize, what: impl Fn(usize, &mut Dice) + Sync) {
+    let end = Instant::now() + span;
+    std::thread::scope(|scope| {
+        for number in 0..count {
+            let what = &what;
+            scope.spawn(move || {
+                let mut dice = Dice(number as u64 + 1);
+                while Instant::now() < end {
+                    what(number, &mut dice);
+                }
+            });
+        }
+    });
+}
+
+/// Some files on one connection.
+fn polite(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
+    for _ in 0..=dice.roll(4) {
+        let number = dice.roll(rig.files.len());
+        let file = &rig.files[number];
+        client.fetch(&format!("/f{number}"), file);
+        had.bodies.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Goes away in the middle, reads with pauses, asks for much at once, or for parts.
+fn rude(rig: &Rig, had: &Had, dice: &mut Dice, mut client: Client) {
+    let number = dice.roll(rig.files.len());
+    let (path, file) = (format!("/f{number}"), &rig.files[number]);
+    match dice.roll(4) {
+        0 => {
+            client.ask(&path, "");
+            let mut some = vec![0; dice.roll(file.len())];
+            client.0.read_exact(&mut some).unwrap();
+            had.left.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        1 => {
+            client.ask(&path, "");
+            assert_eq!(client.head().unwrap(), (200, file.len()));
+            for part in file.chunks(file.len() / 7) {
+                std::thread::sleep(Duration::from_millis(dice.roll(300) as u64));
+                let mut some = vec![0; part.len()];
+                client.0.read_exact(&mut some).unwrap();
+                assert!(some == part, "{path}");
+            }
+        }
+        2 => {
+            (0..3).for_each(|_| client.ask(&path, ""));
+            for _ in 0..3 {
+                client.compare(&path, file).unwrap();
+            }
+        }
+        _ => {
+            let from = dice.roll(file.len());
+            let to = from + dice.roll(file.len() - from);
+            client.ask(&path, &format!("Range: bytes={from}-{to}\r\n"));
+            let (status, body) = client.answer();
+            assert!(
+                status == 206 && body == file[from..=to],
+                "{path} {from} {to}"
+            );
+        }
+    }
+    had.bodies.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whatever could be left behind somewhere.
+#[derive(Debug)]
+struct Left {
+    /// Of the worker, the agent and the server: descriptors and threads.
+    programs: [(usize, usize); 3],
+    /// In the VM's space on the host.
+    sockets: usize,
+    rules: usize,
+}
+
+impl Left {
+    fn now(rig: &Rig) -> Self {
+        let workers = proc::children(rig.daemon.pid()).unwrap();
+        let [worker] = workers[..] else {
+            panic!("{workers:?}")
+        };
+        let count = |what: &str| {
+            let entries = fs::read_dir(format!("/proc/{worker}/{what}"));
+            entries.unwrap().count()
+        };
+        let lines = |what: &str| {
+            let text = fs::read_to_string(format!("/proc/{worker}/net/{what}"));
+            text.map_or(0, |text| text.lines().count() - 1)
+        };
+        let of = |name: &str| {
+            let text = rig.sh(&format!(
+                "p=$(pidof {name} | tr ' ' '\\n' | sort -n | tail -n 1); ls /proc/$p/fd | wc -l; ls /proc/$p/task | wc -l"
+            ));
+            let mut numbers = text.split_whitespace().map(|n| n.parse().unwrap());
+            (numbers.next().unwrap(), numbers.next().unwrap())
+        };
+        Self {
+            programs: [(count("fd"), count("task")), of("viola-agent"), of("nginx")],
+            sockets: lines("tcp") + lines("tcp6"),
+            rules: rules(worker),
+        }
+    }
+
+    /// Nothing has been left since then.
+    fn is_clean(&self, then: &Self) -> bool {
+        let mut both = self.programs.iter().zip(&then.programs);
+        self.sockets == 0 && self.rules == 0 && both.all(|(a, b)| a.0 <= b.0 && a.1 <= b.1)
+    }
+}
+
+/// Connections that the steering program knows of.
+fn rules(worker: u32) -> usize {
+    let maps: BTreeSet<u32> = fs::read_dir(format!("/proc/{worker}/fdinfo"))
+        .unwrap()
+        .filter_map(|file| fs::read_to_string(file.unwrap().path()).ok())
+        .filter_map(|text| {
+            text.split("map_id:")
+                .nth(1)?
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()
+        })
+        .collect();
+    assert_eq!(maps.len(), 1, "the worker's maps");
+    let map = MapHandle::from_map_id(*maps.first().unwrap()).unwrap();
+    assert_eq!(map.name(), "flows");
+    map.keys().count()
+}
+
+#[test]
+#[ignore = "minutes: make test-beds"]
+fn nothing_is_left_and_no_byte_is_wrong() {
+    let seconds = std::env::var("VIOLA_PIPE_SOAK").map_or(200, |s| s.parse::<u64>().unwrap());
+    let span = Duration::from_secs(seconds.clamp(8, 600)) / 4;
+    let sizes: Vec<usize> = (0..7).map(|n| (2 + n) * MIB + n * 4321).collect();
+    let rig = Rig::with(&Wish {
+        name: "pi-soak",
+        sizes: &sizes,
+        more: ROUTER,
+        ..Wish::default()
+    });
+    let far: Far = behind_a_router(&rig);
+    rig.web.start(&NGINX, "VIOLA_PIPE_MIN=1000000");
+    let had = Had::default();
+    let begun = |what: &str| {
+        let work = rig.work();
+        let (bodies, mib) = (had.bodies.load(Ordering::Relaxed), work.bytes >> 20);
+        println!(
+            "{what}: {bodies} bodies; {} begun, {} reset, {mib} MiB by the host",
+            work.begun, work.broken
+        );
+        work
+    };
+    // what the first pipe makes once for all is no leak
+    rig.client().fetch("/f0", &rig.files[0]);
+    rig.settled(1);
+    let before = Left::now(&rig);
+
+    crowd(span, 1, |_, dice| polite(&rig, &had, dice, rig.client()));
+    begun("one after another");
+    crowd(span, MANY, |_, dice| polite(&rig, &had, dice, rig.client()));
+    begun("many at once");
+    disturb(&rig.lab.guests()[1]);
+    crowd(span, LOSSY, |_, dice| {
+        polite(&rig, &had, dice, far.client())
+    });
+    let work = begun("with loss");
+    assert_eq!(work.broken, 0, "{work:?}");
+    crowd(span, 64, |number, dice| match number {
+        0..6 => rude(&rig, &had, dice, far.client()),
+        6..20 => polite(&rig, &had, dice, rig.client()),
+        _ => rude(&rig, &had, dice, rig.client()),
+    });
+    let work = rig.settled(had.bodies.load(Ordering::Relaxed) / 2);
+    begun("rude ones");
+    let left = had.left.load(Ordering::Relaxed);
+    assert!(work.broken <= left, "{left} have left: {work:?}");
+    println!("{}", rig.agent_says());
+
+    let deadline = Instant::now() + SOON;
+    loop {
+        let now = Left::now(&rig);
+        if now.is_clean(&before) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{before:?} before, now {now:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert!(
+        rig.sh("dmesg | grep -iE 'bug:|oops|call trace' || true")
+            .is_empty(),
+        "the guest's kernel complains"
+    );
+    within(SOON, "the agent is idle", || {
+        rig.agent_says().contains(": 0 now;")
+    });
+    rig.client().fetch("/f0", &rig.files[0]);
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client of HTTP/1.1 whose connection is kept.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Read, Result, Write};
+use std::net::TcpStream;
+
+use crate::rig::SOON;
+
+pub struct Client(pub BufReader<TcpStream>);
+
+impl Client {
+    pub fn of(stream: TcpStream) -> Self {
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    /// Asks for a file; `more` are lines of the head.
+    pub fn ask(&mut self, path: &str, more: &str) {
+        self.say("GET", path, more).unwrap();
+    }
+
+    pub fn say(&mut self, what: &str, path: &str, more: &str) -> Result<()> {
+        let request = format!("{what} {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n");
+        self.0.get_mut().write_all(request.as_bytes())
+    }
+
+    /// Status and body.
+    pub fn answer(&mut self) -> (u16, Vec<u8>) {
+        self.try_answer().unwrap()
+    }
+
+    pub fn try_answer(&mut self) -> Result<(u16, Vec<u8>)> {
+        let (status, length) = self.head()?;
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        Ok((status, body))
+    }
+
+    /// Status and announced length of an answer.
+    pub fn head(&mut self) -> Result<(u16, usize)> {
+        let (mut status, mut length) = (0, 0);
+        loop {
+            let mut line = String::new();
+            if self.0.read_line(&mut line)? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            let line = line.trim_end();
+            if line.is_empty() {
+                return Ok((status, length));
+            }
+            if let Some(rest) = line.strip_prefix("HTTP/1.1 ") {
+                status = rest[..3].parse().unwrap();
+            }
+            if let Some(rest) = line.to_lowercase().strip_prefix("content-length: ") {
+                length = rest.parse().unwrap();
+            }
+        }
+    }
+
+    /// Asks for a whole file and compares it.
+    pub fn fetch(&mut self, path: &str, file: &[u8]) {
+        self.ask(path, "");
+        self.compare(path, file).unwrap();
+    }
+
+    /// Compares an answer with a whole file, as it comes.
+    pub fn compare(&mut self, path: &str, file: &[u8]) -> Result<()> {
+        assert_eq!(self.head()?, (200, file.len()), "{path}");
+        let mut some = vec![0; 256 << 10];
+        for (number, part) in file.chunks(some.len()).enumerate() {
+            self.0.read_exact(&mut some[..part.len()])?;
+            assert!(some[..part.len()] == *part, "{path}: part {number} differs");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens when somebody goes away, or writes to a file, while the host sends.
+
+use std::io::Read;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::common::guests::{signal, within};
+use crate::rig::{MIB, Rig, SOON, Wish};
+
+/// A client in the middle of a large answer.
+fn half_way(rig: &Rig) -> (Client, Vec<u8>) {
+    let mut client = rig.client();
+    client.ask("/f1", "");
+    let mut some = vec![0; MIB];
+    client.0.read_exact(&mut some).unwrap();
+    let mut found = None;
+    within(SOON, "it is under way", || {
+        found = rig.work().transfers.first().cloned();
+        found.is_some()
+    });
+    (client, some)
+}
+
+/// Where the body of an answer begins.
+fn body_of(answer: &[u8]) -> usize {
+    let head = answer.windows(4).position(|four| four == b"\r\n\r\n");
+    head.map_or(answer.len(), |at| at + 4)
+}
+
+/// What comes is the file's, up to a reset; a cut body never looks complete.
+fn assert_reset(mut client: Client, mut got: Vec<u8>, file: &[u8]) {
+    let error = client.0.read_to_end(&mut got).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    let body = body_of(&got);
+    assert!(got[body..] == file[..got.len() - body] && got.len() - body < file.len());
+}
+
+#[test]
+fn a_killed_daemon_is_not_noticed_by_a_client() {
+    let mut rig = Rig::boot("pi-daemon");
+    rig.start_nginx();
+    let (mut client, mut got) = half_way(&rig);
+    rig.daemon.kill();
+    let mut more = vec![0; 39 * MIB];
+    client.0.read_exact(&mut more).unwrap();
+    got.extend(more);
+    let body = body_of(&got);
+    assert!(got[body..] == rig.files[1][..got.len() - body]);
+    // the next one finds the worker, which serves on
+    rig.daemon.again();
+    rig.wait_until_served();
+    let mut client = rig.client();
+    client.ask("/f1", "");
+    assert!(client.answer().1 == rig.files[1]);
+    within(SOON, "it is counted on", || rig.work().begun >= 2);
+}
+
+#[test]
+fn a_killed_worker_is_a_reset_and_the_next_one_serves() {
+    let rig = Rig::boot("pi-work");
+    rig.start_nginx();
+    let (client, got) = half_way(&rig);
+    let workers = viola_host::proc::children(rig.daemon.pid()).unwrap();
+    assert_eq!(workers.len(), 1);
+    signal(workers[0], rustix::process::Signal::KILL);
+    assert_reset(client, got, &rig.files[1]);
+    // what is given away while the agent has not heard of the next one is reset, too
+    within(SOON, "another one serves", || {
+        let mut client = rig.client();
+        client.ask("/f1", "");
+        let mut whole = vec![0; 40 * MIB];
+        let got = client.0.read_exact(&mut whole);
+        let body = body_of(&whole);
+        got.is_ok() && whole[body..] == rig.files[1][..whole.len() - body] && rig.work().begun > 0
+    });
+}
+
+#[test]
+fn a_killed_agent_is_a_reset_and_never_an_end() {
+    let rig = Rig::boot("pi-agent");
+    rig.start_nginx();
+    let (client, got) = half_way(&rig);
+    rig.sh("killall -9 viola-agent");
+    // a serial line does not tell: silence does
+    within(SOON, "the host resets it", || rig.work().broken > 0);
+    assert_reset(client, got, &rig.files[1]);
+    // the server goes on by itself
+    let mut client = rig.client();
+    client.ask("/f1", "");
+    assert!(client.answer().1 == rig.files[1]);
+}
+
+#[test]
+fn a_file_is_not_written_to_while_the_host_sends_it() {
+    let rig = Rig::boot("pi-write");
+    rig.start_nginx();
+    let (mut client, mut got) = half_way(&rig);
+    let before = rig.files[1].clone();
+    std::thread::scope(|scope| {
+        let rig = &rig;
+        let writer = scope
+            .spawn(move || rig.sh("printf new | dd of=/tmp/d/f1 conv=notrunc 2>/dev/null; sync"));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!writer.is_finished(), "it waits for the transfer's end");
+        let mut more = vec![0; 20 * MIB];
+        client.0.read_exact(&mut more).unwrap();
+        got.extend(more);
+        // what is not sent yet comes from the VM itself, as it is then
+        let mut rest = Vec::new();
+        client
+            .0
+            .get_mut()
+            .set_read_timeout(Some(Duration::from_secs(3)))
+            .unwrap();
+        let _ = client.0.read_to_end(&mut rest);
+        got.extend(rest);
+        writer.join().unwrap();
+    });
+    let body = body_of(&got);
+    assert!(
+        got[body..] == before[..got.len() - body],
+        "the first bytes were sent long before"
+    );
+    let mut client = rig.client();
+    client.ask("/f1", "");
+    let (_, now) = client.answer();
+    assert!(&now[..3] == b"new" && now[3..] == before[3..]);
+}
+
+#[test]
+fn a_disk_that_fails_is_a_cut_body_and_never_wrong_bytes() {
+    let rig = Rig::with(&Wish {
+        name: "pi-disk",
+        looped: true,
+        ..Wish::default()
+    });
+    rig.start_nginx();
+    let (mut client, mut got) = half_way(&rig);
+    let image = rig.folder.path().join("d.img");
+    let image = std::fs::File::options().write(true).open(image);
+    image.unwrap().set_len(30 << 20).unwrap();
+    // an end or a reset
+    let _ = client.0.read_to_end(&mut got);
+    let body = body_of(&got);
+    let sent = got.len() - body;
+    assert!(sent < 40 * MIB, "the disk has not failed");
+    assert!(got[body..] == rig.files[1][..sent], "wrong bytes");
+    let work = rig.settled(1);
+    assert!(work.bytes < 40 * MIB as u64, "{work:?}");
+    // the server has seen the error, and goes on
+    rig.sh("grep -q 'sendfile() failed (5: Input/output error)' /tmp/n/error.log");
+    rig.client().fetch("/f0", &rig.files[0]);
+}

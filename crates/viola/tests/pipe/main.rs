@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Unmodified servers in guests, whose files the host sends: every byte compared, and who sent it.
+//! Needs root and the lab's image.
+#![allow(clippy::unwrap_used)]
+
+mod client;
+#[path = "../common/mod.rs"]
+mod common;
+mod faults;
+mod networks;
+mod proxies;
+mod rig;
+mod servers;
+mod uploads;
+mod ways;

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a client sends goes into a file of the guest, and a file into another one, written by the host.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::common::guests::{signal, within};
+use crate::rig::{MIB, Rig, SOON};
+
+const PORT: u16 = 90;
+const BLOCK: usize = 4096;
+
+/// The library's example of a server that receives files, into `/tmp/d/in`.
+fn start_server(rig: &Rig) {
+    rig.sh(&format!(
+        "mkdir -p /tmp/d/in; VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock vpipe-upload /tmp/d/in 0.0.0.0 {PORT} > /tmp/n/up 2>&1 &"
+    ));
+    within(SOON, "it listens", || rig.connect(PORT).is_ok());
+}
+
+fn connect(rig: &Rig) -> TcpStream {
+    let client = rig.connect(PORT).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    client
+}
+
+/// Sends a file, and hears that it is there.
+fn upload(client: &mut TcpStream, bytes: &[u8]) {
+    let head = (bytes.len() as u64).to_be_bytes();
+    client.write_all(&head).unwrap();
+    client.write_all(bytes).unwrap();
+    let mut answer = [0; 8];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, head);
+}
+
+/// The guest compares, with what its page cache has and with what is on its disk.
+fn same(rig: &Rig, one: &str, other: &str) {
+    rig.sh(&format!(
+        "cmp {one} {other} && sync && echo 3 > /proc/sys/vm/drop_caches && cmp {one} {other}"
+    ));
+}
+
+#[test]
+fn an_upload_is_written_by_the_host_and_is_what_the_client_sent() {
+    let rig = Rig::boot("pi-up");
+    start_server(&rig);
+    let [small, large] = &rig.files[..] else {
+        unreachable!()
+    };
+    let mut client = connect(&rig);
+    for _ in 0..2 {
+        upload(&mut client, large);
+        upload(&mut client, &small[..1000]);
+    }
+    let work = rig.settled(2);
+    assert_eq!(
+        (work.begun, work.refused, work.broken),
+        (2, 0, 0),
+        "{work:?} {}",
+        rig.agent_says()
+    );
+    assert!(work.bytes > 70 * MIB as u64, "{work:?}");
+    for name in [2, 4] {
+        rig.sh(&format!("head -c 1000 /tmp/d/f0 | cmp - /tmp/d/in/{name}"));
+    }
+    for name in [1, 3] {
+        same(&rig, "/tmp/d/f1", &format!("/tmp/d/in/{name}"));
+    }
+    // nothing is left that keeps them from being changed
+    rig.sh("rm -r /tmp/d/in; killall vpipe-upload");
+    check_disk(&rig);
+}
+
+#[test]
+fn cp_copies_by_the_host() {
+    let rig = Rig::boot("pi-cp");
+    let cp =
+        "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock /usr/bin/cp";
+    rig.sh(&format!(
+        "cd /tmp/d; {cp} f1 new; {cp} f0 f1.part; {cp} f1 new"
+    ));
+    same(&rig, "/tmp/d/f1", "/tmp/d/new");
+    rig.sh("cmp /tmp/d/f0 /tmp/d/f1.part");
+    let work = rig.settled(2);
+    assert_eq!((work.refused, work.broken), (0, 0), "{work:?}");
+    assert!(work.bytes >= 80 * MIB as u64, "{work:?}");
+    check_disk(&rig);
+}
+
+/// The file system has no fault in it.
+fn check_disk(rig: &Rig) {
+    // the agent keeps files for a while that may be asked for again
+    within(SOON, "it is unmounted", || {
+        rig.sh("umount /tmp/d && echo done; true").contains("done")
+    });
+    let checked = Command::new("/usr/sbin/e2fsck")
+        .args(["-fn", rig.folder.path().join("d.img").to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+}
+
+/// A file as it is on the disk of a guest that is dead.
+fn dump(rig: &Rig, path: &str) -> Vec<u8> {
+    let image = rig.folder.path().join("d.img");
+    let to = rig.folder.path().join("dumped");
+    // its journal has to be played first, as at the guest's next boot
+    let played = Command::new("/usr/sbin/e2fsck")
+        .args(["-fp", image.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(
+        played.status.code().is_some_and(|code| code <= 1),
+        "{played:?}"
+    );
+    let what = format!("dump {path} {}", to.display());
+    let dumped = Command::new("/usr/sbin/debugfs")
+        .args(["-R", &what, image.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(dumped.status.success(), "{dumped:?}");
+    std::fs::read(to).unwrap()
+}
+
+#[test]
+fn a_guest_that_dies_in_the_middle_has_old_bytes_zeros_or_new_ones() {
+    let rig = Rig::boot("pi-die");
+    start_server(&rig);
+    let large = &rig.files[1];
+    let mut client = connect(&rig);
+    client
+        .write_all(&(large.len() as u64).to_be_bytes())
+        .unwrap();
+    client.write_all(&large[..20 * MIB]).unwrap();
+    within(SOON, "half of it is written", || {
+        let work = rig.work();
+        work.transfers
+            .first()
+            .is_some_and(|t| t.sent > 15 * MIB as u64)
+    });
+    // that there is a file at all is in the guest's journal some seconds later, unless somebody asks
+    rig.sh("sync");
+    signal(rig.guest().pid(), rustix::process::Signal::KILL);
+    // the client is told
+    let begun = std::time::Instant::now();
+    while client.write(&[0; 4096]).is_ok() {
+        assert!(begun.elapsed() < SOON, "nobody tells the client");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let got = dump(&rig, "/in/1");
+    let mut written = 0;
+    for (block, wanted) in got.chunks(BLOCK).zip(large.chunks(BLOCK)) {
+        // where the VM's part ends and the host's begins a block has zeros beside new bytes
+        let fits = block
+            .iter()
+            .zip(wanted)
+            .all(|(is, new)| is == new || *is == 0);
+        assert!(fits, "bytes of somebody else");
+        written += usize::from(*block == wanted[..block.len()]);
+    }
+    assert!(written * BLOCK > 10 * MIB, "{written} blocks");
+    for (name, file) in [("/f0", &rig.files[0]), ("/f1", &rig.files[1])] {
+        assert!(dump(&rig, name) == *file, "{name} was harmed");
+    }
+}
