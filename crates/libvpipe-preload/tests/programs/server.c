@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,16 +138,28 @@ static void drive(struct conn *c)
         want(c, EPOLL_CTL_MOD, c->sending ? EPOLLOUT : EPOLLIN);
 }
 
-static void *alone(void *c)
+static void alone(struct conn *c)
 {
-    while (((struct conn *)c)->open)
+    while (c->open)
         drive(c);
+}
+
+/* A connection of the thread's own: a place among the others could be given away before the thread has seen its end. */
+static void *thread(void *fd)
+{
+    struct conn own = {.fd = (int)(intptr_t)fd, .open = 1};
+    alone(&own);
     return NULL;
 }
 
 static void new(int listener)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | (mode >= BLOCK ? 0 : SOCK_NONBLOCK));
+    pthread_t id;
+    if (fd >= 0 && mode == THREADS && !pthread_create(&id, NULL, thread, (void *)(intptr_t)fd)) {
+        pthread_detach(id);
+        return;
+    }
     for (struct conn *c = conns; fd >= 0 && c < conns + MOST; c++)
         if (!c->open) {
             memset(c, 0, sizeof *c);
@@ -156,11 +169,8 @@ static void new(int listener)
                 want(c, EPOLL_CTL_ADD, EPOLLIN);
             if (mode == EDGE)
                 want(c, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
-            pthread_t thread;
             if (mode == BLOCK)
                 alone(c);
-            else if (mode == THREADS && !pthread_create(&thread, NULL, alone, c))
-                pthread_detach(thread);
             return;
         }
     close(fd);
