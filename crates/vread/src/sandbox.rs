@@ -241,6 +241,7 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
             libc::SYS_splice,
             libc::SYS_pipe2,
             libc::SYS_copy_file_range,
+            libc::SYS_sync_file_range,
             libc::SYS_pwrite64,
         ] {
             rules.insert(call, Vec::new());

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 use viola_extents::CheckedMap;
-use viola_extents::host::{Image, Source};
+use viola_extents::host::{Image, Sink, Source};
 
 use super::Turn;
+use super::behind::Behind;
 
 /// Bytes that are copied at once where the kernel does not do it alone.
 const CHUNK: u64 = 256 << 10;
@@ -35,6 +36,7 @@ pub struct Copying {
     length: u64,
     /// The kernel does not copy between these two by itself.
     by_hand: bool,
+    behind: Behind,
 }
 
 impl Copying {
@@ -53,6 +55,7 @@ impl Copying {
             moved: 0,
             length,
             by_hand: false,
+            behind: Behind::default(),
         })
     }
 
@@ -87,16 +90,25 @@ impl Copying {
 
     /// As many as lie in one piece on both sides.
     fn some(&mut self, most: u64) -> io::Result<u64> {
-        let (from, to) = (&self.from, &self.to);
+        let to = &self.to;
         let sinks = to.image.sinks(&to.map, to.offset + self.moved, most)?;
         let sink = *sinks.first().ok_or(io::ErrorKind::InvalidInput)?;
-        let at = from.offset + self.moved;
+        let done = Self::piece(&self.from, self.moved, &sink, &mut self.by_hand)?;
+        self.behind.wrote(sink.fd, sink.offset, done);
+        if self.moved + done == self.length {
+            self.behind.end(sink.fd);
+        }
+        Ok(done)
+    }
+
+    fn piece(from: &Part, moved: u64, sink: &Sink<'_>, by_hand: &mut bool) -> io::Result<u64> {
+        let at = from.offset + moved;
         let sources = from.image.sources(&from.map, at, sink.len)?;
-        if let (Some(Source::File { fd, offset, len }), false) = (sources.first(), self.by_hand) {
+        if let (Some(Source::File { fd, offset, len }), false) = (sources.first(), *by_hand) {
             match range(*fd, *offset, (sink.fd, sink.offset), *len) {
                 // not for devices, not from one file system to another, not within one piece of a file
                 Err(Errno::INVAL | Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {
-                    self.by_hand = true;
+                    *by_hand = true;
                 }
                 done => return Ok(done? as u64),
             }

@@ -6,6 +6,7 @@
 //! | from a file | [`Sending`] | [`Copying`] |
 //! | from a connection | [`Relaying`] | [`Receiving`] |
 
+mod behind;
 mod copy;
 mod receive;
 mod relay;

@@ -2,7 +2,7 @@
 //! Real blocks for every byte that will be written: zeros where a file has a hole, a block that was only reserved, or its end.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,8 +11,10 @@ use viola_proto::agent::Extent;
 use super::cache::Aligned;
 use crate::pipe::reason::Reason;
 
-/// Written at a time; whoever wants it to stop waits for one of these.
-const PIECE: u64 = 4 << 20;
+/// Zeros in memory: few enough to stay in a CPU's cache.
+const ZEROS: u64 = 1 << 20;
+/// How often they are written at once; whoever wants it to stop waits for that. Each time the VM has to get its core again.
+const TIMES: u64 = 16;
 
 /// Bytes of a file: first, and behind the last.
 pub type Part = (u64, u64);
@@ -59,7 +61,7 @@ pub fn zeros(
     block: u64,
     stop: &AtomicBool,
 ) -> Result<(), Reason> {
-    let mut nothing = Aligned::new(PIECE as usize);
+    let mut nothing = Aligned::new(ZEROS as usize);
     for gap in gaps {
         let ((from, to), edges) = pieces(*gap, block);
         let mut at = from;
@@ -67,9 +69,14 @@ pub fn zeros(
             if stop.load(Ordering::Relaxed) {
                 return Err(Reason::Host);
             }
-            let piece = (to - at).min(PIECE);
-            let bytes = &nothing.get()[..piece as usize];
-            let done = direct.write_at(bytes, at).map_err(|e| reason(&e))? as u64;
+            let zeros: &[u8] = nothing.get();
+            let whole = (to - at).min(ZEROS * TIMES) / ZEROS;
+            let parts: Vec<_> = match whole {
+                0 => vec![IoSlice::new(&zeros[..(to - at) as usize])],
+                _ => (0..whole).map(|_| IoSlice::new(zeros)).collect(),
+            };
+            let done = rustix::io::pwritev(direct, &parts, at);
+            let done = done.map_err(|e| reason(&e.into()))? as u64;
             // what is left of a block is written again
             at += done / block * block;
             if done < block {

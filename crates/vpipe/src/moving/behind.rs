@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Written bytes go to the disk while the next ones are written.
+//!
+//! Otherwise they all wait for the VM's flush, which begins to write them in the VM's own time: for a copy of 256 MiB
+//! that took as much of the VM's CPU time as everything else.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Bytes that are sent to the disk at a time.
+const PIECE: u64 = 8 << 20;
+
+/// What was written to a file last, one piece, which is not on its way to the disk yet.
+#[derive(Debug, Default)]
+pub(super) struct Behind {
+    from: u64,
+    to: u64,
+}
+
+impl Behind {
+    /// `len` bytes were written from `offset` on.
+    pub(super) fn wrote(&mut self, file: BorrowedFd<'_>, offset: u64, len: u64) {
+        if offset != self.to {
+            self.end(file);
+            (self.from, self.to) = (offset, offset);
+        }
+        self.to += len;
+        if self.to - self.from >= PIECE {
+            self.end(file);
+        }
+    }
+
+    /// The rest.
+    pub(super) fn end(&mut self, file: BorrowedFd<'_>) {
+        if self.from < self.to {
+            let (from, len) = (self.from as i64, (self.to - self.from) as i64);
+            // SAFETY: numbers only, and a descriptor that is borrowed for as long.
+            // A hint: what fails is told to whoever flushes the file.
+            let _ = unsafe {
+                libc::sync_file_range(file.as_raw_fd(), from, len, libc::SYNC_FILE_RANGE_WRITE)
+            };
+            self.from = self.to;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_piece_is_as_long_as_what_was_written_in_one_row() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[1; 4096]).unwrap();
+        let fd = file.as_fd();
+        let mut behind = Behind::default();
+        behind.wrote(fd, 100, 50);
+        behind.wrote(fd, 150, 50);
+        assert_eq!((behind.from, behind.to), (100, 200));
+        behind.wrote(fd, 1000, 1);
+        assert_eq!((behind.from, behind.to), (1000, 1001));
+        behind.wrote(fd, 1001, PIECE);
+        assert_eq!((behind.from, behind.to), (1001 + PIECE, 1001 + PIECE));
+        behind.wrote(fd, 1001 + PIECE, 9);
+        behind.end(fd);
+        assert_eq!(behind.from, behind.to);
+    }
+}
