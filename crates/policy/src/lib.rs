@@ -5,9 +5,11 @@
 //! controller and the simulator run the very same code, so what is tested in one holds in the others.
 //!
 //! - [`slices`]: who runs on a core next, and until when; the class of a VM.
+//! - [`turbo`]: the same for turbo cores; which VMs use them, and how many there are.
 //! - [`place`]: which vCPU runs on which core.
 //! - [`pipes`]: whose pipe the host serves next, and how much.
 
 pub mod pipes;
 pub mod place;
 pub mod slices;
+pub mod turbo;

@@ -282,7 +282,7 @@ proptest! {
         let slack = if alone { 0.01 } else { 0.015 };
         prop_assert!(share >= due - slack, "{share:.4} of the core, {due:.4} is due");
         for machine in [Box::new(Paper::default()) as Box<dyn Machine>, Box::new(Credit::new(true)), Box::new(Credit::new(false))] {
-            let share = run(Boxed(machine), &vms, 20_000 * MS).share(0);
+            let share = run(machine, &vms, 20_000 * MS).share(0);
             prop_assert!(share <= cap + 0.01, "{share:.4} with a cap of {cap}");
             // Slices of 30 ms fit windows of 30 ms badly.
             prop_assert!(share >= due * 0.3, "{share:.4} of the core, {due:.4} is due");
@@ -341,21 +341,5 @@ proptest! {
         vms.push(SimVm { params, behaviour: Behaviour::Bursts { sleep: (sleep, 2 * sleep), run: (10 * US, run) } });
         let report = Core::new(Interleaved::default(), &vms, Driver::default(), 3).run_until(5_000 * MS).unwrap().clone();
         prop_assert_eq!(report.vm(99).unwrap().worst_wait(), 0);
-    }
-}
-
-struct Boxed(Box<dyn Machine>);
-
-impl Machine for Boxed {
-    fn configure(&mut self, now: Nanos, vms: &[Params]) {
-        self.0.configure(now, vms);
-    }
-    fn decide(
-        &mut self,
-        now: Nanos,
-        seen: &[viola_policy::slices::Seen],
-        out: &mut viola_policy::slices::Decision,
-    ) {
-        self.0.decide(now, seen, out);
     }
 }

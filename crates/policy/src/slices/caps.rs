@@ -12,18 +12,18 @@ const SHORTEST_RUN: i64 = 200 * US as i64;
 
 /// The accounting windows of one core.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Windows {
+pub(crate) struct Windows {
     length: Nanos,
     next: Option<Nanos>,
 }
 
 impl Windows {
-    pub(super) fn new(length: Nanos) -> Self {
+    pub(crate) fn new(length: Nanos) -> Self {
         Self { length, next: None }
     }
 
     /// Number of windows that began since the last call.
-    pub(super) fn roll(&mut self, now: Nanos) -> u64 {
+    pub(crate) fn roll(&mut self, now: Nanos) -> u64 {
         let next = *self.next.get_or_insert(now.saturating_add(self.length));
         if now < next {
             return 0;
@@ -43,8 +43,8 @@ impl Windows {
 
 /// The cap of one VM.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cap {
-    /// Thousandths of the core; 1000 means no cap.
+pub(crate) struct Cap {
+    /// Thousandths of a core; 0 means no cap.
     permille: u32,
     /// ns per window; 0 means no cap.
     quota: i64,
@@ -53,9 +53,9 @@ pub(super) struct Cap {
 }
 
 impl Cap {
-    pub(super) fn new(permille: Option<u32>, windows: &Windows) -> Self {
+    pub(crate) fn new(permille: Option<u32>, windows: &Windows) -> Self {
         let mut cap = Self {
-            permille: 1000,
+            permille: 0,
             quota: 0,
             left: 0,
             capped: false,
@@ -64,14 +64,20 @@ impl Cap {
         cap
     }
 
-    /// Takes a new cap. Time used beyond the old one stays owed.
-    pub(super) fn set(&mut self, permille: Option<u32>, windows: &Windows) {
-        let permille = permille.unwrap_or(1000).clamp(1, 1000);
+    /// Takes a new cap on one core (thousandths of it; 1000 and more is none). Time used beyond the old one stays
+    /// owed.
+    pub(crate) fn set(&mut self, permille: Option<u32>, windows: &Windows) {
+        self.set_total(permille.filter(|&p| p < 1000), windows);
+    }
+
+    /// As [`Cap::set`], for what a VM uses on several cores together: 1000 is one whole core.
+    pub(crate) fn set_total(&mut self, permille: Option<u32>, windows: &Windows) {
+        let permille = permille.map_or(0, |p| p.clamp(1, 1_000_000));
         if permille == self.permille {
             return;
         }
         self.permille = permille;
-        if permille == 1000 {
+        if permille == 0 {
             (self.quota, self.left, self.capped) = (0, 0, false);
             return;
         }
@@ -94,7 +100,7 @@ impl Cap {
     }
 
     /// Takes what the VM ran and the number of windows that began since.
-    pub(super) fn charge(&mut self, used: Nanos, begun: u64) {
+    pub(crate) fn charge(&mut self, used: Nanos, begun: u64) {
         if self.quota == 0 {
             return;
         }
@@ -112,12 +118,12 @@ impl Cap {
     }
 
     /// Whether the VM must not run now.
-    pub(super) fn is_capped(&self) -> bool {
+    pub(crate) fn is_capped(&self) -> bool {
         self.capped
     }
 
     /// What the VM may run from now ([`FOREVER`] without cap).
-    pub(super) fn budget(&self) -> Nanos {
+    pub(crate) fn budget(&self) -> Nanos {
         if self.quota == 0 {
             FOREVER
         } else {
@@ -126,7 +132,7 @@ impl Cap {
     }
 
     /// When a capped VM may run again.
-    pub(super) fn refill(&self, windows: &Windows) -> Nanos {
+    pub(crate) fn refill(&self, windows: &Windows) -> Nanos {
         if !self.capped {
             return FOREVER;
         }
@@ -199,6 +205,20 @@ mod tests {
             assert!(!cap.is_capped());
             assert_eq!((cap.budget(), cap.refill(&windows)), (FOREVER, FOREVER));
         }
+    }
+
+    #[test]
+    fn a_cap_over_several_cores_may_be_more_than_one() {
+        let mut windows = Windows::new(10 * MS);
+        windows.roll(0);
+        let mut cap = Cap::new(None, &windows);
+        cap.set_total(Some(1500), &windows);
+        cap.charge(14 * MS, 0);
+        assert!(!cap.is_capped());
+        cap.charge(MS, 0);
+        assert!(cap.is_capped());
+        cap.set_total(None, &windows);
+        assert!(!cap.is_capped());
     }
 
     #[test]

@@ -160,7 +160,7 @@ fn look(class: Class) -> &'static str {
     }
 }
 
-fn percent(part: f64) -> String {
+pub(crate) fn percent(part: f64) -> String {
     let p = part * 100.0;
     if p < 10.0 {
         format!("{p:.1} %")
@@ -170,7 +170,7 @@ fn percent(part: f64) -> String {
 }
 
 /// A time as an operator reads it.
-struct Span(Nanos);
+pub(crate) struct Span(pub(crate) Nanos);
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -29,7 +29,7 @@ struct Entry {
 
 /// Lags of the VMs of one core, by index.
 #[derive(Debug, Clone)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     entries: Vec<Entry>,
     /// Sum of the members' weights.
     weight: i64,
@@ -43,7 +43,7 @@ fn lag_of(ns: i64) -> i64 {
 }
 
 impl Ledger {
-    pub(super) fn with_capacity(vms: usize) -> Self {
+    pub(crate) fn with_capacity(vms: usize) -> Self {
         Self {
             entries: Vec::with_capacity(vms),
             weight: 0,
@@ -53,14 +53,14 @@ impl Ledger {
 
     /// Begins a new set of VMs; [`Ledger::push`] them in order. `old` takes the present state, so that those
     /// that stay can be copied from it.
-    pub(super) fn begin(&mut self, old: &mut Ledger) {
+    pub(crate) fn begin(&mut self, old: &mut Ledger) {
         std::mem::swap(self, old);
         self.entries.clear();
         (self.weight, self.rest) = (0, 0);
     }
 
     /// Adds a VM: a new one with lag 0, or the one that has index `from` in `old`.
-    pub(super) fn push(&mut self, weight: u32, old: &Ledger, from: Option<usize>) {
+    pub(crate) fn push(&mut self, weight: u32, old: &Ledger, from: Option<usize>) {
         let weight = i64::from(weight.clamp(1, 65_535));
         let (lag, member) =
             from.map_or((0, false), |k| (old.entries[k].lag, old.entries[k].member));
@@ -92,7 +92,7 @@ impl Ledger {
     }
 
     /// Takes what each VM ran since the last call. The members are owed what one ran that is no member.
-    pub(super) fn charge(&mut self, used: impl Fn(usize) -> Nanos) {
+    pub(crate) fn charge(&mut self, used: impl Fn(usize) -> Nanos) {
         let mut total = 0;
         for (i, e) in self.entries.iter_mut().enumerate() {
             let ran = used(i);
@@ -107,12 +107,12 @@ impl Ledger {
         }
     }
 
-    pub(super) fn is_member(&self, i: usize) -> bool {
+    pub(crate) fn is_member(&self, i: usize) -> bool {
         self.entries[i].member
     }
 
     /// Begins or ends a membership.
-    pub(super) fn set_member(&mut self, i: usize, member: bool) {
+    pub(crate) fn set_member(&mut self, i: usize, member: bool) {
         let e = &mut self.entries[i];
         if e.member != member {
             e.member = member;
@@ -121,7 +121,7 @@ impl Ledger {
     }
 
     /// Limits what a VM is owed to `most` ns; what it loses goes to the other members.
-    pub(super) fn limit_credit(&mut self, i: usize, most: i64) {
+    pub(crate) fn limit_credit(&mut self, i: usize, most: i64) {
         let most = lag_of(most);
         if self.entries[i].lag > most {
             self.move_to(i, most);
@@ -129,7 +129,7 @@ impl Ledger {
     }
 
     /// Limits what a VM owes to `least` ns (negative); what it is forgiven is the other members' loss.
-    pub(super) fn limit_debt(&mut self, i: usize, least: i64) {
+    pub(crate) fn limit_debt(&mut self, i: usize, least: i64) {
         let least = lag_of(least);
         if self.entries[i].lag < least {
             self.move_to(i, least);
@@ -148,12 +148,12 @@ impl Ledger {
     }
 
     /// Service that the VM is owed, ns (rounded down).
-    pub(super) fn lag(&self, i: usize) -> i64 {
+    pub(crate) fn lag(&self, i: usize) -> i64 {
         self.entries[i].lag.div_euclid(ONE)
     }
 
     /// Whether VM `a` has had less service for its weight than `b`.
-    pub(super) fn behind(&self, a: usize, b: usize) -> bool {
+    pub(crate) fn behind(&self, a: usize, b: usize) -> bool {
         let (a, b) = (&self.entries[a], &self.entries[b]);
         i128::from(a.lag) * i128::from(b.weight) > i128::from(b.lag) * i128::from(a.weight)
     }
@@ -169,19 +169,19 @@ impl Ledger {
     }
 
     /// Whether nobody else competes, so that the VM's lag stands still.
-    pub(super) fn is_alone(&self, i: usize) -> bool {
+    pub(crate) fn is_alone(&self, i: usize) -> bool {
         self.weights_with(i).1 == 0
     }
 
     /// The lag (ns) that a VM starting at 0 has after running `ns` in one go: -ns·(1 - s), s its share.
-    pub(super) fn after(&self, i: usize, ns: Nanos) -> i64 {
+    pub(crate) fn after(&self, i: usize, ns: Nanos) -> i64 {
         let (all, others) = self.weights_with(i);
         -(ns.min(SCALED as Nanos) as i64 * others / all)
     }
 
     /// How long the VM runs in one go from its lag down to `stop` (ns): (lag - stop) / (1 - s), at least 0. `None`
     /// when alone: it never gets there.
-    pub(super) fn run_down(&self, i: usize, stop: i64) -> Option<i64> {
+    pub(crate) fn run_down(&self, i: usize, stop: i64) -> Option<i64> {
         let (all, others) = self.weights_with(i);
         if others == 0 {
             return None;
@@ -191,7 +191,7 @@ impl Ledger {
 
     /// How long the others must run until the VM's lag is up to `target` (ns): (target - lag) / s, rounded up; 0
     /// when it is there.
-    pub(super) fn time_to(&self, i: usize, target: i64) -> Nanos {
+    pub(crate) fn time_to(&self, i: usize, target: i64) -> Nanos {
         let (all, _) = self.weights_with(i);
         let e = &self.entries[i];
         let missing = lag_of(target) - e.lag;

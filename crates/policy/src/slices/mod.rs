@@ -14,10 +14,10 @@
 //! it was measured against. [`model`] has the equations, [`classify`] chooses the class of a VM, [`simulate`]
 //! runs any machine on a model of one core.
 
-mod caps;
+pub(crate) mod caps;
 mod credit;
 mod interleaved;
-mod lag;
+pub(crate) mod lag;
 mod paper;
 
 pub mod classify;
@@ -152,8 +152,18 @@ pub trait Machine {
     fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision);
 }
 
+impl<M: Machine + ?Sized> Machine for Box<M> {
+    fn configure(&mut self, now: Nanos, vms: &[Params]) {
+        (**self).configure(now, vms);
+    }
+
+    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
+        (**self).decide(now, seen, out);
+    }
+}
+
 /// What was seen of VM `i`; nothing if the driver's list is too short.
-fn seen_at(seen: &[Seen], i: usize) -> Seen {
+pub(crate) fn seen_at(seen: &[Seen], i: usize) -> Seen {
     seen.get(i).copied().unwrap_or_default()
 }
 

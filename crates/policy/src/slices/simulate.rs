@@ -221,6 +221,11 @@ impl<M: Machine> Core<M> {
         &self.machine
     }
 
+    /// The machine, to be told what this core's driver does not see. Between two calls of [`Core::run_until`].
+    pub fn machine_mut(&mut self) -> &mut M {
+        &mut self.machine
+    }
+
     /// Replaces the VMs from now on. Those with a known id and the same behaviour go on with what they do.
     pub fn configure(&mut self, vms: &[SimVm]) {
         // The machine must know what was run under the old order of VMs.

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The least that a VM gets which the shares leave nothing.
+
+use crate::slices::Nanos;
+
+/// Grants one of those that wait for long a short run, at most once in each `every`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Floor {
+    /// Length of the run, ns; 0: none are granted.
+    pub(super) run: Nanos,
+    /// Shortest wait that is ended by one, and shortest time between two, ns.
+    pub(super) every: Nanos,
+    next: Nanos,
+}
+
+impl Floor {
+    pub(super) fn new(run: Nanos, every: Nanos) -> Self {
+        Self {
+            run,
+            every,
+            next: 0,
+        }
+    }
+
+    /// The one of `waiting` (index, since when) that has waited longest, if it is due a run now.
+    pub(super) fn grant(
+        &mut self,
+        now: Nanos,
+        waiting: impl Iterator<Item = (usize, Nanos)>,
+    ) -> Option<usize> {
+        if self.run == 0 || now < self.next {
+            return None;
+        }
+        let (i, since) = waiting.min_by_key(|&(_, since)| since)?;
+        if now.saturating_sub(since) < self.every {
+            return None;
+        }
+        self.next = now.saturating_add(self.every);
+        Some(i)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_that_waited_longest_is_granted_a_run_and_then_nobody_for_a_while() {
+        let mut floor = Floor::new(10, 100);
+        let waiting = [(0, 50), (1, 20), (2, 90)];
+        assert_eq!(floor.grant(110, waiting.into_iter()), None);
+        assert_eq!(floor.grant(130, waiting.into_iter()), Some(1));
+        assert_eq!(floor.grant(229, waiting.into_iter()), None);
+        assert_eq!(floor.grant(230, waiting.into_iter()), Some(1));
+        assert_eq!(floor.grant(900, std::iter::empty()), None);
+        assert_eq!(Floor::new(0, 100).grant(900, waiting.into_iter()), None);
+    }
+}
