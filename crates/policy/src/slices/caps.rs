@@ -136,7 +136,7 @@ impl Cap {
         if !self.capped {
             return FOREVER;
         }
-        let missing = self.enough() - self.left;
+        let missing = self.enough().saturating_sub(self.left);
         windows.begin_of((missing.max(1) as u64).div_ceil(self.quota as u64))
     }
 }

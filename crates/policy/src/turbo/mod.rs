@@ -28,7 +28,7 @@
 //! - A turbo vCPU that wakes with share in hand (at most a slot's) takes the core at once.
 //! - Table 1, scenario 2, leaves a VM nothing of the regular core, for as long as its I/O goes on. Here it gets 1 ms of
 //!   each 150 ms ([`RegularConfig::floor`]), so that it can read what it receives; 0 turns that off.
-//! - Caps, which the paper does not treat, limit both pools together; the turbo pool comes first.
+//! - Caps, which the paper does not treat, limit both pools together. A VM's vCPUs spend its quota as they come.
 //!
 //! # Decisions of the control loop
 //! [`choose`]: which VMs get a turbo vCPU. [`count`]: how many turbo cores there are. [`model`]: waits and buffers.

@@ -96,7 +96,8 @@ pub struct Granted {
 ///
 /// First the turbo pool, by weight among those that want it, what one leaves going to the others. Then the regular
 /// pool, so that the totals are as equal (by weight) as they can be: a VM that ran on the turbo pool gets as much less
-/// here. So nothing is left unused that somebody wants and may use.
+/// here. So nothing is left unused that somebody wants and may use. (Of a VM at its cap the machines keep the total;
+/// how it is divided between the pools depends on which vCPU comes first.)
 pub fn allocate(vms: &[Demand], regular_cores: f64, turbo_cores: f64) -> Vec<Granted> {
     let cap = |vm: &Demand| vm.cap.unwrap_or(f64::INFINITY).max(0.0);
     let ranges: Vec<_> = vms
