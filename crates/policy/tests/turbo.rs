@@ -319,13 +319,28 @@ fn any_config() -> impl Strategy<Value = HostConfig> {
         })
 }
 
+/// What a capped VM cannot use goes to the others; that must not put them before it when it may run again.
+#[test]
+fn a_vm_reaches_its_cap_beside_others_that_are_owed_more() {
+    let of = [
+        (1024, Some(881), 100, 25),
+        (1024, None, 0, 25),
+        (256, None, 100, 6),
+        (128, None, 100, 100),
+    ];
+    let host = run(host(SHORT), &vms(&of), 5_000 * MS);
+    let (regular, turbo) = host.used(0);
+    let got = regular + turbo;
+    assert!((0.86..=0.885).contains(&got), "{got} with a cap of 0.881");
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn shares_are_those_of_the_equations(of in demands(5), short in any::<bool>()) {
         let config = host(if short { SHORT } else { LETTER });
-        let host = run(config, &vms(&of), 20_000 * MS);
+        let host = run(config, &vms(&of), 8_000 * MS);
         let due = due(&of, 1.0, 1.0);
         for (i, due) in due.iter().enumerate() {
             let got = host.used(i as u32);
@@ -345,7 +360,7 @@ proptest! {
         let mut host = Host::new(host(SHORT), &vms(&of));
         let total = |host: &Host| { let (r, t) = host.used(0); r + t };
         let mut before = 0.0;
-        for second in 1..=10_u64 {
+        for second in 1..=5_u64 {
             host.run_until(second * 1_000 * MS).unwrap();
             let sum = total(&host) * second as f64;
             let most = f64::from(cap) / 1000.0;
@@ -354,7 +369,8 @@ proptest! {
         }
         let got = total(&host);
         let due = due[0].regular + due[0].turbo;
-        prop_assert!(got >= due - 0.02, "{got} used, {due} is due");
+        // A quota that could not be used is carried over for one window only.
+        prop_assert!(got >= due * 0.95 - 0.02, "{got} used, {due} is due: {of:?}");
     }
 
     #[test]
@@ -390,7 +406,7 @@ proptest! {
         vms[0].turbo = Some((0, Behaviour::Busy));
         vms[0].cap_permille = None;
         let config = HostConfig { regular: RegularConfig { slice: 4 * MS, ..RegularConfig::default() }, ..config };
-        let host = run(config, &vms, 5_000 * MS);
+        let host = run(config, &vms, 3_000 * MS);
         let mut reports = host.reports();
         let n = vms.len() as u64;
         let regular = reports.next().unwrap().vm(0).unwrap();

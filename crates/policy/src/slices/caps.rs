@@ -117,6 +117,11 @@ impl Cap {
         };
     }
 
+    /// What the VM may run in each window, ns; 0 without cap.
+    pub(crate) fn quota(&self) -> i64 {
+        self.quota
+    }
+
     /// Whether the VM must not run now.
     pub(crate) fn is_capped(&self) -> bool {
         self.capped

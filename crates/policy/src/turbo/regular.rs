@@ -80,6 +80,7 @@ fn rules(config: Config) -> Rules {
         credit: config.credit,
         least: EAGER_LEAST,
         debt: LUMP,
+        quotas: true,
     }
 }
 

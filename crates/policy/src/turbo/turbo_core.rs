@@ -119,11 +119,13 @@ fn rules(config: Config) -> (Rules, Rules) {
         credit: config.credit,
         least: EAGER_LEAST.0,
         debt: 0,
+        quotas: false,
     };
     let lodgers = Rules {
         credit: LODGER_CREDIT,
         least: EAGER_LEAST.1,
         debt: LUMP,
+        quotas: true,
     };
     (turbo, lodgers)
 }

@@ -51,6 +51,9 @@ pub(super) struct Rules {
     pub(super) least: Nanos,
     /// Most that a VM can owe beside two slices, ns.
     pub(super) debt: Nanos,
+    /// Whether a VM over its cap is owed what it may run in a window, instead of one slice: where the longest wait of
+    /// the others matters less than that it reaches its cap.
+    pub(super) quotas: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -254,10 +257,15 @@ impl Turns {
                 self.ledger.set_member(k, true);
                 continue;
             }
-            // Over its cap it collects the turn that the cap cut short, asleep only its credit; and what others run
-            // while nobody waits is nobody's loss.
+            // Over its cap it collects the turn that the cap cut short, or what it may run in a window: what it cannot
+            // use is the others', who would else come before it when it may run again, and it would miss its cap.
+            // Asleep it collects its credit; and what others run while nobody waits is nobody's loss.
             let capped = vm.cap.is_capped();
-            let most = if capped { vm.slice } else { credit };
+            let most = match (capped, self.rules.quotas) {
+                (false, _) => credit,
+                (true, false) => vm.slice,
+                (true, true) => vm.slice.max(vm.cap.quota()),
+            };
             let full = self.ledger.lag(k) >= most;
             if full {
                 self.ledger.limit_credit(k, most);
