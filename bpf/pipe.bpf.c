@@ -4,12 +4,13 @@
  *
  * The host's socket lives in a network namespace of the VM, behind a veth. Its segments enter the bridge through the VM's own
  * tap, as if the VM had sent them, and the peer's leave it there: so filters, MAC learning and spoof checks on the
- * tap hold as before, and two VMs may have the same address. Three hooks:
+ * tap hold as before, and two VMs may have the same address. Four hooks:
  *
  *   to_guest    tap, egress:             led flows go to the veth, held ones where they are kept, or nowhere
  *   from_guest  tap, ingress:            what the host's socket sent passes, what the VM says of a led or held flow does not, but for
  *                                        one on its way back, of which it says nothing until it has it
  *   from_host   veth's end, ingress:     led and taken flows go into the tap, anything else nowhere
+ *   gate        its other end, egress:   nothing leaves while the VM stands still
  *
  * Everything that is not in the map passes. Fragments and VLAN tags are not looked into; an ICMP message that a packet was too
  * big goes to whoever has the flow.
@@ -18,6 +19,7 @@
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_F_INGRESS = 1,
 };
 
@@ -66,6 +68,14 @@ struct {
 	__type(key, u32);
 	__type(value, u32);
 } taps SEC(".maps");
+
+/* One number: whether the gate is shut. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} shut SEC(".maps");
 
 struct ipv4 {
 	u8 version_length;
@@ -250,4 +260,17 @@ int from_host(struct __sk_buff *skb)
 	count(&flow->from);
 	skb->mark = FROM_HOST;
 	return bpf_redirect(key.tap, BPF_F_INGRESS);
+}
+
+/*
+ * Before the veth and not behind it: a socket is told at once that its segment did not leave, and tries again twice a second
+ * without losing patience (tcp_retransmit_timer: local congestion). A segment lost later would double its timeout each time.
+ */
+SEC("tc")
+int gate(struct __sk_buff *skb)
+{
+	u32 first = 0;
+	u32 *is_shut = bpf_map_lookup_elem(&shut, &first);
+
+	return is_shut && *is_shut ? TCX_DROP : TCX_NEXT;
 }

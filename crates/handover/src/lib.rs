@@ -21,7 +21,7 @@ mod wire;
 
 pub use put::{Ready, drop_quietly, drop_with_reset, put};
 pub use state::{Buffers, Scale, State, Window};
-pub use take::{Taken, outstanding, resume, take};
+pub use take::{Taken, nudge, outstanding, resume, take};
 pub use wire::{TooLong, from_wire, to_wire};
 
 /// Why a connection cannot be handed over.

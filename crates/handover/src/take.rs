@@ -119,6 +119,16 @@ pub fn resume(fd: BorrowedFd<'_>) -> Result<()> {
     sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")
 }
 
+/// Sends the peer the number up to which all has been received, and makes it answer with its own: the kernel does so for a socket
+/// that leaves repair mode (`tcp_send_window_probe`).
+///
+/// # Errors
+/// What the kernel refused.
+pub fn nudge(fd: BorrowedFd<'_>) -> Result<()> {
+    sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
+    resume(fd)
+}
+
 fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<std::net::SocketAddr>> {
     match sys::address(fd, peer) {
         Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ENOTCONN) => {

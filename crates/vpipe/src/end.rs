@@ -81,6 +81,12 @@ impl HostEnd {
             .map_err(Error::Connection)
     }
 
+    /// Lets the peer hear at once of a socket that could not say anything for a while, and say how far it is.
+    pub fn nudge(&self) {
+        // else it does so by itself, half a second later
+        let _ = viola_handover::nudge(self.socket());
+    }
+
     /// Whether the peer will send no more: said before the host had the connection, so the socket does not know.
     pub fn peer_finished(&self) -> bool {
         self.peer_finished

@@ -2,12 +2,14 @@
 //! The host side of vpipe: a VM's connections are steered to sockets of the host, which move bytes in the VM's place.
 //!
 //! [`Steering`] decides, packet by packet at a VM's tap, who has a connection: the VM, nobody, or a socket in the VM's
-//! [`Space`] on the host, the [`HostEnd`] of the connection. [`moving`] moves the bytes. [`Park`] keeps what the
+//! [`Space`] on the host, the [`HostEnd`] of the connection. [`moving`] moves the bytes. [`Gate`] keeps those
+//! sockets silent while the VM stands still. [`Park`] keeps what the
 //! peer says while nobody has the connection. [`work`] does all that an agent asks for, on a thread. Mechanism: `bpf/pipe.bpf.c`; paper 003
 //! (vPipe), section 4, for what it replaces.
 
 mod end;
 mod flows;
+mod gate;
 pub mod moving;
 mod park;
 mod space;
@@ -16,6 +18,7 @@ pub mod work;
 
 pub use end::HostEnd;
 pub use flows::{Counts, Flow, Flows};
+pub use gate::Gate;
 pub use park::Park;
 pub use space::Space;
 pub use steer::{Attached, Steering};

@@ -75,6 +75,11 @@ impl Space {
         self.park
     }
 
+    /// Interface index of the veth's end inside.
+    pub(crate) fn inside(&self) -> u32 {
+        self.inside
+    }
+
     /// The namespace, for a process that is to live in it.
     pub fn netns(&self) -> &Netns {
         &self.netns

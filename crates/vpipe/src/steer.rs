@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The program `bpf/pipe.bpf.c` at a VM's tap.
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 
-use crate::{Error, Flows, Result};
+use crate::{Error, Flows, Gate, Result, Space};
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pipe.bpf.o"));
 
-/// A tap and the end of a veth with the program on them; taken off when this goes, or the last copy of its descriptors.
+/// A tap and both ends of a veth with the program on them; taken off when this goes, or the last copy of its descriptors.
 #[derive(Debug)]
 pub struct Attached {
-    links: [OwnedFd; 3],
+    links: [OwnedFd; 4],
 }
 
 impl Attached {
     /// Its links, for a process that is to keep them.
-    pub fn links(&self) -> &[OwnedFd; 3] {
+    pub fn links(&self) -> &[OwnedFd; 4] {
         &self.links
     }
 }
@@ -27,6 +27,7 @@ impl Attached {
 pub struct Steering {
     object: Object,
     flows: Flows,
+    gate: Gate,
     taps: MapHandle,
 }
 
@@ -52,11 +53,16 @@ impl Steering {
             MapHandle::try_from(&map).map_err(bpf("opening a map"))
         };
         let taps = map("taps")?;
-        let flows = map("flows")?.as_fd().try_clone_to_owned();
-        let flows = Flows::from(flows.map_err(Error::kernel("copying a descriptor"))?);
+        let copy = |map: MapHandle| {
+            let fd = map.as_fd().try_clone_to_owned();
+            fd.map_err(Error::kernel("copying a descriptor"))
+        };
+        let flows = Flows::from(copy(map("flows")?)?);
+        let gate = Gate::from(copy(map("shut")?)?);
         Ok(Self {
             object,
             flows,
+            gate,
             taps,
         })
     }
@@ -66,19 +72,26 @@ impl Steering {
         &self.flows
     }
 
-    /// Puts the program on a tap and on the host's end of the veth that leads to the VM's sockets, both in the calling
-    /// thread's network namespace.
+    /// What lets the VM's sockets on the host speak, or not.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Puts the program on a tap, in the calling thread's network namespace, and on the veth that leads to the VM's sockets.
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn attach(&self, tap: u32, veth: u32) -> Result<Attached> {
+    pub fn attach(&self, tap: u32, space: &Space) -> Result<Attached> {
+        let veth = space.veth();
         self.taps
             .update(&veth.to_ne_bytes(), &tap.to_ne_bytes(), MapFlags::ANY)
             .map_err(bpf("telling the steering program of a tap"))?;
+        let gate = self.program("gate")?;
         let links = [
             self.link("to_guest", tap, libbpf_sys::BPF_TCX_EGRESS)?,
             self.link("from_guest", tap, libbpf_sys::BPF_TCX_INGRESS)?,
             self.link("from_host", veth, libbpf_sys::BPF_TCX_INGRESS)?,
+            space.run(|| link("gate", gate, space.inside(), libbpf_sys::BPF_TCX_EGRESS))??,
         ];
         Ok(Attached { links })
     }
@@ -89,22 +102,34 @@ impl Steering {
         interface: u32,
         hook: libbpf_sys::bpf_attach_type,
     ) -> Result<OwnedFd> {
+        link(name, self.program(name)?, interface, hook)
+    }
+
+    fn program(&self, name: &str) -> Result<RawFd> {
         let program = self.object.progs().find(|program| program.name() == name);
         let program = program.ok_or_else(|| bpf("looking for a program")(not_found()))?;
-        let program = program.as_fd().as_raw_fd();
-        // SAFETY: plain numbers and no options; the answer is a new descriptor, or a negated error.
-        let link = unsafe {
-            libbpf_sys::bpf_link_create(program, interface as i32, hook, std::ptr::null())
-        };
-        if link < 0 {
-            let source = std::io::Error::from_raw_os_error(-link);
-            return Err(Error::kernel(format!(
-                "putting `{name}` on interface {interface}"
-            ))(source));
-        }
-        // SAFETY: a new descriptor that nobody else owns.
-        Ok(unsafe { OwnedFd::from_raw_fd(link) })
+        Ok(program.as_fd().as_raw_fd())
     }
+}
+
+/// Puts a program on an interface of the calling thread's network namespace.
+fn link(
+    name: &'static str,
+    program: RawFd,
+    interface: u32,
+    hook: libbpf_sys::bpf_attach_type,
+) -> Result<OwnedFd> {
+    // SAFETY: plain numbers and no options; the answer is a new descriptor, or a negated error.
+    let link =
+        unsafe { libbpf_sys::bpf_link_create(program, interface as i32, hook, std::ptr::null()) };
+    if link < 0 {
+        let source = std::io::Error::from_raw_os_error(-link);
+        return Err(Error::kernel(format!(
+            "putting `{name}` on interface {interface}"
+        ))(source));
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
 fn not_found() -> libbpf_rs::Error {

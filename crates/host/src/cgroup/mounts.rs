@@ -7,6 +7,7 @@ use super::Version;
 use super::place::Place;
 use crate::error::HostError;
 use crate::proc;
+use crate::vm::Tid;
 
 /// Where a hierarchy can be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +84,17 @@ impl Mounts {
             }
         }
         mounts
+    }
+
+    /// Folder of the version 2 group that a thread is in, whatever controllers that has; `None` without one, and when it lies
+    /// outside of what is mounted.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] for `/proc/TID/cgroup`.
+    pub fn unified(&self, tid: Tid) -> Result<Option<PathBuf>, HostError> {
+        let text = proc::read_text(format!("/proc/{tid}/cgroup"))?.unwrap_or_default();
+        let group = text.lines().find_map(|line| line.strip_prefix("0::"));
+        Ok(group.and_then(|group| self.v2.as_ref()?.folder(group)))
     }
 
     /// Reads `/proc/PID/cgroup`: a version 1 hierarchy that has the controller wins, since then the

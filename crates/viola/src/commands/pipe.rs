@@ -33,7 +33,12 @@ fn list(pipes: &Pipes) -> String {
         let work = &vm.work;
         vms.push(vec![
             vm.name.clone(),
-            if vm.serving { "yes" } else { "no" }.into(),
+            match vm.serving {
+                true if work.paused => "paused",
+                true => "yes",
+                false => "no",
+            }
+            .into(),
             work.transfers.len().to_string(),
             work.begun.to_string(),
             work.returned.to_string(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use viola_vpipe::work::Place;
-use viola_vpipe::{Flows, Park};
+use viola_vpipe::{Flows, Gate, Park};
 use viola_vread::agent_worker;
 use viola_vread::control::{Begin, Control, Inbox, PipesBegin};
 use viola_vread::journal::{Level as Matters, Sink};
@@ -140,10 +140,12 @@ fn place(
     move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
         .map_err(|e| Failure::run(format!("vpipe: the network namespace: {e}")))?;
     let flows = Flows::from(next()?);
+    let gate = Gate::from(next()?);
     let park = Park::with([next()?, next()?], begin.tap);
-    let links = vec![next()?, next()?, next()?];
+    let links = vec![next()?, next()?, next()?, next()?];
     let place = Place {
         flows,
+        gate,
         park,
         tap: begin.tap,
         veth: begin.veth,

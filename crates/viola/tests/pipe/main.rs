@@ -8,6 +8,7 @@ mod client;
 mod common;
 mod faults;
 mod networks;
+mod pauses;
 mod proxies;
 mod rig;
 mod servers;

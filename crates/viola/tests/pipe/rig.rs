@@ -51,6 +51,8 @@ pub struct Wish<'a> {
     pub more: &'a str,
     /// Its disk is a loop device over the image, which fails where the image has been cut.
     pub looped: bool,
+    /// Most bytes a second that the host moves for it.
+    pub rate: Option<u64>,
 }
 
 impl Default for Wish<'_> {
@@ -61,6 +63,7 @@ impl Default for Wish<'_> {
             seed: 0,
             more: "",
             looped: false,
+            rate: None,
         }
     }
 }
@@ -236,9 +239,11 @@ impl Rig {
     /// With these addresses for `[vm.pipe]`.
     pub fn at(wish: &Wish<'_>, addresses: &str) -> Self {
         let turn = turn();
+        let rate = wish.rate.map(|rate| format!("rate = {rate}\n"));
         let daemon = Daemon::start(&format!(
-            "[slices]\nenabled = false\n{}",
-            vm(wish.name, addresses)
+            "[slices]\nenabled = false\n{}{}",
+            vm(wish.name, addresses),
+            rate.unwrap_or_default()
         ));
         let web = Web::boot(wish);
         let mut rig = Self {

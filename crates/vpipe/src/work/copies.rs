@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,13 @@ use viola_proto::pipe::shown::{Kind, Transfer, Work};
 use viola_proto::pipe::{PipeId, ToGuest};
 
 use super::allowance::Allowance;
+use super::standstill::{Mover, Standstill};
 use super::{cpu_ms, wake};
 use crate::moving::{Copying, Turn};
 
 /// Bytes that one copy moves before the next one's turn, and between two looks at the orders.
 const BUDGET: u64 = 4 << 20;
-/// Longest sleep for the cap's sake: orders are looked at in between.
+/// Longest sleep for the cap's sake, or the VM's: orders are looked at in between.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The agent hears so often how far it is.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -43,13 +44,14 @@ impl Copies {
     pub(super) fn start(
         report: Sender<(u64, ToGuest)>,
         told: Arc<OwnedFd>,
-        allowance: Arc<Allowance>,
+        (allowance, standstill): (Arc<Allowance>, Arc<Standstill>),
     ) -> io::Result<Self> {
         let (orders, queue) = channel();
         let board = Arc::<Mutex<Work>>::default();
         let thread = Thread {
             orders: queue,
             allowance,
+            standstill,
             report,
             told,
             board: Arc::clone(&board),
@@ -96,6 +98,7 @@ struct One {
 struct Thread {
     orders: Receiver<Order>,
     allowance: Arc<Allowance>,
+    standstill: Arc<Standstill>,
     report: Sender<(u64, ToGuest)>,
     told: Arc<OwnedFd>,
     board: Arc<Mutex<Work>>,
@@ -110,14 +113,19 @@ impl Thread {
         loop {
             // with nothing to do until there is an order, else as long as there are any
             let order = match self.all.is_empty() {
-                true => self.orders.recv().map_err(|_| TryRecvError::Disconnected),
-                false => self.orders.try_recv(),
+                true => self
+                    .orders
+                    .recv()
+                    .map_err(|_| RecvTimeoutError::Disconnected),
+                false if self.standstill.is_on() => self.orders.recv_timeout(PAUSE),
+                false => self.orders.recv_timeout(Duration::ZERO),
             };
             match order {
                 Ok(order) => self.obey(order),
-                Err(TryRecvError::Disconnected) => return,
-                Err(TryRecvError::Empty) => self.turns(),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => self.turns(),
             }
+            self.standstill.busy(Mover::Copies, !self.all.is_empty());
             self.publish();
         }
     }
@@ -155,6 +163,9 @@ impl Thread {
             let Some(one) = self.all.get_mut(&pipe) else {
                 continue;
             };
+            if self.standstill.is_on() {
+                return;
+            }
             let budget = match self.allowance.ready(Instant::now(), BUDGET) {
                 Ok(budget) => budget,
                 Err(pause) => {

@@ -30,6 +30,11 @@ impl Held {
     pub(super) fn is_late(&self, now: Instant) -> bool {
         now >= self.since + GIVING
     }
+
+    /// For so long the VM could not do anything.
+    pub(super) fn postpone(&mut self, time: Duration) {
+        self.since += time;
+    }
 }
 
 /// Connections of a pipe that the VM has not taken back yet.
@@ -50,6 +55,11 @@ impl Going {
 
     pub(super) fn is_late(&self, now: Instant) -> bool {
         now >= self.since + TAKING
+    }
+
+    /// As with [`Held::postpone`].
+    pub(super) fn postpone(&mut self, time: Duration) {
+        self.since += time;
     }
 
     /// Resets them: nobody will ever take them back, and the peers are not to wait for that.

@@ -8,6 +8,7 @@
 //! | `going` | connections that are held before and after it |
 //! | `allowance` | the cap in bytes a second |
 //! | `copies` | the thread that copies from file to file |
+//! | `standstill` | whether the VM runs at all |
 //!
 //! [`Pipes`] takes orders, which come from the agent by way of whoever reads its channel, and answers with what is to
 //! be said to the agent ([`ToGuest`]). It never waits for a VM: a connection that is not taken back in time is
@@ -18,6 +19,7 @@ mod copies;
 mod going;
 mod one;
 mod run;
+mod standstill;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,10 +32,12 @@ use viola_proto::pipe::shown::Work;
 use viola_proto::pipe::{Connection, PipeId, ToGuest};
 
 use crate::moving::{Copying, Part};
-use crate::{Flow, Flows, Park};
+use crate::{Flow, Flows, Gate, Park};
 use allowance::Allowance;
 use copies::Copies;
 use one::Home;
+pub use standstill::Pulse;
+use standstill::Standstill;
 
 /// What the thread works with. All of it can be made by one process and used by another one, which has no more privilege than
 /// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE in the VM's [`crate::Space`].
@@ -41,6 +45,8 @@ use one::Home;
 pub struct Place {
     /// Who has which connection.
     pub flows: Flows,
+    /// What keeps its sockets silent while it stands still.
+    pub gate: Gate,
     /// Where held packets are kept.
     pub park: Park,
     /// Interface index of the VM's tap.
@@ -125,6 +131,7 @@ pub struct Pipes {
     told: Arc<OwnedFd>,
     board: Arc<Mutex<Work>>,
     copies: Copies,
+    standstill: Arc<Standstill>,
 }
 
 impl Pipes {
@@ -143,9 +150,12 @@ impl Pipes {
         let board = Arc::<Mutex<Work>>::default();
         let told_too = (told.clone(), board.clone());
         let allowance = Arc::new(Allowance::new(place.rate));
-        let copies = Copies::start(report.clone(), told.clone(), allowance.clone())?;
+        let gate = place.gate.descriptor().map_err(io::Error::other)?;
+        let standstill = Standstill::start(gate.into(), wake.clone())?;
+        let shared = (allowance, standstill.clone());
+        let copies = Copies::start(report.clone(), told.clone(), shared.clone())?;
         let queue = (queue, wake.clone());
-        let worker = run::Worker::new(place, queue, report, told_too, allowance);
+        let worker = run::Worker::new(place, queue, report, told_too, shared);
         std::thread::Builder::new()
             .name("viola-pipes".into())
             .spawn(move || worker.run())?;
@@ -157,7 +167,19 @@ impl Pipes {
             told,
             board,
             copies,
+            standstill,
         })
+    }
+
+    /// By what it is seen from now on whether the VM stands still. What is under way then stops within a tenth of a second, and
+    /// goes on when the VM does.
+    pub fn watch(&self, pulse: Pulse) {
+        self.standstill.watch(pulse);
+    }
+
+    /// Whether the VM stands still, in the middle of something.
+    pub fn stands_still(&self) -> bool {
+        self.standstill.is_on()
     }
 
     /// Answered with [`ToGuest::Held`] or [`ToGuest::Refused`].
@@ -232,6 +254,7 @@ impl Pipes {
             broken: board.broken + copies.broken,
             bytes: board.bytes + copies.bytes,
             cpu_ms: board.cpu_ms + copies.cpu_ms,
+            paused: self.stands_still(),
         }
     }
 
@@ -250,6 +273,7 @@ impl Pipes {
 impl Drop for Pipes {
     fn drop(&mut self) {
         self.end();
+        self.standstill.end();
     }
 }
 

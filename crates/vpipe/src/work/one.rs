@@ -150,6 +150,14 @@ impl One {
         self.ends.is_some_and(|ends| now >= ends)
     }
 
+    /// The VM has stood still for so long, and goes on: so do the peers.
+    pub(super) fn resume(&mut self, time: Duration) {
+        self.ends = self.ends.map(|ends| ends + time);
+        for end in self.ends() {
+            end.nudge();
+        }
+    }
+
     /// Moves no more than what has come already.
     pub(super) fn stop(&mut self, now: Instant, home: Home<'_>) {
         self.ends.get_or_insert(now + PATIENCE);

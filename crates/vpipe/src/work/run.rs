@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The thread that has the connections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
@@ -16,6 +16,7 @@ use viola_proto::pipe::{Connection, PipeId, ToGuest};
 use super::allowance::Allowance;
 use super::going::{Going, Held, let_go, socket_for};
 use super::one::{Job, Next, One, Wait};
+use super::standstill::{Mover, Standstill};
 use super::{End, Give, Order, Place, cpu_ms, no_sink, wake};
 use crate::moving::{Receiving, Relaying, Sending};
 use crate::{Flow, HostEnd};
@@ -25,6 +26,11 @@ const TICK: Duration = Duration::from_millis(500);
 
 pub(super) struct Worker {
     allowance: Arc<Allowance>,
+    standstill: Arc<Standstill>,
+    /// Since when the VM stands still.
+    still: Option<Instant>,
+    /// What it had said before, and is to be done when it goes on.
+    waiting: VecDeque<Order>,
     place: Place,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
@@ -53,10 +59,13 @@ impl Worker {
         (orders, wake): (Receiver<Order>, Arc<OwnedFd>),
         report: Sender<(u64, ToGuest)>,
         (told, board): (Arc<OwnedFd>, Arc<Mutex<Work>>),
-        allowance: Arc<Allowance>,
+        (allowance, standstill): (Arc<Allowance>, Arc<Standstill>),
     ) -> Self {
         Self {
             allowance,
+            standstill,
+            still: None,
+            waiting: VecDeque::new(),
             place,
             orders,
             wake,
@@ -74,8 +83,13 @@ impl Worker {
 
     pub(super) fn run(mut self) {
         loop {
+            let still = self.stands_still();
             loop {
                 match self.orders.try_recv() {
+                    // a reset would not get out now
+                    Ok(order) if still && !matches!(order, Order::End(_)) => {
+                        self.waiting.push_back(order);
+                    }
                     Ok(order) => self.obey(order),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return self.end(),
@@ -84,10 +98,38 @@ impl Worker {
             if self.parks() {
                 self.place.park.keep();
             }
-            self.work();
+            let busy = !(self.pipes.is_empty() && self.going.is_empty() && self.held.is_empty());
+            self.standstill.busy(Mover::Connections, busy);
+            if !still {
+                self.work();
+            }
             self.publish();
             self.sleep();
         }
+    }
+
+    /// Whether the VM stands still. When it goes on it has as much time left as it had.
+    fn stands_still(&mut self) -> bool {
+        let now = Instant::now();
+        match (self.standstill.is_on(), self.still) {
+            (true, None) => self.still = Some(now),
+            (false, Some(since)) => {
+                self.still = None;
+                let time = now.saturating_duration_since(since);
+                self.pipes
+                    .values_mut()
+                    .for_each(|(one, _)| one.resume(time));
+                self.held.values_mut().for_each(|held| held.postpone(time));
+                self.going
+                    .values_mut()
+                    .for_each(|going| going.postpone(time));
+                for order in std::mem::take(&mut self.waiting) {
+                    self.obey(order);
+                }
+            }
+            _ => {}
+        }
+        self.still.is_some()
     }
 
     fn obey(&mut self, order: Order) {
@@ -302,7 +344,8 @@ impl Worker {
     fn work(&mut self) {
         let now = Instant::now();
         for (id, (one, wait)) in std::mem::take(&mut self.pipes) {
-            if matches!(wait, Wait::Source | Wait::Sink) && !one.is_late(now) {
+            let waits = matches!(wait, Wait::Source | Wait::Sink) && !one.is_late(now);
+            if waits || self.standstill.is_on() {
                 self.pipes.insert(id, (one, wait));
                 continue;
             }
@@ -397,6 +440,9 @@ impl Worker {
 
     /// All connections are reset.
     fn end(&mut self) {
+        self.waiting.clear();
+        // the peers are to hear of it, whatever the VM does
+        let _ = self.place.gate.shut(false);
         for (one, _) in std::mem::take(&mut self.pipes).into_values() {
             let flows = one.flows();
             self.counts.broken += 1;
@@ -425,7 +471,9 @@ impl Worker {
         }
         let first = fds.len();
         let mut waiting = Vec::new();
-        for (id, (one, wait)) in &self.pipes {
+        // while the VM stands still nothing is done about them, whatever they have to say
+        let pipes = self.pipes.iter().filter(|_| self.still.is_none());
+        for (id, (one, wait)) in pipes {
             match wait {
                 Wait::Nothing => {
                     limit = Duration::ZERO;

@@ -43,7 +43,7 @@ impl Tenant {
                 }
                 let space = Space::new(&veth, GUEST, 1500).unwrap();
                 let tap = devices.index(&tap).unwrap();
-                let attached = steering.attach(tap, space.veth()).unwrap();
+                let attached = steering.attach(tap, &space).unwrap();
                 let park = Park::new(&space, tap).unwrap();
                 (space, park, tap, attached)
             })
@@ -76,6 +76,7 @@ impl Tenant {
     pub fn pipes(&mut self, steering: &Steering) -> Pipes {
         let place = Place {
             flows: steering.flows().descriptor().unwrap().into(),
+            gate: steering.gate().descriptor().unwrap().into(),
             park: self.park.take().unwrap(),
             tap: self.tap,
             veth: self.space.veth(),

@@ -282,6 +282,10 @@ impl Conversation {
         if !self.has_channel {
             return;
         }
+        // a VM that stands still has not died, and its disks stay as they are
+        if self.pipes.as_ref().is_some_and(Pipes::stands_still) {
+            self.heard = now;
+        }
         if let State::Open { .. } = self.state
             && now.saturating_duration_since(self.heard) >= SILENCE
         {

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use viola_proto::agent::ToAgent;
-use viola_vpipe::work::{Pipes, Place};
+use viola_vpipe::work::{Pipes, Place, Pulse};
 
 use crate::control::{Inbox, Limits, Order, Received, Report, Role, VERSION};
 use crate::journal::{Journal, Level, Sink};
@@ -242,6 +242,13 @@ impl Worker {
             }
             Order::EndEpoch { why } => {
                 self.conversation.end_epoch(now, &why, out);
+                Ok(())
+            }
+            Order::Pulse { threads, .. } => {
+                let threads = fds.by_ref().take(threads).collect();
+                if let Some(pipes) = self.conversation.pipes() {
+                    pipes.watch(Pulse::new(threads, fds.next()));
+                }
                 Ok(())
             }
             Order::Quit { why } => {

@@ -14,7 +14,7 @@ use super::{Control, ControlError, Limits, Received, Secret};
 #[serde(tag = "begin", rename_all = "lowercase")]
 pub enum Begin {
     /// The worker of a VM with an agent. Then: the VM's table, to be written; and what sends its files, where that is wanted: the
-    /// network namespace for it, the map of its connections, two packet sockets, three links.
+    /// network namespace for it, the maps of its connections and of its gate, two packet sockets, four links.
     Agent {
         /// Identity of the VM.
         vm: String,
@@ -78,7 +78,7 @@ pub struct PipesBegin {
 }
 
 /// Descriptors that go with [`PipesBegin`].
-const PIPES: usize = 7;
+const PIPES: usize = 9;
 
 /// How long a worker waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);

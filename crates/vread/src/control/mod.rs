@@ -22,7 +22,7 @@ use viola_proto::pipe::shown::Work;
 
 /// Changes when an order or a report changes so that an older program would not understand it. A worker of another
 /// version is replaced.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// What a worker is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -176,6 +176,14 @@ pub enum Order {
         /// Why, for the journal and for the agent.
         why: String,
     },
+    /// Agent worker: by what it is seen whether the VM stands still. Descriptors: `/proc/PID/task/TID/stat` of its vCPUs, and
+    /// `cgroup.events` of their control group if there is one.
+    Pulse {
+        /// How many vCPUs.
+        threads: usize,
+        /// Whether there is a control group.
+        group: bool,
+    },
     /// Reader worker: the agent in its VM is behind this descriptor (a connected unix stream socket), and hands FUSE
     /// requests over ([`viola_proto::relay`]). One that was there before is closed.
     Stream,
@@ -195,6 +203,7 @@ impl Order {
         match self {
             Self::Channel | Self::Stream => 1,
             Self::Reader { .. } | Self::Datanode { .. } | Self::Remote | Self::Asker { .. } => 2,
+            Self::Pulse { threads, group } => threads.saturating_add(usize::from(*group)),
             Self::Images { images, .. } => images.iter().map(|i| i.layers.len()).sum(),
             _ => 0,
         }

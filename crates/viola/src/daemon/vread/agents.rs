@@ -15,6 +15,7 @@ use viola_vread::control::{AgentStat, Begin, ImageSpec, Order, Role, Session};
 use super::disks::{self, Disk};
 use super::folder;
 use super::pipes::Place;
+use super::pulse::Sign;
 use super::worker::{Worker, WorkerError};
 use crate::config::{VmPipe, VmVread, Vread};
 use crate::daemon::trouble::{Trouble, Verdict};
@@ -58,6 +59,8 @@ pub struct Agent {
     /// Where they are sent from. Kept beside the worker: when that is killed its connections are reset, and what says so has
     /// to find the programs still there.
     place: Option<Place>,
+    /// By what the worker sees that the VM stands still.
+    sign: Option<Sign>,
 }
 
 impl Agent {
@@ -83,6 +86,7 @@ impl Agent {
             started_with: None,
             no_pipes: None,
             place: None,
+            sign: None,
         }
     }
 
@@ -115,6 +119,7 @@ impl Agent {
                 self.trouble.overcome();
                 self.looked = None;
                 self.tried = None;
+                self.sign = None;
                 true
             }
             Err(why) => {
@@ -226,6 +231,9 @@ impl Agent {
         let mut is_due = self
             .looked
             .is_none_or(|at| now.saturating_duration_since(at) >= DISKS_AGE);
+        if is_due || self.sign.is_none() {
+            self.look_at_pulse(now);
+        }
         if self.vm.hypervisor == Hypervisor::Qemu {
             is_due |= self.listen(now, config);
             is_due &= self.watch.is_some();
@@ -297,6 +305,24 @@ impl Agent {
                 self.why = format!("QMP socket {}: {e}", path.display());
                 false
             }
+        }
+    }
+
+    /// Tells the worker by what it sees that the VM stands still, if that has become something else.
+    fn look_at_pulse(&mut self, now: Instant) {
+        if self.stat.pipes.is_none() && self.place.is_none() {
+            return;
+        }
+        let sign = Sign::of(&self.vm);
+        if self.sign.as_ref() == Some(&sign) {
+            return;
+        }
+        let files = sign.open();
+        let told = (self.worker.as_ref()).map(|worker| worker.order(&files.order(), &files.fds()));
+        match told {
+            Some(Ok(())) => self.sign = Some(sign),
+            Some(Err(e)) => self.fail(now, &chain(&e)),
+            None => {}
         }
     }
 

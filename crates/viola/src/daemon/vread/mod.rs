@@ -15,6 +15,7 @@
 //! | `disks` | the files behind a VM's disks |
 //! | `line` | a reader's byte stream |
 //! | `pipes` | where a VM's files are sent from |
+//! | `pulse` | whether a VM runs at all |
 //! | `place` | the cores of a reader's worker |
 //! | `worker` | one process |
 //! | `folder` | what lies in the run directory |
@@ -27,6 +28,7 @@ mod pairs;
 mod peers;
 mod pipes;
 mod place;
+mod pulse;
 mod readers;
 mod resolve;
 mod supervisor;

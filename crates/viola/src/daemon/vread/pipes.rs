@@ -22,6 +22,7 @@ pub struct Place {
     pub begin: PipesBegin,
     space: Space,
     flows: OwnedFd,
+    gate: OwnedFd,
     park: [OwnedFd; 2],
     attached: Attached,
 }
@@ -49,8 +50,9 @@ impl Place {
             }
             let park = Park::new(&space, index)?.descriptors();
             let steering = Steering::load()?;
-            let attached = steering.attach(index, space.veth())?;
+            let attached = steering.attach(index, &space)?;
             let flows = steering.flows().descriptor()?;
+            let gate = steering.gate().descriptor()?;
             let begin = PipesBegin {
                 tap: index,
                 veth: space.veth(),
@@ -63,6 +65,7 @@ impl Place {
                 begin,
                 space,
                 flows,
+                gate,
                 park,
                 attached,
             })
@@ -76,6 +79,7 @@ impl Place {
         let mut fds = vec![
             self.space.netns().as_fd(),
             self.flows.as_fd(),
+            self.gate.as_fd(),
             from.as_fd(),
             to.as_fd(),
         ];

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A guest that is paused in the middle of an answer: nothing comes until it goes on, and then all of it.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use viola_host::cgroup::Mounts;
+use viola_host::proc;
+
+use crate::common::guests::{signal, within};
+use crate::rig::{MIB, Rig, SOON, Wish};
+
+/// What is under way has to stop within this time, and what the machine's other work may add.
+const STOPS: Duration = Duration::from_millis(100 + 300);
+/// Longer than an agent may be silent.
+const PAUSE: Duration = Duration::from_secs(12);
+
+/// All processes of the guest.
+fn processes(rig: &Rig) -> Vec<u32> {
+    let mut all = vec![rig.guest().pid()];
+    let mut next = 0;
+    while next < all.len() {
+        all.extend(proc::children(all[next]).unwrap());
+        next += 1;
+    }
+    all
+}
+
+/// Pauses the guest while it answers, and lets it go on.
+fn pause_half_way(rig: &Rig, pause: impl FnOnce(), go_on: impl FnOnce()) {
+    let mut client = rig.client();
+    client.ask("/f1", "");
+    let come = Arc::new(AtomicUsize::new(0));
+    let counter = come.clone();
+    let size = rig.files[1].len();
+    let reader = std::thread::spawn(move || {
+        let head = client.head().unwrap();
+        assert_eq!(head, (200, size));
+        let (mut body, mut last) = (Vec::new(), Instant::now());
+        let mut some = vec![0; 64 << 10];
+        let mut longest = Duration::ZERO;
+        while body.len() < size {
+            let got = client.0.read(&mut some).unwrap();
+            assert!(got > 0, "an end after {} bytes", body.len());
+            body.extend_from_slice(&some[..got]);
+            counter.store(body.len(), Ordering::SeqCst);
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+        }
+        (client, body, longest)
+    });
+    within(SOON, "it is under way", || {
+        come.load(Ordering::SeqCst) > 4 * MIB && !rig.work().transfers.is_empty()
+    });
+    pause();
+    std::thread::sleep(STOPS);
+    let so_far = come.load(Ordering::SeqCst);
+    assert!(so_far < size, "it was over already");
+    std::thread::sleep(PAUSE);
+    assert_eq!(come.load(Ordering::SeqCst), so_far, "it did not stop");
+    assert!(rig.work().paused);
+    go_on();
+    let (mut client, body, longest) = reader.join().unwrap();
+    assert!(body == rig.files[1], "other bytes");
+    assert!(longest >= PAUSE, "{longest:?}");
+    // the connection is the guest's again
+    client.fetch("/f0", &rig.files[0]);
+    let work = rig.settled(1);
+    assert_eq!((work.begun, work.broken), (1, 0), "{work:?}");
+    assert!(!work.paused && work.bytes > 38 * MIB as u64, "{work:?}");
+}
+
+fn slow(name: &str) -> Rig {
+    let rig = Rig::with(&Wish {
+        name,
+        rate: Some(10_000_000),
+        ..Wish::default()
+    });
+    rig.start_nginx();
+    rig
+}
+
+#[test]
+fn a_stopped_guest_is_paused_and_goes_on_where_it_was() {
+    let rig = slow("pi-stop");
+    let all = processes(&rig);
+    let tell = |what| all.iter().for_each(|pid| signal(*pid, what));
+    pause_half_way(&rig, || tell(Signal::STOP), || tell(Signal::CONT));
+}
+
+#[test]
+fn a_frozen_guest_is_paused_and_goes_on_where_it_was() {
+    let rig = slow("pi-freeze");
+    let group = Group::with(&processes(&rig));
+    // the daemon looks once a second where its VMs are
+    std::thread::sleep(Duration::from_secs(4));
+    pause_half_way(&rig, || group.freeze(true), || group.freeze(false));
+}
+
+/// A control group of version 2 in which a guest is.
+struct Group(PathBuf);
+
+impl Group {
+    fn with(processes: &[u32]) -> Self {
+        let mounts = Mounts::read().unwrap();
+        let here = mounts.unified(std::process::id()).unwrap();
+        let group = here
+            .expect("a hierarchy of version 2")
+            .join("viola-test-freeze");
+        // of a test that was killed
+        drop(Self(group.clone()));
+        std::fs::create_dir(&group).unwrap();
+        let group = Self(group);
+        for pid in processes {
+            // one of a program that has ended meanwhile
+            let _ = std::fs::write(group.0.join("cgroup.procs"), pid.to_string());
+        }
+        group
+    }
+
+    fn freeze(&self, freeze: bool) {
+        let digit = if freeze { "1" } else { "0" };
+        std::fs::write(self.0.join("cgroup.freeze"), digit).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0.join("cgroup.freeze"), "0");
+        let all = std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        let above = self.0.parent().unwrap().join("cgroup.procs");
+        for pid in all.lines() {
+            let _ = std::fs::write(&above, pid);
+        }
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether a VM's sockets on the host may say anything.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use libbpf_rs::libbpf_sys;
+
+use crate::{Error, Result};
+
+/// The map that the steering program looks into before a packet leaves a VM's [`crate::Space`]. While it is shut nothing leaves:
+/// the sockets stay as they are, and try again twice a second.
+#[derive(Debug)]
+pub struct Gate(OwnedFd);
+
+impl From<OwnedFd> for Gate {
+    /// Of the descriptor of another one.
+    fn from(map: OwnedFd) -> Self {
+        Self(map)
+    }
+}
+
+impl Gate {
+    /// Another descriptor of it.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn descriptor(&self) -> Result<OwnedFd> {
+        let copy = self.0.try_clone();
+        copy.map_err(Error::kernel("copying a descriptor"))
+    }
+
+    /// Shuts it, or opens it.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn shut(&self, shut: bool) -> Result<()> {
+        let (key, value) = (0_u32, u32::from(shut));
+        // SAFETY: key and value are as long as the map's are.
+        let done = unsafe {
+            libbpf_sys::bpf_map_update_elem(
+                self.0.as_raw_fd(),
+                (&raw const key).cast(),
+                (&raw const value).cast(),
+                libbpf_sys::BPF_ANY.into(),
+            )
+        };
+        match done {
+            0 => Ok(()),
+            error => Err(Error::kernel("shutting the gate of a VM's sockets")(
+                std::io::Error::from_raw_os_error(-error),
+            )),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! While a VM stands still nothing of it moves, whatever is in the sockets already; afterwards all goes on.
+#![allow(clippy::unwrap_used)]
+
+mod bed;
+mod tenant;
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use bed::{Bed, SIZE, restore};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
+use tenant::noise;
+use viola_proto::pipe::ToGuest;
+use viola_vpipe::work::{Give, Pulse};
+
+const MIB: u64 = 1 << 20;
+/// Longer than any timeout of a socket that is to be silent.
+const LONG: Duration = Duration::from_millis(1500);
+
+/// A thread of a VM, as far as the host can see.
+struct Vcpu(File);
+
+impl Vcpu {
+    fn of(bed: &Bed) -> Self {
+        let file = tempfile::tempfile().unwrap();
+        let its = OwnedFd::from(file.try_clone().unwrap());
+        bed.pipes.watch(Pulse::new(vec![its], None));
+        let vcpu = Self(file);
+        vcpu.is('S');
+        vcpu
+    }
+
+    fn is(&self, state: char) {
+        let line = format!("7 (vcpu) {state} 1 7");
+        self.0.write_all_at(line.as_bytes(), 0).unwrap();
+    }
+
+    fn stops(&self, bed: &Bed) {
+        self.is('T');
+        wait_until("it is seen to stand still", || bed.pipes.stands_still());
+        // a turn that had begun
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    fn goes_on(&self, bed: &Bed) {
+        self.is('S');
+        wait_until("it is seen to go on", || !bed.pipes.stands_still());
+    }
+}
+
+fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Takes what comes until nothing has come for so long.
+fn drain(client: &mut TcpStream, got: &mut Vec<u8>, quiet: Duration) {
+    client.set_read_timeout(Some(quiet)).unwrap();
+    let mut some = vec![0; 64 << 10];
+    loop {
+        match client.read(&mut some) {
+            Ok(0) => panic!("an end after {} bytes", got.len()),
+            Ok(count) => got.extend_from_slice(&some[..count]),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => panic!("after {} bytes: {e}", got.len()),
+        }
+    }
+    client.set_read_timeout(None).unwrap();
+}
+
+#[test]
+fn what_is_in_the_hosts_socket_stays_there_and_comes_afterwards() {
+    let bed = Bed::new("s");
+    let vcpu = Vcpu::of(&bed);
+    for ipv4 in [true, false] {
+        let (mut client, guest, flow) = bed.tenant.connect(ipv4);
+        // so that most of it waits at the host
+        set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
+        bed.give(1, &guest);
+        let mut got = vec![0; 1 << 20];
+        client.read_exact(&mut got).unwrap();
+        vcpu.stops(&bed);
+        let before = got.len();
+        drain(&mut client, &mut got, Duration::from_millis(200));
+        let rest = got.len() - before;
+        assert!(rest < 1 << 20, "{rest} bytes were with the client already");
+        // from now on nothing at all: no timeout, no window of the client's gets anything out
+        let before = got.len();
+        drain(&mut client, &mut got, LONG);
+        assert_eq!(got.len(), before);
+        assert!(bed.pipes.work().paused);
+        vcpu.goes_on(&bed);
+        let mut rest = vec![0; SIZE as usize - got.len()];
+        client.read_exact(&mut rest).unwrap();
+        got.extend(rest);
+        assert!(got == bed.file);
+        assert_eq!(bed.take_back(1, &guest), SIZE);
+        bed.wait_until_left_alone(&flow);
+    }
+}
+
+#[test]
+fn a_disk_of_a_vm_that_stands_still_is_not_written_to() {
+    let bed = Bed::new("t");
+    let vcpu = Vcpu::of(&bed);
+    let (mut client, source, from) = bed.tenant.connect(true);
+    bed.pipes.hold(1, from.guest, from.peer);
+    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
+    let give = Give {
+        pipe: 1,
+        source: bed.taken(&source),
+        sink: bed.part(0..2 * MIB, 0),
+        length: 2 * MIB,
+    };
+    bed.pipes.give(give).unwrap();
+    let bytes = noise(2 << 20, 21);
+    client.write_all(&bytes[..100_000]).unwrap();
+    wait_until("the first of it is written", || {
+        bed.disk(0..100_000) == bytes[..100_000]
+    });
+    vcpu.stops(&bed);
+    let sent = bytes.clone();
+    let sender = std::thread::spawn(move || {
+        client.write_all(&sent[100_000..]).unwrap();
+        client
+    });
+    // neither by a connection nor by a copy
+    let copy = Give {
+        pipe: 2,
+        source: bed.part(2 * MIB..3 * MIB, 0),
+        sink: bed.part(5 * MIB..6 * MIB, 0),
+        length: MIB,
+    };
+    bed.pipes.give(copy).unwrap();
+    std::thread::sleep(LONG);
+    assert!(
+        bed.disk(100_000..SIZE) == bed.file[100_000..],
+        "it was written to"
+    );
+    assert!(bed.pipes.heard().next().is_none());
+    vcpu.goes_on(&bed);
+    let mut over = Vec::new();
+    while over.len() < 2 {
+        match bed.heard() {
+            ToGuest::Back {
+                pipe,
+                source: back,
+                errno: 0,
+                ..
+            } => {
+                if let Some(back) = back {
+                    restore(&source, *back);
+                    bed.pipes.taken(pipe);
+                }
+                over.push(pipe);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    sender.join().unwrap();
+    assert!(bed.disk(0..2 * MIB) == bytes);
+    assert!(bed.disk(5 * MIB..6 * MIB) == bed.file[2 << 20..3 << 20]);
+}
+
+#[test]
+fn a_vm_that_ends_while_it_stands_still_is_a_reset() {
+    let mut bed = Bed::new("q");
+    let vcpu = Vcpu::of(&bed);
+    let (mut client, guest, flow) = bed.tenant.connect(true);
+    set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
+    bed.give(1, &guest);
+    let mut got = vec![0; 1 << 20];
+    client.read_exact(&mut got).unwrap();
+    vcpu.stops(&bed);
+    drain(&mut client, &mut got, Duration::from_millis(200));
+    bed.pipes.end();
+    client
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    let error = client.read_to_end(&mut got).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    assert!(bed.is_left_alone(&flow));
+}
+
+#[test]
+fn nobody_is_blamed_for_the_time_in_which_a_vm_stood_still() {
+    let bed = Bed::new("p");
+    let vcpu = Vcpu::of(&bed);
+    let (mut client, guest, flow) = bed.tenant.connect(true);
+    set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
+    bed.give(1, &guest);
+    let mut got = vec![0; 1 << 20];
+    client.read_exact(&mut got).unwrap();
+    // what the VM says in its last moment waits with it
+    vcpu.stops(&bed);
+    bed.pipes.stop(1);
+    bed.pipes.hold(2, flow.guest, flow.peer);
+    drain(&mut client, &mut got, LONG);
+    assert!(bed.pipes.heard().next().is_none());
+    vcpu.goes_on(&bed);
+    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 2, .. }));
+    let reader = std::thread::spawn(move || {
+        let end = client.read_to_end(&mut got);
+        (got, end)
+    });
+    let sent = bed.take_back(1, &guest) as usize;
+    drop(guest);
+    let (got, end) = reader.join().unwrap();
+    end.unwrap();
+    assert!(got == bed.file[..sent], "{} {sent}", got.len());
+}
