@@ -49,6 +49,7 @@ const QUEUE: usize = 32;
 
 /// Runs until SIGTERM or SIGINT.
 pub fn run(args: &cli::Run) -> Outcome {
+    keep_to_itself();
     let config = Config::read(&args.config)?;
     let facts = HostFacts::read().map_err(|e| Failure::run(e.one_line()))?;
     config.check_host(&facts.online())?;
@@ -81,6 +82,18 @@ pub fn run(args: &cli::Run) -> Outcome {
     let _ = std::fs::remove_file(&socket);
     drop(lock);
     Ok(())
+}
+
+/// What whoever has started this daemon has left open is not for the processes that it starts. No socket is passed to it (`LISTEN_FDS`):
+/// it makes its own.
+fn keep_to_itself() {
+    let (first, last, flags) = (3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    // SAFETY: a plain system call on numbers, which closes nothing in this process.
+    if unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } < 0 {
+        let why = std::io::Error::last_os_error();
+        let what = format!("what was open at the start is open in its workers, too: {why}");
+        log::line(Level::Warning, what);
+    }
 }
 
 /// Before any thread is made, so that all of them follow.

@@ -2,7 +2,10 @@
 //! What happens when somebody goes away, or writes to a file, while the host sends.
 
 use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
+
+use rustix::io::FdFlags;
 
 use crate::client::Client;
 use crate::common::guests::{signal, within};
@@ -54,6 +57,26 @@ fn a_killed_daemon_is_not_noticed_by_a_client() {
     client.ask("/f1", "");
     assert!(client.answer().1 == rig.files[1]);
     within(SOON, "it is counted on", || rig.work().begun >= 2);
+}
+
+/// Descriptors of a process that lead to this file.
+fn open_in(pid: u32, file: &Path) -> usize {
+    let all = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let leads = |fd: &std::fs::DirEntry| std::fs::read_link(fd.path()).is_ok_and(|to| to == file);
+    all.flatten().filter(leads).count()
+}
+
+#[test]
+fn a_worker_has_nothing_of_whoever_started_the_daemon() {
+    let strange = tempfile::NamedTempFile::new().unwrap();
+    // whatever this process starts from now on has it
+    rustix::io::fcntl_setfd(&strange, FdFlags::empty()).unwrap();
+    let rig = Rig::boot("pi-fds");
+    let daemon = rig.daemon.pid();
+    assert_eq!(open_in(daemon, strange.path()), 1, "it was not passed on");
+    let workers = viola_host::proc::children(daemon).unwrap();
+    assert_eq!(workers.len(), 1);
+    assert_eq!(open_in(workers[0], strange.path()), 0);
 }
 
 #[test]
