@@ -19,7 +19,7 @@ mod sys;
 mod take;
 mod wire;
 
-pub use put::{Ready, drop_quietly, drop_with_reset, put};
+pub use put::{Ready, drop_quietly, drop_with_reset, pace, put};
 pub use state::{Buffers, Scale, State, Window};
 pub use take::{Taken, nudge, outstanding, resume, take};
 pub use wire::{TooLong, from_wire, to_wire};

@@ -68,6 +68,29 @@ fn roomy(state: &State) -> Buffers {
     }
 }
 
+/// Lets a fresh socket send at the pace at which the one before did: with its congestion control, if that is one of `allowed`, and
+/// with the cap of its pacing. To be called before [`put`]; whether it has the same congestion control now.
+///
+/// Only names that the kernel has already belong into `allowed`: for a process with CAP_NET_ADMIN it loads a module for any other one.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn pace(fd: BorrowedFd<'_>, state: &State, allowed: &[String]) -> Result<bool> {
+    if let Some(rate) = state.pacing {
+        sys::set_pacing(fd, rate)?;
+    }
+    let name = &state.congestion;
+    if name.is_empty() || *name == sys::congestion(fd)? {
+        return Ok(true);
+    }
+    if !allowed.contains(name) {
+        return Ok(false);
+    }
+    let (level, name) = (libc::IPPROTO_TCP, name.as_bytes());
+    sys::set(fd, level, libc::TCP_CONGESTION, name, "TCP_CONGESTION")?;
+    Ok(true)
+}
+
 /// Puts a connection into a socket that has none: a fresh one, or one after [`drop_quietly`].
 ///
 /// The local address has to be one of the namespace's own. A FIN of the peer (`peer_finished`) is not put: somebody has to

@@ -34,6 +34,10 @@ pub struct State {
     pub buffers: Buffers,
     /// Whether the peer has said that it will send no more.
     pub peer_finished: bool,
+    /// Name of this end's congestion control; empty where it is not known.
+    pub congestion: String,
+    /// Cap of this end's pacing in bytes a second, if there is one.
+    pub pacing: Option<u64>,
 }
 
 /// Shift counts of the windows, 0 to 14.

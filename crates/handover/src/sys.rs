@@ -114,6 +114,37 @@ pub fn forget_error(fd: BorrowedFd<'_>) -> Result<()> {
     get_socket(fd, libc::SO_ERROR, "SO_ERROR").map(drop)
 }
 
+/// Name of a socket's congestion control.
+pub fn congestion(fd: BorrowedFd<'_>) -> Result<String> {
+    // TCP_CA_NAME_MAX
+    let mut name = [0; 16];
+    get_tcp(fd, libc::TCP_CONGESTION, &mut name, "TCP_CONGESTION")?;
+    let end = name.iter().position(|&byte| byte == 0);
+    let name = &name[..end.unwrap_or(name.len())];
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// Cap of a socket's pacing in bytes a second.
+pub fn pacing(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
+    let mut rate = u64::MAX;
+    let mut size = size_of_val(&rate) as libc::socklen_t;
+    let (to, length) = ((&raw mut rate).cast(), &raw mut size);
+    let name = libc::SO_MAX_PACING_RATE;
+    // SAFETY: the kernel writes at most the eight bytes of `rate`.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, to, length) } {
+        // a kernel of 32 bits has a number of its own for none
+        0 if size == 8 => Ok((rate != u64::MAX).then_some(rate)),
+        0 => Ok(None),
+        _ => Err(failed("SO_MAX_PACING_RATE")),
+    }
+}
+
+/// Sets it. Nothing at all would never get anywhere.
+pub fn set_pacing(fd: BorrowedFd<'_>, rate: u64) -> Result<()> {
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+    set(fd, level, name, &[rate.max(1)], "SO_MAX_PACING_RATE")
+}
+
 pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
     Ok(Buffers {
         send: get_socket(fd, libc::SO_SNDBUF, "SO_SNDBUF")?,

@@ -210,6 +210,8 @@ fn read(
             unsent: unsent_bytes,
             buffers: sys::buffers(fd)?,
             peer_finished,
+            congestion: sys::congestion(fd)?,
+            pacing: sys::pacing(fd)?,
         });
     }
     Err(Error::Unfit(

@@ -42,6 +42,8 @@ pub fn to_wire(state: State) -> Result<Connection, TooLong> {
         unacked: Bytes(state.unacked),
         unsent: Bytes(state.unsent),
         peer_finished: state.peer_finished,
+        congestion: state.congestion,
+        pacing: state.pacing,
     })
 }
 
@@ -74,6 +76,8 @@ pub fn from_wire(connection: Connection) -> State {
             locked,
         },
         peer_finished: connection.peer_finished,
+        congestion: connection.congestion,
+        pacing: connection.pacing,
     }
 }
 
@@ -107,6 +111,8 @@ mod tests {
                 locked: 3,
             },
             peer_finished: true,
+            congestion: "reno".into(),
+            pacing: Some(11),
         }
     }
 

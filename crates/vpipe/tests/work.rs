@@ -6,12 +6,14 @@ mod bed;
 mod tenant;
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use bed::{Bed, SIZE, sent_again};
 use viola_handover::{take, to_wire};
 use viola_proto::pipe::ToGuest;
+use viola_vpipe::Flow;
 
 #[test]
 fn a_client_that_asks_again_at_once_is_heard_at_once() {
@@ -98,6 +100,79 @@ fn a_stranger_is_not_put_in_the_place_of_a_vm() {
     bed.give_as(2, connection.clone());
     bed.give_as(3, connection);
     assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 3, .. }));
+}
+
+/// Name of a socket's congestion control.
+fn congestion(socket: i32) -> String {
+    let (mut name, mut size) = ([0u8; 16], 16);
+    let (level, what) = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+    // SAFETY: the buffer is ours and of the size given.
+    unsafe { libc::getsockopt(socket, level, what, name.as_mut_ptr().cast(), &raw mut size) };
+    let name = name.split(|&byte| byte == 0).next().unwrap();
+    String::from_utf8(name.to_vec()).unwrap()
+}
+
+/// Sockets of this process, beside the VM's own, that have the VM's end of a connection.
+fn of_the_host(flow: &Flow, guest: &TcpStream) -> Vec<i32> {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let has = |fd: &i32| {
+        // SAFETY: a descriptor that another thread closes meanwhile is an error of the calls, or another one of this process.
+        let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+        let local = rustix::net::getsockname(fd)
+            .ok()
+            .and_then(|a| SocketAddr::try_from(a).ok());
+        let peer = rustix::net::getpeername(fd).ok().flatten();
+        let peer = peer.and_then(|a| SocketAddr::try_from(a).ok());
+        local == Some(flow.guest) && peer == Some(flow.peer)
+    };
+    numbers
+        .filter(has)
+        .filter(|fd| *fd != guest.as_raw_fd())
+        .collect()
+}
+
+#[test]
+fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
+    let bed = Bed::new("n");
+    // before one of them is handed over: its port is not for others then
+    let all = [0; 3].map(|_| bed.tenant.connect(true));
+    let flow = all[0].2;
+    let own = congestion(bed.tenant.space.socket(flow.guest).unwrap().as_raw_fd());
+    let other = if own == "reno" { "cubic" } else { "reno" };
+    let cases = [
+        (1, other, other, 0),
+        (2, own.as_str(), own.as_str(), 0),
+        // the kernel would look for a module
+        (3, "viola_no_such", own.as_str(), 1),
+    ];
+    for ((pipe, told, used, counted), (client, guest, flow)) in cases.into_iter().zip(all) {
+        let mut connection = to_wire(take(guest.as_fd()).unwrap().keep()).unwrap();
+        connection.congestion = told.into();
+        bed.give_as(pipe, connection);
+        let begun = Instant::now();
+        let mut seen = Vec::new();
+        while seen.is_empty() {
+            seen = of_the_host(&flow, &guest);
+            assert!(begun.elapsed() < Duration::from_secs(5), "nobody has it");
+        }
+        assert_eq!(congestion(seen[0]), used);
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; SIZE as usize];
+            (&client).read_exact(&mut got).unwrap();
+            got
+        });
+        assert_eq!(bed.take_back(pipe, &guest), SIZE);
+        assert!(reader.join().unwrap() == bed.file);
+        let begun = Instant::now();
+        while bed.pipes.work().begun < pipe {
+            assert!(
+                begun.elapsed() < Duration::from_secs(5),
+                "it is not counted"
+            );
+        }
+        assert_eq!(bed.pipes.work().other_congestion, counted);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Three network namespaces and a wire between them that is this program: it loses what it is told to lose.
+#![allow(dead_code)]
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -36,6 +36,9 @@ pub const MAX_QUEUE: usize = crate::agent::PROOF_BYTES;
 /// Largest buffer of a socket that the host makes for a VM, in bytes.
 pub const MAX_BUFFER: u32 = 16 << 20;
 
+/// Longest name of a congestion control, in bytes (`TCP_CA_NAME_MAX` of the kernel, without the zero behind it).
+pub const MAX_NAME: usize = 15;
+
 /// A pipe of a session.
 pub type PipeId = u64;
 
@@ -71,6 +74,12 @@ pub struct Connection {
     pub unsent: Bytes,
     /// The peer will send no more.
     pub peer_finished: bool,
+    /// Name of this end's congestion control, at most [`MAX_NAME`] bytes of `a-z0-9_`; empty where it is not told.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub congestion: String,
+    /// Cap of this end's pacing in bytes a second (`SO_MAX_PACING_RATE`), if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pacing: Option<u64>,
 }
 
 impl Connection {
@@ -86,6 +95,10 @@ impl Connection {
         }
         if self.buffers[0] > MAX_BUFFER || self.buffers[1] > MAX_BUFFER || self.buffers[2] > 3 {
             return Err("buffers beyond what a VM may have");
+        }
+        let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        if self.congestion.len() > MAX_NAME || !self.congestion.bytes().all(is_part) {
+            return Err("a congestion control that has no such name");
         }
         Ok(())
     }
@@ -250,6 +263,8 @@ mod tests {
             unacked: Bytes(b"HTTP".to_vec()),
             unsent: Bytes(Vec::new()),
             peer_finished: false,
+            congestion: "cubic".into(),
+            pacing: Some(1_000_000),
         }
     }
 
@@ -257,12 +272,15 @@ mod tests {
     fn a_connection_that_cannot_be_is_refused() {
         let good = connection();
         assert_eq!(good.check(), Ok(()));
-        let bad: [fn(&mut Connection); 5] = [
+        let bad: [fn(&mut Connection); 8] = [
             |c| c.peer = "[fd00::1]:1".parse().unwrap(),
             |c| c.scale = Some((15, 0)),
             |c| c.mss = 47,
             |c| c.buffers[1] = MAX_BUFFER + 1,
             |c| c.buffers[2] = 4,
+            |c| c.congestion = "a_name_that_long".into(),
+            |c| c.congestion = "a/b".into(),
+            |c| c.congestion = "\0".into(),
         ];
         for change in bad {
             let mut c = good.clone();
@@ -272,11 +290,28 @@ mod tests {
     }
 
     #[test]
+    fn one_of_an_agent_that_tells_nothing_of_its_pace_is_read() {
+        let mut silent = connection();
+        (silent.congestion, silent.pacing) = (String::new(), None);
+        let text = serde_json::to_string(&silent).unwrap();
+        assert!(
+            !text.contains("congestion") && !text.contains("pacing"),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<Connection>(&text).unwrap(), silent);
+    }
+
+    #[test]
     fn a_connection_is_read_back() {
         let back = ToGuest::Back {
             pipe: 7,
             source: None,
-            sink: Some(Box::new(connection())),
+            sink: Some(Box::new(Connection {
+                // the VM's socket has kept its own
+                congestion: String::new(),
+                pacing: None,
+                ..connection()
+            })),
             sent: 9,
             errno: 0,
         };

@@ -47,6 +47,8 @@ pub struct Work {
     pub bytes: u64,
     /// CPU time of the host that all of it took, in milliseconds; without that of the kernel's interrupts.
     pub cpu_ms: u64,
+    /// Connections that the host sent with another congestion control than the VM's, which it does not have.
+    pub other_congestion: u64,
     /// Whether all of it waits because the VM is paused.
     pub paused: bool,
 }

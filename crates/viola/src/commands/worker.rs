@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use viola_vpipe::work::Place;
+use viola_vpipe::work::{Place, congestion_controls};
 use viola_vpipe::{Flows, Gate, Park};
 use viola_vread::agent_worker;
 use viola_vread::control::{Begin, Control, Inbox, PipesBegin};
@@ -137,6 +137,8 @@ fn place(
     next: &mut impl FnMut() -> Result<OwnedFd, Failure>,
 ) -> Result<(Place, Vec<OwnedFd>), Failure> {
     let netns = next()?;
+    let congestion = congestion_controls()
+        .map_err(|e| Failure::run(format!("vpipe: the kernel's congestion controls: {e}")))?;
     move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
         .map_err(|e| Failure::run(format!("vpipe: the network namespace: {e}")))?;
     let flows = Flows::from(next()?);
@@ -151,6 +153,7 @@ fn place(
         veth: begin.veth,
         parked: begin.parked,
         addresses: begin.addresses,
+        congestion,
         most: begin.most,
         rate: begin.rate,
     };

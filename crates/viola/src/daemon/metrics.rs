@@ -132,7 +132,7 @@ const PEER: [Metric<Peer>; 10] = [
     }),
 ];
 
-const PIPES: [Metric<Sender>; 7] = [
+const PIPES: [Metric<Sender>; 8] = [
     (
         "open",
         false,
@@ -154,6 +154,12 @@ const PIPES: [Metric<Sender>; 7] = [
         true,
         "Transfers that ended in a reset or an error",
         |s| s.work.broken,
+    ),
+    (
+        "other_congestion_total",
+        true,
+        "Connections sent with another congestion control than the VM's",
+        |s| s.work.other_congestion,
     ),
     ("bytes_total", true, "Bytes moved in the VM's place", |s| {
         s.work.bytes

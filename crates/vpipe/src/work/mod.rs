@@ -8,6 +8,7 @@
 //! | `going` | connections that are held before and after it |
 //! | `allowance` | the cap in bytes a second |
 //! | `copies` | the thread that copies from file to file |
+//! | `congestion` | what the host may send with |
 //! | `standstill` | whether the VM runs at all |
 //!
 //! [`Pipes`] takes orders, which come from the agent by way of whoever reads its channel, and answers with what is to
@@ -15,6 +16,7 @@
 //! let go, one that cannot be given back is reset.
 
 mod allowance;
+mod congestion;
 mod copies;
 mod going;
 mod one;
@@ -34,6 +36,7 @@ use viola_proto::pipe::{Connection, PipeId, ToGuest};
 use crate::moving::{Copying, Part};
 use crate::{Flow, Flows, Gate, Park};
 use allowance::Allowance;
+pub use congestion::congestion_controls;
 use copies::Copies;
 use one::Home;
 pub use standstill::Pulse;
@@ -57,6 +60,8 @@ pub struct Place {
     pub parked: u32,
     /// The VM's own addresses: those of its ends of connections.
     pub addresses: Vec<IpAddr>,
+    /// What the VM's sockets may send with, if the VM has: [`congestion_controls`].
+    pub congestion: Vec<String>,
     /// Most pipes at a time.
     pub most: usize,
     /// Most bytes a second for all of them together; `None` for no cap.
@@ -254,6 +259,7 @@ impl Pipes {
             broken: board.broken + copies.broken,
             bytes: board.bytes + copies.bytes,
             cpu_ms: board.cpu_ms + copies.cpu_ms,
+            other_congestion: board.other_congestion + copies.other_congestion,
             paused: self.stands_still(),
         }
     }

@@ -354,7 +354,9 @@ const DRAINING: Stage = Stage::Draining {
 
 /// Nothing when more was received than a message holds, or the peer has ended it: its socket is reset.
 fn back(end: HostEnd, home: Home<'_>) -> Option<Box<Connection>> {
-    let state = end.give_back(home.flows, Some(home.parked)).ok()??;
+    let mut state = end.give_back(home.flows, Some(home.parked)).ok()??;
+    // the VM's socket has kept its own
+    (state.congestion, state.pacing) = (String::new(), None);
     viola_handover::to_wire(state).ok().map(Box::new)
 }
 

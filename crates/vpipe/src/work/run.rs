@@ -19,7 +19,7 @@ use super::one::{Job, Next, One, Wait};
 use super::standstill::{Mover, Standstill};
 use super::{End, Give, Order, Place, cpu_ms, no_sink, wake};
 use crate::moving::{Receiving, Relaying, Sending};
-use crate::{Flow, HostEnd};
+use crate::{Error, Flow, HostEnd};
 
 /// Longest sleep: progress and what is late are looked at so often.
 const TICK: Duration = Duration::from_millis(500);
@@ -324,6 +324,11 @@ impl Worker {
         let (flows, veth) = (&place.flows, place.veth);
         let begun = (flows.hold(&end.flow, Some(end.next_hop), parked))
             .and_then(|()| socket_for(&end.flow))
+            .and_then(|socket| {
+                let same = viola_handover::pace(socket.as_fd(), &state, &place.congestion);
+                self.counts.other_congestion += u64::from(!same.map_err(Error::Connection)?);
+                Ok(socket)
+            })
             .and_then(|socket| HostEnd::begin(flows, veth, socket, end.flow, &state, park));
         begun.map_err(|e| {
             let _ = place.flows.release(&end.flow);

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use viola_netdev::{NetDevices, Netns, add_address, add_veth};
-use viola_vpipe::work::{Pipes, Place};
+use viola_vpipe::work::{Pipes, Place, congestion_controls};
 use viola_vpipe::{Attached, Flow, Park, Space, Steering};
 
 const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
@@ -82,6 +82,7 @@ impl Tenant {
             veth: self.space.veth(),
             parked: self.space.park(),
             addresses: vec![[10, 66, 0, 2].into(), [0xfd66, 0, 0, 0, 0, 0, 0, 2].into()],
+            congestion: congestion_controls().unwrap(),
             most: 8,
             rate: self.rate,
         };

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A connection is sent at the pace of the socket that it comes from, as far as the kernel has what that takes.
+#![allow(clippy::unwrap_used)]
+
+mod wire;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use viola_handover::{State, drop_quietly, from_wire, pace, put, take, to_wire};
+use wire::{Way, Wire};
+
+const RATE: u64 = 3_000_000;
+
+fn connected() -> (Wire, TcpStream, TcpStream) {
+    let (client, server) = ([10, 99, 0, 1].into(), [10, 99, 0, 2].into());
+    let wire = Wire::new(client, server);
+    let address = SocketAddr::new(server, 8080);
+    let listener = wire.old.run(move || TcpListener::bind(address).unwrap());
+    let client = wire
+        .client
+        .run(move || TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap());
+    let (server, _) = listener.accept().unwrap();
+    (wire, client, server)
+}
+
+fn get(socket: &impl AsRawFd, level: i32, name: i32, to: &mut [u8]) {
+    let mut size = to.len() as u32;
+    // SAFETY: the buffer is ours and of the size given.
+    let done = unsafe {
+        let to = to.as_mut_ptr().cast();
+        libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut size)
+    };
+    assert_eq!(done, 0);
+}
+
+fn set(socket: &impl AsRawFd, level: i32, name: i32, value: &[u8]) {
+    let size = value.len() as u32;
+    // SAFETY: the kernel reads the bytes of `value`.
+    let done = unsafe {
+        let from = value.as_ptr().cast();
+        libc::setsockopt(socket.as_raw_fd(), level, name, from, size)
+    };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn congestion(socket: &impl AsRawFd) -> String {
+    let mut name = [0; 16];
+    get(socket, libc::IPPROTO_TCP, libc::TCP_CONGESTION, &mut name);
+    let name = name.split(|&byte| byte == 0).next().unwrap();
+    String::from_utf8(name.to_vec()).unwrap()
+}
+
+fn pacing(socket: &impl AsRawFd) -> u64 {
+    let mut rate = [0; 8];
+    get(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_MAX_PACING_RATE,
+        &mut rate,
+    );
+    u64::from_ne_bytes(rate)
+}
+
+/// `tcpi_pacing_rate`: what the socket really sends at, in bytes a second.
+fn paced(socket: &impl AsRawFd) -> u64 {
+    let mut info = [0; 112];
+    get(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info);
+    u64::from_ne_bytes(info[104..].try_into().unwrap())
+}
+
+/// As an agent tells it to the host.
+fn taken(wire: &Wire, from: &TcpStream) -> State {
+    wire.lead(Way::Nowhere);
+    let state = take(from.as_fd()).unwrap().keep();
+    wire.settle();
+    from_wire(to_wire(state).unwrap())
+}
+
+fn talk(mut from: &TcpStream, mut to: &TcpStream) {
+    let bytes = vec![7; 100_000];
+    let mut got = vec![0; bytes.len()];
+    std::thread::scope(|scope| {
+        scope.spawn(|| from.write_all(&bytes).unwrap());
+        to.read_exact(&mut got).unwrap();
+    });
+    assert!(got == bytes);
+}
+
+#[test]
+fn it_goes_along_and_the_first_socket_keeps_its_own() {
+    let (wire, client, server) = connected();
+    // another one than the system's, so that it is seen who has set it
+    let ours = if congestion(&server) == "reno" {
+        "cubic"
+    } else {
+        "reno"
+    };
+    set(
+        &server,
+        libc::IPPROTO_TCP,
+        libc::TCP_CONGESTION,
+        ours.as_bytes(),
+    );
+    set(
+        &server,
+        libc::SOL_SOCKET,
+        libc::SO_MAX_PACING_RATE,
+        &RATE.to_ne_bytes(),
+    );
+    let state = taken(&wire, &server);
+    assert_eq!(
+        (state.congestion.as_str(), state.pacing),
+        (ours, Some(RATE))
+    );
+    drop_quietly(server.as_fd()).unwrap();
+    let there = wire.new.socket(state.local);
+    assert!(pace(there.as_fd(), &state, &[ours.to_owned()]).unwrap());
+    let ready = put(there.as_fd(), &state).unwrap();
+    wire.lead(Way::New);
+    ready.go().unwrap();
+    let there = TcpStream::from(there);
+    talk(&there, &client);
+    assert_eq!((congestion(&there).as_str(), pacing(&there)), (ours, RATE));
+    assert!(paced(&there) <= RATE, "{}", paced(&there));
+    // and back
+    let mut state = taken(&wire, &there);
+    (state.congestion, state.pacing) = (String::new(), None);
+    let ready = put(server.as_fd(), &state).unwrap();
+    wire.lead(Way::Old);
+    ready.go().unwrap();
+    talk(&server, &client);
+    assert_eq!(
+        (congestion(&server).as_str(), pacing(&server)),
+        (ours, RATE)
+    );
+}
+
+#[test]
+fn what_is_not_allowed_stays_as_the_host_has_it() {
+    let (wire, _client, server) = connected();
+    let state = taken(&wire, &server);
+    assert_eq!(
+        (state.congestion, state.pacing),
+        (congestion(&server), None)
+    );
+    let there = wire.new.socket(server.local_addr().unwrap());
+    let own = congestion(&there);
+    let other = if own == "reno" { "cubic" } else { "reno" };
+    for name in [other, "viola_no_such"] {
+        let state = State {
+            congestion: name.into(),
+            ..taken(&wire, &server)
+        };
+        assert!(!pace(there.as_fd(), &state, &[]).unwrap());
+        assert_eq!(
+            (congestion(&there), pacing(&there)),
+            (own.clone(), u64::MAX)
+        );
+    }
+    // nothing is to be done for the host's own, or for what is not told
+    for name in [own.as_str(), ""] {
+        let state = State {
+            congestion: name.into(),
+            ..taken(&wire, &server)
+        };
+        assert!(pace(there.as_fd(), &state, &[]).unwrap());
+        assert_eq!(congestion(&there), own);
+    }
+    // a cap of nothing is one that gets on
+    let state = State {
+        pacing: Some(0),
+        ..taken(&wire, &server)
+    };
+    pace(there.as_fd(), &state, &[]).unwrap();
+    assert_eq!(pacing(&there), 1);
+}
