@@ -43,9 +43,7 @@ impl HostEnd {
                 // what it acknowledges of that has to get to the peer, which may wait for nothing else
                 flows.join(&flow, parked)?;
                 ready.go().map_err(Error::Connection)?;
-                park.lead(&flow, veth);
-                flows.lead(&flow, veth)?;
-                park.lead(&flow, veth);
+                park.lead(flows, &flow, veth)?;
             }
         }
         // from here on a death is told to the peer, and as what it is

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::{Error, Flow, Result, Space};
+use crate::{Error, Flow, Flows, Result, Space};
 
 /// Most bytes that are kept for all connections of a VM; what comes on top is lost, as on a full line. One that is in full flow has
 /// up to its receive buffer on the way (`/proc/sys/net/ipv4/tcp_rmem`, 6 MiB).
@@ -21,6 +21,9 @@ const ETHERNET: usize = 14;
 const PACKET: usize = OFFLOADS + ETHERNET + 65_536;
 /// Packets that are taken at once, so that a flood does not keep its reader from other work.
 const BATCH: usize = 256;
+
+/// Looks at what was kept before the way is switched anyway: other connections wait meanwhile.
+const LOOKS: usize = 64;
 
 /// FROM_HOST of bpf/pipe.bpf.c
 const MARK: u32 = 0x7650_5045;
@@ -98,15 +101,40 @@ impl Park {
         }
     }
 
-    /// Gives the VM what was kept of a connection. Before the connection is released and once more afterwards, so that nothing that
-    /// comes later overtakes it. How many packets those were.
-    pub fn let_go(&mut self, flow: &Flow) -> usize {
-        self.pass_on(flow, self.tap)
+    /// Gives the VM what was kept of a connection, and releases it then. How many packets came between, and may have been overtaken by
+    /// later ones.
+    ///
+    /// # Errors
+    /// Of the release; all has been given to the VM nevertheless.
+    pub fn let_go(&mut self, flows: &Flows, flow: &Flow) -> Result<usize> {
+        self.hand(flow, self.tap, || flows.release(flow))
     }
 
-    /// The same, to the host's socket, behind that veth: before and after [`crate::Flows::lead`].
-    pub fn lead(&mut self, flow: &Flow, veth: u32) -> usize {
-        self.pass_on(flow, veth)
+    /// The same, to the host's socket, behind that veth.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn lead(&mut self, flows: &Flows, flow: &Flow, veth: u32) -> Result<usize> {
+        self.hand(flow, veth, || flows.lead(flow, veth))
+    }
+
+    /// Of a peer in full flow more has come while what was kept is passed on. So it is looked at until there is nothing, and only
+    /// then the way is switched: only what comes between these two can be overtaken, or what another core is just bringing here.
+    fn hand(
+        &mut self,
+        flow: &Flow,
+        interface: u32,
+        switch: impl FnOnce() -> Result<()>,
+    ) -> Result<usize> {
+        self.pass_on_all(flow, interface);
+        let switched = switch();
+        let late = self.pass_on_all(flow, interface);
+        switched.map(|()| late)
+    }
+
+    fn pass_on_all(&mut self, flow: &Flow, interface: u32) -> usize {
+        let looks = (0..LOOKS).map(|_| self.pass_on(flow, interface));
+        looks.take_while(|&packets| packets > 0).sum()
     }
 
     fn pass_on(&mut self, flow: &Flow, interface: u32) -> usize {

@@ -79,10 +79,8 @@ impl Going {
 
 /// Lets a connection go on at the VM, which gets what was kept for it.
 pub(super) fn let_go(place: &mut Place, flow: &Flow) {
-    place.park.let_go(flow);
     // a connection that is held for ever helps nobody, and the agent cannot do anything about it
-    let _ = place.flows.release(flow);
-    place.park.let_go(flow);
+    let _ = place.park.let_go(&place.flows, flow);
 }
 
 /// In the calling thread's network namespace.
