@@ -39,6 +39,7 @@
 //! number is used again). Machines of 64 bits only.
 
 mod ahead;
+mod alone;
 mod board;
 mod gate;
 mod head;

@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uint};
 
 use libc::{off_t, size_t, ssize_t};
+use rustix::fs::fstat;
 use vpipe::{Place, Route, candidate, settings};
 
 use crate::gate::{borrowed, guarded};
@@ -45,6 +46,11 @@ fn copy(
     count: usize,
 ) -> Option<Result<usize, c_int>> {
     let (source, sink) = (borrowed(from)?, borrowed(to)?);
+    // whoever copies small files asks for as much as there may be, too
+    let size = fstat(source).ok()?.st_size;
+    if u64::try_from(size).is_ok_and(|size| size < settings().minimum) {
+        return None;
+    }
     let given = |at: &Option<&mut off_t>| match at {
         Some(at) => u64::try_from(**at).ok().map(Some),
         None => Some(None),

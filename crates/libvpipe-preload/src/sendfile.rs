@@ -107,6 +107,11 @@ impl Call<'_> {
         if self.count.max(sure) < minimum || !engine.may_begin() {
             return None;
         }
+        let fd = self.socket.as_raw_fd();
+        // one look instead of eight at a socket that was refused
+        if marks::of(fd) & marks::LENT != 0 && engine.refuses(file_id(self.socket).ok()?) {
+            return None;
+        }
         let found = candidate(self.file, self.socket).filter(|found| found.route == Route::Send)?;
         let body = head.and_then(|body| body.of_file(found.size, self.start));
         let left = found.size.checked_sub(self.start)?;
@@ -119,7 +124,6 @@ impl Call<'_> {
             length,
             to: 0,
         };
-        let fd = self.socket.as_raw_fd();
         let watcher = Box::new(move |news| {
             if let Some(mut slot) = board::slot(fd) {
                 // what came while the host had the connection was not reported by the kernel

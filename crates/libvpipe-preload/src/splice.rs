@@ -26,13 +26,12 @@ use rustix::io::ioctl_fionread;
 use vpipe::engine::{Engine, News, Part, PerProcess, State, Table, marks};
 use vpipe::{FileId, Route, candidate, file_id, settings};
 
+use crate::alone::{self, ENDLESS};
 use crate::board;
 use crate::gate::{borrowed, guarded, is_held, is_nonblocking};
 use crate::real::{self, set_errno};
 use crate::sendfile::{CALM, STALE};
 
-/// Who asks for so much asks for all that may ever come.
-const ENDLESS: u64 = 1 << 30;
 /// Connections that are remembered.
 const MOST: usize = 4096;
 
@@ -114,30 +113,41 @@ enum Said {
     Errno(c_int),
 }
 
-/// `splice(2)` without places; `None` when it is the system call's business.
-pub fn splice(from: c_int, to: c_int, count: size_t, flags: c_uint) -> Option<ssize_t> {
-    let small = (count as u64) < settings().relayed;
-    if small && (marks::of(from) | marks::of(to)) & marks::PIPE == 0 {
-        if ENTRIES.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        if LOOKS.fetch_add(1, Ordering::Relaxed) % SWEEP == SWEEP - 1 {
-            guarded((), || Known::lock().sweep());
+impl Said {
+    fn told(self) -> ssize_t {
+        match self {
+            Self::Bytes(n) => n as ssize_t,
+            Self::Errno(errno) => {
+                set_errno(errno);
+                -1
+            }
         }
     }
+}
+
+/// `splice(2)` without places; `None` when it is the system call's business.
+pub fn splice(from: c_int, to: c_int, count: size_t, flags: c_uint) -> Option<ssize_t> {
     let call = Call {
         from,
         to,
         count,
         flags,
     };
-    match guarded(Some(Said::Errno(libc::EIO)), || call.answer())? {
-        Said::Bytes(n) => Some(n as ssize_t),
-        Said::Errno(errno) => {
-            set_errno(errno);
-            Some(-1)
+    if (marks::of(from) | marks::of(to)) & marks::PIPE == 0 {
+        let many = count as u64;
+        if many < settings().relayed {
+            return call.small();
+        }
+        if alone::is_left(from, many) {
+            let said = call.real();
+            if let Said::Bytes(n) = said {
+                guarded((), || alone::moved(from, many, n));
+            }
+            return Some(said.told());
         }
     }
+    let said = guarded(Some(Said::Errno(libc::EIO)), || call.answer())?;
+    Some(said.told())
 }
 
 struct Call {
@@ -157,6 +167,31 @@ fn look(fd: c_int) -> Option<(FileType, FileId)> {
 }
 
 impl Call {
+    /// Too little for a relay, and of no connection that the host has: what is left to be done is for those that are remembered.
+    fn small(&self) -> Option<ssize_t> {
+        if ENTRIES.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let said = guarded(Some(Said::Errno(libc::EIO)), || {
+            let Some(known) = KNOWN.peek() else {
+                ENTRIES.store(0, Ordering::Relaxed); // those of the process that this one is forked from
+                return None;
+            };
+            let from = file_id(borrowed(self.from)?).ok()?;
+            {
+                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                if LOOKS.fetch_add(1, Ordering::Relaxed) % SWEEP == SWEEP - 1 {
+                    known.sweep();
+                }
+                if !known.sources.contains_key(&from) && !known.pipes.contains_key(&from) {
+                    return None;
+                }
+            }
+            self.answer()
+        });
+        Some(said?.told())
+    }
+
     fn answer(&self) -> Option<Said> {
         let ((from_kind, from), (to_kind, to)) = (look(self.from)?, look(self.to)?);
         match (from_kind, to_kind) {
@@ -203,8 +238,9 @@ impl Call {
         if is_held(self.from, waiting(self.flags)) {
             return Some(Said::Errno(libc::EAGAIN));
         }
-        let said = self.real();
         let (count, minimum) = (self.count as u64, settings().relayed);
+        let endless = count >= ENDLESS || alone::is_endless(self.from, count);
+        let said = self.real();
         let mut known = Known::lock();
         match said {
             Said::Bytes(0) => {
@@ -216,11 +252,7 @@ impl Call {
                 let at = known.sources.entry(source).or_default();
                 at.fd = self.from;
                 let counting = at.expected == count;
-                at.endless = if counting {
-                    at.endless
-                } else {
-                    count >= ENDLESS
-                };
+                at.endless = endless || counting && at.endless;
                 at.expected = count.saturating_sub(n);
                 at.rest = if counting && !at.endless {
                     at.expected
@@ -258,9 +290,13 @@ impl Call {
         };
         if at.owed > 0 {
             let said = at.owing(&mut table, self.count as u64);
-            let (owed, relay) = (at.owed, at.relay);
+            let (owed, relay, expected) = (at.owed, at.relay, at.expected);
             if owed == 0 {
                 known.pipes.remove(&pipe);
+                // all of it is told, and what is left is too little
+                if relay.is_none() && expected < settings().relayed {
+                    known.sources.remove(&source);
+                }
                 known.count();
             }
             drop(known);
@@ -285,12 +321,25 @@ impl Call {
             // somebody else's bytes are no sign of what is to come
             let theirs = n > 0 && n <= at.inside;
             at.inside = at.inside.saturating_sub(n);
-            theirs
-                && empty
-                && at.inside == 0
-                && at.begin(engine, &mut table, source, self.to).is_some()
+            if !theirs || !empty || at.inside > 0 {
+                return false;
+            }
+            let wanted = at.rest >= settings().relayed;
+            let begun = at.begin(engine, &mut table, source, self.to).is_some();
+            if wanted && !begun {
+                alone::leave(at.fd, at.expected);
+            }
+            begun
         });
         if !begun {
+            if known
+                .sources
+                .get(&source)
+                .is_some_and(|at| !at.is_relayed() && empty && alone::is_left(at.fd, at.expected))
+            {
+                known.sources.remove(&source);
+                known.count();
+            }
             if empty {
                 known.pipes.remove(&pipe);
                 known.count();

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use viola_proto::pipe::library::{Ask, Lost};
 
-use crate::candidate::{Candidate, Route};
+use crate::candidate::{Candidate, FileId, Route};
 use crate::settings::settings;
 use link::Link;
 
@@ -80,6 +80,11 @@ impl Engine {
     /// Whether it is worth the trouble to look at descriptors.
     pub fn may_begin(&self) -> bool {
         !self.lock().not_now()
+    }
+
+    /// Whether the agent did not want to have a file sent down this socket a moment ago, or ever.
+    pub fn refuses(&self, socket: FileId) -> bool {
+        self.lock().refuses((None, socket))
     }
 
     /// Hands both ends to the agent, and does not wait for what it says. `part` must not end after a source that is a file.

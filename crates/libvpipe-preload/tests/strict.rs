@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is not worth a pipe costs no system call: a filter of the kernel ends the program at the first one too many.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../libvpipe/tests/support/agent.rs"]
+mod agent;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use agent::{Agent, Manner};
+
+/// The library, beside the test.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap().join("libvpipe_preload.so");
+    assert!(library.exists(), "{}", library.display());
+    library
+}
+
+fn run(mode: &str, set: &[(&str, &str)]) -> ExitStatus {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("strict");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/strict.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"]);
+    let built = cc.arg(&program).arg(source).output().unwrap();
+    let said = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{said}");
+    let file = folder.path().join("file");
+    std::fs::write(&file, [7; 4096]).unwrap();
+    let mut strict = Command::new(&program);
+    strict.arg(mode).arg(&file).env("LD_PRELOAD", library());
+    // nobody listens
+    strict.env("VIOLA_PIPE_SOCKET", folder.path().join("none"));
+    strict.envs(set.iter().copied()).status().unwrap()
+}
+
+#[test]
+fn what_is_too_small_or_has_no_end_is_left_to_the_kernel() {
+    for mode in ["answers", "tunnel", "counted", "beside", "copies"] {
+        let ended = run(mode, &[]);
+        assert!(ended.success(), "{mode}: {ended}");
+    }
+}
+
+#[test]
+fn the_filter_sees_what_the_library_does() {
+    // everything is worth a pipe
+    for mode in ["answers", "copies"] {
+        let ended = run(mode, &[("VIOLA_PIPE_MIN", "1")]);
+        assert_eq!(ended.signal(), Some(libc::SIGSYS), "{mode}: {ended}");
+    }
+}
+
+#[test]
+fn small_answers_after_a_relay_are_the_kernels() {
+    let folder = tempfile::tempdir().unwrap();
+    let agent = Agent::start(&folder.path().join("agent"), Manner::default());
+    let at = agent.path().display().to_string();
+    let set = [
+        ("VIOLA_PIPE_SOCKET", at.as_str()),
+        ("VIOLA_PIPE_MIN", "1048576"),
+    ];
+    let ended = run("after", &set);
+    assert!(ended.success(), "{ended}");
+    assert!(agent.pipes() == 1 && agent.sent() > 4 << 20);
+}
