@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-vread bench-vpipe demo-vread demo-vpipe build setup guests hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-vread bench-vpipe demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -54,11 +54,11 @@ bench-vread: guests build
 	@$(viola) bench vread $(ARGS)
 
 ## make demo-vpipe    nginx in a guest with busy neighbours: as it is, and with its files sent by the host
-demo-vpipe: guests build
+demo-vpipe: guests clients build
 	@$(viola) bench vpipe --quick --rounds 3 --only "1 MiB,16 MiB,256 MiB"
 
-## make bench-vpipe   the figures of bench/results/vpipe.json, about ten minutes; ARGS="--quick" for a look
-bench-vpipe: guests build
+## make bench-vpipe   the figures of bench/results/vpipe.json, about 25 minutes; ARGS="--quick" for a look
+bench-vpipe: guests clients build
 	@$(viola) bench vpipe $(ARGS)
 
 ## make build         the program (target/release/viola) and the lab's guest image
@@ -84,6 +84,10 @@ setup:
 
 guests:
 	@scripts/setup.sh --guests
+
+# wrk and curl
+clients:
+	@scripts/setup.sh --bench
 
 # a private Hadoop and the HDFS plug-in, in build/hadoop
 hadoop:

@@ -192,11 +192,13 @@ build_guest() {
     # not static: it is loaded into the guest's own programs, whose C library is newer than this machine's
     (cd "$top" && cargo build -q --release -p viola-libvpipe-preload --target-dir "$dir" --config "profile.release.strip=true")
     put "$dir/release/libvpipe_preload.so" "$image/root/usr/lib/libvpipe_preload.so"
-    # and a program that asks for pipes itself
+    # and programs that ask for pipes themselves
     (cd "$top" && cargo build -q --release -p viola-libvpipe --target-dir "$dir" --config "profile.release.strip=true")
-    cc -O2 -I"$top/crates/libvpipe/include" "$top/crates/libvpipe/examples/upload.c" "$dir/release/libvpipe.a" \
-        -lpthread -ldl -lm -o "$dir/vpipe-upload"
-    put "$dir/vpipe-upload" "$image/root/usr/bin/vpipe-upload"
+    for program in crates/libvpipe/examples/upload.c lab/vpipe-times.c; do
+        out=vpipe-$(basename "${program#*vpipe-}" .c)
+        cc -O2 -I"$top/crates/libvpipe/include" "$top/$program" "$dir/release/libvpipe.a" -lpthread -ldl -lm -o "$dir/$out"
+        put "$dir/$out" "$image/root/usr/bin/$out"
+    done
     ln -sfn usr/bin/viola-guest "$image/root/init"
 }
 

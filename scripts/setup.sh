@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# setup.sh [--guests] [--test] [--hadoop]: see that what the build needs is here; install what is missing by apt.
+# setup.sh [--guests] [--test] [--bench] [--hadoop]: see that what the build needs is here; install what is missing by apt.
 #
-# Only ordinary build packages of Debian or Ubuntu; with --test also what some tests run against, with
-# --hadoop what a private Hadoop takes, with --guests it asks for what running guests takes. Quick and quiet when all is there. The lab's guests
+# Only ordinary build packages of Debian or Ubuntu; with --test also what some tests run against, with --bench
+# the clients of `viola bench vpipe`, with --hadoop what a private Hadoop takes, with --guests it asks for what running guests takes. Quick and quiet when all is there. The lab's guests
 # bring their own packages (lab-image.sh), which are not installed.
 set -euo pipefail
 
@@ -27,6 +27,9 @@ for argument in "$@"; do
             haproxy=yes # a proxy, not installed
             packages+=(qemu-system-x86) # VMs of a second kind
             packages+=(qemu-utils e2fsprogs xfsprogs btrfs-progs dmsetup) # images and file systems
+            ;;
+        --bench)
+            packages+=(wrk curl e2fsprogs)
             ;;
         --hadoop)
             # any Java from 11 on will do, and any Maven from 3.6 on

@@ -22,7 +22,19 @@ use super::servers::{SOCKET, Work};
 use crate::error::{Failure, Outcome};
 
 /// Sizes of the files that are served, in bytes.
-pub const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20];
+pub const SIZES: [usize; 9] = [
+    4 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+    LARGEST,
+];
+/// Size of the largest one, in bytes.
+pub const LARGEST: usize = 256 << 20;
 /// Of its file system, in bytes.
 const BLOCK: u64 = 4096;
 /// Of the guest's disk, in bytes.
@@ -87,7 +99,7 @@ pub fn path(size: usize) -> String {
 pub struct Ground {
     image: PathBuf,
     /// By the order of [`SIZES`].
-    pub files: Vec<Vec<u8>>,
+    files: Vec<Vec<u8>>,
     /// Where they are on it, as long as nobody moves them; in the same order.
     extents: Vec<Vec<Extent>>,
     daemon: Daemon,
@@ -133,6 +145,13 @@ impl Ground {
         })
     }
 
+    /// What is in the file of this size.
+    pub fn file(&self, size: usize) -> Outcome<&[u8]> {
+        let file = self.files.iter().find(|file| file.len() == size);
+        let file = file.ok_or_else(|| Failure::run(format!("there is no {}", path(size))))?;
+        Ok(file)
+    }
+
     /// Boots the guests on this core.
     pub fn boot(&self, core: usize) -> Outcome<Lab> {
         let image = self.image.display().to_string();
@@ -161,7 +180,7 @@ impl Ground {
             .map_err(lab_failure)?;
         bed.wait_proved()?;
         let host = bed.host().to_string();
-        for work in [Work::Nginx, Work::Lighttpd, Work::Proxy, Work::Upload] {
+        for work in Work::SERVERS {
             for side in [Side::Stock, Side::Viola] {
                 if let Some(script) = work.start(side, &host) {
                     bed.sh(&script)?;

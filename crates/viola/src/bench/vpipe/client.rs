@@ -10,7 +10,7 @@ use crate::error::{Failure, Outcome};
 /// How long any answer may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that are read at once.
-const PIECE: usize = 256 << 10;
+pub const PIECE: usize = 256 << 10;
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy)]

@@ -1,28 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured, and the rows of the result.
+//! What was found, and the rows of the result.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use super::LARGEST;
-use super::bed::{SIZES, Side};
+use super::bed::{LARGEST, Side};
+use super::cell::Cell;
 use super::client::Got;
 use super::servers::Work;
+use super::times::Turns;
 use crate::bench::row::{Goal, Row};
 use crate::report::stats::Sorted;
-
-/// One kind of load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cell {
-    /// Whether the three neighbours are busy.
-    pub busy: bool,
-    /// What is done.
-    pub work: Work,
-    /// Number of the file, in [`SIZES`].
-    pub size: usize,
-    /// Connections that are kept.
-    pub connections: usize,
-}
 
 /// What was found in one round.
 #[derive(Debug, Clone)]
@@ -31,99 +18,12 @@ pub struct Reading {
     pub got: Got,
     /// By the client of small files.
     pub beside: Option<Got>,
+    /// Of hand-overs.
+    pub turns: Option<Turns>,
     /// CPU-seconds of the guest with the web server.
     pub guest: f64,
     /// Of the whole machine, clients included.
     pub host: f64,
-}
-
-impl Cell {
-    /// All of them, those with busy neighbours last.
-    pub fn all() -> Vec<Self> {
-        let mut all = Vec::new();
-        let nginx =
-            (0..SIZES.len()).flat_map(|size| [(Work::Nginx, size, 1), (Work::Nginx, size, 32)]);
-        let others = [
-            (Work::Beside, LARGEST, 1),
-            (Work::Lighttpd, 1, 32),
-            (Work::Lighttpd, LARGEST - 1, 1),
-            (Work::Lighttpd, LARGEST - 1, 32),
-            (Work::Lighttpd, LARGEST, 1),
-            (Work::Proxy, 1, 32),
-            (Work::Proxy, LARGEST - 1, 1),
-            (Work::Proxy, LARGEST, 1),
-            (Work::Upload, LARGEST - 2, 1),
-            (Work::Upload, LARGEST, 1),
-            (Work::Backup, LARGEST - 1, 1),
-            (Work::Backup, LARGEST, 1),
-        ];
-        let cells: Vec<_> = nginx.chain(others).collect();
-        for busy in [false, true] {
-            all.extend(cells.iter().map(|&(work, size, connections)| Self {
-                busy,
-                work,
-                size,
-                connections,
-            }));
-        }
-        all
-    }
-
-    /// As it is called in results.
-    pub fn name(&self) -> String {
-        let size = match SIZES[self.size] {
-            size if size < 1 << 20 => format!("{} KiB", size >> 10),
-            size => format!("{} MiB", size >> 20),
-        };
-        let what = match (self.work, self.connections) {
-            (Work::Beside, _) => "4 KiB beside 256 MiB".into(),
-            (Work::Upload | Work::Backup, _) => size,
-            (_, 1) => format!("{size}, 1 connection"),
-            (_, n) => format!("{size}, {n} connections"),
-        };
-        let busy = if self.busy { ", busy neighbours" } else { "" };
-        format!("{}, {what}{busy}", self.work.name())
-    }
-
-    /// How long it is measured.
-    pub fn length(&self, quick: bool) -> Duration {
-        let ms = match (self.busy, quick) {
-            (false, false) => 1200,
-            (true, false) => 3000,
-            (false, true) => 500,
-            (true, true) => 1500,
-        };
-        Duration::from_millis(ms)
-    }
-
-    /// Whether the file is large enough for the library.
-    pub fn is_given_away(&self) -> bool {
-        let least = match self.work {
-            Work::Proxy => 32 << 20,
-            _ => 2 << 20,
-        };
-        SIZES[self.size] >= least
-    }
-
-    /// Who serves.
-    pub fn sides(&self) -> Vec<Side> {
-        let mut sides = vec![Side::Stock, Side::Viola];
-        if self.size == LARGEST && self.connections == 1 && self.work == Work::Nginx {
-            sides.push(Side::Host);
-        }
-        sides
-    }
-
-    fn goal(&self) -> Goal {
-        if !self.busy || !self.is_given_away() {
-            return Goal::AtLeast(0.98);
-        }
-        Goal::AtLeast(match self.work {
-            Work::Nginx | Work::Lighttpd | Work::Beside => 3.4,
-            Work::Proxy | Work::Upload => 2.0,
-            Work::Backup => 3.0,
-        })
-    }
 }
 
 /// All readings.
@@ -161,12 +61,15 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
         let row = row(", p99", "ms", &p99).against("viola", "stock");
         return vec![row.goal(Goal::AtMost(1.0), "viola")];
     }
+    if cell.work == Work::Times {
+        return hand_overs(cell, &row);
+    }
     let rate = |r: &Reading| Some(mib(r) / r.got.seconds);
-    let mut all = vec![
-        row("", "MiB/s", &rate)
-            .against("viola", "stock")
-            .goal(cell.goal(), "viola"),
-    ];
+    let whole = row("", "MiB/s", &rate).against("viola", "stock");
+    let mut all = vec![match cell.goal() {
+        Some(goal) => whole.goal(goal, "viola"),
+        None => whole,
+    }];
     if cell.work == Work::Nginx && cell.sides().contains(&Side::Host) {
         let limit = row(", of the host's own", "MiB/s", &rate).only(&["viola", "host"]);
         let limit = limit.against("viola", "host");
@@ -175,7 +78,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
             true => limit,
         });
     }
-    if cell.size == LARGEST && cell.connections == 1 {
+    if cell.size == LARGEST && cell.connections == 1 && cell.work != Work::Curl {
         let guest = |r: &Reading| Some(r.guest * 1024.0 / mib(r));
         let guest = row(", guest's CPU", "s/GiB", &guest).only(&["stock", "viola"]);
         let guest = guest.against("viola", "stock");
@@ -193,20 +96,30 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
     all
 }
 
+/// What there is to a row of some cell: what follows the cell's name, the unit, the figure of a reading.
+type Make<'a> = dyn Fn(&str, &'static str, &dyn Fn(&Reading) -> Option<f64>) -> Row + 'a;
+
+/// Goals as issue 5 has them, for a core that the guest has for itself.
+fn hand_overs(cell: &Cell, row: &Make<'_>) -> Vec<Row> {
+    let mut all = Vec::new();
+    for (name, q, most) in [("p50", 0.5, 0.5), ("p99", 0.99, 2.0)] {
+        let first = |r: &Reading| Sorted::new(r.turns.as_ref()?.first_ms.clone()).quantile(q);
+        let back = |r: &Reading| Sorted::new(r.turns.as_ref()?.back_ms.clone()).quantile(q);
+        let first = row(&format!(", call to first byte, {name}"), "ms", &first);
+        // without the library the call is over before the bytes are there
+        let back = row(&format!(", last byte to return, {name}"), "ms", &back).only(&["viola"]);
+        all.extend([first, back].map(|row| match cell.busy {
+            false => row.goal(Goal::FigureAtMost(most), "viola"),
+            true => row,
+        }));
+    }
+    all.sort_by_key(|row| row.name.contains("return"));
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_say_what_is_measured() {
-        let all = Cell::all();
-        assert_eq!(all.len(), 44);
-        assert_eq!(all[0].name(), "nginx, 4 KiB, 1 connection");
-        let busy = all
-            .iter()
-            .filter(|cell| cell.name().ends_with(", busy neighbours"));
-        assert_eq!(busy.count(), 22);
-    }
 
     #[test]
     fn large_files_beside_busy_neighbours_have_the_papers_goal() {
@@ -217,20 +130,59 @@ mod tests {
                 times_ms: Vec::new(),
             },
             beside: None,
+            turns: None,
             guest: 1.0,
             host: 2.0,
         };
         let mut found = Found::default();
-        let cell = *Cell::all().last().unwrap();
         let cell = Cell {
+            busy: true,
             work: Work::Nginx,
+            size: LARGEST,
             connections: 32,
-            ..cell
         };
         found.add(cell, Side::Stock, reading(10));
         found.add(cell, Side::Viola, reading(40));
         let rows = found.rows();
         assert_eq!((rows[0].ratio, rows[0].met), (Some(4.0), Some(true)));
         assert_eq!(rows[0].goal.as_deref(), Some(">= 3.4"));
+    }
+    #[test]
+    fn hand_overs_have_their_goals_where_the_core_is_free() {
+        let reading = |first: f64, back: f64| Reading {
+            got: Got::default(),
+            beside: None,
+            turns: Some(Turns {
+                first_ms: vec![first; 99],
+                back_ms: vec![back; 99],
+                unsure_ms: 0.01,
+            }),
+            guest: 0.0,
+            host: 0.0,
+        };
+        let mut found = Found::default();
+        for busy in [false, true] {
+            let cell = Cell {
+                busy,
+                work: Work::Times,
+                size: 2 << 20,
+                connections: 1,
+            };
+            found.add(cell, Side::Stock, reading(0.1, -1.0));
+            found.add(cell, Side::Viola, reading(0.6, 0.4));
+        }
+        let rows = found.rows();
+        let told = |at: usize| {
+            let row: &Row = &rows[at];
+            (row.name.as_str(), row.median("viola"), row.met)
+        };
+        let first = "vpipe_file, 2 MiB, call to first byte";
+        let back = "vpipe_file, 2 MiB, last byte to return";
+        assert_eq!(rows.len(), 8);
+        assert_eq!(told(0), (&*format!("{first}, p50"), Some(0.6), Some(false)));
+        assert_eq!(told(1), (&*format!("{first}, p99"), Some(0.6), Some(true)));
+        assert_eq!(told(2), (&*format!("{back}, p50"), Some(0.4), Some(true)));
+        assert_eq!(rows[2].median("stock"), None);
+        assert!(rows[4..].iter().all(|row| row.goal.is_none()));
     }
 }

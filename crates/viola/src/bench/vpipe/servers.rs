@@ -18,6 +18,14 @@ pub enum Work {
     Upload,
     /// A file into a file: Debian's cp, and a flush to the disk.
     Backup,
+    /// As `Nginx`, with files of any size given away.
+    Given,
+    /// As `Nginx`, asked by wrk.
+    Wrk,
+    /// As `Nginx`, asked by curl.
+    Curl,
+    /// A file down a connection by `vpipe_file(3)`, of any size, and when.
+    Times,
 }
 
 /// Where the server behind the proxy listens.
@@ -61,25 +69,39 @@ const PRELOAD: &str = "LD_PRELOAD=/usr/lib/libvpipe_preload.so";
 pub const SOCKET: &str = "/tmp/pipe.sock";
 
 impl Work {
+    /// Those that have servers of their own.
+    pub const SERVERS: [Self; 6] = [
+        Self::Nginx,
+        Self::Lighttpd,
+        Self::Proxy,
+        Self::Upload,
+        Self::Given,
+        Self::Times,
+    ];
+
     /// As it is called in results.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Nginx | Self::Beside => "nginx",
+            Self::Nginx | Self::Beside | Self::Given | Self::Wrk | Self::Curl => "nginx",
             Self::Lighttpd => "lighttpd",
             Self::Proxy => "haproxy",
             Self::Upload => "upload",
             Self::Backup => "cp",
+            Self::Times => "vpipe_file",
         }
     }
 
     /// Port of a side.
     pub fn port(self, side: Side) -> u16 {
         let first = match self {
-            Self::Nginx | Self::Beside => 80,
+            // as it is it needs no second server
+            Self::Given if side == Side::Viola => 140,
+            Self::Nginx | Self::Beside | Self::Given | Self::Wrk | Self::Curl => 80,
             Self::Lighttpd => 100,
             Self::Proxy => 110,
             Self::Upload => 120,
             Self::Backup => 130,
+            Self::Times => 150,
         };
         first + side as u16
     }
@@ -87,16 +109,21 @@ impl Work {
     /// Starts the server of one side in the guest; `host` is where the proxy finds other machines. Nothing for what is no server.
     pub fn start(self, side: Side, host: &str) -> Option<String> {
         let (name, port) = (self.name(), self.port(side));
-        let run = format!("/tmp/{name}-{}", side.name());
+        let run = format!("/tmp/{name}-{port}");
         let library = match (self, side) {
             (Self::Upload, Side::Viola) => format!("VIOLA_PIPE_SOCKET={SOCKET}"),
-            // without the agent it receives by itself
-            (Self::Upload, _) => "VIOLA_PIPE_SOCKET=/tmp/none.sock".into(),
+            (Self::Times, Side::Viola) => format!("VIOLA_PIPE_MIN=1 VIOLA_PIPE_SOCKET={SOCKET}"),
+            // without the agent they move bytes by themselves
+            (Self::Upload | Self::Times, _) => "VIOLA_PIPE_SOCKET=/tmp/none.sock".into(),
+            (Self::Given, Side::Viola) => {
+                format!("VIOLA_PIPE_MIN=1 {PRELOAD} VIOLA_PIPE_SOCKET={SOCKET}")
+            }
             (_, Side::Viola) => format!("{PRELOAD} VIOLA_PIPE_SOCKET={SOCKET}"),
             _ => String::new(),
         };
         let (config, command) = match self {
-            Self::Nginx => (NGINX, format!("nginx -c {run}/conf -e {run}/error.log")),
+            Self::Given if side != Side::Viola => return None,
+            Self::Nginx | Self::Given => (NGINX, format!("nginx -c {run}/conf -e {run}/error.log")),
             Self::Lighttpd => (LIGHTTPD, format!("lighttpd -f {run}/conf")),
             Self::Proxy => (HAPROXY, format!("haproxy -D -f {run}/conf")),
             Self::Upload => {
@@ -105,7 +132,11 @@ impl Work {
                     format!("mkdir -p {folder}; {library} vpipe-upload {folder} 0.0.0.0 {port}");
                 return Some(format!("{command} > {folder}.log 2>&1 &"));
             }
-            Self::Beside | Self::Backup => return None,
+            Self::Times => {
+                let command = format!("{library} vpipe-times /mnt {port}");
+                return Some(format!("{command} > {run}.log 2>&1 &"));
+            }
+            Self::Beside | Self::Backup | Self::Wrk | Self::Curl => return None,
         };
         let config = config
             .replace("RUN", &run)
