@@ -114,6 +114,8 @@ fn hand_overs(cell: &Cell, row: &Make<'_>) -> Vec<Row> {
         }));
     }
     all.sort_by_key(|row| row.name.contains("return"));
+    let unsure = |r: &Reading| Some(r.turns.as_ref()?.unsure_ms);
+    all.push(row(", uncertainty of these", "ms", &unsure));
     all
 }
 
@@ -178,7 +180,7 @@ mod tests {
         };
         let first = "vpipe_file, 2 MiB, call to first byte";
         let back = "vpipe_file, 2 MiB, last byte to return";
-        assert_eq!(rows.len(), 8);
+        assert_eq!(rows.len(), 10);
         assert_eq!(told(0), (&*format!("{first}, p50"), Some(0.6), Some(false)));
         assert_eq!(told(1), (&*format!("{first}, p99"), Some(0.6), Some(true)));
         assert_eq!(told(2), (&*format!("{back}, p50"), Some(0.4), Some(true)));

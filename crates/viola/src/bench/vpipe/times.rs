@@ -63,20 +63,20 @@ impl Difference {
     }
 
     /// The one in the middle, and how far it may be from the true one.
-    fn middle(&self) -> Outcome<(i64, i64)> {
+    fn middle(&self) -> Result<(i64, i64), String> {
         let wide = self.most.saturating_sub(self.least);
         match wide {
             // the clocks are read by steps of 256 ns
             -1000..0 => Ok((self.least, -wide)),
             0.. if wide / 2 <= UNSURE => Ok((self.least + wide / 2, wide / 2)),
-            ..0 => Err(Failure::run(format!(
+            ..0 => Err(format!(
                 "the clocks of guest and host drift: no difference fits, by {} ns",
                 -wide
-            ))),
-            _ => Err(Failure::run(format!(
+            )),
+            _ => Err(format!(
                 "the clocks of guest and host are known to {} ns only",
                 wide / 2
-            ))),
+            )),
         }
     }
 }
@@ -91,7 +91,7 @@ struct Turn {
 }
 
 fn turns(all: &[Turn], difference: Difference) -> Outcome<Turns> {
-    let (difference, unsure) = difference.middle()?;
+    let (difference, unsure) = difference.middle().map_err(Failure::run)?;
     let ms = |from: i64, to: i64| (to - from) as f64 / 1e6;
     Ok(Turns {
         first_ms: all
@@ -171,11 +171,12 @@ impl Client {
     }
 }
 
-/// Gets one file after the other for so long, from the calling thread's network namespace; one more, the first, does not count.
+/// Gets one file after the other for so long, and at least so many, from the calling thread's network namespace; one more, the first,
+/// does not count.
 ///
 /// # Errors
 /// What went wrong, other bytes than the file's or clocks that cannot be compared above all.
-pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<(Got, Turns)> {
+pub fn load(to: SocketAddr, file: &[u8], length: Duration, least: usize) -> Outcome<(Got, Turns)> {
     let failed = |e: std::io::Error| Failure::run(format!("{} bytes of {to}: {e}", file.len()));
     let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
@@ -190,7 +191,7 @@ pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<(Got, Turn
     let _ = client.get(file, &mut piece).map_err(failed)?;
     let begun = Instant::now();
     let mut all = Vec::new();
-    while begun.elapsed() < length {
+    while begun.elapsed() < length || all.len() < least {
         all.push(client.get(file, &mut piece).map_err(failed)?);
     }
     let got = Got {
@@ -224,7 +225,7 @@ mod tests {
         let mut found = Difference::unknown();
         found.seen(0, 100, 200);
         found.seen(1_000_000_000, 1_000_100_100, 1_000_000_200);
-        let why = found.middle().unwrap_err().to_string();
+        let why = found.middle().unwrap_err();
         assert!(why.contains("drift"), "{why}");
     }
 
