@@ -3,8 +3,9 @@
 # setup.sh [--guests] [--test] [--bench] [--hadoop]: see that what the build needs is here; install what is missing by apt.
 #
 # Only ordinary build packages of Debian or Ubuntu; with --test also what some tests run against, with --bench
-# the clients of `viola bench vpipe`, with --hadoop what a private Hadoop takes, with --guests it asks for what running guests takes. Quick and quiet when all is there. The lab's guests
-# bring their own packages (lab-image.sh), which are not installed.
+# the clients of `viola bench vpipe`, with --hadoop what a private Hadoop takes, with --guests it asks for what
+# running guests takes. Quick and quiet when all is there. The lab's guests bring their own packages
+# (lab-image.sh), which are not installed.
 set -euo pipefail
 
 packages=(
