@@ -55,7 +55,7 @@ bench-vread: guests build
 
 ## make demo-vpipe    nginx in a guest with busy neighbours: as it is, and with its files sent by the host
 demo-vpipe: guests clients build
-	@$(viola) bench vpipe --quick --rounds 3 --only "1 MiB,16 MiB,256 MiB"
+	@$(viola) bench vpipe --quick --rounds 3 --only "nginx, 16 MiB,nginx, 256 MiB"
 
 ## make bench-vpipe   the figures of bench/results/vpipe.json, about 25 minutes; ARGS="--quick" for a look
 bench-vpipe: guests clients build

@@ -41,9 +41,9 @@ pub enum Bench {
     /// (scripts/hadoop.sh --bench). About half an hour;
     /// the result is written to bench/results/vread.json when everything was measured, else to build/bench/vread.json.
     Vread(vread::Vread),
-    /// nginx in a guest: as it is, and with its files sent by the host.
+    /// Web servers, a proxy, uploads and copies in a guest: as they are, and with their bytes moved by the host.
     ///
-    /// Needs root, two cores and the lab's guest image (make build). About twelve minutes; the result is written to
+    /// Needs root, two cores and the lab's guest image (make build). About 25 minutes; the result is written to
     /// bench/results/vpipe.json when everything was measured, else to build/bench/vpipe.json.
     Vpipe(Options),
 }
@@ -57,7 +57,8 @@ pub struct Options {
     /// A look only: short cells, one round.
     #[arg(long)]
     pub quick: bool,
-    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` or `flood`.
+    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` or `flood`; vread and vpipe take several,
+    /// separated by commas.
     #[arg(long, value_name = "PATTERN")]
     pub only: Option<String>,
     /// Core that the guests share.

@@ -37,16 +37,26 @@ const TOLD: Duration = Duration::from_secs(3);
 /// Fewest hand-overs of which a hundredth is told.
 const ENOUGH: usize = 100;
 
+/// Patterns that a comma separates; names have commas, too, with a space behind them.
+fn parts(only: &str) -> Vec<&str> {
+    let ends = only.match_indices(',').map(|(at, _)| at);
+    let ends = ends.filter(|at| !only[at + 1..].starts_with(' '));
+    let mut begin = 0;
+    let mut parts = Vec::new();
+    for end in ends.chain([only.len()]) {
+        parts.push(&only[begin..end]);
+        begin = only.len().min(end + 1);
+    }
+    parts
+}
+
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     super::need_root()?;
     let cells: Vec<Cell> = Cell::all()
         .into_iter()
         .filter(|cell| {
-            let any = |only: &String| {
-                only.split(',')
-                    .any(|part| cell.name().contains(part.trim()))
-            };
+            let any = |only: &String| parts(only).iter().any(|part| cell.name().contains(part));
             options.only.as_ref().is_none_or(any)
         })
         .collect();
@@ -296,4 +306,16 @@ fn together(large: Ask<'_>, small: Ask<'_>, length: Duration) -> Outcome<(Got, G
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_comma_is_one_pattern() {
+        assert_eq!(parts("cp, 256 MiB,wrk"), ["cp, 256 MiB", "wrk"]);
+        assert_eq!(parts("haproxy"), ["haproxy"]);
+        assert_eq!(parts("a,"), ["a", ""]);
+    }
 }
