@@ -228,6 +228,18 @@ fn a_regular_vcpu_on_a_crowded_turbo_core_is_not_starved() {
 }
 
 #[test]
+fn the_floor_outranks_a_turbo_vcpu_that_woke_first_and_runs_on() {
+    let on = Behaviour::Duty {
+        period: 1_000 * MS,
+        on: 990 * MS,
+    };
+    let vms = [turbo_vcpu(0, on), lodger(1, Behaviour::Busy)];
+    let report = on_turbo_core(&vms, Driver::default(), 5_000 * MS);
+    let worst = report.vm(1).unwrap().worst_wait();
+    assert!(worst <= 61 * MS, "{worst}");
+}
+
+#[test]
 fn a_flood_keeps_an_interrupt_waiting_for_a_slot_at_most() {
     let mut vms = vec![turbo_vcpu(
         0,
