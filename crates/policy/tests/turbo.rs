@@ -344,6 +344,13 @@ fn a_vm_reaches_its_cap_beside_others_that_are_owed_more() {
     let (regular, turbo) = host.used(0);
     let got = regular + turbo;
     assert!((0.86..=0.885).contains(&got), "{got} with a cap of 0.881");
+    let of = [
+        (256, Some(367), 100, 0),
+        (256, None, 100, 0),
+        (256, None, 0, 100),
+    ];
+    let got = run(self::host(SHORT), &vms(&of), 5_000 * MS).used(0).0;
+    assert!((0.355..=0.37).contains(&got), "{got} with a cap of 0.367");
 }
 
 proptest! {
@@ -382,7 +389,7 @@ proptest! {
         let got = total(&host);
         let due = due[0].regular + due[0].turbo;
         // A quota that could not be used is carried over for one window only: see the departures in the module's text.
-        prop_assert!(got >= due * 0.8 - 0.02, "{got} used, {due} is due: {of:?}");
+        prop_assert!(got >= due * 0.95 - 0.02, "{got} used, {due} is due: {of:?}");
     }
 
     #[test]

@@ -29,8 +29,8 @@
 //! - Table 1, scenario 2, leaves a VM nothing of the regular core, for as long as its I/O goes on. Here it gets 1 ms of
 //!   each 150 ms ([`RegularConfig::floor`]), so that it can read what it receives; 0 turns that off.
 //! - Caps, which the paper does not treat, limit both pools together. A VM's vCPUs spend its quota as they come.
-//!   No cap is exceeded for longer than a window or two, but a VM whose cap is above what its turns bring it in a window
-//!   may stay below it: by up to a tenth where others have large debts from the turbo core.
+//!   No cap is exceeded for longer than a window or two; a quota that a VM could not use is carried over for one
+//!   window only, so beside others it may stay some percent below its cap.
 //!
 //! # Decisions of the control loop
 //! [`choose`]: which VMs get a turbo vCPU. [`count`]: how many turbo cores there are. [`model`]: waits and buffers.

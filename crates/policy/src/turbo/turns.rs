@@ -279,6 +279,12 @@ impl Turns {
     fn pass(&mut self, now: Nanos, seen: &[Seen]) {
         let least = self.rules.least as i64;
         for (k, vm) in self.vms.iter_mut().enumerate() {
+            if vm.ready && vm.place == Place::Capped {
+                // Its cap lets it run again: what it was owed at the last decision is out of date.
+                let lag = self.ledger.lag(k);
+                vm.eager = if lag >= 0 { lag.max(least) } else { 0 };
+                continue;
+            }
             if vm.ready {
                 vm.eager = (vm.eager - ns(seen_at(seen, vm.index).used)).max(0);
                 continue;
