@@ -21,11 +21,9 @@ die() {
     exit 2
 }
 
-haproxy=no
 for argument in "$@"; do
     case $argument in
         --test)
-            haproxy=yes # a proxy, not installed
             packages+=(qemu-system-x86) # VMs of a second kind
             packages+=(qemu-utils e2fsprogs xfsprogs btrfs-progs dmsetup) # images and file systems
             ;;
@@ -73,7 +71,3 @@ command -v cargo >/dev/null && command -v rustc >/dev/null || die "there is no R
 version=$(rustc --version | cut -d' ' -f2)
 [ "$(printf '%s\n' "$oldest" "${version%%-*}" | sort -V | head -1)" = "$oldest" ] ||
     die "Rust $version is too old; viola needs $oldest or newer: \`rustup update\`, or $how"
-
-if [ $haproxy = yes ] && [ ! -x /usr/sbin/haproxy ] && [ ! -x /usr/local/sbin/haproxy ]; then
-    "$(dirname "$0")/haproxy.sh"
-fi

@@ -4,46 +4,25 @@
 
 #[path = "../../libvpipe/tests/support/agent.rs"]
 mod agent;
+#[path = "support/programs.rs"]
+mod programs;
 #[path = "support/room.rs"]
 mod room;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
 use agent::Manner;
-use room::{PORT, Room, library};
+use programs::preloaded;
+use room::{PORT, Room};
 
 const SIZE: usize = 64 << 20;
 /// Where the servers behind listen.
 const BEHIND: u16 = 8081;
-
-/// The machine's haproxy, or the one that scripts/haproxy.sh has fetched, with its own C library.
-fn haproxy() -> Command {
-    let mut installed = ["/usr/sbin", "/usr/local/sbin"].iter();
-    if let Some(folder) = installed.find(|folder| Path::new(folder).join("haproxy").exists()) {
-        let mut haproxy = Command::new(Path::new(folder).join("haproxy"));
-        haproxy.env("LD_PRELOAD", library());
-        return haproxy;
-    }
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let root = top.join("build/haproxy/root");
-    let program = root.join("usr/sbin/haproxy");
-    assert!(
-        program.exists(),
-        "there is no haproxy to test with: it is not installed, and scripts/haproxy.sh has not fetched it"
-    );
-    let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let mut haproxy = Command::new(libraries.join("ld-linux-x86-64.so.2"));
-    haproxy.arg("--library-path").arg(&libraries);
-    haproxy.arg("--preload").arg(library()).arg(program);
-    haproxy
-}
 
 /// A server behind: `/N` is an answer of N bytes, `/cut` one that ends in the middle.
 struct Behind {
@@ -125,7 +104,7 @@ fn serve(room: &Room, more: &str) -> Behind {
     );
     let at = room.folder.path().join("haproxy.cfg");
     std::fs::write(&at, text).unwrap();
-    let mut server = haproxy();
+    let mut server = preloaded("haproxy");
     server.arg("-db").arg("-f").arg(at);
     drop(room.serve(server));
     behind

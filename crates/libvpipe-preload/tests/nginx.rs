@@ -4,40 +4,18 @@
 
 #[path = "../../libvpipe/tests/support/agent.rs"]
 mod agent;
+#[path = "support/programs.rs"]
+mod programs;
 #[path = "support/room.rs"]
 mod room;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use agent::Manner;
-use room::{PORT, Room, library};
+use programs::preloaded;
+use room::{PORT, Room};
 
 const SIZE: usize = 64 << 20;
-
-/// The machine's nginx, or that of the lab's guests with their own C library.
-fn nginx() -> Command {
-    let mut installed = ["/usr/sbin", "/usr/local/sbin", "/usr/bin"].iter();
-    if let Some(folder) = installed.find(|folder| Path::new(folder).join("nginx").exists()) {
-        let mut nginx = Command::new(Path::new(folder).join("nginx"));
-        nginx.env("LD_PRELOAD", library());
-        return nginx;
-    }
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let guest = top.join("build/lab/current/root");
-    let program = guest.join("usr/sbin/nginx");
-    assert!(
-        program.exists(),
-        "there is no nginx to test with: neither installed here nor in the lab's guest ({})",
-        program.display()
-    );
-    let libraries: PathBuf = guest.join("usr/lib/x86_64-linux-gnu");
-    let mut nginx = Command::new(libraries.join("ld-linux-x86-64.so.2"));
-    nginx.arg("--library-path").arg(&libraries);
-    nginx.arg("--preload").arg(library()).arg(program);
-    nginx
-}
 
 fn serve(room: &Room, http: &str, set: &[(&str, &str)]) {
     let folder = room.folder.path();
@@ -52,7 +30,7 @@ fn serve(room: &Room, http: &str, set: &[(&str, &str)]) {
            server {{ listen 127.0.0.1:{PORT}; root {at}; }} }}\n"
     );
     std::fs::write(folder.join("nginx.conf"), text).unwrap();
-    let mut server = nginx();
+    let mut server = preloaded("nginx");
     server
         .arg("-p")
         .arg(folder)
