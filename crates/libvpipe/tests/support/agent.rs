@@ -115,7 +115,7 @@ impl Agent {
     /// Waits until it was told of so many resets: programs do not wait for it.
     pub fn wait_for_resets(&self, n: u64) {
         let begun = Instant::now();
-        while self.resets() < n && begun.elapsed() < Duration::from_secs(5) {
+        while self.resets() < n && begun.elapsed() < Duration::from_secs(20) {
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -127,6 +127,11 @@ impl Agent {
     /// Programs that came.
     pub fn programs(&self) -> u64 {
         self.shared.accepted.load(SeqCst)
+    }
+
+    /// Whether it was killed or has died.
+    pub fn is_gone(&self) -> bool {
+        self.shared.ended.load(SeqCst)
     }
 
     /// Is gone, with its socket.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vpipe::ffi::vpipe_file;
 
@@ -29,6 +29,10 @@ static FOLDER: LazyLock<Mutex<tempfile::TempDir>> = LazyLock::new(|| {
     Mutex::new(folder)
 });
 
+/// When an agent is looked for again, after one of a test's was gone: the library waits for a second.
+static AGAIN: Mutex<Option<Instant>> = Mutex::new(None);
+const RETRY: Duration = Duration::from_millis(1100);
+
 pub struct Room {
     pub agent: Agent,
     pub bytes: Vec<u8>,
@@ -38,8 +42,10 @@ pub struct Room {
 
 pub fn room(manner: Manner) -> Room {
     let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    // an agent that was not there is looked for again after a second
-    thread::sleep(Duration::from_millis(1100));
+    let again = *AGAIN.lock().unwrap();
+    thread::sleep(again.map_or(Duration::ZERO, |at| {
+        at.saturating_duration_since(Instant::now())
+    }));
     let agent = Agent::start(&folder.path().join("agent"), manner);
     let bytes: Vec<u8> = (0..SIZE as u32).map(|i| (i * 7 + i / 251) as u8).collect();
     std::fs::write(folder.path().join("file"), &bytes).unwrap();
@@ -52,16 +58,37 @@ pub fn room(manner: Manner) -> Room {
     }
 }
 
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.agent.is_gone() {
+            *AGAIN.lock().unwrap() = Some(Instant::now() + RETRY);
+        }
+    }
+}
+
+/// Two ends; little fits into the buffers between them while nobody reads.
+pub fn ends() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 64 << 10).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    (ours, theirs)
+}
+
+/// Reads all that comes.
+pub fn reader(mut end: TcpStream) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = end.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
 pub fn connection() -> (TcpStream, JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (mut theirs, _) = listener.accept().unwrap();
-    let reading = thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = theirs.read_to_end(&mut bytes);
-        bytes
-    });
-    (ours, reading)
+    let (theirs, _) = listener.accept().unwrap();
+    (ours, reader(theirs))
 }
 
 pub fn errno() -> i32 {
