@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::{Lab, Paths, Spec};
@@ -11,6 +12,43 @@ use crate::{Lab, Paths, Spec};
 /// The core on which a test's guests run: the second one, where there is one.
 pub fn core() -> usize {
     usize::from(std::thread::available_parallelism().is_ok_and(|n| n.get() > 1))
+}
+
+/// Keeps further tests of the same program from running guests.
+#[derive(Debug)]
+pub struct Turn(());
+
+/// Guests of this many tests of a program run at a time: most of a test is waiting for what happens in its guest.
+const TURNS: usize = 2;
+static TAKEN: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// Waits until guests may be run. For tests that measure nothing: guests of two tests share a core then.
+pub fn turn() -> Turn {
+    let taken = TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let free = TAKEN.1.wait_while(taken, |taken| *taken >= TURNS);
+    *free.unwrap_or_else(PoisonError::into_inner) += 1;
+    Turn(())
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        TAKEN.1.notify_one();
+    }
+}
+
+/// Bytes that look random and follow from the seed.
+pub fn noise(seed: u64, size: usize) -> Vec<u8> {
+    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(size + 8);
+    while bytes.len() < size {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes.truncate(size);
+    bytes
 }
 
 /// The lab's image, found from the folder of the crate that tests (`env!("CARGO_MANIFEST_DIR")`), and a folder for what
@@ -96,6 +134,24 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_third_test_waits_for_its_turn() {
+        let (first, second) = (turn(), turn());
+        let third = std::thread::spawn(|| drop(turn()));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!third.is_finished());
+        drop(first);
+        third.join().expect("its turn");
+        drop(second);
+    }
+
+    #[test]
+    fn noise_follows_from_its_seed() {
+        let some = noise(5, 1001);
+        assert_eq!(some.len(), 1001);
+        assert!(some == noise(5, 2000)[..1001] && some != noise(6, 1001));
+    }
 
     #[test]
     fn sums_are_those_of_the_standard() {

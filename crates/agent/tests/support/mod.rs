@@ -7,7 +7,6 @@ pub mod host;
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use viola_agent::io::status::Report;
@@ -50,14 +49,13 @@ pub struct Bench {
     lab: Option<Lab>,
     folder: tempfile::TempDir,
     kind: &'static str,
-    _turn: MutexGuard<'static, ()>,
+    _turn: testing::Turn,
 }
 
 impl Bench {
     /// Boots a guest with an empty file system of this kind, `ext4` or `xfs`.
     pub fn boot(name: &str, kind: &'static str) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = testing::turn();
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("d.img");
         File::create(&image).unwrap().set_len(400 << 20).unwrap();

@@ -6,13 +6,12 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use viola_extents::FileMap;
 use viola_extents::host::{Image, Layer};
 pub use viola_lab::testing::host;
-use viola_lab::testing::{core, host_program, paths, up};
+use viola_lab::testing::{Turn, core, host_program, paths, turn, up};
 use viola_lab::{Lab, Paths};
 
 /// A guest; `/h` in it is the host's root, its disks are `/dev/ubda` and so on.
@@ -20,7 +19,7 @@ pub struct Bench {
     lab: Option<Lab>,
     paths: Paths,
     folder: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 /// Writes a partition table (MBR) with two partitions: one MiB at 1 MiB, and the rest from [`PART2`].
@@ -44,8 +43,7 @@ impl Bench {
     /// Boots a guest with disks of these sizes in MiB, made by commands in which `IMG` is the image; the
     /// command `partition` makes partitions.
     pub fn boot(name: &str, disks: &[(u64, &str)]) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let mut list = Vec::new();
         for (number, (mib, make)) in disks.iter().enumerate() {

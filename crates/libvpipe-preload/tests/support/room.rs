@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use viola_lab::testing::noise;
 use viola_netdev::{NetDevices, Netns};
 
 use crate::agent::{Agent, Manner};
@@ -37,9 +38,7 @@ impl Room {
         });
         up.unwrap().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let bytes: Vec<u8> = (0..size as u32)
-            .map(|i| (i.wrapping_mul(7) + i / 251) as u8)
-            .collect();
+        let bytes = noise(7, size);
         std::fs::write(folder.path().join("file"), &bytes).unwrap();
         let agent = Agent::start(&folder.path().join("agent"), manner);
         Self {

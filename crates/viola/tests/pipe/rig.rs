@@ -7,9 +7,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use viola_lab::testing::{Turn, noise, turn};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 use viola_proto::pipe::shown::{Pipes, Sender, Work};
@@ -24,20 +24,6 @@ pub const MIB: usize = 1 << 20;
 /// The host's address in a lab, and that of the first guest.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 11);
-
-/// Bytes that follow from a number.
-pub fn noise(seed: usize, size: usize) -> Vec<u8> {
-    let mut word = seed as u64 | 1;
-    let mut bytes = Vec::with_capacity(size + 8);
-    while bytes.len() < size {
-        word = word
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        bytes.extend_from_slice(&word.rotate_left(17).to_le_bytes());
-    }
-    bytes.truncate(size);
-    bytes
-}
 
 /// What a guest is to have.
 pub struct Wish<'a> {
@@ -81,7 +67,7 @@ impl Web {
         let folder = tempfile::tempdir().unwrap();
         let (image, tree) = (folder.path().join("d.img"), folder.path().join("tree"));
         let files: Vec<Vec<u8>> = (wish.sizes.iter().enumerate())
-            .map(|(number, size)| noise(wish.seed * 1000 + number * 2 + 1, *size))
+            .map(|(number, size)| noise((wish.seed * 1000 + number * 2 + 1) as u64, *size))
             .collect();
         std::fs::create_dir(&tree).unwrap();
         for (number, file) in files.iter().enumerate() {
@@ -216,7 +202,7 @@ http {
     start: "nginx -c /tmp/n/nginx.conf -e /tmp/n/error.log",
 };
 
-/// A guest with a web server and a daemon that sends its files. One at a time.
+/// A guest with a web server and a daemon that sends its files.
 pub struct Rig {
     pub daemon: Daemon,
     pub web: Web,
@@ -306,14 +292,6 @@ impl Deref for Rig {
     fn deref(&self) -> &Web {
         &self.web
     }
-}
-
-/// Keeps other tests' guests from the machine.
-pub type Turn = MutexGuard<'static, ()>;
-
-pub fn turn() -> Turn {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The daemon's configuration of a lab's web server.

@@ -8,9 +8,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use viola_lab::testing::noise;
 pub use viola_lab::testing::sha256;
 use viola_lab::{Guest, Lab, testing};
 
@@ -20,30 +20,11 @@ pub const BLOCK: usize = 16 << 20;
 /// What one extent of a test image is long.
 const RUN: usize = 1 << 20;
 
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Examples are beside the tests' own folder.
 fn worker() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folder = test.ancestors().nth(2).unwrap();
     folder.join("examples/serve-blocks")
-}
-
-/// Bytes that look random and are the same each time.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
 }
 
 #[derive(Default)]
@@ -76,7 +57,7 @@ pub struct Vm {
     image: File,
     contents: HashMap<String, Content>,
     _folder: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _turn: testing::Turn,
 }
 
 /// Three blocks: one in runs all over the disk, one with a hole and a part that was never written, one
@@ -120,7 +101,7 @@ fn contents() -> (HashMap<String, Content>, u64) {
 
 /// Boots a guest that has the device mounted at `/mnt`.
 pub fn boot(name: &str) -> Vm {
-    let turn = turn();
+    let turn = testing::turn();
     let folder = tempfile::tempdir().unwrap();
     let (contents, end) = contents();
     let path = folder.path().join("image");
