@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -79,8 +79,8 @@ struct Board {
     way: AtomicU8,
     /// Packets lost by chance, in thousandths.
     loss: AtomicU32,
-    /// Packets that came to an end that the way does not lead to.
-    strays: AtomicU64,
+    /// Packets that came from an end that the way does not lead to: from which, and the TCP header.
+    strays: Mutex<Vec<(usize, String)>>,
     /// How often nothing had come from either end.
     quiet: AtomicU64,
     end: AtomicBool,
@@ -102,7 +102,7 @@ impl Wire {
         let board = Arc::new(Board {
             way: AtomicU8::new(Way::Old as u8),
             loss: AtomicU32::new(0),
-            strays: AtomicU64::new(0),
+            strays: Mutex::default(),
             quiet: AtomicU64::new(0),
             end: AtomicBool::new(false),
         });
@@ -135,8 +135,8 @@ impl Wire {
     }
 
     /// Packets that an end sent while it was the other one's turn.
-    pub fn strays(&self) -> u64 {
-        self.board.strays.load(Ordering::SeqCst)
+    pub fn strays(&self) -> Vec<(usize, String)> {
+        self.board.strays.lock().unwrap().clone()
     }
 }
 
@@ -187,7 +187,12 @@ fn carry(mut tuns: [File; 3], board: &Board) {
                 _ if from == usize::from(way) => 0,
                 _ if way == Way::Nowhere as u8 => continue,
                 _ => {
-                    board.strays.fetch_add(1, Ordering::SeqCst);
+                    let header = match packet[0] >> 4 {
+                        4 => usize::from(packet[0] & 15) * 4,
+                        _ => 40,
+                    };
+                    let tcp = format!("{:02x?} of {size} bytes", &packet[header..header + 20]);
+                    board.strays.lock().unwrap().push((from, tcp));
                     continue;
                 }
             };
