@@ -270,16 +270,19 @@ struct Lines {
     bytes: Vec<u8>,
     /// No line ends before this byte.
     searched: usize,
+    /// Bytes of the line that has not ended.
+    unfinished: usize,
 }
 
 impl Lines {
     fn push(&mut self, more: &[u8]) -> Result<(), Cause> {
         self.bytes.extend_from_slice(more);
-        let unfinished = match self.bytes.iter().rposition(|&b| b == b'\n') {
-            Some(last) => self.bytes.len() - last - 1,
-            None => self.bytes.len(),
+        // only what is new is looked at: a long line comes in many pieces
+        self.unfinished = match more.iter().rposition(|&b| b == b'\n') {
+            Some(last) => more.len() - last - 1,
+            None => self.unfinished + more.len(),
         };
-        if unfinished > MAX_LINE {
+        if self.unfinished > MAX_LINE {
             return Err(Cause::Garbage(format!(
                 "a line of more than {MAX_LINE} bytes"
             )));
