@@ -153,7 +153,7 @@ impl Bed {
         let client = self
             .wire
             .client
-            .run(|| TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap());
+            .run(|| TcpStream::connect_timeout(&address, Duration::from_secs(20)).unwrap());
         let server = listener.unwrap().accept().unwrap().0;
         let client = client.unwrap();
         for end in [&client, &server] {

@@ -60,7 +60,7 @@ impl Host {
 
     /// One that behaves as the state says.
     pub fn with(socket: PathBuf, image: PathBuf, state: State) -> Self {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(30);
         let stream = loop {
             match UnixStream::connect(&socket) {
                 Ok(stream) => break stream,

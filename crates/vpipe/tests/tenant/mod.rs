@@ -103,7 +103,7 @@ impl Tenant {
             .unwrap();
         let client = self
             .client
-            .run(|| TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap())
+            .run(|| TcpStream::connect_timeout(&address, Duration::from_secs(20)).unwrap())
             .unwrap();
         client
             .set_read_timeout(Some(Duration::from_secs(20)))
