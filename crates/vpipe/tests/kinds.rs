@@ -135,7 +135,7 @@ fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
     }
     // what came while the way was switched has been overtaken; of all that was kept it would be more than a thousand
     assert!(again <= 1000, "{again} segments were sent again");
-    let work = bed.pipes.work();
+    let work = bed.settled(2);
     assert_eq!((work.begun, work.returned, work.broken), (2, 2, 0));
 }
 
@@ -359,6 +359,6 @@ fn a_copy_is_made_on_the_disk_and_a_hole_is_no_place_for_one() {
     assert!(bed.disk(end..8 * MIB) == bed.file[end as usize..8 << 20]);
     let why = copy(2, bed.part(from, 10), bed.part(to, 3 * MIB), 2 * MIB).unwrap_err();
     assert!(why.contains("blocks"), "{why}");
-    let work = bed.pipes.work();
+    let work = bed.settled(1);
     assert_eq!((work.begun, work.returned, work.bytes), (1, 1, 2 * MIB));
 }

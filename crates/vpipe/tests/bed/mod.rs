@@ -12,6 +12,7 @@ use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
 use viola_handover::{drop_quietly, from_wire, put, take, to_wire};
 use viola_netdev::Netns;
+use viola_proto::pipe::shown::Work;
 use viola_proto::pipe::{Connection, PipeId, ToGuest};
 use viola_vpipe::moving::Part;
 use viola_vpipe::work::{End, Give, Pipes};
@@ -119,6 +120,19 @@ impl Bed {
         };
         self.image.read_at(&part.map, 0, &mut got).unwrap();
         got
+    }
+
+    /// Waits until so many are counted as over: the counts come a moment after the agent is told.
+    pub fn settled(&self, over: u64) -> Work {
+        let begun = Instant::now();
+        loop {
+            let work = self.pipes.work();
+            if work.transfers.is_empty() && work.returned + work.broken >= over {
+                return work;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{work:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The next thing that is said to the agent, but for progress.
