@@ -171,6 +171,9 @@ fn a_sender_that_never_stops_loses_nothing() {
     let mut first = vec![0; FIRST];
     proxy.source.read_exact(&mut first).unwrap();
     assert!(first == bytes(0, FIRST));
+    proxy.bed.wait("more has come", |_| {
+        rustix::io::ioctl_fionread(&proxy.source).unwrap() > 0
+    });
     let length = HOST as u64;
     let ask = Ask::Relay { id: 1, length };
     program.wish(ask, &proxy.source, &proxy.sink);
