@@ -7,9 +7,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use viola_lab::testing::{Turn, noise, turn};
+pub use viola_lab::testing::noise;
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 use viola_proto::pipe::shown::{Pipes, Sender, Work};
@@ -202,7 +203,7 @@ http {
     start: "nginx -c /tmp/n/nginx.conf -e /tmp/n/error.log",
 };
 
-/// A guest with a web server and a daemon that sends its files.
+/// A guest with a web server and a daemon that sends its files. One at a time.
 pub struct Rig {
     pub daemon: Daemon,
     pub web: Web,
@@ -292,6 +293,14 @@ impl Deref for Rig {
     fn deref(&self) -> &Web {
         &self.web
     }
+}
+
+/// Keeps other tests' guests from the machine.
+pub type Turn = MutexGuard<'static, ()>;
+
+pub fn turn() -> Turn {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The daemon's configuration of a lab's web server.
