@@ -94,11 +94,9 @@ fn a_killed_daemon() {
 #[test]
 fn a_daemon_killed_in_every_phase() {
     // From the first instant of slots coming on to well after: whatever had been done by then is taken back.
+    let guests = [("va", common::guests::HOG), ("vb", common::guests::HOG)];
+    let mut rig = Rig::boot(&guests, "");
     for delay in [0, 5, 10, 20, 40, 80, 160, 320] {
-        let rig = Rig::boot(
-            &[("va", common::guests::HOG), ("vb", common::guests::HOG)],
-            "",
-        );
         let mut set = viola();
         set.args(["set", "va", "--class", "ls", "--socket"])
             .arg(rig.daemon.socket());
@@ -108,10 +106,11 @@ fn a_daemon_killed_in_every_phase() {
             .spawn()
             .unwrap();
         std::thread::sleep(Duration::from_millis(delay));
-        rig.daemon.signal(Signal::KILL);
+        rig.daemon.kill();
         let _ = set.wait();
         std::thread::sleep(Duration::from_millis(300));
         rig.assert_stock_within(SOON);
+        rig.daemon.again();
     }
 }
 
