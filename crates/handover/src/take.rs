@@ -27,6 +27,11 @@ pub struct Taken<'a> {
 }
 
 impl Taken<'_> {
+    /// What it consists of.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
     /// Leaves the socket in repair mode; the connection is somebody else's now.
     pub fn keep(self) -> State {
         std::mem::forget(self.repair);
@@ -194,6 +199,12 @@ fn read(
         let peer_finished = after.state == CLOSE_WAIT;
         let fin = u32::from(peer_finished);
         window.rcv_wup = window.rcv_wup.wrapping_sub(fin);
+        // What has come behind a gap stays behind, and its windows count as not heard: where they are beyond what this end
+        // would take, the kernel would not have them (tcp_repair_set_window). A later segment says them again.
+        let received = received.wrapping_sub(fin);
+        if (window.snd_wl1.wrapping_sub(received) as i32) > 0 {
+            window.snd_wl1 = received;
+        }
         let unsent_bytes = unacked_bytes.split_off(queued - unsent);
         return Ok(State {
             local,
@@ -202,7 +213,7 @@ fn read(
             sack: after.options & SACK != 0,
             scale: (after.options & WSCALE != 0).then_some(after.scale),
             timestamp: (after.options & TIMESTAMPS != 0).then_some(timestamp),
-            received: received.wrapping_sub(fin),
+            received,
             written,
             window,
             unread: unread_bytes,

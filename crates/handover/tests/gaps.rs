@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A connection that has received something behind a gap changes hands without it.
+#![allow(clippy::unwrap_used)]
+
+mod wire;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use viola_handover::{drop_quietly, put, take};
+use wire::{Way, Wire};
+
+/// Lets a socket not hear the segment that begins here (classic BPF, as tcp_filter() of the kernel runs it: from the TCP head on).
+fn be_deaf_to(stream: &TcpStream, number: u32) {
+    let code = [
+        // the word at 4, the segment's number; as it is: nothing of it is left; else all of it
+        (0x20, 0, 0, 4),
+        (0x15, 0, 1, number),
+        (0x06, 0, 0, 0),
+        (0x06, 0, 0, u32::MAX),
+    ];
+    let mut code = code.map(|(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k });
+    let program = libc::sock_fprog {
+        len: code.len() as u16,
+        filter: code.as_mut_ptr(),
+    };
+    // SAFETY: the kernel copies the program, which lives until it has.
+    let done = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of_val(&program) as u32,
+        )
+    };
+    assert_eq!(done, 0);
+}
+
+/// Segments that the peer has told to have got behind a gap.
+fn behind_a_gap(stream: &TcpStream) -> u32 {
+    let (mut info, mut size) = ([0_u32; 10], 40);
+    // SAFETY: at most 40 bytes of tcp_info are written, for which there is room, and the size.
+    let done = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut size,
+        )
+    };
+    assert_eq!(done, 0);
+    // tcpi_sacked, behind eight bytes and five words
+    info[7]
+}
+
+#[test]
+fn what_has_come_behind_a_gap_is_as_if_it_had_not() {
+    let server: IpAddr = "10.99.0.2".parse().unwrap();
+    let wire = Wire::new("10.99.0.1".parse().unwrap(), server);
+    let address = SocketAddr::new(server, 8080);
+    let listener = wire.old.run(|| TcpListener::bind(address).unwrap());
+    let client = wire.client.run(|| TcpStream::connect(address).unwrap());
+    let (old, _) = listener.accept().unwrap();
+    // taken and let go: a look
+    let number = {
+        let taken = take(old.as_fd()).unwrap();
+        taken.state().received
+    };
+    be_deaf_to(&old, number);
+    let bytes: Vec<u8> = (0..200_000_u32).map(|at| (at * 7 / 3) as u8).collect();
+    let sent = bytes.clone();
+    let mut writer = client.try_clone().unwrap();
+    let writing = std::thread::spawn(move || writer.write_all(&sent).unwrap());
+    let begun = Instant::now();
+    while behind_a_gap(&client) < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "there is no gap");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    wire.lead(Way::Nowhere);
+    let state = take(old.as_fd()).unwrap().keep();
+    assert_eq!((state.received, state.unread.len()), (number, 0));
+    let ahead = state.window.snd_wl1.wrapping_sub(number);
+    assert!(ahead == 0 || ahead > 1 << 31, "{ahead} behind the gap");
+    wire.settle();
+    drop_quietly(old.as_fd()).unwrap();
+    let new = wire.new.socket(state.local);
+    let ready = put(new.as_fd(), &state).unwrap();
+    wire.lead(Way::New);
+    ready.go().unwrap();
+    let mut got = vec![0; bytes.len()];
+    let mut new = TcpStream::from(new);
+    new.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    new.read_exact(&mut got).unwrap();
+    assert!(got == bytes);
+    writing.join().unwrap();
+}
