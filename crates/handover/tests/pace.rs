@@ -7,7 +7,7 @@ mod wire;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use viola_handover::{State, drop_quietly, from_wire, pace, put, take, to_wire};
 use wire::{Way, Wire};
@@ -71,8 +71,15 @@ fn paced(socket: &impl AsRawFd) -> u64 {
     u64::from_ne_bytes(info[104..].try_into().unwrap())
 }
 
-/// As an agent tells it to the host.
+/// As an agent tells it to the host, of a connection that has nothing under way.
 fn taken(wire: &Wire, from: &TcpStream) -> State {
+    let begun = Instant::now();
+    let mut left = 1;
+    while left > 0 {
+        // SAFETY: SIOCOUTQ, which has the number of TIOCOUTQ, writes one int.
+        let done = unsafe { libc::ioctl(from.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
+        assert!(done == 0 && begun.elapsed() < Duration::from_secs(20));
+    }
     wire.lead(Way::Nowhere);
     let state = take(from.as_fd()).unwrap().keep();
     wire.settle();
