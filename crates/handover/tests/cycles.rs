@@ -101,8 +101,9 @@ fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStre
 fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> State {
     wire.lead(Way::Nowhere);
     let state = take(from.as_fd()).unwrap().keep();
-    wire.settle();
     drop_quietly(from.as_fd()).unwrap();
+    // its timers went on until then
+    wire.settle();
     let ready = put(to.as_fd(), &state).unwrap();
     wire.lead(way);
     ready.go().unwrap();
