@@ -203,7 +203,8 @@ fn a_sender_that_never_stops_loses_nothing() {
     let speaker = sender.join().unwrap();
     assert!([rest, last].concat() == bytes(FIRST + HOST, ALL - FIRST - HOST));
     let again = sent_again(&speaker);
-    assert!(again < 20, "{again} segments were sent again");
+    // a few overtake others on their way; a window that was lost would be more than a thousand
+    assert!(again < 300, "{again} segments were sent again");
     proxy.talk();
     let status = proxy.bed.status();
     assert_eq!((status.pipes, status.bytes), (1, length));
