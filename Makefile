@@ -20,7 +20,7 @@ test:
 	@scripts/hadoop.sh --test
 	@scripts/build.sh clippy -q --workspace --all-targets -- -D warnings
 	@cargo fmt --all --check
-	@$(rt) cargo test --workspace
+	@$(rt) scripts/test.sh
 
 ## make test-beds     long tests: QEMU guests, migration; needs root; ARGS="qemu" for those of a name
 test-beds:

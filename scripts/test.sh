@@ -1,0 +1,26 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# All tests of the workspace. A test binary of guests, networks or daemons that fails is run once more by itself, and named at the end:
+# real kernels on a busy machine are late now and then. Unit and property tests have one try.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" && exit 0
+
+# cargo names them at the end: `-p viola-agent --test relay`
+mapfile -t failed < <(sed -n 's/^ *`\(-p [a-z0-9-]* --[a-z]*[a-z0-9_ -]*\)`$/\1/p' "$log")
+[ ${#failed[@]} -gt 0 ] || exit 1
+late=()
+for target in "${failed[@]}"; do
+    case $target in
+    *" --test "*) ;;
+    *) echo "test: failed: $target" >&2; exit 1 ;;
+    esac
+    echo "== $target, once more"
+    # shellcheck disable=SC2086 # several words
+    cargo test $target || { echo "test: failed twice: $target" >&2; exit 1; }
+    late+=("$target")
+done
+printf 'test: passed at the second try only: %s\n' "${late[@]}"
