@@ -8,13 +8,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use support::{core, paths, turn};
-use viola_lab::Lab;
 use viola_lab::hadoop::{FileSystem, Hadoop, Hdfs, Options};
+use viola_lab::{Guest, Lab};
 
 const LONG: Duration = Duration::from_secs(300);
 
 #[test]
-fn a_file_put_into_hdfs_comes_back_over_tcp() {
+fn files_put_into_hdfs_come_back_over_tcp() {
     let _turn = turn();
     let hadoop = Hadoop::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))])
         .unwrap_or_else(|error| panic!("{error}"));
@@ -34,31 +34,11 @@ fn a_file_put_into_hdfs_comes_back_over_tcp() {
             .unwrap_or_else(|e| panic!("{}", e.full()));
         let guest = lab.guest("client").unwrap();
         hdfs.prepare(guest).unwrap();
-        let sum = |script: &str| {
-            let output = guest.exec_for(&["sh", "-ec", script], "", LONG).unwrap();
-            assert_eq!(output.status, 0, "{}", output.stderr);
-            output.stdout.split(' ').next().unwrap().to_owned()
-        };
-        let before = sum(
-            "dd if=/dev/urandom of=/run/hadoop/tmp/f bs=1M count=64 2>/dev/null; sha256sum /run/hadoop/tmp/f",
-        );
-        let put = hdfs.shell(guest, &["-put", "/tmp/f", "/f"], "", LONG);
-        put.unwrap_or_else(|e| panic!("{e}; {}", hdfs.log("datanode")));
-        let stored = hdfs
-            .node()
-            .exec(&[
-                "sh",
-                "-c",
-                "cat $(find /mnt/data -name 'blk_*[0-9]') | wc -c",
-            ])
-            .unwrap();
-        assert_eq!(stored.stdout.trim(), (64 << 20).to_string());
-        let after = hdfs
-            .shell(guest, &["-cat", "/f"], "| sha256sum", LONG)
-            .unwrap()
-            .stdout;
-        assert_eq!(after.split(' ').next().unwrap(), before);
-
+        // Hadoop's own programs and a restart take their time, and know nothing of file systems
+        let whole = file_system == FileSystem::Ext4;
+        if whole {
+            put_and_get(&hdfs, guest);
+        }
         let mut client = hdfs.client(&lab, guest).unwrap();
         client.ask("open stock").unwrap();
         let written = client.ask("stock write /g 5000000 1048576 1").unwrap();
@@ -74,10 +54,40 @@ fn a_file_put_into_hdfs_comes_back_over_tcp() {
         let error = client.ask("stock delete /g").unwrap_err().to_string();
         assert!(error.contains("there is no /g"), "{error}");
 
-        hdfs.stop_daemons().unwrap();
-        hdfs.start_daemons().unwrap();
-        let again = client.ask("stock skim /f 1048576").unwrap();
-        assert_eq!(again.bytes, 64 << 20, "the file is there after a restart");
+        if whole {
+            hdfs.stop_daemons().unwrap();
+            hdfs.start_daemons().unwrap();
+            let again = client.ask("stock skim /f 1048576").unwrap();
+            assert_eq!(again.bytes, 64 << 20, "the file is there after a restart");
+        }
         lab.down().unwrap();
     }
+}
+
+/// By Hadoop's own command.
+fn put_and_get(hdfs: &Hdfs<'_>, guest: &Guest) {
+    let sum = |script: &str| {
+        let output = guest.exec_for(&["sh", "-ec", script], "", LONG).unwrap();
+        assert_eq!(output.status, 0, "{}", output.stderr);
+        output.stdout.split(' ').next().unwrap().to_owned()
+    };
+    let before = sum(
+        "dd if=/dev/urandom of=/run/hadoop/tmp/f bs=1M count=64 2>/dev/null; sha256sum /run/hadoop/tmp/f",
+    );
+    let put = hdfs.shell(guest, &["-put", "/tmp/f", "/f"], "", LONG);
+    put.unwrap_or_else(|e| panic!("{e}; {}", hdfs.log("datanode")));
+    let stored = hdfs
+        .node()
+        .exec(&[
+            "sh",
+            "-c",
+            "cat $(find /mnt/data -name 'blk_*[0-9]') | wc -c",
+        ])
+        .unwrap();
+    assert_eq!(stored.stdout.trim(), (64 << 20).to_string());
+    let after = hdfs
+        .shell(guest, &["-cat", "/f"], "| sha256sum", LONG)
+        .unwrap()
+        .stdout;
+    assert_eq!(after.split(' ').next().unwrap(), before);
 }

@@ -333,6 +333,8 @@ impl Agent {
         while let Ok(question) = self.questions.try_recv() {
             match question.wish {
                 Wish::Status => {
+                    // whoever is told of a disk may ask for it at once
+                    self.keep_pipes();
                     let _ = question.answer.send(self.describe());
                 }
                 Wish::Pause => {

@@ -15,9 +15,10 @@ use crate::common::guests::{signal, within};
 use crate::rig::{MIB, Rig, SOON, Wish};
 
 /// What is under way has to stop within this time, and what the machine's other work may add.
-const STOPS: Duration = Duration::from_millis(100 + 300);
+const STOPS: Duration = Duration::from_millis(100 + 900);
 /// Longer than an agent may be silent.
-const PAUSE: Duration = Duration::from_secs(12);
+const LONG: Duration = Duration::from_secs(12);
+const SHORT: Duration = Duration::from_secs(2);
 
 /// All processes of the guest.
 fn processes(rig: &Rig) -> Vec<u32> {
@@ -30,8 +31,8 @@ fn processes(rig: &Rig) -> Vec<u32> {
     all
 }
 
-/// Pauses the guest while it answers, and lets it go on.
-fn pause_half_way(rig: &Rig, pause: impl FnOnce(), go_on: impl FnOnce()) {
+/// Pauses the guest while it answers, and lets it go on after so long.
+fn pause_half_way(rig: &Rig, length: Duration, pause: impl FnOnce(), go_on: impl FnOnce()) {
     let mut client = rig.client();
     client.ask("/f1", "");
     let come = Arc::new(AtomicUsize::new(0));
@@ -60,13 +61,13 @@ fn pause_half_way(rig: &Rig, pause: impl FnOnce(), go_on: impl FnOnce()) {
     std::thread::sleep(STOPS);
     let so_far = come.load(Ordering::SeqCst);
     assert!(so_far < size, "it was over already");
-    std::thread::sleep(PAUSE);
+    std::thread::sleep(length);
     assert_eq!(come.load(Ordering::SeqCst), so_far, "it did not stop");
     assert!(rig.work().paused);
     go_on();
     let (mut client, body, longest) = reader.join().unwrap();
     assert!(body == rig.files[1], "other bytes");
-    assert!(longest >= PAUSE, "{longest:?}");
+    assert!(longest >= length, "{longest:?}");
     // the connection is the guest's again
     client.fetch("/f0", &rig.files[0]);
     let work = rig.settled(1);
@@ -89,7 +90,8 @@ fn a_stopped_guest_is_paused_and_goes_on_where_it_was() {
     let rig = slow("pi-stop");
     let all = processes(&rig);
     let tell = |what| all.iter().for_each(|pid| signal(*pid, what));
-    pause_half_way(&rig, || tell(Signal::STOP), || tell(Signal::CONT));
+    let (stop, go_on) = (|| tell(Signal::STOP), || tell(Signal::CONT));
+    pause_half_way(&rig, LONG, stop, go_on);
 }
 
 #[test]
@@ -98,7 +100,8 @@ fn a_frozen_guest_is_paused_and_goes_on_where_it_was() {
     let group = Group::with(&processes(&rig));
     // the daemon looks once a second where its VMs are
     std::thread::sleep(Duration::from_secs(4));
-    pause_half_way(&rig, || group.freeze(true), || group.freeze(false));
+    let (stop, go_on) = (|| group.freeze(true), || group.freeze(false));
+    pause_half_way(&rig, SHORT, stop, go_on);
 }
 
 /// A control group of version 2 in which a guest is.
