@@ -9,12 +9,11 @@ use vpipe::file_id;
 
 use crate::board::{self, Registration};
 use crate::gate::{borrowed, closing, guarded, is_held, shutting};
-use crate::real::{self, set_errno};
+use crate::real::{self, failed};
 use crate::{ahead, range, sendfile, splice};
 
 fn again() -> ssize_t {
-    set_errno(libc::EAGAIN);
-    -1
+    failed(libc::EAGAIN)
 }
 
 /// A call that waits at the gate.
@@ -185,10 +184,7 @@ unsafe extern "C" fn epoll_ctl(
             Held::No => (),
             Held::Open(guard) => table = Some(guard),
             Held::Done(0) => return 0,
-            Held::Done(errno) => {
-                set_errno(errno);
-                return -1;
-            }
+            Held::Done(errno) => return failed(errno),
         }
     }
     // SAFETY: the caller's word.

@@ -8,7 +8,7 @@ use rustix::fs::fstat;
 use vpipe::{Place, Route, candidate, settings};
 
 use crate::gate::{borrowed, guarded};
-use crate::real::{self, set_errno};
+use crate::real::{self, failed};
 
 /// `copy_file_range(2)`.
 ///
@@ -26,13 +26,7 @@ pub unsafe fn copy_file_range(
         // SAFETY: the caller's word.
         let places = unsafe { (from_at.as_mut(), to_at.as_mut()) };
         if let Some(said) = guarded(Some(Err(libc::EIO)), || copy(from, to, places, count)) {
-            return said.map_or_else(
-                |errno| {
-                    set_errno(errno);
-                    -1
-                },
-                |n| n as ssize_t,
-            );
+            return said.map_or_else(failed, |n| n as ssize_t);
         }
     }
     // SAFETY: the caller's word.

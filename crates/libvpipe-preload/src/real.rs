@@ -40,6 +40,12 @@ pub fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// What a call answers that fails with this errno, which is set.
+pub fn failed<T: From<i8>>(errno: c_int) -> T {
+    set_errno(errno);
+    T::from(-1)
+}
+
 macro_rules! next {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => { $(
         /// The one of the C library.

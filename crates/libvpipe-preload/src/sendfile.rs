@@ -13,7 +13,7 @@ use vpipe::{FileId, Route, candidate, file_id, settings};
 
 use crate::gate::{borrowed, guarded, is_nonblocking};
 use crate::head::Body;
-use crate::real::{self, set_errno};
+use crate::real::{self, failed};
 use crate::{ahead, board};
 
 /// How long a program that does not use epoll is kept from asking again.
@@ -43,10 +43,7 @@ pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t
         let place = unsafe { offset.as_mut() };
         match guarded(Answer::Errno(libc::EIO), || answer(to, from, place, count)) {
             Answer::Sent(n) => return n as ssize_t,
-            Answer::Errno(errno) => {
-                set_errno(errno);
-                return -1;
-            }
+            Answer::Errno(errno) => return failed(errno),
             Answer::Ordinary => (),
         }
     }

@@ -110,17 +110,9 @@ fn serve(room: &Room, more: &str) -> Behind {
     behind
 }
 
-fn quick() -> Manner {
-    Manner {
-        pause: Duration::from_millis(1),
-        piece: 4 << 20,
-        ..Manner::default()
-    }
-}
-
 #[test]
 fn answers_of_all_sizes_on_one_connection() {
-    let room = Room::new(SIZE, quick());
+    let room = Room::new(SIZE, Manner::quick());
     let behind = serve(&room, "");
     let mut client = room.connect();
     for round in 0..3 {
@@ -145,7 +137,7 @@ fn answers_of_all_sizes_on_one_connection() {
 
 #[test]
 fn many_connections() {
-    let room = Room::new(SIZE, quick());
+    let room = Room::new(SIZE, Manner::quick());
     let behind = serve(&room, "");
     thread::scope(|scope| {
         for _ in 0..16 {
@@ -182,7 +174,7 @@ fn a_long_relay_is_no_timeout() {
 
 #[test]
 fn a_server_that_breaks_off_is_a_cut_body() {
-    let room = Room::new(SIZE, quick());
+    let room = Room::new(SIZE, Manner::quick());
     let _behind = serve(&room, "");
     for _ in 0..3 {
         let mut client = room.connect();
@@ -198,7 +190,7 @@ fn a_server_that_breaks_off_is_a_cut_body() {
 
 #[test]
 fn a_client_that_goes_harms_nobody() {
-    let room = Room::new(SIZE, quick());
+    let room = Room::new(SIZE, Manner::quick());
     let _behind = serve(&room, "");
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -223,7 +215,7 @@ fn a_client_that_goes_harms_nobody() {
 fn an_agent_that_dies_cuts_what_it_had_and_haproxy_goes_on() {
     let dies = Manner {
         die_after: Some(20 << 20),
-        ..quick()
+        ..Manner::quick()
     };
     let room = Room::new(SIZE, dies);
     let _behind = serve(&room, "");
@@ -244,14 +236,14 @@ fn what_is_refused_or_ends_early_haproxy_forwards() {
         (
             Manner {
                 refuse: Some(libc::EOPNOTSUPP),
-                ..quick()
+                ..Manner::quick()
             },
             0,
         ),
         (
             Manner {
                 end_after: Some(10_000_000),
-                ..quick()
+                ..Manner::quick()
             },
             20,
         ),
@@ -269,7 +261,7 @@ fn what_is_refused_or_ends_early_haproxy_forwards() {
 
 #[test]
 fn answers_of_unknown_length_are_left_alone() {
-    let room = Room::new(SIZE, quick());
+    let room = Room::new(SIZE, Manner::quick());
     let _behind = serve(&room, "");
     let mut client = room.connect();
     client.ask("GET", "/open", "");
@@ -284,7 +276,7 @@ fn answers_of_unknown_length_are_left_alone() {
 
 #[test]
 fn programs_of_poll_are_served_too() {
-    let room = Room::new(8 << 20, quick());
+    let room = Room::new(8 << 20, Manner::quick());
     let _behind = serve(&room, "  noepoll");
     let mut client = room.connect();
     for _ in 0..3 {

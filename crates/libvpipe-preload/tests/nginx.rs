@@ -51,14 +51,6 @@ fn errors(room: &Room) -> String {
     log.lines().filter(bad).collect::<Vec<_>>().join("\n")
 }
 
-fn quick() -> Manner {
-    Manner {
-        pause: Duration::from_millis(1),
-        piece: 4 << 20,
-        ..Manner::default()
-    }
-}
-
 #[test]
 fn whole_files_ranges_and_heads_on_one_connection() {
     for http in [
@@ -66,7 +58,7 @@ fn whole_files_ranges_and_heads_on_one_connection() {
         "tcp_nopush on;",
         "tcp_nopush on; sendfile_max_chunk 256k;",
     ] {
-        let room = Room::new(SIZE, quick());
+        let room = Room::new(SIZE, Manner::quick());
         serve(&room, http, &[]);
         let mut client = room.connect();
         for _ in 0..3 {
@@ -120,7 +112,7 @@ fn whole_files_ranges_and_heads_on_one_connection() {
 
 #[test]
 fn pieces_are_piped_by_themselves_when_nothing_is_begun_ahead() {
-    let room = Room::new(SIZE, quick());
+    let room = Room::new(SIZE, Manner::quick());
     serve(&room, "", &[("VIOLA_PIPE_AHEAD", "0")]);
     let mut client = room.connect();
     for _ in 0..2 {
@@ -135,7 +127,7 @@ fn pieces_are_piped_by_themselves_when_nothing_is_begun_ahead() {
 
 #[test]
 fn many_clients_and_some_that_go() {
-    let room = Room::new(8 << 20, quick());
+    let room = Room::new(8 << 20, Manner::quick());
     serve(&room, "", &[]);
     std::thread::scope(|scope| {
         for n in 0..16 {
@@ -163,7 +155,7 @@ fn many_clients_and_some_that_go() {
 
 #[test]
 fn a_request_that_comes_while_the_host_sends_is_answered() {
-    let room = Room::new(8 << 20, quick());
+    let room = Room::new(8 << 20, Manner::quick());
     serve(&room, "", &[]);
     let mut client = room.connect();
     for _ in 0..5 {
@@ -179,7 +171,7 @@ fn a_request_that_comes_while_the_host_sends_is_answered() {
 fn an_agent_that_dies_cuts_what_it_had_and_nginx_goes_on() {
     let dies = Manner {
         die_after: Some(20 << 20),
-        ..quick()
+        ..Manner::quick()
     };
     let room = Room::new(SIZE, dies);
     serve(&room, "", &[]);
@@ -199,7 +191,7 @@ fn an_agent_that_dies_cuts_what_it_had_and_nginx_goes_on() {
 fn a_worker_that_ends_leaves_no_connection_open() {
     let slow = Manner {
         pause: Duration::from_millis(200),
-        ..quick()
+        ..Manner::quick()
     };
     let room = Room::new(SIZE, slow);
     serve(&room, "", &[]);

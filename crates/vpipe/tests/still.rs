@@ -16,6 +16,7 @@ use bed::{Bed, SIZE, restore};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use tenant::noise;
 use viola_proto::pipe::ToGuest;
+use viola_vpipe::Flow;
 use viola_vpipe::work::{Give, Pulse};
 
 const MIB: u64 = 1 << 20;
@@ -76,17 +77,23 @@ fn drain(client: &mut TcpStream, got: &mut Vec<u8>, quiet: Duration) {
     client.set_read_timeout(None).unwrap();
 }
 
+/// The file is sent as pipe 1, of which the client has had this much.
+fn under_way(bed: &Bed, ipv4: bool) -> (TcpStream, TcpStream, Flow, Vec<u8>) {
+    let (mut client, guest, flow) = bed.tenant.connect(ipv4);
+    // so that most of it waits at the host
+    set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
+    bed.give(1, &guest);
+    let mut got = vec![0; 1 << 20];
+    client.read_exact(&mut got).unwrap();
+    (client, guest, flow, got)
+}
+
 #[test]
 fn what_is_in_the_hosts_socket_stays_there_and_comes_afterwards() {
     let bed = Bed::new("s");
     let vcpu = Vcpu::of(&bed);
     for ipv4 in [true, false] {
-        let (mut client, guest, flow) = bed.tenant.connect(ipv4);
-        // so that most of it waits at the host
-        set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
-        bed.give(1, &guest);
-        let mut got = vec![0; 1 << 20];
-        client.read_exact(&mut got).unwrap();
+        let (mut client, guest, flow, mut got) = under_way(&bed, ipv4);
         vcpu.stops(&bed);
         let before = got.len();
         drain(&mut client, &mut got, Duration::from_millis(200));
@@ -174,11 +181,7 @@ fn a_disk_of_a_vm_that_stands_still_is_not_written_to() {
 fn a_vm_that_ends_while_it_stands_still_is_a_reset() {
     let mut bed = Bed::new("q");
     let vcpu = Vcpu::of(&bed);
-    let (mut client, guest, flow) = bed.tenant.connect(true);
-    set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
-    bed.give(1, &guest);
-    let mut got = vec![0; 1 << 20];
-    client.read_exact(&mut got).unwrap();
+    let (mut client, _guest, flow, mut got) = under_way(&bed, true);
     vcpu.stops(&bed);
     drain(&mut client, &mut got, Duration::from_millis(200));
     bed.pipes.end();
@@ -194,11 +197,7 @@ fn a_vm_that_ends_while_it_stands_still_is_a_reset() {
 fn nobody_is_blamed_for_the_time_in_which_a_vm_stood_still() {
     let bed = Bed::new("p");
     let vcpu = Vcpu::of(&bed);
-    let (mut client, guest, flow) = bed.tenant.connect(true);
-    set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
-    bed.give(1, &guest);
-    let mut got = vec![0; 1 << 20];
-    client.read_exact(&mut got).unwrap();
+    let (mut client, guest, flow, mut got) = under_way(&bed, true);
     // what the VM says in its last moment waits with it
     vcpu.stops(&bed);
     bed.pipes.stop(1);

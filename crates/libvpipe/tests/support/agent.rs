@@ -48,6 +48,17 @@ impl Default for Manner {
     }
 }
 
+impl Manner {
+    /// For real servers and large files.
+    pub fn quick() -> Self {
+        Self {
+            pause: Duration::from_millis(1),
+            piece: 4 << 20,
+            ..Self::default()
+        }
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     path: PathBuf,
