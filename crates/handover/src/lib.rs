@@ -21,7 +21,7 @@ mod wire;
 
 pub use put::{Ready, drop_quietly, drop_with_reset, pace, put};
 pub use state::{Buffers, Scale, State, Window};
-pub use take::{Taken, nudge, outstanding, resume, take};
+pub use take::{Taken, narrow, nudge, outstanding, reach, resume, take};
 pub use wire::{TooLong, from_wire, to_wire};
 
 /// Why a connection cannot be handed over.

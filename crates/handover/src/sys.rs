@@ -20,6 +20,8 @@ pub const REPAIR_WINDOW: i32 = 29;
 
 /// include/uapi/asm-generic/socket.h, since Linux 5.15.
 const SO_BUF_LOCK: i32 = 72;
+/// `SOCK_RCVBUF_LOCK`
+const LOCKED_RECEIVE: u32 = 2;
 
 /// Values of [`REPAIR`].
 pub const OFF: i32 = 0;
@@ -143,6 +145,16 @@ pub fn pacing(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
 pub fn set_pacing(fd: BorrowedFd<'_>, rate: u64) -> Result<()> {
     let (level, name) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
     set(fd, level, name, &[rate.max(1)], "SO_MAX_PACING_RATE")
+}
+
+/// Lets the kernel announce no more than so many bytes from now on; what is announced already stays. Its tuning would
+/// lift that again, so it ends.
+pub fn clamp(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
+    let locked = get_socket(fd, SO_BUF_LOCK, "SO_BUF_LOCK")?;
+    let (level, locked) = (libc::SOL_SOCKET, locked | LOCKED_RECEIVE);
+    set(fd, level, SO_BUF_LOCK, &[locked], "SO_BUF_LOCK")?;
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+    set_tcp(fd, libc::TCP_WINDOW_CLAMP, bytes, "TCP_WINDOW_CLAMP")
 }
 
 pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {

@@ -19,6 +19,9 @@ const TIMESTAMPS: u8 = 1;
 const SACK: u8 = 2;
 const WSCALE: u8 = 4;
 
+// tcpi_rcv_wnd, behind it all that older kernels know
+const RCV_WND: usize = 232;
+
 /// A socket in repair mode: it sends nothing and its end is silent. Dropped, it goes on as before.
 #[derive(Debug)]
 pub struct Taken<'a> {
@@ -95,6 +98,29 @@ impl Info {
 /// What the kernel refused.
 pub fn outstanding(fd: BorrowedFd<'_>) -> Result<usize> {
     sys::queued(fd, Queue::Written)
+}
+
+/// How many bytes further than what was read the peer may send: those that nobody has read, and the window announced.
+///
+/// # Errors
+/// What the kernel refused; [`Error::Unfit`] before Linux 6.2.
+pub fn reach(fd: BorrowedFd<'_>) -> Result<u64> {
+    let mut info = [0; RCV_WND + 4];
+    if sys::get_tcp(fd, sys::INFO, &mut info, "TCP_INFO")? < info.len() {
+        return Err(Error::Unfit("the kernel does not tell its window"));
+    }
+    let mut window = [0; 4];
+    window.copy_from_slice(&info[RCV_WND..]);
+    let unread = sys::queued(fd, Queue::Unread)?;
+    Ok(unread as u64 + u64::from(u32::from_ne_bytes(window)))
+}
+
+/// Lets the peer send no further than it [may now](reach), or `window` bytes beyond what has come, whichever is more.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn narrow(fd: BorrowedFd<'_>, window: u32) -> Result<()> {
+    sys::clamp(fd, window)
 }
 
 /// Takes the connection out of a socket, which is in repair mode from then on. Its packets have to be held back.

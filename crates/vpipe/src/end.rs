@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use viola_handover::State;
+use viola_handover::{Buffers, State};
 
 use crate::{Error, Flow, Flows, Park, Result};
 
@@ -16,7 +16,16 @@ pub struct HostEnd {
     socket: OwnedFd,
     /// The peer had said before that it sends no more; the host's socket has not heard it.
     peer_finished: bool,
+    /// Of the VM's socket: its buffers, and what it lets a peer send.
+    buffers: Buffers,
+    window: u32,
+    is_narrow: bool,
 }
+
+/// Least that a VM's socket is held to have room for, in bytes: a fresh one announces as much.
+const LEAST_WINDOW: u32 = 64 << 10;
+/// So many bytes may come between two looks.
+const BETWEEN: u64 = 2 << 20;
 
 impl HostEnd {
     /// Takes over a connection that was held and taken out of the VM's socket. `socket` is a fresh one in the VM's
@@ -55,7 +64,28 @@ impl HostEnd {
             flow,
             socket,
             peer_finished: state.peer_finished,
+            buffers: state.buffers,
+            // one that was busy may announce little at the moment, and one with a large buffer little as yet
+            window: (state.window.rcv_wnd.min(state.buffers.receive / 2)).max(LEAST_WINDOW),
+            is_narrow: false,
         })
+    }
+
+    /// To be called now and then while `left` bytes are still wanted of the peer.
+    ///
+    /// The host's socket lets a peer send many megabytes ahead. What of that comes behind the last byte that is wanted comes to
+    /// the VM, whose socket has no room for it and drops it. So near the end the peer is let send no further beyond it than the VM's own
+    /// socket had let it.
+    pub fn approach(&mut self, left: u64) {
+        if self.is_narrow {
+            return;
+        }
+        let reach = viola_handover::reach(self.socket());
+        if reach.is_ok_and(|reach| left <= reach + BETWEEN) {
+            // a kernel that refuses costs the VM some packets
+            let _ = viola_handover::narrow(self.socket(), self.window);
+            self.is_narrow = true;
+        }
     }
 
     /// The connection.
@@ -101,6 +131,10 @@ impl HostEnd {
             Ok(taken) => {
                 let mut state = taken.keep();
                 state.peer_finished |= self.peer_finished;
+                // room for what the peer may send, which is more than it was where a pipe ends early
+                let receive = (self.buffers.receive).max(state.window.rcv_wnd.saturating_mul(2));
+                state.buffers.receive = receive;
+                state.buffers.locked = self.buffers.locked;
                 Ok(Some(state))
             }
             // the peer has ended it in the meantime

@@ -14,7 +14,7 @@ use bed::{Bed, SIZE, restore, sent_again};
 use tenant::noise;
 use viola_proto::pipe::{PipeId, ToGuest};
 use viola_vpipe::Flow;
-use viola_vpipe::work::Give;
+use viola_vpipe::work::{End, Give};
 
 const MIB: u64 = 1 << 20;
 
@@ -137,6 +137,52 @@ fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
     assert!(again <= 1000, "{again} segments were sent again");
     let work = bed.settled(2);
     assert_eq!((work.begun, work.returned, work.broken), (2, 2, 0));
+}
+
+#[test]
+fn a_peer_is_promised_no_more_than_the_vm_has_room_for() {
+    let bed = Bed::new("w");
+    let (backend, mut source, from) = bed.tenant.connect(true);
+    let (client, sink, _) = bed.tenant.connect(true);
+    let all = noise(128 << 20, 6);
+    let sending = sender(backend, all.clone());
+    let receiving = reader(client, all.len());
+    let mut early = vec![0; 1 << 20];
+    source.read_exact(&mut early).unwrap();
+    let rest = hold(&bed, 1, &from, &source);
+    let given = bed.taken(&source);
+    let End::Connection { connection, .. } = &given else {
+        panic!("no connection");
+    };
+    let own = connection.window[3].max(connection.buffers[1] / 2);
+    let length = (all.len() - early.len() - rest.len()) as u64;
+    let mut writer = sink.try_clone().unwrap();
+    writer.write_all(&early).unwrap();
+    writer.write_all(&rest).unwrap();
+    while viola_handover::outstanding(std::os::fd::AsFd::as_fd(&sink)).unwrap() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let give = Give {
+        pipe: 1,
+        source: given,
+        sink: bed.taken(&sink),
+        length,
+    };
+    bed.pipes.give(give).unwrap();
+    let ToGuest::Back {
+        source: Some(back), ..
+    } = bed.heard()
+    else {
+        panic!("it does not come back");
+    };
+    let [.., promised, from] = back.window;
+    let promised = from.wrapping_add(promised).wrapping_sub(back.received);
+    assert!(promised <= own, "{promised} of {own}");
+    let [_, room, locked] = back.buffers;
+    assert!(promised <= room && locked == 0, "{promised}, {room}");
+    drop(sending.join().unwrap());
+    let (_client, got) = receiving.join().unwrap();
+    assert!(got == all, "other bytes");
 }
 
 #[test]

@@ -248,6 +248,10 @@ impl One {
     fn turn(&mut self, budget: u64) -> Result<Turn, Fault> {
         let finished = self.source.as_ref().is_some_and(HostEnd::peer_finished);
         let lost = || std::io::Error::from(std::io::ErrorKind::NotConnected);
+        let left = self.job.left();
+        if let Some(source) = &mut self.source {
+            source.approach(left);
+        }
         let source = self.source.as_ref().map(HostEnd::socket);
         let sink = self.sink.as_ref().map(HostEnd::socket);
         let turn = match &mut self.job {
