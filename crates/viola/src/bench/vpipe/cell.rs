@@ -30,6 +30,7 @@ impl Cell {
             .into_iter()
             .flat_map(|size| [(Work::Nginx, size, 1), (Work::Nginx, size, 32)]);
         let others = [
+            (Work::Written, LARGEST, 1),
             (Work::Beside, LARGEST, 1),
             (Work::Lighttpd, 64 * KIB, 32),
             (Work::Lighttpd, 16 * MIB, 1),
@@ -82,6 +83,7 @@ impl Cell {
             Work::Given => format!("{size}, given away, {connections}"),
             Work::Wrk => format!("{size}, wrk, {connections}"),
             Work::Curl => format!("{size}, curl"),
+            Work::Written => format!("{size}, read and written"),
             Work::Nginx | Work::Lighttpd | Work::Proxy => format!("{size}, {connections}"),
         };
         let busy = if self.busy { ", busy neighbours" } else { "" };
@@ -134,7 +136,7 @@ impl Cell {
     pub fn goal(&self) -> Option<Goal> {
         if matches!(
             self.work,
-            Work::Given | Work::Wrk | Work::Curl | Work::Times
+            Work::Given | Work::Written | Work::Wrk | Work::Curl | Work::Times
         ) {
             return None;
         }
@@ -157,7 +159,7 @@ mod tests {
     #[test]
     fn names_say_what_is_measured() {
         let all = Cell::all();
-        assert_eq!(all.len(), 64);
+        assert_eq!(all.len(), 66);
         let names: Vec<String> = all.iter().map(Cell::name).collect();
         assert_eq!(names[0], "nginx, 4 KiB, 1 connection");
         for name in [
@@ -171,7 +173,7 @@ mod tests {
         let busy = names
             .iter()
             .filter(|name| name.ends_with(", busy neighbours"));
-        assert_eq!(busy.count(), 32);
+        assert_eq!(busy.count(), 33);
         let mut once = names.clone();
         once.sort();
         once.dedup();

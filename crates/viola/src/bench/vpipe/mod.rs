@@ -218,7 +218,7 @@ impl Run<'_> {
         let Ask { to, path, file } = ask;
         let mut seen = Seen::default();
         seen.got = match cell.work {
-            Work::Nginx | Work::Lighttpd | Work::Proxy | Work::Given => {
+            Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
                 let loaded = || load(ask, cell.connections, length);
                 self.bed.at_clients(loaded)??
             }

@@ -83,8 +83,8 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
         let guest = row(", guest's CPU", "s/GiB", &guest).only(&["stock", "viola"]);
         let guest = guest.against("viola", "stock");
         all.push(match cell.work {
-            // whoever writes a file has to make room for it
-            Work::Upload | Work::Backup => guest,
+            // whoever writes a file has to make room for it; the other one is there for the comparison
+            Work::Upload | Work::Backup | Work::Written => guest,
             _ => guest.goal(Goal::AtMost(0.05), "viola"),
         });
         if !cell.busy {

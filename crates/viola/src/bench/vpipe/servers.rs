@@ -8,6 +8,8 @@ use super::Side;
 pub enum Work {
     /// A file down a connection, by Debian's nginx.
     Nginx,
+    /// The same, where as it is it reads the file and writes it to the connection (paper 003, figure 4).
+    Written,
     /// The same, by Debian's lighttpd.
     Lighttpd,
     /// Small files of nginx, while a large one is sent.
@@ -34,7 +36,7 @@ pub const BACKEND: u16 = 90;
 const NGINX: &str = "user root root; worker_processes 1; pid RUN/pid; error_log RUN/error.log;
 events { worker_connections 512; }
 http {
-  access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000000; default_type text/plain;
+  access_log off; sendfile SENDFILE; tcp_nopush on; keepalive_requests 100000000; default_type text/plain;
   client_body_temp_path RUN/1; proxy_temp_path RUN/2; fastcgi_temp_path RUN/3;
   uwsgi_temp_path RUN/4; scgi_temp_path RUN/5;
   server { listen PORT backlog=512; root /mnt; }
@@ -70,8 +72,9 @@ pub const SOCKET: &str = "/tmp/pipe.sock";
 
 impl Work {
     /// Those that have servers of their own.
-    pub const SERVERS: [Self; 6] = [
+    pub const SERVERS: [Self; 7] = [
         Self::Nginx,
+        Self::Written,
         Self::Lighttpd,
         Self::Proxy,
         Self::Upload,
@@ -82,7 +85,9 @@ impl Work {
     /// As it is called in results.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Nginx | Self::Beside | Self::Given | Self::Wrk | Self::Curl => "nginx",
+            Self::Nginx | Self::Written | Self::Beside | Self::Given | Self::Wrk | Self::Curl => {
+                "nginx"
+            }
             Self::Lighttpd => "lighttpd",
             Self::Proxy => "haproxy",
             Self::Upload => "upload",
@@ -96,7 +101,8 @@ impl Work {
         let first = match self {
             // as it is it needs no second server
             Self::Given if side == Side::Viola => 140,
-            Self::Nginx | Self::Beside | Self::Given | Self::Wrk | Self::Curl => 80,
+            Self::Written if side == Side::Stock => 160,
+            Self::Nginx | Self::Written | Self::Beside | Self::Given | Self::Wrk | Self::Curl => 80,
             Self::Lighttpd => 100,
             Self::Proxy => 110,
             Self::Upload => 120,
@@ -123,7 +129,10 @@ impl Work {
         };
         let (config, command) = match self {
             Self::Given if side != Side::Viola => return None,
-            Self::Nginx | Self::Given => (NGINX, format!("nginx -c {run}/conf -e {run}/error.log")),
+            Self::Written if side == Side::Viola => return None,
+            Self::Nginx | Self::Written | Self::Given => {
+                (NGINX, format!("nginx -c {run}/conf -e {run}/error.log"))
+            }
             Self::Lighttpd => (LIGHTTPD, format!("lighttpd -f {run}/conf")),
             Self::Proxy => (HAPROXY, format!("haproxy -D -f {run}/conf")),
             Self::Upload => {
@@ -140,6 +149,7 @@ impl Work {
         };
         let config = config
             .replace("RUN", &run)
+            .replace("SENDFILE", if self == Self::Written { "off" } else { "on" })
             .replace("PORT", &port.to_string())
             .replace("BACKEND", &format!("{host}:{BACKEND}"));
         Some(format!(
