@@ -132,7 +132,9 @@ impl HostEnd {
                 let mut state = taken.keep();
                 state.peer_finished |= self.peer_finished;
                 // room for what the peer may send, which is more than it was where a pipe ends early
-                let receive = (self.buffers.receive).max(state.window.rcv_wnd.saturating_mul(2));
+                let unread = u32::try_from(state.unread.len()).unwrap_or(u32::MAX);
+                let receive = (state.window.rcv_wnd.saturating_add(unread)).saturating_mul(2);
+                let receive = self.buffers.receive.max(receive);
                 state.buffers.receive = receive;
                 state.buffers.locked = self.buffers.locked;
                 Ok(Some(state))

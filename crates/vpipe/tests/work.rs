@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bed::{Bed, SIZE, sent_again};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use viola_handover::{take, to_wire};
-use viola_proto::pipe::ToGuest;
+use viola_proto::pipe::{MAX_QUEUE, ToGuest};
 use viola_vpipe::Flow;
 
 #[test]
@@ -42,6 +42,53 @@ fn a_client_that_asks_again_at_once_is_heard_at_once() {
         }
         assert_eq!(reader.join().unwrap(), 0, "something was lost");
     }
+}
+
+#[test]
+fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
+    let bed = Bed::new("m");
+    let (mut client, mut guest, flow) = bed.tenant.connect(true);
+    bed.give(1, &guest);
+    client
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let mut got = vec![0; SIZE as usize];
+    // the host has it
+    client.read_exact(&mut got[..1000]).unwrap();
+    // more than a message holds
+    let said = tenant::noise(50_000, 3);
+    client.write_all(&said).unwrap();
+    client.read_exact(&mut got[1000..]).unwrap();
+    assert!(got == bed.file);
+    let mut unread = Vec::new();
+    let mut connection = loop {
+        match bed.heard() {
+            ToGuest::Unread {
+                pipe: 1,
+                source: false,
+                bytes,
+            } => {
+                assert!(bytes.0.len() <= MAX_QUEUE);
+                unread.extend(bytes.0);
+            }
+            ToGuest::Back {
+                sink: Some(connection),
+                sent: SIZE,
+                errno: 0,
+                ..
+            } => break connection,
+            other => panic!("{other:?}"),
+        }
+    };
+    unread.append(&mut connection.unread.0);
+    connection.unread.0 = unread;
+    bed::restore(&guest, *connection);
+    bed.pipes.taken(1);
+    let mut heard = vec![0; said.len()];
+    guest.read_exact(&mut heard).unwrap();
+    assert!(heard == said, "other bytes");
+    bed.wait_until_left_alone(&flow);
+    assert_eq!(sent_again(&client), 0, "something was lost");
 }
 
 #[test]

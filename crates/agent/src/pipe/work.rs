@@ -105,12 +105,18 @@ enum Sink {
 struct Line {
     stream: Stream,
     back: Option<Box<Connection>>,
+    /// Bytes that nobody has read, and that come before those in it.
+    unread: Vec<u8>,
 }
 
 impl Line {
     fn new(stream: Stream) -> Self {
-        let back = None;
-        Self { stream, back }
+        let (back, unread) = (None, Vec::new());
+        Self {
+            stream,
+            back,
+            unread,
+        }
     }
 }
 
@@ -144,13 +150,14 @@ impl Pipe {
     /// Puts back what has come back; which could not be put.
     fn restore(&mut self, tally: &Tally) -> Sides {
         let put = |line: &mut Line| match line.back.take() {
-            Some(connection) => match line.stream.restore(*connection) {
-                Ok(()) => false,
-                Err(e) => {
+            Some(mut connection) => {
+                connection.unread.0.splice(..0, line.unread.drain(..));
+                let restored = line.stream.restore(*connection);
+                if let Err(e) = &restored {
                     tally.say(format!("a connection is lost: {e}"));
-                    true
                 }
-            },
+                restored.is_err()
+            }
             // it was killed
             None => false,
         };
@@ -345,6 +352,20 @@ impl Work {
             ToGuest::Progress { pipe, sent } => {
                 let sent = self.at_most(pipe, sent);
                 self.on(pipe, Event::Progress(sent), Reason::Refused);
+            }
+            ToGuest::Unread {
+                pipe,
+                source,
+                bytes,
+            } => {
+                let side = Sides {
+                    source,
+                    sink: !source,
+                };
+                if let Some(pipe) = self.pipes.get_mut(&pipe) {
+                    let lines = pipe.lines(side);
+                    lines.for_each(|line| line.unread.extend_from_slice(&bytes.0));
+                }
             }
             ToGuest::Back {
                 pipe,

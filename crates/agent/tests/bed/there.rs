@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use viola_handover::{drop_quietly, from_wire, outstanding, put, take, to_wire};
+use viola_proto::agent::Bytes;
 use viola_proto::pipe::library::{Answer, Lost};
-use viola_proto::pipe::{Connection, End, FromGuest, PipeId, ToGuest};
+use viola_proto::pipe::{Connection, End, FromGuest, MAX_QUEUE, PipeId, ToGuest};
 
 use super::Bed;
 use super::wire::{CLIENT, Way};
@@ -61,9 +62,18 @@ pub fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32
         std::thread::sleep(Duration::from_millis(1));
     }
     bed.wire.lead(Way::Nowhere);
-    let state = take(socket.as_fd()).unwrap().keep();
+    let mut state = take(socket.as_fd()).unwrap().keep();
     bed.wire.settle();
     drop_quietly(socket.as_fd()).unwrap();
+    while state.unread.len() > MAX_QUEUE {
+        let rest = state.unread.split_off(MAX_QUEUE);
+        let bytes = Bytes(std::mem::replace(&mut state.unread, rest));
+        bed.host.say(ToGuest::Unread {
+            pipe,
+            source: false,
+            bytes,
+        });
+    }
     bed.host.say(ToGuest::Back {
         pipe,
         source: None,

@@ -10,7 +10,7 @@
 //! | 0 | agent | [`FromGuest::Hold`] of a connection that bytes come from; host: [`ToGuest::Held`] | from the peer: kept; from the VM: pass |
 //! | 1 | agent | takes the connections out of the VM's sockets, [`FromGuest::Give`] | of one that was not held: what the peer sends is lost, and sent again |
 //! | 2 | host | puts them into sockets of its own, moves bytes; [`ToGuest::Progress`] now and then | go to the host's socket, first what was kept |
-//! | 3 | host | takes them out again, [`ToGuest::Back`] | from the peer: kept; from the VM: pass |
+//! | 3 | host | takes them out again, [`ToGuest::Unread`] where there is much, [`ToGuest::Back`] | from the peer: kept; from the VM: pass |
 //! | 4 | agent | puts them into the old descriptors, [`FromGuest::Taken`] | the same |
 //! | 5 | host | lets them go | what was kept goes to the VM, and all that follows |
 //!
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::{Bytes, FileMap, FsId, MAX_EXTENTS, MAX_TEXT};
 
-/// Most bytes in each queue of a connection that is handed over.
+/// Most bytes in each queue of a connection that is handed over, in one message.
 pub const MAX_QUEUE: usize = crate::agent::PROOF_BYTES;
 /// Largest buffer of a socket that the host makes for a VM, in bytes.
 pub const MAX_BUFFER: u32 = 16 << 20;
@@ -201,6 +201,16 @@ pub enum ToGuest {
         pipe: PipeId,
         /// Bytes that were moved so far.
         sent: u64,
+    },
+    /// Part of what the peer has said and nobody has read, where it is more than a message holds: each part, then the rest in
+    /// [`ToGuest::Back`].
+    Unread {
+        /// Which.
+        pipe: PipeId,
+        /// Of the source's connection; else of the sink's.
+        source: bool,
+        /// What follows the part before; at most [`MAX_QUEUE`] bytes.
+        bytes: Bytes,
     },
     /// It is over.
     Back {

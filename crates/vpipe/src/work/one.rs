@@ -4,8 +4,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use viola_proto::agent::Bytes;
 use viola_proto::pipe::shown::{Kind, Transfer};
-use viola_proto::pipe::{Connection, PipeId, ToGuest};
+use viola_proto::pipe::{Connection, MAX_QUEUE, PipeId, ToGuest};
 
 use super::allowance::Allowance;
 use crate::moving::{Fault, Receiving, Relaying, Sending, Turn};
@@ -62,8 +63,8 @@ pub(super) struct One {
 pub(super) enum Next {
     /// It is to be asked again.
     Again(Wait),
-    /// It is over, with this to be said; the VM has to take back the connections that are in it.
-    Over(ToGuest),
+    /// It is over, with this to be said, [`ToGuest::Back`] last; the VM has to take back the connections that are in that.
+    Over(Vec<ToGuest>),
 }
 
 /// What it waits for.
@@ -323,31 +324,42 @@ impl One {
 
     /// Ends it with a reset.
     pub(super) fn broken(self, errno: i32) -> Next {
-        Next::Over(ToGuest::Back {
+        Next::Over(vec![ToGuest::Back {
             pipe: self.id,
             source: None,
             sink: None,
             sent: self.moved(),
             errno,
-        })
+        }])
     }
 
     fn give_back(self, home: Home<'_>, errno: i32) -> Next {
-        let sent = self.moved();
+        let (pipe, sent) = (self.id, self.moved());
         let had = self.ends().count();
-        let [source, sink] = [self.source, self.sink].map(|end| back(end?, home));
+        let mut words = Vec::new();
+        let mut one = |end: Option<HostEnd>, source: bool| {
+            let (connection, before) = back(end?, home)?;
+            words.extend(before.into_iter().map(|bytes| ToGuest::Unread {
+                pipe,
+                source,
+                bytes,
+            }));
+            Some(connection)
+        };
+        let (source, sink) = (one(self.source, true), one(self.sink, false));
         let come = source.iter().chain(&sink).count();
         let errno = match (errno, come < had) {
             (0, true) => libc::ECONNRESET,
             _ => errno,
         };
-        Next::Over(ToGuest::Back {
-            pipe: self.id,
+        words.push(ToGuest::Back {
+            pipe,
             source,
             sink,
             sent,
             errno,
-        })
+        });
+        Next::Over(words)
     }
 }
 
@@ -356,12 +368,18 @@ const DRAINING: Stage = Stage::Draining {
     pause: LOOK.0,
 };
 
-/// Nothing when more was received than a message holds, or the peer has ended it: its socket is reset.
-fn back(end: HostEnd, home: Home<'_>) -> Option<Box<Connection>> {
+/// With what nobody has read and its message does not hold, in parts. Nothing when the peer has ended it, or much was not sent yet:
+/// its socket is reset.
+fn back(end: HostEnd, home: Home<'_>) -> Option<(Box<Connection>, Vec<Bytes>)> {
     let mut state = end.give_back(home.flows, Some(home.parked)).ok()??;
     // the VM's socket has kept its own
     (state.congestion, state.pacing) = (String::new(), None);
-    viola_handover::to_wire(state).ok().map(Box::new)
+    let rest = state.unread.len().saturating_sub(MAX_QUEUE);
+    let rest = state.unread.split_off(rest);
+    let before = std::mem::replace(&mut state.unread, rest);
+    let before = before.chunks(MAX_QUEUE).map(|part| Bytes(part.to_vec()));
+    let connection = viola_handover::to_wire(state).ok()?;
+    Some((Box::new(connection), before.collect()))
 }
 
 impl Job {

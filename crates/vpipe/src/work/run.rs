@@ -397,13 +397,13 @@ impl Worker {
 
     /// A pipe is over; its connections were these.
     fn over(&mut self, now: Instant, id: PipeId, had: Vec<Flow>, next: Next) {
-        let Next::Over(say) = next else {
+        let Next::Over(words) = next else {
             return;
         };
         let mut back = Vec::new();
-        if let ToGuest::Back {
+        if let Some(ToGuest::Back {
             source, sink, sent, ..
-        } = &say
+        }) = words.last()
         {
             self.counts.bytes += sent;
             for connection in source.iter().chain(sink) {
@@ -423,7 +423,9 @@ impl Worker {
         if !back.is_empty() {
             self.going.insert(id, Going::new(back, now));
         }
-        self.say(say);
+        for word in words {
+            self.say(word);
+        }
     }
 
     /// Puts on the board what is done.
