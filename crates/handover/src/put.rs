@@ -20,7 +20,8 @@ const TIMESTAMPS: u32 = 8;
 pub struct Ready<'a> {
     fd: BorrowedFd<'a>,
     unsent: Vec<u8>,
-    buffers: Buffers,
+    /// What it has in the end, where that is to be set.
+    buffers: Option<Buffers>,
 }
 
 impl Ready<'_> {
@@ -28,7 +29,10 @@ impl Ready<'_> {
     pub fn go(self) -> Result<()> {
         sys::set_tcp(self.fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
         sys::write(self.fd, &self.unsent, "the bytes that were not sent")?;
-        sys::set_buffers(self.fd, self.buffers)
+        match self.buffers {
+            Some(buffers) => sys::set_buffers(self.fd, buffers),
+            None => Ok(()),
+        }
     }
 }
 
@@ -99,11 +103,41 @@ pub fn pace(fd: BorrowedFd<'_>, state: &State, allowed: &[String]) -> Result<boo
 /// # Errors
 /// The step that the kernel refused. The socket has to be closed then, which is silent.
 pub fn put<'a>(fd: BorrowedFd<'a>, state: &State) -> Result<Ready<'a>> {
-    if state.local.is_ipv4() != state.peer.is_ipv4() {
-        return Err(Error::Unfit("its ends are of different families"));
-    }
+    of_one_family(state)?;
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
     sys::set_buffers(fd, roomy(state))?;
+    build(fd, state, Some(state.buffers))
+}
+
+/// Puts a connection back into the socket that it was [taken from](crate::Taken::keep), in place of what was left there: as
+/// [`drop_quietly`] and [`put`]. `own` are the buffers that the socket has; they stay where they are large enough, since each
+/// step is a system call.
+///
+/// # Errors
+/// As of [`put`].
+pub fn put_back<'a>(fd: BorrowedFd<'a>, state: &State, own: Buffers) -> Result<Ready<'a>> {
+    of_one_family(state)?;
+    // it is in repair mode, and stays so when it has no peer any more
+    sys::disconnect(fd)?;
+    sys::forget_error(fd)?;
+    let is_empty = state.queued() == 0 && state.unread.is_empty();
+    // the window that the peer was told has to fit into the buffer
+    if is_empty && state.buffers.receive <= own.receive {
+        return build(fd, state, None);
+    }
+    sys::set_buffers(fd, roomy(state))?;
+    build(fd, state, Some(state.buffers))
+}
+
+fn of_one_family(state: &State) -> Result<()> {
+    match state.local.is_ipv4() == state.peer.is_ipv4() {
+        true => Ok(()),
+        false => Err(Error::Unfit("its ends are of different families")),
+    }
+}
+
+/// In a socket that is in repair mode and has no peer.
+fn build<'a>(fd: BorrowedFd<'a>, state: &State, buffers: Option<Buffers>) -> Result<Ready<'a>> {
     let begin_received = state.received.wrapping_sub(state.unread.len() as u32);
     let begin_written = state.written.wrapping_sub(state.queued() as u32);
     sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
@@ -156,9 +190,12 @@ pub fn put<'a>(fd: BorrowedFd<'a>, state: &State) -> Result<Ready<'a>> {
         sys::set_tcp(fd, sys::TIMESTAMP, timestamp as i32, "TCP_TIMESTAMP")?;
     }
 
-    sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
-    sys::write(fd, &state.unread, "the receive queue")?;
-    sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
+    // the send queue is chosen still
+    if !state.unread.is_empty() {
+        sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
+        sys::write(fd, &state.unread, "the receive queue")?;
+        sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
+    }
     sys::write(fd, &state.unacked, "the send queue")?;
     sys::set(
         fd,
@@ -170,6 +207,6 @@ pub fn put<'a>(fd: BorrowedFd<'a>, state: &State) -> Result<Ready<'a>> {
     Ok(Ready {
         fd,
         unsent: state.unsent.clone(),
-        buffers: state.buffers,
+        buffers,
     })
 }

@@ -18,7 +18,11 @@ pub const REPAIR_OPTIONS: i32 = 22;
 pub const TIMESTAMP: i32 = 24;
 pub const REPAIR_WINDOW: i32 = 29;
 
-/// include/uapi/asm-generic/socket.h, since Linux 5.15.
+// include/uapi/asm-generic/socket.h
+const SO_PEEK_OFF: i32 = 42;
+/// Since Linux 4.12.
+const SO_MEMINFO: i32 = 55;
+/// Since Linux 5.15.
 const SO_BUF_LOCK: i32 = 72;
 /// `SOCK_RCVBUF_LOCK`
 const LOCKED_RECEIVE: u32 = 2;
@@ -34,7 +38,6 @@ pub const SEND_QUEUE: i32 = 2;
 // include/uapi/linux/sockios.h
 const SIOCINQ: u64 = 0x541b;
 const SIOCOUTQ: u64 = 0x5411;
-const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Bytes in the queues of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +46,6 @@ pub enum Queue {
     Unread,
     /// Written and not acknowledged.
     Written,
-    /// Written and not sent.
-    Unsent,
 }
 
 pub fn failed(step: &'static str) -> Error {
@@ -126,22 +127,7 @@ pub fn congestion(fd: BorrowedFd<'_>) -> Result<String> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// Cap of a socket's pacing in bytes a second.
-pub fn pacing(fd: BorrowedFd<'_>) -> Result<Option<u64>> {
-    let mut rate = u64::MAX;
-    let mut size = size_of_val(&rate) as libc::socklen_t;
-    let (to, length) = ((&raw mut rate).cast(), &raw mut size);
-    let name = libc::SO_MAX_PACING_RATE;
-    // SAFETY: the kernel writes at most the eight bytes of `rate`.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, to, length) } {
-        // a kernel of 32 bits has a number of its own for none
-        0 if size == 8 => Ok((rate != u64::MAX).then_some(rate)),
-        0 => Ok(None),
-        _ => Err(failed("SO_MAX_PACING_RATE")),
-    }
-}
-
-/// Sets it. Nothing at all would never get anywhere.
+/// Caps a socket's pacing, in bytes a second. Nothing at all would never get anywhere.
 pub fn set_pacing(fd: BorrowedFd<'_>, rate: u64) -> Result<()> {
     let (level, name) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
     set(fd, level, name, &[rate.max(1)], "SO_MAX_PACING_RATE")
@@ -157,10 +143,26 @@ pub fn clamp(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
     set_tcp(fd, libc::TCP_WINDOW_CLAMP, bytes, "TCP_WINDOW_CLAMP")
 }
 
+/// Both sizes by one question.
 pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
+    // up to SK_MEMINFO_SNDBUF, include/uapi/linux/sock_diag.h
+    let mut memory = [0_u32; 4];
+    let mut size = size_of_val(&memory) as libc::socklen_t;
+    let (to, length) = (memory.as_mut_ptr().cast(), &raw mut size);
+    // SAFETY: the kernel writes at most `size` bytes to `memory`, and to `size` how many.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, to, length) } {
+        0 if size as usize == size_of_val(&memory) => {}
+        0 => {
+            return Err(Error::Unfit(
+                "the kernel does not tell the size of its buffers",
+            ));
+        }
+        _ => return Err(failed("SO_MEMINFO")),
+    }
+    let [_, receive, _, send] = memory;
     Ok(Buffers {
-        send: get_socket(fd, libc::SO_SNDBUF, "SO_SNDBUF")?,
-        receive: get_socket(fd, libc::SO_RCVBUF, "SO_RCVBUF")?,
+        send,
+        receive,
         locked: get_socket(fd, SO_BUF_LOCK, "SO_BUF_LOCK")?,
     })
 }
@@ -191,13 +193,31 @@ pub fn queued(fd: BorrowedFd<'_>, queue: Queue) -> Result<usize> {
     let (request, step) = match queue {
         Queue::Unread => (SIOCINQ, "SIOCINQ"),
         Queue::Written => (SIOCOUTQ, "SIOCOUTQ"),
-        Queue::Unsent => (SIOCOUTQNSD, "SIOCOUTQNSD"),
     };
     let mut count: libc::c_int = 0;
     // SAFETY: each of these requests writes one int to the address given.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &mut count) } {
         0 => Ok(count.max(0) as usize),
         _ => Err(failed(step)),
+    }
+}
+
+/// Whether a look at the receive queue (`MSG_PEEK`) begins where a read would. TCP of a kernel before Linux 6.9 knows no other
+/// beginning.
+///
+/// # Errors
+/// What the kernel refused.
+pub fn peeks_from_the_beginning(fd: BorrowedFd<'_>) -> Result<bool> {
+    let mut value: i32 = 0;
+    let mut size = size_of_val(&value) as libc::socklen_t;
+    let (to, length) = ((&raw mut value).cast(), &raw mut size);
+    // SAFETY: the kernel writes one int to `value`.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PEEK_OFF, to, length) } {
+        0 => Ok(value == -1),
+        _ => match io::Error::last_os_error() {
+            e if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
+            _ => Err(failed("SO_PEEK_OFF")),
+        },
     }
 }
 
@@ -371,6 +391,32 @@ pub fn disconnect(fd: BorrowedFd<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_that_knows_no_other_beginning_is_looked_at_from_the_first_byte() {
+        use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+        let begins = |fd: BorrowedFd<'_>| peeks_from_the_beginning(fd).unwrap();
+        // SAFETY: a plain system call, and a new descriptor that nobody else owns.
+        let netlink = unsafe {
+            let raw = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+            assert!(raw >= 0);
+            OwnedFd::from_raw_fd(raw)
+        };
+        assert!(begins(netlink.as_fd()));
+        let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(begins(unix.as_fd()));
+        set(
+            unix.as_fd(),
+            libc::SOL_SOCKET,
+            SO_PEEK_OFF,
+            &[7],
+            "SO_PEEK_OFF",
+        )
+        .unwrap();
+        assert!(!begins(unix.as_fd()));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(peeks_from_the_beginning(null.as_fd()).is_err());
+    }
 
     #[test]
     fn addresses_are_read_back() {

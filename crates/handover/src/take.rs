@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Out of a socket.
 
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::state::{Scale, State, Window};
@@ -53,27 +54,51 @@ impl Drop for Repair<'_> {
     }
 }
 
-/// The parts of `struct tcp_info` that matter here.
+/// The parts of `struct tcp_info` that matter here. Two that are equal were read of a connection on which nothing has happened in
+/// between: what is written is sent at once or counts as not sent, and what is sent is acknowledged or counts as not acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Info {
     state: u8,
     options: u8,
     scale: Scale,
-    /// Bytes received in all.
+    /// Segments that were sent and are not acknowledged.
+    unacked: u32,
+    /// Cap of the pacing in bytes a second, if there is one.
+    pacing: Option<u64>,
+    /// Bytes in all: acknowledged by the peer, received, sent (again, too).
+    acked: u64,
     received: u64,
+    sent: u64,
+    /// Bytes that were written and not sent.
+    unsent: u32,
 }
+
+/// Up to `tcpi_bytes_sent`, which came last (Linux 4.19).
+const INFO: usize = 208;
 
 impl Info {
     fn read(fd: BorrowedFd<'_>) -> Result<Self> {
-        let mut bytes = [0; 136];
+        let mut bytes = [0; INFO];
         let got = sys::get_tcp(fd, sys::INFO, &mut bytes, "TCP_INFO")?;
         if got < bytes.len() {
             return Err(Error::Unfit(
-                "the kernel is too old: it does not count received bytes",
+                "the kernel is too old: it does not count the bytes that are sent",
             ));
         }
-        let mut received = [0; 8];
-        received.copy_from_slice(&bytes[128..136]);
+        Ok(Self::of(&bytes))
+    }
+
+    fn of(bytes: &[u8; INFO]) -> Self {
+        let half = |at: usize| {
+            let mut four = [0; 4];
+            four.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_ne_bytes(four)
+        };
+        let whole = |at: usize| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_ne_bytes(eight)
+        };
         // two bit fields of four bits in one byte, the first one in the lower half on little endian
         let scale = bytes[6];
         let (low, high) = (scale & 15, scale >> 4);
@@ -82,12 +107,18 @@ impl Info {
         } else {
             (high, low)
         };
-        Ok(Self {
+        let pacing = whole(112);
+        Self {
             state: bytes[0],
             options: bytes[5],
             scale: Scale { peer, own },
-            received: u64::from_ne_bytes(received),
-        })
+            unacked: half(24),
+            pacing: (pacing != u64::MAX).then_some(pacing),
+            acked: whole(120),
+            received: whole(128),
+            sent: whole(200),
+            unsent: half(144),
+        }
     }
 }
 
@@ -131,14 +162,32 @@ pub fn narrow(fd: BorrowedFd<'_>, window: u32) -> Result<()> {
 /// # Errors
 /// [`Error::Unfit`] for what is no established TCP connection, or has said that it will write no more.
 pub fn take(fd: BorrowedFd<'_>) -> Result<Taken<'_>> {
-    let (Some(local), Some(peer)) = (address(fd, false)?, address(fd, true)?) else {
-        return Err(Error::Unfit("it is no connection of TCP over IPv4 or IPv6"));
-    };
-    check(Info::read(fd)?)?;
+    let ends = ends(fd)?;
+    take_between(fd, ends)
+}
+
+/// This end of a connection, and the other one, as the socket has them.
+///
+/// # Errors
+/// [`Error::Unfit`] for what is no connection of TCP.
+pub fn ends(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr)> {
+    match (address(fd, false)?, address(fd, true)?) {
+        (Some(local), Some(peer)) => Ok((local, peer)),
+        _ => Err(Error::Unfit("it is no connection of TCP over IPv4 or IPv6")),
+    }
+}
+
+/// As [`take`], of a connection whose [`ends`] were just asked for.
+///
+/// # Errors
+/// As of [`take`].
+pub fn take_between(fd: BorrowedFd<'_>, ends: (SocketAddr, SocketAddr)) -> Result<Taken<'_>> {
+    let info = Info::read(fd)?;
+    check(info)?;
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
     // from here on the socket is let go again whatever happens
     let repair = Repair(fd);
-    let state = read(fd, local, peer)?;
+    let state = read(fd, ends, info)?;
     Ok(Taken { repair, state })
 }
 
@@ -160,7 +209,7 @@ pub fn nudge(fd: BorrowedFd<'_>) -> Result<()> {
     resume(fd)
 }
 
-fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<std::net::SocketAddr>> {
+fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<SocketAddr>> {
     match sys::address(fd, peer) {
         Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ENOTCONN) => {
             Err(Error::Unfit("it is not connected"))
@@ -176,38 +225,46 @@ fn check(info: Info) -> Result<()> {
     }
 }
 
+/// `before` is what the kernel said a moment ago. Each question is a system call, so nothing is asked twice that the kernel's counts
+/// tell to be as it was.
 fn read(
     fd: BorrowedFd<'_>,
-    local: std::net::SocketAddr,
-    peer: std::net::SocketAddr,
+    (local, peer): (SocketAddr, SocketAddr),
+    mut before: Info,
 ) -> Result<State> {
     let mss = sys::get_u32(fd, sys::MAXSEG, "TCP_MAXSEG")?;
     for _ in 0..TRIES {
-        let before = Info::read(fd)?;
-        check(before)?;
-
         sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
         let received = sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")?;
         let unread = sys::queued(fd, Queue::Unread)?;
+        if unread > 0 && !sys::peeks_from_the_beginning(fd)? {
+            return Err(Error::Unfit("a look at what is there begins elsewhere"));
+        }
         let unread_bytes = sys::peek(fd, unread, "the receive queue")?;
 
         sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
         let written = sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")?;
-        let queued = sys::queued(fd, Queue::Written)?;
-        let unsent = sys::queued(fd, Queue::Unsent)?;
+        let unsent = before.unsent as usize;
+        // without a segment under way the rest is what was not sent
+        let queued = match before.unacked {
+            0 => unsent,
+            _ => sys::queued(fd, Queue::Written)?,
+        };
         let mut unacked_bytes = sys::peek(fd, queued, "the send queue")?;
 
         let mut window = [0; size_of::<Window>()];
         sys::get_tcp(fd, sys::REPAIR_WINDOW, &mut window, "TCP_REPAIR_WINDOW")?;
-        let timestamp = sys::get_u32(fd, sys::TIMESTAMP, "TCP_TIMESTAMP")?;
+        let timestamp = match before.options & TIMESTAMPS {
+            0 => None,
+            _ => Some(sys::get_u32(fd, sys::TIMESTAMP, "TCP_TIMESTAMP")?),
+        };
         let after = Info::read(fd)?;
+        check(after)?;
         let same = before == after
             && unread_bytes.len() == unread
             && unacked_bytes.len() == queued
-            && unsent <= queued
-            && sys::queued(fd, Queue::Written)? == queued
-            && sys::queued(fd, Queue::Unsent)? == unsent
-            && sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")? == written;
+            && unsent <= queued;
+        before = after;
         if !same {
             continue;
         }
@@ -238,7 +295,7 @@ fn read(
             mss,
             sack: after.options & SACK != 0,
             scale: (after.options & WSCALE != 0).then_some(after.scale),
-            timestamp: (after.options & TIMESTAMPS != 0).then_some(timestamp),
+            timestamp,
             received,
             written,
             window,
@@ -248,7 +305,7 @@ fn read(
             buffers: sys::buffers(fd)?,
             peer_finished,
             congestion: sys::congestion(fd)?,
-            pacing: sys::pacing(fd)?,
+            pacing: after.pacing,
         });
     }
     Err(Error::Unfit(

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use viola_handover::{Error, State, drop_quietly, put, take};
+use viola_handover::{Buffers, Error, State, drop_quietly, put, put_back, take};
 use wire::{Way, Wire};
 
 const PORT: u16 = 8080;
@@ -189,6 +189,112 @@ fn the_same_over_ipv6() {
 #[test]
 fn the_same_with_lost_packets() {
     cycles("10.99.0.1", "10.99.0.2", 20, 4);
+}
+
+/// Sizes of a socket's buffers, and which are locked.
+fn buffers(stream: &TcpStream) -> Buffers {
+    let option = |name: i32| {
+        let (mut value, mut size) = (0_i32, 4);
+        let to = (&raw mut value).cast();
+        // SAFETY: one int is written, and the size of it.
+        let done = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                name,
+                to,
+                &raw mut size,
+            )
+        };
+        assert_eq!(done, 0);
+        value as u32
+    };
+    Buffers {
+        send: option(libc::SO_SNDBUF),
+        receive: option(libc::SO_RCVBUF),
+        locked: option(72),
+    }
+}
+
+#[test]
+fn a_connection_comes_back_into_the_socket_that_it_has_left() {
+    let (wire, mut client, mut server) = connected("10.99.0.1", "10.99.0.2");
+    let address = server.local_addr().unwrap();
+    client
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    server
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let mut five = [0; 5];
+    for round in 0..6 {
+        let own = buffers(&server);
+        // sometimes with bytes that nobody has read, before and after
+        if round % 3 == 1 {
+            client.write_all(b"early").unwrap();
+            while server.peek(&mut five).unwrap() < 5 {}
+        }
+        wire.lead(Way::Nowhere);
+        let state = take(server.as_fd()).unwrap().keep();
+        assert_eq!(state.buffers, own, "round {round}");
+        wire.settle();
+        let other = wire.new.socket(address);
+        let ready = put(other.as_fd(), &state).unwrap();
+        wire.lead(Way::New);
+        ready.go().unwrap();
+        let mut there = TcpStream::from(other);
+        there.write_all(b"there").unwrap();
+        client.read_exact(&mut five).unwrap();
+        assert_eq!(&five, b"there");
+        if round % 3 == 2 {
+            client.write_all(b"later").unwrap();
+            while there.peek(&mut five).unwrap() < 5 {}
+        }
+        while viola_handover::outstanding(there.as_fd()).unwrap() > 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        wire.lead(Way::Nowhere);
+        let back = take(there.as_fd()).unwrap().keep();
+        assert_eq!(back.unread.is_empty(), round % 3 == 0, "round {round}");
+        drop_quietly(there.as_fd()).unwrap();
+        wire.settle();
+        let ready = put_back(server.as_fd(), &back, own).unwrap();
+        wire.lead(Way::Old);
+        ready.go().unwrap();
+        let now = buffers(&server);
+        assert_eq!(
+            (now.receive, now.locked),
+            (own.receive, own.locked),
+            "round {round}"
+        );
+        if round % 3 > 0 {
+            server.read_exact(&mut five).unwrap();
+            assert_eq!(&five, [b"     ", b"early", b"later"][round % 3]);
+        }
+        for (mut from, mut to) in [(&server, &client), (&client, &server)] {
+            from.write_all(b"hello").unwrap();
+            to.read_exact(&mut five).unwrap();
+            assert_eq!(&five, b"hello");
+        }
+    }
+    assert_eq!(wire.strays(), [], "somebody spoke who had to be silent");
+}
+
+#[test]
+fn buffers_that_have_to_be_larger_are_made_so() {
+    let (wire, mut client, server) = connected("10.99.0.1", "10.99.0.2");
+    wire.lead(Way::Nowhere);
+    let mut state = take(server.as_fd()).unwrap().keep();
+    let own = state.buffers;
+    // as of a socket elsewhere that has received much
+    state.buffers.receive = 3 * own.receive;
+    let ready = put_back(server.as_fd(), &state, own).unwrap();
+    wire.lead(Way::Old);
+    ready.go().unwrap();
+    assert_eq!(buffers(&server).receive, state.buffers.receive);
+    assert_eq!(buffers(&server).locked, own.locked);
+    client.write_all(b"x").unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
 }
 
 #[test]

@@ -62,8 +62,10 @@ fn look(fd: c_int, flags: c_int) -> bool {
 /// The descriptor is about to be closed.
 #[inline]
 pub fn closing(fd: c_int) {
-    if marks::any() && marks::of(fd) != 0 {
-        guarded((), || close_marked(fd));
+    match marks::of(fd) {
+        0 => (),
+        marks::FILE => marks::close(fd),
+        _ => guarded((), || close_marked(fd)),
     }
 }
 
@@ -85,6 +87,7 @@ fn close_marked(fd: c_int) {
         }
         None => leave(),
     }
+    marks::close(fd);
     marks::clear(fd, marks::PIPE | marks::LENT | marks::HEAD);
 }
 

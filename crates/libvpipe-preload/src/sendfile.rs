@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What `sendfile` says: how many bytes the host has sent since it was asked last.
 
+use std::cell::OnceCell;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::MutexGuard;
@@ -134,21 +135,23 @@ impl Call<'_> {
 
     /// What the socket's pipe has for the program; `None` when there is no pipe, or no more.
     fn ask(&self) -> Option<Answer> {
-        let engine = Engine::own()?;
+        let engine = Engine::peek()?;
         let fd = self.socket.as_raw_fd();
-        let (socket, file) = (file_id(self.socket).ok()?, file_id(self.file).ok()?);
-        let nonblocking = is_nonblocking(self.socket);
+        let socket = file_id(self.socket).ok()?;
+        // what is there is told without a question whether the program would wait
+        let nonblocking = OnceCell::new();
+        let nonblocking = || *nonblocking.get_or_init(|| is_nonblocking(self.socket));
         let mut calm_until = None;
         let mut table = engine.lock();
         loop {
             let record = table.record_of(fd, socket)?;
             let id = record.id;
-            if !record.continues(file, self.start) {
+            if !record.continues(self.file, self.start) {
                 return self.leave(engine, table, socket);
             }
             let available = record.available();
             let wanted = self.count.min(record.part.length - record.consumed);
-            let enough = available > 0 && nonblocking || available >= wanted;
+            let enough = available >= wanted || available > 0 && nonblocking();
             if enough && wanted > 0 || available > 0 && !record.is_piping() {
                 let n = available.min(wanted);
                 record.consumed += n;
@@ -172,7 +175,7 @@ impl Call<'_> {
             if wanted == 0 {
                 return Some(Answer::Sent(0));
             }
-            if !nonblocking {
+            if !nonblocking() {
                 table = engine.wait(table, id, None);
                 continue;
             }

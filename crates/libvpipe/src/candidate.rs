@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
+use rustix::net::{ipproto, sockopt};
 use rustix::process::{Resource, getrlimit};
 
 /// What a descriptor names, whatever its number. A socket has one too.
@@ -55,8 +55,12 @@ pub fn file_id(fd: BorrowedFd<'_>) -> Result<FileId, Errno> {
     })
 }
 
-/// Whether somebody between the program and TCP changes the bytes, as the kernel's TLS does.
-fn is_layered(socket: BorrowedFd<'_>) -> bool {
+/// Whether it is a socket of TCP, and nobody between the program and TCP changes the bytes, as the kernel's TLS does. Only a socket
+/// of TCP tells who that is; others may say that they are of this protocol, or have such a socket below them.
+fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
+    if sockopt::socket_protocol(socket) != Ok(Some(ipproto::TCP)) {
+        return false;
+    }
     let mut name = [0_u8; 16];
     let mut length = name.len() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes of the name, and how many there are.
@@ -69,7 +73,7 @@ fn is_layered(socket: BorrowedFd<'_>) -> bool {
             &mut length,
         )
     };
-    result == 0 && length > 0
+    result == 0 && length == 0
 }
 
 struct End {
@@ -100,18 +104,7 @@ fn end(fd: BorrowedFd<'_>, written: bool) -> Option<End> {
             let size = Some(u64::try_from(stat.st_size).ok()?);
             (fits && !(written && is_limited())).then_some(End { id, size })
         }
-        FileType::Socket => {
-            if sockopt::socket_type(fd).ok()? != SocketType::STREAM
-                || sockopt::socket_protocol(fd).ok()? != Some(ipproto::TCP)
-            {
-                return None;
-            }
-            match sockopt::socket_domain(fd).ok()? {
-                AddressFamily::INET | AddressFamily::INET6 => (),
-                _ => return None,
-            }
-            (!is_layered(fd)).then_some(End { id, size: None })
-        }
+        FileType::Socket => is_plain_tcp(fd).then_some(End { id, size: None }),
         _ => None,
     }
 }
@@ -173,6 +166,28 @@ mod tests {
             (tcp.as_fd(), unix.as_fd()),
         ] {
             assert_eq!(candidate(from, to), None);
+        }
+    }
+
+    #[test]
+    fn not_a_socket_that_only_names_the_protocol() {
+        use rustix::net::{AddressFamily, SocketType, socket};
+        let file = tempfile::tempfile().unwrap();
+        // needs CAP_NET_RAW
+        let raw = socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::TCP));
+        if let Ok(raw) = raw {
+            assert_eq!(sockopt::socket_protocol(&raw), Ok(Some(ipproto::TCP)));
+            assert_eq!(candidate(file.as_fd(), raw.as_fd()), None);
+        }
+        let tcp = socket(AddressFamily::INET6, SocketType::STREAM, Some(ipproto::TCP)).unwrap();
+        assert!(candidate(file.as_fd(), tcp.as_fd()).is_some());
+        // TCP is below it
+        if let Ok(multi) = socket(
+            AddressFamily::INET,
+            SocketType::STREAM,
+            Some(ipproto::MPTCP),
+        ) {
+            assert_eq!(candidate(file.as_fd(), multi.as_fd()), None);
         }
     }
 

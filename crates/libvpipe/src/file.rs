@@ -46,14 +46,15 @@ fn start(fd: BorrowedFd<'_>, given: Option<u64>) -> Option<u64> {
 
 /// What can be piped of what somebody wants to have moved.
 fn pipeable(
+    engine: &Engine,
     (source, sink): (BorrowedFd<'_>, BorrowedFd<'_>),
     place: Place,
     length: u64,
 ) -> Option<(Candidate, Part)> {
-    let minimum = settings().minimum;
-    if length < minimum || !Engine::here().may_begin() {
+    if !engine.may_begin() {
         return None;
     }
+    let minimum = settings().minimum;
     let found = candidate(source, sink)?;
     let mut part = Part {
         length,
@@ -80,8 +81,9 @@ fn pipeable(
 }
 
 /// A pipe that was begun.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct Begun {
+    engine: &'static Engine,
     pub id: u64,
     pub part: Part,
     pub route: Route,
@@ -94,11 +96,15 @@ pub(crate) fn begin(
     length: u64,
     watcher: Watcher,
 ) -> Option<Begun> {
-    let (found, part) = pipeable(fds, place, length)?;
+    if length < settings().minimum {
+        return None;
+    }
     let engine = Engine::here();
+    let (found, part) = pipeable(engine, fds, place, length)?;
     let mut table = engine.lock();
     let id = engine.begin(&mut table, fds, found, part, watcher).ok()?;
     Some(Begun {
+        engine,
         id,
         part,
         route: found.route,
@@ -109,7 +115,11 @@ pub(crate) fn begin(
 ///
 /// An error after some bytes is kept for the next call on the socket that is lost, as the kernel does.
 pub(crate) fn finish(id: u64) -> Option<Result<u64, Errno>> {
-    let engine = Engine::here();
+    finish_of(Engine::here(), id)
+}
+
+/// As [`finish`], of a process that has just asked whether it is the same.
+fn finish_of(engine: &Engine, id: u64) -> Option<Result<u64, Errno>> {
     let mut table = engine.lock();
     loop {
         let record = table.pipe(id)?;
@@ -182,7 +192,7 @@ pub fn pipe(
     length: usize,
 ) -> Option<Result<usize, Errno>> {
     let begun = begin((from, to), place, length as u64, Box::new(|_| ()))?;
-    let moved = match finish(begun.id)? {
+    let moved = match finish_of(begun.engine, begun.id)? {
         Ok(0) => return None,
         Ok(n) => n,
         Err(e) => return Some(Err(e)),

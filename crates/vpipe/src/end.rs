@@ -98,15 +98,12 @@ impl HostEnd {
         self.socket.as_fd()
     }
 
-    /// Whether the peer has acknowledged all that was sent.
+    /// Bytes that the peer has not acknowledged.
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn is_drained(&self) -> Result<bool> {
-        let outstanding = viola_handover::outstanding(self.socket());
-        outstanding
-            .map(|bytes| bytes == 0)
-            .map_err(Error::Connection)
+    pub fn outstanding(&self) -> Result<usize> {
+        viola_handover::outstanding(self.socket()).map_err(Error::Connection)
     }
 
     /// Lets the peer hear at once of a socket that could not say anything for a while, and say how far it is.

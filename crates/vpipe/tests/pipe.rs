@@ -44,7 +44,7 @@ impl Pipe {
     }
 
     fn is_drained(&self) -> Result<bool, Error> {
-        self.end.is_drained()
+        self.end.outstanding().map(|bytes| bytes == 0)
     }
 
     fn give_back(self, flows: &viola_vpipe::Flows, park: Option<u32>) -> Result<Returned, Error> {

@@ -40,7 +40,7 @@ impl Agent {
         if self.channel.is_none() || self.ends.is_some() {
             return;
         }
-        let step = self.session.tick(now, random());
+        let step = self.session.tick(now, self.fresh);
         self.step(now, step);
         if !self.session.open() {
             return;
@@ -65,27 +65,28 @@ impl Agent {
 
     /// Reads what the host has said.
     pub(super) fn hear(&mut self, now: Millis) {
-        // bounded, so that a host that never stops does not keep the agent from its file systems
-        for _ in 0..64 {
-            let Some(channel) = &mut self.channel else {
-                return;
-            };
-            match self.reader.fill(channel) {
-                Ok(Some(0)) | Err(_) => return self.hang_up(now),
-                Ok(None) => return,
-                Ok(Some(_)) => {}
-            }
-            while let Some(message) = self.reader.next::<ToAgent>() {
-                match message {
-                    Ok(message) => self.take(now, &message),
-                    Err(e) => eprintln!("viola-agent: from the host: {e}"),
-                }
+        if !self.ready.channel {
+            return;
+        }
+        let Some(channel) = &mut self.channel else {
+            return;
+        };
+        // once: there is more in the next round, and a host that never stops does not keep the agent from its file systems
+        match self.reader.fill(channel) {
+            Ok(Some(0)) | Err(_) => return self.hang_up(now),
+            Ok(None) => return,
+            Ok(Some(_)) => {}
+        }
+        while let Some(message) = self.reader.next::<ToAgent>() {
+            match message {
+                Ok(message) => self.take(now, &message),
+                Err(e) => eprintln!("viola-agent: from the host: {e}"),
             }
         }
     }
 
     fn take(&mut self, now: Millis, message: &ToAgent) {
-        let step = self.session.hear(now, message, random());
+        let step = self.session.hear(now, message, self.fresh);
         self.step(now, step);
         // before its welcome the host speaks of sessions before
         if !self.session.open() {
@@ -139,6 +140,7 @@ impl Agent {
     fn step(&mut self, now: Millis, step: Option<Step>) {
         match step {
             Some(Step::Hello(session)) => {
+                self.fresh = random();
                 self.ledger.close();
                 self.say(&FromAgent::Hello {
                     version: VERSION,

@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -31,7 +32,7 @@ use crate::io::channel::{Address, Channel};
 use crate::io::status::{self, Question, Wish};
 use crate::io::watch::Watch;
 use crate::io::worker::{self, Job, Outcome, now};
-use crate::pipe::Pipes;
+use crate::pipe::{Pipes, Woken};
 use crate::relay::Relay;
 use volume::{Proof, Volume};
 
@@ -104,7 +105,33 @@ pub struct Agent {
     pipes: Option<Pipes>,
     /// What the pipes still have to say, in this session.
     words: VecDeque<FromGuest>,
+    /// What had something to say when the last wait ended.
+    ready: Ready,
+    /// Who of the pipes.
+    woken: Woken,
+    /// A number for the next session.
+    fresh: u64,
 }
+
+/// Which descriptors are to be read. A program may wait, and in some guests a system call takes long: what has nothing to say is
+/// not asked.
+#[derive(Debug, Clone, Copy)]
+struct Ready {
+    events: bool,
+    outcomes: bool,
+    questions: bool,
+    signals: bool,
+    channel: bool,
+}
+
+/// When it is not known.
+const ALL_READY: Ready = Ready {
+    events: true,
+    outcomes: true,
+    questions: true,
+    signals: true,
+    channel: true,
+};
 
 impl Agent {
     /// Opens everything that must be there.
@@ -130,7 +157,7 @@ impl Agent {
         )?;
         let pipes = match config.pipes() {
             Some(settings) => {
-                let started = Pipes::start(settings, &report);
+                let started = Pipes::start(settings);
                 Some(cannot(
                     format!("pipes at {}", settings.socket.display()),
                     started,
@@ -177,6 +204,9 @@ impl Agent {
             relay,
             pipes,
             words: VecDeque::new(),
+            ready: ALL_READY,
+            woken: Woken::default(),
+            fresh: random(),
         })
     }
 
@@ -188,10 +218,13 @@ impl Agent {
         loop {
             self.wait();
             // what happened to the blocks comes first: nothing may be named past it
-            cannot("reading events", self.take_events())?;
+            if self.ready.events {
+                cannot("reading events", self.take_events())?;
+            }
             let time = now();
             self.take_outcomes(time);
             self.hear(time);
+            self.turn_pipes(time);
             self.answer(time);
             self.survey(time);
             self.keep_door(time);
@@ -209,7 +242,7 @@ impl Agent {
     }
 
     /// Sleeps until there is something to do.
-    fn wait(&self) {
+    fn wait(&mut self) {
         let time = now();
         let mut until = (time + 1000).min(self.survey_at);
         if self.channel.is_some() {
@@ -222,10 +255,12 @@ impl Agent {
         if self.volumes.values().any(|v| !v.check.is_empty()) {
             until = time;
         }
-        let millis = until.saturating_sub(time);
+        let rest = self.pipes.as_mut().and_then(Pipes::rest);
+        let limit = Duration::from_millis(until.saturating_sub(time));
+        let limit = rest.map_or(limit, |rest| rest.min(limit));
         let limit = Timespec {
-            tv_sec: (millis / 1000) as i64,
-            tv_nsec: ((millis % 1000) * 1_000_000) as _,
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: limit.subsec_nanos().into(),
         };
         let mut fds = vec![
             PollFd::new(&self.watch, PollFlags::IN),
@@ -240,11 +275,36 @@ impl Agent {
             }
             fds.push(PollFd::new(channel, flags));
         }
-        // an interrupted wait is as good as a short one
-        let _ = poll(&mut fds, Some(&limit));
+        let own = fds.len();
+        let pipes = self.pipes.iter().flat_map(Pipes::fds);
+        fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let waited = poll(&mut fds, Some(&limit));
+        let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let (ready, woken) = match waited {
+            Ok(_) => {
+                let ready = Ready {
+                    events: is_ready(0),
+                    outcomes: is_ready(1),
+                    questions: is_ready(2),
+                    signals: is_ready(3),
+                    channel: self.channel.is_some() && is_ready(4),
+                };
+                let spoke = (own..fds.len()).map(is_ready);
+                (ready, self.pipes.as_ref().map(|pipes| pipes.woken(spoke)))
+            }
+            // an interrupted wait is as good as a short one
+            Err(_) => (ALL_READY, None),
+        };
+        drop(fds);
+        self.ready = ready;
+        self.woken = woken.unwrap_or_default();
         let mut count = [0; 8];
-        let _ = rustix::io::read(&*self.outcome_wake, &mut count);
-        let _ = rustix::io::read(&*self.question_wake, &mut count);
+        if ready.outcomes {
+            let _ = rustix::io::read(&*self.outcome_wake, &mut count);
+        }
+        if ready.questions {
+            let _ = rustix::io::read(&*self.question_wake, &mut count);
+        }
     }
 
     /// What the workers have done.
@@ -269,7 +329,6 @@ impl Agent {
                 }
                 Outcome::Earlier(fs, bytes) => self.ledger.foreign(fs, bytes),
                 Outcome::Door(answer) => self.take_answer(now, answer),
-                Outcome::Pipe(out) => self.say_of_pipe(out),
                 Outcome::Proof(fs, result) => self.send_proof(now, fs, result),
                 Outcome::Found(places) => {
                     for place in places {
@@ -397,7 +456,10 @@ impl Agent {
     /// Whether the agent has ended, after a signal: links that are not confirmed stay, for the next one.
     fn over(&mut self, now: Millis) -> bool {
         let mut info = [0; 128];
-        if self.ends.is_none() && rustix::io::read(&self.signals, &mut info).is_ok() {
+        if self.ends.is_none()
+            && self.ready.signals
+            && rustix::io::read(&self.signals, &mut info).is_ok()
+        {
             self.ends = Some(now + FAREWELL);
             self.ledger.pause(true);
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {

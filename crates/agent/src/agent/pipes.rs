@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Between the host and the thread that has the pipes.
+//! Between the host and the pipes.
 
 use viola_proto::agent::FromAgent;
 use viola_proto::pipe::{End, FromGuest, ToGuest};
 
-use super::Agent;
 use super::volume::Proof;
+use super::{Agent, Millis};
 use crate::pipe::{Disk, Facts, Out, Pipes};
 
 impl Agent {
@@ -21,6 +21,23 @@ impl Agent {
         let facts = self.facts();
         if let Some(pipes) = &mut self.pipes {
             pipes.know(facts);
+        }
+        self.say_of_pipes();
+    }
+
+    /// The pipes' turn. Programs wait: what comes of it is said at once.
+    pub(super) fn turn_pipes(&mut self, now: Millis) {
+        if let Some(pipes) = &mut self.pipes {
+            pipes.turn(now, std::mem::take(&mut self.woken));
+            self.say_of_pipes();
+            self.flush(now);
+        }
+    }
+
+    /// Says what the pipes have to say.
+    fn say_of_pipes(&mut self) {
+        while let Some(out) = self.pipes.as_mut().and_then(Pipes::next_word) {
+            self.say_of_pipe(out);
         }
     }
 
@@ -54,14 +71,14 @@ impl Agent {
 
     /// What the host has said of a pipe.
     pub(super) fn hear_of_pipe(&mut self, message: ToGuest) {
-        if let Some(pipes) = &self.pipes {
+        if let Some(pipes) = &mut self.pipes {
             pipes.hear(message);
         }
     }
 
     /// Says what a pipe has to say, if that is still of this session. What cannot be given now is never given; all else is
     /// said as soon as there is room.
-    pub(super) fn say_of_pipe(&mut self, out: Out) {
+    fn say_of_pipe(&mut self, out: Out) {
         let is_now = self.session.epoch() == Some(out.epoch);
         let FromGuest::Give {
             pipe, source, sink, ..
@@ -86,7 +103,7 @@ impl Agent {
             && good
             && self.words.is_empty()
             && self.writer.push(&FromAgent::Pipe(out.message)).is_ok();
-        if let Some(pipes) = self.pipes.as_ref().filter(|_| !said) {
+        if let Some(pipes) = self.pipes.as_mut().filter(|_| !said) {
             pipes.unsaid(pipe);
         }
     }

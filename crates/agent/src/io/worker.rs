@@ -64,8 +64,6 @@ pub enum Outcome {
     Scanned(FsId),
     /// What the DataNode has answered to a read without a token.
     Door(Answer),
-    /// A message of a pipe.
-    Pipe(crate::pipe::Out),
 }
 
 /// A file that shows which disk holds a file system.

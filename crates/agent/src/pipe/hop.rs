@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr as End};
-use std::time::{Duration, Instant};
 
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
@@ -15,9 +14,10 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use viola_netdev::look_up;
 
 use super::reason::Reason;
+use crate::core::block::Millis;
 
 /// A neighbour's address is believed for so long.
-const KNOWN: Duration = Duration::from_secs(1);
+const KNOWN: Millis = 1000;
 /// Neighbours that are remembered.
 const MANY: usize = 4096;
 
@@ -32,18 +32,24 @@ struct Hop {
 #[derive(Debug, Default)]
 pub struct Hops {
     known: BTreeMap<(IpAddr, IpAddr), [u8; 6]>,
-    since: Option<Instant>,
+    since: Millis,
+    now: Millis,
 }
 
 impl Hops {
+    /// It is this late.
+    pub fn at(&mut self, now: Millis) {
+        self.now = now;
+    }
+
     /// As [`next_hop`], which is asked once a second at most for the same addresses.
     ///
     /// # Errors
     /// As it.
     pub fn of(&mut self, local: End, peer: End) -> Result<[u8; 6], Reason> {
-        if self.since.is_none_or(|since| since.elapsed() >= KNOWN) || self.known.len() > MANY {
+        if self.now >= self.since + KNOWN || self.known.len() > MANY {
             self.known.clear();
-            self.since = Some(Instant::now());
+            self.since = self.now;
         }
         let ends = (local.ip(), peer.ip());
         if let Some(mac) = self.known.get(&ends) {
@@ -160,6 +166,21 @@ mod tests {
         for (local, peer) in [("127.0.0.1:1", "127.0.0.1:2"), ("[::1]:1", "[::1]:2")] {
             assert_eq!(next_hop(end(local), end(peer)), Err(Reason::Socket));
         }
+    }
+
+    #[test]
+    fn what_is_known_is_believed_for_a_second() {
+        let (local, peer) = (end("127.0.0.1:1"), end("127.0.0.1:2"));
+        let mut hops = Hops::default();
+        hops.at(500);
+        // nobody would answer that
+        hops.known.insert((local.ip(), peer.ip()), [7; 6]);
+        assert_eq!(hops.of(local, peer), Ok([7; 6]));
+        hops.at(KNOWN - 1);
+        assert_eq!(hops.of(local, peer), Ok([7; 6]));
+        hops.at(KNOWN);
+        assert_eq!(hops.of(local, peer), Err(Reason::Socket));
+        assert!(hops.known.is_empty());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, makedev, statx};
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
 
@@ -43,6 +43,40 @@ struct Owner {
 
 /// Device and inode of a file.
 pub type FileKey = (u64, u64);
+
+/// What a file is, without a question to a file system that is elsewhere or in user space.
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    device: (u32, u32),
+    inode: u64,
+    is_file: bool,
+}
+
+impl Found {
+    /// Of a descriptor.
+    ///
+    /// # Errors
+    /// [`Reason::File`]
+    pub fn of(file: BorrowedFd<'_>) -> Result<Self, Reason> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let wanted = StatxFlags::TYPE | StatxFlags::INO;
+        let stat = statx(file, "", flags, wanted).map_err(|_| Reason::File)?;
+        Ok(Self {
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            inode: stat.stx_ino,
+            is_file: FileType::from_raw_mode(stat.stx_mode.into()).is_file(),
+        })
+    }
+
+    /// Number of its device, `MAJOR:MINOR`.
+    pub fn device(&self) -> String {
+        format!("{}:{}", self.device.0, self.device.1)
+    }
+
+    fn key(&self) -> FileKey {
+        (makedev(self.device.0, self.device.1), self.inode)
+    }
+}
 
 /// A file under lease.
 #[derive(Debug)]
@@ -98,21 +132,25 @@ impl Leases {
         self.signals.as_fd()
     }
 
-    /// Keeps a program's file from changes for this pipe.
+    /// Keeps a program's file, in which this was found, from changes for this pipe.
     ///
     /// # Errors
     /// It is no regular file, the program may not read it, or somebody may write to it.
-    pub fn hold(&mut self, theirs: BorrowedFd<'_>, pipe: PipeId) -> Result<FileKey, Reason> {
+    pub fn hold(
+        &mut self,
+        theirs: BorrowedFd<'_>,
+        found: &Found,
+        pipe: PipeId,
+    ) -> Result<FileKey, Reason> {
         let flags = rustix::fs::fcntl_getfl(theirs).map_err(|_| Reason::File)?;
-        let stat = rustix::fs::fstat(theirs).map_err(|_| Reason::File)?;
         // the agent may read what the program may not
         if flags.contains(OFlags::PATH) || flags.contains(OFlags::WRONLY) {
             return Err(Reason::File);
         }
-        if !FileType::from_raw_mode(stat.st_mode).is_file() {
+        if !found.is_file {
             return Err(Reason::File);
         }
-        let key = (stat.st_dev, stat.st_ino);
+        let key = found.key();
         if let Some(held) = self.files.get_mut(&key) {
             if held.broken {
                 return Err(Reason::Written);
@@ -236,14 +274,18 @@ mod tests {
         path
     }
 
+    fn hold(leases: &mut Leases, file: &File, pipe: PipeId) -> Result<FileKey, Reason> {
+        leases.hold(file.as_fd(), &Found::of(file.as_fd())?, pipe)
+    }
+
     #[test]
     fn a_writer_waits_until_the_last_pipe_lets_go() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         let theirs = File::open(&path).unwrap();
         let mut leases = Leases::new().unwrap();
-        let key = leases.hold(theirs.as_fd(), 1).unwrap();
-        assert_eq!(leases.hold(theirs.as_fd(), 2).unwrap(), key);
+        let key = hold(&mut leases, &theirs, 1).unwrap();
+        assert_eq!(hold(&mut leases, &theirs, 2).unwrap(), key);
         assert!(leases.broken().is_empty());
         let writer = {
             let path = path.clone();
@@ -260,7 +302,7 @@ mod tests {
         };
         assert_eq!(broken, [1, 2]);
         assert!(leases.broken().is_empty(), "told once");
-        assert_eq!(leases.hold(theirs.as_fd(), 3), Err(Reason::Written));
+        assert_eq!(hold(&mut leases, &theirs, 3), Err(Reason::Written));
         leases.let_go(key, 1);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 3);
@@ -275,11 +317,11 @@ mod tests {
         let path = file(&folder);
         let theirs = File::open(&path).unwrap();
         let mut leases = Leases::new().unwrap();
-        let key = leases.hold(theirs.as_fd(), 1).unwrap();
+        let key = hold(&mut leases, &theirs, 1).unwrap();
         leases.get(key).unwrap().map = Some(FileMap::default());
         leases.let_go(key, 1);
         assert!(leases.tidy(false), "it is kept");
-        assert_eq!(leases.hold(theirs.as_fd(), 2).unwrap(), key);
+        assert_eq!(hold(&mut leases, &theirs, 2).unwrap(), key);
         assert!(leases.get(key).unwrap().map.is_some(), "it was looked at");
         assert!(!leases.tidy(true), "it is needed");
         leases.let_go(key, 2);
@@ -294,7 +336,7 @@ mod tests {
         writer.join().unwrap().unwrap();
         // and what is kept says nothing of a file that was changed
         assert!(leases.get(key).is_none());
-        let key = leases.hold(theirs.as_fd(), 3).unwrap();
+        let key = hold(&mut leases, &theirs, 3).unwrap();
         leases.get(key).unwrap().map = Some(FileMap::default());
         leases.let_go(key, 3);
         assert!(!leases.tidy(true));
@@ -306,7 +348,7 @@ mod tests {
         let path = file(&folder);
         let theirs = File::open(&path).unwrap();
         let mut leases = Leases::new().unwrap();
-        leases.hold(theirs.as_fd(), 1).unwrap();
+        hold(&mut leases, &theirs, 1).unwrap();
         let busy = File::options()
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -334,14 +376,14 @@ mod tests {
             .custom_flags(libc::O_PATH)
             .open(&path)
             .unwrap();
-        assert_eq!(leases.hold(by_path.as_fd(), 1), Err(Reason::File));
+        assert_eq!(hold(&mut leases, &by_path, 1), Err(Reason::File));
         let null = File::open("/dev/null").unwrap();
-        assert_eq!(leases.hold(null.as_fd(), 1), Err(Reason::File));
+        assert_eq!(hold(&mut leases, &null, 1), Err(Reason::File));
         let writer = File::options().write(true).open(&path).unwrap();
-        assert_eq!(leases.hold(writer.as_fd(), 1), Err(Reason::File));
+        assert_eq!(hold(&mut leases, &writer, 1), Err(Reason::File));
         let reader = File::open(&path).unwrap();
-        assert_eq!(leases.hold(reader.as_fd(), 1), Err(Reason::Written));
+        assert_eq!(hold(&mut leases, &reader, 1), Err(Reason::Written));
         drop(writer);
-        assert!(leases.hold(reader.as_fd(), 1).is_ok());
+        assert!(hold(&mut leases, &reader, 1).is_ok());
     }
 }

@@ -12,10 +12,10 @@
 //! | [`hop`] | where the connection's packets go |
 //! | [`crate::core::pipe`] | the life of one pipe |
 //! | `map` | the thread that finds where files are |
-//! | `work` | the thread that joins them |
+//! | `work` | joins them |
 //!
-//! The thread talks with the main loop, which has the way to the host: messages go there as outcomes, and come back,
-//! with what is known of session and disks, by a queue. It never waits for a disk: other threads find extents and write.
+//! The main loop does it: it has the way to the host, by which each pipe goes, and a program that waits would wait for each step from
+//! thread to thread. Nothing here waits for a disk: other threads find extents and write, and say so by a queue.
 //!
 //! A program whose connection is with the host when the session ends loses it, because the host resets it then. One
 //! whose agent is killed is left with a socket that is silent for ever: it sees the agent's socket closed, and has to
@@ -36,24 +36,22 @@ mod work;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use viola_proto::agent::{FileMap, FsId};
 use viola_proto::pipe::{FromGuest, PipeId, ToGuest};
 
 pub use reason::Reason;
+pub use work::Woken;
 
+use crate::core::block::Millis;
 use crate::io::status::PipeReport;
-use crate::io::worker::Report;
 use settings::Settings;
 use tally::Tally;
-
-/// Longest wait for the thread's end.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is known of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -88,20 +86,15 @@ pub struct Uses {
     pub into: bool,
 }
 
-/// What the thread is told.
+/// What other threads have done.
 #[derive(Debug)]
 enum In {
-    Facts(Facts),
-    Heard(ToGuest),
-    /// A message of this pipe could not be said: the host has never heard of it.
-    Unsaid(PipeId),
     /// Where a pipe's file is.
     Mapped(PipeId, Result<FileMap, Reason>),
     /// Where the bytes of a file will be that is ready to be written to.
     Prepared(PipeId, Result<FileMap, Reason>),
     /// Such a file is the program's again; an errno when what the agent has received is not in it.
     Settled(PipeId, i32),
-    End,
 }
 
 /// A message for the host.
@@ -113,7 +106,7 @@ pub struct Out {
     pub message: FromGuest,
 }
 
-/// A queue that wakes the thread.
+/// A queue that wakes the main loop.
 #[derive(Debug, Clone)]
 struct Inbox {
     queue: Sender<In>,
@@ -137,23 +130,22 @@ fn more_descriptors() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// The thread's other end. Dropping it ends all pipes.
+/// All pipes. Dropping it ends them.
 #[derive(Debug)]
 pub struct Pipes {
-    inbox: Inbox,
+    work: work::Work,
     facts: Facts,
     tally: Arc<Tally>,
     socket: PathBuf,
-    ended: Receiver<()>,
 }
 
 impl Pipes {
-    /// Listens for programs; nothing is given before there are [`Facts`]. Messages go out as
-    /// [`crate::io::worker::Outcome::Pipe`].
+    /// Listens for programs; nothing is given before there are [`Facts`]. The calling thread has to do the rest, too: it is the
+    /// one that hears of writers.
     ///
     /// # Errors
     /// A user that is not there, or what the kernel refused.
-    pub fn start(settings: &Settings, report: &Report) -> std::io::Result<Self> {
+    pub fn start(settings: &Settings) -> std::io::Result<Self> {
         more_descriptors();
         let uids = settings
             .uids("/etc/passwd".as_ref())
@@ -162,20 +154,11 @@ impl Pipes {
         let (queue, messages) = channel();
         let inbox = Inbox { queue, wake };
         let tally = Arc::new(Tally::default());
-        let work = work::Work::new(settings, uids, messages, &inbox, report, &tally)?;
-        let (ends, ended) = channel();
-        std::thread::Builder::new()
-            .name("viola-pipe".into())
-            .spawn(move || {
-                work.run();
-                let _ = ends.send(());
-            })?;
         Ok(Self {
-            inbox,
+            work: work::Work::new(settings, uids, messages, &inbox, &tally)?,
             facts: Facts::default(),
             tally,
             socket: settings.socket.clone(),
-            ended,
         })
     }
 
@@ -183,18 +166,43 @@ impl Pipes {
     pub fn know(&mut self, facts: Facts) {
         if facts != self.facts {
             self.facts = facts.clone();
-            self.inbox.say(In::Facts(facts));
+            self.work.know(facts);
         }
     }
 
     /// What the host has said.
-    pub fn hear(&self, message: ToGuest) {
-        self.inbox.say(In::Heard(message));
+    pub fn hear(&mut self, message: ToGuest) {
+        self.work.heard(message);
     }
 
     /// The host was never given this pipe.
-    pub fn unsaid(&self, pipe: PipeId) {
-        self.inbox.say(In::Unsaid(pipe));
+    pub fn unsaid(&mut self, pipe: PipeId) {
+        self.work.unsaid(pipe);
+    }
+
+    /// A message for the host, if there is one.
+    pub fn next_word(&mut self) -> Option<Out> {
+        self.work.next_word()
+    }
+
+    /// Tidies up; how long to sleep at most.
+    pub fn rest(&mut self) -> Option<Duration> {
+        self.work.rest()
+    }
+
+    /// What to wait for.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.work.fds()
+    }
+
+    /// What it is that some of [`Pipes::fds`], in their order, have to say.
+    pub fn woken(&self, ready: impl Iterator<Item = bool>) -> Woken {
+        self.work.woken(ready)
+    }
+
+    /// Does what is to be done after a wait.
+    pub fn turn(&mut self, now: Millis, woken: Woken) {
+        self.work.turn(now, woken);
     }
 
     /// Pipes that the host has, or whose files it may touch.
@@ -215,7 +223,6 @@ impl Pipes {
 
 impl Drop for Pipes {
     fn drop(&mut self) {
-        self.inbox.say(In::End);
-        let _ = self.ended.recv_timeout(FAREWELL);
+        self.work.end();
     }
 }

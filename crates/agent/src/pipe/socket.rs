@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use viola_handover::{
-    drop_quietly, drop_with_reset, from_wire, outstanding, put, resume, take, to_wire,
+    Buffers, drop_quietly, drop_with_reset, ends, from_wire, outstanding, peeks_from_the_beginning,
+    put_back, resume, take_between, to_wire,
 };
 use viola_proto::pipe::Connection;
 
@@ -21,7 +22,8 @@ const SO_ATTACH_FILTER: i32 = 26;
 const SO_DETACH_FILTER: i32 = 27;
 const SO_GET_FILTER: i32 = SO_ATTACH_FILTER;
 const SO_PROTOCOL: i32 = 38;
-const SO_PEEK_OFF: i32 = 42;
+/// Since Linux 5.14.
+const SO_NETNS_COOKIE: i32 = 71;
 // include/uapi/linux/tcp.h
 const TCP_ULP: i32 = 31;
 // include/uapi/linux/sockios.h
@@ -31,9 +33,19 @@ const SIOCGSKNS: u64 = 0x894c;
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
-    /// Both ends as the socket has them: over IPv6 it may have addresses of IPv4.
-    ends: Option<(SocketAddr, SocketAddr)>,
+    left: Option<Left>,
 }
+
+/// What is left in a socket whose connection was taken out.
+#[derive(Debug)]
+struct Left {
+    /// Both ends as the socket has them: over IPv6 it may have addresses of IPv4.
+    ends: Ends,
+    buffers: Buffers,
+}
+
+/// This end of a connection, and the other one.
+pub type Ends = (SocketAddr, SocketAddr);
 
 /// The ends as they are in the packets.
 fn plain(end: SocketAddr) -> SocketAddr {
@@ -54,11 +66,21 @@ impl Stream {
         let tcp = option(fd, libc::SOL_SOCKET, SO_PROTOCOL) == Ok(Some(libc::IPPROTO_TCP));
         let bare = length(fd, libc::IPPROTO_TCP, TCP_ULP) == Ok(0);
         let open = length(fd, libc::SOL_SOCKET, SO_GET_FILTER) == Ok(0);
-        // a look at what is there would begin elsewhere; kernels without that have no such option
-        let first = option(fd, libc::SOL_SOCKET, SO_PEEK_OFF).is_ok_and(|at| at == Some(-1));
-        match tcp && bare && open && first && is_here(fd).unwrap_or(false) {
-            true => Ok(Self { socket, ends: None }),
+        match tcp && bare && open && is_here(fd).unwrap_or(false) {
+            true => Ok(Self { socket, left: None }),
             false => Err(Reason::Socket),
+        }
+    }
+
+    /// One that bytes are to be read from: a look at what is there has to begin at the first byte.
+    ///
+    /// # Errors
+    /// As of [`Stream::new`].
+    pub fn source(socket: OwnedFd) -> Result<Self, Reason> {
+        let stream = Self::new(socket)?;
+        match peeks_from_the_beginning(stream.fd()) {
+            Ok(true) => Ok(stream),
+            _ => Err(Reason::Socket),
         }
     }
 
@@ -88,40 +110,49 @@ impl Stream {
     ///
     /// # Errors
     /// [`Reason::Socket`] when it is not connected.
-    pub fn ends(&self) -> Result<(SocketAddr, SocketAddr), Reason> {
-        let local = rustix::net::getsockname(&self.socket).map_err(|_| Reason::Socket)?;
-        let peer = rustix::net::getpeername(&self.socket).map_err(|_| Reason::Socket)?;
-        match (local.try_into(), peer.map(TryInto::try_into)) {
-            (Ok(local), Some(Ok(peer))) => Ok((plain(local), plain(peer))),
-            _ => Err(Reason::Socket),
-        }
+    pub fn ends(&self) -> Result<Ends, Reason> {
+        self.own_ends()
+            .map(|(local, peer)| (plain(local), plain(peer)))
     }
 
-    /// Takes the connection out; from now on the socket neither says nor hears anything.
+    /// The same as the socket has them.
+    fn own_ends(&self) -> Result<Ends, Reason> {
+        ends(self.socket.as_fd()).map_err(|_| Reason::Socket)
+    }
+
+    /// Takes the connection out; from now on the socket neither says nor hears anything. Only if what `ask` wants to know of its
+    /// ends, as they are in the packets, is to be had.
     ///
     /// # Errors
     /// The socket is as it was then.
-    pub fn take(&mut self) -> Result<Connection, Reason> {
+    pub fn take<T>(
+        &mut self,
+        ask: impl FnOnce(Ends) -> Result<T, Reason>,
+    ) -> Result<(Connection, T), Reason> {
+        let ends = self.own_ends()?;
+        let known = ask((plain(ends.0), plain(ends.1)))?;
         let fd = self.socket.as_fd();
         deafen(fd).map_err(|_| Reason::Socket)?;
-        let connection = match take(fd) {
-            Ok(taken) => match to_wire(taken.keep()) {
-                Ok(connection) => Ok(connection),
-                Err(_) => {
+        let mut buffers = Buffers::default();
+        let connection = match take_between(fd, ends) {
+            Ok(taken) => {
+                let state = taken.keep();
+                buffers = state.buffers;
+                to_wire(state).map_err(|_| {
                     let _ = resume(fd);
-                    Err(Reason::Queue)
-                }
-            },
+                    Reason::Queue
+                })
+            }
             Err(_) => Err(Reason::Socket),
         };
         if connection.is_err() {
             let _ = hear(fd);
         }
         let mut connection = connection?;
-        self.ends = Some((connection.local, connection.peer));
+        self.left = Some(Left { ends, buffers });
         connection.local = plain(connection.local);
         connection.peer = plain(connection.peer);
-        Ok(connection)
+        Ok((connection, known))
     }
 
     /// Goes on as if nothing had happened.
@@ -150,14 +181,14 @@ impl Stream {
     /// end of file, and writing goes on.
     pub fn restore(&self, mut connection: Connection) -> io::Result<()> {
         let fd = self.socket.as_fd();
-        let (local, peer) = self.ends.ok_or(io::ErrorKind::NotConnected)?;
+        let left = self.left.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let (local, peer) = left.ends;
         if (connection.local, connection.peer) != (plain(local), plain(peer)) {
             return Err(io::Error::other("the host gives back another connection"));
         }
         (connection.local, connection.peer) = (local, peer);
         let state = from_wire(connection);
-        drop_quietly(fd).map_err(io::Error::other)?;
-        let ready = put(fd, &state).map_err(io::Error::other)?;
+        let ready = put_back(fd, &state, left.buffers).map_err(io::Error::other)?;
         hear(fd)?;
         ready.go().map_err(io::Error::other)?;
         if state.peer_finished {
@@ -249,6 +280,41 @@ fn length(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<u32, i32> {
 
 /// Whether a socket is in this program's network namespace: the host has the addresses of that one.
 fn is_here(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    thread_local! {
+        static HERE: Option<u64> = own_cookie();
+    }
+    match (HERE.with(|here| *here), cookie(fd)) {
+        (Some(here), Some(there)) => Ok(here == there),
+        _ => is_inode_of_here(fd),
+    }
+}
+
+/// The number of a socket's network namespace, which no other one ever has; none of kernels that do not tell.
+fn cookie(fd: BorrowedFd<'_>) -> Option<u64> {
+    let mut value = 0_u64;
+    let mut size = size_of_val(&value) as libc::socklen_t;
+    let (to, length) = ((&raw mut value).cast(), &raw mut size);
+    // SAFETY: the kernel writes at most the eight bytes of `value`, and to `size` how many.
+    let done = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            to,
+            length,
+        )
+    };
+    (done == 0 && size == 8).then_some(value)
+}
+
+/// That of the calling thread's.
+fn own_cookie() -> Option<u64> {
+    let socket = std::os::unix::net::UnixDatagram::unbound().ok()?;
+    cookie(socket.as_fd())
+}
+
+/// As [`is_here`], by a descriptor of the namespace.
+fn is_inode_of_here(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: this request takes nothing and gives a new descriptor, which is checked.
     let raw = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS as _) };
     if raw < 0 {
@@ -291,10 +357,55 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_of_another_network_namespace_is_not_here() {
+        let other = viola_netdev::Netns::new().unwrap();
+        let there = other.tcp_socket([127, 0, 0, 1].into()).unwrap();
+        let here = TcpListener::bind("127.0.0.1:0").unwrap();
+        for is in [is_here, is_inode_of_here] {
+            assert!(is(here.as_fd()).unwrap());
+            assert!(!is(there.as_fd()).unwrap());
+        }
+    }
+
+    #[test]
+    fn one_that_is_looked_at_elsewhere_is_no_source() {
+        let (mut client, server) = pair("127.0.0.1:0", "127.0.0.1");
+        let five: i32 = 5;
+        let (from, size) = ((&raw const five).cast(), 4);
+        // SAFETY: the kernel reads one int.
+        let done =
+            unsafe { libc::setsockopt(server.as_raw_fd(), libc::SOL_SOCKET, 42, from, size) };
+        let again = |stream: &TcpStream| stream.try_clone().unwrap().into();
+        if done != 0 {
+            return; // Linux 6.8 has no such option
+        }
+        assert_eq!(Stream::source(again(&server)).unwrap_err(), Reason::Socket);
+        // down such a one bytes may be sent, if nothing is to be read from it
+        let mut stream = Stream::new(again(&server)).unwrap();
+        assert!(stream.take(|_| Ok(())).is_ok());
+        stream.resume();
+        client.write_all(b"request").unwrap();
+        while rustix::io::ioctl_fionread(&server).unwrap() < 7 {
+            std::thread::yield_now();
+        }
+        assert_eq!(stream.take(|_| Ok(())).unwrap_err(), Reason::Socket);
+    }
+
+    #[test]
+    fn what_is_not_known_of_its_ends_leaves_it_as_it_was() {
+        let (mut client, mut server) = pair("127.0.0.1:0", "127.0.0.1");
+        let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
+        let refused = stream.take(|_| Err::<(), _>(Reason::Hop));
+        assert_eq!(refused.unwrap_err(), Reason::Hop);
+        client.write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+    }
+
+    #[test]
     fn bytes_that_come_while_it_is_taken_are_not_lost() {
         let (mut client, mut server) = pair("[::]:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
-        let mut connection = stream.take().unwrap();
+        let mut connection = stream.take(|_| Ok(())).unwrap().0;
         // what the loopback device has is more than any network, and than the kernel restores
         connection.mss = 1400;
         assert!(connection.local.is_ipv4() && connection.peer.is_ipv4());
@@ -315,7 +426,7 @@ mod tests {
         let (mut client, mut server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
         client.write_all(b"last").unwrap();
-        let mut connection = stream.take().unwrap();
+        let mut connection = stream.take(|_| Ok(())).unwrap().0;
         (connection.mss, connection.peer_finished) = (1400, true);
         stream.restore(connection).unwrap();
         let mut all = Vec::new();
@@ -331,7 +442,7 @@ mod tests {
     fn another_connection_is_not_put_back() {
         let (_client, server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.into()).unwrap();
-        let mut connection = stream.take().unwrap();
+        let mut connection = stream.take(|_| Ok(())).unwrap().0;
         connection.peer.set_port(1);
         assert!(stream.restore(connection).is_err());
         stream.kill();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that has the programs' connections, and does what a pipe's life asks for.
-
+//! What has the programs' connections, and does what a pipe's life asks for.
 //!
 //! | module | does |
 //! |---|---|
@@ -15,12 +14,11 @@ mod held;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viola_proto::pipe::library::{Answer, Ask};
 use viola_proto::pipe::{Connection, FromGuest, PipeId, ToGuest};
 
@@ -36,8 +34,8 @@ use super::socket::Stream;
 use super::tally::Tally;
 use super::{Facts, In, Inbox, Out};
 use crate::agent::random;
+use crate::core::block::Millis;
 use crate::core::pipe::{Action, Event, Life, Sides, Word};
-use crate::io::worker::{Outcome, Report};
 
 /// See the module.
 #[derive(Debug)]
@@ -59,9 +57,28 @@ pub struct Work {
     /// For bytes that pass.
     buffer: Vec<u8>,
     mapper: Sender<ToMap>,
-    report: Report,
+    /// For the host.
+    words: VecDeque<Out>,
     tally: Arc<Tally>,
 }
+
+/// Who has something to say after a wait. A program waits: nothing is read that has nothing to say.
+#[derive(Debug, Default)]
+pub struct Woken {
+    /// Programs that have said something.
+    programs: Vec<ProgramId>,
+    /// Another thread is done with something.
+    by_thread: bool,
+    /// Somebody wants to change a file.
+    by_writer: bool,
+    /// A program wants to connect.
+    connects: bool,
+}
+
+/// Descriptors that come before those of the programs.
+const FIXED: usize = 3;
+/// Files that nobody needs are looked at so often.
+const TIDY: Duration = Duration::from_secs(1);
 
 /// Longest time that files need at the end of the agent; what is not done then is noted for the next.
 const FAREWELL: Duration = Duration::from_millis(700);
@@ -186,7 +203,6 @@ impl Work {
         uids: BTreeSet<u32>,
         messages: Receiver<In>,
         inbox: &Inbox,
-        report: &Report,
         tally: &Arc<Tally>,
     ) -> io::Result<Self> {
         // before the thread is started, which inherits what is blocked
@@ -211,41 +227,80 @@ impl Work {
             swept: BTreeSet::new(),
             buffer: Vec::new(),
             mapper,
-            report: report.clone(),
+            words: VecDeque::new(),
             tally: Arc::clone(tally),
         })
     }
 
-    /// Works until it is told to end; all pipes are ended then.
-    pub fn run(mut self) {
-        loop {
-            let tidy = self.leases.tidy(self.facts.halt);
-            let (ready, connects) = self.wait(tidy);
-            // a writer waits
-            for pipe in self.leases.broken() {
-                self.on(pipe, Event::Halt, Reason::Written);
-            }
-            while let Ok(message) = self.messages.try_recv() {
-                if matches!(message, In::End) {
-                    return self.end();
-                }
-                self.take(message);
-            }
-            self.look();
-            for program in ready {
-                self.hear(program);
-            }
-            if connects {
-                self.programs.accept();
-            }
-            let awaited = self.pipes.values().filter(|p| p.life.is_awaited());
-            let read = self.pipes.values().filter(|p| p.life.is_read());
-            self.tally.are(awaited.count(), read.count());
+    /// What to wait for; as [`Work::woken`] has them.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let fixed: [_; FIXED] = [
+            self.inbox.wake.as_fd(),
+            self.leases.signals(),
+            self.programs.listener(),
+        ];
+        let programs = self.programs.sockets().map(|(_, socket)| socket);
+        fixed.into_iter().chain(programs)
+    }
+
+    /// What it is that these have to say.
+    pub fn woken(&self, mut ready: impl Iterator<Item = bool>) -> Woken {
+        let mut next = || ready.next().unwrap_or(false);
+        let (by_thread, by_writer, connects) = (next(), next(), next());
+        let programs = self.programs.sockets().filter(|_| next());
+        Woken {
+            programs: programs.map(|(id, _)| id).collect(),
+            by_thread,
+            by_writer,
+            connects,
         }
     }
 
+    /// Does what is to be done after a wait.
+    pub fn turn(&mut self, now: Millis, woken: Woken) {
+        self.hops.at(now);
+        // a writer waits
+        if woken.by_writer {
+            for pipe in self.leases.broken() {
+                self.on(pipe, Event::Halt, Reason::Written);
+            }
+        }
+        if woken.by_thread {
+            let _ = rustix::io::read(&*self.inbox.wake, &mut [0; 8]);
+            while let Ok(message) = self.messages.try_recv() {
+                self.take(message);
+            }
+        }
+        self.look();
+        for program in woken.programs {
+            self.hear(program);
+        }
+        if woken.connects {
+            self.programs.accept();
+        }
+    }
+
+    /// Tidies up; how long to sleep at most.
+    pub fn rest(&mut self) -> Option<Duration> {
+        let awaited = self.pipes.values().filter(|p| p.life.is_awaited());
+        let read = self.pipes.values().filter(|p| p.life.is_read());
+        self.tally.are(awaited.count(), read.count());
+        let tidy = self.leases.tidy(self.facts.halt).then_some(TIDY);
+        [tidy, self.next_look()].into_iter().flatten().min()
+    }
+
+    /// A message for the host, if there is one.
+    pub fn next_word(&mut self) -> Option<Out> {
+        self.words.pop_front()
+    }
+
+    /// A message of this pipe could not be said: the host has never heard of it.
+    pub fn unsaid(&mut self, pipe: PipeId) {
+        self.on(pipe, Event::Refused, Reason::Line);
+    }
+
     /// All ends. Files that the host does not have are given back.
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         self.all(Event::Closed);
         let until = Instant::now() + FAREWELL;
         while self.pipes.values().any(|p| p.life.is_settling()) {
@@ -257,47 +312,16 @@ impl Work {
         }
     }
 
-    /// Sleeps until there is something to do, to be tidied up or to be looked at again; says which programs have said
-    /// something, and whether one wants to connect.
-    fn wait(&self, tidy: bool) -> (Vec<ProgramId>, bool) {
-        let (ids, sockets): (Vec<_>, Vec<_>) = self.programs.sockets().unzip();
-        let fixed = [
-            self.inbox.wake.as_fd(),
-            self.leases.signals(),
-            self.programs.listener(),
-        ];
-        let mut fds: Vec<_> = fixed
-            .into_iter()
-            .chain(sockets)
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
-        let second = tidy.then_some(Duration::from_secs(1));
-        let rest = [second, self.next_look()].into_iter().flatten().min();
-        let rest = rest.and_then(|rest| Timespec::try_from(rest).ok());
-        // an interrupted wait is as good as a short one
-        if poll(&mut fds, rest.as_ref()).is_err() {
-            return (Vec::new(), false);
-        }
-        let _ = rustix::io::read(&*self.inbox.wake, &mut [0; 8]);
-        let is_ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let spoke = is_ready[fixed.len()..].iter().zip(ids);
-        let programs = spoke.filter(|(ready, _)| **ready).map(|(_, id)| id);
-        (programs.collect(), is_ready[2])
-    }
-
     fn take(&mut self, message: In) {
         match message {
-            In::Facts(facts) => self.know(facts),
-            In::Unsaid(pipe) => self.on(pipe, Event::Refused, Reason::Line),
             In::Mapped(pipe, result) => self.mapped(pipe, result),
             In::Prepared(pipe, result) => self.prepared(pipe, result),
             In::Settled(pipe, errno) => self.on(pipe, Event::Settled(errno), Reason::System),
-            In::Heard(message) => self.heard(message),
-            In::End => {}
         }
     }
 
-    fn know(&mut self, facts: Facts) {
+    /// What is known now.
+    pub fn know(&mut self, facts: Facts) {
         let before = std::mem::replace(&mut self.facts, facts);
         if before.epoch != self.facts.epoch {
             if before.epoch.is_some() {
@@ -339,7 +363,7 @@ impl Work {
     }
 
     /// What the host says.
-    fn heard(&mut self, message: ToGuest) {
+    pub fn heard(&mut self, message: ToGuest) {
         match message {
             ToGuest::Refused { pipe, why } => {
                 self.tally.say(format!("the host: {why}"));
@@ -440,9 +464,9 @@ impl Work {
             .map(|(pipe, _)| *pipe)
     }
 
-    fn tell(&self, message: FromGuest) {
+    fn tell(&mut self, message: FromGuest) {
         if let Some(epoch) = self.facts.epoch {
-            self.report.say(Outcome::Pipe(Out { epoch, message }));
+            self.words.push_back(Out { epoch, message });
         }
     }
 

@@ -16,6 +16,12 @@ pub const LENT: u8 = 2;
 /// The head of a response was written to it, and nothing since.
 pub const HEAD: u8 = 4;
 
+/// It was looked at, and is the file of a pipe; not since it was closed.
+pub const FILE: u8 = 8;
+
+/// How often one with that mark was closed.
+static CLOSED: AtomicUsize = AtomicUsize::new(0);
+
 /// Descriptors that have a mark.
 static MARKED: AtomicUsize = AtomicUsize::new(0);
 static MARKS: PerProcess<Slots<AtomicU8>> = PerProcess::new();
@@ -66,9 +72,10 @@ fn look(fd: RawFd) -> u8 {
     slot.map_or(0, |marks| marks.load(Ordering::Acquire))
 }
 
-/// Marks a descriptor; false when its number is too large.
+/// Marks a descriptor; false when its number is too large. Not for children of vfork.
 pub fn set(fd: RawFd, bit: u8) -> bool {
-    let Some(marks) = MARKS.get().make(fd) else {
+    let slots = MARKS.peek().unwrap_or_else(|| MARKS.get());
+    let Some(marks) = slots.make(fd) else {
         return false;
     };
     if marks.fetch_or(bit, Ordering::AcqRel) == 0 {
@@ -88,10 +95,25 @@ pub fn clear(fd: RawFd, bits: u8) {
     }
 }
 
+/// Changes when the file of a pipe is closed: what was found at its number may not be there any more.
+pub fn closed() -> usize {
+    CLOSED.load(Ordering::Acquire)
+}
+
+/// The file of a pipe is about to be closed.
+pub fn close(fd: RawFd) {
+    CLOSED.fetch_add(1, Ordering::AcqRel);
+    clear(fd, FILE);
+}
+
 /// Nothing is marked: this is the child of a fork.
 pub(super) fn none() {
     MARKED.store(0, Ordering::Relaxed);
 }
+
+/// For tests of this program that mark something.
+#[cfg(test)]
+pub static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
@@ -99,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_counts_once_whatever_its_marks() {
-        // no other test of this program marks anything
+        let _alone = ALONE.lock().unwrap();
         assert!(!any());
         assert!(set(700_000, PIPE) && set(700_000, LENT));
         assert_eq!(of(700_000), PIPE | LENT);

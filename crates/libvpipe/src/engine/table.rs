@@ -2,7 +2,7 @@
 //! The pipes of a process, by their numbers; those with sockets by these, too.
 
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use viola_proto::pipe::library::{Answer, Ask, Lost};
 
 use super::link::Link;
 use super::marks;
-use crate::candidate::FileId;
+use crate::candidate::{FileId, file_id};
 
 /// How long what was refused for now is left alone.
 const NOT_NOW: Duration = Duration::from_secs(1);
@@ -85,6 +85,8 @@ pub struct Record {
     pub lost: Lost,
     /// How often the program was told that nothing is new, since there was something.
     pub asked: u32,
+    /// Descriptor of the file that was looked at last, and what [`marks::closed`] said then.
+    pub file: Option<(RawFd, usize)>,
     pub(super) link: u64,
     pub(super) watcher: Watcher,
     pub(super) changed: Arc<Condvar>,
@@ -107,8 +109,19 @@ impl Record {
     }
 
     /// Whether these bytes of a file are those that come next.
-    pub fn continues(&self, file: FileId, offset: u64) -> bool {
-        file == self.source.id && Some(offset) == self.part.offset.checked_add(self.consumed)
+    pub fn continues(&mut self, file: BorrowedFd<'_>, offset: u64) -> bool {
+        if Some(offset) != self.part.offset.checked_add(self.consumed) {
+            return false;
+        }
+        // servers ask for 256 KiB at a time, and each look is a system call
+        let known = (file.as_raw_fd(), marks::closed());
+        if self.file == Some(known) {
+            return true;
+        }
+        let is_marked = marks::set(known.0, marks::FILE);
+        let is_same = file_id(file) == Ok(self.source.id);
+        self.file = (is_same && is_marked).then_some(known);
+        is_same
     }
 
     /// Nobody watches any more.
@@ -215,6 +228,10 @@ impl Table {
     /// Forgets a pipe.
     pub fn forget(&mut self, id: u64) {
         if let Some(record) = self.records.remove(&id) {
+            if let Some((file, _)) = record.file {
+                // another pipe of the same file looks again
+                marks::close(file);
+            }
             for (fd, _) in record.sockets() {
                 self.detach(fd, id);
             }
@@ -395,6 +412,7 @@ mod tests {
             state: State::Piping,
             lost: Lost::NONE,
             asked: 0,
+            file: None,
             link: 1,
             watcher: Box::new(move |_| {
                 count.fetch_add(1, Ordering::Relaxed);
@@ -487,6 +505,31 @@ mod tests {
             table.refuse((None, id(inode)), errno);
         }
         assert!(table.refusals.len() <= REFUSALS);
+    }
+
+    #[test]
+    fn a_file_is_looked_at_once_until_it_is_closed() {
+        use std::os::fd::AsFd;
+        let _alone = marks::ALONE.lock().unwrap();
+        let (mut table, _) = table(10);
+        let (file, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let record = table.record(10).unwrap();
+        record.source.id = file_id(file.as_fd()).unwrap();
+        assert!(!record.continues(other.as_fd(), 10) && record.file.is_none());
+        assert!(!record.continues(file.as_fd(), 11));
+        assert!(record.continues(file.as_fd(), 10));
+        let number = file.as_raw_fd();
+        assert_eq!(marks::of(number), marks::FILE);
+        // as if another one had its number
+        record.source.id.inode ^= 1;
+        assert!(record.continues(file.as_fd(), 10), "no look");
+        marks::close(number);
+        assert!(!record.continues(file.as_fd(), 10) && record.file.is_none());
+        // nothing stays of one that is over
+        record.source.id.inode ^= 1;
+        assert!(record.continues(file.as_fd(), 10));
+        table.forget(7);
+        assert_eq!(marks::of(number), 0);
     }
 
     #[test]

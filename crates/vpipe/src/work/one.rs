@@ -19,8 +19,8 @@ const PROGRESS: Duration = Duration::from_secs(2);
 /// What is to end early is reset after so long: a peer that does not read keeps the VM from its own file no longer. (A lease in the
 /// VM is broken by its kernel after 45 s: `/proc/sys/fs/lease-break-time`.)
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Pauses between two looks whether the peer has all: the first one, and the longest.
-const LOOK: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(5));
+/// Pauses between two looks whether the peer has all: the shortest one, and the longest.
+const LOOK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 
 /// What is moved.
 #[derive(Debug)]
@@ -38,8 +38,33 @@ enum Stage {
     /// All is moved; the sink's peer has to acknowledge it.
     Draining {
         errno: i32,
-        pause: Duration,
+        looked: Option<Looked>,
     },
+}
+
+/// A look at what the peer has not acknowledged.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    at: Instant,
+    left: usize,
+    pause: Duration,
+}
+
+impl Looked {
+    /// So much is left now: at the pace since the last look the next one finds nothing left. While nothing is acknowledged they
+    /// become rare.
+    fn after(last: Option<Self>, at: Instant, left: usize) -> Self {
+        let pause = match last {
+            None => LOOK.0,
+            Some(last) if left < last.left => {
+                let time = at.saturating_duration_since(last.at);
+                time.mul_f64(left as f64 / (last.left - left) as f64)
+            }
+            Some(last) => last.pause * 2,
+        };
+        let pause = pause.clamp(LOOK.0, LOOK.1);
+        Self { at, left, pause }
+    }
 }
 
 /// See the module.
@@ -230,17 +255,16 @@ impl One {
                 }
             }
         };
-        let Stage::Draining { errno, pause } = stage else {
+        let Stage::Draining { errno, looked } = stage else {
             return (Some(self), Next::Again(Wait::Nothing));
         };
-        match self.sink.as_ref().map_or(Ok(true), HostEnd::is_drained) {
-            Ok(true) => (None, self.give_back(home, errno)),
-            Ok(false) => {
-                self.stage = Stage::Draining {
-                    errno,
-                    pause: (pause * 2).min(LOOK.1),
-                };
-                (Some(self), Next::Again(Wait::Time(pause)))
+        match self.sink.as_ref().map_or(Ok(0), HostEnd::outstanding) {
+            Ok(0) => (None, self.give_back(home, errno)),
+            Ok(left) => {
+                let look = Looked::after(looked, Instant::now(), left);
+                let looked = Some(look);
+                self.stage = Stage::Draining { errno, looked };
+                (Some(self), Next::Again(Wait::Time(look.pause)))
             }
             Err(_) => (None, self.broken(libc::ECONNRESET)),
         }
@@ -302,8 +326,8 @@ impl One {
                 libc::EIO
             }
         };
-        let pause = LOOK.0;
-        (self.ends().next().is_some()).then_some(Stage::Draining { errno, pause })
+        let looked = None;
+        (self.ends().next().is_some()).then_some(Stage::Draining { errno, looked })
     }
 
     /// The peer of one end has reset it, or it is found to be dead.
@@ -365,7 +389,7 @@ impl One {
 
 const DRAINING: Stage = Stage::Draining {
     errno: 0,
-    pause: LOOK.0,
+    looked: None,
 };
 
 /// With what nobody has read and its message does not hold, in parts. Nothing when the peer has ended it, or much was not sent yet:
@@ -405,4 +429,33 @@ fn is_connections(error: &std::io::Error) -> bool {
             | ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_look_is_when_all_should_be_acknowledged() {
+        let begun = Instant::now();
+        let at = |us| begun + Duration::from_micros(us);
+        let pause = |look: Looked| look.pause.as_micros();
+        let first = Looked::after(None, at(0), 3_000_000);
+        assert_eq!(pause(first), 50);
+        // a third in 200 us
+        let second = Looked::after(Some(first), at(200), 2_000_000);
+        assert_eq!(pause(second), 400);
+        // nearly there, and not looked at all the time
+        let third = Looked::after(Some(second), at(600), 1000);
+        assert_eq!(pause(third), 50);
+        let mut look = third;
+        let mut pauses = Vec::new();
+        for us in 0..9 {
+            look = Looked::after(Some(look), at(1000 + us), 1000);
+            pauses.push(pause(look));
+        }
+        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
+        let slow = Looked::after(Some(look), at(60_000), 999);
+        assert_eq!(pause(slow), 5000);
+    }
 }

@@ -82,6 +82,7 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
+        punctual();
         loop {
             let still = self.stands_still();
             loop {
@@ -532,4 +533,10 @@ impl Worker {
         let _ = self.report.send((self.agents, message));
         wake(&self.told);
     }
+}
+
+/// The calling thread's sleeps end when they are to: the kernel adds 50 us otherwise, which is as long as the shortest of them.
+fn punctual() {
+    // SAFETY: a plain system call with a number; where it is refused the sleeps are longer.
+    let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize, 0_usize, 0_usize, 0_usize) };
 }

@@ -4,14 +4,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, StatxFlags, statx};
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
 use viola_proto::pipe::library::Ask;
 
 use super::{BOTH, Line, Pipe, Sink, Source, Work};
 use crate::core::pipe::{Event, Kind, Life};
-use crate::pipe::lease::FileKey;
+use crate::pipe::lease::{FileKey, Found};
 use crate::pipe::programs::ProgramId;
 use crate::pipe::reason::Reason;
 use crate::pipe::sink::note::Notes;
@@ -57,6 +56,12 @@ impl Wish {
     }
 }
 
+/// What a program has given with its wish.
+enum Given {
+    File(OwnedFd),
+    Socket(Line),
+}
+
 impl Work {
     /// A program asks. An error means that nothing was done.
     pub(super) fn begin(
@@ -80,13 +85,15 @@ impl Work {
         // what is not written in the end is asked first
         let connections = wish.kind.connections();
         let pipe = self.next;
-        let line = |fd: &OwnedFd| -> Result<Line, Reason> {
-            let fd = fd.try_clone().map_err(|_| Reason::System)?;
-            Ok(Line::new(Stream::new(fd)?))
+        let from = match connections.source {
+            true => Given::Socket(Line::new(Stream::source(source)?)),
+            false => Given::File(source),
         };
-        let from = connections.source.then(|| line(&source)).transpose()?;
-        let to = connections.sink.then(|| line(&sink)).transpose()?;
-        if let (Some(from), Some(to)) = (&from, &to)
+        let to = match connections.sink {
+            true => Given::Socket(Line::new(Stream::new(sink)?)),
+            false => Given::File(sink),
+        };
+        if let (Given::Socket(from), Given::Socket(to)) = (&from, &to)
             && from.stream.is_same(&to.stream)
         {
             return Err(Reason::Socket);
@@ -94,17 +101,18 @@ impl Work {
         if wish.length == 0 {
             return Err(Reason::Range);
         }
-        let into = match to {
-            None => Some(self.may_write(sink.as_fd())?),
-            Some(_) => None,
+        let into = match &to {
+            Given::File(file) => Some(self.may_write(file.as_fd())?),
+            Given::Socket(_) => None,
         };
-        let source = match from {
-            Some(line) => Source::Socket(line),
-            None => self.hold(pipe, source.as_fd(), &wish)?,
+        // what is open is closed when the host has been told
+        let (source, _theirs) = match from {
+            Given::Socket(line) => (Source::Socket(line), None),
+            Given::File(file) => (self.hold(pipe, file.as_fd(), &wish)?, Some(file)),
         };
         let sink = match (to, into) {
-            (Some(line), _) => Ok(Sink::Socket(line)),
-            (None, Some((key, device, notes))) => match &source {
+            (Given::Socket(line), _) => Ok(Sink::Socket(line)),
+            (Given::File(sink), Some((key, device, notes))) => match &source {
                 Source::File { key: read, .. } if *read == key => Err(Reason::Written),
                 _ => {
                     let said = (&self.inbox, &self.tally);
@@ -113,7 +121,7 @@ impl Work {
                     target.map(|target| Sink::File { target, device })
                 }
             },
-            (None, None) => Err(Reason::System),
+            (Given::File(_), None) => Err(Reason::System),
         };
         let sink = match (sink, &source) {
             (Ok(sink), _) => sink,
@@ -143,9 +151,10 @@ impl Work {
     /// Keeps a file that is read from changes, and has it mapped.
     fn hold(&mut self, pipe: PipeId, file: BorrowedFd<'_>, wish: &Wish) -> Result<Source, Reason> {
         // before anything that a file system in user space could answer late
-        let device = device_of(file)?;
+        let found = Found::of(file)?;
+        let device = found.device();
         self.proven(&device, |uses| uses.from)?;
-        let key = self.leases.hold(file, pipe)?;
+        let key = self.leases.hold(file, &found, pipe)?;
         let offset = wish.offset;
         let leased = self.leases.get(key).ok_or(Reason::System)?;
         let (size, job, is_mapped) = (leased.size, Arc::clone(&leased.file), leased.map.is_some());
@@ -166,7 +175,7 @@ impl Work {
 
     /// Whether a program's file may be written to by the host, and by nobody else now.
     fn may_write(&self, file: BorrowedFd<'_>) -> Result<(FileKey, String, Notes), Reason> {
-        let device = device_of(file)?;
+        let device = Found::of(file)?.device();
         let notes = Notes::new(&self.proven(&device, |uses| uses.into)?.point, self.run);
         let key = writable(file)?;
         let other = self
@@ -266,11 +275,4 @@ impl Work {
             Err(reason) => self.on(id, Event::Unfit(reason.errno()), reason),
         }
     }
-}
-
-/// The number of a file's device, without a question to a file system that is elsewhere.
-fn device_of(file: BorrowedFd<'_>) -> Result<String, Reason> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = statx(file, "", flags, StatxFlags::TYPE).map_err(|_| Reason::File)?;
-    Ok(format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor))
 }

@@ -4,7 +4,7 @@
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::{End, FromGuest, PipeId};
 
-use super::{Line, Sink, Source, Work};
+use super::{Sink, Source, Work};
 use crate::core::pipe::Event;
 use crate::pipe::reason::Reason;
 
@@ -40,19 +40,19 @@ impl Work {
         let pipe = self.pipes.get_mut(&id).ok_or(Reason::System)?;
         let length = pipe.length - pipe.moved;
         // whatever can fail without a trace comes first, and the source last: it has to go on when the sink cannot
-        let mut hop = |line: &Line| -> Result<[u8; 6], Reason> {
-            let (local, peer) = line.stream.ends()?;
-            self.hops.of(local, peer)
-        };
         let source_hop = match &pipe.source {
-            Source::Socket(line) => hop(line)?,
+            Source::Socket(line) => {
+                let (local, peer) = line.stream.ends()?;
+                self.hops.of(local, peer)?
+            }
             Source::File { .. } => [0; 6],
         };
         let sink = match &mut pipe.sink {
             Sink::Socket(line) => {
-                let next_hop = hop(line)?;
+                let hop = |(local, peer)| self.hops.of(local, peer);
+                let (connection, next_hop) = line.stream.take(hop)?;
                 End::Connection {
-                    connection: Box::new(line.stream.take()?),
+                    connection: Box::new(connection),
                     next_hop,
                 }
             }
@@ -63,10 +63,13 @@ impl Work {
             },
         };
         let source = match &mut pipe.source {
-            Source::Socket(line) => line.stream.take().map(|connection| End::Connection {
-                connection: Box::new(connection),
-                next_hop: source_hop,
-            }),
+            Source::Socket(line) => {
+                let taken = line.stream.take(|_| Ok(source_hop));
+                taken.map(|(connection, next_hop)| End::Connection {
+                    connection: Box::new(connection),
+                    next_hop,
+                })
+            }
             Source::File { key, offset, .. } => {
                 let whole = self.leases.get(*key).and_then(|leased| leased.map.as_ref());
                 match (whole, reads) {

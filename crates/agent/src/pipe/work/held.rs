@@ -66,6 +66,10 @@ impl Work {
 
     /// Looks at those whose time has come.
     pub(super) fn look(&mut self) {
+        // in a guest the clock may be a system call
+        if !self.pipes.values().any(|p| p.life.is_held()) {
+            return;
+        }
         let now = Instant::now();
         let due = |look: &Look| look.next <= now;
         let held = self.pipes.iter().filter(|(_, p)| p.life.is_held());

@@ -24,6 +24,9 @@ pub struct Cell {
 }
 
 impl Cell {
+    /// Files whose hand-over is timed, in bytes.
+    pub const TIMED: [usize; 3] = [256 * KIB, 2 * MIB, 16 * MIB];
+
     /// All of them, those with busy neighbours last.
     pub fn all() -> Vec<Self> {
         let nginx = [4 * KIB, 64 * KIB, MIB, 16 * MIB, LARGEST]
@@ -50,14 +53,15 @@ impl Cell {
             (Work::Wrk, 64 * KIB, 32),
             (Work::Wrk, 16 * MIB, 32),
             (Work::Curl, LARGEST, 1),
-            (Work::Times, 256 * KIB, 1),
-            (Work::Times, 2 * MIB, 1),
-            (Work::Times, 16 * MIB, 1),
         ];
-        let cells: Vec<_> = nginx.chain(others).collect();
+        let times = Self::TIMED.map(|size| (Work::Times, size, 1));
+        let natively = Self::TIMED.map(|size| (Work::Native, size, 1));
+        let cells: Vec<_> = nginx.chain(others).chain(times).chain(natively).collect();
         let mut all = Vec::new();
         for busy in [false, true] {
-            all.extend(cells.iter().map(|&(work, size, connections)| Self {
+            // there is nobody beside what has no guest
+            let cells = cells.iter().filter(|cell| !busy || cell.0 != Work::Native);
+            all.extend(cells.map(|&(work, size, connections)| Self {
                 busy,
                 work,
                 size,
@@ -79,7 +83,7 @@ impl Cell {
         };
         let what = match self.work {
             Work::Beside => "4 KiB beside 256 MiB".into(),
-            Work::Upload | Work::Backup | Work::Times => size,
+            Work::Upload | Work::Backup | Work::Times | Work::Native => size,
             Work::Given => format!("{size}, given away, {connections}"),
             Work::Wrk => format!("{size}, wrk, {connections}"),
             Work::Curl => format!("{size}, curl"),
@@ -100,14 +104,14 @@ impl Cell {
             (Work::Wrk, false) => 1000,
             (Work::Wrk, true) => 2000,
             (Work::Curl, _) => 500,
-            (Work::Times, false) => 1000,
-            (Work::Times, true) => 2000,
+            (Work::Times | Work::Native, false) => 1000,
+            (Work::Times | Work::Native, true) => 2000,
             (_, false) => 1200,
             (_, true) => 3000,
         };
         let ms = match (self.work, side) {
             // which are many
-            (Work::Times, Side::Stock) => ms / 2,
+            (Work::Times | Work::Native, Side::Stock) => ms / 2,
             _ => ms,
         };
         Duration::from_millis(if quick { ms / 2 } else { ms })
@@ -117,7 +121,7 @@ impl Cell {
     pub fn is_given_away(&self) -> bool {
         let least = match self.work {
             Work::Proxy => 32 * MIB,
-            Work::Given | Work::Times => 1,
+            Work::Given | Work::Times | Work::Native => 1,
             _ => 2 * MIB,
         };
         self.size >= least
@@ -136,7 +140,7 @@ impl Cell {
     pub fn goal(&self) -> Option<Goal> {
         if matches!(
             self.work,
-            Work::Given | Work::Written | Work::Wrk | Work::Curl | Work::Times
+            Work::Given | Work::Written | Work::Wrk | Work::Curl | Work::Times | Work::Native
         ) {
             return None;
         }
@@ -159,7 +163,7 @@ mod tests {
     #[test]
     fn names_say_what_is_measured() {
         let all = Cell::all();
-        assert_eq!(all.len(), 66);
+        assert_eq!(all.len(), 69);
         let names: Vec<String> = all.iter().map(Cell::name).collect();
         assert_eq!(names[0], "nginx, 4 KiB, 1 connection");
         for name in [
@@ -167,6 +171,7 @@ mod tests {
             "nginx, 16 MiB, wrk, 32 connections",
             "nginx, 256 MiB, curl, busy neighbours",
             "vpipe_file, 2 MiB",
+            "vpipe_file natively, 2 MiB",
         ] {
             assert!(names.iter().any(|one| one == name), "{name}: {names:?}");
         }

@@ -5,6 +5,7 @@ mod bed;
 mod cell;
 mod client;
 mod host;
+mod native;
 mod rows;
 mod servers;
 mod times;
@@ -18,6 +19,7 @@ use bed::{Bed, Ground, SIZES, Side, path};
 use cell::Cell;
 use client::{Ask, Got, load};
 use host::Server;
+use native::Native;
 use rows::{Found, Reading};
 use servers::{BACKEND, Work};
 use times::Turns;
@@ -89,6 +91,7 @@ pub fn run(options: &Options) -> Outcome {
         busy: false,
         quick: options.quick,
         sum: None,
+        native: None,
     };
     let mut found = Found::default();
     for round in 0..rounds {
@@ -133,6 +136,7 @@ struct Run<'a> {
     quick: bool,
     /// MD5 of what curl gets.
     sum: Option<String>,
+    native: Option<Native>,
 }
 
 /// What the clients have seen.
@@ -146,6 +150,9 @@ struct Seen {
 impl Run<'_> {
     fn measure(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
         super::interrupt::check()?;
+        if cell.work == Work::Native {
+            return self.natively(cell, side);
+        }
         if cell.busy != self.busy {
             self.bed.disturb(cell.busy)?;
             self.busy = cell.busy;
@@ -212,6 +219,37 @@ impl Run<'_> {
         })
     }
 
+    /// The guest is none.
+    fn natively(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
+        let file = self.ground.file(cell.size)?;
+        let native = match self.native.take() {
+            Some(native) => native,
+            None => {
+                let files = Cell::TIMED.map(|size| self.ground.file(size));
+                let files = files.into_iter().collect::<Outcome<Vec<_>>>()?;
+                Native::new(&Path::new(FOLDER).join("native"), &files)?
+            }
+        };
+        let native = self.native.insert(native);
+        let (begun, total) = (native.begun()?, busy()?);
+        let length = cell.length(side, self.quick);
+        let loaded = || times::load(Native::address(side), file, length, least(side));
+        let (got, turns) = native.at_client(loaded)??;
+        let host = busy()? - total;
+        let moved = native.begun()?.saturating_sub(begun);
+        if side == Side::Viola && moved < turns.first_ms.len() as u64 {
+            let why = format!("{}: the host has moved {moved}", cell.name());
+            return Err(Failure::run(why));
+        }
+        Ok(Reading {
+            got,
+            beside: None,
+            turns: Some(turns),
+            guest: 0.0,
+            host,
+        })
+    }
+
     /// What the clients see.
     fn seen(&mut self, cell: &Cell, side: Side, ask: Ask<'_>) -> Outcome<Seen> {
         let length = cell.length(side, self.quick);
@@ -222,6 +260,7 @@ impl Run<'_> {
                 let loaded = || load(ask, cell.connections, length);
                 self.bed.at_clients(loaded)??
             }
+            Work::Native => return Err(Failure::run("it has no guest")),
             Work::Beside => {
                 let small = Ask {
                     to,
@@ -233,9 +272,7 @@ impl Run<'_> {
                 got
             }
             Work::Times => {
-                // without the library they take long beside busy neighbours, and are not what is asked for
-                let least = if side == Side::Viola { ENOUGH } else { 1 };
-                let loaded = || times::load(to, file, length, least);
+                let loaded = || times::load(to, file, length, least(side));
                 let (got, turns) = self.bed.at_clients(loaded)??;
                 seen.turns = Some(turns);
                 got
@@ -292,6 +329,14 @@ impl Run<'_> {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+}
+
+/// Fewest hand-overs that are timed. Without the library they take long beside busy neighbours, and are not what is asked for.
+fn least(side: Side) -> usize {
+    match side {
+        Side::Viola => ENOUGH,
+        _ => 1,
     }
 }
 

@@ -61,7 +61,7 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
         let row = row(", p99", "ms", &p99).against("viola", "stock");
         return vec![row.goal(Goal::AtMost(1.0), "viola")];
     }
-    if cell.work == Work::Times {
+    if matches!(cell.work, Work::Times | Work::Native) {
         return hand_overs(cell, &row);
     }
     let rate = |r: &Reading| Some(mib(r) / r.got.seconds);

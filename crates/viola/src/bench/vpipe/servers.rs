@@ -28,6 +28,8 @@ pub enum Work {
     Curl,
     /// A file down a connection by `vpipe_file(3)`, of any size, and when.
     Times,
+    /// The same without a guest.
+    Native,
 }
 
 /// Where the server behind the proxy listens.
@@ -93,6 +95,7 @@ impl Work {
             Self::Upload => "upload",
             Self::Backup => "cp",
             Self::Times => "vpipe_file",
+            Self::Native => "vpipe_file natively",
         }
     }
 
@@ -107,7 +110,7 @@ impl Work {
             Self::Proxy => 110,
             Self::Upload => 120,
             Self::Backup => 130,
-            Self::Times => 150,
+            Self::Times | Self::Native => 150,
         };
         first + side as u16
     }
@@ -145,7 +148,7 @@ impl Work {
                 let command = format!("{library} vpipe-times /mnt {port}");
                 return Some(format!("{command} > {run}.log 2>&1 &"));
             }
-            Self::Beside | Self::Backup | Self::Wrk | Self::Curl => return None,
+            Self::Beside | Self::Backup | Self::Wrk | Self::Curl | Self::Native => return None,
         };
         let config = config
             .replace("RUN", &run)
