@@ -222,6 +222,7 @@ impl Agent {
                 cannot("reading events", self.take_events())?;
             }
             let time = now();
+            self.pipes.iter_mut().for_each(|pipes| pipes.at(time));
             self.take_outcomes(time);
             self.hear(time);
             self.turn_pipes(time);

@@ -28,7 +28,7 @@ impl Agent {
     /// The pipes' turn. Programs wait: what comes of it is said at once.
     pub(super) fn turn_pipes(&mut self, now: Millis) {
         if let Some(pipes) = &mut self.pipes {
-            pipes.turn(now, std::mem::take(&mut self.woken));
+            pipes.turn(std::mem::take(&mut self.woken));
             self.say_of_pipes();
             self.flush(now);
         }

@@ -13,13 +13,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, makedev, statx};
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
 
 use super::reason::Reason;
+use crate::core::block::Millis;
 
 // include/uapi/asm-generic/fcntl.h
 const F_SETOWN_EX: i32 = 15;
@@ -30,7 +30,7 @@ const READ: i32 = 0;
 const UNLOCKED: i32 = 2;
 
 /// How long a file stays under lease that nobody needs; a deleted one keeps its place on the disk for as long.
-const KEPT: Duration = Duration::from_secs(5);
+const KEPT: Millis = 5000;
 /// How many of them.
 const MANY: usize = 64;
 
@@ -90,7 +90,7 @@ pub struct Leased {
     pipes: BTreeSet<PipeId>,
     broken: bool,
     /// Since when no pipe needs it.
-    idle: Option<Instant>,
+    idle: Option<Millis>,
 }
 
 /// All of them. The thread that asks for a lease hears of writers.
@@ -98,6 +98,7 @@ pub struct Leased {
 pub struct Leases {
     files: BTreeMap<FileKey, Leased>,
     signals: OwnedFd,
+    now: Millis,
 }
 
 impl Leases {
@@ -124,7 +125,13 @@ impl Leases {
         Ok(Self {
             files: BTreeMap::new(),
             signals,
+            now: 0,
         })
+    }
+
+    /// It is this late.
+    pub fn at(&mut self, now: Millis) {
+        self.now = now;
     }
 
     /// Readable when somebody wants to change a file.
@@ -185,7 +192,7 @@ impl Leases {
         };
         held.pipes.remove(&pipe);
         if held.pipes.is_empty() {
-            held.idle = Some(Instant::now());
+            held.idle = Some(self.now);
             if held.broken || held.map.is_none() {
                 self.give_up(key);
             }
@@ -194,18 +201,18 @@ impl Leases {
 
     /// Gives up what nobody has needed for some seconds, or all of it; whether anything is left of that kind.
     pub fn tidy(&mut self, all: bool) -> bool {
-        let mut idle: Vec<(Instant, FileKey)> = self.idle().collect();
+        let mut idle: Vec<(Millis, FileKey)> = self.idle().collect();
         idle.sort_unstable();
         let many = idle.len().saturating_sub(MANY);
         for (at, (since, key)) in idle.iter().enumerate() {
-            if all || at < many || since.elapsed() >= KEPT {
+            if all || at < many || self.now >= since + KEPT {
                 self.give_up(*key);
             }
         }
         self.idle().next().is_some()
     }
 
-    fn idle(&self) -> impl Iterator<Item = (Instant, FileKey)> {
+    fn idle(&self) -> impl Iterator<Item = (Millis, FileKey)> {
         let files = self.files.iter();
         files.filter_map(|(key, held)| Some((held.idle?, *key)))
     }
@@ -265,8 +272,10 @@ fn lease(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::OpenOptionsExt;
+    use std::time::{Duration, Instant};
+
+    use super::*;
 
     fn file(folder: &tempfile::TempDir) -> std::path::PathBuf {
         let path = folder.path().join("f");
@@ -323,6 +332,7 @@ mod tests {
         assert!(leases.tidy(false), "it is kept");
         assert_eq!(hold(&mut leases, &theirs, 2).unwrap(), key);
         assert!(leases.get(key).unwrap().map.is_some(), "it was looked at");
+        leases.at(KEPT);
         assert!(!leases.tidy(true), "it is needed");
         leases.let_go(key, 2);
         let writer = {
@@ -339,6 +349,13 @@ mod tests {
         let key = hold(&mut leases, &theirs, 3).unwrap();
         leases.get(key).unwrap().map = Some(FileMap::default());
         leases.let_go(key, 3);
+        leases.at(2 * KEPT - 1);
+        assert!(leases.tidy(false), "for seconds");
+        leases.at(2 * KEPT);
+        assert!(!leases.tidy(false) && leases.get(key).is_none());
+        let key = hold(&mut leases, &theirs, 4).unwrap();
+        leases.get(key).unwrap().map = Some(FileMap::default());
+        leases.let_go(key, 4);
         assert!(!leases.tidy(true));
     }
 

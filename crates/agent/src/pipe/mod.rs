@@ -170,6 +170,11 @@ impl Pipes {
         }
     }
 
+    /// It is this late.
+    pub fn at(&mut self, now: Millis) {
+        self.work.at(now);
+    }
+
     /// What the host has said.
     pub fn hear(&mut self, message: ToGuest) {
         self.work.heard(message);
@@ -201,8 +206,8 @@ impl Pipes {
     }
 
     /// Does what is to be done after a wait.
-    pub fn turn(&mut self, now: Millis, woken: Woken) {
-        self.work.turn(now, woken);
+    pub fn turn(&mut self, woken: Woken) {
+        self.work.turn(woken);
     }
 
     /// Pipes that the host has, or whose files it may touch.

@@ -14,7 +14,7 @@ mod held;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -54,6 +54,8 @@ pub struct Work {
     inbox: Inbox,
     /// Devices on which nothing of earlier runs is left.
     swept: BTreeSet<String>,
+    /// Programs' descriptors that are not needed any more; they are closed when nobody waits for it.
+    used: Vec<OwnedFd>,
     /// For bytes that pass.
     buffer: Vec<u8>,
     mapper: Sender<ToMap>,
@@ -225,6 +227,7 @@ impl Work {
             messages,
             inbox: inbox.clone(),
             swept: BTreeSet::new(),
+            used: Vec::new(),
             buffer: Vec::new(),
             mapper,
             words: VecDeque::new(),
@@ -256,9 +259,14 @@ impl Work {
         }
     }
 
-    /// Does what is to be done after a wait.
-    pub fn turn(&mut self, now: Millis, woken: Woken) {
+    /// It is this late. In a guest the clock may be a system call.
+    pub fn at(&mut self, now: Millis) {
         self.hops.at(now);
+        self.leases.at(now);
+    }
+
+    /// Does what is to be done after a wait.
+    pub fn turn(&mut self, woken: Woken) {
         // a writer waits
         if woken.by_writer {
             for pipe in self.leases.broken() {
@@ -282,6 +290,7 @@ impl Work {
 
     /// Tidies up; how long to sleep at most.
     pub fn rest(&mut self) -> Option<Duration> {
+        self.used.clear();
         let awaited = self.pipes.values().filter(|p| p.life.is_awaited());
         let read = self.pipes.values().filter(|p| p.life.is_read());
         self.tally.are(awaited.count(), read.count());

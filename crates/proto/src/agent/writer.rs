@@ -20,19 +20,33 @@ pub enum TooMuch {
 
 /// The frame of a message.
 pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, TooMuch> {
+    let mut frame = Vec::new();
+    append(&mut frame, message)?;
+    Ok(frame)
+}
+
+/// Puts the frame of a message behind what is there; whole or not at all.
+fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), TooMuch> {
     message.check().map_err(TooMuch::Message)?;
-    let mut frame = vec![0; HEADER];
-    serde_json::to_writer(&mut frame, message)
-        .map_err(|_| TooMuch::Message("it is no JSON message"))?;
-    let length = frame.len() - HEADER;
-    if length > MAX_PAYLOAD {
-        return Err(TooMuch::Message("more than a MiB"));
+    let begin = bytes.len();
+    bytes.resize(begin + HEADER, 0);
+    let written = serde_json::to_writer(&mut *bytes, message);
+    let length = bytes.len() - begin - HEADER;
+    let wrong = match written {
+        Err(_) => Some("it is no JSON message"),
+        Ok(()) if length > MAX_PAYLOAD => Some("more than a MiB"),
+        Ok(()) => None,
+    };
+    if let Some(wrong) = wrong {
+        bytes.truncate(begin);
+        return Err(TooMuch::Message(wrong));
     }
+    let frame = &mut bytes[begin..];
     let crc = crc32c(&frame[HEADER..]);
     frame[..4].copy_from_slice(&MAGIC);
     frame[4..8].copy_from_slice(&(length as u32).to_le_bytes());
     frame[8..12].copy_from_slice(&crc.to_le_bytes());
-    Ok(frame)
+    Ok(())
 }
 
 /// Frames on their way to a stream that may not block.
@@ -55,14 +69,15 @@ impl FrameWriter {
 
     /// Puts a message behind the others; whole or not at all.
     pub fn push<M: Message>(&mut self, message: &M) -> Result<(), TooMuch> {
-        let frame = encode(message)?;
         let waiting = self.waiting();
-        if waiting > 0 && waiting + frame.len() > self.limit {
-            return Err(TooMuch::Waiting(waiting));
-        }
         self.waiting.drain(..self.sent);
         self.sent = 0;
-        self.waiting.extend_from_slice(&frame);
+        // in place: memory that comes and goes with each message costs system calls
+        append(&mut self.waiting, message)?;
+        if waiting > 0 && self.waiting.len() > self.limit {
+            self.waiting.truncate(waiting);
+            return Err(TooMuch::Waiting(waiting));
+        }
         Ok(())
     }
 

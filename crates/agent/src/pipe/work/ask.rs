@@ -105,10 +105,14 @@ impl Work {
             Given::File(file) => Some(self.may_write(file.as_fd())?),
             Given::Socket(_) => None,
         };
-        // what is open is closed when the host has been told
-        let (source, _theirs) = match from {
-            Given::Socket(line) => (Source::Socket(line), None),
-            Given::File(file) => (self.hold(pipe, file.as_fd(), &wish)?, Some(file)),
+        let source = match from {
+            Given::Socket(line) => Source::Socket(line),
+            Given::File(file) => {
+                let held = self.hold(pipe, file.as_fd(), &wish);
+                // closed when the host has been told
+                self.used.push(file);
+                held?
+            }
         };
         let sink = match (to, into) {
             (Given::Socket(line), _) => Ok(Sink::Socket(line)),

@@ -66,7 +66,7 @@ impl Side {
 }
 
 /// Bytes that follow from their number.
-fn noise(size: usize) -> Vec<u8> {
+pub fn noise(size: usize) -> Vec<u8> {
     let mut word = size as u64 | 1;
     let mut bytes = Vec::with_capacity(size + 8);
     while bytes.len() < size {
@@ -197,7 +197,12 @@ pub struct Bed<'a> {
     lab: &'a Lab,
 }
 
-impl Bed<'_> {
+impl<'a> Bed<'a> {
+    /// What is in the file of this size.
+    pub fn file(&self, size: usize) -> Outcome<&'a [u8]> {
+        self.ground.file(size)
+    }
+
     /// The guest with the web servers.
     pub fn web(&self) -> Outcome<&Guest> {
         self.lab.guest(WEB).map_err(lab_failure)

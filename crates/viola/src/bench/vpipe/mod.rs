@@ -15,7 +15,7 @@ mod upload;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bed::{Bed, Ground, SIZES, Side, path};
+use bed::{Bed, Ground, SIZES, Side, noise, path};
 use cell::Cell;
 use client::{Ask, Got, load};
 use host::Server;
@@ -82,11 +82,16 @@ pub fn run(options: &Options) -> Outcome {
     let mut progress = Progress::new(total);
     progress.say(&format!("vpipe: {rounds} rounds, about {}", clock(total)));
     progress.step("guests", start);
-    let ground = Ground::new(Path::new(FOLDER))?;
-    let lab = ground.boot(options.core)?;
+    // what has no guest needs none
+    let ground = match cells.iter().any(|cell| cell.work != Work::Native) {
+        true => Some(Ground::new(Path::new(FOLDER))?),
+        false => None,
+    };
+    let lab = ground.as_ref().map(|ground| ground.boot(options.core));
+    let lab = lab.transpose()?;
+    let bed = ground.as_ref().zip(lab.as_ref());
     let mut run = Run {
-        bed: ground.bed(&lab)?,
-        ground: &ground,
+        bed: bed.map(|(ground, lab)| ground.bed(lab)).transpose()?,
         eye: Eye::new()?,
         busy: false,
         quick: options.quick,
@@ -125,12 +130,15 @@ pub fn run(options: &Options) -> Outcome {
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
     table::print(&verdict(&results, &path))?;
-    lab.down().map_err(super::side::lab_failure)
+    match lab {
+        Some(lab) => lab.down().map_err(super::side::lab_failure),
+        None => Ok(()),
+    }
 }
 
 struct Run<'a> {
-    bed: Bed<'a>,
-    ground: &'a Ground,
+    /// Where there are guests.
+    bed: Option<Bed<'a>>,
     eye: Eye,
     busy: bool,
     quick: bool,
@@ -147,19 +155,24 @@ struct Seen {
     turns: Option<Turns>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn bed(&self) -> Outcome<&Bed<'a>> {
+        let bed = self.bed.as_ref();
+        bed.ok_or_else(|| Failure::run("there are no guests"))
+    }
+
     fn measure(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
         super::interrupt::check()?;
         if cell.work == Work::Native {
             return self.natively(cell, side);
         }
         if cell.busy != self.busy {
-            self.bed.disturb(cell.busy)?;
+            self.bed()?.disturb(cell.busy)?;
             self.busy = cell.busy;
         }
-        let file = self.ground.file(cell.size)?;
+        let file = self.bed()?.file(cell.size)?;
         let path = path(cell.size);
-        let to = self.bed.address(cell.work, side)?;
+        let to = self.bed()?.address(cell.work, side)?;
         let ask = Ask {
             to,
             path: &path,
@@ -167,34 +180,34 @@ impl Run<'_> {
         };
         let listens = match (cell.work, side) {
             (_, Side::Host) => Some(to),
-            (Work::Proxy, _) => Some((self.bed.host(), BACKEND).into()),
+            (Work::Proxy, _) => Some((self.bed()?.host(), BACKEND).into()),
             _ => None,
         };
         let server = match listens {
             Some(at) => {
-                let (image, extents) = self.bed.source(file.len())?;
+                let (image, extents) = self.bed()?.source(file.len())?;
                 let size = file.len() as u64;
                 let start = || Server::start(at, image, &extents, size);
-                Some(self.bed.at_clients(start)??)
+                Some(self.bed()?.at_clients(start)??)
             }
             None => None,
         };
         // the host has its image in its cache, so the guest that sends by itself has to have the whole file in its own, too
         if side == Side::Stock && !matches!(cell.work, Work::Proxy | Work::Upload) {
-            self.bed.sh(&format!("cat /mnt{path} > /dev/null"))?;
+            self.bed()?.sh(&format!("cat /mnt{path} > /dev/null"))?;
         }
         let once = Duration::from_millis(1);
         if !matches!(cell.work, Work::Upload | Work::Backup | Work::Times) {
-            self.bed.at_clients(|| load(ask, 1, once))??;
+            self.bed()?.at_clients(|| load(ask, 1, once))??;
         }
-        let web = [self.bed.web()?.pid()];
-        let begun = self.bed.done()?.begun;
+        let web = [self.bed()?.web()?.pid()];
+        let begun = self.bed()?.done()?.begun;
         let (guest, total) = (self.eye.vms(&web)?, busy()?);
         let seen = self.seen(cell, side, ask)?;
         let total = busy()? - total;
         let guest: f64 = self.eye.vms(&web)?.seconds_since(&guest).iter().sum();
         if let Some(server) = server {
-            self.bed.at_clients(|| drop(server))?;
+            self.bed()?.at_clients(|| drop(server))?;
         }
         if side == Side::Viola && cell.is_given_away() {
             // where hand-overs are timed, all of them have to be some
@@ -202,11 +215,11 @@ impl Run<'_> {
             self.has_moved(cell, begun, least as u64)?;
         }
         if matches!(cell.work, Work::Upload | Work::Backup) {
-            self.bed.check()?;
+            self.bed()?.check()?;
             let folder = cell.work.folder(side);
             let compare =
                 format!("for f in {folder}/*; do cmp /mnt{path} $f; last=1; done; [ $last ]");
-            self.bed.sh(&format!(
+            self.bed()?.sh(&format!(
                 "cd {folder}; rm -f $(ls -t | tail -n +2); {compare}; rm -f {folder}/*"
             ))?;
         }
@@ -221,14 +234,10 @@ impl Run<'_> {
 
     /// The guest is none.
     fn natively(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
-        let file = self.ground.file(cell.size)?;
+        let file = &noise(cell.size);
         let native = match self.native.take() {
             Some(native) => native,
-            None => {
-                let files = Cell::TIMED.map(|size| self.ground.file(size));
-                let files = files.into_iter().collect::<Outcome<Vec<_>>>()?;
-                Native::new(&Path::new(FOLDER).join("native"), &files)?
-            }
+            None => Native::new(&Path::new(FOLDER).join("native"), &Cell::TIMED.map(noise))?,
         };
         let native = self.native.insert(native);
         let (begun, total) = (native.begun()?, busy()?);
@@ -258,41 +267,42 @@ impl Run<'_> {
         seen.got = match cell.work {
             Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
                 let loaded = || load(ask, cell.connections, length);
-                self.bed.at_clients(loaded)??
+                self.bed()?.at_clients(loaded)??
             }
             Work::Native => return Err(Failure::run("it has no guest")),
             Work::Beside => {
                 let small = Ask {
                     to,
                     path: &bed::path(SIZES[0]),
-                    file: self.ground.file(SIZES[0])?,
+                    file: self.bed()?.file(SIZES[0])?,
                 };
-                let (got, beside) = self.bed.at_clients(|| together(ask, small, length))??;
+                let (got, beside) = self.bed()?.at_clients(|| together(ask, small, length))??;
                 seen.beside = Some(beside);
                 got
             }
             Work::Times => {
                 let loaded = || times::load(to, file, length, least(side));
-                let (got, turns) = self.bed.at_clients(loaded)??;
+                let (got, turns) = self.bed()?.at_clients(loaded)??;
                 seen.turns = Some(turns);
                 got
             }
             Work::Wrk => {
                 let folder = Path::new(FOLDER);
                 let loaded = || tools::wrk(to, path, cell.connections, length, folder);
-                self.bed.at_clients(loaded)??
+                self.bed()?.at_clients(loaded)??
             }
             Work::Curl => {
-                let sum = match &self.sum {
+                let sum = match self.sum.take() {
                     Some(sum) => sum,
-                    None => self.sum.insert(tools::md5_of(file)?),
+                    None => tools::md5_of(file)?,
                 };
+                let sum = &*self.sum.insert(sum).clone();
                 let loaded = || tools::curl(to, path, sum, length);
-                self.bed.at_clients(loaded)??
+                self.bed()?.at_clients(loaded)??
             }
             Work::Upload => {
                 let loaded = || upload::load(to, file, length);
-                self.bed.at_clients(loaded)??
+                self.bed()?.at_clients(loaded)??
             }
             Work::Backup => self.copies(cell, side, path, length)?,
         };
@@ -306,7 +316,7 @@ impl Run<'_> {
         // a small file several times, because each script has a cost, too
         let times = if cell.size < 64 << 20 { 4 } else { 1 };
         while begun.elapsed() < length {
-            self.bed.sh(&cell.work.copies(side, path, times))?;
+            self.bed()?.sh(&cell.work.copies(side, path, times))?;
             got.bytes += (cell.size * times) as u64;
         }
         got.seconds = begun.elapsed().as_secs_f64();
@@ -319,7 +329,7 @@ impl Run<'_> {
     fn has_moved(&self, cell: &Cell, before: u64, least: u64) -> Outcome {
         let begun = Instant::now();
         loop {
-            let moved = self.bed.done()?.begun.saturating_sub(before);
+            let moved = self.bed()?.done()?.begun.saturating_sub(before);
             if moved >= least {
                 return Ok(());
             }

@@ -56,7 +56,7 @@ impl Native {
     ///
     /// # Errors
     /// What is missing.
-    pub fn new(folder: &Path, files: &[&[u8]]) -> Outcome<Self> {
+    pub fn new(folder: &Path, files: &[Vec<u8>]) -> Outcome<Self> {
         let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
         let image = disk(folder, files)?;
         let run = folder.join("run");
@@ -193,7 +193,7 @@ fn output(tool: &str, arguments: &[&str]) -> Outcome<String> {
 }
 
 /// An ext4 image with the files.
-fn disk(folder: &Path, files: &[&[u8]]) -> Outcome<PathBuf> {
+fn disk(folder: &Path, files: &[Vec<u8>]) -> Outcome<PathBuf> {
     let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
     let tree = folder.join("tree");
     let _ = fs::remove_dir_all(&tree);
