@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that `cp` copies by `copy_file_range` and the host by its own, on both kinds of disks.
+//! What `cp` copies by `copy_file_range`, and what clients send, written by the host to both kinds of disks.
+
+use std::io::{Read, Write};
 
 use crate::rig::MIB;
-use crate::vm::{Disk, LIBRARY, Vm};
+use crate::vm::{Disk, LIBRARY, SOON, Vm, connect};
 
 const SIZES: [usize; 2] = [MIB, 40 * MIB];
 
@@ -40,4 +42,42 @@ fn a_disk_that_does_not_has_zeros_written_to_it() {
     let written = copied("qp-virt", Disk::Virtio);
     println!("the guest has written {written} bytes");
     assert!(written >= 80 * MIB as u64, "{written}");
+}
+
+#[test]
+#[ignore = "boots emulated PCs: make test-beds"]
+fn what_a_client_sends_is_written_by_the_host() {
+    const PORT: u16 = 90;
+    let vm = Vm::boot("qp-up", Disk::Nvme, &SIZES, "");
+    let before = vm.written();
+    vm.run(&format!(
+        "mkdir in; VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock vpipe-upload in 0.0.0.0 {PORT} > /tmp/n/up &"
+    ));
+    vm.wait_listening(PORT);
+    let mut client = connect(PORT).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    for _ in 0..2 {
+        for file in [&vm.files[1], &vm.files[0]] {
+            let head = (file.len() as u64).to_be_bytes();
+            client.write_all(&head).unwrap();
+            client.write_all(file).unwrap();
+            let mut answer = [0; 8];
+            client.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, head);
+        }
+    }
+    let work = vm.settled(2);
+    let counts = (work.begun, work.returned, work.refused);
+    assert_eq!(counts, (2, 2, 0), "{work:?}");
+    // what comes until the host has the connection is the emulated guest's work
+    let written = vm.written() - before;
+    let moved = work.bytes;
+    println!("the host has moved {moved} bytes, the guest has written {written}");
+    assert!(moved > 40 * MIB as u64 && written + moved < 86 * MIB as u64);
+    let same = "cd /r/tmp/d/in && cmp 1 ../f1 && cmp 2 ../f0 && cmp 3 ../f1 && cmp 4 ../f0";
+    vm.sh(same);
+    vm.sh(&format!("sync; echo 3 > /proc/sys/vm/drop_caches; {same}"));
+    vm.run("killall vpipe-upload");
+    vm.check_disk();
+    vm.sh(same);
 }

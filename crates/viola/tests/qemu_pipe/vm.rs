@@ -5,7 +5,7 @@ use std::fs::File;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use viola_lab::Paths;
@@ -20,7 +20,8 @@ use crate::rig::{GUEST, HOST, MIB, NGINX, Turn, ip, noise, senders, turn, wait_u
 
 /// How long emulated guests may take.
 pub const SOON: Duration = Duration::from_secs(90);
-const PORT: u16 = 80;
+/// How long counts may take.
+const COUNTED: Duration = Duration::from_secs(20);
 /// Its environment for programs that are to ask the agent, in its root.
 pub const LIBRARY: &str =
     "LD_PRELOAD=/usr/lib/libvpipe_preload.so VIOLA_PIPE_SOCKET=/tmp/n/pipe.sock";
@@ -58,13 +59,23 @@ pub struct Vm {
 impl Vm {
     /// Boots one with files of these sizes, and starts its agent; `more` are keys of `[vm.pipe]`.
     pub fn boot(name: &str, disk: Disk, sizes: &[usize], more: &str) -> Self {
+        Self::boot_in(tempfile::tempdir().unwrap(), name, disk, sizes, more)
+    }
+
+    /// The same with its images in a folder of one's own.
+    pub fn boot_in(
+        folder: tempfile::TempDir,
+        name: &str,
+        disk: Disk,
+        sizes: &[usize],
+        more: &str,
+    ) -> Self {
         let turn = turn();
         let mut daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n[[vm]]\nname = \"qemu:{name}\"\n\
              [vm.pipe]\naddresses = [\"{GUEST}\"]\nwrites = true\n{more}\n"
         ));
         network();
-        let folder = tempfile::tempdir().unwrap();
         let files: Vec<Vec<u8>> = (1..).zip(sizes).map(|(n, s)| noise(n, *s)).collect();
         let tree = folder.path().join("tree");
         std::fs::create_dir(&tree).unwrap();
@@ -77,7 +88,7 @@ impl Vm {
         let files_at = ext4(folder.path(), "d.img", &tree, size);
         let tools_at = ext4(folder.path(), "t.img", &paths.image.join("root"), 256 * MIB);
         let spec = Spec::new(name)
-            .memory(768)
+            .memory(1024)
             .disk("tools", &tools_at, "raw")
             .tap("tap0", "52:54:00:77:00:11")
             .agent();
@@ -137,12 +148,17 @@ impl Vm {
         self.run(&format!(
             "{LIBRARY} {start} > /tmp/n/out 2>&1 || {{ cat /tmp/n/out; false; }}"
         ));
-        within(SOON, "it listens", || connect().is_ok());
+        self.wait_listening(NGINX.port);
     }
 
-    /// A client on the host's side of the bridge.
+    /// Waits for a server in the guest.
+    pub fn wait_listening(&self, port: u16) {
+        within(SOON, "it listens", || connect(port).is_ok());
+    }
+
+    /// A client of nginx on the host's side of the bridge.
     pub fn client(&self) -> Client {
-        Client::of(connect().unwrap())
+        Client::of(connect(NGINX.port).unwrap())
     }
 
     pub fn work(&self) -> Work {
@@ -151,13 +167,23 @@ impl Vm {
 
     /// Waits until so many are counted and nothing is under way any more; what was done until then.
     pub fn settled(&self, begun: u64) -> Work {
-        let mut work = self.work();
-        within(SOON, "they are over", || {
-            work = self.work();
+        self.counted(|work| {
             let over = work.transfers.is_empty() && work.returned + work.broken == work.begun;
             over && work.begun >= begun
-        });
-        work
+        })
+    }
+
+    /// Waits until that holds for what was done. (The host's counts come a moment later than a client's last byte.)
+    pub fn counted(&self, wanted: impl Fn(&Work) -> bool) -> Work {
+        let begin = Instant::now();
+        loop {
+            let work = self.work();
+            if wanted(&work) {
+                return work;
+            }
+            assert!(begin.elapsed() < COUNTED, "{work:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Bytes that the guest has written to the disk of its files, of which zeros that the disk makes are none.
@@ -200,8 +226,9 @@ fn network() {
     }
 }
 
-fn connect() -> std::io::Result<TcpStream> {
-    TcpStream::connect_timeout(&(GUEST, PORT).into(), Duration::from_secs(5))
+/// A connection from the host's side of the bridge.
+pub fn connect(port: u16) -> std::io::Result<TcpStream> {
+    TcpStream::connect_timeout(&(GUEST, port).into(), Duration::from_secs(5))
 }
 
 /// A disk image with a file system that has what is in the folder.
