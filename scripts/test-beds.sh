@@ -14,6 +14,7 @@ viola-lab qemu
 viola qemu_vread
 viola qemu_migration
 viola qemu_stream
+viola qemu_pipe
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs

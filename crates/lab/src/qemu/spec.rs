@@ -57,6 +57,15 @@ impl Image {
         }
     }
 
+    /// Folders with the firmware of a QEMU that was fetched: it looks for them where its package would have put them.
+    fn firmware(&self) -> Vec<PathBuf> {
+        let program = self.program();
+        let usr = program.parent().and_then(Path::parent);
+        let folders = ["share/seabios", "share/qemu", "lib/ipxe/qemu"];
+        let found = usr.into_iter().flat_map(|usr| folders.map(|f| usr.join(f)));
+        found.filter(|folder| folder.is_dir()).collect()
+    }
+
     /// Initramfs of it.
     pub fn initrd(&self) -> PathBuf {
         self.0.join("initrd.img")
@@ -113,12 +122,32 @@ impl Spec {
     /// A virtio disk; the first one is `/dev/vda`. `id` names its block node.
     #[must_use]
     pub fn disk(self, id: &str, image: &Path, format: &str) -> Self {
+        self.drive(id, image, &format!("format={format}"), "virtio-blk-pci")
+    }
+
+    /// An NVMe disk with a raw image; the first one is `/dev/nvme0n1`. It writes zeros by itself, as holes in its image. `id`
+    /// names its block node.
+    #[must_use]
+    pub fn nvme(self, id: &str, image: &Path) -> Self {
+        self.drive(id, image, "format=raw,discard=unmap", "nvme")
+    }
+
+    fn drive(self, id: &str, image: &Path, options: &str, device: &str) -> Self {
         let file = image.display().to_string().replace(',', ",,");
         self.arg("-drive")
-            .word(format!("if=none,id={id},file={file},format={format}"))
+            .word(format!("if=none,id={id},file={file},{options}"))
             .arg(&format!(
-                "-device virtio-blk-pci,drive={id},serial={id},id=disk-{id}"
+                "-device {device},drive={id},serial={id},id=disk-{id}"
             ))
+    }
+
+    /// A virtio NIC at a TAP device that is there, in the network namespace of the thread that starts it.
+    #[must_use]
+    pub fn tap(self, name: &str, mac: &str) -> Self {
+        self.arg(&format!(
+            "-netdev tap,id={name},ifname={name},script=no,downscript=no \
+             -device virtio-net-pci,netdev={name},mac={mac}"
+        ))
     }
 
     /// A port for viola-agent: `/dev/virtio-ports/org.viola.agent.0`; [`super::Machine::agent_socket`] is its other end.
@@ -173,6 +202,9 @@ impl Spec {
             "-name",
             format!("guest={},debug-threads=on", self.name.replace(',', ",,")),
         );
+        for folder in image.firmware() {
+            add("-L", folder.display().to_string());
+        }
         add("-kernel", image.kernel().display().to_string());
         add("-initrd", image.initrd().display().to_string());
         let kernel = [
@@ -217,6 +249,8 @@ mod tests {
         let spec = Spec::new("a")
             .memory(128)
             .disk("d0", Path::new("/x, y.img"), "raw")
+            .nvme("n0", Path::new("/n.img"))
+            .tap("t0", "52:54:00:00:00:01")
             .agent()
             .mount("fs0", Path::new("/s"), ",reconnect=1");
         let words = spec.words(&Image("/i".into()), Path::new("/r"));
@@ -224,6 +258,9 @@ mod tests {
             "memory-backend-memfd,id=mem,size=128M,share=on",
             "if=none,id=d0,file=/x,, y.img,format=raw",
             "virtserialport,chardev=agent,name=org.viola.agent.0",
+            "nvme,drive=n0,serial=n0,id=disk-n0",
+            "tap,id=t0,ifname=t0,script=no,downscript=no",
+            "virtio-net-pci,netdev=t0,mac=52:54:00:00:00:01",
             "socket,id=chr-fs0,path=/s,reconnect=1",
             "unix:/r/a.viola.qmp,server=on,wait=off",
             "/i/initrd.img",
