@@ -33,6 +33,7 @@ use crate::io::watch::Watch;
 use crate::io::worker::{self, Job, Outcome, now};
 use crate::pipe::Pipes;
 use crate::relay::Relay;
+use crate::turbo::service::{self, Turbo};
 use volume::{Proof, Volume};
 
 /// Most bytes that wait for the host.
@@ -104,6 +105,8 @@ pub struct Agent {
     pipes: Option<Pipes>,
     /// What the pipes still have to say, in this session.
     words: VecDeque<FromGuest>,
+    /// The vCPU that the kernel's I/O is on.
+    turbo: Option<Turbo>,
 }
 
 impl Agent {
@@ -138,6 +141,7 @@ impl Agent {
             }
             None => None,
         };
+        let turbo = cannot("turbo", service::begin(config.turbo.as_ref()))?;
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .unwrap_or_default()
             .trim()
@@ -177,6 +181,7 @@ impl Agent {
             relay,
             pipes,
             words: VecDeque::new(),
+            turbo,
         })
     }
 
@@ -383,6 +388,7 @@ impl Agent {
             missing: self.missing.clone(),
             mount: self.relay.as_ref().map(Relay::report),
             pipe: self.pipes.as_ref().map(Pipes::report),
+            turbo: self.turbo.as_ref().map(Turbo::report),
         }
     }
 
