@@ -11,6 +11,7 @@ use crate::core::place::Bounds;
 use crate::io::channel::Address;
 use crate::pipe::settings::{Settings, User};
 use crate::relay::Relay;
+use crate::turbo::settings::{Applications, Settings as Turbo};
 
 /// Where the configuration is, unless the command line says otherwise.
 pub const FILE: &str = "/etc/viola/agent.toml";
@@ -51,6 +52,8 @@ pub struct Config {
     pub mount: Option<Mount>,
     /// Bytes that the host moves for programs of this VM.
     pub pipe: Option<Settings>,
+    /// A vCPU of this VM that the host runs on a turbo core.
+    pub turbo: Option<Turbo>,
 }
 
 /// `[mount]`
@@ -93,6 +96,7 @@ impl Default for Config {
             status: "/run/viola-agent.sock".into(),
             mount: None,
             pipe: None,
+            turbo: None,
         }
     }
 }
@@ -172,6 +176,24 @@ impl Config {
             }
             "pipe_socket" => self.pipe.get_or_insert_default().socket = value.into(),
             "pipe_most" => self.pipe.get_or_insert_default().most = small()?,
+            "turbo" => self.turbo.get_or_insert_default().cpu = small()?,
+            "turbo_applications" => {
+                self.turbo.get_or_insert_default().applications = match value {
+                    "move" => Applications::Move,
+                    "leave" => Applications::Leave,
+                    _ => return Err(bad()),
+                };
+            }
+            "turbo_bandwidth_mbit" => {
+                self.turbo.get_or_insert_default().bandwidth_mbit = small()?;
+            }
+            "turbo_delay_ms" => self.turbo.get_or_insert_default().delay_ms = small()?,
+            "turbo_headroom" => self.turbo.get_or_insert_default().headroom = small()?,
+            "turbo_default_buffers" => {
+                self.turbo.get_or_insert_default().default_buffers =
+                    value.parse().map_err(|_| bad())?;
+            }
+            "turbo_journal" => self.turbo.get_or_insert_default().journal = value.into(),
             _ => {
                 return Err(Bad(format!(
                     "kernel command line: there is no {PREFIX}{key}"
@@ -183,11 +205,15 @@ impl Config {
 
     fn check(&self, origin: &str) -> Result<(), Bad> {
         let bad = |what: String| Err(Bad(format!("{origin}: {what}")));
-        if self.data.is_empty() && self.mount.is_none() && self.pipes().is_none() {
+        let does_more = self.mount.is_some() || self.pipes().is_some() || self.turbo.is_some();
+        if self.data.is_empty() && !does_more {
             return bad(
-                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] what is moved"
+                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] what is moved, or [turbo] a turbo vCPU"
                     .into(),
             );
+        }
+        if let Some(turbo) = &self.turbo {
+            turbo.check().or_else(bad)?;
         }
         if let Some(pipe) = &self.pipe {
             pipe.check().or_else(bad)?;
@@ -232,7 +258,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether this VM only reads.
+    /// Whether this VM gives nothing to its host: it only reads, or has a turbo vCPU.
     #[must_use]
     pub fn only_reads(&self) -> bool {
         self.data.is_empty() && self.pipes().is_none()
@@ -306,7 +332,7 @@ mod tests {
     fn every_key_is_in_the_reference() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/reference.md");
         let text = std::fs::read_to_string(file).unwrap();
-        for table in ["", "[mount]\n", "[pipe]\n"] {
+        for table in ["", "[mount]\n", "[pipe]\n", "[turbo]\n"] {
             let said = Config::read(&format!("{table}no_such_key = 1"), "x", "").unwrap_err();
             let said = said.to_string();
             let keys = said.split_once("expected ").unwrap().1;
@@ -349,6 +375,23 @@ mod tests {
             let config = read("", &line).unwrap();
             assert_eq!(config.pipes().is_some(), is_used, "{word}");
         }
+        let turbo = read(
+            "[turbo]\ncpu = 1\nheadroom = 2",
+            "viola.agent.turbo=3 viola.agent.turbo_applications=leave viola.agent.turbo_delay_ms=30 \
+             viola.agent.turbo_bandwidth_mbit=10 viola.agent.turbo_default_buffers=true",
+        )
+        .unwrap();
+        assert!(turbo.only_reads());
+        let wanted = Turbo {
+            cpu: 3,
+            applications: Applications::Leave,
+            bandwidth_mbit: 10,
+            delay_ms: 30,
+            headroom: 2,
+            default_buffers: true,
+            ..Turbo::default()
+        };
+        assert_eq!(turbo.turbo, Some(wanted));
         let reads = read("[mount]", "viola.agent.port=unix:/p").unwrap();
         assert!(reads.only_reads());
         let mount = reads.mount.unwrap();
@@ -423,6 +466,27 @@ mod tests {
             ),
             ("[pipe]\nfile = '/srv'", "", "line 2: unknown field `file`"),
             (
+                "[turbo]\nheadroom = 0",
+                "",
+                "`headroom` in [turbo] is 0; it must be 1 to 16",
+            ),
+            (
+                "[turbo]\njournal = 'j'",
+                "",
+                "`journal` in [turbo] must be a whole path",
+            ),
+            ("[turbo]\ncpus = 1", "", "line 2: unknown field `cpus`"),
+            (
+                "",
+                "viola.agent.turbo=one",
+                "viola.agent.turbo cannot be `one`",
+            ),
+            (
+                "",
+                "viola.agent.turbo_applications=kill",
+                "viola.agent.turbo_applications cannot be `kill`",
+            ),
+            (
                 "data = ['/d']",
                 "viola.agent.blocks=many",
                 "viola.agent.blocks cannot be `many`",
@@ -460,6 +524,7 @@ mod tests {
                 into: vec!["/srv/upload".into()],
                 ..Settings::default()
             }),
+            turbo: Some(Turbo::default()),
             ..Config::default()
         };
         assert_eq!(config, defaults);
@@ -469,7 +534,7 @@ mod tests {
             .keys()
             .cloned()
             .collect();
-        assert_eq!(keys.len(), 13, "{keys:?}");
+        assert_eq!(keys.len(), 14, "{keys:?}");
         assert!(read(sample, "").is_ok());
     }
 }

@@ -35,3 +35,4 @@ pub mod io;
 pub mod pipe;
 pub mod reading;
 pub mod relay;
+pub mod turbo;

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola-agent`: see the library.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use viola_agent::agent::{Agent, CannotRun};
 use viola_agent::config::Config;
 use viola_agent::io::status;
 use viola_agent::reading;
+use viola_agent::turbo::restore::leftovers;
+use viola_agent::turbo::settings::JOURNAL;
+use viola_agent::turbo::system::Real;
 
 const HELP: &str = "\
 viola-agent names finished HDFS blocks of this VM to its host, so that other VMs read them there. In a
 VM that reads such blocks, and shares no memory with its host, it keeps the mount that they are in.
 In a VM whose files the host sends, it hands programs' connections to the host and takes them back.
+In a VM with a vCPU on a turbo core, it moves the kernel's I/O to that vCPU, and applications off it.
 
   viola-agent [--config FILE]            runs, until a signal ends it
   viola-agent [--config FILE] status     how the running agent is; with --json as JSON
@@ -20,6 +25,7 @@ In a VM whose files the host sends, it hands programs' connections to the host a
                                          when a read is still in flight after five seconds
   viola-agent [--config FILE] resume     goes on
   viola-agent [--config FILE] check      says whether the configuration is good
+  viola-agent [--config FILE] restore    puts back what an agent that was killed has set for a turbo vCPU
 
 FILE is /etc/viola/agent.toml unless it is given; viola.agent.KEY=VALUE on the kernel's command line
 comes before it. Exits with 2 when the configuration is not usable.";
@@ -28,6 +34,7 @@ enum What {
     Run,
     Ask(&'static str),
     Check,
+    Restore,
 }
 
 fn main() -> ExitCode {
@@ -49,6 +56,7 @@ fn main() -> ExitCode {
             Some("pause") => what = What::Ask("pause"),
             Some("resume") => what = What::Ask("resume"),
             Some("check") => what = What::Check,
+            Some("restore") => what = What::Restore,
             Some("--config") => match words.next() {
                 Some(path) => file = Some(PathBuf::from(path)),
                 None => return usage("--config wants a file"),
@@ -63,10 +71,13 @@ fn main() -> ExitCode {
     }
     let config = match Config::load(file.as_deref()) {
         Ok(config) => config,
+        // what is to be put back does not wait for a good configuration
+        Err(_) if matches!(what, What::Restore) => Config::default(),
         Err(sentence) => return usage(&sentence.to_string()),
     };
     match what {
         What::Check => ExitCode::SUCCESS,
+        What::Restore => restore(&config),
         What::Run => match run(config) {
             Ok(()) => ExitCode::SUCCESS,
             Err(sentence) => fail(&sentence.to_string()),
@@ -90,6 +101,26 @@ fn main() -> ExitCode {
             )),
             Ok(_) => ExitCode::SUCCESS,
         },
+    }
+}
+
+fn restore(config: &Config) -> ExitCode {
+    let journal = config.turbo.as_ref().map(|turbo| turbo.journal.as_path());
+    let journal = journal.unwrap_or(Path::new(JOURNAL));
+    match leftovers(&Real::new(Path::new("/")), journal) {
+        Ok(None) => {
+            println!("there is nothing to be put back");
+            ExitCode::SUCCESS
+        }
+        Ok(Some(done)) if done.failed.is_empty() => {
+            println!("{done}");
+            ExitCode::SUCCESS
+        }
+        Ok(Some(done)) => fail(&done.to_string()),
+        Err(e) if e.kind() == ErrorKind::WouldBlock => {
+            fail("an agent runs; it puts everything back when it ends")
+        }
+        Err(e) => fail(&format!("{}: {e}", journal.display())),
     }
 }
 
@@ -119,7 +150,7 @@ mod tests {
         let page = include_str!("../../../dist/viola-agent.8").replace('\\', "");
         let words = HELP.split([' ', '[', ']', '\n', ';', ',']);
         let wanted = words.filter(|w| w.starts_with("--"));
-        for word in wanted.chain(["status", "pause", "resume", "check"]) {
+        for word in wanted.chain(["status", "pause", "resume", "check", "restore"]) {
             assert!(page.contains(word), "{word}");
         }
     }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An agent in a VM that only reads: it keeps a mount and answers questions about it.
+//! An agent in a VM that gives nothing to its host: it keeps a mount or a turbo vCPU, and answers questions about them.
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::agent::{CannotRun, cannot, signals};
 use crate::config::Config;
 use crate::io::status::{self, Report};
+use crate::turbo::service::{self, Turbo};
 
 /// Works until a signal ends it.
 ///
@@ -22,6 +23,7 @@ pub fn run(config: &Config) -> Result<(), CannotRun> {
         Some(mount) => Some(mount.start()?),
         None => None,
     };
+    let turbo = cannot("turbo", service::begin(config.turbo.as_ref()))?;
     loop {
         let mut fds = [
             PollFd::new(&signals, PollFlags::IN),
@@ -38,6 +40,7 @@ pub fn run(config: &Config) -> Result<(), CannotRun> {
             let report = Report {
                 version: env!("CARGO_PKG_VERSION").into(),
                 mount: relay.as_ref().map(|r| r.report()),
+                turbo: turbo.as_ref().map(Turbo::report),
                 ..Report::default()
             };
             // whoever has asked may be gone

@@ -34,6 +34,7 @@ use crate::io::watch::Watch;
 use crate::io::worker::{self, Job, Outcome, now};
 use crate::pipe::{Pipes, Woken};
 use crate::relay::Relay;
+use crate::turbo::service::{self, Turbo};
 use volume::{Proof, Volume};
 
 /// Most bytes that wait for the host.
@@ -111,6 +112,8 @@ pub struct Agent {
     woken: Woken,
     /// A number for the next session.
     fresh: u64,
+    /// The vCPU that the kernel's I/O is on.
+    turbo: Option<Turbo>,
 }
 
 /// Which descriptors are to be read. A program may wait, and in some guests a system call takes long: what has nothing to say is
@@ -165,6 +168,7 @@ impl Agent {
             }
             None => None,
         };
+        let turbo = cannot("turbo", service::begin(config.turbo.as_ref()))?;
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .unwrap_or_default()
             .trim()
@@ -207,6 +211,7 @@ impl Agent {
             ready: ALL_READY,
             woken: Woken::default(),
             fresh: random(),
+            turbo,
         })
     }
 
@@ -443,6 +448,7 @@ impl Agent {
             missing: self.missing.clone(),
             mount: self.relay.as_ref().map(Relay::report),
             pipe: self.pipes.as_ref().map(Pipes::report),
+            turbo: self.turbo.as_ref().map(Turbo::report),
         }
     }
 

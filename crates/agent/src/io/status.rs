@@ -18,6 +18,8 @@ use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use viola_proto::agent::Stats;
 
+use crate::turbo::report::Report as TurboReport;
+
 /// What a client wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
@@ -64,6 +66,9 @@ pub struct Report {
     /// What the host moves for programs, where they may ask for that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipe: Option<PipeReport>,
+    /// The turbo vCPU, where there is to be one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turbo: Option<TurboReport>,
 }
 
 /// What the host moves for this VM's programs. Counts are since the start.
@@ -224,9 +229,13 @@ pub fn ask(path: &Path, wish: &str) -> std::io::Result<Report> {
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let s = &self.stats;
-        if let (Some(mount), "") = (&self.mount, self.host.as_str()) {
-            writeln!(f, "viola-agent {}, reads only", self.version)?;
-            return mount.fmt(f);
+        if self.host.is_empty() && (self.mount.is_some() || self.turbo.is_some()) {
+            let what = self.mount.as_ref().map_or("turbo only", |_| "reads only");
+            writeln!(f, "viola-agent {}, {what}", self.version)?;
+            if let Some(mount) = &self.mount {
+                mount.fmt(f)?;
+            }
+            return self.turbo.as_ref().map_or(Ok(()), |turbo| turbo.fmt(f));
         }
         writeln!(f, "viola-agent {}, {}", self.version, self.host)?;
         if self.paused {
@@ -264,8 +273,11 @@ impl std::fmt::Display for Report {
         if let Some(pipe) = &self.pipe {
             pipe.fmt(f)?;
         }
-        match &self.mount {
-            Some(mount) => mount.fmt(f),
+        if let Some(mount) = &self.mount {
+            mount.fmt(f)?;
+        }
+        match &self.turbo {
+            Some(turbo) => turbo.fmt(f),
             None => Ok(()),
         }
     }
@@ -274,6 +286,8 @@ impl std::fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turbo::knob::Part;
+    use crate::turbo::report::{Change, Left};
 
     #[test]
     fn a_question_is_answered_and_a_second_agent_refused() {
@@ -301,6 +315,39 @@ mod tests {
         report.stats.full = true;
         assert!(report.to_string().contains("naming has stopped"));
         assert!(!report.to_string().contains("paused"));
+    }
+
+    #[test]
+    fn a_turbo_vcpu_is_told_with_what_was_left() {
+        let turbo = TurboReport {
+            cpu: 1,
+            active: true,
+            state: "in force".into(),
+            changes: vec![Change {
+                part: Part::Interrupts,
+                what: "interrupt 24 (virtio0-input.0)".into(),
+                from: "0-1".into(),
+                to: "1".into(),
+            }],
+            left: vec![Left {
+                part: Part::Buffers,
+                why: "a reason".into(),
+            }],
+            ..TurboReport::default()
+        };
+        let shown = "turbo vCPU 1: in force\n  interrupts: 1 changed (interrupt 24 (virtio0-input.0): 0-1 -> 1)\n  \
+                     buffers, left: a reason\n";
+        for host in ["", "there"] {
+            let report = Report {
+                version: "1".into(),
+                host: host.into(),
+                turbo: Some(turbo.clone()),
+                ..Report::default()
+            };
+            let text = report.to_string();
+            assert!(text.ends_with(shown), "{text}");
+            assert_eq!(text.contains("turbo only"), host.is_empty(), "{text}");
+        }
     }
 
     #[test]

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//! irqbalance's socket. It takes one message a connection, from root, whose credentials come with it: `setup` tells what
+//! it does, `settings ban irqs N...` says which interrupts it leaves alone, in place of those that it was told before.
+
+use std::collections::BTreeSet;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType, UCred, connect, recv, sendmsg, socket, sockopt,
+};
+use rustix::process::{getgid, getpid, getuid};
+
+/// Longest wait for its answer: it serves its socket between two rounds of work.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Says something; its answer, which is empty when it has none to give.
+///
+/// # Errors
+/// When nobody listens at a socket below `folder` or at the abstract one.
+pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
+    let name = format!("irqbalance{pid}.sock");
+    let by_path = SocketAddrUnix::new(folder.join(&name))?;
+    let by_name = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let open = |address: &SocketAddrUnix| {
+        let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+        connect(&socket, address).map(|()| socket)
+    };
+    let socket = open(&by_path).or_else(|_| open(&by_name))?;
+    let both = [sockopt::Timeout::Recv, sockopt::Timeout::Send];
+    for timeout in both {
+        sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let (pid, uid, gid) = (getpid(), getuid(), getgid());
+    control.push(SendAncillaryMessage::ScmCredentials(UCred {
+        pid,
+        uid,
+        gid,
+    }));
+    let flags = SendFlags::NOSIGNAL;
+    sendmsg(
+        &socket,
+        &[IoSlice::new(words.as_bytes())],
+        &mut control,
+        flags,
+    )?;
+    let mut answer = Vec::new();
+    loop {
+        let mut part = [0; 4096];
+        let (count, _) = recv(&socket, &mut part, rustix::net::RecvFlags::empty())?;
+        if count == 0 {
+            return Ok(String::from_utf8_lossy(&answer).into_owned());
+        }
+        answer.extend_from_slice(&part[..count]);
+    }
+}
+
+/// Reads the answer to `setup`: the interrupts that it was told to leave alone.
+pub fn banned(setup: &str) -> Option<BTreeSet<u32>> {
+    let mut words = setup.split_whitespace();
+    // it always says how long it sleeps; no answer at all is no answer
+    if words.next()? != "SLEEP" {
+        return None;
+    }
+    let mut all = BTreeSet::new();
+    while let Some(word) = words.next() {
+        if word == "IRQ" {
+            all.insert(words.next()?.parse().ok()?);
+        }
+    }
+    Some(all)
+}
+
+/// What tells it to leave these alone.
+pub fn ban(irqs: &str) -> String {
+    match irqs.is_empty() {
+        true => "settings ban irqs NONE".into(),
+        false => format!("settings ban irqs {irqs}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_answer_names_what_is_banned() {
+        let setup = "SLEEP 10 IRQ 24 LOAD 0 DIFF 0 CLASS 0 IRQ 9 LOAD 1 DIFF 2 CLASS 4 BANNED 00000000,00000001";
+        assert_eq!(banned(setup), Some(BTreeSet::from([9, 24])));
+        assert_eq!(banned("SLEEP 10 BANNED 0"), Some(BTreeSet::new()));
+        assert_eq!(banned(""), None);
+    }
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps the guest as it is planned: looks, plans, writes the old values down, changes, and looks again.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::journal::Journal;
+use super::knob::{Knob, Step};
+use super::plan::{MANAGED, Mode, Note, Skips, TYPE, Wish, plan};
+use super::read::look;
+use super::report::{Change, Left, Report};
+use super::restore::{Restored, is_gone, restore};
+use super::snapshot::Snapshot;
+use super::system::System;
+use super::write::set;
+
+/// Most times that is planned anew at once: once for each way that can be refused, and once to see that all is done.
+const ROUNDS: usize = 8;
+
+/// A thing that is left, and which thing it was.
+struct Skipped {
+    identity: String,
+    step: Step,
+    why: String,
+}
+
+/// See the module.
+pub struct Keeper {
+    system: Box<dyn System>,
+    wish: Wish,
+    journal: Journal,
+    refused: BTreeMap<Knob, Skipped>,
+    theirs: BTreeMap<Knob, Skipped>,
+    /// What was set a moment ago and has not been seen yet.
+    fresh: Vec<Knob>,
+    mode: Mode,
+    notes: Vec<Note>,
+    /// Why nothing is changed.
+    off: Option<String>,
+    /// What could not be put back.
+    stuck: Vec<String>,
+}
+
+impl Keeper {
+    /// With a journal, whatever is in it.
+    pub fn new(system: Box<dyn System>, wish: Wish, journal: Journal) -> Self {
+        Self {
+            system,
+            wish,
+            journal,
+            refused: BTreeMap::new(),
+            theirs: BTreeMap::new(),
+            fresh: Vec::new(),
+            mode: Mode::Leave,
+            notes: Vec::new(),
+            off: None,
+            stuck: Vec::new(),
+        }
+    }
+
+    /// Makes everything as it is wished, as far as that goes.
+    pub fn round(&mut self) {
+        for _ in 0..ROUNDS {
+            let now = look(&*self.system, self.mode.needs_threads());
+            self.compare(&now);
+            match plan(&now, &self.wish, &self.skips()) {
+                Err(off) => {
+                    self.off = Some(off.0);
+                    return self.put_back();
+                }
+                Ok(plan) if plan.mode.needs_threads() && !self.mode.needs_threads() => {
+                    self.mode = plan.mode;
+                }
+                Ok(plan) => {
+                    self.off = None;
+                    self.mode = plan.mode;
+                    self.notes = plan.notes;
+                    if plan.steps.is_empty() {
+                        return;
+                    }
+                    if let Err(e) = self.carry_out(&now, &plan.steps) {
+                        // nothing is changed that could not be put back
+                        self.off = Some(format!("the old values cannot be written down: {e}"));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts everything back.
+    pub fn end(&mut self) {
+        self.off = Some("ended".into());
+        self.put_back();
+    }
+
+    fn put_back(&mut self) {
+        let done = restore(&*self.system, &mut self.journal);
+        let done = done.unwrap_or_else(|e| Restored {
+            failed: vec![e.to_string()],
+            ..Restored::default()
+        });
+        self.stuck = done.left.into_iter().chain(done.failed).collect();
+        self.notes.clear();
+        self.refused.clear();
+        self.theirs.clear();
+        self.fresh.clear();
+        self.mode = Mode::Leave;
+    }
+
+    fn skips(&self) -> Skips {
+        Skips {
+            refused: self.refused.keys().cloned().collect(),
+            theirs: self.theirs.keys().cloned().collect(),
+        }
+    }
+
+    /// What has become of the changes: gone with their thing, without effect, or changed by somebody else.
+    fn compare(&mut self, now: &Snapshot) {
+        let online = now.online.to_string();
+        let by_kernel = self.journal.contents.online != online;
+        for all in [&mut self.refused, &mut self.theirs] {
+            all.retain(|knob, skipped| {
+                // another number of CPUs: an interrupt may be free to move now
+                let again = by_kernel && matches!(knob, Knob::Irq { .. } | Knob::Xps { .. });
+                !again && now.identity(knob).as_ref() == Some(&skipped.identity)
+            });
+        }
+        let fresh = std::mem::take(&mut self.fresh);
+        let before = self.journal.contents.clone();
+        for step in &before.steps {
+            let hidden = matches!(step.knob, Knob::Thread { .. }) && !self.mode.needs_threads();
+            if now.identity(&step.knob).as_ref() != Some(&step.identity) {
+                // threads of applications are not looked at in every mode
+                if !hidden || now.get(&step.knob).is_some() {
+                    self.journal.drop(&step.knob);
+                }
+                continue;
+            }
+            let Some(value) = now.get(&step.knob) else {
+                continue;
+            };
+            if value == step.new || by_kernel && !fresh.contains(&step.knob) {
+                continue;
+            }
+            if fresh.contains(&step.knob) {
+                let why = format!("{}: {value} came of {}", step.knob, step.new);
+                self.skip(step, why);
+                match value == step.old {
+                    true => self.journal.drop(&step.knob),
+                    false => self.journal.add(&[Step {
+                        new: value,
+                        ..step.clone()
+                    }]),
+                }
+            } else {
+                let why = format!(
+                    "{} was set to {} by somebody else, and stays so",
+                    step.knob,
+                    if value.is_empty() { "nothing" } else { &value }
+                );
+                let skipped = Skipped {
+                    identity: step.identity.clone(),
+                    step: step.clone(),
+                    why,
+                };
+                self.theirs.insert(step.knob.clone(), skipped);
+                self.journal.drop(&step.knob);
+            }
+        }
+        self.journal.contents.online = online;
+        if self.journal.contents != before {
+            // the file still has what it had; the next change writes it, or says why not
+            let _ = self.journal.save();
+        }
+    }
+
+    fn skip(&mut self, step: &Step, why: String) {
+        let skipped = Skipped {
+            identity: step.identity.clone(),
+            step: step.clone(),
+            why,
+        };
+        self.refused.insert(step.knob.clone(), skipped);
+    }
+
+    /// Writes the old values down, then changes.
+    fn carry_out(&mut self, now: &Snapshot, steps: &[Step]) -> io::Result<()> {
+        let before = self.journal.contents.clone();
+        self.journal.add(steps);
+        if let Err(e) = self.journal.save() {
+            self.journal.contents = before;
+            return Err(e);
+        }
+        let mut broken = Vec::new();
+        for (at, step) in steps.iter().enumerate() {
+            let earlier = before.steps.iter().find(|s| s.knob == step.knob);
+            let forget = |journal: &mut Journal| match earlier {
+                Some(earlier) => journal.add(std::slice::from_ref(earlier)),
+                None => journal.drop(&step.knob),
+            };
+            if broken.contains(&step.part) {
+                forget(&mut self.journal);
+                continue;
+            }
+            match self.change(step) {
+                Ok(()) => self.fresh.push(step.knob.clone()),
+                Err(e) if is_gone(&e) => self.journal.drop(&step.knob),
+                Err(e) => {
+                    forget(&mut self.journal);
+                    self.skip(step, self.sentence(now, step, &e));
+                    if step.chain {
+                        broken.push(step.part);
+                        self.undo(&steps[..at], step);
+                    }
+                }
+            }
+        }
+        if self.journal.contents.steps.len() < before.steps.len() + steps.len() {
+            self.journal.save()?;
+        }
+        Ok(())
+    }
+
+    /// Changes one thing. What others depend on is looked at at once.
+    fn change(&self, step: &Step) -> io::Result<()> {
+        set(&*self.system, &step.knob, &step.new)?;
+        if !step.chain {
+            return Ok(());
+        }
+        let value = look(&*self.system, false).get(&step.knob);
+        match value {
+            Some(value) if value != step.new => {
+                set(&*self.system, &step.knob, &step.old)?;
+                Err(io::Error::other(format!("{value} came of {}", step.new)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Undoes what a broken chain has begun.
+    fn undo(&mut self, done: &[Step], broken: &Step) {
+        for step in done.iter().rev() {
+            let chained = step.chain && step.part == broken.part;
+            // others may use the controller, and the next best way does
+            if chained && step.knob != Knob::Controller {
+                // what fails stays in the journal
+                if set(&*self.system, &step.knob, &step.old).is_ok() {
+                    self.journal.drop(&step.knob);
+                    self.fresh.retain(|knob| *knob != step.knob);
+                }
+            }
+        }
+    }
+
+    /// Why a step was refused.
+    fn sentence(&self, now: &Snapshot, step: &Step, e: &io::Error) -> String {
+        match &step.knob {
+            Knob::Irq { irq } if e.raw_os_error() == Some(libc::EIO) => {
+                let seen = now.irqs.get(irq).map(|irq| &irq.seen);
+                let fine = seen.is_some_and(|seen| seen.to_string() == step.new);
+                let fine = match fine {
+                    true => "; it has come to the turbo vCPU alone so far",
+                    false => "",
+                };
+                format!("interrupt {irq} ({}): {MANAGED}{fine}", step.identity)
+            }
+            Knob::Partition => format!("partition of kind {TYPE}: {e}"),
+            knob => format!("{knob}: {e}"),
+        }
+    }
+
+    /// How it is.
+    pub fn report(&self) -> Report {
+        let steps = &self.journal.contents.steps;
+        let state = match &self.off {
+            Some(off) if steps.is_empty() => format!("off: {off}"),
+            Some(off) => format!("off: {off}; {} settings are not put back", steps.len()),
+            None => "in force".into(),
+        };
+        let note = |note: &Note| Left {
+            part: note.part,
+            why: note.text.clone(),
+        };
+        let skipped = self.refused.values().chain(self.theirs.values());
+        let skipped = skipped.map(|skipped| Left {
+            part: skipped.step.part,
+            why: skipped.why.clone(),
+        });
+        let stuck = self.stuck.iter().filter(|_| self.off.is_some());
+        Report {
+            cpu: self.wish.turbo,
+            active: self.off.is_none(),
+            state: stuck.fold(state, |state, sentence| format!("{state}; {sentence}")),
+            applications: match self.mode {
+                Mode::Leave => "left",
+                Mode::Partition => "partition",
+                Mode::Slices => "slices",
+                Mode::Threads => "threads",
+            }
+            .into(),
+            changes: steps.iter().map(|step| self.show(step)).collect(),
+            left: self.notes.iter().map(note).chain(skipped).collect(),
+        }
+    }
+
+    fn show(&self, step: &Step) -> Change {
+        let named = matches!(step.knob, Knob::Irq { .. });
+        Change {
+            part: step.part,
+            what: match named {
+                true => format!("{} ({})", step.knob, step.identity),
+                false => step.knob.to_string(),
+            },
+            from: step.old.clone(),
+            to: step.new.clone(),
+        }
+    }
+}

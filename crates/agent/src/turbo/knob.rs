@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can be set, and one change of it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::cpus::Cpus;
+use super::snapshot::{Ours, Snapshot, numbers};
+
+/// viola's own cgroup, below the root.
+pub const GROUP: &str = "viola.turbo";
+/// Values of [`Knob::Controller`].
+pub const OFF: &str = "off";
+/// See [`OFF`].
+pub const ON: &str = "on";
+/// Value of [`Knob::Group`]: it is not there.
+pub const ABSENT: &str = "absent";
+/// See [`ABSENT`].
+pub const THERE: &str = "there";
+/// Value of [`Knob::Partition`] in a new group.
+pub const MEMBER: &str = "member";
+
+/// A setting of the guest. Values are text, in the one form that [`Snapshot::get`] gives.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Knob {
+    /// Interrupts that irqbalance, process `pid`, leaves alone: numbers.
+    Irqbalance {
+        /// Its process.
+        pid: i32,
+    },
+    /// Where an interrupt may come: a list of CPUs.
+    Irq {
+        /// Its number.
+        irq: u32,
+    },
+    /// Where a receive queue passes packets on to: a list of CPUs.
+    Rps {
+        /// Name of the interface.
+        nic: String,
+        /// Number of the queue.
+        queue: usize,
+    },
+    /// Flows that a receive queue follows to their program: a number.
+    Rfs {
+        /// Name of the interface.
+        nic: String,
+        /// Number of the queue.
+        queue: usize,
+    },
+    /// Who sends by a transmit queue: a list of CPUs.
+    Xps {
+        /// Name of the interface.
+        nic: String,
+        /// Number of the queue.
+        queue: usize,
+    },
+    /// Where a disk's requests are completed (`rq_affinity`): 0 where the interrupt comes, 1 or 2 where they were made.
+    Completion {
+        /// Name of the disk.
+        disk: String,
+    },
+    /// Where work of unbound workqueues runs: a list of CPUs.
+    Workqueues,
+    /// Whether groups below the root have cpusets: [`ON`] or [`OFF`].
+    Controller,
+    /// viola's own group: [`THERE`] or [`ABSENT`].
+    Group,
+    /// CPUs of viola's own group: a list.
+    GroupCpus,
+    /// Kind of partition that viola's own group is.
+    Partition,
+    /// `cpuset.cpus` of another group below the root: a list of CPUs, empty for all.
+    Slice {
+        /// Name of the group.
+        name: String,
+    },
+    /// cgroup of a thread of the kernel: its path.
+    Member {
+        /// The thread.
+        tid: i32,
+    },
+    /// Where a thread may run: a list of CPUs.
+    Thread {
+        /// The thread.
+        tid: i32,
+    },
+    /// A setting below `/proc/sys`.
+    Sysctl {
+        /// Its path there.
+        name: String,
+    },
+}
+
+/// What belongs together in a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Interrupts, and who else moves them.
+    Interrupts,
+    /// RPS, RFS and XPS.
+    Queues,
+    /// Completion of disk requests.
+    Disks,
+    /// Unbound workqueues.
+    Workqueues,
+    /// Threads of the kernel.
+    Threads,
+    /// Everything that is not the kernel's.
+    Applications,
+    /// Receive buffers.
+    Buffers,
+}
+
+impl Part {
+    /// The operator's word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Interrupts => "interrupts",
+            Self::Queues => "queues",
+            Self::Disks => "disks",
+            Self::Workqueues => "workqueues",
+            Self::Threads => "threads",
+            Self::Applications => "applications",
+            Self::Buffers => "buffers",
+        }
+    }
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// What is set.
+    pub knob: Knob,
+    /// What the report counts it to.
+    pub part: Part,
+    /// What tells the thing from a later one of the same number or name.
+    pub identity: String,
+    /// What it was.
+    pub old: String,
+    /// What it becomes.
+    pub new: String,
+    /// Whether the rest of its part makes no sense without it.
+    pub chain: bool,
+}
+
+impl Step {
+    /// What undoes it.
+    #[must_use]
+    pub fn inverse(&self) -> Self {
+        Self {
+            old: self.new.clone(),
+            new: self.old.clone(),
+            ..self.clone()
+        }
+    }
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Irqbalance { pid } => write!(f, "interrupts banned in irqbalance ({pid})"),
+            Self::Irq { irq } => write!(f, "interrupt {irq}"),
+            Self::Rps { nic, queue } => write!(f, "RPS of {nic} rx-{queue}"),
+            Self::Rfs { nic, queue } => write!(f, "RFS of {nic} rx-{queue}"),
+            Self::Xps { nic, queue } => write!(f, "XPS of {nic} tx-{queue}"),
+            Self::Completion { disk } => write!(f, "rq_affinity of {disk}"),
+            Self::Workqueues => write!(f, "unbound workqueues"),
+            Self::Controller => write!(f, "cpuset in the root cgroup's subtree_control"),
+            Self::Group => write!(f, "cgroup {GROUP}"),
+            Self::GroupCpus => write!(f, "cpuset.cpus of {GROUP}"),
+            Self::Partition => write!(f, "partition {GROUP}"),
+            Self::Slice { name } => write!(f, "cpuset.cpus of {name}"),
+            Self::Member { tid } => write!(f, "cgroup of thread {tid}"),
+            Self::Thread { tid } => write!(f, "CPUs of thread {tid}"),
+            Self::Sysctl { name } => write!(f, "{}", name.replace('/', ".")),
+        }
+    }
+}
+
+impl Snapshot {
+    /// A setting's value; `None` where there is no such thing.
+    pub fn get(&self, knob: &Knob) -> Option<String> {
+        let cgroup = self.cgroup.as_ref();
+        let ours = cgroup.and_then(|c| c.ours.as_ref());
+        let list = |cpus: &Cpus| cpus.to_string();
+        match knob {
+            Knob::Irqbalance { pid } => {
+                let daemon = self.irqbalance.as_ref().filter(|d| d.pid == *pid)?;
+                daemon.banned.as_ref().map(numbers)
+            }
+            Knob::Irq { irq } => self.irqs.get(irq).map(|irq| list(&irq.cpus)),
+            Knob::Rps { nic, queue } => self.nics.get(nic)?.rps.get(*queue).map(list),
+            Knob::Rfs { nic, queue } => self.nics.get(nic)?.rfs.get(*queue).map(u32::to_string),
+            Knob::Xps { nic, queue } => self.nics.get(nic)?.xps.get(*queue).map(list),
+            Knob::Completion { disk } => self.disks.get(disk).cloned(),
+            Knob::Workqueues => self.workqueues.as_ref().map(list),
+            Knob::Controller => cgroup.map(|c| if c.enabled { ON } else { OFF }.to_owned()),
+            Knob::Group => cgroup.map(|c| c.ours.as_ref().map_or(ABSENT, |_| THERE).to_owned()),
+            Knob::GroupCpus => ours.map(|o| o.cpus.clone()),
+            Knob::Partition => ours.map(|o| o.partition.clone()),
+            Knob::Slice { name } => cgroup?.slices.get(name).cloned(),
+            Knob::Member { tid } => self.tasks.get(tid).map(|task| task.cgroup.clone()),
+            Knob::Thread { tid } => self.tasks.get(tid).map(|task| list(&task.cpus)),
+            Knob::Sysctl { name } => self.sysctls.get(name).cloned(),
+        }
+    }
+
+    /// What tells a setting's thing from a later one of the same number or name.
+    pub fn identity(&self, knob: &Knob) -> Option<String> {
+        match knob {
+            // it may be busy, and not answer
+            Knob::Irqbalance { pid } => {
+                let daemon = self.irqbalance.as_ref().filter(|d| d.pid == *pid);
+                daemon.map(|_| String::new())
+            }
+            Knob::Irq { irq } => self.irqs.get(irq).map(|irq| irq.actions.join(",")),
+            Knob::Rps { nic, .. } | Knob::Rfs { nic, .. } | Knob::Xps { nic, .. } => {
+                self.nics.get(nic).map(|nic| nic.index.to_string())
+            }
+            Knob::Member { tid } | Knob::Thread { tid } => {
+                self.tasks.get(tid).map(|task| task.start.to_string())
+            }
+            _ => self.get(knob).map(|_| String::new()),
+        }
+    }
+
+    /// The model of a change: what the guest is afterwards, as far as it is about this setting alone.
+    pub fn set(&mut self, knob: &Knob, value: &str) {
+        let cpus = || Cpus::list(value).unwrap_or_default();
+        let ours = self.cgroup.as_mut().and_then(|c| c.ours.as_mut());
+        match knob {
+            Knob::Irqbalance { .. } => {
+                if let Some(daemon) = &mut self.irqbalance {
+                    let words = value.split(' ').filter_map(|w| w.parse().ok());
+                    daemon.banned = Some(words.collect::<BTreeSet<u32>>());
+                }
+            }
+            Knob::Irq { irq } => {
+                if let Some(irq) = self.irqs.get_mut(irq) {
+                    irq.cpus = cpus();
+                }
+            }
+            Knob::Rps { nic, queue } => {
+                self.nics
+                    .entry(nic.clone())
+                    .and_modify(|n| n.rps[*queue] = cpus());
+            }
+            Knob::Rfs { nic, queue } => {
+                let count = value.parse().unwrap_or_default();
+                self.nics
+                    .entry(nic.clone())
+                    .and_modify(|n| n.rfs[*queue] = count);
+            }
+            Knob::Xps { nic, queue } => {
+                self.nics
+                    .entry(nic.clone())
+                    .and_modify(|n| n.xps[*queue] = cpus());
+            }
+            Knob::Completion { disk } => {
+                self.disks.insert(disk.clone(), value.to_owned());
+            }
+            Knob::Workqueues => self.workqueues = Some(cpus()),
+            Knob::Controller => {
+                if let Some(cgroup) = &mut self.cgroup {
+                    cgroup.enabled = value == ON;
+                }
+            }
+            Knob::Group => {
+                if let Some(cgroup) = &mut self.cgroup {
+                    cgroup.ours = (value == THERE).then(|| Ours {
+                        cpus: String::new(),
+                        partition: MEMBER.to_owned(),
+                    });
+                }
+            }
+            Knob::GroupCpus => {
+                if let Some(ours) = ours {
+                    ours.cpus = value.to_owned();
+                }
+            }
+            Knob::Partition => {
+                if let Some(ours) = ours {
+                    ours.partition = value.to_owned();
+                }
+            }
+            Knob::Slice { name } => {
+                if let Some(cgroup) = &mut self.cgroup {
+                    cgroup.slices.insert(name.clone(), value.to_owned());
+                }
+            }
+            Knob::Member { tid } => {
+                if let Some(task) = self.tasks.get_mut(tid) {
+                    task.cgroup = value.to_owned();
+                }
+            }
+            Knob::Thread { tid } => {
+                if let Some(task) = self.tasks.get_mut(tid) {
+                    task.cpus = cpus();
+                }
+            }
+            Knob::Sysctl { name } => {
+                self.sysctls.insert(name.clone(), value.to_owned());
+            }
+        }
+    }
+}

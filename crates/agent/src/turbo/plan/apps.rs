@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Applications leave the turbo vCPU: by a partition of cgroup v2 that has it alone, else by the cpusets of the groups
+//! below the root, else thread by thread.
+
+use super::{Planner, Skips, Wish};
+use crate::turbo::cpus::Cpus;
+use crate::turbo::knob::{Knob, MEMBER, ON, Part, THERE};
+use crate::turbo::settings::Applications;
+use crate::turbo::snapshot::Snapshot;
+
+/// Kind of the partition that the turbo vCPU is in.
+pub const TYPE: &str = "root";
+
+/// How applications are kept off the turbo vCPU, the best way first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Not at all.
+    #[default]
+    Leave,
+    /// The turbo vCPU is in a partition of its own: also what starts later is kept off.
+    Partition,
+    /// By the cpusets of all groups below the root, and thread by thread for what is in the root itself.
+    Slices,
+    /// By each thread's affinity, which its children inherit.
+    Threads,
+}
+
+impl Mode {
+    /// Whether all threads have to be looked at.
+    pub fn needs_threads(self) -> bool {
+        matches!(self, Self::Slices | Self::Threads)
+    }
+}
+
+/// The best way that nothing has refused yet.
+pub fn mode(now: &Snapshot, wish: &Wish, skips: &Skips) -> Mode {
+    let stands = |knob: &Knob| !skips.refused.contains(knob) && !skips.theirs.contains(knob);
+    let Some(cgroup) = &now.cgroup else {
+        return match wish.applications {
+            Applications::Leave => Mode::Leave,
+            Applications::Move => Mode::Threads,
+        };
+    };
+    let controller = cgroup.enabled || stands(&Knob::Controller);
+    let partition = [Knob::Group, Knob::GroupCpus, Knob::Partition];
+    match wish.applications {
+        Applications::Leave => Mode::Leave,
+        Applications::Move if controller && partition.iter().all(stands) => Mode::Partition,
+        Applications::Move if controller && !cgroup.slices.is_empty() => Mode::Slices,
+        Applications::Move => Mode::Threads,
+    }
+}
+
+impl Planner<'_> {
+    pub(super) fn applications(&mut self) {
+        match self.plan.mode {
+            Mode::Leave => {}
+            Mode::Partition => {
+                self.controller();
+                self.partition();
+            }
+            Mode::Slices => {
+                let why = "no partition is to be had, so the cpusets of the groups below the root are set; a group made later starts with all vCPUs until it is noticed";
+                self.note(Part::Applications, why);
+                self.controller();
+                self.slices();
+                self.each(|cgroup| cgroup == "/");
+            }
+            Mode::Threads => {
+                let why = "no cpuset of cgroup v2 is to be had, so each thread's affinity is set; a program that sets its own undoes that";
+                self.note(Part::Applications, why);
+                self.each(|_| true);
+            }
+        }
+    }
+
+    fn controller(&mut self) {
+        self.add(Part::Applications, Knob::Controller, ON.into(), true);
+    }
+
+    fn partition(&mut self) {
+        let part = Part::Applications;
+        self.add(part, Knob::Group, THERE.into(), true);
+        let ours = self.now.cgroup.as_ref().and_then(|c| c.ours.clone());
+        let (cpus, kind) = match ours {
+            Some(ours) => (ours.cpus, ours.partition),
+            // as it will be when it has been made
+            None => (String::new(), MEMBER.into()),
+        };
+        for (knob, old, new) in [
+            (Knob::GroupCpus, cpus, self.turbo.to_string()),
+            (Knob::Partition, kind, TYPE.into()),
+        ] {
+            self.add_from(part, knob, String::new(), old, new, true);
+        }
+    }
+
+    /// The groups below the root, one cpuset each.
+    fn slices(&mut self) {
+        let Some(cgroup) = &self.now.cgroup else {
+            return;
+        };
+        for (name, cpus) in &cgroup.slices {
+            let all = match cpus.is_empty() {
+                true => self.now.possible.clone(),
+                false => Cpus::list(cpus).unwrap_or_default(),
+            };
+            let rest = all.without(self.wish.turbo);
+            if rest.is_empty() {
+                let text = format!("{name} is set to the turbo vCPU alone, and stays there");
+                self.note(Part::Applications, text);
+            } else if rest != all {
+                let knob = Knob::Slice { name: name.clone() };
+                self.step(Part::Applications, knob, rest.to_string());
+            }
+        }
+    }
+
+    /// Threads of these cgroups, one by one.
+    fn each(&mut self, in_group: impl Fn(&str) -> bool) {
+        let now = self.now;
+        let mut pinned = 0;
+        for (tid, task) in &now.tasks {
+            if task.kernel || task.fixed || !in_group(&task.cgroup) {
+                continue;
+            }
+            let rest = task.cpus.without(self.wish.turbo);
+            if rest.both(&now.online).is_empty() {
+                pinned += 1;
+            } else if rest != task.cpus {
+                let knob = Knob::Thread { tid: *tid };
+                self.step(Part::Applications, knob, rest.to_string());
+            }
+        }
+        if pinned > 0 {
+            let text = format!("{pinned} threads may run on the turbo vCPU alone, and stay there");
+            self.note(Part::Applications, text);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Receive buffers that hold what comes while the application waits for its vCPU.
+
+use super::Planner;
+use crate::turbo::knob::{Knob, Part};
+
+/// Largest part of memory that one socket's buffer may be.
+const SHARE: u64 = 8;
+
+/// Least buffer in bytes (000 section 3.2 "I/O buffers in guest OS"): `mbit` megabits a second for `delay_ms`
+/// milliseconds.
+pub fn b_min(mbit: u32, delay_ms: u32) -> u64 {
+    u64::from(mbit) * u64::from(delay_ms) * 125
+}
+
+impl Planner<'_> {
+    pub(super) fn buffers(&mut self) {
+        if self.wish.delay_ms == 0 {
+            return;
+        }
+        let fastest = self.now.nics.values().filter_map(|nic| nic.mbit).max();
+        let Some(mbit) = self.wish.mbit.or(fastest) else {
+            if !self.now.nics.is_empty() {
+                let why = "no interface says how fast it is; `bandwidth_mbit` in [turbo] would";
+                self.note(Part::Buffers, why);
+            }
+            return;
+        };
+        let wanted = b_min(mbit, self.wish.delay_ms) * u64::from(self.wish.headroom);
+        let most = (self.now.memory / SHARE).min(i32::MAX as u64 / 2);
+        if wanted > most {
+            let text = format!(
+                "{} KiB are wanted; {} KiB, an eighth of this VM's memory, is the most",
+                wanted >> 10,
+                most >> 10
+            );
+            self.note(Part::Buffers, text);
+        }
+        let bytes = wanted.min(most);
+        self.raise("net/core/rmem_max", 0, bytes);
+        if self.wish.default_buffers {
+            self.raise("net/core/rmem_default", 0, bytes);
+        }
+        // least, first and largest size; also what TCP over IPv6 uses
+        self.raise("net/ipv4/tcp_rmem", 2, bytes);
+    }
+
+    /// Raises a word of a setting, if it is lower.
+    fn raise(&mut self, name: &str, word: usize, bytes: u64) {
+        let Some(old) = self.now.sysctls.get(name) else {
+            return;
+        };
+        let mut words: Vec<String> = old.split(' ').map(str::to_owned).collect();
+        let now = words.get(word).and_then(|word| word.parse::<u64>().ok());
+        if now.is_some_and(|now| now < bytes) {
+            words[word] = bytes.to_string();
+            let name = name.to_owned();
+            self.step(Part::Buffers, Knob::Sysctl { name }, words.join(" "));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::b_min;
+
+    #[test]
+    fn the_papers_example_takes_eleven_megabytes() {
+        // 1 Gb/s, four VMs on a core: (4 - 1) * 30 ms
+        assert_eq!(b_min(1000, 90), 11_250_000);
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What has to be changed so that the kernel's I/O is on the turbo vCPU and applications are not (paper 002 section 3.2,
+//! 000 section 3.3.2): a pure function of what the guest is and what is wished.
+//!
+//! A plan that was carried out leaves nothing to be planned. A step that the kernel refuses is left out of the next plan,
+//! which then takes the second best way where there is one. So whoever carries plans out looks and plans until there
+//! is no step left.
+
+mod apps;
+mod buffers;
+mod irqs;
+mod queues;
+mod threads;
+
+use std::collections::BTreeSet;
+
+use super::cpus::Cpus;
+use super::knob::{Knob, Part, Step};
+use super::settings::{Applications, Settings};
+use super::snapshot::Snapshot;
+
+pub use apps::{Mode, TYPE, mode};
+pub use buffers::b_min;
+pub use irqs::{Kind, MANAGED, kind};
+pub use threads::serves_io;
+
+/// What the operator wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// The turbo vCPU.
+    pub turbo: u32,
+    /// Whether applications leave it.
+    pub applications: Applications,
+    /// Megabits a second; `None`: the fastest interface's.
+    pub mbit: Option<u32>,
+    /// Longest wait of an application for its vCPU in milliseconds; 0: buffers are left.
+    pub delay_ms: u32,
+    /// How many times bandwidth times delay the buffers hold.
+    pub headroom: u32,
+    /// Whether sockets that ask for nothing get the larger buffer too.
+    pub default_buffers: bool,
+}
+
+impl From<&Settings> for Wish {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            turbo: settings.cpu,
+            applications: settings.applications,
+            mbit: (settings.bandwidth_mbit > 0).then_some(settings.bandwidth_mbit),
+            delay_ms: settings.delay_ms,
+            headroom: settings.headroom,
+            default_buffers: settings.default_buffers,
+        }
+    }
+}
+
+/// What is not planned any more.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Skips {
+    /// The kernel has refused it.
+    pub refused: BTreeSet<Knob>,
+    /// Somebody else has set it since, and is left alone.
+    pub theirs: BTreeSet<Knob>,
+}
+
+/// A thing that stays as it is though it is not as wished, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// What it is about.
+    pub part: Part,
+    /// One sentence.
+    pub text: String,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// In this order; undone in the opposite one.
+    pub steps: Vec<Step>,
+    /// What is left.
+    pub notes: Vec<Note>,
+    /// How applications are kept off.
+    pub mode: Mode,
+}
+
+/// Why there can be no turbo vCPU: one sentence.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Off(pub String);
+
+/// What the parts of the planner work with.
+struct Planner<'a> {
+    now: &'a Snapshot,
+    wish: &'a Wish,
+    skips: &'a Skips,
+    /// The turbo vCPU alone.
+    turbo: Cpus,
+    plan: Plan,
+}
+
+/// See the module.
+///
+/// # Errors
+/// One sentence where there can be no turbo vCPU; nothing is to be changed then.
+pub fn plan(now: &Snapshot, wish: &Wish, skips: &Skips) -> Result<Plan, Off> {
+    let cpu = wish.turbo;
+    if now.online.len() < 2 {
+        return Err(Off(
+            "this VM has one vCPU; turbo needs a second one for the applications".into(),
+        ));
+    }
+    if !now.possible.has(cpu) {
+        let last = now.possible.iter().last().unwrap_or_default();
+        return Err(Off(format!(
+            "there is no vCPU {cpu} in this VM; the last one is {last}"
+        )));
+    }
+    if !now.online.has(cpu) {
+        return Err(Off(format!("vCPU {cpu} is offline")));
+    }
+    let mut planner = Planner {
+        now,
+        wish,
+        skips,
+        turbo: Cpus::one(cpu),
+        plan: Plan {
+            mode: mode(now, wish, skips),
+            ..Plan::default()
+        },
+    };
+    // a partition changes where threads and work may run, so it comes before those
+    planner.applications();
+    planner.interrupts();
+    planner.queues();
+    planner.disks();
+    planner.workqueues();
+    planner.threads();
+    planner.buffers();
+    Ok(planner.plan)
+}
+
+impl Planner<'_> {
+    /// A step, if it changes anything and is not to be skipped; whether the thing will be as wished.
+    fn step(&mut self, part: Part, knob: Knob, new: String) -> bool {
+        self.add(part, knob, new, false)
+    }
+
+    fn add(&mut self, part: Part, knob: Knob, new: String, chain: bool) -> bool {
+        let (Some(old), Some(identity)) = (self.now.get(&knob), self.now.identity(&knob)) else {
+            return false;
+        };
+        self.add_from(part, knob, identity, old, new, chain)
+    }
+
+    fn add_from(
+        &mut self,
+        part: Part,
+        knob: Knob,
+        identity: String,
+        old: String,
+        new: String,
+        chain: bool,
+    ) -> bool {
+        if old == new {
+            return true;
+        }
+        if self.skips.refused.contains(&knob) || self.skips.theirs.contains(&knob) {
+            return false;
+        }
+        self.plan.steps.push(Step {
+            knob,
+            part,
+            identity,
+            old,
+            new,
+            chain,
+        });
+        true
+    }
+
+    fn note(&mut self, part: Part, text: impl Into<String>) {
+        let text = text.into();
+        self.plan.notes.push(Note { part, text });
+    }
+}

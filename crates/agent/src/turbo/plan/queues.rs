@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Queues of network interfaces, and where disks complete requests.
+//!
+//! RPS passes packets on to other CPUs after the interrupt: only to the turbo vCPU, and to it where the interrupt cannot be
+//! moved. RFS would follow programs off it, and is switched off. XPS keeps a transmit queue for the turbo vCPU alone: a
+//! program that is preempted on a regular core while it holds the lock of a queue would keep acknowledgements waiting.
+
+use super::Planner;
+use crate::turbo::cpus::Cpus;
+use crate::turbo::knob::{Knob, Part};
+
+impl Planner<'_> {
+    pub(super) fn queues(&mut self) {
+        let now = self.now;
+        for (name, nic) in &now.nics {
+            let comes = self.comes_to_turbo(name, nic);
+            for (queue, cpus) in nic.rps.iter().enumerate() {
+                if !(comes && cpus.is_empty()) {
+                    let nic = name.clone();
+                    let knob = Knob::Rps { nic, queue };
+                    self.step(Part::Queues, knob, self.turbo.to_string());
+                }
+            }
+            for queue in 0..nic.rfs.len() {
+                let nic = name.clone();
+                self.step(Part::Queues, Knob::Rfs { nic, queue }, "0".into());
+            }
+            let regular = now.possible.minus(&self.turbo);
+            for (queue, cpus) in xps(&nic.xps, self.wish.turbo, &regular)
+                .into_iter()
+                .enumerate()
+            {
+                let nic = name.clone();
+                self.step(Part::Queues, Knob::Xps { nic, queue }, cpus.to_string());
+            }
+        }
+    }
+
+    pub(super) fn disks(&mut self) {
+        for disk in self.now.disks.keys() {
+            let disk = disk.clone();
+            self.step(Part::Disks, Knob::Completion { disk }, "0".into());
+        }
+    }
+}
+
+/// Who sends by which queue: one has the turbo vCPU and nobody else, the others share the regular ones, each in
+/// one queue at least. Nothing for less than two queues.
+fn xps(queues: &[Cpus], turbo: u32, regular: &Cpus) -> Vec<Cpus> {
+    if queues.len() < 2 {
+        return Vec::new();
+    }
+    let own = queues.iter().position(|cpus| cpus.has(turbo)).unwrap_or(0);
+    let mut new: Vec<Cpus> = queues
+        .iter()
+        .map(|cpus| cpus.both(regular).without(turbo))
+        .collect();
+    new[own] = Cpus::one(turbo);
+    let others: Vec<usize> = (0..queues.len()).filter(|queue| *queue != own).collect();
+    let all = new.iter().fold(Cpus::default(), |all, cpus| all.plus(cpus));
+    let left = regular.minus(&all);
+    for (cpu, queue) in left.iter().zip(others.iter().cycle()) {
+        new[*queue] = new[*queue].plus(&Cpus::one(cpu));
+    }
+    for queue in others {
+        // more queues than CPUs: a mask of none would mean that nothing is said about anybody
+        if new[queue].is_empty() {
+            new[queue] = regular.clone();
+        }
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sets(lists: &[&str]) -> Vec<Cpus> {
+        lists.iter().map(|l| Cpus::list(l).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_turbo_vcpu_has_a_queue_of_its_own() {
+        for (cpus, turbo, before, after) in [
+            ("0-1", 0, &["0", "1"][..], &["0", "1"][..]),
+            ("0-3", 0, &["0-1", "2-3"], &["0", "1-3"]),
+            ("0-3", 3, &["0-1", "2-3"], &["0-2", "3"]),
+            ("0-3", 0, &["", "", ""], &["0", "1,3", "2"]),
+            ("0-1", 0, &["0", "1", ""], &["0", "1", "1"]),
+            ("0-3", 0, &["0-3", "0-3"], &["0", "1-3"]),
+            ("0-1", 0, &["0-1"], &[]),
+        ] {
+            let regular = Cpus::list(cpus).unwrap().without(turbo);
+            let once = xps(&sets(before), turbo, &regular);
+            assert_eq!(once, sets(after), "{before:?}");
+            assert!(once.is_empty() || xps(&once, turbo, &regular) == once);
+        }
+    }
+}

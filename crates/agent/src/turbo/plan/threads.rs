@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Threads of the kernel that do I/O, and work that is bound to no CPU.
+
+use super::{Mode, Planner};
+use crate::turbo::knob::{GROUP, Knob, Part};
+
+/// Beginnings of the names of threads that do I/O: polling of network interfaces, journals and logs of file systems,
+/// devices made of devices, network file systems.
+const NAMES: [&str; 28] = [
+    "napi/",
+    "jbd2/",
+    "xfsaild/",
+    "btrfs-trans",
+    "btrfs-clean",
+    "f2fs_",
+    "ext4lazyinit",
+    "nfsd",
+    "nfsv4",
+    "lockd",
+    "cifsd",
+    "ceph-",
+    "md",
+    "dmcrypt_write",
+    "dm_bufio",
+    "bcache_",
+    "loop",
+    "nbd",
+    "drbd_",
+    "iscsi_",
+    "scsi_eh_",
+    "nvme",
+    "vhost-",
+    "z_wr_",
+    "z_rd_",
+    "txg_sync",
+    "kjournald",
+    "ublk",
+];
+
+/// Whether a thread of the kernel of this name does I/O. Those of one CPU each (`ksoftirqd/1`) follow the work of
+/// their CPU, handlers of interrupts (`irq/24-nvme0q1`) their interrupt, `kworker` its workqueue: they are not meant.
+pub fn serves_io(name: &str) -> bool {
+    let begins = NAMES.iter().any(|start| name.starts_with(start));
+    // md127_raid1, md0_resync; but not others that begin with these two letters
+    let is_array = |name: &str| name[2..].starts_with(|c: char| c.is_ascii_digit());
+    begins && (!name.starts_with("md") || is_array(name))
+}
+
+impl Planner<'_> {
+    pub(super) fn workqueues(&mut self) {
+        self.step(Part::Workqueues, Knob::Workqueues, self.turbo.to_string());
+    }
+
+    pub(super) fn threads(&mut self) {
+        let tasks = self.now.tasks.iter();
+        let moved: Vec<i32> = tasks
+            .filter(|(_, task)| task.kernel && !task.fixed && serves_io(&task.name))
+            .map(|(tid, _)| *tid)
+            .collect();
+        for tid in moved {
+            match self.plan.mode {
+                // nobody outside of the partition may run on its CPU, not even by sched_setaffinity
+                Mode::Partition => {
+                    let group = format!("/{GROUP}");
+                    self.step(Part::Threads, Knob::Member { tid }, group);
+                }
+                _ => {
+                    let cpus = self.turbo.to_string();
+                    self.step(Part::Threads, Knob::Thread { tid }, cpus);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::serves_io;
+
+    #[test]
+    fn threads_of_io_are_told_from_others_by_their_names() {
+        for name in [
+            "jbd2/vda1-8",
+            "napi/eth0-8193",
+            "md127_raid1",
+            "xfsaild/dm-0",
+            "nfsd",
+        ] {
+            assert!(serves_io(name), "{name}");
+        }
+        for name in [
+            "ksoftirqd/1",
+            "kworker/u8:2",
+            "mdadm",
+            "md",
+            "migration/0",
+            "kswapd0",
+            "rcu_preempt",
+            "irq/24-nvme0q1",
+        ] {
+            assert!(!serves_io(name), "{name}");
+        }
+    }
+}

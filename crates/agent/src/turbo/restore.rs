@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Puts back what a journal has, the last change first. What somebody else has set since stays as they set it.
+
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use super::journal::Journal;
+use super::knob::{Knob, OFF, Part, Step};
+use super::read::look;
+use super::snapshot::{Snapshot, numbers};
+use super::system::System;
+use super::write::set;
+
+/// What came of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// How many settings are as they were.
+    pub back: usize,
+    /// Those that were left, and why; one sentence each.
+    pub left: Vec<String>,
+    /// Those that could not be put back; they stay in the journal.
+    pub failed: Vec<String>,
+}
+
+impl std::fmt::Display for Restored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} settings of a turbo vCPU are as they were", self.back)?;
+        for left in self.left.iter().chain(&self.failed) {
+            write!(f, "; {left}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts all back.
+///
+/// # Errors
+/// When the journal cannot be written.
+pub fn restore(system: &dyn System, journal: &mut Journal) -> io::Result<Restored> {
+    let mut done = Restored::default();
+    if journal.contents.steps.is_empty() {
+        return Ok(done);
+    }
+    let one_by_one = |step: &Step| step.part == Part::Applications;
+    let threads = journal.contents.steps.iter().filter(|s| one_by_one(s));
+    let threads: Vec<Step> = threads
+        .filter(|step| matches!(step.knob, Knob::Thread { .. }))
+        .cloned()
+        .collect();
+    let now = look(system, !threads.is_empty());
+    // a CPU that comes or goes makes the kernel set masks by itself; those are nobody's wish
+    let by_kernel = journal.contents.online != now.online.to_string();
+    let steps: Vec<Step> = journal.contents.steps.iter().rev().cloned().collect();
+    for step in steps {
+        match back(system, &now, &step, by_kernel) {
+            Ok(None) => done.back += 1,
+            Ok(Some(left)) => done.left.push(left),
+            Err(e) if is_gone(&e) => {}
+            Err(e) => {
+                done.failed.push(format!("{}: {e}", step.knob));
+                continue;
+            }
+        }
+        journal.drop(&step.knob);
+    }
+    heirs(system, &now, &threads);
+    journal.save()?;
+    Ok(done)
+}
+
+/// One setting; a sentence when it is left.
+fn back(
+    system: &dyn System,
+    now: &Snapshot,
+    step: &Step,
+    by_kernel: bool,
+) -> io::Result<Option<String>> {
+    if now.identity(&step.knob).as_ref() != Some(&step.identity) {
+        return Err(ErrorKind::NotFound.into());
+    }
+    let value = now.get(&step.knob).ok_or(ErrorKind::NotFound)?;
+    if let Knob::Irqbalance { .. } = step.knob {
+        // what others have banned stays so
+        let set_of = |text: &str| -> BTreeSet<u32> {
+            text.split(' ').filter_map(|w| w.parse().ok()).collect()
+        };
+        let ours = &set_of(&step.new) - &set_of(&step.old);
+        return set(system, &step.knob, &numbers(&(&set_of(&value) - &ours))).map(|()| None);
+    }
+    if value == step.old {
+        return Ok(None);
+    }
+    if value != step.new && !by_kernel {
+        return Ok(Some(format!(
+            "{} was set to {value} by somebody else, and stays so",
+            step.knob
+        )));
+    }
+    match set(system, &step.knob, &step.old) {
+        // others have come to need it
+        Err(e) if step.knob == Knob::Controller && step.old == OFF => {
+            Ok(Some(format!("{} stays on: {e}", step.knob)))
+        }
+        done => done.map(|()| None),
+    }
+}
+
+/// Threads made since by those that were moved have their affinity, and get the old one too.
+fn heirs(system: &dyn System, now: &Snapshot, moved: &[Step]) {
+    let of = |tid: i32| {
+        let knob = Knob::Thread { tid };
+        moved.iter().find(|step| step.knob == knob)
+    };
+    for (tid, task) in &now.tasks {
+        if task.kernel || of(*tid).is_some() {
+            continue;
+        }
+        let mut pid = task.pid;
+        // the nearest ancestor that was moved; 64 is more than any real line of processes has
+        for _ in 0..64 {
+            if let Some(step) = of(pid) {
+                if step.new == task.cpus.to_string() {
+                    // it may have ended meanwhile
+                    let _ = set(system, &Knob::Thread { tid: *tid }, &step.old);
+                }
+                break;
+            }
+            match now.tasks.get(&pid) {
+                Some(task) if task.parent > 0 => pid = task.parent,
+                _ => break,
+            }
+        }
+    }
+}
+
+/// Whether the thing is not there any more.
+pub(super) fn is_gone(e: &io::Error) -> bool {
+    e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Number of this boot.
+pub fn boot(system: &dyn System) -> String {
+    let text = system.read("/proc/sys/kernel/random/boot_id");
+    text.unwrap_or_default().trim().to_owned()
+}
+
+/// What an agent that was killed has left, by hand or at the start of the next one; `None` where there is nothing.
+///
+/// # Errors
+/// [`ErrorKind::WouldBlock`] while an agent runs, or the file's.
+pub fn leftovers(system: &dyn System, path: &Path) -> io::Result<Option<Restored>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let mut journal = Journal::open(path, &boot(system))?;
+    restore(system, &mut journal).map(Some)
+}

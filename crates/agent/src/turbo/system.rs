@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What of the guest is touched: files below `/proc` and `/sys`, affinities, irqbalance's socket.
+
+use std::fs;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::cpus::Cpus;
+use super::irqbalance;
+
+/// A guest, by whole paths. Tests have one that is made of files.
+pub trait System: Send {
+    /// Reads a small file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn read(&self, path: &str) -> io::Result<String>;
+
+    /// Writes to a file that is there.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn write(&self, path: &str, text: &str) -> io::Result<()>;
+
+    /// Names in a folder; none where there is no such folder.
+    fn names(&self, path: &str) -> Vec<String>;
+
+    /// Where a path leads to when all symbolic links are followed.
+    fn real(&self, path: &str) -> Option<String>;
+
+    /// Whether a file's mode lets anybody write to it.
+    fn settable(&self, path: &str) -> bool;
+
+    /// Makes a folder.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn make(&self, path: &str) -> io::Result<()>;
+
+    /// Removes an empty folder.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn remove(&self, path: &str) -> io::Result<()>;
+
+    /// Sets where a thread may run.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn set_affinity(&self, tid: i32, cpus: &Cpus) -> io::Result<()>;
+
+    /// Says something to irqbalance, and takes its answer.
+    ///
+    /// # Errors
+    /// When it does not listen, or says nothing.
+    fn irqbalance(&self, pid: i32, words: &str) -> io::Result<String>;
+}
+
+/// This machine, or a copy of its files below another root.
+#[derive(Debug, Clone)]
+pub struct Real {
+    root: PathBuf,
+}
+
+impl Real {
+    /// With all paths below `root`.
+    pub fn new(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+}
+
+impl System for Real {
+    fn read(&self, path: &str) -> io::Result<String> {
+        fs::read_to_string(self.at(path))
+    }
+
+    fn write(&self, path: &str, text: &str) -> io::Result<()> {
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).truncate(true).open(self.at(path))?;
+        file.write_all(text.as_bytes())
+    }
+
+    fn names(&self, path: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.at(path)).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn real(&self, path: &str) -> Option<String> {
+        let root = self.root.canonicalize().ok()?;
+        let real = self.at(path).canonicalize().ok()?;
+        let below = real.strip_prefix(root).ok()?;
+        Some(format!("/{}", below.to_str()?))
+    }
+
+    fn settable(&self, path: &str) -> bool {
+        fs::metadata(self.at(path)).is_ok_and(|meta| meta.permissions().mode() & 0o222 != 0)
+    }
+
+    fn make(&self, path: &str) -> io::Result<()> {
+        fs::create_dir(self.at(path))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        fs::remove_dir(self.at(path))
+    }
+
+    fn set_affinity(&self, tid: i32, cpus: &Cpus) -> io::Result<()> {
+        let mut set = CpuSet::new();
+        for cpu in cpus.iter().map(|cpu| cpu as usize) {
+            if cpu >= CpuSet::MAX_CPU {
+                return Err(ErrorKind::Unsupported.into());
+            }
+            set.set(cpu);
+        }
+        let tid = Pid::from_raw(tid).ok_or(ErrorKind::InvalidInput)?;
+        Ok(sched_setaffinity(Some(tid), &set)?)
+    }
+
+    fn irqbalance(&self, pid: i32, words: &str) -> io::Result<String> {
+        irqbalance::ask(&self.at("/run/irqbalance"), pid, words)
+    }
+}

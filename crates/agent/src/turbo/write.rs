@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sets one thing.
+
+use std::io::{self, ErrorKind};
+
+use super::cpus::Cpus;
+use super::irqbalance;
+use super::knob::{GROUP, Knob, ON, THERE};
+use super::read::{WORKQUEUES, cgroup_root};
+use super::system::System;
+
+/// Sets `knob` to a value in the form that the planner has it in.
+///
+/// # Errors
+/// The kernel's; [`ErrorKind::NotFound`] where there is no such thing any more.
+pub fn set(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
+    let cpus = || Cpus::list(value).ok_or(io::Error::from(ErrorKind::InvalidInput));
+    let queue =
+        |nic: &str, queue: &str, what: &str| format!("/sys/class/net/{nic}/queues/{queue}/{what}");
+    let group = |rest: &str| match cgroup_root(system) {
+        Some(root) => Ok(format!("{root}{rest}")),
+        None => Err(io::Error::from(ErrorKind::NotFound)),
+    };
+    match knob {
+        Knob::Irqbalance { pid } => system.irqbalance(*pid, &irqbalance::ban(value)).map(drop),
+        Knob::Irq { irq } => system.write(&format!("/proc/irq/{irq}/smp_affinity_list"), value),
+        Knob::Rps { nic, queue: n } => {
+            let path = queue(nic, &format!("rx-{n}"), "rps_cpus");
+            system.write(&path, &cpus()?.to_mask())
+        }
+        Knob::Rfs { nic, queue: n } => {
+            let path = queue(nic, &format!("rx-{n}"), "rps_flow_cnt");
+            system.write(&path, value)
+        }
+        Knob::Xps { nic, queue: n } => {
+            let path = queue(nic, &format!("tx-{n}"), "xps_cpus");
+            system.write(&path, &cpus()?.to_mask())
+        }
+        Knob::Completion { disk } => {
+            system.write(&format!("/sys/block/{disk}/queue/rq_affinity"), value)
+        }
+        Knob::Workqueues => system.write(WORKQUEUES, &cpus()?.to_mask()),
+        Knob::Controller => {
+            let word = if value == ON { "+cpuset" } else { "-cpuset" };
+            system.write(&group("/cgroup.subtree_control")?, word)
+        }
+        Knob::Group if value == THERE => system.make(&group(&format!("/{GROUP}"))?),
+        Knob::Group => system.remove(&group(&format!("/{GROUP}"))?),
+        Knob::GroupCpus => {
+            let path = group(&format!("/{GROUP}/cpuset.cpus"))?;
+            system.write(&path, &line(value))
+        }
+        Knob::Partition => {
+            let path = group(&format!("/{GROUP}/cpuset.cpus.partition"))?;
+            system.write(&path, value)
+        }
+        Knob::Slice { name } => {
+            system.write(&group(&format!("/{name}/cpuset.cpus"))?, &line(value))
+        }
+        Knob::Member { tid } => {
+            let path = group(&format!("{}/cgroup.procs", value.trim_end_matches('/')))?;
+            system.write(&path, &tid.to_string())
+        }
+        Knob::Thread { tid } => system.set_affinity(*tid, &cpus()?),
+        Knob::Sysctl { name } => system.write(&format!("/proc/sys/{name}"), value),
+    }
+}
+
+/// A write of no byte would not reach the kernel.
+fn line(value: &str) -> String {
+    format!("{value}\n")
+}
