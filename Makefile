@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-vread bench-vpipe demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-turbo bench-vread bench-vpipe demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -28,8 +28,9 @@ test-beds:
 	@scripts/lab-image.sh
 	@scripts/qemu-image.sh
 	@scripts/qemu-image.sh --new
+	@scripts/uml-smp.sh
 	@scripts/hadoop.sh
-	@scripts/test-beds.sh $(ARGS)
+	@$(rt) scripts/test-beds.sh $(ARGS)
 
 ## make lint          formatting and clippy only
 lint: setup
@@ -60,6 +61,11 @@ demo-vpipe: guests clients build
 ## make bench-vpipe   the figures of bench/results/vpipe.json, about 25 minutes; ARGS="--quick" for a look
 bench-vpipe: guests clients build
 	@$(viola) bench vpipe $(ARGS)
+
+## make bench-turbo   the figures of bench/results/turbo.json, about twenty minutes; ARGS="--quick" for a look
+bench-turbo: guests build
+	@scripts/uml-smp.sh
+	@$(rt) $(viola) bench turbo $(ARGS)
 
 ## make build         the program (target/release/viola) and the lab's guest image
 build: setup

@@ -389,10 +389,13 @@ impl Track {
         let (vcpus, service, asked) = match &mut self.kind {
             Kind::Uml(args) => {
                 let before = self.vm.as_ref().map_or(&[][..], |vm| &vm.service);
-                let (vcpus, service) = uml::threads(pid, before)?;
-                if let Some(n) = args.ncpus.filter(|n| *n > 1) {
+                let ncpus = args.ncpus.unwrap_or(1);
+                let (vcpus, service) = uml::threads(pid, ncpus, before)?;
+                let known = vcpus.len() as u32;
+                if (1..ncpus).contains(&known) {
                     warnings.push(format!(
-                        "process {pid}: of this UML guest's {n} vCPUs only the first is managed; start it with ncpus=1"
+                        "process {pid}: of this UML guest's {ncpus} vCPUs only {known} can be told; \
+                         it may be booting, else start it with ncpus={known}"
                     ));
                 }
                 (vcpus, service, false)

@@ -231,25 +231,61 @@ pub fn tasks(pid: Tid) -> Result<Vec<(Thread, String)>, HostError> {
 /// # Errors
 /// As [`stat`].
 pub fn children(pid: Tid) -> Result<Vec<Tid>, HostError> {
+    Ok(children_by_thread(pid)?.into_iter().map(|c| c.1).collect())
+}
+
+/// As [`children`], each behind the thread that made it; that is the main thread where the kernel does not tell.
+///
+/// # Errors
+/// As [`stat`].
+pub fn children_by_thread(pid: Tid) -> Result<Vec<(Tid, Tid)>, HostError> {
     let mut found = Vec::new();
     let mut kernel_lists_children = false;
     for tid in task_numbers(pid)? {
         if let Some(list) = read_text(format!("/proc/{pid}/task/{tid}/children"))? {
             kernel_lists_children = true;
-            found.extend(
-                list.split_ascii_whitespace()
-                    .filter_map(|n| n.parse::<Tid>().ok()),
-            );
+            let numbers = list.split_ascii_whitespace();
+            found.extend(numbers.filter_map(|n| Some((tid, n.parse::<Tid>().ok()?))));
         }
     }
     if !kernel_lists_children && stat(pid)?.is_some() {
         for candidate in processes()? {
             if stat(candidate)?.is_some_and(|s| s.ppid == pid) {
-                found.push(candidate);
+                found.push((pid, candidate));
             }
         }
     }
     Ok(found)
+}
+
+/// Threads that the POSIX timers of a process signal, in the order in which the timers were made; a thread with
+/// several is there once. Empty where the kernel does not tell (`CONFIG_CHECKPOINT_RESTORE`).
+///
+/// # Errors
+/// As [`read`].
+pub fn timer_threads(pid: Tid) -> Result<Vec<Tid>, HostError> {
+    let text = read_text(format!("/proc/{pid}/timers"))?.unwrap_or_default();
+    Ok(parse_timers(&text))
+}
+
+fn parse_timers(text: &str) -> Vec<Tid> {
+    let mut timers = Vec::new();
+    let mut id = None;
+    for line in text.lines() {
+        if let Some(number) = line.strip_prefix("ID: ") {
+            id = number.trim().parse::<u32>().ok();
+        } else if let Some(tid) = line.strip_prefix("notify: signal/tid.") {
+            timers.extend(id.zip(tid.trim().parse::<Tid>().ok()));
+        }
+    }
+    timers.sort_unstable();
+    let mut threads = Vec::new();
+    for (_, tid) in timers {
+        if !threads.contains(&tid) {
+            threads.push(tid);
+        }
+    }
+    threads
 }
 
 /// Splits the text of `/proc/PID/cmdline` into arguments.
@@ -388,6 +424,17 @@ mod tests {
 
     const STAT: &[u8] = b"9384 (lp) S 9376 9384 9384 0 -1 256 3736 96 8 0 58 53 0 0 20 -5 3 0 158530 154202112 9322 \
 18446744073709551615 1610616832 1621342296 140737488348544 0 0 0 12288 5 402745050 1 0 0 17 1 7 2 0 0 0 16230\n";
+
+    #[test]
+    fn timers_name_their_threads_in_the_order_in_which_they_were_made() {
+        let text = "ID: 1\nsignal: 14/000000006063b0c8\nnotify: signal/tid.48\nClockID: 1\n\
+ID: 0\nsignal: 14/000000006063b0c0\nnotify: signal/tid.40\nClockID: 1\n\
+ID: 2\nsignal: 0/0000000000000000\nnotify: none/pid.40\nClockID: 1\n\
+ID: 3\nsignal: 14/0\nnotify: signal/tid.40\nClockID: 1\n";
+        assert_eq!(parse_timers(text), [40, 48]);
+        assert!(parse_timers("nonsense\nnotify: signal/tid.7\n").is_empty());
+        assert!(timer_threads(std::process::id()).unwrap().is_empty());
+    }
 
     #[test]
     fn reads_the_documented_fields_of_stat() {

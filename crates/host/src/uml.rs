@@ -7,6 +7,9 @@
 //! - Every guest address space is a host process, a child of the main one, whose program is the memory
 //!   file `uml-userspace`. It runs guest user code while the main thread waits, and the other way round:
 //!   together they are vCPU 0.
+//! - With `ncpus=` above 1 each further vCPU is a thread of the main process. The timer that each makes for
+//!   itself tells them apart and in which order they came. A guest address space belongs to the vCPU that made it: it
+//!   inherits that thread's affinity and group, and keeps them when the guest moves the process to another vCPU.
 //! - The main process has two more threads: one reads and writes the `ubd` disks, the other waits for
 //!   descriptors that cannot signal and does nothing else but `epoll_wait`. Nothing but that wait tells
 //!   them apart: they have the name of the program and no fixed order.
@@ -219,17 +222,25 @@ pub(crate) fn completed(pid: Tid, path: PathBuf) -> PathBuf {
     }
 }
 
-/// The threads of a guest now. `before` is the service list of the last time: a helper that was once
-/// seen waiting in epoll stays known when it is not waiting at this very moment.
+/// The threads of a guest of `ncpus` vCPUs now. `before` is the service list of the last time: a helper that was
+/// once seen waiting in epoll stays known when it is not waiting at this very moment. Fewer vCPUs than `ncpus` come
+/// back while they are not up, or where the kernel does not tell.
 pub(crate) fn threads(
     pid: Tid,
+    ncpus: u32,
     before: &[Service],
 ) -> Result<(Vec<Vcpu>, Vec<Service>), HostError> {
-    let mut vcpu = Vec::new();
+    let kernel = kernel_threads(pid, ncpus)?;
+    let mut vcpus: Vec<Vcpu> = Vec::new();
     let mut service = Vec::new();
     for (thread, _) in proc::tasks(pid)? {
-        if thread.tid == pid {
-            vcpu.insert(0, thread);
+        if let Some(index) = kernel.iter().position(|tid| *tid == thread.tid) {
+            vcpus.push(Vcpu {
+                index: index as u32,
+                threads: vec![thread],
+                kernel_thread: Some(thread.tid),
+                cores: proc::affinity(thread.tid)?.unwrap_or_default(),
+            });
             continue;
         }
         let was_helper = before.contains(&Service {
@@ -243,9 +254,10 @@ pub(crate) fn threads(
         };
         service.push(Service { thread, kind });
     }
-    let mut waiting = proc::children(pid)?;
+    vcpus.sort_by_key(|vcpu| vcpu.index);
+    let mut waiting = proc::children_by_thread(pid)?;
     let mut seen = 0;
-    while let Some(&child) = waiting.get(seen).filter(|_| seen < MAX_CHILDREN) {
+    while let Some(&(maker, child)) = waiting.get(seen).filter(|_| seen < MAX_CHILDREN) {
         seen += 1;
         let Some(stat) = proc::stat(child)?.filter(|s| !s.is_dead()) else {
             continue;
@@ -257,26 +269,29 @@ pub(crate) fn threads(
         };
         if is_stub(pid, &stat)? {
             // Its seccomp filter or tracer lets it make no processes of its own.
-            vcpu.push(thread);
+            let of = vcpus.iter().position(|v| v.kernel_thread == Some(maker));
+            if let Some(vcpu) = vcpus.get_mut(of.unwrap_or(0)) {
+                vcpu.threads.push(thread);
+            }
         } else {
             let kind = ServiceKind::Helper;
             service.push(Service { thread, kind });
-            let more = proc::children(child)?;
-            waiting.extend(more.into_iter().filter(|c| *c != pid));
+            let more = proc::children_by_thread(child)?;
+            waiting.extend(more.into_iter().filter(|(_, c)| *c != pid));
         }
     }
-    let vcpus = if vcpu.is_empty() {
-        Vec::new()
-    } else {
-        let cores = proc::affinity(pid)?.unwrap_or_default();
-        vec![Vcpu {
-            index: 0,
-            threads: vcpu,
-            kernel_thread: Some(pid),
-            cores,
-        }]
-    };
     Ok((vcpus, service))
+}
+
+/// The threads that are the guest's kernel, by vCPU: the main one, and those that have a timer of their own.
+fn kernel_threads(pid: Tid, ncpus: u32) -> Result<Vec<Tid>, HostError> {
+    let mut threads = vec![pid];
+    if ncpus > 1 {
+        let others = proc::timer_threads(pid)?;
+        threads.extend(others.into_iter().filter(|tid| *tid != pid));
+        threads.truncate(ncpus as usize);
+    }
+    Ok(threads)
 }
 
 /// Whether a child process of a guest carries guest user code: it runs UML's own stub program, or still

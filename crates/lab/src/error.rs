@@ -21,6 +21,9 @@ pub enum Error {
     /// There is no guest image.
     #[error("no guest image at {0}; run scripts/lab-image.sh")]
     NoImage(PathBuf),
+    /// There is no kernel for guests with several vCPUs.
+    #[error("no kernel for guests with several vCPUs at {0}; run scripts/uml-smp.sh")]
+    NoSmpKernel(PathBuf),
     /// There is no kernel for QEMU guests.
     #[error("no kernel for QEMU guests at {0}; run scripts/qemu-image.sh")]
     NoQemuImage(PathBuf),

@@ -53,6 +53,6 @@ pub use paths::{Paths, run_folder};
 pub use sched::set_policy;
 pub use site::Site;
 pub use spec::{
-    BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_WEIGHT, DiskSpec, GuestSpec, Spec, TapSpec,
-    parse_size,
+    BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_WEIGHT, DiskSpec, GuestSpec, MAX_CPUS,
+    Spec, TapSpec, parse_size,
 };

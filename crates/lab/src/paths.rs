@@ -58,6 +58,29 @@ impl Paths {
     }
 }
 
+impl Paths {
+    /// The kernel of a guest of so many vCPUs: the image's own for one. For several that which `VIOLA_LAB_SMP_KERNEL`
+    /// names, else `uml-smp/linux.uml` beside the folder of the images.
+    ///
+    /// # Errors
+    /// [`Error::NoSmpKernel`] with the place looked at.
+    pub fn kernel(&self, cpus: u32) -> Result<PathBuf> {
+        if cpus <= 1 {
+            return Ok(self.image.join("linux.uml"));
+        }
+        let named = std::env::var_os("VIOLA_LAB_SMP_KERNEL").map(PathBuf::from);
+        let kernel = named.unwrap_or_else(|| {
+            // build/lab/images/HASH and build/uml-smp
+            let build = self.image.ancestors().nth(3).unwrap_or(Path::new("/"));
+            build.join("uml-smp/linux.uml")
+        });
+        match kernel.is_file() {
+            true => Ok(kernel),
+            false => Err(Error::NoSmpKernel(kernel)),
+        }
+    }
+}
+
 /// The folder named by `VIOLA_LAB_RUN`, else `/run/viola-lab` for root, else `$XDG_RUNTIME_DIR/viola-lab`, else one in the temporary folder.
 pub fn run_folder() -> PathBuf {
     if let Some(folder) = std::env::var_os("VIOLA_LAB_RUN") {
@@ -91,5 +114,24 @@ mod tests {
             Paths::with_image(&image, run).unwrap().image,
             image.canonicalize().unwrap()
         );
+    }
+
+    #[test]
+    fn guests_with_several_vcpus_have_a_kernel_of_their_own() {
+        let top = tempfile::tempdir().unwrap();
+        let paths = Paths {
+            image: top.path().join("build/lab/images/h"),
+            run: "/r".into(),
+        };
+        assert_eq!(paths.kernel(1).unwrap(), paths.image.join("linux.uml"));
+        let text = paths.kernel(2).unwrap_err().to_string();
+        assert!(
+            text.contains("build/uml-smp/linux.uml; run scripts/uml-smp.sh"),
+            "{text}"
+        );
+        std::fs::create_dir_all(top.path().join("build/uml-smp")).unwrap();
+        let kernel = top.path().join("build/uml-smp/linux.uml");
+        std::fs::write(&kernel, "").unwrap();
+        assert_eq!(paths.kernel(2).unwrap(), kernel);
     }
 }

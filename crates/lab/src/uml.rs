@@ -76,7 +76,7 @@ pub(crate) fn start(
         guest_shell.as_raw_fd(),
         guest_agent.as_raw_fd(),
     ];
-    let mut command = Command::new(paths.image.join("linux.uml"));
+    let mut command = Command::new(paths.kernel(spec.cpus)?);
     command
         .args(arguments(index, spec, paths, run, fds))
         .env_clear()
@@ -178,6 +178,9 @@ fn arguments(
             "ubd{number}{flag}={}",
             absolute(&disk.image).display()
         ));
+    }
+    if spec.cpus > 1 {
+        words.push(format!("ncpus={}", spec.cpus));
     }
     words.push(format!("viola.name={}", spec.name));
     words.push(format!("viola.nics={}", nics.join(",")));

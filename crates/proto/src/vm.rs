@@ -11,6 +11,8 @@ pub enum Class {
     Ls,
     /// Everything else: whole slices.
     Batch,
+    /// With a turbo vCPU for its I/O, and whole slices for the others.
+    Turbo,
 }
 
 /// What the operator asked for.
@@ -23,6 +25,8 @@ pub enum ClassSetting {
     Batch,
     /// As the meter finds it.
     Auto,
+    /// With a turbo vCPU.
+    Turbo,
 }
 
 /// Where a setting comes from.
@@ -147,7 +151,7 @@ pub struct VmList {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
-    /// `ls`, `batch` or `auto`.
+    /// `ls`, `batch`, `turbo` or `auto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<ClassSetting>,
     /// A duration with its unit, `50us` to `30ms`.

@@ -86,6 +86,7 @@ fn run(
         } else {
             PAPER_SLICE
         },
+        budget_permille: None,
         vms: Vec::new(),
     };
     for (i, (vm, class)) in vms.iter().zip(classes).enumerate() {
@@ -97,6 +98,7 @@ fn run(
                 cap_permille: None,
                 microslice: micro * US,
             },
+            regular_vcpus: (0, 0),
             index: meter.index(&vm.id).ok_or("too many")?,
             pid: vm.pid as i32,
             sees_packets: seen.contains(&vm.id),

@@ -16,6 +16,18 @@ pub enum Algorithm {
         /// VMs that wake with credit preempt.
         boost: bool,
     },
+    /// vTurbo's regular pool: what a VM runs on turbo cores counts here.
+    Regular,
+    /// vTurbo's turbo pool. A VM of class ls has its turbo vCPU here, with slots of its microslice; one of class batch
+    /// an ordinary vCPU that runs in the gaps.
+    Turbo,
+}
+
+impl Algorithm {
+    /// Whether the core belongs to one of vTurbo's two pools.
+    pub fn is_pooled(self) -> bool {
+        matches!(self, Self::Regular | Self::Turbo)
+    }
 }
 
 /// A host thread of a VM.
@@ -42,6 +54,8 @@ pub struct VmPlan {
     pub sees_packets: bool,
     /// Its threads on this core.
     pub threads: Vec<ThreadPlan>,
+    /// Only on a core of a pool: how many of its regular vCPUs are placed on this core, and how many it has in all.
+    pub regular_vcpus: (u32, u32),
 }
 
 /// One core and the VMs on it.
@@ -53,6 +67,9 @@ pub struct CorePlan {
     pub algorithm: Algorithm,
     /// Slice of a VM that is not latency-sensitive.
     pub batch_slice: Nanos,
+    /// Most that the VMs' real-time threads take of any 10 ms of the core, in thousandths, where the host works on
+    /// it too; what they want beyond that they get as ordinary threads. `None`: the core is set aside for them.
+    pub budget_permille: Option<u32>,
     /// At most [`viola_policy::slices::MAX_VMS`].
     pub vms: Vec<VmPlan>,
 }

@@ -258,7 +258,8 @@ pub struct Vms {
 pub struct Set {
     /// Name of the VM, or its identity (uml:NAME, qemu:NAME) when several have that name.
     pub vm: String,
-    /// ls: short slices, more often; batch: whole slices; auto: as the meter finds it.
+    /// ls: short slices, more often; batch: whole slices; turbo: a vCPU for its I/O on a turbo core, whole slices for
+    /// the others; auto: as the meter finds it.
     #[arg(long, value_parser = class)]
     pub class: Option<ClassSetting>,
     /// Length of an ls VM's slice, 50us to 30ms. Shorter answers sooner and costs more.
@@ -417,7 +418,8 @@ fn class(text: &str) -> Result<ClassSetting, String> {
         "ls" => Ok(ClassSetting::Ls),
         "batch" => Ok(ClassSetting::Batch),
         "auto" => Ok(ClassSetting::Auto),
-        _ => Err("ls, batch or auto is allowed".into()),
+        "turbo" => Ok(ClassSetting::Turbo),
+        _ => Err("ls, batch, turbo or auto is allowed".into()),
     }
 }
 
@@ -491,7 +493,7 @@ mod tests {
             "{s}"
         );
         let s = refused(&["viola", "set", "db01", "--class", "fast"]);
-        assert!(s.contains("ls, batch or auto"), "{s}");
+        assert!(s.contains("ls, batch, turbo or auto"), "{s}");
         let s = refused(&["viola", "set", "db01"]);
         assert!(s.contains("--class") && s.contains("--cap"), "{s}");
         assert!(refused(&["viola", "stop"]).contains("--all"));

@@ -14,9 +14,11 @@ use viola_proto::ClassSetting;
 use crate::quantities::{self, BadQuantity};
 
 pub mod pipe;
+pub mod turbo;
 pub mod vread;
 
 pub use pipe::VmPipe;
+pub use turbo::Turbo;
 pub use vread::{Transport, VmVread, Vread};
 
 /// Where the configuration is unless told otherwise.
@@ -58,6 +60,8 @@ pub struct Config {
     pub daemon: Daemon,
     /// `[slices]`
     pub slices: Slices,
+    /// `[turbo]`
+    pub turbo: Turbo,
     /// `[vread]`
     pub vread: Vread,
     /// `[[vm]]`, in the order of the file.
@@ -249,6 +253,11 @@ impl Config {
                 force: s.force,
                 cores_line,
             },
+            turbo: {
+                let cores = raw.turbo.cores.as_ref();
+                let line = cores.map_or(0, |c| line_of(text, c.span().start));
+                raw.turbo.checked(line)
+            },
             vread: raw.vread.checked().map_err(|(span, what)| at(span, what))?,
             vms,
         })
@@ -264,6 +273,9 @@ impl Config {
         if let Some(cpu) = self.slices.cores.iter().find(|&c| !online.contains(c)) {
             let what = format!("cores: CPU {cpu} is not online; this host has {online}");
             return Err(at(self.slices.cores_line, what));
+        }
+        if let Some(what) = self.turbo.wrong(online, &self.slices.cores) {
+            return Err(at(self.turbo.line, what));
         }
         let (cores, whose) = match self.slices.cores.len() {
             0 => (online.len(), "this host"),
@@ -312,6 +324,8 @@ struct Raw {
     daemon: Daemon,
     #[serde(default)]
     slices: RawSlices,
+    #[serde(default)]
+    turbo: turbo::Raw,
     #[serde(default)]
     vread: vread::Raw,
     #[serde(default)]

@@ -95,6 +95,7 @@ fn every_key_of_the_configuration_is_in_the_reference() {
     let tables = [
         ("", "[daemon]"),
         ("", "[slices]"),
+        ("", "[turbo]"),
         ("", "[vread]"),
         ("", "[[vread.allow]]"),
         ("", "[[vread.peer]]"),

@@ -118,7 +118,9 @@ fn wrong_usage_is_one_sentence_and_help_is_not_an_error() {
     assert!(refusal(&output(&["set", "a"]), 2).contains("--class"));
     assert!(refusal(&output(&["stop"]), 2).contains("--all"));
     assert!(refusal(&output(&["frobnicate"]), 2).contains("frobnicate"));
-    assert!(refusal(&output(&["set", "a", "--class", "fast"]), 2).contains("ls, batch or auto"));
+    assert!(
+        refusal(&output(&["set", "a", "--class", "fast"]), 2).contains("ls, batch, turbo or auto")
+    );
     let help = output(&["set", "--help"]);
     assert!(help.status.success() && stdout(&help).contains("--microslice"));
     assert_eq!(output(&[]).status.code(), Some(2));

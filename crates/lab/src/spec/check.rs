@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::{GuestSpec, Spec};
+use super::{GuestSpec, MAX_CPUS, Spec};
 use crate::error::{Error, Result as LabResult};
 use viola_netdev::MAX_NAME;
 
@@ -125,6 +125,17 @@ pub(super) fn check(spec: &Spec) -> Result<(), Problem> {
                 here,
                 "weight",
                 format!("{weight} must be 1 to 10000, 100 being ordinary"),
+            );
+        }
+        if !(1..=MAX_CPUS).contains(&guest.cpus) {
+            return fail(here, "cpus", format!("must be 1 to {MAX_CPUS}"));
+        }
+        if guest.cpus > 1 && guest.weight.is_some() {
+            let why = "one control group over several cores starves its neighbours";
+            return fail(
+                here,
+                "weight",
+                format!("only for a guest with one vCPU: {why}"),
             );
         }
         if let Some(cores) = &cores

@@ -16,6 +16,8 @@ use crate::wire::Workload;
 
 /// Memory of a guest when the description does not say, in bytes.
 pub const DEFAULT_MEMORY: u64 = 96 << 20;
+/// Most virtual CPUs of a guest (`CONFIG_NR_CPUS` of lab/uml-smp.config).
+pub const MAX_CPUS: u32 = 4;
 /// Weight of a guest that counts as ordinary, as in cgroup v2's `cpu.weight`.
 pub const DEFAULT_WEIGHT: u32 = 100;
 /// Name of the bridge that every lab has unless it names its own.
@@ -39,6 +41,8 @@ pub struct GuestSpec {
     pub name: String,
     /// Memory in bytes, at least 32 MiB.
     pub memory: u64,
+    /// Virtual CPUs, 1 to [`MAX_CPUS`]. Several take the kernel that `scripts/uml-smp.sh` makes.
+    pub cpus: u32,
     /// Host cores that it may run on; empty: any.
     pub cores: Vec<usize>,
     /// CPU weight against the other guests, 1 to 10000, 100 being ordinary. With a weight the guest

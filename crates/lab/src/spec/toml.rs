@@ -44,6 +44,7 @@ struct BridgeTable {
 struct GuestTable {
     name: String,
     memory: Option<Size>,
+    cpus: Option<u32>,
     #[serde(default)]
     cores: Vec<usize>,
     weight: Option<u32>,
@@ -186,6 +187,7 @@ pub(super) fn read(text: &str, origin: &str, folder: &Path) -> Result<Spec> {
         guests.push(GuestSpec {
             name: table.name.clone(),
             memory: table.memory.as_ref().map_or(DEFAULT_MEMORY, |m| m.0),
+            cpus: table.cpus.unwrap_or(1),
             cores: table.cores.clone(),
             weight: table.weight,
             disks: table

@@ -144,7 +144,20 @@ impl CoreView {
 
     /// What the VM has run on this core up to `now` (ns), including a run that is still going on.
     pub fn used(&self, vm: u32, now: u64) -> u64 {
-        let row = self.vms.ptr(self.row(vm));
+        self.used_in(self.row(vm), now)
+    }
+
+    /// The same of another core; 0 when there is no such core.
+    pub fn used_on(&self, cpu: u32, vm: u32, now: u64) -> u64 {
+        assert!((vm as usize) < MAX_VMS);
+        match cpu as usize * MAX_VMS + vm as usize {
+            row if row < self.vms.len => self.used_in(row, now),
+            _ => 0,
+        }
+    }
+
+    fn used_in(&self, row: usize, now: u64) -> u64 {
+        let row = self.vms.ptr(row);
         // The two words change together at a switch; read again when one is seen in between.
         for _ in 0..8 {
             // SAFETY: in bounds and mapped; aligned words.
@@ -164,7 +177,8 @@ impl CoreView {
                     };
             }
         }
-        self.vm(vm).used
+        // SAFETY: in bounds and mapped; one aligned word.
+        unsafe { (&raw const (*row).used).read_volatile() }
     }
 
     /// Asks for one [`super::EventKind::Io`] when a packet comes for the VM, or asks no more.

@@ -21,7 +21,7 @@ pub const MAX_CORES: usize = 64;
 /// Most threads of all VMs on one core.
 pub const MAX_THREADS: usize = 2048;
 
-const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_01;
+const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_02;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -34,7 +34,16 @@ struct VmRow {
     index: u32,
     pid: i32,
     sees_packets: u32,
+    regular_here: u32,
+    regular_all: u32,
     _pad: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PoolRow {
+    cpu: u32,
+    turbo: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -50,8 +59,11 @@ struct PlanRows {
     algorithm: u32,
     n_vms: u32,
     n_threads: u32,
+    n_pool: u32,
+    budget_permille: u32,
     _pad: u32,
     batch_slice: u64,
+    pool: [PoolRow; MAX_CORES],
     vms: [VmRow; MAX_VMS],
     threads: [ThreadRow; MAX_THREADS],
 }
@@ -184,10 +196,23 @@ pub struct LocalPlan {
     pub algorithm: Algorithm,
     /// Slice of batch VMs, ns.
     pub batch_slice: u64,
+    /// As [`CorePlan::budget_permille`].
+    pub budget_permille: Option<u32>,
+    /// The other cores of vTurbo's pools.
+    pub pool: Vec<PoolCore>,
     /// VMs in the order of the plan.
     pub vms: Vec<LocalVm>,
     /// Threads with the position of their VM.
     pub threads: Vec<(usize, ThreadPlan)>,
+}
+
+/// A core of vTurbo's pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolCore {
+    /// CPU number.
+    pub cpu: u32,
+    /// Of the turbo pool.
+    pub turbo: bool,
 }
 
 /// A VM in a [`LocalPlan`].
@@ -201,6 +226,8 @@ pub struct LocalVm {
     pub pid: i32,
     /// Its packets are announced.
     pub sees_packets: bool,
+    /// As [`crate::VmPlan::regular_vcpus`].
+    pub regular_vcpus: (u32, u32),
 }
 
 impl LocalPlan {
@@ -209,6 +236,8 @@ impl LocalPlan {
         Self {
             algorithm: Algorithm::Interleaved,
             batch_slice: 0,
+            budget_permille: None,
+            pool: Vec::with_capacity(MAX_CORES),
             vms: Vec::with_capacity(MAX_VMS),
             threads: Vec::with_capacity(MAX_THREADS),
         }
@@ -222,9 +251,9 @@ impl Default for LocalPlan {
 }
 
 impl CoreBoard {
-    /// Writes a new plan. One writer at a time (the daemon). Returns its sequence count, and whether all
-    /// threads had room.
-    pub fn publish(&self, plan: &CorePlan) -> (u64, bool) {
+    /// Writes a new plan; `pool` are all cores of vTurbo's pools. One writer at a time (the daemon). Returns its
+    /// sequence count, and whether all threads had room.
+    pub fn publish(&self, plan: &CorePlan, pool: &[PoolCore]) -> (u64, bool) {
         let seq = self.seq.load(Ordering::Relaxed);
         self.seq.store(seq + 1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -236,6 +265,17 @@ impl CoreBoard {
         unsafe {
             (&raw mut (*rows).algorithm).write_volatile(algorithm_code(plan.algorithm));
             (&raw mut (*rows).batch_slice).write_volatile(plan.batch_slice);
+            (&raw mut (*rows).budget_permille).write_volatile(plan.budget_permille.unwrap_or(0));
+            let mut n_pool = 0;
+            let others = pool.iter().filter(|c| c.cpu != plan.cpu);
+            for other in others.take(MAX_CORES) {
+                (&raw mut (*rows).pool[n_pool]).write_volatile(PoolRow {
+                    cpu: other.cpu,
+                    turbo: u32::from(other.turbo),
+                });
+                n_pool += 1;
+            }
+            (&raw mut (*rows).n_pool).write_volatile(n_pool as u32);
             for (i, vm) in plan.vms.iter().take(MAX_VMS).enumerate() {
                 let p = &vm.params;
                 (&raw mut (*rows).vms[i]).write_volatile(VmRow {
@@ -247,6 +287,8 @@ impl CoreBoard {
                     index: vm.index,
                     pid: vm.pid,
                     sees_packets: u32::from(vm.sees_packets),
+                    regular_here: vm.regular_vcpus.0,
+                    regular_all: vm.regular_vcpus.1,
                     _pad: 0,
                 });
                 for t in &vm.threads {
@@ -285,10 +327,21 @@ impl CoreBoard {
         let rows = self.plan.get();
         into.vms.clear();
         into.threads.clear();
+        into.pool.clear();
         // SAFETY: volatile copies of plain integers from mapped memory; torn reads are thrown away below.
         unsafe {
             into.algorithm = algorithm_of((&raw const (*rows).algorithm).read_volatile());
             into.batch_slice = (&raw const (*rows).batch_slice).read_volatile();
+            let budget = (&raw const (*rows).budget_permille).read_volatile();
+            into.budget_permille = (budget != 0).then_some(budget);
+            let n_pool = ((&raw const (*rows).n_pool).read_volatile() as usize).min(MAX_CORES);
+            for i in 0..n_pool {
+                let row = (&raw const (*rows).pool[i]).read_volatile();
+                into.pool.push(PoolCore {
+                    cpu: row.cpu,
+                    turbo: row.turbo != 0,
+                });
+            }
             let n_vms = ((&raw const (*rows).n_vms).read_volatile() as usize).min(MAX_VMS);
             let n_threads =
                 ((&raw const (*rows).n_threads).read_volatile() as usize).min(MAX_THREADS);
@@ -309,6 +362,7 @@ impl CoreBoard {
                     index: row.index,
                     pid: row.pid,
                     sees_packets: row.sees_packets != 0,
+                    regular_vcpus: (row.regular_here, row.regular_all),
                 });
             }
             for i in 0..n_threads {
@@ -335,6 +389,8 @@ fn algorithm_code(a: Algorithm) -> u32 {
         Algorithm::Paper => 1,
         Algorithm::Credit { boost: true } => 2,
         Algorithm::Credit { boost: false } => 3,
+        Algorithm::Regular => 4,
+        Algorithm::Turbo => 5,
     }
 }
 
@@ -343,6 +399,8 @@ fn algorithm_of(code: u32) -> Algorithm {
         1 => Algorithm::Paper,
         2 => Algorithm::Credit { boost: true },
         3 => Algorithm::Credit { boost: false },
+        4 => Algorithm::Regular,
+        5 => Algorithm::Turbo,
         _ => Algorithm::Interleaved,
     }
 }
@@ -360,11 +418,27 @@ mod tests {
     use super::*;
     use crate::plan::VmPlan;
 
+    const POOL: [PoolCore; 3] = [
+        PoolCore {
+            cpu: 0,
+            turbo: true,
+        },
+        PoolCore {
+            cpu: 1,
+            turbo: false,
+        },
+        PoolCore {
+            cpu: 2,
+            turbo: false,
+        },
+    ];
+
     fn plan(n: u32) -> CorePlan {
         CorePlan {
             cpu: 1,
             algorithm: Algorithm::Credit { boost: true },
             batch_slice: 5,
+            budget_permille: Some(500),
             vms: (0..n)
                 .map(|i| VmPlan {
                     params: Params {
@@ -381,6 +455,7 @@ mod tests {
                         tid: 100 + i as i32,
                         service: i == 0,
                     }],
+                    regular_vcpus: (i, i + 1),
                 })
                 .collect(),
         }
@@ -390,12 +465,15 @@ mod tests {
     fn what_one_process_publishes_another_reads() {
         let (board, fd) = Board::create().unwrap();
         let other = Board::open(fd.as_fd()).unwrap();
-        let (seq, fits) = board.cores[0].publish(&plan(3));
+        let (seq, fits) = board.cores[0].publish(&plan(3), &POOL);
         assert!(fits);
         let mut local = LocalPlan::new();
         assert_eq!(other.cores[0].read(&mut local), Some(seq));
         assert_eq!(local.algorithm, Algorithm::Credit { boost: true });
         assert_eq!(local.vms.len(), 3);
+        assert_eq!(local.pool, [POOL[0], POOL[2]]);
+        assert_eq!(local.budget_permille, Some(500));
+        assert_eq!(local.vms[2].regular_vcpus, (2, 3));
         assert_eq!(local.vms[1].params.cap_permille, Some(200));
         assert_eq!(local.vms[2].params.weight, 258);
         assert!(local.vms[2].sees_packets && !local.vms[0].sees_packets);
@@ -412,9 +490,23 @@ mod tests {
     }
 
     #[test]
+    fn every_algorithm_has_a_code_of_its_own() {
+        use Algorithm::*;
+        let all = [
+            Interleaved,
+            Paper,
+            Credit { boost: true },
+            Credit { boost: false },
+            Regular,
+            Turbo,
+        ];
+        assert_eq!(all.map(|a| algorithm_of(algorithm_code(a))), all);
+    }
+
+    #[test]
     fn a_plan_that_is_being_written_is_not_read() {
         let (board, _fd) = Board::create().unwrap();
-        board.cores[0].publish(&plan(1));
+        board.cores[0].publish(&plan(1), &[]);
         board.cores[0].seq.fetch_add(1, Ordering::Relaxed);
         assert_eq!(board.cores[0].read(&mut LocalPlan::new()), None);
     }
@@ -430,7 +522,7 @@ mod tests {
             };
             MAX_THREADS + 1
         ];
-        assert!(!board.cores[0].publish(&plan).1);
+        assert!(!board.cores[0].publish(&plan, &[]).1);
     }
 
     #[test]

@@ -13,19 +13,21 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, Ring};
 use viola_policy::slices::{
     Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen,
 };
+use viola_policy::turbo::{
+    Elsewhere, Pooled, RegularConfig, RegularCore, TurboConfig, TurboCore, portion,
+};
 
 use super::board::{Board, CoreBoard, LocalPlan, now};
-use super::threads::{
-    CONTROLLER_PRIORITY, FILLER_IDLE_PRIORITY, FILLER_PRIORITY, VmThreads, set_fifo,
-};
+use super::budget::Budget;
+use super::filler::Filler;
+use super::threads::{CONTROLLER_PRIORITY, VmThreads, set_fifo, set_ordinary};
 use crate::plan::Algorithm;
 
 /// Longest sleep: the watchdog wants a sign of life.
@@ -37,6 +39,10 @@ const ANSWER: Nanos = 5_000_000;
 /// Time that goes to switching while a budget is spent: a look this much later finds it spent, and need not be
 /// repeated, ns.
 const SWITCHING: Nanos = 20_000;
+/// The same where slots are a few times as long as that.
+const TURBO_SWITCHING: Nanos = 5_000;
+/// How often the machine of a pool hears what its VMs ran on other cores.
+const EXCHANGE: Nanos = 1_000_000;
 /// After so many looks before which no VM woke, the controller has itself called when one of those that sleep and
 /// outrank the running one does, instead of looking.
 const CALM: u32 = 1;
@@ -129,6 +135,13 @@ struct Core {
     paper: Paper,
     credit: Credit,
     plain: Credit,
+    regular: RegularCore,
+    turbo: TurboCore,
+    budget: Budget,
+    /// When the machine of a pool last heard of other cores, and by index in the accounting program how far.
+    heard: Nanos,
+    heard_of: [Elsewhere; MAX_INDEX],
+    elsewhere: Vec<Elsewhere>,
     /// By index in the accounting program.
     threads: Vec<VmThreads>,
     /// Index in the accounting program by position in the plan.
@@ -158,6 +171,12 @@ impl Core {
             paper: Paper::default(),
             credit: Credit::new(true),
             plain: Credit::new(false),
+            regular: RegularCore::default(),
+            turbo: TurboCore::default(),
+            budget: Budget::new(None),
+            heard: 0,
+            heard_of: [Elsewhere::default(); MAX_INDEX],
+            elsewhere: Vec::with_capacity(MAX_VMS),
             threads: (0..MAX_INDEX).map(|_| VmThreads::new()).collect(),
             indexes: Vec::with_capacity(MAX_VMS),
             last_seen: [LastSeen::default(); MAX_INDEX],
@@ -202,18 +221,27 @@ impl Core {
                 (last.wakes, self.calm) = (vm.wakes, 0);
             }
         }
+        let used = self.seen.iter().map(|seen| seen.used).sum();
+        let in_budget = self.budget.spend(now, used);
+        self.hear_of_others(now);
         let machine: &mut dyn Machine = match self.plan.algorithm {
             Algorithm::Interleaved => &mut self.interleaved,
             Algorithm::Paper => &mut self.paper,
             Algorithm::Credit { boost: true } => &mut self.credit,
             Algorithm::Credit { boost: false } => &mut self.plain,
+            Algorithm::Regular => &mut self.regular,
+            Algorithm::Turbo => &mut self.turbo,
         };
         machine.decide(now, &self.seen, &mut self.decision);
         let (mut calls, mut switches, mut fill) = (0, 0, false);
         for (i, &index) in self.indexes.iter().enumerate() {
             let rank = self.decision.ranks[i];
             fill |= rank == Rank::Capped && self.seen[i].runnable;
-            let applied = self.threads[index as usize].apply(rank, set_fifo);
+            let applied = if in_budget {
+                self.threads[index as usize].apply(rank, set_fifo)
+            } else {
+                self.threads[index as usize].release(set_ordinary)
+            };
             if self.plan.vms[i].sees_packets {
                 let Seen { runnable, io, .. } = self.seen[i];
                 let waits = rank != Rank::Boost && runnable && io == Io::Quiet;
@@ -227,7 +255,8 @@ impl Core {
             }
         }
         let called = self.end_of_decision(now);
-        self.filler.set(fill);
+        // Where the host works too a cap is no reason to keep it from that: the other cores see to the VM's cap.
+        self.filler.set(fill && !self.budget.is_limited());
         self.view.notify(
             called || self.decision.notify_wake,
             self.decision.notify_block,
@@ -271,12 +300,65 @@ impl Core {
             };
             *least = self.decision.budgets[i].min(*least);
         }
-        let end = self.decision.until.min(now.saturating_add(runs));
+        let mut end = self.decision.until.min(now.saturating_add(runs));
         let look = now.saturating_add(may_wake);
-        let called = look < end && self.calm >= CALM;
-        let end = if called { end } else { end.min(look) };
-        self.until = end.saturating_add(SWITCHING);
+        let mut called = look < end && self.calm >= CALM;
+        if !called {
+            end = end.min(look);
+        }
+        if self.budget.is_limited() {
+            // Nobody runs unseen.
+            called = true;
+            if top.is_some() {
+                end = end.min(self.budget.look_at(now));
+            }
+        }
+        self.until = end.saturating_add(match self.plan.algorithm {
+            Algorithm::Turbo => TURBO_SWITCHING,
+            _ => SWITCHING,
+        });
         called
+    }
+
+    /// Tells the machine of a pool what its VMs ran on other cores.
+    fn hear_of_others(&mut self, now: Nanos) {
+        if !self.plan.algorithm.is_pooled() || now < self.heard.saturating_add(EXCHANGE) {
+            return;
+        }
+        self.heard = now;
+        self.elsewhere.clear();
+        for (i, &index) in self.indexes.iter().enumerate() {
+            let all = self.ran_elsewhere(i, index, now);
+            let last = &mut self.heard_of[index as usize];
+            self.elsewhere.push(Elsewhere {
+                turbo: all.turbo.saturating_sub(last.turbo),
+                total: all.total.saturating_sub(last.total),
+            });
+            last.turbo = last.turbo.max(all.turbo);
+            last.total = last.total.max(all.total);
+        }
+        let machine: &mut dyn Pooled = match self.plan.algorithm {
+            Algorithm::Turbo => &mut self.turbo,
+            _ => &mut self.regular,
+        };
+        machine.elsewhere(&self.elsewhere);
+    }
+
+    /// All that a VM (position in the plan and index) ever ran on the other cores of the pools, as far as it matters
+    /// here: what it ran on regular ones only counts against a cap.
+    fn ran_elsewhere(&self, i: usize, index: u32, now: Nanos) -> Elsewhere {
+        let vm = &self.plan.vms[i];
+        let mut all = Elsewhere::default();
+        for other in &self.plan.pool {
+            if other.turbo || vm.params.cap_permille.is_some() {
+                let ran = self.view.used_on(other.cpu, index, now);
+                all.total += ran;
+                all.turbo += if other.turbo { ran } else { 0 };
+            }
+        }
+        let (here, of) = vm.regular_vcpus;
+        all.turbo = portion(all.turbo, here, of);
+        all
     }
 
     fn take_events(&mut self, mine: &CoreBoard) {
@@ -291,6 +373,10 @@ impl Core {
             match event.kind {
                 // What a vCPU thread forks (a guest process of UML) is a vCPU thread; the daemon corrects the
                 // role where it knows better.
+                // But a turbo vCPU is one thread: what it makes is work for the regular cores, where the daemon takes it.
+                EventKind::Fork if self.plan.algorithm == Algorithm::Turbo => {
+                    set_ordinary(event.tid);
+                }
                 EventKind::Fork => {
                     if !threads.add(event.tid, false) {
                         mine.resync.store(1, Ordering::Release);
@@ -374,11 +460,31 @@ impl Core {
                 c.set_slice(self.plan.batch_slice);
                 c
             }
+            Algorithm::Regular => {
+                self.regular.set_config(RegularConfig {
+                    slice: self.plan.batch_slice,
+                    ..RegularConfig::default()
+                });
+                &mut self.regular
+            }
+            Algorithm::Turbo => {
+                self.turbo.set_config(TurboConfig {
+                    slice: self.plan.batch_slice,
+                    ..TurboConfig::default()
+                });
+                &mut self.turbo
+            }
         };
         // Often only threads have changed, which is nothing to the algorithm.
         if !same {
             machine.configure(now, &self.params);
         }
+        // From here on: which cores count, and how much of a VM's turbo time is this core's, may have changed.
+        for (i, &index) in self.indexes.iter().enumerate() {
+            self.heard_of[index as usize] = self.ran_elsewhere(i, index, now);
+        }
+        self.heard = now;
+        self.budget.set(self.plan.budget_permille);
         self.seq = seq;
         mine.followed.store(seq, Ordering::Release);
     }
@@ -410,106 +516,6 @@ impl Core {
 fn add(counter: &std::sync::atomic::AtomicU64, n: u64) {
     // One writer, so no read-modify-write is needed.
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
-}
-
-/// Keeps the core busy while a VM that is over its cap must not run.
-///
-/// A real-time thread is not stopped by any quota, so something that ranks between "capped" and "out" has to
-/// hold the core. It runs only when no VM within its cap wants to. While it has nothing to hold it sleeps above
-/// every VM, so that it can end at once when the controller is killed.
-struct Filler {
-    shared: Arc<FillerState>,
-}
-
-#[derive(Default)]
-struct FillerState {
-    command: AtomicU32,
-    tid: AtomicI32,
-}
-
-const IDLE: u32 = 0;
-const FILL: u32 = 1;
-const END: u32 = 2;
-
-impl Filler {
-    fn start(cpu: u32) -> io::Result<Self> {
-        let shared = Arc::new(FillerState::default());
-        let theirs = Arc::clone(&shared);
-        std::thread::Builder::new()
-            .name(format!("filler/{cpu}"))
-            .stack_size(64 << 10)
-            .spawn(move || {
-                if become_realtime(cpu, FILLER_IDLE_PRIORITY).is_ok() {
-                    // SAFETY: a plain system call.
-                    theirs
-                        .tid
-                        .store(unsafe { libc::gettid() }, Ordering::Release);
-                    hold(&theirs.command);
-                }
-            })?;
-        Ok(Self { shared })
-    }
-
-    fn set(&self, on: bool) {
-        self.command(if on { FILL } else { IDLE });
-    }
-
-    fn command(&self, to: u32) {
-        let from = self.shared.command.swap(to, Ordering::AcqRel);
-        if from == to {
-            return;
-        }
-        if from == FILL {
-            // It may not get the core by itself.
-            let tid = self.shared.tid.load(Ordering::Acquire);
-            if tid != 0 {
-                set_fifo(tid, FILLER_IDLE_PRIORITY);
-            }
-        }
-        // SAFETY: FUTEX_WAKE on a live word.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.shared.command.as_ptr(),
-                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-                1,
-            )
-        };
-    }
-}
-
-/// Body of the filler's thread.
-fn hold(command: &AtomicU32) {
-    loop {
-        match command.load(Ordering::Acquire) {
-            END => return,
-            FILL => {
-                set_fifo(0, FILLER_PRIORITY);
-                while command.load(Ordering::Acquire) == FILL {
-                    std::hint::spin_loop();
-                }
-                set_fifo(0, FILLER_IDLE_PRIORITY);
-            }
-            _ => {
-                // SAFETY: FUTEX_WAIT on a live word, without a time limit.
-                unsafe {
-                    libc::syscall(
-                        libc::SYS_futex,
-                        command.as_ptr(),
-                        libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                        IDLE,
-                        std::ptr::null::<libc::timespec>(),
-                    )
-                };
-            }
-        }
-    }
-}
-
-impl Drop for Filler {
-    fn drop(&mut self) {
-        self.command(END);
-    }
 }
 
 /// Locks all memory of the process, now and later, and makes page faults of the stack unlikely.

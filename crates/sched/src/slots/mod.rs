@@ -6,7 +6,9 @@
 //! [`watchdog`] between them looks after both and puts every thread back when something is wrong.
 
 pub mod board;
+mod budget;
 pub mod controller;
+mod filler;
 mod threads;
 pub mod watchdog;
 
@@ -19,10 +21,10 @@ use std::time::{Duration, Instant};
 use viola_host::Vm;
 use viola_meter::acct::Acct;
 
-use self::board::{Board, MAX_CORES, now};
+use self::board::{Board, MAX_CORES, PoolCore, now};
 use self::watchdog::{Args, CoreArgs, End, set_cloexec};
 use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError};
-use crate::plan::Plan;
+use crate::plan::{Algorithm, Plan};
 use crate::restore::{SavedState, restore_file, restore_vm};
 
 pub use threads::PRIORITIES;
@@ -121,12 +123,22 @@ impl Slots {
         set_cloexec(lifeline.as_raw_fd(), true).map_err(io("making a pipe"))?;
         let cpus: Vec<u32> = plan.cores.iter().map(|c| c.cpu).collect();
         let online = viola_host::topology::online().map_err(|e| SchedError::Restore(e.into()))?;
+        let is_shared = |cpu: &u32| {
+            let core = plan.cores.iter().find(|c| c.cpu == *cpu);
+            core.is_some_and(|c| c.budget_permille.is_some())
+        };
+        let mut spare_cpus: Vec<u32> = online.iter().filter(|c| !cpus.contains(c)).collect();
+        let crowded = spare_cpus.is_empty();
+        if crowded {
+            spare_cpus = cpus.iter().copied().filter(is_shared).collect();
+        }
         let args = Args {
             board: board_number,
             parent: read.as_raw_fd(),
             cpus: acct.cpus(),
             saved: self.saved.clone(),
-            spare_cpus: online.iter().filter(|c| !cpus.contains(c)).collect(),
+            spare_cpus,
+            crowded,
             cores,
         };
         fds.push(read);
@@ -297,6 +309,13 @@ impl Mechanism for Slots {
         let Some(running) = self.running.as_mut() else {
             return Ok(());
         };
+        let pooled = plan.cores.iter().filter(|c| c.algorithm.is_pooled());
+        let pool: Vec<PoolCore> = pooled
+            .map(|c| PoolCore {
+                cpu: c.cpu,
+                turbo: c.algorithm == Algorithm::Turbo,
+            })
+            .collect();
         let mut wanted = Vec::new();
         for core in &plan.cores {
             let Some(shared) = running
@@ -307,7 +326,7 @@ impl Mechanism for Slots {
             else {
                 continue;
             };
-            let (seq, _) = shared.publish(core);
+            let (seq, _) = shared.publish(core, &pool);
             wanted.push((shared, seq));
         }
         let deadline = Instant::now() + PATIENCE;

@@ -33,9 +33,12 @@ pub fn priority(rank: Rank) -> i32 {
 struct Entry {
     tid: i32,
     service: bool,
-    /// Priority it has now; 0 when that is not known.
+    /// Priority it has now; 0 when that is not known, [`RELEASED`] when it is not real-time.
     priority: i32,
 }
+
+/// Stands for the ordinary class.
+const RELEASED: i32 = -1;
 
 /// Threads of one VM on one core.
 #[derive(Debug)]
@@ -92,6 +95,22 @@ impl VmThreads {
             e.priority = 0;
         }
         self.dirty = true;
+    }
+
+    /// Makes every thread an ordinary one, by `set(tid) -> errno or 0`, until the next [`VmThreads::apply`].
+    pub fn release(&mut self, mut set: impl FnMut(i32) -> i32) -> Applied {
+        let mut applied = Applied::default();
+        for e in self.entries.iter_mut().filter(|e| e.priority != RELEASED) {
+            applied.calls += 1;
+            match set(e.tid) {
+                0 => e.priority = RELEASED,
+                // It is forgotten when its next priority is set.
+                libc::ESRCH => {}
+                errno => applied.refused = errno,
+            }
+        }
+        self.dirty |= applied.calls > 0;
+        applied
     }
 
     /// Adds a thread, or changes its role. False when there is no room.
@@ -199,6 +218,19 @@ pub fn set_fifo(tid: i32, priority: i32) -> i32 {
     }
 }
 
+/// sched_setscheduler(2) with SCHED_OTHER, which leaves the nice value; 0 or errno.
+pub fn set_ordinary(tid: i32) -> i32 {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: a plain system call with a pointer to a live structure.
+    if unsafe { libc::sched_setscheduler(tid, libc::SCHED_OTHER, &param) } == 0 {
+        0
+    } else {
+        std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,6 +300,25 @@ mod tests {
         t.apply(Rank::Owner, |_, _| 0);
         t.doubt();
         assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 2);
+    }
+
+    #[test]
+    fn threads_that_were_released_get_their_priority_again_though_their_rank_is_the_same() {
+        let mut t = VmThreads::new();
+        t.add(1, false);
+        t.add(2, true);
+        t.apply(Rank::Owner, |_, _| 0);
+        assert_eq!(t.release(|_| 0).calls, 2);
+        assert_eq!(t.release(|_| 0).calls, 0);
+        t.add(3, false);
+        assert_eq!(
+            t.release(|tid| if tid == 3 { 0 } else { panic!("{tid}") })
+                .calls,
+            1
+        );
+        assert_eq!(t.apply(Rank::Owner, |_, _| 0).calls, 3);
+        t.release(|_| libc::ESRCH);
+        assert_eq!(t.len(), 3);
     }
 
     #[test]

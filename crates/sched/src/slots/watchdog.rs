@@ -36,8 +36,11 @@ pub struct Args {
     pub cpus: u32,
     /// File with the attributes to restore.
     pub saved: std::path::PathBuf,
-    /// CPUs that are not managed, for everything but the controller threads; empty if there are none.
+    /// CPUs that are not managed, for the controller threads and everything else; where there are none those that
+    /// the host works on too; empty if there are none of these either.
     pub spare_cpus: Vec<u32>,
+    /// VMs' real-time threads run on all CPUs, on some within a budget.
+    pub crowded: bool,
     /// Managed cores in the order of the board.
     pub cores: Vec<CoreArgs>,
 }
@@ -104,7 +107,7 @@ impl End {
 /// arguments are added.
 pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
     let board = open_board(args.board)?;
-    take_place(&args.spare_cpus)?;
+    take_place(args)?;
     lock_memory()?;
     let (lifeline, held) = rustix::pipe::pipe()?;
     set_cloexec(held.as_raw_fd(), true)?;
@@ -178,7 +181,7 @@ fn watch(board: &Board, args: &Args, child: &mut Child) -> io::Result<End> {
 /// Body of the controller process: a thread per core, and this one to see whether the watchdog is still there.
 pub fn controller(args: &Args) -> io::Result<()> {
     let board = open_board(args.board)?;
-    take_place(&args.spare_cpus)?;
+    take_place(args)?;
     let orphaned = AtomicBool::new(false);
     let files: Vec<CoreFiles> = args
         .cores
@@ -239,14 +242,18 @@ pub fn controller(args: &Args) -> io::Result<()> {
 }
 
 /// Where this thread looks after the others from: an unmanaged core, as an ordinary thread, so that no fault of its
-/// own can take that core away. Only where all cores are managed it has to be real-time, to win against the VMs.
-fn take_place(spare_cpus: &[u32]) -> io::Result<()> {
-    if !spare_cpus.is_empty() {
-        return pin(spare_cpus);
+/// own can take that core away. Only where VMs' real-time threads run on all cores it has to be real-time, to win
+/// against them.
+fn take_place(args: &Args) -> io::Result<()> {
+    if args.crowded {
+        match set_fifo(0, WATCHDOG_PRIORITY) {
+            0 => {}
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
     }
-    match set_fifo(0, WATCHDOG_PRIORITY) {
-        0 => Ok(()),
-        errno => Err(io::Error::from_raw_os_error(errno)),
+    match args.spare_cpus.as_slice() {
+        [] => Ok(()),
+        cpus => pin(cpus),
     }
 }
 

@@ -20,7 +20,7 @@ const PERIOD: u32 = 20;
 /// *program* runs lets that run on until its next system call or tick, up to 10 ms, where hardware would
 /// interrupt it; that would hide what the host's scheduler does. Making random numbers, a MiB per call,
 /// burns the vCPU in one host thread, as a busy vCPU of KVM does, and is interrupted at once.
-const OWN_WORK: &str = "set -e; c=/run/groups; \
+pub const OWN_WORK: &str = "set -e; c=/run/groups; \
     [ -d $c ] || { mkdir $c; mount -t cgroup2 none $c; echo +cpu >$c/cgroup.subtree_control; mkdir $c/own; }; \
     echo 1 >$c/own/cpu.idle; echo $$ >$c/own/cgroup.procs; \
     dd if=/dev/urandom of=/dev/null bs=1M 2>/dev/null >&2 & echo $!";

@@ -13,6 +13,7 @@ pub mod side;
 mod slices;
 mod spawn;
 pub mod trace;
+mod turbo;
 mod vpipe;
 mod vread;
 
@@ -35,6 +36,12 @@ pub enum Bench {
     /// Needs root, two cores and the lab's guest image (make build). About twenty minutes; the result is written to
     /// bench/results/slices.json when everything was measured, else to build/bench/slices.json.
     Slices(Options),
+    /// I/O of a busy guest with two vCPUs whose core others want too: as it is, and with a vCPU on a turbo core.
+    ///
+    /// Needs root, two cores, the lab's guest image (make build) and its kernel for several vCPUs
+    /// (scripts/uml-smp.sh). About ten minutes; the result is written to bench/results/turbo.json when everything was
+    /// measured, else to build/bench/turbo.json.
+    Turbo(Options),
     /// Reading HDFS from a guest: over TCP and through the host, beside the guest's own disk.
     ///
     /// Needs root, two cores, the lab's guest image (make build) and Hadoop with what is built on it
@@ -96,6 +103,10 @@ pub fn run(bench: &Bench) -> Outcome {
         Bench::Slices(options) => {
             need_root()?;
             slices::run(options)
+        }
+        Bench::Turbo(options) => {
+            need_root()?;
+            turbo::run(options)
         }
         Bench::Vread(vread) => vread::run(vread),
         Bench::Vpipe(options) => vpipe::run(options),

@@ -35,6 +35,8 @@ pub enum Side {
     Credit,
     /// viola with this microslice, in microseconds.
     Viola(u32),
+    /// viola with the first vCPU of the guests that do I/O on this core, which is a turbo core within a budget.
+    Turbo(usize),
 }
 
 impl Side {
@@ -45,6 +47,7 @@ impl Side {
             Self::StockTimes4 => "stock, 4x weight".into(),
             Self::Credit => "30 ms slices".into(),
             Self::Viola(us) => format!("viola {}", slice(us)),
+            Self::Turbo(_) => "turbo".into(),
         }
     }
 }
@@ -82,6 +85,7 @@ impl Guests {
     fn config(&self, side: Side, folder: &Path) -> String {
         let (mode, microslice) = match side {
             Side::Viola(us) => ("interleaved", format!("microslice = \"{us}us\"\n")),
+            Side::Turbo(_) => ("interleaved", String::new()),
             _ => ("credit", String::new()),
         };
         let at = |name: &str| format!("{:?}", folder.join(name).display().to_string());
@@ -93,6 +97,11 @@ impl Guests {
             at("state"),
             self.core
         );
+        if let Side::Turbo(core) = side {
+            text.push_str(&format!(
+                "\n[turbo]\ncores = \"{core}\"\nbudget = \"50%\"\n"
+            ));
+        }
         let mut names: Vec<&String> = self.ls.iter().collect();
         names.extend(self.weights.iter().chain(&self.caps).map(|(name, _)| name));
         names.sort();
@@ -100,7 +109,11 @@ impl Guests {
         for name in names {
             text.push_str(&format!("\n[[vm]]\nname = \"{name}\"\n"));
             if self.ls.contains(name) {
-                text.push_str(&format!("class = \"ls\"\n{microslice}"));
+                let class = match side {
+                    Side::Turbo(_) => "turbo",
+                    _ => "ls",
+                };
+                text.push_str(&format!("class = \"{class}\"\n{microslice}"));
             }
             if let Some((_, weight)) = self.weights.iter().find(|(n, _)| n == name) {
                 text.push_str(&format!("weight = {weight}\n"));
@@ -142,7 +155,7 @@ impl Active {
                 weigh(pid, NICE_OF_FOURFOLD)?;
                 Hold::Weight(pid)
             }
-            Side::Credit | Side::Viola(_) => {
+            Side::Credit | Side::Viola(_) | Side::Turbo(_) => {
                 let names: Vec<&str> = lab.guests().iter().map(viola_lab::Guest::name).collect();
                 Hold::Daemon(Daemon::start(side, guests, &names)?)
             }

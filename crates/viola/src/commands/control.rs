@@ -38,12 +38,14 @@ fn described(vm: &VmReport) -> String {
     let class = match (vm.class_setting, vm.class) {
         (ClassSetting::Auto, Class::Ls) => "auto (ls now)",
         (ClassSetting::Auto, Class::Batch) => "auto (batch now)",
+        (ClassSetting::Auto, Class::Turbo) => "auto (turbo now)",
+        (_, Class::Turbo) => "turbo",
         (_, Class::Ls) => "ls",
         (_, Class::Batch) => "batch",
     };
     let microslice = match vm.class {
         Class::Ls => format!(", microslice {}", exact(vm.microslice_ns)),
-        Class::Batch => String::new(),
+        Class::Batch | Class::Turbo => String::new(),
     };
     let cap = vm
         .cap_permille

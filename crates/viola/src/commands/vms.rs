@@ -87,6 +87,7 @@ fn by_itself() -> Outcome<VmList> {
             vm,
             controls: settings.controls(&config, vm),
             class: slices::Class::Batch,
+            turbo: false,
             scheduled_by: None,
             remarks: Vec::new(),
             advice: None,
@@ -119,6 +120,7 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
     let class = match vm.class {
         Class::Ls => "ls",
         Class::Batch => "batch",
+        Class::Turbo => "turbo",
     };
     let chosen = if vm.class_setting == ClassSetting::Auto {
         "*"

@@ -171,7 +171,8 @@ impl Classes {
     pub fn class(&self, id: &VmId, setting: ClassSetting) -> Class {
         match setting {
             ClassSetting::Ls => Class::Ls,
-            ClassSetting::Batch => Class::Batch,
+            // Whether it has a turbo vCPU is another question.
+            ClassSetting::Batch | ClassSetting::Turbo => Class::Batch,
             ClassSetting::Auto => self.vms.get(id).map_or(Class::Batch, |s| s.chosen),
         }
     }

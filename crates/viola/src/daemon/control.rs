@@ -14,6 +14,7 @@ use super::engine::Engine;
 use super::placement::Placement;
 use super::plan::Draft;
 use super::settings::{Controls, Settings};
+use super::turbos::Turbos;
 use super::vread::Vread;
 use crate::ability::{self, Obstacle};
 use crate::config::{Config, MechanismChoice, Whose};
@@ -48,6 +49,7 @@ pub struct Control {
     meter: Meter,
     settings: Settings,
     classes: Classes,
+    turbos: Turbos,
     placement: Placement,
     engine: Engine,
     /// Blocks past their DataNode VM; not in a dry run.
@@ -106,6 +108,7 @@ impl Control {
             meter,
             settings,
             classes: Classes::default(),
+            turbos: Turbos::default(),
             placement: Placement::default(),
             allowed: BTreeMap::new(),
             blocked: BTreeMap::new(),

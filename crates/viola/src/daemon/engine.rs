@@ -406,6 +406,7 @@ mod tests {
                 index: 0,
                 pid,
                 sees_packets: false,
+                regular_vcpus: (0, 0),
                 threads: Vec::new(),
             })
             .collect();
@@ -414,6 +415,7 @@ mod tests {
                 cpu: 1,
                 algorithm: Algorithm::Interleaved,
                 batch_slice: 1,
+                budget_permille: None,
                 vms,
             }],
         }

@@ -26,6 +26,7 @@ mod plan;
 mod server;
 pub mod settings;
 mod trouble;
+mod turbos;
 mod users;
 pub mod view;
 pub mod vread;

@@ -166,6 +166,7 @@ mod tests {
             vm,
             index: 0,
             class: Class::Ls,
+            turbo: false,
             microslice: 300_000,
             weight: 256,
             cap_permille: None,

@@ -11,6 +11,10 @@ use viola_sched::{Algorithm, CorePlan, Plan, ThreadPlan, VmPlan};
 
 use super::pins::Wanted;
 
+mod pools;
+
+pub use pools::TurboFrame;
+
 /// What is asked for on the whole.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
@@ -20,6 +24,8 @@ pub struct Frame<'a> {
     pub algorithm: Algorithm,
     /// Slice of a batch VM.
     pub batch_slice: Nanos,
+    /// Cores for turbo vCPUs.
+    pub turbo: Option<TurboFrame<'a>>,
 }
 
 /// One VM and what holds for it.
@@ -31,6 +37,8 @@ pub struct Candidate<'a> {
     pub index: u32,
     /// Class.
     pub class: Class,
+    /// Whether it is to have a turbo vCPU.
+    pub turbo: bool,
     /// Microslice.
     pub microslice: Nanos,
     /// Weight, 1..=65535.
@@ -105,7 +113,11 @@ pub struct CoreNote {
 
 /// Where each vCPU goes, and what is in the way of which core.
 struct Layout<'a> {
+    frame: Frame<'a>,
     candidates: &'a [Candidate<'a>],
+    /// Candidates with a turbo vCPU, and why others that want one have none.
+    turbo: BTreeSet<usize>,
+    no_turbo: BTreeMap<usize, String>,
     /// (candidate, vCPU) to core.
     placed: BTreeMap<(usize, usize), u32>,
     /// Cores to be managed, with the reason.
@@ -120,7 +132,8 @@ pub fn slots(
     candidates: &[Candidate<'_>],
     place: impl FnOnce(&[Ask]) -> Vec<u32>,
 ) -> Draft {
-    let asks = asks(frame.cores, candidates);
+    let (turbo, no_turbo) = pools::chosen(frame, candidates);
+    let asks = asks(frame, candidates, &turbo);
     let answers = place(&asks);
     let placed = asks
         .iter()
@@ -137,28 +150,33 @@ pub fn slots(
         })
         .collect();
     let mut layout = Layout {
+        frame,
         candidates,
+        turbo: turbo.into_keys().collect(),
+        no_turbo,
         placed,
         managed: BTreeMap::new(),
         spoiled: BTreeMap::new(),
     };
-    layout.choose(frame);
-    layout.clear_spoiled();
-    let mut cores = layout.core_plans(frame);
+    layout.choose();
+    let mut cores = layout.core_plans();
     // Whoever does not fit makes the core stock; what then becomes of the others has to be thought through again.
     while let Some((cpu, why)) = cores
         .iter()
         .find_map(|c| too_much(c).map(|why| (c.cpu, why)))
     {
-        layout.managed.remove(&cpu);
         layout.spoiled.insert(cpu, why);
-        layout.clear_spoiled();
-        cores = layout.core_plans(frame);
+        layout.choose();
+        cores = layout.core_plans();
+    }
+    let mut named = frame.cores.clone();
+    if let Some(turbo) = frame.turbo {
+        named.extend(turbo.cores);
     }
     Draft {
         pins: layout.pins(),
-        cores: frame.cores.iter().map(|cpu| layout.note(cpu)).collect(),
-        left_out: layout.left_out(frame),
+        cores: named.iter().map(|cpu| layout.note(cpu)).collect(),
+        left_out: layout.left_out(),
         interrupts: layout.interrupts(),
         plan: Plan { cores },
     }
@@ -186,6 +204,7 @@ pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
                 cpu,
                 algorithm: frame.algorithm,
                 batch_slice: frame.batch_slice,
+                budget_permille: None,
                 vms: Vec::new(),
             });
             core.vms.push(vm_plan(c, None, threads));
@@ -199,7 +218,11 @@ pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
     }
 }
 
-fn asks(cores: &CpuSet, candidates: &[Candidate<'_>]) -> Vec<Ask> {
+fn asks(
+    frame: Frame<'_>,
+    candidates: &[Candidate<'_>],
+    turbo: &BTreeMap<usize, CpuSet>,
+) -> Vec<Ask> {
     let mut asks = Vec::new();
     for (vm, c) in candidates.iter().enumerate() {
         for (vcpu, v) in
@@ -208,11 +231,10 @@ fn asks(cores: &CpuSet, candidates: &[Candidate<'_>]) -> Vec<Ask> {
                 .enumerate()
                 .filter(|(_, v)| !v.threads.is_empty())
         {
-            let fit: CpuSet = c
-                .of_vcpu(v)
-                .iter()
-                .filter(|&cpu| cores.contains(cpu))
-                .collect();
+            let fit = match turbo.get(&vm).filter(|_| vcpu == 0) {
+                Some(cores) => cores.clone(),
+                None => pools::ordinary_cores(frame, c.of_vcpu(v)),
+            };
             if !fit.is_empty() {
                 asks.push(Ask {
                     vm,
@@ -254,21 +276,36 @@ impl Layout<'_> {
         vms.into_iter().map(|vm| &self.candidates[vm])
     }
 
-    /// Which cores somebody asks to be managed.
-    fn choose(&mut self, frame: Frame<'_>) {
-        let cpus: BTreeSet<u32> = self.placed.values().copied().collect();
-        for cpu in cpus {
-            let why = {
-                let mut willing = self.on(cpu).filter(|c| c.blocked.is_none());
-                match frame.algorithm {
-                    Algorithm::Interleaved => willing.find_map(Candidate::asks_for),
-                    Algorithm::Paper => willing.next().map(|_| "mode paper".to_owned()),
-                    Algorithm::Credit { .. } => willing.next().map(|_| "mode credit".to_owned()),
+    /// Which cores somebody asks to be managed, and can be.
+    fn choose(&mut self) {
+        loop {
+            self.managed.clear();
+            let cpus: BTreeSet<u32> = self.placed.values().copied().collect();
+            for cpu in cpus.into_iter().filter(|c| !self.spoiled.contains_key(c)) {
+                if let Some(why) = self.reason(cpu) {
+                    self.managed.insert(cpu, why);
                 }
-            };
-            if let Some(why) = why {
-                self.managed.insert(cpu, why);
             }
+            self.clear_spoiled();
+            if !self.settle_pools() {
+                return;
+            }
+        }
+    }
+
+    /// Why a core is to be managed, if it is.
+    fn reason(&self, cpu: u32) -> Option<String> {
+        if let Some(vm) = self.pooled_by(cpu) {
+            return Some(format!("{} has a turbo vCPU", self.candidates[vm].vm.name));
+        }
+        if self.is_turbo_core(cpu) {
+            return None;
+        }
+        let mut willing = self.on(cpu).filter(|c| c.blocked.is_none());
+        match self.frame.algorithm {
+            Algorithm::Paper => willing.next().map(|_| "mode paper".to_owned()),
+            Algorithm::Credit { .. } => willing.next().map(|_| "mode credit".to_owned()),
+            _ => willing.find_map(Candidate::asks_for),
         }
     }
 
@@ -278,9 +315,9 @@ impl Layout<'_> {
         loop {
             let found = self.candidates.iter().enumerate().find_map(|(i, c)| {
                 let why = c.blocked.as_ref()?;
-                let stuck = c.all_allowed(i, self).find(|cpus| {
-                    !cpus.is_empty() && cpus.iter().all(|cpu| self.managed.contains_key(&cpu))
-                })?;
+                let stuck = c
+                    .all_allowed(i, self)
+                    .find(|cpus| !cpus.is_empty() && cpus.iter().all(|cpu| self.is_full(cpu)))?;
                 Some((
                     stuck.clone(),
                     format!("{} runs there and cannot be managed: {why}", c.vm.name),
@@ -294,7 +331,7 @@ impl Layout<'_> {
         }
     }
 
-    fn core_plans(&self, frame: Frame<'_>) -> Vec<CorePlan> {
+    fn core_plans(&self) -> Vec<CorePlan> {
         let mut cores: BTreeMap<u32, CorePlan> = BTreeMap::new();
         for (i, c) in self
             .candidates
@@ -311,10 +348,14 @@ impl Layout<'_> {
                         used.insert(*cpu);
                         if self.managed.contains_key(cpu) {
                             *vcpus.entry(*cpu).or_default() += 1;
-                            threads
-                                .entry(*cpu)
-                                .or_default()
-                                .extend(v.threads.iter().map(|t| vcpu_thread(v, t)));
+                        }
+                        for t in &v.threads {
+                            if let Some(cpu) = self
+                                .core_of(i, j, t)
+                                .filter(|c| self.managed.contains_key(c))
+                            {
+                                threads.entry(cpu).or_default().push(vcpu_thread(v, t));
+                            }
                         }
                     }
                     // Runs on a core of the host's: one of its own as far as the cap is concerned.
@@ -332,8 +373,9 @@ impl Layout<'_> {
             for (cpu, threads) in threads {
                 let core = cores.entry(cpu).or_insert_with(|| CorePlan {
                     cpu,
-                    algorithm: frame.algorithm,
-                    batch_slice: frame.batch_slice,
+                    algorithm: self.algorithm(cpu),
+                    batch_slice: self.frame.batch_slice,
+                    budget_permille: self.budget(cpu),
                     vms: Vec::new(),
                 });
                 let whole = c.cap_permille.map(|p| p / used.len().max(1) as u32);
@@ -346,7 +388,9 @@ impl Layout<'_> {
                     .min()
                     .filter(|&p| p < 1000)
                     .map(|p| p.max(1));
-                core.vms.push(vm_plan(c, cap, threads));
+                let mut plan = vm_plan(c, cap, threads);
+                self.pool(i, cpu, &mut plan);
+                core.vms.push(plan);
             }
         }
         cores.into_values().collect()
@@ -361,8 +405,7 @@ impl Layout<'_> {
             .filter_map(|j| self.placed.get(&(vm, j)))
             .find(|cpu| self.managed.contains_key(cpu) && allowed.contains(**cpu));
         of_vcpu.copied().or_else(|| {
-            let stuck =
-                !allowed.is_empty() && allowed.iter().all(|cpu| self.managed.contains_key(&cpu));
+            let stuck = !allowed.is_empty() && allowed.iter().all(|cpu| self.is_full(cpu));
             if stuck { allowed.iter().next() } else { None }
         })
     }
@@ -373,10 +416,7 @@ impl Layout<'_> {
         let mut pin = |threads: &[Thread], allowed: &CpuSet, to: Option<u32>| {
             let cpus: CpuSet = match to {
                 Some(cpu) => [cpu].into_iter().collect(),
-                None => allowed
-                    .iter()
-                    .filter(|cpu| !self.managed.contains_key(cpu))
-                    .collect(),
+                None => allowed.iter().filter(|cpu| !self.is_full(*cpu)).collect(),
             };
             if !cpus.is_empty() && cpus != *allowed {
                 pins.extend(threads.iter().map(|t| (*t, cpus.clone())));
@@ -387,11 +427,12 @@ impl Layout<'_> {
         }
         for (i, c) in self.candidates.iter().enumerate() {
             for (j, v) in c.vm.vcpus.iter().enumerate() {
-                let to = self
-                    .placed
-                    .get(&(i, j))
-                    .filter(|cpu| c.blocked.is_none() && self.managed.contains_key(cpu));
-                pin(&v.threads, c.of_vcpu(v), to.copied());
+                for t in &v.threads {
+                    let to = self
+                        .core_of(i, j, t)
+                        .filter(|cpu| c.blocked.is_none() && self.managed.contains_key(cpu));
+                    pin(&[*t], c.of_vcpu(v), to);
+                }
             }
             for s in &c.vm.service {
                 let to = if c.blocked.is_none() {
@@ -414,6 +455,9 @@ impl Layout<'_> {
         let (managed, why) = match (self.managed.get(&cpu), self.spoiled.get(&cpu)) {
             (Some(why), _) => (true, why.clone()),
             (None, Some(why)) => (false, why.clone()),
+            (None, None) if self.is_turbo_core(cpu) => {
+                (false, "no VM has its turbo vCPU there".to_owned())
+            }
             (None, None) if vms.is_empty() => (false, "no VM runs there".to_owned()),
             (None, None) => (
                 false,
@@ -444,9 +488,13 @@ impl Layout<'_> {
     }
 
     /// VMs that asked for something, and whose vCPUs are not all on managed cores.
-    fn left_out(&self, frame: Frame<'_>) -> Vec<(VmId, String)> {
+    fn left_out(&self) -> Vec<(VmId, String)> {
         let mut left_out = Vec::new();
         for (i, c) in self.candidates.iter().enumerate() {
+            if let Some(why) = self.pool_remark(i) {
+                left_out.push((c.vm.id.clone(), why));
+                continue;
+            }
             if c.asks_for().is_none() {
                 continue;
             }
@@ -461,7 +509,7 @@ impl Layout<'_> {
                     }),
                     None => Some(format!(
                         "its vCPU {j} runs on {}, outside of the cores set aside for VMs ({})",
-                        c.vm.vcpus[j].cores, frame.cores
+                        c.vm.vcpus[j].cores, self.frame.cores
                     )),
                 })
             };
@@ -516,6 +564,7 @@ fn vm_plan(c: &Candidate<'_>, cap_permille: Option<u32>, threads: Vec<ThreadPlan
         microslice: c.microslice,
     };
     VmPlan {
+        regular_vcpus: (0, 0),
         params,
         index: c.index,
         pid: c.vm.pid as i32,
@@ -541,5 +590,7 @@ fn too_much(core: &CorePlan) -> Option<String> {
     }
 }
 
+#[cfg(test)]
+mod pool_tests;
 #[cfg(test)]
 mod tests;

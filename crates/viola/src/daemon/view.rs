@@ -32,6 +32,8 @@ pub struct Known<'a> {
     pub controls: Controls,
     /// What it is.
     pub class: slices::Class,
+    /// Whether it has a turbo vCPU.
+    pub turbo: bool,
     /// Mechanism that schedules it, if any.
     pub scheduled_by: Option<&'static str>,
     /// Why it is not, and the like.
@@ -98,6 +100,7 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
         vm,
         controls: c,
         class,
+        turbo,
         scheduled_by,
         remarks,
         advice,
@@ -116,6 +119,7 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
         pid: vm.pid,
         vcpus: vm.vcpus.len(),
         class: match class {
+            _ if turbo => Class::Turbo,
             slices::Class::Ls => Class::Ls,
             slices::Class::Batch => Class::Batch,
         },

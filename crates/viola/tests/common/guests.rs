@@ -28,12 +28,17 @@ impl Rig {
     /// Boots guests by name, each with what follows its name in TOML, and starts a daemon by `config` (after
     /// `[slices]` with the core).
     pub fn boot(guests: &[(&str, &str)], config: &str) -> Self {
+        Self::boot_on(&format!("{CORE}"), guests, config)
+    }
+
+    /// The same with guests that may run on these cores, as a TOML list without brackets.
+    pub fn boot_on(cores: &str, guests: &[(&str, &str)], config: &str) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
         let mut text = format!("[lab]\nname = 'vt-{}'\n", std::process::id());
         for (name, rest) in guests {
-            text += &format!("[[guest]]\nname = '{name}'\ncores = [{CORE}]\n{rest}\n");
+            text += &format!("[[guest]]\nname = '{name}'\ncores = [{cores}]\n{rest}\n");
         }
         let spec = Spec::from_toml(&text, "test", folder.path()).unwrap();
         let found = Paths::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))]);
@@ -43,7 +48,9 @@ impl Rig {
             ..found
         };
         let lab = Lab::up(&spec, &paths).unwrap_or_else(|e| panic!("{}", e.full()));
-        let daemon = Daemon::start(&format!("[slices]\ncores = \"{CORE}\"\n{config}"));
+        // In the lab's network and for its guests only: others of this machine are none of a test's.
+        let config = format!("vms = \"own\"\n[slices]\ncores = \"{CORE}\"\n{config}");
+        let daemon = lab.in_netns(|| Daemon::start(&config)).unwrap();
         Self {
             daemon,
             lab,

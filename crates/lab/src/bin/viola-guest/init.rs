@@ -79,7 +79,23 @@ fn prepare() -> Result<(), String> {
     unsafe { std::env::set_var("PATH", "/usr/sbin:/usr/bin:/sbin:/bin") };
     // SAFETY: as above.
     unsafe { std::env::set_var("HOME", "/root") };
+    if let Some(list) = value(&line, "viola.apps") {
+        keep_to(list)?;
+    }
     network(value(&line, "viola.nics").unwrap_or_default())
+}
+
+/// `viola.apps=1,2`: all programs of the guest keep to these vCPUs, the others are left to its kernel.
+fn keep_to(list: &str) -> Result<(), String> {
+    let mut cpus = rustix::thread::CpuSet::new();
+    for cpu in list.split(',') {
+        let cpu = cpu
+            .parse()
+            .ok()
+            .filter(|c| *c < rustix::thread::CpuSet::MAX_CPU);
+        cpus.set(cpu.ok_or_else(|| format!("viola.apps: cannot read `{list}`"))?);
+    }
+    rustix::thread::sched_setaffinity(None, &cpus).map_err(|e| format!("viola.apps: {e}"))
 }
 
 /// `viola.nics=vec0:10.77.0.11/24,vec1:10.78.0.11/24`

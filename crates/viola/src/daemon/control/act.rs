@@ -8,7 +8,7 @@ use viola_host::Vm;
 use super::{Control, REFUSAL_AGE};
 use crate::config::MechanismChoice;
 use crate::daemon::placement::Placed;
-use crate::daemon::plan::{self, Candidate, Draft, Frame};
+use crate::daemon::plan::{self, Candidate, Draft, Frame, TurboFrame};
 use crate::error::chain;
 use crate::log::{self, Level};
 
@@ -54,12 +54,19 @@ impl Control {
     }
 
     fn draw(&self, now: Instant, choice: Option<MechanismChoice>) -> (Draft, Placed) {
-        let slices = &self.config.slices;
+        let (slices, turbo) = (&self.config.slices, &self.config.turbo);
         let frame = Frame {
             cores: &slices.cores,
             algorithm: slices.algorithm(),
             batch_slice: slices.batch_slice(),
+            turbo: (!turbo.cores.is_empty()).then_some(TurboFrame {
+                cores: &turbo.cores,
+                slot: turbo.slot,
+                budget_permille: turbo.budget,
+            }),
         };
+        let mut cores = slices.cores.clone();
+        cores.extend(&turbo.cores);
         let candidates: Vec<Candidate<'_>> = self
             .inventory
             .vms()
@@ -75,7 +82,7 @@ impl Control {
                     let (answers, p) = self.placement.answer(
                         now,
                         &self.facts,
-                        &slices.cores,
+                        &cores,
                         &candidates,
                         asks,
                         &self.meter,
@@ -130,6 +137,7 @@ impl Control {
             vm,
             index: self.meter.index(&vm.id).unwrap_or(u32::MAX),
             class: self.classes.class(&vm.id, c.class.value),
+            turbo: self.turbos.has(&vm.id, c.class.value),
             microslice: c.microslice.value,
             weight: c.weight.value,
             cap_permille: c.cap.value,

@@ -68,6 +68,7 @@ impl Control {
         for id in before.iter().filter(|id| self.inventory.get(id).is_none()) {
             log::about(Level::Info, id, "gone");
             self.classes.forget(id);
+            self.turbos.forget(id);
         }
         let unaccounted = match self.meter.follow(self.inventory.vms()) {
             Ok(left_out) => left_out,
@@ -173,6 +174,7 @@ impl Control {
         } else {
             self.advice()
         };
+        let possible = !idle && !self.config.turbo.cores.is_empty();
         let mut changed = false;
         for (vm, advice) in self.inventory.vms().iter().zip(advice) {
             let Some(sample) = snapshot.vms.iter().find(|s| s.id == vm.id) else {
@@ -189,7 +191,14 @@ impl Control {
                 waits: waits.count(),
                 advice,
             };
-            if let Some(what) = self.classes.observe(&observation) {
+            let turbo = self.turbos.observe(
+                vm,
+                observation.setting,
+                possible,
+                sample,
+                (snapshot.at, snapshot.span),
+            );
+            for what in self.classes.observe(&observation).into_iter().chain(turbo) {
                 log::about(Level::Notice, &vm.id, what);
                 changed = true;
             }

@@ -4,7 +4,9 @@
 use std::time::Instant;
 
 use viola_host::Vm;
+use viola_policy::slices::Class;
 use viola_proto::{Check, ClassSetting, Core, LeftOut, Stage, Status, VmList, VmReport};
+use viola_sched::{Algorithm, VmPlan};
 
 use super::{Control, PUBLISH};
 use crate::ability;
@@ -18,6 +20,7 @@ pub fn class_text(class: ClassSetting) -> &'static str {
         ClassSetting::Ls => "ls",
         ClassSetting::Batch => "batch",
         ClassSetting::Auto => "auto",
+        ClassSetting::Turbo => "turbo",
     }
 }
 
@@ -99,6 +102,11 @@ impl Control {
                 Known {
                     vm,
                     class: self.class(vm, &controls),
+                    turbo: applied.cores.iter().any(|c| {
+                        let turbo =
+                            |v: &VmPlan| v.pid == vm.pid as i32 && v.params.class == Class::Ls;
+                        c.algorithm == Algorithm::Turbo && c.vms.iter().any(turbo)
+                    }),
                     controls,
                     scheduled_by: self.engine.at_work().filter(|_| managed),
                     remarks: remarks.chain(self.remark(&controls)).collect(),

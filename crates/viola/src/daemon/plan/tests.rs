@@ -8,6 +8,7 @@ fn candidate(vm: &Vm, index: u32, class: Class) -> Candidate<'_> {
         vm,
         index,
         class,
+        turbo: false,
         microslice: 300_000,
         weight: 256,
         cap_permille: None,
@@ -42,6 +43,7 @@ fn draft_as(algorithm: Algorithm, cores: &str, candidates: &[Candidate<'_>]) -> 
             cores: &cpus(cores),
             algorithm,
             batch_slice: 4_000_000,
+            turbo: None,
         },
         candidates,
         first_core,
@@ -328,6 +330,7 @@ fn eevdf_names_the_threads_of_latency_sensitive_vms_and_pins_nothing() {
         cores: &none,
         algorithm: Algorithm::Interleaved,
         batch_slice: 1,
+        turbo: None,
     };
     let d = eevdf(
         frame,
@@ -380,7 +383,7 @@ proptest! {
             c.blocked = blocked.then(|| "no".into());
             c
         }).collect();
-        let frame = Frame { cores: &cores, algorithm: Algorithm::Interleaved, batch_slice: 1 };
+        let frame = Frame { cores: &cores, algorithm: Algorithm::Interleaved, batch_slice: 1, turbo: None };
         let d = slots(frame, &cs, first_core);
         let managed: BTreeSet<u32> = d.plan.cores.iter().map(|c| c.cpu).collect();
         prop_assert!(managed.iter().all(|&c| cores.contains(c)));

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The thread that holds a core against VMs that are over their cap.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use super::controller::become_realtime;
+use super::threads::{FILLER_IDLE_PRIORITY, FILLER_PRIORITY, set_fifo};
+
+/// Keeps the core busy while a VM that is over its cap must not run.
+///
+/// A real-time thread is not stopped by any quota, so something that ranks between "capped" and "out" has to
+/// hold the core. It runs only when no VM within its cap wants to. While it has nothing to hold it sleeps above
+/// every VM, so that it can end at once when the controller is killed.
+pub struct Filler {
+    shared: Arc<FillerState>,
+}
+
+#[derive(Default)]
+struct FillerState {
+    command: AtomicU32,
+    tid: AtomicI32,
+}
+
+const IDLE: u32 = 0;
+const FILL: u32 = 1;
+const END: u32 = 2;
+
+impl Filler {
+    /// Starts its thread.
+    pub fn start(cpu: u32) -> io::Result<Self> {
+        let shared = Arc::new(FillerState::default());
+        let theirs = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name(format!("filler/{cpu}"))
+            .stack_size(64 << 10)
+            .spawn(move || {
+                if become_realtime(cpu, FILLER_IDLE_PRIORITY).is_ok() {
+                    // SAFETY: a plain system call.
+                    theirs
+                        .tid
+                        .store(unsafe { libc::gettid() }, Ordering::Release);
+                    hold(&theirs.command);
+                }
+            })?;
+        Ok(Self { shared })
+    }
+
+    /// Has it hold the core, or sleep.
+    pub fn set(&self, on: bool) {
+        self.command(if on { FILL } else { IDLE });
+    }
+
+    fn command(&self, to: u32) {
+        let from = self.shared.command.swap(to, Ordering::AcqRel);
+        if from == to {
+            return;
+        }
+        if from == FILL {
+            // It may not get the core by itself.
+            let tid = self.shared.tid.load(Ordering::Acquire);
+            if tid != 0 {
+                set_fifo(tid, FILLER_IDLE_PRIORITY);
+            }
+        }
+        // SAFETY: FUTEX_WAKE on a live word.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.shared.command.as_ptr(),
+                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                1,
+            )
+        };
+    }
+}
+
+/// Body of the filler's thread.
+fn hold(command: &AtomicU32) {
+    loop {
+        match command.load(Ordering::Acquire) {
+            END => return,
+            FILL => {
+                set_fifo(0, FILLER_PRIORITY);
+                while command.load(Ordering::Acquire) == FILL {
+                    std::hint::spin_loop();
+                }
+                set_fifo(0, FILLER_IDLE_PRIORITY);
+            }
+            _ => {
+                // SAFETY: FUTEX_WAIT on a live word, without a time limit.
+                unsafe {
+                    libc::syscall(
+                        libc::SYS_futex,
+                        command.as_ptr(),
+                        libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                        IDLE,
+                        std::ptr::null::<libc::timespec>(),
+                    )
+                };
+            }
+        }
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        self.command(END);
+    }
+}

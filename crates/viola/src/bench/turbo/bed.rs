@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Four guests with two vCPUs each, and one measurement of the first.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use viola_host::{CpuSet, attrs, proc};
+use viola_lab::load::{self, Client, Http, Ping, TcpRr, UdpFlood};
+use viola_lab::{Guest, Lab, Paths, Spec};
+
+use super::Times;
+use crate::bench::cpu::Eye;
+use crate::bench::guests::{OWN_WORK, split_cores};
+use crate::bench::side::{Active, Guests as Settings, Side, lab_failure};
+use crate::error::{Failure, Outcome};
+use crate::report::stats::Sorted;
+
+/// Name of the guest that does I/O.
+const IO: &str = "io";
+/// Packets a second of the floods.
+const RATES: [u32; 2] = [20_000, 50_000];
+/// More requests than there is time for.
+const MANY: usize = 1_000_000;
+/// Time to settle on a side.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// What a cell found. Latencies are in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reading {
+    /// Round trips of ping, which the guest's kernel answers.
+    pub ping: Sorted,
+    /// From the first packet of a TCP connection until it stands.
+    pub connect: Sorted,
+    /// Round trips of one byte, which a program answers.
+    pub rr: Sorted,
+    /// Such round trips a second, one after the other.
+    pub rr_per_s: f64,
+    /// Packets of a flood that a program received, percent of those sent, by [`RATES`].
+    pub udp: [f64; 2],
+    /// Bytes that a program received over TCP, MB/s.
+    pub tcp: f64,
+    /// Written to the disk and forced there, MB/s.
+    pub disk: Option<f64>,
+    /// CPU of the guest over the cell, percent of a core.
+    pub io_share: f64,
+    /// Units of work a second that the others did.
+    pub others: Option<f64>,
+    /// Part of a core that viola's controllers took.
+    pub controller: f64,
+}
+
+/// Folder of the guests' disks, removed at the end.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Running guests.
+pub struct Bed {
+    lab: Lab,
+    core: usize,
+    load_core: usize,
+    eye: Eye,
+    _folder: Folder,
+}
+
+impl Bed {
+    /// Boots them; they share `core`.
+    pub fn boot(core: usize) -> Outcome<Self> {
+        split_cores(core)?;
+        let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
+        let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
+            .find(|c| *c != core && allowed.is_set(*c))
+            .unwrap_or(0);
+        let folder = Folder(format!("/dev/shm/viola-bench.{}", std::process::id()).into());
+        std::fs::create_dir_all(&folder.0).map_err(Failure::run)?;
+        let mut text = String::from("[lab]\nname = \"bench-turbo\"\n");
+        for name in [IO, "vm2", "vm3", "vm4"] {
+            text.push_str(&format!(
+                "\n[[guest]]\nname = \"{name}\"\ncpus = 2\ncores = [{core}]\nkernel_args = [\"viola.apps=1\"]\n"
+            ));
+            text.push_str(if name == IO {
+                "disks = [{ image = \"io.img\", size = \"256M\" }]\n\
+                 workloads = [{ kind = \"nginx\" }, { kind = \"echo\" }, { kind = \"sink\" }]\n"
+            } else {
+                "workloads = [{ kind = \"hog\" }]\n"
+            });
+        }
+        let spec = Spec::from_toml(&text, "bench-turbo", &folder.0).map_err(lab_failure)?;
+        let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
+        let lab = Lab::up(&spec, &paths).map_err(lab_failure)?;
+        let bed = Self {
+            lab,
+            core,
+            load_core,
+            eye: Eye::new()?,
+            _folder: folder,
+        };
+        bed.shell(OWN_WORK)?;
+        Ok(bed)
+    }
+
+    /// The core that is turbo on that side: the one of the load, as there are no more.
+    pub fn turbo_core(&self) -> usize {
+        self.load_core
+    }
+
+    fn io(&self) -> &Guest {
+        &self.lab.guests()[0]
+    }
+
+    fn shell(&self, line: &str) -> Outcome<String> {
+        let output = self
+            .io()
+            .exec_for(&["sh", "-c", line], "", Duration::from_secs(60))
+            .map_err(lab_failure)?;
+        match output.status {
+            0 => Ok(output.stdout + &output.stderr),
+            _ => Err(Failure::run(format!(
+                "in guest {IO}: {}",
+                output.stderr.trim()
+            ))),
+        }
+    }
+
+    /// Version of their kernel.
+    pub fn kernel(&self) -> Outcome<String> {
+        let version = self.shell("uname -r")?;
+        Ok(format!("User Mode Linux {} with two vCPUs", version.trim()))
+    }
+
+    /// Lets all threads of the guests run on these cores.
+    fn allow(&self, cores: &[usize]) -> Outcome {
+        let cores: CpuSet = cores
+            .iter()
+            .filter_map(|c| u32::try_from(*c).ok())
+            .collect();
+        // What is made meanwhile inherits from one that was not moved yet: so twice.
+        for _ in 0..2 {
+            for guest in self.lab.guests() {
+                let mut pids = vec![guest.pid()];
+                pids.extend(proc::children(guest.pid()).map_err(|e| Failure::run(e.one_line()))?);
+                for pid in pids {
+                    for tid in proc::task_numbers(pid).unwrap_or_default() {
+                        let _ = attrs::set_affinity(tid, &cores).map_err(Failure::run)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures everything on one side.
+    pub fn measure(&mut self, side: Side, times: &Times, seed: u64) -> Outcome<Reading> {
+        match side {
+            Side::Turbo(turbo) => self.allow(&[turbo, self.core])?,
+            _ => self.allow(&[self.core])?,
+        }
+        let active = Active::start(side, &Settings::equal(self.core, IO), &self.lab)?;
+        std::thread::sleep(SETTLE);
+        let reading = self.read(&active, times, seed);
+        active.stop()?;
+        self.allow(&[self.core])?;
+        reading
+    }
+
+    fn read(&mut self, active: &Active, times: &Times, seed: u64) -> Outcome<Reading> {
+        let pids: Vec<u32> = self.lab.guests().iter().map(Guest::pid).collect();
+        let (before, controller, begun) = (
+            self.eye.vms(&pids)?,
+            active.controller_ns()?,
+            Instant::now(),
+        );
+        let work = self.work()?;
+        let mut reading = Reading::default();
+        self.answers(&mut reading, times, seed)?;
+        for (received, rate) in reading.udp.iter_mut().zip(RATES) {
+            *received = self.flood(rate, times.bulk)?;
+        }
+        reading.tcp = self.stream(times.bulk)?;
+        reading.disk = self.write(times.disk)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let ns = active.controller_ns()?.saturating_sub(controller);
+        reading.controller = ns as f64 / 1e9 / seconds;
+        reading.others = rate(&work, &self.work()?);
+        let used = self.eye.vms(&pids)?.since(&before);
+        reading.io_share = used.first().map_or(0.0, |u| u.share * 100.0);
+        Ok(reading)
+    }
+
+    fn answers(&self, reading: &mut Reading, times: &Times, seed: u64) -> Outcome {
+        let to = self.address()?;
+        // Real-time, so that the load's own waits do not count.
+        let client = Client {
+            core: Some(self.load_core),
+            seed,
+            ..Client::real_time()
+        };
+        let ms = |us: &[f64]| Sorted::new(us.iter().map(|us| us / 1e3).collect());
+        let pings = Ping {
+            count: (times.answers.as_secs_f64() / 0.0075) as usize,
+            interval: (Duration::from_millis(3), Duration::from_millis(12)),
+            client,
+            ..Ping::default()
+        };
+        reading.ping = ms(&load::ping(&self.lab, to, &pings).map_err(lab_failure)?.us);
+        let http = Http {
+            requests: MANY,
+            pause: (Duration::from_millis(2), Duration::from_millis(8)),
+            limit: times.answers,
+            client,
+            ..Http::default()
+        };
+        let found = load::http(&self.lab, to, &http).map_err(lab_failure)?;
+        if let Some(why) = found.first_failure {
+            return Err(Failure::run(format!(
+                "a request to the guest failed: {why}"
+            )));
+        }
+        reading.connect = ms(&found.connect_us);
+        let rr = TcpRr {
+            count: MANY,
+            limit: times.answers,
+            client,
+            ..TcpRr::default()
+        };
+        let found = load::tcp_rr(&self.lab, to, &rr).map_err(lab_failure)?;
+        reading.rr = ms(&found.us);
+        reading.rr_per_s = found.rate();
+        Ok(())
+    }
+
+    fn address(&self) -> Outcome<std::net::Ipv4Addr> {
+        let none = || Failure::run("the guest has no network");
+        self.io().address().ok_or_else(none)
+    }
+
+    /// An ordinary client on the load's core: it must not hold up a turbo vCPU there.
+    fn ordinary(&self) -> Client {
+        Client {
+            core: Some(self.load_core),
+            ..Client::default()
+        }
+    }
+
+    /// Percent of a flood's packets that the guest's program received.
+    fn flood(&self, rate: u32, time: Duration) -> Outcome<f64> {
+        let before = self.io().stat("sink").map_err(lab_failure)?.units;
+        let flood = UdpFlood {
+            rate,
+            time,
+            client: self.ordinary(),
+            ..UdpFlood::default()
+        };
+        let sent = load::udp_flood(&self.lab, self.address()?, &flood).map_err(lab_failure)?;
+        std::thread::sleep(Duration::from_millis(300));
+        let after = self.io().stat("sink").map_err(lab_failure)?.units;
+        Ok(100.0 * after.saturating_sub(before) as f64 / sent.sent.max(1) as f64)
+    }
+
+    fn stream(&self, time: Duration) -> Outcome<f64> {
+        let before = self.io().stat("sink").map_err(lab_failure)?.bytes;
+        let begun = Instant::now();
+        let port = 9;
+        load::tcp_stream(&self.lab, self.address()?, port, time, self.ordinary())
+            .map_err(lab_failure)?;
+        let after = self.io().stat("sink").map_err(lab_failure)?.bytes;
+        Ok(after.saturating_sub(before) as f64 / 1e6 / begun.elapsed().as_secs_f64())
+    }
+
+    /// MB/s of a write that ends when the data is on the disk.
+    fn write(&self, mib: u32) -> Outcome<Option<f64>> {
+        let line = format!("dd if=/dev/zero of=/dev/ubda bs=1M count={mib} conv=fsync 2>&1");
+        let said = self.shell(&line)?;
+        // "... copied, 0.51 seconds, 125.5MB/s"
+        let seconds = said.rsplit_once("copied, ").and_then(|(_, rest)| {
+            let word: &str = rest.split_whitespace().next()?;
+            word.parse::<f64>().ok()
+        });
+        Ok(seconds.map(|s| f64::from(mib) * 1.048_576 / s.max(1e-3)))
+    }
+
+    /// What the others have done so far: units, and their own time in seconds.
+    fn work(&self) -> Outcome<Vec<(u64, f64)>> {
+        let others = self.lab.guests()[1..].iter();
+        others
+            .map(|guest| {
+                let stat = guest.stat("hog").map_err(lab_failure)?;
+                Ok((stat.units, stat.up_ms as f64 / 1e3))
+            })
+            .collect()
+    }
+
+    /// Takes them down.
+    pub fn down(self) -> Outcome {
+        self.lab.down().map_err(lab_failure)
+    }
+}
+
+/// Units a second of all together.
+fn rate(before: &[(u64, f64)], after: &[(u64, f64)]) -> Option<f64> {
+    let each = before.iter().zip(after);
+    let rates: Vec<f64> = each
+        .map(|((u0, t0), (u1, t1))| u1.saturating_sub(*u0) as f64 / (t1 - t0))
+        .filter(|r| r.is_finite())
+        .collect();
+    (!rates.is_empty()).then(|| rates.iter().sum())
+}
