@@ -219,6 +219,11 @@ impl<'a> Bed<'a> {
         Ok(output.stdout)
     }
 
+    /// What the agent in it says of itself, and what it was refused.
+    pub fn agent_says(&self) -> Outcome<String> {
+        self.sh("viola-agent --config /run/viola/agent.toml status")
+    }
+
     /// What the host has done so far.
     pub fn done(&self) -> Outcome<shown::Work> {
         let pipes: Pipes = self.ground.daemon.ask("/pipes")?;

@@ -334,7 +334,11 @@ impl Run<'_> {
                 return Ok(());
             }
             if begun.elapsed() > TOLD {
-                let why = format!("{}: the host has moved {moved} of {least}", cell.name());
+                let says = self.bed()?.agent_says()?;
+                let cell = cell.name();
+                let why = format!(
+                    "{cell}: the host has moved {moved} of {least}; the agent says:\n{says}"
+                );
                 return Err(Failure::run(why));
             }
             std::thread::sleep(Duration::from_millis(50));
