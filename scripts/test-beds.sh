@@ -17,6 +17,7 @@ viola qemu_stream
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs
+viola-lab smp
 viola turbo
 viola pipe
 viola pipe-soak
