@@ -18,6 +18,7 @@ viola qemu_pipe
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs
+viola-lab smp
 viola turbo
 viola pipe
 viola pipe-soak

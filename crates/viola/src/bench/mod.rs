@@ -13,7 +13,7 @@ pub mod side;
 mod slices;
 mod spawn;
 pub mod trace;
-mod turbo;
+pub mod turbo;
 mod vpipe;
 mod vread;
 

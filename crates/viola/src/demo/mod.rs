@@ -13,7 +13,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::bench::progress::clock;
-use crate::bench::{cell, guests, interrupt, machine, need_root, row};
+use crate::bench::{cell, guests, interrupt, machine, need_root, row, turbo};
 use crate::error::{Failure, Outcome};
 use crate::report::stats::Sorted;
 use crate::report::timeline::Stretch;
@@ -94,7 +94,17 @@ pub fn run(options: &Demo) -> Outcome {
     interrupt::watch()?;
     guests::split_cores(options.core)?;
     let measured = Measured::take(options.rounds, options.core)?;
-    let report = report(&measured);
+    let mut report = report(&measured);
+    // A look only, where the kernel that it needs was built before; what fails there spoils nothing.
+    let (turbo, failed) = match turbo::glance(options.core) {
+        Ok(mut rows) => {
+            rows.iter_mut()
+                .for_each(|row| (row.goal, row.met) = (None, None));
+            (rows, None)
+        }
+        Err(e) => (Vec::new(), Some(e)),
+    };
+    report.rows.extend(turbo.iter().cloned());
     let write = |name: &str, text: &str| {
         let path = options.output.join(name);
         fs::create_dir_all(&options.output)
@@ -108,6 +118,13 @@ pub fn run(options: &Demo) -> Outcome {
         return table::print(&format!("{json}\n"));
     }
     let mut text = format!("\n{}\n", rows::table(&report.rows).text());
+    if !turbo.is_empty() {
+        text.push_str("a busy guest with two vCPUs, the first on a turbo core; one short round\n");
+        text.push_str(&format!("{}\n", row::table(&turbo).text()));
+    }
+    if let Some(Failure::Run(failed) | Failure::Usage(failed)) = failed {
+        text.push_str(&format!("No figures of turbo cores: {failed}.\n"));
+    }
     if let Some(disturbed) = &report.disturbed {
         text.push_str(&format!("Careful: {disturbed}.\n"));
     }

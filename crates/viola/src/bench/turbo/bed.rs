@@ -10,7 +10,7 @@ use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::Times;
 use crate::bench::cpu::Eye;
-use crate::bench::guests::{OWN_WORK, split_cores};
+use crate::bench::guests::OWN_WORK;
 use crate::bench::side::{Active, Guests as Settings, Side, lab_failure};
 use crate::error::{Failure, Outcome};
 use crate::report::stats::Sorted;
@@ -40,7 +40,7 @@ pub struct Reading {
     /// Bytes that a program received over TCP, MB/s.
     pub tcp: f64,
     /// Written to the disk and forced there, MB/s.
-    pub disk: Option<f64>,
+    pub disk: f64,
     /// CPU of the guest over the cell, percent of a core.
     pub io_share: f64,
     /// Units of work a second that the others did.
@@ -68,9 +68,8 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Boots them; they share `core`.
+    /// Boots them; they share `core`, which this process keeps off (see [`crate::bench::guests::split_cores`]).
     pub fn boot(core: usize) -> Outcome<Self> {
-        split_cores(core)?;
         let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
         let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
             .find(|c| *c != core && allowed.is_set(*c))
@@ -272,15 +271,15 @@ impl Bed {
     }
 
     /// MB/s of a write that ends when the data is on the disk.
-    fn write(&self, mib: u32) -> Outcome<Option<f64>> {
-        let line = format!("dd if=/dev/zero of=/dev/ubda bs=1M count={mib} conv=fsync 2>&1");
+    fn write(&self, mib: u32) -> Outcome<f64> {
+        let line = format!(
+            "read a x </proc/uptime; dd if=/dev/zero of=/dev/ubda bs=1M count={mib} conv=fsync 2>/dev/null; \
+             read b x </proc/uptime; echo $a $b"
+        );
         let said = self.shell(&line)?;
-        // "... copied, 0.51 seconds, 125.5MB/s"
-        let seconds = said.rsplit_once("copied, ").and_then(|(_, rest)| {
-            let word: &str = rest.split_whitespace().next()?;
-            word.parse::<f64>().ok()
-        });
-        Ok(seconds.map(|s| f64::from(mib) * 1.048_576 / s.max(1e-3)))
+        let seconds =
+            seconds_of(&said).ok_or_else(|| Failure::run(format!("in guest {IO}: {said}")))?;
+        Ok(f64::from(mib) * 1.048_576 / seconds.max(0.01))
     }
 
     /// What the others have done so far: units, and their own time in seconds.
@@ -300,6 +299,12 @@ impl Bed {
     }
 }
 
+/// The time between two of the guest's clock, in hundredths of a second.
+fn seconds_of(said: &str) -> Option<f64> {
+    let (before, after) = said.trim().split_once(' ')?;
+    Some(after.parse::<f64>().ok()? - before.parse::<f64>().ok()?)
+}
+
 /// Units a second of all together.
 fn rate(before: &[(u64, f64)], after: &[(u64, f64)]) -> Option<f64> {
     let each = before.iter().zip(after);
@@ -308,4 +313,22 @@ fn rate(before: &[(u64, f64)], after: &[(u64, f64)]) -> Option<f64> {
         .filter(|r| r.is_finite())
         .collect();
     (!rates.is_empty()).then(|| rates.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_write_is_between_two_of_the_guests_clock() {
+        assert_eq!(seconds_of("12.25 12.75\n"), Some(0.5));
+        assert_eq!(seconds_of("dd: no such device"), None);
+    }
+
+    #[test]
+    fn work_is_counted_by_each_guests_own_clock() {
+        let (before, after) = ([(0, 0.0), (10, 1.0)], [(100, 2.0), (30, 2.0)]);
+        assert_eq!(rate(&before, &after), Some(70.0));
+        assert_eq!(rate(&[], &[]), None);
+    }
 }

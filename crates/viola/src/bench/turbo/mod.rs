@@ -16,7 +16,7 @@ use bed::{Bed, Reading};
 use super::progress::{Progress, clock};
 use super::result::{Causes, Results};
 use super::side::Side;
-use super::{Options, interrupt, row};
+use super::{Options, guests, interrupt, row};
 use crate::error::{Failure, Outcome};
 use crate::table;
 
@@ -62,35 +62,12 @@ pub fn run(options: &Options) -> Outcome {
             "bench turbo measures everything or nothing: leave --only out",
         ));
     }
-    let times = Times::of(options.quick);
+    guests::split_cores(options.core)?;
     let rounds = options.rounds();
-    let whole = (BOOT + (SWITCH + times.cell()) * 3) * rounds as u32;
-    let mut progress = Progress::new(whole);
-    progress.say(&format!("turbo: {rounds} rounds, about {}", clock(whole)));
-    let mut found = rows::Found::default();
-    let mut kernel = String::new();
-    for round in 0..rounds {
-        progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT);
-        let mut bed = Bed::boot(options.core)?;
-        if kernel.is_empty() {
-            kernel = bed.kernel()?;
-        }
-        let mut order = sides(bed.turbo_core()).to_vec();
-        let first = round % order.len();
-        order.rotate_left(first);
-        for side in order {
-            interrupt::check()?;
-            let label = format!("round {} of {rounds}: {}", round + 1, side.name());
-            progress.step(&label, SWITCH + times.cell());
-            let reading: Reading = bed.measure(side, &times, 1 + round as u64)?;
-            found.add(side, reading);
-        }
-        bed.down()?;
-    }
+    let (found, kernel) = measure(options.core, Times::of(options.quick), rounds)?;
     let mut results = Results::new(rounds, &kernel, found.rows());
     results.explain(&Causes::read("bench/why-turbo.toml".as_ref())?);
     let path = options.path("turbo", !options.quick && rounds >= 5);
-    drop(progress);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
     let judged = results.rows.iter().filter(|r| r.met.is_some()).count();
@@ -112,4 +89,42 @@ pub fn run(options: &Options) -> Outcome {
         text.push_str(&format!("missed: {}: {why}\n", row.name));
     }
     table::print(&text)
+}
+
+/// A look at all figures in one round, for the demo; nothing where there is no kernel for guests with several vCPUs, which
+/// takes minutes to build.
+pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
+    let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
+    match there {
+        Ok(_) => Ok(measure(core, Times::of(true), 1)?.0.rows()),
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// Measures all sides, in another order each round; what was found, and the guests' kernel.
+fn measure(core: usize, times: Times, rounds: usize) -> Outcome<(rows::Found, String)> {
+    let whole = (BOOT + (SWITCH + times.cell()) * 3) * rounds as u32;
+    let mut progress = Progress::new(whole);
+    progress.say(&format!("turbo: {rounds} rounds, about {}", clock(whole)));
+    let mut found = rows::Found::default();
+    let mut kernel = String::new();
+    for round in 0..rounds {
+        progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT);
+        let mut bed = Bed::boot(core)?;
+        if kernel.is_empty() {
+            kernel = bed.kernel()?;
+        }
+        let mut order = sides(bed.turbo_core()).to_vec();
+        let first = round % order.len();
+        order.rotate_left(first);
+        for side in order {
+            interrupt::check()?;
+            let label = format!("round {} of {rounds}: turbo, {}", round + 1, side.name());
+            progress.step(&label, SWITCH + times.cell());
+            let reading: Reading = bed.measure(side, &times, 1 + round as u64)?;
+            found.add(side, reading);
+        }
+        bed.down()?;
+    }
+    Ok((found, kernel))
 }

@@ -88,7 +88,7 @@ const FIGURES: [Wanted; 13] = [
     (
         "disk write, fsync'd",
         "MB/s",
-        |r| r.disk,
+        |r| Some(r.disk),
         Some(Goal::AtLeast(1.0)),
         Some(Goal::AtLeast(1.75)),
     ),
