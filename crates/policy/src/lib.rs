@@ -7,8 +7,10 @@
 //! - [`slices`]: who runs on a core next, and until when; the class of a VM.
 //! - [`turbo`]: the same for turbo cores; which VMs use them, and how many there are.
 //! - [`place`]: which vCPU runs on which core.
+//! - [`lanes`]: which VMs hold the few virtual functions of a NIC.
 //! - [`pipes`]: whose pipe the host serves next, and how much.
 
+pub mod lanes;
 pub mod pipes;
 pub mod place;
 pub mod slices;

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How many VFs a NIC should have: so few that each keeps its bandwidth (sections 3.1 and 3.3.2).
+
+/// What a NIC has to give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Its bandwidth, bits per second.
+    pub bandwidth: u64,
+    /// What is left to the paravirtual NICs, bits per second.
+    pub reserve: u64,
+    /// What each VF is to keep when all are busy, bits per second, more than 0.
+    pub per_vf: u64,
+    /// VFs that were made.
+    pub made: u32,
+}
+
+/// VFs that may be granted at once: (bandwidth - reserve)/per_vf rounded down, at most those made. One all the same
+/// if the bandwidth is not enough for any, as it then has all there is.
+pub fn usable(capacity: Capacity) -> u32 {
+    let fit = lanes(capacity) / capacity.per_vf.max(1);
+    u32::try_from(fit)
+        .unwrap_or(u32::MAX)
+        .max(1)
+        .min(capacity.made)
+}
+
+/// Rate (bits per second) that each of the usable VFs has when all are busy; 0 without any. What a rate limit is set to.
+pub fn rate(capacity: Capacity) -> u64 {
+    lanes(capacity)
+        .checked_div(u64::from(usable(capacity)))
+        .unwrap_or(0)
+}
+
+fn lanes(capacity: Capacity) -> u64 {
+    capacity.bandwidth.saturating_sub(capacity.reserve)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: u64 = 1_000_000_000;
+    const TEN: Capacity = Capacity {
+        bandwidth: 10 * G,
+        reserve: 2 * G,
+        per_vf: G,
+        made: 63,
+    };
+
+    #[test]
+    fn each_lane_keeps_its_bandwidth_and_the_others_theirs() {
+        assert_eq!((usable(TEN), rate(TEN)), (8, G));
+        let few = Capacity { made: 4, ..TEN };
+        assert_eq!((usable(few), rate(few)), (4, 2 * G));
+        let wide = Capacity {
+            per_vf: 3 * G,
+            ..TEN
+        };
+        assert_eq!((usable(wide), rate(wide)), (2, 4 * G));
+    }
+
+    #[test]
+    fn too_little_bandwidth_still_makes_one_lane_and_no_vfs_make_none() {
+        let narrow = Capacity {
+            per_vf: 40 * G,
+            ..TEN
+        };
+        assert_eq!((usable(narrow), rate(narrow)), (1, 8 * G));
+        let none = Capacity { made: 0, ..TEN };
+        assert_eq!((usable(none), rate(none)), (0, 0));
+        let all_reserved = Capacity {
+            reserve: 11 * G,
+            ..TEN
+        };
+        assert_eq!((usable(all_reserved), rate(all_reserved)), (1, 0));
+    }
+}

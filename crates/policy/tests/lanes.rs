@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What must hold of lanes, whatever the VMs do and the operator says.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use viola_policy::lanes::{
+    Action, Config, Decision, Kind, Lanes, Nic, Observed, Pool, Setting, Traffic, Vf, Why,
+};
+
+fn observed() -> impl Strategy<Value = Observed> {
+    let setting = prop_oneof![
+        8 => Just(Setting::Auto),
+        1 => Just(Setting::Pin),
+        1 => Just(Setting::Never),
+    ];
+    let di2 = prop_oneof![1 => Just(0.0), 4 => 0.0..100.0_f64];
+    let traffic = (0.0..=100.0_f64, 0..20_u32).prop_map(|(freq, avg)| Traffic {
+        freq,
+        avg: f64::from(avg) * 100.0,
+    });
+    (0..12_u32, 0..3_u32, di2, traffic, setting, 0..4_u32).prop_map(
+        |(vm, network, di2, traffic, setting, most)| Observed {
+            nic: Nic { vm, network },
+            di2,
+            traffic,
+            setting,
+            most,
+            attach: 0,
+        },
+    )
+}
+
+/// The NICs of one moment, each once.
+fn moment() -> impl Strategy<Value = Vec<Observed>> {
+    prop::collection::vec(observed(), 0..30).prop_map(|all| {
+        let by_nic: BTreeMap<Nic, Observed> = all.into_iter().map(|o| (o.nic, o)).collect();
+        by_nic.into_values().collect()
+    })
+}
+
+fn pools() -> impl Strategy<Value = Vec<Pool>> {
+    prop::collection::vec((0..3_u32, 0..5_u32), 0..4).prop_map(|of| {
+        of.into_iter()
+            .zip(0..)
+            .map(|((network, vfs), id)| Pool { id, network, vfs })
+            .collect()
+    })
+}
+
+/// Carries the actions out on a table of its own, and checks that each is possible.
+fn carry_out(
+    table: &mut BTreeMap<Vf, Nic>,
+    decision: &Decision,
+    pools: &[Pool],
+) -> Result<(), TestCaseError> {
+    table.retain(|vf, _| pools.iter().any(|p| p.id == vf.pool));
+    for action in &decision.actions {
+        match *action {
+            Action::Revoke { vf, nic, .. } => prop_assert_eq!(table.remove(&vf), Some(nic)),
+            Action::Grant { vf, nic, .. } => {
+                let pool = pools.iter().find(|p| p.id == vf.pool).unwrap();
+                prop_assert!(vf.index < pool.vfs && pool.network == nic.network);
+                prop_assert_eq!(table.insert(vf, nic), None);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn count(table: &BTreeMap<Vf, Nic>, nic: Nic) -> u32 {
+    table.values().filter(|&&n| n == nic).count() as u32
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// The table that the actions make is the one that Lanes keeps; nobody has more than he may; nobody who may not
+    /// have one has; nothing changes when nothing changed.
+    #[test]
+    fn actions_and_holders_agree(
+        moments in prop::collection::vec((moment(), pools()), 1..8),
+        hold in prop::sample::select(vec![0_u64, 1, 3]),
+        moves in prop::sample::select(vec![0_usize, 2, usize::MAX]),
+    ) {
+        let mut lanes = Lanes::new(Config { hold, moves, ..Config::paper() });
+        let mut table = BTreeMap::new();
+        for (now, (seen, pools)) in (1..).zip(&moments) {
+            let d = lanes.decide(now, pools, seen);
+            carry_out(&mut table, &d, pools)?;
+            prop_assert!(lanes.holders().eq(table.iter().map(|(&vf, &nic)| (vf, nic))));
+            prop_assert_eq!(d.standings.len(), seen.len());
+            for (o, s) in seen.iter().zip(&d.standings) {
+                prop_assert_eq!((o.nic, s.holds), (s.nic, count(&table, o.nic)));
+                prop_assert!(o.setting != Setting::Never || s.holds == 0);
+                prop_assert!(!s.why.to_string().is_empty());
+            }
+            if moves == usize::MAX {
+                let again = lanes.clone().decide(now, pools, seen);
+                prop_assert_eq!(again.actions, vec![]);
+            }
+        }
+    }
+
+    /// With the paper's rules, who holds VFs is who would get them if all were dealt out anew.
+    #[test]
+    fn the_highest_hold_the_vfs(before in moment(), seen in moment(), pools in pools()) {
+        let config = Config::paper();
+        let mut lanes = Lanes::new(config);
+        lanes.decide(1, &pools, &before);
+        let d = lanes.decide(2, &pools, &seen);
+        for (network, vfs) in pools.iter().fold(BTreeMap::new(), |mut sums, p| {
+            *sums.entry(p.network).or_insert(0) += p.vfs as usize;
+            sums
+        }) {
+            // All that is wanted in this network, dearest first; pinned before all.
+            let mut bids: Vec<(bool, f64)> = Vec::new();
+            let mut held: Vec<(bool, f64)> = Vec::new();
+            for (o, s) in seen.iter().zip(&d.standings).filter(|(o, _)| o.nic.network == network) {
+                let pinned = o.setting == Setting::Pin;
+                let wants = match (o.setting, s.kind) {
+                    (Setting::Never, _) => 0,
+                    (_, Kind::NetHeavy) => o.most.max(1),
+                    (_, Kind::Net) | (Setting::Pin, _) => 1,
+                    _ => 0,
+                };
+                let worth = |k: u32| (pinned && k == 1, s.intensity / f64::from(k));
+                bids.extend((1..=wants).map(worth));
+                held.extend((1..=s.holds.min(wants)).map(worth));
+            }
+            for list in [&mut bids, &mut held] {
+                list.sort_by(|a, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
+            }
+            bids.truncate(vfs);
+            prop_assert_eq!(held, bids, "network {}", network);
+        }
+    }
+
+    /// Nothing but the operator's word, or a VM or NIC that is gone, takes a VF before its hold is over.
+    #[test]
+    fn a_vf_stays_for_its_hold(moments in prop::collection::vec(moment(), 1..20), hold in 1_u64..6) {
+        let pools = [0, 1, 2].map(|network| Pool { id: network, network, vfs: 2 });
+        let mut lanes = Lanes::new(Config { hold, ..Config::paper() });
+        let mut since: BTreeMap<Vf, u64> = BTreeMap::new();
+        for (now, seen) in (1..).zip(&moments) {
+            let d = lanes.decide(now, &pools, seen);
+            let pins = seen.iter().any(|o| o.setting == Setting::Pin);
+            for action in &d.actions {
+                match *action {
+                    Action::Grant { vf, .. } => { since.insert(vf, now); }
+                    Action::Revoke { why: Why::Gone | Why::Setting, .. } => {}
+                    Action::Revoke { why: Why::GaveWay { .. }, .. } if pins => {}
+                    Action::Revoke { vf, .. } => prop_assert!(now - since[&vf] >= hold),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cores, and vCPUs with what their guests have to do on them.
+
+use std::collections::VecDeque;
+
+use viola_policy::slices::{FOREVER, Nanos, Params};
+use viola_policy::turbo::{Elsewhere, portion};
+
+use crate::sched::{Scheduler, View};
+
+/// Precedence of work in a guest. A higher one interrupts a lower one on the same vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Interrupts, softirqs, kernel threads that serve I/O.
+    Irq = 0,
+    /// A process that sleeps most of the time: the guest's scheduler lets it go before one that computes.
+    App = 1,
+}
+
+/// A piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Job {
+    left: Nanos,
+    owner: usize,
+    tag: u64,
+}
+
+/// Work that came to its end: who asked for it, and the mark that was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// Who submitted it.
+    pub owner: usize,
+    /// Its mark.
+    pub tag: u64,
+}
+
+/// What a vCPU computes besides, at the lowest level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Hog {
+    /// Nothing.
+    #[default]
+    None,
+    /// All the time.
+    Busy,
+    /// `on` of run time in each `period`; what could not be run in one period is gone.
+    Duty {
+        /// Length of a period, ns.
+        period: Nanos,
+        /// Run time in it, ns.
+        on: Nanos,
+    },
+}
+
+/// What happened to a vCPU so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// It ran, cold caches included.
+    pub ran: Nanos,
+    /// Part of that in which it only waited for its caches.
+    pub cold: Nanos,
+    /// It wanted to run and did not.
+    pub waited: Nanos,
+    /// It ran its own computing (not cold).
+    pub computed: Nanos,
+    /// Longest wait that ended.
+    pub longest: Nanos,
+    /// How often it got the core.
+    pub switches: u64,
+    /// Wake-ups.
+    pub wakes: u64,
+}
+
+#[derive(Debug)]
+struct Vcpu {
+    core: usize,
+    slot: usize,
+    vm: usize,
+    turbo: bool,
+    jobs: [VecDeque<Job>; 2],
+    hog: Hog,
+    hog_left: Nanos,
+    /// Time it needs for its caches whenever another one ran before it.
+    refill: Nanos,
+    cold: Nanos,
+    runnable: bool,
+    waits_since: Nanos,
+    usage: Usage,
+    /// Counter of `usage.ran` at the last exchange between the pools.
+    told: Nanos,
+}
+
+impl Vcpu {
+    fn has_work(&self) -> bool {
+        self.hog_left > 0 || self.jobs.iter().any(|q| !q.is_empty())
+    }
+
+    /// Time to the end of what it does now.
+    fn next_end(&self) -> Nanos {
+        let job = self.jobs.iter().find_map(|q| q.front());
+        let left = job.map_or(self.hog_left, |j| j.left);
+        left.saturating_add(self.cold)
+    }
+}
+
+struct Core {
+    scheduler: Box<dyn Scheduler + Send>,
+    pool: Pool,
+    vcpus: Vec<usize>,
+    params: Vec<Params>,
+    views: Vec<View>,
+    current: Option<usize>,
+    /// Who ran last, for the caches.
+    last: Option<usize>,
+    since: Nanos,
+    until: Nanos,
+    /// Of the timer that counts; older ones are void.
+    stamp: u64,
+    /// Time of the core that goes to the scheduler or a switch before anybody runs.
+    busy: Nanos,
+    idle: Nanos,
+    stolen: Nanos,
+    wasted: Nanos,
+}
+
+/// Which pool a core is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pool {
+    /// Cores that know nothing of each other.
+    Alone,
+    /// Regular core beside turbo cores.
+    Regular,
+    /// Turbo core.
+    Turbo,
+}
+
+/// A timer that a core asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timer {
+    /// When.
+    pub at: Nanos,
+    /// Which core.
+    pub core: usize,
+    /// To be given back.
+    pub stamp: u64,
+}
+
+/// All cores and vCPUs of one simulation.
+#[derive(Default)]
+pub struct Cpus {
+    cores: Vec<Core>,
+    vcpus: Vec<Vcpu>,
+    /// By VM: all it ever ran on turbo cores.
+    on_turbo: Vec<Nanos>,
+    /// Cost of a switch from one vCPU to another, ns.
+    pub switch_cost: Nanos,
+    /// Ended work, in order; to be taken by the caller.
+    pub done: VecDeque<Done>,
+    /// Timers to be set, to be taken by the caller.
+    pub timers: Vec<Timer>,
+}
+
+impl Cpus {
+    /// Adds a core.
+    pub fn add_core(&mut self, scheduler: Box<dyn Scheduler + Send>, pool: Pool) -> usize {
+        self.cores.push(Core {
+            scheduler,
+            pool,
+            vcpus: Vec::new(),
+            params: Vec::new(),
+            views: Vec::new(),
+            current: None,
+            last: None,
+            since: 0,
+            until: 0,
+            stamp: 0,
+            busy: 0,
+            idle: 0,
+            stolen: 0,
+            wasted: 0,
+        });
+        self.cores.len() - 1
+    }
+
+    /// Adds a vCPU of VM number `vm` to a core.
+    pub fn add_vcpu(&mut self, vm: usize, core: usize, params: Params, refill: Nanos) -> usize {
+        let id = self.vcpus.len();
+        let one = &mut self.cores[core];
+        let slot = one.vcpus.len();
+        one.vcpus.push(id);
+        one.params.push(params);
+        one.views.push(View::default());
+        self.on_turbo.resize(self.on_turbo.len().max(vm + 1), 0);
+        self.vcpus.push(Vcpu {
+            core,
+            slot,
+            vm,
+            turbo: one.pool == Pool::Turbo,
+            jobs: Default::default(),
+            hog: Hog::None,
+            hog_left: 0,
+            refill,
+            cold: 0,
+            runnable: false,
+            waits_since: 0,
+            usage: Usage::default(),
+            told: 0,
+        });
+        id
+    }
+
+    /// Number of cores.
+    pub fn cores(&self) -> usize {
+        self.cores.len()
+    }
+
+    /// Number of vCPUs.
+    pub fn vcpus(&self) -> usize {
+        self.vcpus.len()
+    }
+
+    /// Which core a vCPU is on.
+    pub fn core_of(&self, vcpu: usize) -> usize {
+        self.vcpus[vcpu].core
+    }
+
+    /// Tells the schedulers who is there. Once, when all vCPUs are added.
+    pub fn begin(&mut self, now: Nanos) {
+        for k in 0..self.cores.len() {
+            let core = &mut self.cores[k];
+            core.since = now;
+            core.scheduler.configure(now, &core.params);
+        }
+    }
+
+    /// What a vCPU computes besides, from now on.
+    pub fn set_hog(&mut self, now: Nanos, vcpu: usize, hog: Hog) {
+        let core = self.vcpus[vcpu].core;
+        self.advance(now, core);
+        let v = &mut self.vcpus[vcpu];
+        v.hog = hog;
+        v.hog_left = match hog {
+            Hog::None => 0,
+            Hog::Busy => FOREVER,
+            Hog::Duty { on, .. } => on,
+        };
+        self.changed(now, vcpu);
+    }
+
+    /// A period of a [`Hog::Duty`] begins.
+    pub fn new_period(&mut self, now: Nanos, vcpu: usize) {
+        let hog = self.vcpus[vcpu].hog;
+        self.set_hog(now, vcpu, hog);
+    }
+
+    /// Gives a vCPU work of `cost` ns (at least 1).
+    pub fn submit(&mut self, now: Nanos, vcpu: usize, level: Level, cost: Nanos, done: Done) {
+        let core = self.vcpus[vcpu].core;
+        self.advance(now, core);
+        let v = &mut self.vcpus[vcpu];
+        v.jobs[level as usize].push_back(Job {
+            left: cost.max(1),
+            owner: done.owner,
+            tag: done.tag,
+        });
+        let (slot, waits) = (v.slot, v.runnable);
+        let one = &mut self.cores[core];
+        let waits = waits && one.current != Some(slot);
+        let first = level == Level::Irq && !one.views[slot].io;
+        one.views[slot].io |= level == Level::Irq;
+        if first && waits && one.scheduler.hears_io() {
+            self.pick(now, core);
+        } else {
+            self.changed(now, vcpu);
+        }
+    }
+
+    /// Whether a vCPU has its core at this moment.
+    pub fn runs(&self, vcpu: usize) -> bool {
+        let v = &self.vcpus[vcpu];
+        self.cores[v.core].current == Some(v.slot)
+    }
+
+    /// A core's timer went off.
+    pub fn timer(&mut self, now: Nanos, core: usize, stamp: u64) {
+        if self.cores[core].stamp != stamp {
+            return;
+        }
+        self.advance(now, core);
+        self.finish_jobs(core);
+        let one = &self.cores[core];
+        let blocked = one
+            .current
+            .is_some_and(|s| !self.vcpus[one.vcpus[s]].has_work());
+        if blocked || now >= one.until {
+            self.pick(now, core);
+        } else {
+            self.arm(now, core);
+        }
+    }
+
+    /// Lets the machines of the pools know what their VMs ran elsewhere.
+    pub fn exchange(&mut self, now: Nanos) {
+        let vms = self.on_turbo.len();
+        let (mut ran, mut turbo, mut regular) = (vec![0; vms], vec![0; vms], vec![0u32; vms]);
+        for core in 0..self.cores.len() {
+            self.advance(now, core);
+        }
+        for v in self
+            .vcpus
+            .iter()
+            .filter(|v| self.cores[v.core].pool != Pool::Alone)
+        {
+            let delta = v.usage.ran - v.told;
+            ran[v.vm] += delta;
+            if v.turbo {
+                turbo[v.vm] += delta;
+            } else {
+                regular[v.vm] += 1;
+            }
+        }
+        for core in &mut self.cores {
+            if core.pool == Pool::Alone {
+                continue;
+            }
+            let told: Vec<Elsewhere> = core
+                .vcpus
+                .iter()
+                .map(|&id| {
+                    let v = &self.vcpus[id];
+                    let (before, after) = (self.on_turbo[v.vm], self.on_turbo[v.vm] + turbo[v.vm]);
+                    let all = regular[v.vm];
+                    Elsewhere {
+                        turbo: portion(after, 1, all) - portion(before, 1, all),
+                        total: ran[v.vm] - (v.usage.ran - v.told),
+                    }
+                })
+                .collect();
+            core.scheduler.elsewhere(&told);
+        }
+        for v in &mut self.vcpus {
+            v.told = v.usage.ran;
+        }
+        for (sum, turbo) in self.on_turbo.iter_mut().zip(turbo) {
+            *sum += turbo;
+        }
+        // As the controller's accounting does at each decision, no decision is forced by this.
+        for core in 0..self.cores.len() {
+            self.arm(now, core);
+        }
+    }
+
+    /// Brings all counters up to `now`.
+    pub fn settle(&mut self, now: Nanos) {
+        for core in 0..self.cores.len() {
+            self.advance(now, core);
+            self.arm(now, core);
+        }
+        for v in &mut self.vcpus {
+            if v.runnable && self.cores[v.core].current != Some(v.slot) {
+                v.usage.waited += now - v.waits_since;
+                v.waits_since = now;
+            }
+        }
+    }
+
+    /// What a vCPU got.
+    pub fn usage(&self, vcpu: usize) -> Usage {
+        self.vcpus[vcpu].usage
+    }
+
+    /// Of a core: idle time, time that switches and the scheduler took, and idle time in which a vCPU without a cap
+    /// wanted to run (which must be 0), ns.
+    pub fn core_times(&self, core: usize) -> (Nanos, Nanos, Nanos) {
+        let c = &self.cores[core];
+        (c.idle, c.stolen, c.wasted)
+    }
+
+    /// Something about a vCPU's work changed (and its core is advanced to `now`).
+    fn changed(&mut self, now: Nanos, vcpu: usize) {
+        let v = &mut self.vcpus[vcpu];
+        let (core, slot, wants) = (v.core, v.slot, v.has_work());
+        if wants && !v.runnable {
+            v.runnable = true;
+            v.waits_since = now;
+            v.usage.wakes += 1;
+            let view = &mut self.cores[core].views[slot];
+            view.runnable = true;
+            view.woke = true;
+            self.pick(now, core);
+        } else if self.cores[core].current == Some(slot) {
+            if wants {
+                self.arm(now, core);
+            } else {
+                self.pick(now, core);
+            }
+        } else if !wants && v.runnable {
+            // Its computing was called off while it waited.
+            v.runnable = false;
+            v.usage.waited += now - v.waits_since;
+            self.cores[core].views[slot].runnable = false;
+            self.cores[core].views[slot].blocked = true;
+        }
+    }
+
+    /// Charges the time since the last event of this core.
+    fn advance(&mut self, now: Nanos, core: usize) {
+        let one = &mut self.cores[core];
+        let mut passed = now - one.since;
+        one.since = now;
+        let busy = one.busy.min(passed);
+        one.busy -= busy;
+        one.stolen += busy;
+        passed -= busy;
+        let Some(slot) = one.current else {
+            one.idle += passed;
+            let unfree = |(k, &id): (usize, &usize)| {
+                self.vcpus[id].runnable && one.params[k].cap_permille.is_none()
+            };
+            if one.vcpus.iter().enumerate().any(unfree) {
+                one.wasted += passed;
+            }
+            return;
+        };
+        one.views[slot].used += passed;
+        let v = &mut self.vcpus[one.vcpus[slot]];
+        v.usage.ran += passed;
+        let cold = v.cold.min(passed);
+        v.cold -= cold;
+        v.usage.cold += cold;
+        passed -= cold;
+        if let Some(job) = v.jobs.iter_mut().find_map(|q| q.front_mut()) {
+            job.left = job.left.saturating_sub(passed);
+        } else {
+            v.usage.computed += passed;
+            if v.hog_left != FOREVER {
+                v.hog_left = v.hog_left.saturating_sub(passed);
+            }
+        }
+    }
+
+    fn finish_jobs(&mut self, core: usize) {
+        let one = &self.cores[core];
+        let Some(slot) = one.current else { return };
+        if one.busy > 0 {
+            return;
+        }
+        let v = &mut self.vcpus[one.vcpus[slot]];
+        if v.cold > 0 {
+            return;
+        }
+        for queue in &mut v.jobs {
+            if let Some(job) = queue.front() {
+                if job.left == 0 {
+                    let Job { owner, tag, .. } = *job;
+                    queue.pop_front();
+                    self.done.push_back(Done { owner, tag });
+                }
+                // Those of a lower level cannot have ended.
+                break;
+            }
+        }
+        if v.jobs[Level::Irq as usize].is_empty() {
+            self.cores[core].views[slot].io = false;
+        }
+    }
+
+    /// Asks the scheduler who runs.
+    fn pick(&mut self, now: Nanos, core: usize) {
+        let one = &mut self.cores[core];
+        if let Some(slot) = one.current {
+            let v = &mut self.vcpus[one.vcpus[slot]];
+            if !v.has_work() && v.runnable {
+                v.runnable = false;
+                one.views[slot].runnable = false;
+                one.views[slot].blocked = true;
+            }
+        }
+        let pick = one.scheduler.pick(now, &one.views);
+        for view in &mut one.views {
+            view.used = 0;
+            view.woke = false;
+            view.blocked = false;
+        }
+        one.until = pick.until;
+        one.busy += one.scheduler.overhead();
+        if pick.who != one.current {
+            if let Some(old) = one.current {
+                let v = &mut self.vcpus[one.vcpus[old]];
+                v.waits_since = now;
+            }
+            if let Some(new) = pick.who {
+                let v = &mut self.vcpus[one.vcpus[new]];
+                let waited = now - v.waits_since;
+                v.usage.waited += waited;
+                v.usage.longest = v.usage.longest.max(waited);
+                v.usage.switches += 1;
+                if one.last != Some(new) {
+                    one.busy += self.switch_cost;
+                    v.cold = v.refill;
+                }
+                one.last = Some(new);
+            }
+            one.current = pick.who;
+        }
+        self.arm(now, core);
+    }
+
+    /// Sets the timer of a core.
+    fn arm(&mut self, now: Nanos, core: usize) {
+        let one = &mut self.cores[core];
+        one.stamp += 1;
+        let mut at = one.until;
+        if let Some(slot) = one.current {
+            let end = self.vcpus[one.vcpus[slot]].next_end();
+            at = at.min(now.saturating_add(one.busy).saturating_add(end));
+        }
+        if at != FOREVER {
+            let stamp = one.stamp;
+            self.timers.push(Timer {
+                at: at.max(now),
+                core,
+                stamp,
+            });
+        }
+    }
+}

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Many hosts: a fluid model. In each step of a second every VM wants a part of its core; who gets what is where fair
+//! shares come to rest ([`allocate`]), and how long a request waits follows from that. The same steps can be run by the
+//! event model, which says how far off this is ([`error`]).
+
+use serde::Serialize;
+use viola_policy::slices::model::interleaved_wait;
+use viola_policy::slices::{Class, DEFAULT_WEIGHT, MS, Nanos, US};
+use viola_policy::turbo::shares::{Demand, allocate};
+
+use crate::cpu::Hog;
+use crate::net::Packet;
+use crate::random::Random;
+use crate::setup::{HostSetup, Policy, VmSetup};
+use crate::work::Ping;
+use crate::world::{Workload, World};
+
+/// Length of a step.
+const STEP: Nanos = 1_000 * MS;
+/// VMs of a core; the first of them answers requests.
+pub const VMS_PER_CORE: usize = 4;
+/// Cores of a host.
+pub const CORES: usize = 16;
+const MICROSLICE: Nanos = 300 * US;
+const SLICE: Nanos = 30 * MS;
+/// A VM's demand changes with this probability at each step.
+const CHANGES: f64 = 0.05;
+
+/// Who schedules the fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// Credit scheduler with 30 ms.
+    Credit,
+    /// viola's slices, the VM that answers requests latency-sensitive.
+    Viola,
+}
+
+/// What the VMs of one core want, second by second.
+struct Trace {
+    random: Random,
+    wants: [f64; VMS_PER_CORE],
+}
+
+impl Trace {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let wants = std::array::from_fn(|_| Self::level(&mut random));
+        Self { random, wants }
+    }
+
+    /// Half of the VMs are idle or busy, the others something between.
+    fn level(random: &mut Random) -> f64 {
+        match random.unit() {
+            x if x < 0.25 => 0.0,
+            x if x < 0.5 => 1.0,
+            _ => (random.unit() * 10.0).round() / 10.0,
+        }
+    }
+
+    fn next(&mut self) -> [f64; VMS_PER_CORE] {
+        let now = self.wants;
+        for want in &mut self.wants {
+            if self.random.unit() < CHANGES {
+                *want = Self::level(&mut self.random);
+            }
+        }
+        now
+    }
+}
+
+/// Sums over cores and steps.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Sums {
+    /// Core seconds that were used.
+    pub used: f64,
+    /// Core seconds that were wanted.
+    pub wanted: f64,
+    /// Mean wait of a request, summed over steps and cores, ms.
+    pub wait_ms: f64,
+    /// Longest wait of any step, ms.
+    pub longest_ms: f64,
+    /// Steps of cores.
+    pub steps: u64,
+}
+
+impl Sums {
+    fn add(&mut self, other: &Sums) {
+        self.used += other.used;
+        self.wanted += other.wanted;
+        self.wait_ms += other.wait_ms;
+        self.longest_ms = self.longest_ms.max(other.longest_ms);
+        self.steps += other.steps;
+    }
+}
+
+/// Parts of a core, mean and longest wait of requests (ms) in one step.
+fn fluid(wants: &[f64; VMS_PER_CORE], side: Side) -> ([f64; VMS_PER_CORE], f64, f64) {
+    let demand = |&want: &f64| Demand {
+        weight: DEFAULT_WEIGHT,
+        cap: None,
+        regular: want,
+        turbo: 0.0,
+    };
+    let demands = wants.each_ref().map(demand);
+    let mut got = [0.0; VMS_PER_CORE];
+    for (part, granted) in got.iter_mut().zip(allocate(&demands, 1.0, 0.0)) {
+        *part = granted.regular;
+    }
+    // One that gets what it wants sleeps in between, and takes the core when it wakes.
+    let short = |k: usize| wants[k] > got[k] + 1e-9;
+    let full = wants.iter().sum::<f64>() >= 1.0 - 1e-9;
+    if !full || !(short(0) || wants[0] >= 1.0) {
+        return (got, 0.0, 0.0);
+    }
+    let share = got[0].clamp(1e-6, 1.0);
+    let longest = match side {
+        // One that is not short takes its part out of the others' turns, which stretches the round.
+        Side::Credit => (1.0 - share) / share * SLICE as f64,
+        Side::Viola => interleaved_wait(share, MICROSLICE, []) as f64,
+    };
+    (got, (1.0 - share) * longest / 2e6, longest / 1e6)
+}
+
+/// Runs `hosts` hosts for `steps` seconds on `threads` threads.
+pub fn run(hosts: u64, steps: u64, side: Side, seed: u64, threads: usize) -> Sums {
+    let threads = threads.max(1) as u64;
+    let part = |t: u64| {
+        let mut sums = Sums::default();
+        let mut host = t;
+        while host < hosts {
+            for core in 0..CORES as u64 {
+                let mut trace =
+                    Trace::new(seed ^ (host * CORES as u64 + core + 1).wrapping_mul(0x9e37_79b9));
+                for _ in 0..steps {
+                    let wants = trace.next();
+                    let (got, wait, longest) = fluid(&wants, side);
+                    sums.add(&Sums {
+                        used: got.iter().sum(),
+                        wanted: wants.iter().sum(),
+                        wait_ms: wait,
+                        longest_ms: longest,
+                        steps: 1,
+                    });
+                }
+            }
+            host += threads;
+        }
+        sums
+    };
+    let mut all = Sums::default();
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|t| scope.spawn(move || part(t))).collect();
+        // In the order of the threads, so that sums of floats are the same each time.
+        for one in running {
+            match one.join() {
+                Ok(sums) => all.add(&sums),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    all
+}
+
+/// How far the fluid model is from the event model.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Error {
+    /// Cores that were run by both.
+    pub cores: u64,
+    /// Mean distance of a VM's part of its core, points of a core.
+    pub share_points: f64,
+    /// Mean wait of requests by the event model, ms.
+    pub event_wait_ms: f64,
+    /// By the fluid model, ms.
+    pub fluid_wait_ms: f64,
+}
+
+/// Sets what the VMs want, step by step.
+struct Script {
+    trace: Trace,
+    owner: usize,
+}
+
+/// Period in which a VM asks for its part.
+const PERIOD: Nanos = 100 * MS;
+
+impl Workload for Script {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        self.call(world, 0);
+    }
+
+    fn call(&mut self, world: &mut World, step: u64) {
+        if step.is_multiple_of(STEP / PERIOD) {
+            for (vm, want) in self.trace.next().into_iter().enumerate() {
+                let on = (PERIOD as f64 * want) as Nanos;
+                let hog = match want {
+                    w if w <= 0.0 => Hog::None,
+                    w if w >= 1.0 => Hog::Busy,
+                    _ => Hog::Duty { period: PERIOD, on },
+                };
+                world.cpus.set_hog(world.now, world.vms[vm].app, hog);
+            }
+        } else {
+            for vm in 0..world.vms.len() {
+                world.cpus.new_period(world.now, world.vms[vm].app);
+            }
+        }
+        world.call(world.now + PERIOD, self.owner, step + 1);
+    }
+
+    fn received(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
+
+    fn figures(&self, _world: &World) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+}
+
+/// Runs `cores` cores for `steps` seconds by both models.
+pub fn error(cores: u64, steps: u64, side: Side, seed: u64) -> Error {
+    let mut of = Error {
+        cores,
+        share_points: 0.0,
+        event_wait_ms: 0.0,
+        fluid_wait_ms: 0.0,
+    };
+    for core in 0..cores {
+        let seed = seed ^ (core + 1).wrapping_mul(0x9e37_79b9);
+        let mut got = [0.0; VMS_PER_CORE];
+        let mut trace = Trace::new(seed);
+        for _ in 0..steps {
+            let (parts, wait, _) = fluid(&trace.next(), side);
+            for (sum, part) in got.iter_mut().zip(parts) {
+                *sum += part / steps as f64;
+            }
+            of.fluid_wait_ms += wait / (steps * cores) as f64;
+        }
+        let vm = |k| VmSetup {
+            class: if k == 0 { Class::Ls } else { Class::Batch },
+            microslice: MICROSLICE,
+            ..VmSetup::default()
+        };
+        let setup = HostSetup {
+            policy: match side {
+                Side::Credit => Policy::XEN,
+                Side::Viola => Policy::Interleaved {
+                    batch_slice: 4 * MS,
+                },
+            },
+            vms: (0..VMS_PER_CORE).map(vm).collect(),
+            switch: 0,
+            ..HostSetup::default()
+        };
+        let ping = Ping::new(0, (0, 100 * MS), 0, setup.costs);
+        let script = Script {
+            trace: Trace::new(seed),
+            owner: 0,
+        };
+        let mut sim = setup.simulation(vec![Box::new(ping), Box::new(script)], seed);
+        sim.run(steps * STEP);
+        for (vm, part) in sim.world.vms.iter().zip(got) {
+            let ran = sim.world.cpus.usage(vm.app).ran as f64 / (steps * STEP) as f64;
+            of.share_points += (ran - part).abs() / (cores as usize * VMS_PER_CORE) as f64;
+        }
+        let figures = sim.workloads[0].figures(&sim.world);
+        let wait = figures
+            .iter()
+            .find(|(n, _)| n == "round trip mean ms")
+            .map_or(0.0, |f| f.1);
+        of.event_wait_ms += wait / cores as f64;
+    }
+    of
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_do_not_change_the_result_but_for_the_order_of_sums() {
+        let (one, two) = (run(6, 60, Side::Viola, 1, 1), run(6, 60, Side::Viola, 1, 2));
+        assert_eq!(one.steps, 6 * 60 * CORES as u64);
+        assert_eq!((one.steps, one.longest_ms), (two.steps, two.longest_ms));
+        assert!((one.used - two.used).abs() < 1e-6 && (one.wait_ms - two.wait_ms).abs() < 1e-6);
+        assert_eq!(two, run(6, 60, Side::Viola, 1, 2));
+        assert!(one.used <= one.wanted && one.used <= one.steps as f64);
+    }
+
+    #[test]
+    fn the_fluid_model_is_near_the_event_model() {
+        for side in [Side::Credit, Side::Viola] {
+            let of = error(12, 30, side, 5);
+            assert!(of.share_points < 0.03, "{side:?}: {of:?}");
+        }
+        let credit = error(12, 30, Side::Credit, 5);
+        let viola = error(12, 30, Side::Viola, 5);
+        assert!(viola.fluid_wait_ms < credit.fluid_wait_ms / 10.0);
+        assert!(
+            viola.event_wait_ms < credit.event_wait_ms / 4.0,
+            "{viola:?} {credit:?}"
+        );
+    }
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The constants of a testbed. One file each, every constant with where it comes from.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use viola_policy::slices::{MS, Nanos, US};
+
+use crate::net::NicCosts;
+use crate::setup::HostSetup;
+use crate::work::GuestCosts;
+
+/// One constant.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Constant {
+    /// Its value, in the unit that its name ends with.
+    pub value: f64,
+    /// Where it comes from.
+    pub source: String,
+}
+
+/// A testbed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Bed {
+    /// Its name.
+    pub name: &'static str,
+    /// Its constants.
+    pub constants: BTreeMap<String, Constant>,
+}
+
+macro_rules! beds {
+    ($($(#[$doc:meta])* $name:ident: $file:literal),* $(,)?) => {
+        impl Bed {
+            $($(#[$doc])* pub fn $name() -> Self {
+                Self::parse($file, include_str!(concat!("../../calibration/", $file, ".toml")))
+            })*
+
+            /// All testbeds.
+            pub fn all() -> Vec<Bed> {
+                vec![$(Bed::$name()),*]
+            }
+        }
+    };
+}
+
+beds! {
+    /// Dissertation, chapter 2 (vSlicer).
+    xen_3_4: "xen-3.4",
+    /// vTurbo, vPipe.
+    xen_4_1: "xen-4.1",
+    /// vRead.
+    kvm: "kvm-3.12",
+    /// Raccoon.
+    xen_4_2: "xen-4.2",
+    /// viola's own lab of UML guests.
+    lab: "lab",
+}
+
+impl Bed {
+    fn parse(name: &'static str, text: &str) -> Self {
+        let constants = toml::from_str(text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        Self { name, constants }
+    }
+
+    /// A constant of this bed.
+    ///
+    /// # Panics
+    /// When the file has none of that name, which its test would have found.
+    pub fn get(&self, name: &str) -> f64 {
+        match self.constants.get(name) {
+            Some(constant) => constant.value,
+            None => panic!("{}: no constant {name}", self.name),
+        }
+    }
+
+    /// One given in us.
+    pub fn us(&self, name: &str) -> Nanos {
+        (self.get(name) * US as f64).round() as Nanos
+    }
+
+    /// One given in ms.
+    pub fn ms(&self, name: &str) -> Nanos {
+        (self.get(name) * MS as f64).round() as Nanos
+    }
+
+    /// What I/O costs a guest here.
+    pub fn costs(&self) -> GuestCosts {
+        GuestCosts {
+            call: self.get("call_ns") as Nanos,
+            copy: self.get("copy_ns_per_kb") / 1000.0,
+            send: self.get("send_ns") as Nanos,
+        }
+    }
+
+    /// A host of this bed without VMs.
+    pub fn host(&self) -> HostSetup {
+        HostSetup {
+            bits: (self.get("nic_mbit") * 1e6) as u64,
+            nic: NicCosts {
+                ring: self.get("ring") as usize,
+                interrupt: self.get("interrupt_ns") as Nanos,
+                packet: self.get("packet_ns") as Nanos,
+                budget: 64,
+                host_packet: self.get("host_packet_ns") as Nanos,
+                coalesce: self.us("coalesce_us"),
+            },
+            costs: self.costs(),
+            switch: self.get("switch_ns") as Nanos,
+            ..HostSetup::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_constant_of_every_bed_says_where_it_is_from() {
+        for bed in Bed::all() {
+            assert!(bed.constants.len() > 5, "{}", bed.name);
+            for (name, constant) in &bed.constants {
+                assert!(constant.source.len() > 4, "{}: {name}", bed.name);
+                assert!(constant.value.is_finite() && constant.value >= 0.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Stock Linux: EEVDF on one core (kernel/sched/fair.c from 6.6 on, as it is in 6.18), vCPUs as its tasks.
+//!
+//! A task is eligible while its virtual run time is not ahead of the mean; the eligible one with the earliest virtual
+//! deadline runs. It is protected for [`Config::protect`] against those that wake; the end of its slice is only noticed
+//! at a tick. A task that sleeps keeps its lag, at most a slice and a tick's worth. Group scheduling, migration and
+//! the fair server are left out.
+
+use viola_policy::slices::{FOREVER, MS, Nanos, Params, US};
+
+use super::{Pick, Scheduler, View};
+
+/// Settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// base_slice_ns of two cores: 0.7 ms·(1 + log2 2).
+    pub slice: Nanos,
+    /// Time between two ticks: 4 ms at HZ 250.
+    pub tick: Nanos,
+    /// How long a task that was picked cannot be preempted by one that wakes (RUN_TO_PARITY): the shortest slice.
+    pub protect: Nanos,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            slice: 1_400 * US,
+            tick: 4 * MS,
+            protect: 1_400 * US,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    /// 1024 is nice 0.
+    weight: f64,
+    vruntime: f64,
+    deadline: f64,
+    /// Of one that sleeps: how far its vruntime was behind the mean.
+    lag: f64,
+    queued: bool,
+}
+
+/// EEVDF on one core.
+#[derive(Debug)]
+pub struct Eevdf {
+    config: Config,
+    tasks: Vec<Task>,
+    current: Option<usize>,
+    picked_at: Nanos,
+    next_tick: Nanos,
+    resched: bool,
+}
+
+impl Eevdf {
+    /// A core without vCPUs.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            tasks: Vec::new(),
+            current: None,
+            picked_at: 0,
+            next_tick: 0,
+            resched: true,
+        }
+    }
+
+    /// Mean virtual run time of those that want to run, by weight.
+    fn mean(&self) -> f64 {
+        let (mut sum, mut weight) = (0.0, 0.0);
+        for task in self.tasks.iter().filter(|t| t.queued) {
+            sum += task.vruntime * task.weight;
+            weight += task.weight;
+        }
+        if weight > 0.0 { sum / weight } else { 0.0 }
+    }
+
+    fn place(&mut self, i: usize) {
+        let mean = self.mean();
+        let total: f64 = self.queued().map(|k| self.tasks[k].weight).sum();
+        let slice = self.config.slice as f64;
+        let task = &mut self.tasks[i];
+        let vslice = slice * 1024.0 / task.weight;
+        // What it takes from the mean by coming is given back to it, so that its lag is kept (place_entity).
+        let lag = if total > 0.0 {
+            task.lag * (total + task.weight) / total
+        } else {
+            0.0
+        };
+        task.vruntime = mean - lag;
+        task.deadline = task.vruntime + vslice;
+        task.queued = true;
+    }
+
+    fn queued(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.tasks.len()).filter(|&i| self.tasks[i].queued)
+    }
+
+    fn best(&self) -> Option<usize> {
+        let mean = self.mean();
+        let eligible = |&i: &usize| self.tasks[i].vruntime <= mean + 1e-3;
+        let deadline = |&a: &usize, &b: &usize| {
+            self.tasks[a]
+                .deadline
+                .total_cmp(&self.tasks[b].deadline)
+                .then(a.cmp(&b))
+        };
+        self.queued()
+            .filter(eligible)
+            .min_by(deadline)
+            .or_else(|| self.queued().min_by(deadline))
+    }
+
+    fn charge(&mut self, i: usize, used: Nanos) {
+        let slice = self.config.slice as f64;
+        let task = &mut self.tasks[i];
+        let scale = 1024.0 / task.weight;
+        task.vruntime += used as f64 * scale;
+        if task.vruntime >= task.deadline {
+            task.deadline = task.vruntime + slice * scale;
+            self.resched |= self.current == Some(i);
+        }
+    }
+}
+
+impl Scheduler for Eevdf {
+    fn configure(&mut self, _now: Nanos, vcpus: &[Params]) {
+        let task = Task {
+            weight: 1024.0,
+            vruntime: 0.0,
+            deadline: self.config.slice as f64,
+            lag: 0.0,
+            queued: false,
+        };
+        self.tasks.resize(vcpus.len(), task);
+        for (task, vcpu) in self.tasks.iter_mut().zip(vcpus) {
+            task.weight = 4.0 * f64::from(vcpu.weight.max(1));
+        }
+    }
+
+    fn pick(&mut self, now: Nanos, views: &[View]) -> Pick {
+        let tick = self.config.tick.max(1);
+        for (i, view) in views.iter().enumerate() {
+            if view.used > 0 {
+                self.charge(i, view.used);
+            }
+        }
+        let mut woke = false;
+        for (i, view) in views.iter().enumerate() {
+            if self.tasks[i].queued && (!view.runnable || view.blocked) {
+                let mean = self.mean();
+                let task = &mut self.tasks[i];
+                let most = (self.config.slice.max(tick) + tick) as f64 * 1024.0 / task.weight;
+                task.lag = (mean - task.vruntime).clamp(-most, most);
+                task.queued = false;
+                if self.current == Some(i) {
+                    self.current = None;
+                }
+            }
+            if view.runnable && !self.tasks[i].queued {
+                self.place(i);
+                woke = true;
+            }
+        }
+        let at_tick = now >= self.next_tick;
+        if at_tick {
+            self.next_tick = (now / tick + 1) * tick;
+        }
+        let protected = now < self.picked_at.saturating_add(self.config.protect);
+        let switch = match self.current {
+            None => true,
+            Some(_) => (at_tick && self.resched) || (woke && !protected),
+        };
+        if switch {
+            let best = self.best();
+            if best != self.current || (at_tick && self.resched) {
+                self.picked_at = now;
+            }
+            self.current = best;
+            self.resched = false;
+        }
+        let alone = self.queued().count() < 2;
+        Pick {
+            who: self.current,
+            until: if alone { FOREVER } else { self.next_tick },
+        }
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Schedulers of one core: which vCPU runs, and until when.
+
+mod eevdf;
+mod machine;
+
+pub use eevdf::{Config as EevdfConfig, Eevdf};
+pub use machine::{Driver, Slots};
+
+use viola_policy::slices::{Nanos, Params};
+use viola_policy::turbo::Elsewhere;
+
+/// One vCPU as the scheduler sees it, in the order of [`Scheduler::configure`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct View {
+    /// Runs or wants to run.
+    pub runnable: bool,
+    /// What it ran since the last [`Scheduler::pick`], ns.
+    pub used: Nanos,
+    /// It woke since then.
+    pub woke: bool,
+    /// It blocked since then.
+    pub blocked: bool,
+    /// An interrupt waits for it.
+    pub io: bool,
+}
+
+/// Answer of [`Scheduler::pick`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pick {
+    /// Who runs from now on.
+    pub who: Option<usize>,
+    /// To be asked again at this time, if nothing happens before.
+    pub until: Nanos,
+}
+
+/// A scheduler of one core. It is asked when a vCPU wakes, when the one that runs blocks, and at the time it named.
+pub trait Scheduler {
+    /// Takes the vCPUs of the core, before anything runs and whenever a control changes.
+    fn configure(&mut self, now: Nanos, vcpus: &[Params]);
+
+    /// Picks who runs.
+    fn pick(&mut self, now: Nanos, views: &[View]) -> Pick;
+
+    /// Takes what each VM ran on other cores since the last call. For pools only.
+    fn elsewhere(&mut self, _ran: &[Elsewhere]) {}
+
+    /// Whether it wants to be asked when an interrupt comes for a vCPU that waits.
+    fn hears_io(&self) -> bool {
+        false
+    }
+
+    /// Core time that the scheduler itself took since the last call, ns.
+    fn overhead(&mut self) -> Nanos {
+        0
+    }
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A file written through the guest's page cache, or read with read-ahead (IOzone).
+
+use viola_policy::slices::Nanos;
+
+use super::GuestCosts;
+use crate::cpu::Level;
+use crate::net::{Packet, Server};
+use crate::world::{Workload, World};
+
+/// A disk, and what it takes to use it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Disk {
+    /// Bytes per second.
+    pub rate: f64,
+    /// Bytes of a request.
+    pub request: u64,
+    /// Requests under way at once.
+    pub depth: u64,
+    /// Guest's time to submit a request, and to complete one, ns.
+    pub submit: Nanos,
+    /// Completion, ns.
+    pub complete: Nanos,
+}
+
+const SUBMITTED: u64 = 0;
+const COMPLETED: u64 = 1;
+const COPIED: u64 = 2;
+
+/// A process that writes a file of `total` bytes.
+#[derive(Debug)]
+pub struct Write {
+    vm: usize,
+    disk: Disk,
+    total: u64,
+    /// Most dirty bytes before the writer is held back.
+    dirty_most: u64,
+    costs: GuestCosts,
+    owner: usize,
+    server: Server,
+    written: u64,
+    flushed: u64,
+    under_way: u64,
+    copying: bool,
+    finished: Option<Nanos>,
+}
+
+impl Write {
+    /// Not begun.
+    pub fn new(vm: usize, disk: Disk, total: u64, dirty_most: u64, costs: GuestCosts) -> Self {
+        Self {
+            vm,
+            disk,
+            total,
+            dirty_most,
+            costs,
+            owner: 0,
+            server: Server::new(Nanos::MAX),
+            written: 0,
+            flushed: 0,
+            under_way: 0,
+            copying: false,
+            finished: None,
+        }
+    }
+
+    fn go_on(&mut self, world: &mut World) {
+        let request = self.disk.request;
+        let dirty = self.written - self.flushed;
+        if !self.copying && self.written < self.total && dirty + request <= self.dirty_most {
+            self.copying = true;
+            let vcpu = world.vms[self.vm].app;
+            world.work(
+                vcpu,
+                Level::App,
+                self.costs.copying(request),
+                self.owner,
+                COPIED,
+            );
+        }
+        while self.under_way < self.disk.depth && dirty >= (self.under_way + 1) * request {
+            self.under_way += 1;
+            let vcpu = world.vms[self.vm].irq;
+            world.work(vcpu, Level::Irq, self.disk.submit, self.owner, SUBMITTED);
+        }
+    }
+}
+
+impl Workload for Write {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        self.go_on(world);
+    }
+
+    fn call(&mut self, world: &mut World, _tag: u64) {
+        let vcpu = world.vms[self.vm].irq;
+        world.work(vcpu, Level::Irq, self.disk.complete, self.owner, COMPLETED);
+    }
+
+    fn done(&mut self, world: &mut World, tag: u64) {
+        match tag {
+            SUBMITTED => {
+                let time = self.disk.request as f64 * 1e9 / self.disk.rate;
+                if let Some(at) = self.server.serve(world.now, time as Nanos) {
+                    world.call(at, self.owner, 0);
+                }
+            }
+            COMPLETED => {
+                self.under_way -= 1;
+                self.flushed += self.disk.request;
+                if self.flushed >= self.total && self.finished.is_none() {
+                    self.finished = Some(world.now);
+                }
+            }
+            _ => {
+                self.copying = false;
+                self.written += self.disk.request;
+            }
+        }
+        self.go_on(world);
+    }
+
+    fn received(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
+
+    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+        let end = self.finished.unwrap_or(world.now).max(1) as f64 / 1e9;
+        vec![
+            ("written MB/s".into(), self.flushed as f64 / 1e6 / end),
+            ("disk busy %".into(), self.server.busy as f64 / 1e7 / end),
+        ]
+    }
+}
+
+/// A process that reads a file in order; the next requests are made when it has used the last.
+#[derive(Debug)]
+pub struct Read {
+    vm: usize,
+    disk: Disk,
+    costs: GuestCosts,
+    owner: usize,
+    server: Server,
+    ready: u64,
+    under_way: u64,
+    copying: bool,
+    read: u64,
+}
+
+impl Read {
+    /// Not begun. Reads on without end.
+    pub fn new(vm: usize, disk: Disk, costs: GuestCosts) -> Self {
+        Self {
+            vm,
+            disk,
+            costs,
+            owner: 0,
+            server: Server::new(Nanos::MAX),
+            ready: 0,
+            under_way: 0,
+            copying: false,
+            read: 0,
+        }
+    }
+
+    fn go_on(&mut self, world: &mut World) {
+        if self.copying || self.ready == 0 {
+            return;
+        }
+        self.copying = true;
+        let vcpu = world.vms[self.vm].app;
+        let cost = self.costs.copying(self.disk.request);
+        world.work(vcpu, Level::App, cost, self.owner, COPIED);
+    }
+
+    /// Read-ahead is the process's own work, so that it ends when the process does not run.
+    fn ask(&mut self, world: &mut World) {
+        while self.under_way + self.ready < self.disk.depth {
+            self.under_way += 1;
+            let vcpu = world.vms[self.vm].app;
+            world.work(vcpu, Level::App, self.disk.submit, self.owner, SUBMITTED);
+        }
+    }
+}
+
+impl Workload for Read {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        self.ask(world);
+    }
+
+    fn call(&mut self, world: &mut World, _tag: u64) {
+        let vcpu = world.vms[self.vm].irq;
+        world.work(vcpu, Level::Irq, self.disk.complete, self.owner, COMPLETED);
+    }
+
+    fn done(&mut self, world: &mut World, tag: u64) {
+        match tag {
+            SUBMITTED => {
+                let time = self.disk.request as f64 * 1e9 / self.disk.rate;
+                if let Some(at) = self.server.serve(world.now, time as Nanos) {
+                    world.call(at, self.owner, 0);
+                }
+            }
+            COMPLETED => {
+                self.under_way -= 1;
+                self.ready += 1;
+            }
+            _ => {
+                self.copying = false;
+                self.ready -= 1;
+                self.read += self.disk.request;
+                self.ask(world);
+            }
+        }
+        self.go_on(world);
+    }
+
+    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+        let seconds = world.now.max(1) as f64 / 1e9;
+        vec![
+            ("read MB/s".into(), self.read as f64 / 1e6 / seconds),
+            (
+                "disk busy %".into(),
+                self.server.busy as f64 / 1e7 / seconds,
+            ),
+        ]
+    }
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A web server under an open load (httperf): connections come at a fixed rate, whether or not the last were answered.
+
+use std::collections::BTreeMap;
+
+use viola_policy::slices::{MS, Nanos};
+
+use super::{GuestCosts, Times};
+use crate::cpu::Level;
+use crate::net::Packet;
+use crate::world::{Workload, World};
+
+/// A server and its clients.
+#[derive(Debug)]
+pub struct Http {
+    /// Who serves.
+    pub vm: usize,
+    /// Connections per second that are tried.
+    pub rate: f64,
+    /// Bytes of a page.
+    pub page: u32,
+    /// One way: uniform in these bounds, ns.
+    pub delay: (Nanos, Nanos),
+    /// Server's time for a page, ns.
+    pub process: Nanos,
+    /// Clients wait so long for a connection or for a page, then give up.
+    pub patience: Nanos,
+    /// Until a lost SYN is sent again; doubles each time.
+    pub syn_retry: Nanos,
+    /// Guest's costs.
+    pub costs: GuestCosts,
+    owner: usize,
+    open: BTreeMap<u64, Open>,
+    begun: u64,
+    answered: u64,
+    failed: u64,
+    retries: u64,
+    connect: Times,
+    respond: Times,
+}
+
+#[derive(Debug)]
+struct Open {
+    since: Nanos,
+    stage: Stage,
+    asked: Nanos,
+    tries: u32,
+    parts: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Connecting,
+    Asked,
+    Served,
+}
+
+/// Marks: what a packet or a call is, in the lowest bits.
+const SYN: u64 = 0;
+const GET: u64 = 1;
+const ACK: u64 = 2;
+const RETRY: u64 = 3;
+const GIVE_UP: u64 = 4;
+const NEW: u64 = 5;
+/// Data is sent again after this (minimum RTO).
+const RTO: Nanos = 200 * MS;
+const SEGMENT: u32 = 1448;
+
+impl Http {
+    /// Clients that ask for pages of 5 KB.
+    pub fn new(vm: usize, rate: f64, delay: (Nanos, Nanos), costs: GuestCosts) -> Self {
+        Self {
+            vm,
+            rate,
+            page: 5_000,
+            delay,
+            process: 300_000,
+            patience: 10_000 * MS,
+            syn_retry: 3_000 * MS,
+            costs,
+            owner: 0,
+            open: BTreeMap::new(),
+            begun: 0,
+            answered: 0,
+            failed: 0,
+            retries: 0,
+            connect: Times::default(),
+            respond: Times::default(),
+        }
+    }
+
+    fn send(&mut self, world: &mut World, id: u64, what: u64, bytes: u32) {
+        let delay = world.random.within(self.delay.0, self.delay.1);
+        let packet = Packet {
+            owner: self.owner,
+            tag: id << 3 | what,
+            bytes,
+        };
+        world.send_in(self.vm, packet, delay);
+    }
+
+    fn reply(&mut self, world: &mut World, id: u64, what: u64, bytes: u32) {
+        let delay = world.random.within(self.delay.0, self.delay.1);
+        let packet = Packet {
+            owner: self.owner,
+            tag: id << 3 | what,
+            bytes,
+        };
+        world.send_out(self.vm, packet, delay);
+    }
+
+    fn retry_at(&self, world: &mut World, id: u64, open: &Open) {
+        let first = match open.stage {
+            Stage::Connecting => self.syn_retry,
+            _ => RTO + 2 * self.delay.1,
+        };
+        let at = world.now + (first << open.tries.min(6));
+        world.call(at, self.owner, id << 3 | RETRY);
+    }
+
+    fn attempt(&mut self, world: &mut World, id: u64) {
+        let Some(open) = self.open.remove(&id) else {
+            return;
+        };
+        match open.stage {
+            Stage::Connecting => self.send(world, id, SYN, 78),
+            // The handshake's last acknowledgement goes before the request.
+            Stage::Asked if open.tries == 0 => {
+                self.send(world, id, ACK, 66);
+                self.send(world, id, GET, 250);
+            }
+            Stage::Asked => self.send(world, id, GET, 250),
+            Stage::Served => {}
+        }
+        self.retry_at(world, id, &open);
+        self.open.insert(id, open);
+    }
+}
+
+impl Workload for Http {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        world.call(1, owner, NEW);
+    }
+
+    fn call(&mut self, world: &mut World, tag: u64) {
+        let id = tag >> 3;
+        match tag & 7 {
+            NEW => {
+                self.begun += 1;
+                let open = Open {
+                    since: world.now,
+                    stage: Stage::Connecting,
+                    asked: 0,
+                    tries: 0,
+                    parts: 0,
+                };
+                self.open.insert(self.begun, open);
+                self.attempt(world, self.begun);
+                world.call(
+                    world.now + self.patience,
+                    self.owner,
+                    self.begun << 3 | GIVE_UP,
+                );
+                let next = (1e9 / self.rate.max(1e-3)) as Nanos;
+                world.call(world.now + next, self.owner, NEW);
+            }
+            RETRY => {
+                // Of a stage that is over it means nothing.
+                let due = self.open.get_mut(&id).is_some_and(|o| {
+                    let since = if o.stage == Stage::Asked {
+                        o.asked
+                    } else {
+                        o.since
+                    };
+                    let first = if o.stage == Stage::Asked {
+                        RTO + 2 * self.delay.1
+                    } else {
+                        self.syn_retry
+                    };
+                    let waited = first * ((2 << o.tries.min(6)) - 1);
+                    let due = world.now >= since + waited;
+                    o.tries += u32::from(due);
+                    due
+                });
+                if due {
+                    self.retries += 1;
+                    self.attempt(world, id);
+                }
+            }
+            _ => {
+                if self.open.remove(&id).is_some() {
+                    self.failed += 1;
+                }
+            }
+        }
+    }
+
+    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+        let id = packet.tag >> 3;
+        match packet.tag & 7 {
+            SYN => self.reply(world, id, SYN, 78),
+            GET => {
+                let bytes = u64::from(self.page);
+                let cost = self.process + 2 * self.costs.copying(bytes) + 4 * self.costs.send;
+                world.work(world.vms[vm].app, Level::App, cost, self.owner, id);
+            }
+            _ => {}
+        }
+    }
+
+    fn done(&mut self, world: &mut World, id: u64) {
+        let mut left = self.page;
+        while left > 0 {
+            let part = left.min(SEGMENT);
+            left -= part;
+            self.reply(world, id, GET, part + 66);
+        }
+    }
+
+    fn at_peer(&mut self, world: &mut World, packet: Packet) {
+        let id = packet.tag >> 3;
+        let parts = self.page.div_ceil(SEGMENT);
+        let Some(open) = self.open.get_mut(&id) else {
+            return;
+        };
+        match (packet.tag & 7, open.stage) {
+            (SYN, Stage::Connecting) => {
+                open.stage = Stage::Asked;
+                open.asked = world.now;
+                open.tries = 0;
+                self.connect.push(world.now - open.since);
+                self.attempt(world, id);
+            }
+            (GET, Stage::Asked) => {
+                open.parts += 1;
+                let (done, asked) = (open.parts >= parts, open.asked);
+                let second = open.parts.is_multiple_of(2);
+                if done {
+                    open.stage = Stage::Served;
+                    self.answered += 1;
+                    self.respond.push(world.now - asked);
+                    self.open.remove(&id);
+                    // Both ends close.
+                    self.send(world, id, ACK, 66);
+                    self.send(world, id, ACK, 66);
+                } else if second {
+                    self.send(world, id, ACK, 66);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+        let seconds = world.now.max(1) as f64 / 1e9;
+        let rate = self.answered as f64 / seconds;
+        vec![
+            ("answered 1/s".into(), rate),
+            ("net KB/s".into(), rate * f64::from(self.page) / 1e3),
+            ("connect mean ms".into(), self.connect.mean_ms()),
+            ("response mean ms".into(), self.respond.mean_ms()),
+            ("retries".into(), self.retries as f64),
+            ("failed".into(), self.failed as f64),
+        ]
+    }
+}

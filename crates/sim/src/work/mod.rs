@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What VMs do: the benchmarks of the papers, and what operators' VMs do, as models.
+
+mod disk;
+mod http;
+mod mpi;
+mod ping;
+mod stream;
+mod tcp;
+mod udp;
+
+pub use disk::{Disk, Read, Write};
+pub use http::Http;
+pub use mpi::{Mpi, Pattern};
+pub use ping::Ping;
+pub use stream::{Media, Side};
+pub use tcp::{Tcp, TcpConfig};
+pub use udp::Udp;
+
+use viola_policy::slices::Nanos;
+
+/// What a guest's own work for I/O costs. One for each testbed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GuestCosts {
+    /// A system call that moves data, with the wake-up of its process, ns.
+    pub call: Nanos,
+    /// Copying between kernel and process, ns per byte.
+    pub copy: f64,
+    /// Sending a packet, ns.
+    pub send: Nanos,
+}
+
+impl GuestCosts {
+    /// One call that copies so many bytes.
+    pub fn copying(&self, bytes: u64) -> Nanos {
+        self.call + (bytes as f64 * self.copy).round() as Nanos
+    }
+}
+
+/// Times that were measured, ns.
+#[derive(Debug, Clone, Default)]
+pub struct Times(Vec<Nanos>);
+
+impl Times {
+    /// Adds one.
+    pub fn push(&mut self, time: Nanos) {
+        self.0.push(time);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Their mean, ms; 0 without any.
+    pub fn mean_ms(&self) -> f64 {
+        let sum: f64 = self.0.iter().map(|&t| t as f64).sum();
+        sum / self.0.len().max(1) as f64 / 1e6
+    }
+
+    /// The one that a part `p` of all does not exceed, ms; 0 without any.
+    pub fn quantile_ms(&self, p: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let at = ((sorted.len() as f64 * p).ceil() as usize).clamp(1, sorted.len().max(1));
+        sorted.get(at - 1).map_or(0.0, |&t| t as f64 / 1e6)
+    }
+
+    /// Mean, median, 99th percentile and maximum, ms, as figures.
+    pub fn figures(&self, name: &str) -> Vec<(String, f64)> {
+        vec![
+            (format!("{name} mean ms"), self.mean_ms()),
+            (format!("{name} p50 ms"), self.quantile_ms(0.5)),
+            (format!("{name} p99 ms"), self.quantile_ms(0.99)),
+            (format!("{name} max ms"), self.quantile_ms(1.0)),
+        ]
+    }
+}
+
+/// Interarrival jitter (RFC 3550, section 6.4.1), and its plain mean.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Jitter {
+    last: Option<(Nanos, Nanos)>,
+    smooth: f64,
+    sum: f64,
+    count: u64,
+}
+
+impl Jitter {
+    /// Takes a packet that was sent and came at these times.
+    pub fn push(&mut self, sent: Nanos, came: Nanos) {
+        if let Some((s, c)) = self.last {
+            let d = ((came as f64 - c as f64) - (sent as f64 - s as f64)).abs();
+            self.smooth += (d - self.smooth) / 16.0;
+            self.sum += d;
+            self.count += 1;
+        }
+        self.last = Some((sent, came));
+    }
+
+    /// Mean of |D|, ms.
+    pub fn mean_ms(&self) -> f64 {
+        self.sum / self.count.max(1) as f64 / 1e6
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_and_jitter_are_what_they_say() {
+        let mut times = Times::default();
+        assert_eq!((times.mean_ms(), times.quantile_ms(0.5)), (0.0, 0.0));
+        for t in (1..=100).rev() {
+            times.push(t * 1_000_000);
+        }
+        assert_eq!(
+            (times.quantile_ms(0.5), times.quantile_ms(0.99)),
+            (50.0, 99.0)
+        );
+        assert_eq!((times.quantile_ms(1.0), times.mean_ms()), (100.0, 50.5));
+        let mut jitter = Jitter::default();
+        for (sent, came) in [(0, 5), (20, 27), (40, 45)] {
+            jitter.push(sent * 1_000_000, came * 1_000_000);
+        }
+        assert_eq!(jitter.mean_ms(), 2.0);
+    }
+}

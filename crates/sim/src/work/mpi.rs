@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Processes that compute in step (Intel MPI benchmarks): in each round every one sends to some of the others and waits
+//! for what they send. Processes that poll while they wait are VMs that compute besides (`Hog::Busy`).
+
+use viola_policy::slices::Nanos;
+
+use super::GuestCosts;
+use crate::cpu::Level;
+use crate::net::Packet;
+use crate::world::{Workload, World};
+
+/// Who sends to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pattern {
+    /// Everybody to everybody.
+    Alltoall,
+    /// Everybody to the next, in a ring.
+    Sendrecv,
+}
+
+/// The processes of one job, one in each VM.
+#[derive(Debug, Clone)]
+pub struct Mpi {
+    /// VMs with the number of the host they are on; those of different hosts are a wire apart.
+    pub vms: Vec<(usize, usize)>,
+    /// Pattern.
+    pub pattern: Pattern,
+    /// Bytes of a message.
+    pub message: u64,
+    /// Bytes under way before the receiver must have answered (socket buffers).
+    pub window: u64,
+    /// One way between the hosts, ns.
+    pub delay: Nanos,
+    /// Guest's costs.
+    pub costs: GuestCosts,
+    owner: usize,
+    rounds: u64,
+    ranks: Vec<Rank>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Rank {
+    /// By sender: messages that came whole, of all rounds.
+    came: Vec<u64>,
+    /// Messages of this round that were sent whole and acknowledged.
+    sent: u32,
+    round: u64,
+    /// Rounds finished.
+    finished: u64,
+}
+
+/// A mark: sender, receiver, round, part, and what it is.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    from: usize,
+    to: usize,
+    round: u64,
+    part: u64,
+    kind: u64,
+}
+
+const DATA: u64 = 0;
+const READ: u64 = 1;
+const ANSWER: u64 = 2;
+
+impl Mark {
+    fn pack(self) -> u64 {
+        self.kind
+            | (self.from as u64) << 2
+            | (self.to as u64) << 10
+            | (self.part & 0xffff) << 18
+            | (self.round & 0x3fff_ffff) << 34
+    }
+
+    fn of(tag: u64) -> Self {
+        Self {
+            kind: tag & 3,
+            from: (tag >> 2 & 0xff) as usize,
+            to: (tag >> 10 & 0xff) as usize,
+            part: tag >> 18 & 0xffff,
+            round: tag >> 34,
+        }
+    }
+}
+
+impl Mpi {
+    /// Not begun.
+    pub fn new(
+        vms: Vec<(usize, usize)>,
+        pattern: Pattern,
+        message: u64,
+        costs: GuestCosts,
+    ) -> Self {
+        let rank = Rank {
+            came: vec![0; vms.len()],
+            ..Rank::default()
+        };
+        let ranks = vec![rank; vms.len()];
+        Self {
+            vms,
+            pattern,
+            message: message.max(1),
+            window: 64 << 10,
+            delay: 50_000,
+            costs,
+            owner: 0,
+            rounds: 0,
+            ranks,
+        }
+    }
+
+    fn parts(&self) -> u64 {
+        self.message.div_ceil(self.window)
+    }
+
+    fn targets(&self, rank: usize) -> Vec<usize> {
+        let n = self.vms.len();
+        match self.pattern {
+            Pattern::Alltoall => (1..n).map(|k| (rank + k) % n).collect(),
+            Pattern::Sendrecv => vec![(rank + 1) % n],
+        }
+    }
+
+    fn bytes(&self, part: u64) -> u64 {
+        (self.message - part * self.window).min(self.window)
+    }
+
+    /// The process of `mark.from` puts a part into its socket.
+    fn begin_part(&mut self, world: &mut World, mark: Mark) {
+        let bytes = self.bytes(mark.part);
+        let packets = bytes.div_ceil(1448);
+        let cost = self.costs.copying(bytes) + packets * self.costs.send;
+        let vcpu = world.vms[self.vms[mark.from].0].app;
+        world.work(
+            vcpu,
+            Level::App,
+            cost,
+            self.owner,
+            Mark { kind: DATA, ..mark }.pack(),
+        );
+    }
+
+    fn begin_round(&mut self, world: &mut World, rank: usize) {
+        let round = self.ranks[rank].round;
+        for to in self.targets(rank) {
+            let mark = Mark {
+                from: rank,
+                to,
+                round,
+                part: 0,
+                kind: DATA,
+            };
+            self.begin_part(world, mark);
+        }
+    }
+
+    fn carry(&mut self, world: &mut World, from: usize, to: usize, tag: u64, bytes: u64) {
+        let packet = Packet {
+            owner: self.owner,
+            tag,
+            bytes: u32::try_from(bytes + 90).unwrap_or(u32::MAX),
+        };
+        let ((_, a), (vm, b)) = (self.vms[from], self.vms[to]);
+        if a == b {
+            world.send_across(vm, packet);
+        } else {
+            world.send_in(vm, packet, self.delay);
+        }
+    }
+
+    fn check(&mut self, world: &mut World, rank: usize) {
+        let sends = self.targets(rank).len() as u32;
+        let round = self.ranks[rank].round;
+        let whole = (0..self.vms.len())
+            .filter(|&from| self.targets(from).contains(&rank))
+            .all(|from| self.ranks[rank].came[from] > round);
+        let r = &mut self.ranks[rank];
+        if whole && r.sent >= sends {
+            r.sent = 0;
+            r.round += 1;
+            r.finished += 1;
+            self.rounds = self.ranks.iter().map(|r| r.finished).min().unwrap_or(0);
+            self.begin_round(world, rank);
+        }
+    }
+}
+
+impl Workload for Mpi {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        for rank in 0..self.vms.len() {
+            self.begin_round(world, rank);
+        }
+    }
+
+    fn done(&mut self, world: &mut World, tag: u64) {
+        let mark = Mark::of(tag);
+        match mark.kind {
+            DATA => self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part)),
+            _ => {
+                // Read: the window opens, and the message may be whole.
+                self.carry(
+                    world,
+                    mark.to,
+                    mark.from,
+                    Mark {
+                        kind: ANSWER,
+                        ..mark
+                    }
+                    .pack(),
+                    0,
+                );
+                if mark.part + 1 == self.parts() {
+                    self.ranks[mark.to].came[mark.from] += 1;
+                    self.check(world, mark.to);
+                }
+            }
+        }
+    }
+
+    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+        let mark = Mark::of(packet.tag);
+        if mark.kind == DATA {
+            let cost = self.costs.copying(self.bytes(mark.part));
+            let tag = Mark { kind: READ, ..mark }.pack();
+            world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
+        } else if mark.part + 1 < self.parts() {
+            let part = mark.part + 1;
+            self.begin_part(world, Mark { part, ..mark });
+        } else {
+            self.ranks[mark.from].sent += 1;
+            self.check(world, mark.from);
+        }
+    }
+
+    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+        let time = world.now as f64 / 1e6 / self.rounds.max(1) as f64;
+        vec![
+            ("round ms".into(), time),
+            ("rounds".into(), self.rounds as f64),
+        ]
+    }
+}

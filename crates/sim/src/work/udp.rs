@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stream of datagrams into a VM, with finite buffers all the way.
+
+use std::collections::VecDeque;
+
+use viola_policy::slices::Nanos;
+
+use super::{GuestCosts, Jitter};
+use crate::cpu::Level;
+use crate::net::Packet;
+use crate::world::{Workload, World};
+
+/// A sender at a fixed rate, a VM whose process reads.
+#[derive(Debug)]
+pub struct Udp {
+    /// Who receives.
+    pub vm: usize,
+    /// Time between two datagrams, ns.
+    pub every: Nanos,
+    /// Payload of a datagram.
+    pub bytes: u32,
+    /// One way, ns.
+    pub delay: Nanos,
+    /// Socket's receive buffer, bytes.
+    pub buffer: u64,
+    /// Most datagrams that one piece of the process's work stands for: 1 where times matter.
+    pub burst: usize,
+    /// Guest's costs.
+    pub costs: GuestCosts,
+    owner: usize,
+    sent: u64,
+    socket: VecDeque<u64>,
+    dropped: u64,
+    read: u64,
+    reading: usize,
+    jitter: Jitter,
+}
+
+impl Udp {
+    /// Not begun.
+    pub fn new(vm: usize, every: Nanos, bytes: u32, buffer: u64, costs: GuestCosts) -> Self {
+        Self {
+            vm,
+            every: every.max(1),
+            bytes: bytes.max(1),
+            delay: 0,
+            buffer,
+            burst: 16,
+            costs,
+            owner: 0,
+            sent: 0,
+            socket: VecDeque::new(),
+            dropped: 0,
+            read: 0,
+            reading: 0,
+            jitter: Jitter::default(),
+        }
+    }
+
+    fn read_on(&mut self, world: &mut World, vm: usize) {
+        if self.reading == 0 && !self.socket.is_empty() {
+            self.reading = self.socket.len().min(self.burst);
+            let cost = self.reading as u64 * self.costs.copying(u64::from(self.bytes));
+            world.work(world.vms[vm].app, Level::App, cost, self.owner, vm as u64);
+        }
+    }
+
+    /// Sent, dropped at the socket, read.
+    pub fn counts(&self) -> (u64, u64, u64) {
+        (self.sent, self.dropped, self.read)
+    }
+
+    /// In the socket's buffer now.
+    pub fn waiting(&self) -> u64 {
+        self.socket.len() as u64
+    }
+}
+
+impl Workload for Udp {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        let first = world.random.within(1, self.every);
+        world.call(first, owner, 0);
+    }
+
+    fn call(&mut self, world: &mut World, _tag: u64) {
+        self.sent += 1;
+        let packet = Packet {
+            owner: self.owner,
+            tag: world.now,
+            bytes: self.bytes + 46,
+        };
+        world.send_in(self.vm, packet, self.delay);
+        world.call(world.now + self.every, self.owner, 0);
+    }
+
+    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+        if (self.socket.len() as u64 + 1) * u64::from(self.bytes) > self.buffer {
+            self.dropped += 1;
+        } else {
+            self.socket.push_back(packet.tag);
+        }
+        self.read_on(world, vm);
+    }
+
+    fn done(&mut self, world: &mut World, tag: u64) {
+        for sent in self.socket.drain(..self.reading) {
+            self.jitter.push(sent, world.now);
+        }
+        self.read += self.reading as u64;
+        self.reading = 0;
+        self.read_on(world, tag as usize);
+    }
+
+    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+        let seconds = world.now.max(1) as f64 / 1e9;
+        let mbit = self.read as f64 * f64::from(self.bytes) * 8.0 / 1e6;
+        vec![
+            ("throughput Mbit/s".into(), mbit / seconds),
+            ("jitter ms".into(), self.jitter.mean_ms()),
+            ("sent".into(), self.sent as f64),
+            ("read".into(), self.read as f64),
+            ("socket drops".into(), self.dropped as f64),
+        ]
+    }
+}
