@@ -14,7 +14,7 @@ use crate::pipe::passing::{Then, keep, pass};
 use crate::pipe::reason::Reason;
 
 /// How long it is tried.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks: at first, and at last.
 const SOON: Duration = Duration::from_millis(1);
 const LATE: Duration = Duration::from_millis(10);
