@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-turbo bench-vread bench-vpipe demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-turbo bench-vread bench-vpipe bench-sim demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -66,6 +66,10 @@ bench-vpipe: guests clients build
 bench-turbo: guests build
 	@scripts/uml-smp.sh
 	@$(rt) $(viola) bench turbo $(ARGS)
+
+## make bench-sim     the speed of the simulator: one host, and 100, 1,000 and 10,000
+bench-sim: build
+	@scripts/bench-sim.sh $(viola)
 
 ## make build         the program (target/release/viola) and the lab's guest image
 build: setup

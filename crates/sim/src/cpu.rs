@@ -153,6 +153,8 @@ pub struct Cpus {
     on_turbo: Vec<Nanos>,
     /// Cost of a switch from one vCPU to another, ns.
     pub switch_cost: Nanos,
+    /// Cores whose timers went off at this moment.
+    timed: Vec<usize>,
     /// Ended work, in order; to be taken by the caller.
     pub done: VecDeque<Done>,
     /// Timers to be set, to be taken by the caller.
@@ -287,14 +289,20 @@ impl Cpus {
         }
         self.advance(now, core);
         self.finish_jobs(core);
-        let one = &self.cores[core];
-        let blocked = one
-            .current
-            .is_some_and(|s| !self.vcpus[one.vcpus[s]].has_work());
-        if blocked || now >= one.until {
-            self.pick(now, core);
-        } else {
-            self.arm(now, core);
+        self.timed.push(core);
+    }
+
+    /// Decides what goes on on cores whose timers went off. To be called when those that [`Cpus::done`] names have
+    /// submitted what comes next, as a VM does not sleep between two pieces of work.
+    pub fn conclude(&mut self, now: Nanos) {
+        while let Some(core) = self.timed.pop() {
+            let one = &self.cores[core];
+            let blocked = (one.current).is_some_and(|s| !self.vcpus[one.vcpus[s]].has_work());
+            if blocked || now >= one.until {
+                self.pick(now, core);
+            } else {
+                self.arm(now, core);
+            }
         }
     }
 

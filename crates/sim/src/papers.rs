@@ -158,12 +158,21 @@ impl Papers {
         &mut self.rows[last]
     }
 
-    /// Rows that agree, and rows there are, of those held out or of the others; without those not modelled.
+    /// Rows of the papers that agree, and rows there are, of those held out or of the others; without those not modelled.
     pub fn score(&self, held_out: bool) -> (usize, usize) {
+        self.agreeing(|r| r.paper != LAB && r.held_out == held_out)
+    }
+
+    /// The same of the lab's rows.
+    pub fn lab_score(&self) -> (usize, usize) {
+        self.agreeing(|r| r.paper == LAB)
+    }
+
+    fn agreeing(&self, which: impl Fn(&Row) -> bool) -> (usize, usize) {
         let of: Vec<_> = self
             .rows
             .iter()
-            .filter(|r| r.held_out == held_out && r.claim != Claim::Missing)
+            .filter(|r| which(r) && r.claim != Claim::Missing)
             .collect();
         let agree = of.iter().filter(|r| r.verdict() == Verdict::Agrees).count();
         (agree, of.len())

@@ -306,6 +306,7 @@ impl Simulation {
                     workloads[owner].done(world, tag);
                 }
             }
+            world.cpus.conclude(at);
             world.set_timers();
         }
         world.now = end;

@@ -217,3 +217,74 @@ fn the_pools_consume_what_table_1_says() {
         }
     }
 }
+
+/// Work of many pieces, each submitted when the one before is done.
+struct Chain {
+    left: u64,
+    owner: usize,
+}
+
+impl Workload for Chain {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        world.call(7 * MS, owner, 0);
+    }
+
+    fn call(&mut self, world: &mut World, _tag: u64) {
+        world.work(world.vms[0].app, Level::App, 10 * US, self.owner, 0);
+    }
+
+    fn done(&mut self, world: &mut World, _tag: u64) {
+        self.left -= 1;
+        if self.left > 0 {
+            self.call(world, 0);
+        }
+    }
+
+    fn received(&mut self, _: &mut World, _: usize, _: Packet) {}
+
+    fn figures(&self, _: &World) -> Vec<(String, f64)> {
+        vec![("left".into(), self.left as f64)]
+    }
+}
+
+/// A VM does not sleep between two pieces of work: 20 pieces are one wake-up and one run.
+#[test]
+fn work_that_follows_work_is_one_run() {
+    let chain = Chain {
+        left: 20,
+        owner: 0,
+    };
+    let vms = vec![
+        VmSetup::default(),
+        busy(Class::Batch, MS),
+        busy(Class::Batch, MS),
+    ];
+    let mut sim = host(Policy::XEN, vms).simulation(vec![Box::new(chain)], 1);
+    sim.run(400 * MS);
+    let usage = sim.world.cpus.usage(sim.world.vms[0].app);
+    assert_eq!((usage.wakes, usage.switches, usage.ran), (1, 1, 200 * US));
+}
+
+/// BOOST, stock EEVDF and micro credit let a VM that mostly sleeps answer nearly as if it were alone.
+#[test]
+fn a_mostly_idle_vm_hardly_waits() {
+    for (policy, most) in [
+        (Policy::XEN, 0.01),
+        (
+            Policy::Interleaved {
+                batch_slice: 4 * MS,
+            },
+            0.01,
+        ),
+        (Policy::Eevdf, 1.5),
+    ] {
+        let mut vms = vec![busy(Class::Batch, MS); 4];
+        vms[0] = VmSetup {
+            class: Class::Ls,
+            ..VmSetup::default()
+        };
+        let (mean, _) = ping(&host(policy, vms));
+        assert!(mean < most, "{policy:?}: {mean} ms");
+    }
+}

@@ -125,6 +125,12 @@ pub enum Command {
     /// Measure, with goals.
     #[command(subcommand)]
     Bench(crate::bench::Bench),
+    /// Try on a model what viola would do.
+    ///
+    /// A simulated host, its VMs and what they do, from a scenario in TOML; the decisions are made by the code that also
+    /// runs on hosts. The book's page on the simulator has the keys of a scenario, and what the model leaves out.
+    #[command(subcommand)]
+    Sim(crate::sim::Sim),
     /// Write man pages and shell completions into a folder.
     ///
     /// A page for each command (viola-set.1) and completions for bash, fish and zsh, made from the same text as

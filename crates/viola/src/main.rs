@@ -18,6 +18,7 @@ mod quantities;
 #[cfg(test)]
 mod reference;
 mod report;
+mod sim;
 mod table;
 #[cfg(test)]
 mod testing;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Lab(what) => return commands::lab(what).unwrap_or_else(|e| e.tell()),
         Command::Demo(args) => demo::run(args),
         Command::Bench(what) => bench::run(what),
+        Command::Sim(what) => sim::run(what),
         Command::Man(args) => commands::man(args),
         Command::Internal(what) => return commands::internal(what),
         Command::Worker(what) => commands::worker(what),

@@ -107,6 +107,10 @@ impl Bed {
             },
             costs: self.costs(),
             switch: self.get("switch_ns") as Nanos,
+            decision: self
+                .constants
+                .get("decision_ns")
+                .map_or(0, |c| c.value as Nanos),
             ..HostSetup::default()
         }
     }

@@ -76,11 +76,12 @@ fn apache(all: &mut Papers, bed: &Bed) {
     all.row(P, fig, "Apache, gain in connections", "x", Claim::Value(2.0), most(1, 0) / most(0, 0)).because(
         "both sides of the model end at the same share of the core, which vSlicer keeps equal on purpose",
     );
-    let faster = of[0]
-        .iter()
-        .zip(&of[1])
-        .all(|(c, v)| v[1] < c[1] && v[2] < c[2]);
-    let shape = "connection and response times are shorter under vSlicer at every rate";
+    // Where either side cannot answer what comes, times are those of the retries.
+    let faster = (rates.iter().zip(of[0].iter().zip(&of[1])))
+        .filter(|&(&rate, (c, v))| c[0].min(v[0]) > 0.95 * rate)
+        .all(|(_, (c, v))| v[1] < c[1] && v[2] < c[2]);
+    let shape =
+        "connection and response times are shorter under vSlicer at every rate that both can serve";
     all.row(
         P,
         fig,
@@ -174,10 +175,14 @@ fn mpi(all: &mut Papers, bed: &Bed) {
         "x",
         Claim::Within(2.0, 4.5),
         least,
+    )
+    .because(
+        "the least is at 1 KB, where one exchange is all there is, and two hosts whose turns happen to overlap finish it within \
+         them under either scheduler; from 16 KB up the model gains 2 and more",
     );
     all.row(P, "fig 2.16", "MPI Sendrecv, most gain over sizes", "x", Claim::Value(4.5), most).because(
-        "a round of the model ends when both VMs of a pair had their turn; the paper's chain of messages and TCP's own \
-         timers, which cascade, are only there as windows",
+        "a part of a message goes when both VMs had their turn; that delays of one pair cascade through TCP's own timers, by \
+         which the paper explains its gain, is not in the model",
     );
 }
 

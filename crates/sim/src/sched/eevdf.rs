@@ -2,8 +2,9 @@
 //! Stock Linux: EEVDF on one core (kernel/sched/fair.c from 6.6 on, as it is in 6.18), vCPUs as its tasks.
 //!
 //! A task is eligible while its virtual run time is not ahead of the mean; the eligible one with the earliest virtual
-//! deadline runs. It is protected for [`Config::protect`] against those that wake; the end of its slice is only noticed
-//! at a tick. A task that sleeps keeps its lag, at most a slice and a tick's worth. Group scheduling, migration and
+//! deadline runs. It is protected against those that wake until the deadline that it was picked with (RUN_TO_PARITY); that
+//! its slice is over is noticed at a tick or when another one wakes. A task that sleeps keeps its lag, at most a slice and
+//! a tick's worth. Group scheduling, migration and
 //! the fair server are left out.
 
 use viola_policy::slices::{FOREVER, MS, Nanos, Params, US};
@@ -17,8 +18,6 @@ pub struct Config {
     pub slice: Nanos,
     /// Time between two ticks: 4 ms at HZ 250.
     pub tick: Nanos,
-    /// How long a task that was picked cannot be preempted by one that wakes (RUN_TO_PARITY): the shortest slice.
-    pub protect: Nanos,
 }
 
 impl Default for Config {
@@ -26,7 +25,6 @@ impl Default for Config {
         Self {
             slice: 1_400 * US,
             tick: 4 * MS,
-            protect: 1_400 * US,
         }
     }
 }
@@ -48,7 +46,8 @@ pub struct Eevdf {
     config: Config,
     tasks: Vec<Task>,
     current: Option<usize>,
-    picked_at: Nanos,
+    /// Virtual run time until which the current one is protected.
+    protected: f64,
     next_tick: Nanos,
     resched: bool,
 }
@@ -60,7 +59,7 @@ impl Eevdf {
             config,
             tasks: Vec::new(),
             current: None,
-            picked_at: 0,
+            protected: 0.0,
             next_tick: 0,
             resched: true,
         }
@@ -167,17 +166,16 @@ impl Scheduler for Eevdf {
         if at_tick {
             self.next_tick = (now / tick + 1) * tick;
         }
-        let protected = now < self.picked_at.saturating_add(self.config.protect);
+        let protected = self
+            .current
+            .is_some_and(|i| self.tasks[i].vruntime < self.protected);
         let switch = match self.current {
             None => true,
-            Some(_) => (at_tick && self.resched) || (woke && !protected),
+            Some(_) => (at_tick || woke) && (self.resched || !protected),
         };
         if switch {
-            let best = self.best();
-            if best != self.current || (at_tick && self.resched) {
-                self.picked_at = now;
-            }
-            self.current = best;
+            self.current = self.best();
+            self.protected = self.current.map_or(0.0, |i| self.tasks[i].deadline);
             self.resched = false;
         }
         let alone = self.queued().count() < 2;

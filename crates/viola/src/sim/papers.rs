@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola sim papers`
+
+use std::fs;
+
+use serde::Serialize;
+use viola_sim::papers::{self, Bed, Claim, Papers, Row, Verdict};
+
+use super::show::number;
+use super::{Papers as Args, json, page};
+use crate::error::{Failure, Outcome};
+use crate::report::table::Table;
+use crate::table;
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    rows: &'a [Row],
+    plots: &'a [papers::Plot],
+    testbeds: &'a [Bed],
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let (all, beds) = (papers::run(), Bed::all());
+    let whole = Whole {
+        rows: &all.rows,
+        plots: &all.plots,
+        testbeds: &beds,
+    };
+    let dir = &args.output;
+    let put = |name: &str, text: String| {
+        let file = dir.join(name);
+        fs::write(&file, text).map_err(|e| Failure::run(format!("{}: {e}", file.display())))
+    };
+    fs::create_dir_all(dir).map_err(|e| Failure::run(format!("{}: {e}", dir.display())))?;
+    put("papers.html", page::html(&all, &beds))?;
+    put(
+        "papers.json",
+        serde_json::to_string_pretty(&whole).map_err(Failure::run)?,
+    )?;
+    if args.json {
+        return json(&whole);
+    }
+    let mut text = rows(&all).text();
+    text.push_str(&format!("\n{}\n", summary(&all)));
+    let off: Vec<_> = all
+        .rows
+        .iter()
+        .filter(|r| r.verdict() != Verdict::Agrees)
+        .collect();
+    if !off.is_empty() {
+        text.push_str("\nWhy not:\n");
+    }
+    for row in off {
+        let why = row.why.unwrap_or("not looked into");
+        text.push_str(&format!(
+            "- {} {}, {}: {why}\n",
+            row.paper, row.place, row.what
+        ));
+    }
+    text.push_str(&format!(
+        "\nwritten: {}\n",
+        dir.join("papers.html").display()
+    ));
+    table::print(&text)
+}
+
+/// How many rows agree.
+pub(super) fn summary(all: &Papers) -> String {
+    let text = |(agree, rows): (usize, usize)| format!("{agree} of {rows}");
+    let of = |held_out| text(all.score(held_out));
+    let missing = all
+        .rows
+        .iter()
+        .filter(|r| r.claim == Claim::Missing)
+        .count();
+    let shapes = all
+        .rows
+        .iter()
+        .filter(|r| matches!(r.claim, Claim::Shape(_)))
+        .count();
+    format!(
+        "Rows that agree: {} of those looked at, {} of those held out, {} of the lab's own. {shapes} rows are judged by shape, as only a figure \
+         shows them; {missing} are not modelled.",
+        of(false),
+        of(true),
+        text(all.lab_score())
+    )
+}
+
+fn verdict(row: &Row) -> &'static str {
+    match row.verdict() {
+        Verdict::Agrees => "agrees",
+        Verdict::Explained => "off, see why",
+        Verdict::Off => "OFF",
+        Verdict::Missing => "not modelled",
+    }
+}
+
+fn paper(claim: Claim) -> String {
+    match claim {
+        Claim::Value(v) => number(v),
+        Claim::Within(low, high) => format!("{} .. {}", number(low), number(high)),
+        Claim::Shape(_) => "shape".into(),
+        Claim::Missing => String::new(),
+    }
+}
+
+/// The table of all rows.
+pub(super) fn rows(all: &Papers) -> Table {
+    let names = [
+        ("000", "000: vSlicer (dissertation, chapter 2)"),
+        ("001", "001: vRead, a cost model"),
+        ("002", "002: vTurbo"),
+        ("003", "003: vPipe, a cost model"),
+        ("004", "004: Raccoon"),
+        (
+            papers::LAB,
+            "viola's lab: bench/results/slices.json (within 25 %)",
+        ),
+    ];
+    let mut table = Table::new([
+        "", "where", "unit", "paper", "ours", "ratio", "verdict", "held out",
+    ]);
+    for (id, name) in names {
+        table.group(name);
+        for row in all.rows.iter().filter(|r| r.paper == id) {
+            let what = match row.claim {
+                Claim::Shape(shape) => format!("{}: {shape}", row.what),
+                _ => row.what.clone(),
+            };
+            let ours = match row.claim {
+                Claim::Shape(_) if row.ours > 0.5 => "holds".into(),
+                Claim::Shape(_) => "does not hold".into(),
+                Claim::Missing => String::new(),
+                _ => number(row.ours),
+            };
+            table.row([
+                what,
+                row.place.to_owned(),
+                row.unit.to_owned(),
+                paper(row.claim),
+                ours,
+                row.ratio().map(number).unwrap_or_default(),
+                verdict(row).to_owned(),
+                if row.held_out {
+                    "*".into()
+                } else {
+                    String::new()
+                },
+            ]);
+        }
+    }
+    table
+}
