@@ -251,10 +251,7 @@ impl Workload for Chain {
 /// A VM does not sleep between two pieces of work: 20 pieces are one wake-up and one run.
 #[test]
 fn work_that_follows_work_is_one_run() {
-    let chain = Chain {
-        left: 20,
-        owner: 0,
-    };
+    let chain = Chain { left: 20, owner: 0 };
     let vms = vec![
         VmSetup::default(),
         busy(Class::Batch, MS),
