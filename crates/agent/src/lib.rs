@@ -11,6 +11,8 @@
 //!
 //! Bytes that the host moves for this VM's programs, from files and connections to others: [`pipe`].
 //!
+//! A vCPU of this VM that the host runs on a turbo core, and the kernel's I/O on it: [`turbo`].
+//!
 //! # What is noticed, and what is not
 //!
 //! - Creation, renaming and deletion of blocks, and files closed after writing: by fanotify, over the whole

@@ -167,8 +167,8 @@ pub fn run(hosts: u64, steps: u64, side: Side, seed: u64, threads: usize) -> Sum
 pub struct Error {
     /// Cores that were run by both.
     pub cores: u64,
-    /// Mean distance of a VM's part of its core, points of a core.
-    pub share_points: f64,
+    /// Mean distance of a VM's share over the whole time, part of a core.
+    pub share_error: f64,
     /// Mean wait of requests by the event model, ms.
     pub event_wait_ms: f64,
     /// By the fluid model, ms.
@@ -220,7 +220,7 @@ impl Workload for Script {
 pub fn error(cores: u64, steps: u64, side: Side, seed: u64) -> Error {
     let mut of = Error {
         cores,
-        share_points: 0.0,
+        share_error: 0.0,
         event_wait_ms: 0.0,
         fluid_wait_ms: 0.0,
     };
@@ -260,7 +260,7 @@ pub fn error(cores: u64, steps: u64, side: Side, seed: u64) -> Error {
         sim.run(steps * STEP);
         for (vm, part) in sim.world.vms.iter().zip(got) {
             let ran = sim.world.cpus.usage(vm.app).ran as f64 / (steps * STEP) as f64;
-            of.share_points += (ran - part).abs() / (cores as usize * VMS_PER_CORE) as f64;
+            of.share_error += (ran - part).abs() / (cores as usize * VMS_PER_CORE) as f64;
         }
         let figures = sim.workloads[0].figures(&sim.world);
         let wait = figures
@@ -290,7 +290,7 @@ mod tests {
     fn the_fluid_model_is_near_the_event_model() {
         for side in [Side::Credit, Side::Viola] {
             let of = error(12, 30, side, 5);
-            assert!(of.share_points < 0.03, "{side:?}: {of:?}");
+            assert!(of.share_error < 0.03, "{side:?}: {of:?}");
         }
         let credit = error(12, 30, Side::Credit, 5);
         let viola = error(12, 30, Side::Viola, 5);

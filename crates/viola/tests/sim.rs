@@ -98,7 +98,7 @@ fn a_host_is_advised_on_and_a_fleet_says_its_error() {
     let value: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(value["vms"], 128);
     assert!(
-        value["error"]["share_points"].as_f64().unwrap() < 0.1,
+        value["error"]["share_error"].as_f64().unwrap() < 0.1,
         "{value}"
     );
     assert_eq!(sim(&["fleet", "--hosts", "0"]).status.code(), Some(2));

@@ -87,6 +87,44 @@ pub fn ban(irqs: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, accept, bind, listen, recvmsg,
+    };
+
+    #[test]
+    fn it_is_asked_with_credentials_and_answers_until_it_hangs_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let address = SocketAddrUnix::new(folder.path().join("irqbalance7.sock")).unwrap();
+        bind(&listener, &address).unwrap();
+        // as it does: on the socket that listens
+        sockopt::set_socket_passcred(&listener, true).unwrap();
+        listen(&listener, 1).unwrap();
+        let daemon = std::thread::spawn(move || {
+            let client = accept(&listener).unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut words = [0; 64];
+            let parts = &mut [std::io::IoSliceMut::new(&mut words)];
+            let count = recvmsg(&client, parts, &mut control, RecvFlags::empty())
+                .unwrap()
+                .bytes;
+            let who = control.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmCredentials(who) => Some(who),
+                _ => None,
+            });
+            rustix::io::write(&client, b"SLEEP 10 IRQ 4 ").unwrap();
+            rustix::io::write(&client, b"BANNED 0").unwrap();
+            (words[..count].to_vec(), who.unwrap())
+        });
+        let answer = ask(folder.path(), 7, "setup").unwrap();
+        assert_eq!(banned(&answer), Some(BTreeSet::from([4])));
+        let (words, who) = daemon.join().unwrap();
+        assert_eq!((words.as_slice(), who.uid), (b"setup".as_slice(), getuid()));
+        assert!(ask(folder.path(), 8, "setup").is_err());
+        assert_eq!(ban("4 5"), "settings ban irqs 4 5");
+        assert_eq!(ban(""), "settings ban irqs NONE");
+    }
 
     #[test]
     fn its_answer_names_what_is_banned() {

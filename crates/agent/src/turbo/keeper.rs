@@ -53,7 +53,7 @@ impl Keeper {
             fresh: Vec::new(),
             mode: Mode::Leave,
             notes: Vec::new(),
-            off: None,
+            off: Some("it has not been looked yet".into()),
             stuck: Vec::new(),
         }
     }
@@ -76,7 +76,7 @@ impl Keeper {
                     self.mode = plan.mode;
                     self.notes = plan.notes;
                     if plan.steps.is_empty() {
-                        return;
+                        return self.settle(&now);
                     }
                     if let Err(e) = self.carry_out(&now, &plan.steps) {
                         // nothing is changed that could not be put back
@@ -120,10 +120,12 @@ impl Keeper {
         let online = now.online.to_string();
         let by_kernel = self.journal.contents.online != online;
         for all in [&mut self.refused, &mut self.theirs] {
-            all.retain(|knob, skipped| {
-                // another number of CPUs: an interrupt may be free to move now
-                let again = by_kernel && matches!(knob, Knob::Irq { .. } | Knob::Xps { .. });
-                !again && now.identity(knob).as_ref() == Some(&skipped.identity)
+            all.retain(|knob, skipped| match knob {
+                // with other CPUs it may be possible, and masks are the kernel's doing
+                _ if by_kernel => false,
+                // a group that was given up is not there
+                Knob::Group | Knob::GroupCpus | Knob::Partition => true,
+                _ => now.identity(knob).as_ref() == Some(&skipped.identity),
             });
         }
         let fresh = std::mem::take(&mut self.fresh);
@@ -168,9 +170,18 @@ impl Keeper {
                 self.journal.drop(&step.knob);
             }
         }
-        self.journal.contents.online = online;
         if self.journal.contents != before {
             // the file still has what it had; the next change writes it, or says why not
+            let _ = self.journal.save();
+        }
+    }
+
+    /// Nothing is left to be done with these CPUs.
+    fn settle(&mut self, now: &Snapshot) {
+        let online = now.online.to_string();
+        if self.journal.contents.online != online {
+            self.journal.contents.online = online;
+            // without it the next one takes more for the kernel's doing than it need to
             let _ = self.journal.save();
         }
     }
@@ -187,19 +198,20 @@ impl Keeper {
     /// Writes the old values down, then changes.
     fn carry_out(&mut self, now: &Snapshot, steps: &[Step]) -> io::Result<()> {
         let before = self.journal.contents.clone();
+        self.journal.contents.online = now.online.to_string();
         self.journal.add(steps);
         if let Err(e) = self.journal.save() {
             self.journal.contents = before;
             return Err(e);
         }
-        let mut broken = Vec::new();
+        let mut broken = false;
         for (at, step) in steps.iter().enumerate() {
             let earlier = before.steps.iter().find(|s| s.knob == step.knob);
             let forget = |journal: &mut Journal| match earlier {
                 Some(earlier) => journal.add(std::slice::from_ref(earlier)),
                 None => journal.drop(&step.knob),
             };
-            if broken.contains(&step.part) {
+            if broken {
                 forget(&mut self.journal);
                 continue;
             }
@@ -209,16 +221,16 @@ impl Keeper {
                 Err(e) => {
                     forget(&mut self.journal);
                     self.skip(step, self.sentence(now, step, &e));
+                    // what comes after was planned with it; there will be another plan
                     if step.chain {
-                        broken.push(step.part);
+                        broken = true;
                         self.undo(&steps[..at], step);
                     }
                 }
             }
         }
-        if self.journal.contents.steps.len() < before.steps.len() + steps.len() {
-            self.journal.save()?;
-        }
+        // else the file names what is as it was, too
+        let _ = self.journal.save();
         Ok(())
     }
 

@@ -77,7 +77,7 @@ pub enum Knob {
         /// Name of the group.
         name: String,
     },
-    /// cgroup of a thread of the kernel: its path.
+    /// cgroup of a thread of the kernel, and where it may run: a path and a list of CPUs.
     Member {
         /// The thread.
         tid: i32,
@@ -202,7 +202,10 @@ impl Snapshot {
             Knob::GroupCpus => ours.map(|o| o.cpus.clone()),
             Knob::Partition => ours.map(|o| o.partition.clone()),
             Knob::Slice { name } => cgroup?.slices.get(name).cloned(),
-            Knob::Member { tid } => self.tasks.get(tid).map(|task| task.cgroup.clone()),
+            Knob::Member { tid } => {
+                let task = self.tasks.get(tid)?;
+                Some(format!("{} {}", task.cgroup, task.cpus))
+            }
             Knob::Thread { tid } => self.tasks.get(tid).map(|task| list(&task.cpus)),
             Knob::Sysctl { name } => self.sysctls.get(name).cloned(),
         }
@@ -292,8 +295,11 @@ impl Snapshot {
                 }
             }
             Knob::Member { tid } => {
-                if let Some(task) = self.tasks.get_mut(tid) {
-                    task.cgroup = value.to_owned();
+                if let (Some(task), Some((group, cpus))) =
+                    (self.tasks.get_mut(tid), value.split_once(' '))
+                {
+                    task.cgroup = group.to_owned();
+                    task.cpus = Cpus::list(cpus).unwrap_or_default();
                 }
             }
             Knob::Thread { tid } => {

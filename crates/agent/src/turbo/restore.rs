@@ -51,7 +51,9 @@ pub fn restore(system: &dyn System, journal: &mut Journal) -> io::Result<Restore
     let now = look(system, !threads.is_empty());
     // a CPU that comes or goes makes the kernel set masks by itself; those are nobody's wish
     let by_kernel = journal.contents.online != now.online.to_string();
-    let steps: Vec<Step> = journal.contents.steps.iter().rev().cloned().collect();
+    let mut steps: Vec<Step> = journal.contents.steps.iter().rev().cloned().collect();
+    // as long as it stands nobody who leaves it may run on its CPU
+    steps.sort_by_key(|step| step.knob != Knob::Partition);
     for step in steps {
         match back(system, &now, &step, by_kernel) {
             Ok(None) => done.back += 1,
@@ -91,7 +93,9 @@ fn back(
     if value == step.old {
         return Ok(None);
     }
-    if value != step.new && !by_kernel {
+    // its group and its CPUs are set one after the other, and a kill may have come between
+    let half_way = matches!(step.knob, Knob::Member { .. });
+    if value != step.new && !by_kernel && !half_way {
         return Ok(Some(format!(
             "{} was set to {value} by somebody else, and stays so",
             step.knob

@@ -98,7 +98,7 @@ fn task(last: u32) -> impl Strategy<Value = Task> {
 
 fn cgroup(last: u32) -> impl Strategy<Value = Cgroup> {
     let cpus = || any_set(last).prop_map(|cpus| cpus.to_string());
-    let kind = prop::sample::select(vec![MEMBER, TYPE, "root invalid (no exclusive CPU)"]);
+    let kind = prop::sample::select(vec![MEMBER, TYPE, "isolated invalid (no exclusive CPU)"]);
     let ours = (cpus(), kind).prop_map(|(cpus, kind)| Ours {
         cpus,
         partition: kind.into(),
@@ -325,7 +325,7 @@ fn a_small_guest_is_planned_as_the_paper_has_it() {
         [
             "cgroup viola.turbo: absent -> there",
             "cpuset.cpus of viola.turbo:  -> 0",
-            "partition viola.turbo: member -> root",
+            "partition viola.turbo: member -> isolated",
             "interrupt 24: 0-1 -> 0",
             // 000 section 3.2: 11.25 MB, of which the authors needed 40 MB
             "net.core.rmem_max: 212992 -> 45000000",

@@ -58,8 +58,12 @@ pub fn set(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
             system.write(&group(&format!("/{name}/cpuset.cpus"))?, &line(value))
         }
         Knob::Member { tid } => {
-            let path = group(&format!("{}/cgroup.procs", value.trim_end_matches('/')))?;
-            system.write(&path, &tid.to_string())
+            let (to, list) = value.split_once(' ').ok_or(ErrorKind::InvalidInput)?;
+            let path = group(&format!("{}/cgroup.procs", to.trim_end_matches('/')))?;
+            system.write(&path, &tid.to_string())?;
+            // the root group gives it all CPUs, whatever it had before
+            let list = Cpus::list(list).ok_or(ErrorKind::InvalidInput)?;
+            system.set_affinity(*tid, &list)
         }
         Knob::Thread { tid } => system.set_affinity(*tid, &cpus()?),
         Knob::Sysctl { name } => system.write(&format!("/proc/sys/{name}"), value),

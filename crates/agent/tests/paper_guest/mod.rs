@@ -101,6 +101,11 @@ impl Guest {
         fs::write(path, format!("{text}\n")).unwrap();
     }
 
+    /// Removes a file.
+    pub fn remove(&self, path: &str) {
+        fs::remove_file(self.at(path)).unwrap();
+    }
+
     /// What a file says.
     pub fn get(&self, path: &str) -> String {
         let text = fs::read_to_string(self.at(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -283,6 +288,9 @@ impl System for Guest {
             .strip_prefix("/sys/fs/cgroup")
             .and_then(|p| p.strip_suffix("/cgroup.procs"))
         {
+            if !self.at(&format!("/sys/fs/cgroup{group}")).is_dir() {
+                return Err(error(libc::ENOENT));
+            }
             let group = if group.is_empty() { "/" } else { group };
             for file in self.thread_files(text.parse().unwrap(), "cgroup") {
                 fs::write(file, format!("1:name=systemd:/\n0::{group}\n"))?;

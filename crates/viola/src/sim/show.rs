@@ -107,8 +107,8 @@ pub fn fleet(figures: &[(&str, f64)], error: &fleet::Error) -> String {
         format!("{} cores for 60 s", error.cores),
     ]);
     rows.push(vec![
-        "  share of a VM off by, points of a core".into(),
-        number(error.share_points),
+        "  share of a VM off by, % of a core".into(),
+        number(100.0 * error.share_error),
     ]);
     rows.push(vec![
         "  mean wait by the event model, ms".into(),

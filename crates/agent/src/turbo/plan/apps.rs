@@ -9,7 +9,7 @@ use crate::turbo::settings::Applications;
 use crate::turbo::snapshot::Snapshot;
 
 /// Kind of the partition that the turbo vCPU is in.
-pub const TYPE: &str = "root";
+pub const TYPE: &str = "isolated";
 
 /// How applications are kept off the turbo vCPU, the best way first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

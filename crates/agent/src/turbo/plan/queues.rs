@@ -25,7 +25,8 @@ impl Planner<'_> {
                 let nic = name.clone();
                 self.step(Part::Queues, Knob::Rfs { nic, queue }, "0".into());
             }
-            let regular = now.possible.minus(&self.turbo);
+            // the kernel keeps only those that are online in these masks
+            let regular = now.online.minus(&self.turbo);
             for (queue, cpus) in xps(&nic.xps, self.wish.turbo, &regular)
                 .into_iter()
                 .enumerate()

@@ -61,8 +61,8 @@ impl Planner<'_> {
             match self.plan.mode {
                 // nobody outside of the partition may run on its CPU, not even by sched_setaffinity
                 Mode::Partition => {
-                    let group = format!("/{GROUP}");
-                    self.step(Part::Threads, Knob::Member { tid }, group);
+                    let there = format!("/{GROUP} {}", self.turbo);
+                    self.step(Part::Threads, Knob::Member { tid }, there);
                 }
                 _ => {
                     let cpus = self.turbo.to_string();
