@@ -38,6 +38,7 @@ fn over(id: u64, sent: u64, errno: i32) -> Answer {
         sent,
         errno,
         lost,
+        spent: 0,
     }
 }
 
@@ -133,6 +134,7 @@ fn the_end_that_the_peer_has_said_is_read_after_the_return() {
         sink: connection,
         sent,
         errno,
+        spent: 0,
     });
     assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
     bed.wire.lead(Way::Guest);
@@ -329,6 +331,7 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
         sink: None,
         sent: 0,
         errno: libc::ECONNRESET,
+        spent: 0,
     });
     bed.wait("it is forgotten", |bed| bed.outstanding() == 0);
     assert_eq!(bed.status().now, 0);

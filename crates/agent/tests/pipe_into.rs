@@ -80,6 +80,7 @@ impl Given {
             sink: None,
             sent,
             errno: 0,
+            spent: 0,
         });
         assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
         let_go(bed, port);
@@ -323,6 +324,7 @@ fn a_program_that_goes_or_a_host_that_does_not_want_it_leaves_a_file_as_it_was()
         sink,
         sent,
         errno,
+        spent: 0,
     });
     bed.wait("it is let go", |bed| is_clean(bed) && !is_fixed(&path));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 5050);
@@ -522,6 +524,7 @@ fn copied(bed: &Bed, most: usize) -> u64 {
         sink,
         sent,
         errno,
+        spent: 0,
     });
     sent
 }

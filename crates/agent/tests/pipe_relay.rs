@@ -125,6 +125,7 @@ impl Proxy {
             sink,
             sent,
             errno: 0,
+            spent: 0,
         });
         assert_eq!(self.bed.host.hear(), FromGuest::Taken { pipe });
         let_go(&self.bed, from);
@@ -374,6 +375,7 @@ fn a_program_may_stop_or_go_in_every_state() {
         sink,
         sent: 0,
         errno: libc::ECONNRESET,
+        spent: 0,
     });
     proxy
         .bed
@@ -400,6 +402,7 @@ fn a_side_that_does_not_come_back_is_lost_and_the_other_goes_on() {
         sink: None,
         sent: 0,
         errno: libc::EPIPE,
+        spent: 0,
     });
     assert_eq!(proxy.bed.host.hear(), FromGuest::Taken { pipe });
     let_go(&proxy.bed, from);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sockets whose connection the host has are not touched, and not forgotten.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -66,6 +66,14 @@ pub fn closing(fd: c_int) {
         0 => (),
         marks::FILE => marks::close(fd),
         _ => guarded((), || close_marked(fd)),
+    }
+}
+
+/// All of these are about to be closed.
+pub fn closing_range(first: c_uint, last: c_uint) {
+    if marks::any() {
+        let end = last.min(marks::NUMBERS - 1);
+        (first..=end).for_each(|fd| closing(fd as c_int));
     }
 }
 

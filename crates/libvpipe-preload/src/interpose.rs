@@ -8,9 +8,9 @@ use vpipe::engine::{Engine, marks};
 use vpipe::file_id;
 
 use crate::board::{self, Registration};
-use crate::gate::{borrowed, closing, guarded, is_held, shutting};
+use crate::gate::{borrowed, closing, closing_range, guarded, is_held, shutting};
 use crate::real::{self, failed};
-use crate::{ahead, range, sendfile, splice};
+use crate::{ahead, range, sendfile, spare, splice};
 
 fn again() -> ssize_t {
     failed(libc::EAGAIN)
@@ -138,6 +138,37 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     closing(fd);
     // SAFETY: the caller's word.
     unsafe { real::close(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+        closing_range(first, last);
+    }
+    // SAFETY: the caller's word.
+    unsafe { real::close_range(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closefrom(first: c_int) {
+    let first = c_uint::try_from(first).unwrap_or(0);
+    closing_range(first, c_uint::MAX);
+    // SAFETY: the caller's word.
+    unsafe { real::closefrom(first as c_int) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_wait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+) -> c_int {
+    if timeout == 0 && most > 0 && spare::is_spared() {
+        return 0;
+    }
+    // SAFETY: the caller's word.
+    unsafe { real::epoll_wait(set, events, most, timeout) }
 }
 
 #[unsafe(no_mangle)]

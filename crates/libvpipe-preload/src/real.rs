@@ -76,7 +76,9 @@ next! {
     copy_file_range(from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint) -> ssize_t;
     splice(from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, count: size_t, flags: c_uint) -> ssize_t;
     epoll_ctl(set: c_int, what: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
     close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     shutdown(fd: c_int, how: c_int) -> c_int;
     dup2(old: c_int, new: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
@@ -93,4 +95,22 @@ next! {
     __read_chk(fd: c_int, bytes: *mut c_void, count: size_t, room: size_t) -> ssize_t;
     __recv_chk(fd: c_int, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int) -> ssize_t;
     __recvfrom_chk(fd: c_int, bytes: *mut c_void, count: size_t, room: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t) -> ssize_t;
+}
+
+/// The one of the C library, which closes without fail.
+///
+/// # Safety
+/// As the manual says.
+pub unsafe fn closefrom(first: c_int) {
+    static NEXT: Next = Next {
+        name: "closefrom\0",
+        at: AtomicPtr::new(null_mut()),
+    };
+    let at = NEXT.at();
+    if !at.is_null() {
+        // SAFETY: it is the function of this name, which has this type.
+        let next: unsafe extern "C" fn(c_int) = unsafe { std::mem::transmute(at) };
+        // SAFETY: the caller's word.
+        unsafe { next(first) }
+    }
 }

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use libc::{off_t, size_t, ssize_t};
 use rustix::fs::{SeekFrom, seek};
 use vpipe::engine::{Engine, News, Part, State, Table, marks};
-use vpipe::{FileId, Route, candidate, file_id, settings};
+use vpipe::{FileId, Route, candidate, file_id, threshold};
 
 use crate::gate::{borrowed, guarded, is_nonblocking};
 use crate::head::Body;
 use crate::real::{self, failed};
-use crate::{ahead, board};
+use crate::{ahead, board, spare};
 
 /// How long a program that does not use epoll is kept from asking again.
 pub const CALM: Duration = Duration::from_millis(10);
@@ -39,7 +39,7 @@ enum Answer {
 /// `offset` is null, or good for reading and writing.
 pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     let marked = marks::of(to) & (marks::PIPE | marks::HEAD) != 0;
-    if marked || count as u64 >= settings().minimum {
+    if marked || count as u64 >= threshold::least() {
         // SAFETY: the caller's word.
         let place = unsafe { offset.as_mut() };
         match guarded(Answer::Errno(libc::EIO), || answer(to, from, place, count)) {
@@ -48,8 +48,11 @@ pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t
             Answer::Ordinary => (),
         }
     }
-    // SAFETY: the caller's word.
-    unsafe { real::sendfile(to, from, offset, count) }
+    let bytes = |sent: &ssize_t| u64::try_from(*sent).unwrap_or(0);
+    threshold::measured(count as u64, bytes, || {
+        // SAFETY: the caller's word.
+        unsafe { real::sendfile(to, from, offset, count) }
+    })
 }
 
 fn answer(to: c_int, from: c_int, place: Option<&mut off_t>, count: size_t) -> Answer {
@@ -99,10 +102,9 @@ struct Call<'a> {
 impl Call<'_> {
     /// Gives it to the host, when that is possible.
     fn begin(&self, head: Option<Body>) -> Option<()> {
-        let minimum = settings().minimum;
         let sure = head.map_or(0, |body| body.length());
         let engine = Engine::here();
-        if self.count.max(sure) < minimum || !engine.may_begin() {
+        if !threshold::is_worth(self.count.max(sure)) || !engine.may_begin() {
             return None;
         }
         let fd = self.socket.as_raw_fd();
@@ -114,7 +116,7 @@ impl Call<'_> {
         let body = head.and_then(|body| body.of_file(found.size, self.start));
         let left = found.size.checked_sub(self.start)?;
         let length = body.unwrap_or(self.count).min(left);
-        if length < minimum {
+        if !threshold::is_worth(length) {
             return None;
         }
         let part = Part {
@@ -137,7 +139,12 @@ impl Call<'_> {
     fn ask(&self) -> Option<Answer> {
         let engine = Engine::peek()?;
         let fd = self.socket.as_raw_fd();
-        let socket = file_id(self.socket).ok()?;
+        // looked at when there is news, and then believed: of many calls that tell it only the first one costs a system call
+        let known = engine.lock().record(fd).and_then(|record| record.looked);
+        let socket = match known {
+            Some(socket) => socket,
+            None => file_id(self.socket).ok()?,
+        };
         // what is there is told without a question whether the program would wait
         let nonblocking = OnceCell::new();
         let nonblocking = || *nonblocking.get_or_init(|| is_nonblocking(self.socket));
@@ -150,12 +157,14 @@ impl Call<'_> {
                 return self.leave(engine, table, socket);
             }
             let available = record.available();
+            record.looked = (available > 0).then_some(socket);
             let wanted = self.count.min(record.part.length - record.consumed);
             let enough = available >= wanted || available > 0 && nonblocking();
             if enough && wanted > 0 || available > 0 && !record.is_piping() {
                 let n = available.min(wanted);
                 record.consumed += n;
                 record.asked = 0;
+                spare::told(record.available() > 0);
                 if record.state == State::Over(0) && record.available() == 0 {
                     table.forget(id);
                 }

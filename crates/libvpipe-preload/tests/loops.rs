@@ -284,6 +284,7 @@ fn a_program_that_closes_early_resets_the_connection() {
         for (path, said) in [
             ("/close", "closed"),
             ("/shut", "shut"),
+            ("/range", "ranged"),
             ("/dup", "replaced"),
         ] {
             let slow = Manner {

@@ -9,6 +9,8 @@ use rustix::fs::{FileType, OFlags, copy_file_range, fcntl_getfl, fstat, sendfile
 use rustix::io::{Errno, pread, read, write};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
+use crate::threshold;
+
 /// Bytes that are read and written at a time.
 const CHUNK: usize = 128 << 10;
 /// Most bytes of one system call.
@@ -39,7 +41,11 @@ pub(crate) fn copy(
     while done < length {
         let some = (length - done).min(MOST);
         let moved = match way {
-            Way::Send => sendfile(to, from, offset.as_deref_mut(), some),
+            Way::Send => {
+                let bytes = |sent: &Result<usize, Errno>| sent.map_or(0, |n| n as u64);
+                let send = || sendfile(to, from, offset.as_deref_mut(), some);
+                threshold::measured(some as u64, bytes, send)
+            }
             Way::Range => copy_file_range(from, offset.as_deref_mut(), to, None, some),
             Way::Splice => through_a_pipe(from, to, some),
             Way::Bytes => by_bytes(from, to, offset.as_deref_mut(), some),

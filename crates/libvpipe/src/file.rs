@@ -11,6 +11,7 @@ use crate::candidate::{Candidate, Route, candidate, file_id};
 use crate::copy::copy;
 use crate::engine::{Engine, Part, State, Watcher, marks};
 use crate::settings::settings;
+use crate::threshold;
 
 /// Most bytes that are copied from file to file before the caller is asked whether it still wants that.
 pub const PIECE: u64 = 1 << 30;
@@ -54,7 +55,6 @@ fn pipeable(
     if !engine.may_begin() {
         return None;
     }
-    let minimum = settings().minimum;
     let found = candidate(source, sink)?;
     let mut part = Part {
         length,
@@ -73,11 +73,12 @@ fn pipeable(
     if found.route == Route::Copy {
         part.length = part.length.min(PIECE);
     }
-    let minimum = match found.route {
-        Route::Relay => settings().relayed,
-        _ => minimum,
+    let is_worth = match found.route {
+        Route::Send => threshold::is_worth(part.length),
+        Route::Relay => part.length >= settings().relayed,
+        Route::Receive | Route::Copy => part.length >= settings().minimum,
     };
-    (part.length >= minimum).then_some((found, part))
+    is_worth.then_some((found, part))
 }
 
 /// A pipe that was begun.
@@ -96,7 +97,7 @@ pub(crate) fn begin(
     length: u64,
     watcher: Watcher,
 ) -> Option<Begun> {
-    if length < settings().minimum {
+    if length < threshold::least() {
         return None;
     }
     let engine = Engine::here();

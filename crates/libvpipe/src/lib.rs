@@ -14,6 +14,7 @@ pub mod ffi;
 mod file;
 mod job;
 mod settings;
+pub mod threshold;
 
 pub use candidate::{Candidate, FileId, Route, candidate, file_id};
 pub use file::{PIECE, Place, pipe, send};

@@ -21,6 +21,8 @@ pub struct Settings {
     pub agent: PathBuf,
     /// Fewest bytes that are piped: `VIOLA_PIPE_MIN`.
     pub minimum: u64,
+    /// Whether that is only what [`crate::threshold`] begins with: not when it is said.
+    pub adapts: bool,
     /// Fewest bytes that are relayed from connection to connection: `VIOLA_PIPE_MIN`, too.
     pub relayed: u64,
     /// Whether a whole body is piped when its first piece is sent: not when `VIOLA_PIPE_AHEAD` is 0.
@@ -45,6 +47,7 @@ impl Settings {
         Self {
             agent: named("VIOLA_PIPE_SOCKET").map_or_else(|| SOCKET.into(), PathBuf::from),
             minimum: minimum.unwrap_or(DEFAULT_MINIMUM),
+            adapts: minimum.is_none(),
             relayed: minimum.unwrap_or(DEFAULT_RELAYED),
             ahead: named("VIOLA_PIPE_AHEAD").is_none_or(|text| text != "0"),
         }
@@ -60,10 +63,12 @@ mod tests {
         let none = Settings::from(|_| None);
         assert_eq!(none.agent, PathBuf::from(SOCKET));
         assert_eq!((none.minimum, none.ahead), (DEFAULT_MINIMUM, true));
+        assert!(none.adapts);
         let nonsense = Settings::from(|_| Some("x".into()));
         assert_eq!(nonsense.minimum, DEFAULT_MINIMUM);
         let zero = Settings::from(|_| Some("0".into()));
         assert_eq!((zero.minimum, zero.ahead), (1, false));
+        assert!(!zero.adapts);
         assert_eq!((none.relayed, zero.relayed), (DEFAULT_RELAYED, 1));
     }
 }

@@ -115,6 +115,7 @@ fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
             sink: Some(sink_back),
             sent,
             errno: 0,
+            ..
         } = bed.heard()
         else {
             panic!("they do not come back");
@@ -398,6 +399,7 @@ fn a_copy_is_made_on_the_disk_and_a_hole_is_no_place_for_one() {
         sink: None,
         sent: 2 * MIB,
         errno: 0,
+        spent: 0,
     };
     assert_eq!(bed.heard(), back);
     let (begin, end) = (4 * MIB + 77, 6 * MIB + 77);

@@ -309,6 +309,7 @@ impl Life {
                     sent,
                     errno,
                     lost,
+                    spent: 0,
                 }
             }
             End::Unheard => return None,

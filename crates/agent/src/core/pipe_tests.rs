@@ -267,6 +267,7 @@ fn said(sent: u64, lost: Sides) -> Action {
         sent,
         errno,
         lost: Lost { source, sink },
+        spent: 0,
     })
 }
 

@@ -99,6 +99,8 @@ struct Pipe {
     look: Option<held::Look>,
     /// Why it is refused, if it is.
     reason: Option<Reason>,
+    /// The host had it for so long, in microseconds.
+    spent: u64,
 }
 
 /// Where bytes come from.
@@ -406,6 +408,7 @@ impl Work {
                 sink,
                 sent,
                 errno,
+                spent,
             } => {
                 let sent = self.at_most(pipe, sent);
                 let came = Sides {
@@ -413,6 +416,7 @@ impl Work {
                     sink: sink.is_some(),
                 };
                 if let Some(pipe) = self.pipes.get_mut(&pipe) {
+                    pipe.spent = spent;
                     if let Source::Socket(line) = &mut pipe.source {
                         line.back = source;
                     }
@@ -505,9 +509,14 @@ impl Work {
         while let Some(event) = events.pop_front() {
             for action in pipe.life.on(event) {
                 match action {
-                    Action::Answer(answer) => {
-                        match answer {
-                            Answer::Over { sent, errno, .. } => self.tally.over(sent, errno),
+                    Action::Answer(mut answer) => {
+                        match &mut answer {
+                            Answer::Over {
+                                sent, errno, spent, ..
+                            } => {
+                                *spent = pipe.spent;
+                                self.tally.over(*sent, *errno);
+                            }
                             Answer::Refused { .. } => {
                                 self.tally.refuse(pipe.reason.unwrap_or(reason));
                             }

@@ -80,6 +80,7 @@ pub fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32
         sink: Some(Box::new(to_wire(state).unwrap())),
         sent,
         errno,
+        spent: 0,
     });
     assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
     bed.wire.lead(Way::Guest);
@@ -158,5 +159,6 @@ pub fn over(id: u64, sent: u64, lost: Lost) -> Answer {
         sent,
         errno,
         lost,
+        spent: 0,
     }
 }

@@ -111,6 +111,10 @@ static int body(struct conn *c)
         shutdown(c->fd, SHUT_RDWR);
         return end(c, "shut");
     }
+    if (trick == 'r') {
+        close_range((unsigned)c->fd, (unsigned)c->fd, 0);
+        return end(c, "ranged");
+    }
     if (trick == 'd') {
         dup2(file, c->fd);
         return end(c, "replaced");

@@ -28,6 +28,8 @@ static MARKS: PerProcess<Slots<AtomicU8>> = PerProcess::new();
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
+/// Numbers of descriptors that may have marks are below this.
+pub const NUMBERS: u32 = (CHUNK * CHUNKS) as u32;
 
 /// Something for each descriptor by its number, below 2^20. Asking takes no lock.
 pub struct Slots<T>(Box<[OnceLock<Box<[T]>>]>);

@@ -146,6 +146,7 @@ impl Engine {
             },
             Route::Relay => Ask::Relay { id, length },
         };
+        let begun = (Instant::now(), table.piping() + 1);
         let fds = [source, sink];
         let mut link = self.link(table)?;
         let mut given = link.give(ask, &fds);
@@ -173,7 +174,9 @@ impl Engine {
             lost: Lost::NONE,
             asked: 0,
             file: None,
+            looked: None,
             link: link.number,
+            begun,
             watcher,
             changed: Arc::new(Condvar::new()),
         };

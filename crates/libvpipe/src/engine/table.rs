@@ -11,6 +11,7 @@ use viola_proto::pipe::library::{Answer, Ask, Lost};
 use super::link::Link;
 use super::marks;
 use crate::candidate::{FileId, file_id};
+use crate::threshold;
 
 /// How long what was refused for now is left alone.
 const NOT_NOW: Duration = Duration::from_secs(1);
@@ -87,7 +88,11 @@ pub struct Record {
     pub asked: u32,
     /// Descriptor of the file that was looked at last, and what [`marks::closed`] said then.
     pub file: Option<(RawFd, usize)>,
+    /// What its socket's descriptor was when it was looked at: not since there was news, nor when there is none.
+    pub looked: Option<FileId>,
     pub(super) link: u64,
+    /// When it was begun, and how many there were then, with itself.
+    pub(super) begun: (Instant, usize),
     pub(super) watcher: Watcher,
     pub(super) changed: Arc<Condvar>,
 }
@@ -134,10 +139,14 @@ impl Record {
         ends.filter_map(|end| Some((end.socket?, end.id)))
     }
 
+    fn is_file_down_socket(&self) -> bool {
+        self.source.socket.is_none() && self.sink.socket.is_some()
+    }
+
     fn refusal(&self) -> Pair {
-        match (self.source.socket, self.sink.socket) {
-            (None, Some(_)) => (None, self.sink.id),
-            _ => (Some(self.source.id), self.sink.id),
+        match self.is_file_down_socket() {
+            true => (None, self.sink.id),
+            false => (Some(self.source.id), self.sink.id),
         }
     }
 
@@ -223,6 +232,11 @@ impl Table {
         {
             link.tell(ask);
         }
+    }
+
+    /// Pipes that the host or the agent is at.
+    pub(super) fn piping(&self) -> usize {
+        self.records.values().filter(|r| r.is_piping()).count()
     }
 
     /// Forgets a pipe.
@@ -328,22 +342,33 @@ impl Table {
                     return; // nothing new, or all: then the end follows
                 }
                 record.sent = sent;
+                record.looked = None;
                 record.changed.notify_all();
                 (record.watcher)(News::Progress);
             }
             Answer::Over {
-                sent, errno, lost, ..
+                sent,
+                errno,
+                lost,
+                spent,
+                ..
             } => {
                 let sent = sent.min(record.part.length);
                 // a program that was told of more than there is must not go on
                 let torn = sent < record.consumed;
                 record.sent = sent.max(record.consumed);
+                record.looked = None;
                 record.lost = lost;
                 let errno = match errno {
                     _ if torn => libc::ECONNRESET,
                     0 if lost != Lost::NONE => libc::ECONNRESET,
                     errno => errno,
                 };
+                let is_whole = errno == 0 && sent == record.part.length && spent > 0;
+                if is_whole && record.is_file_down_socket() {
+                    let (begun, beside) = record.begun;
+                    threshold::piped(begun, Duration::from_micros(spent), beside);
+                }
                 record.end(State::Over(errno));
             }
             Answer::Refused { errno, .. } => {
@@ -413,7 +438,9 @@ mod tests {
             lost: Lost::NONE,
             asked: 0,
             file: None,
+            looked: None,
             link: 1,
+            begun: (Instant::now(), 1),
             watcher: Box::new(move |_| {
                 count.fetch_add(1, Ordering::Relaxed);
             }),
@@ -444,6 +471,7 @@ mod tests {
             sent: 1000,
             errno: 0,
             lost: Lost::NONE,
+            spent: 0,
         };
         table.hear(answer);
         let record = table.record(5).unwrap();
@@ -460,6 +488,7 @@ mod tests {
             sent: 49,
             errno: 0,
             lost: Lost::NONE,
+            spent: 0,
         };
         table.hear(answer);
         let record = table.record(6).unwrap();
@@ -567,6 +596,7 @@ mod tests {
             sent: 10,
             errno: libc::ECONNRESET,
             lost,
+            spent: 0,
         });
         table.keep_error(7);
         assert!(table.record(25).is_none() && table.record(24).is_some());

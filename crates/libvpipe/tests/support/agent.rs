@@ -347,6 +347,7 @@ impl Job {
             sent,
             errno,
             lost,
+            spent: 0,
         };
         answer(&program, over);
     }

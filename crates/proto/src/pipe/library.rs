@@ -10,7 +10,7 @@
 //! | 8 | number | number |
 //! | 8 | offset, else zero | bytes moved, else zero |
 //! | 8 | length, else zero | what is lost, else zero |
-//! | 8 | second offset, else zero | zero |
+//! | 8 | second offset, else zero | microseconds of the host's, else zero |
 //!
 //! With each wish go two descriptors (`SCM_RIGHTS`): source, then sink. The program must not touch
 //! sockets nor a file that is written to until [`Answer::Over`] or [`Answer::Refused`]. The agent answers each wish with any number of
@@ -120,6 +120,8 @@ pub enum Answer {
         errno: i32,
         /// Connections that are gone for good.
         lost: Lost,
+        /// For so long the host had the connections, in microseconds; 0 when it is not known.
+        spent: u64,
     },
     /// Nothing was done, and the socket is as it was: the program sends by itself.
     Refused {
@@ -200,7 +202,8 @@ impl Answer {
                 sent,
                 errno,
                 lost,
-            } => packet(2, errno, [id, sent, lost.word(), 0]),
+                spent,
+            } => packet(2, errno, [id, sent, lost.word(), spent]),
             Self::Refused { id, errno } => packet(3, errno, [id, 0, 0, 0]),
         }
     }
@@ -209,11 +212,12 @@ impl Answer {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match parts(bytes)? {
             (1, 0, [id, sent, 0, 0]) => Some(Self::Progress { id, sent }),
-            (2, errno, [id, sent, lost, 0]) => Some(Self::Over {
+            (2, errno, [id, sent, lost, spent]) => Some(Self::Over {
                 id,
                 sent,
                 errno,
                 lost: Lost::of(lost)?,
+                spent,
             }),
             (3, errno, [id, 0, 0, 0]) => Some(Self::Refused { id, errno }),
             _ => None,
@@ -249,7 +253,7 @@ mod tests {
             }
             let answers = [
                 Answer::Progress { id, sent: a },
-                Answer::Over { id, sent: a, errno, lost: Lost::of(lost).unwrap() },
+                Answer::Over { id, sent: a, errno, lost: Lost::of(lost).unwrap(), spent: b },
                 Answer::Refused { id, errno },
             ];
             for answer in answers {

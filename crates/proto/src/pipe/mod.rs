@@ -301,7 +301,14 @@ pub enum ToGuest {
         /// Why it ended early, as an errno; 0 when it did not, when it was stopped, and when the source had no more.
         #[serde(default, skip_serializing_if = "is_zero")]
         errno: i32,
+        /// For so long the host had the connections, in microseconds.
+        #[serde(default, skip_serializing_if = "is_no_time")]
+        spent: u64,
     },
+}
+
+fn is_no_time(micros: &u64) -> bool {
+    *micros == 0
 }
 
 fn is_zero(errno: &i32) -> bool {
@@ -405,6 +412,7 @@ mod tests {
             })),
             sent: 9,
             errno: 0,
+            spent: 1,
         };
         let text = serde_json::to_string(&back).unwrap();
         assert_eq!(serde_json::from_str::<ToGuest>(&text).unwrap(), back);
@@ -433,6 +441,7 @@ mod tests {
             })),
             sent: 268_435_456,
             errno: 0,
+            spent: 1_000_000,
         };
         let text = serde_json::to_string(&back).unwrap();
         assert_eq!(serde_json::from_str::<ToGuest>(&text).unwrap(), back);

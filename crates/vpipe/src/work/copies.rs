@@ -206,6 +206,7 @@ impl Thread {
             sink: None,
             sent,
             errno,
+            spent: 0,
         });
     }
 

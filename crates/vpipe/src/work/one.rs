@@ -45,6 +45,8 @@ enum Stage {
 /// A look at what the peer has not acknowledged.
 #[derive(Debug, Clone, Copy)]
 struct Looked {
+    /// The first one, and this one.
+    first: Instant,
     at: Instant,
     left: usize,
     pause: Duration,
@@ -52,7 +54,8 @@ struct Looked {
 
 impl Looked {
     /// So much is left now: at the pace since the last look the next one finds nothing left. While nothing is acknowledged they
-    /// become rare.
+    /// become rare, but none comes later than it has taken so far and a quarter of that: a peer that stood still for a moment is not
+    /// paid for by a long wait.
     fn after(last: Option<Self>, at: Instant, left: usize) -> Self {
         let pause = match last {
             None => LOOK.0,
@@ -62,8 +65,14 @@ impl Looked {
             }
             Some(last) => last.pause * 2,
         };
-        let pause = pause.clamp(LOOK.0, LOOK.1);
-        Self { at, left, pause }
+        let first = last.map_or(at, |last| last.first);
+        let most = (at.saturating_duration_since(first) / 4).clamp(LOOK.0, LOOK.1);
+        Self {
+            first,
+            at,
+            left,
+            pause: pause.clamp(LOOK.0, most),
+        }
     }
 }
 
@@ -354,11 +363,12 @@ impl One {
             sink: None,
             sent: self.moved(),
             errno,
+            spent: 0,
         }])
     }
 
     fn give_back(self, home: Home<'_>, errno: i32) -> Next {
-        let (pipe, sent) = (self.id, self.moved());
+        let (pipe, sent, spent) = (self.id, self.moved(), self.begun.elapsed());
         let had = self.ends().count();
         let mut words = Vec::new();
         let mut one = |end: Option<HostEnd>, source: bool| {
@@ -382,6 +392,7 @@ impl One {
             sink,
             sent,
             errno,
+            spent: u64::try_from(spent.as_micros()).unwrap_or(0),
         });
         Next::Over(words)
     }
@@ -442,20 +453,28 @@ mod tests {
         let pause = |look: Looked| look.pause.as_micros();
         let first = Looked::after(None, at(0), 3_000_000);
         assert_eq!(pause(first), 50);
-        // a third in 200 us
-        let second = Looked::after(Some(first), at(200), 2_000_000);
-        assert_eq!(pause(second), 400);
+        // half in 2 ms, then at twice the pace
+        let second = Looked::after(Some(first), at(2000), 1_500_000);
+        assert_eq!(pause(second), 500, "a quarter of the time so far");
+        let third = Looked::after(Some(second), at(2500), 500_000);
+        assert_eq!(pause(third), 250);
         // nearly there, and not looked at all the time
-        let third = Looked::after(Some(second), at(600), 1000);
-        assert_eq!(pause(third), 50);
-        let mut look = third;
+        let fourth = Looked::after(Some(third), at(2750), 1000);
+        assert_eq!(pause(fourth), 50);
+        let mut look = fourth;
+        let mut now = 2750;
         let mut pauses = Vec::new();
-        for us in 0..9 {
-            look = Looked::after(Some(look), at(1000 + us), 1000);
+        while now < 60_000 {
+            now += look.pause.as_micros() as u64;
+            look = Looked::after(Some(look), at(now), 1000);
             pauses.push(pause(look));
         }
-        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
-        let slow = Looked::after(Some(look), at(60_000), 999);
+        assert_eq!(pauses[..4], [100, 200, 400, 800]);
+        // a quarter more each time, and never more than 5 ms
+        let quarter = |pair: &[u128]| pair[1] == 5000 || pair[1].abs_diff(pair[0] * 5 / 4) < 2;
+        assert!(pauses[4..].windows(2).all(quarter), "{pauses:?}");
+        assert_eq!(pauses.last(), Some(&5000));
+        let slow = Looked::after(Some(look), at(now + 5000), 999);
         assert_eq!(pause(slow), 5000);
     }
 }

@@ -146,6 +146,7 @@ impl Work {
             ends: None,
             look: None,
             reason: None,
+            spent: 0,
         };
         self.pipes.insert(pipe, new);
         self.go_on(pipe);

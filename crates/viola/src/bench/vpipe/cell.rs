@@ -27,6 +27,9 @@ impl Cell {
     /// Files whose hand-over is timed, in bytes.
     pub const TIMED: [usize; 3] = [256 * KIB, 2 * MIB, 16 * MIB];
 
+    /// Files that are served without a guest, in bytes.
+    pub const NATIVE: [usize; 4] = [256 * KIB, 2 * MIB, 16 * MIB, LARGEST];
+
     /// All of them, those with busy neighbours last.
     pub fn all() -> Vec<Self> {
         let nginx = [4 * KIB, 64 * KIB, MIB, 16 * MIB, LARGEST]
@@ -56,11 +59,12 @@ impl Cell {
         ];
         let times = Self::TIMED.map(|size| (Work::Times, size, 1));
         let natively = Self::TIMED.map(|size| (Work::Native, size, 1));
+        let natively = natively.into_iter().chain([(Work::NativeWeb, LARGEST, 1)]);
         let cells: Vec<_> = nginx.chain(others).chain(times).chain(natively).collect();
         let mut all = Vec::new();
         for busy in [false, true] {
             // there is nobody beside what has no guest
-            let cells = cells.iter().filter(|cell| !busy || cell.0 != Work::Native);
+            let cells = cells.iter().filter(|cell| !busy || !cell.0.is_native());
             all.extend(cells.map(|&(work, size, connections)| Self {
                 busy,
                 work,
@@ -88,7 +92,9 @@ impl Cell {
             Work::Wrk => format!("{size}, wrk, {connections}"),
             Work::Curl => format!("{size}, curl"),
             Work::Written => format!("{size}, read and written"),
-            Work::Nginx | Work::Lighttpd | Work::Proxy => format!("{size}, {connections}"),
+            Work::Nginx | Work::Lighttpd | Work::NativeWeb | Work::Proxy => {
+                format!("{size}, {connections}")
+            }
         };
         let busy = if self.busy { ", busy neighbours" } else { "" };
         format!("{}, {what}{busy}", self.work.name())
@@ -140,7 +146,13 @@ impl Cell {
     pub fn goal(&self) -> Option<Goal> {
         if matches!(
             self.work,
-            Work::Given | Work::Written | Work::Wrk | Work::Curl | Work::Times | Work::Native
+            Work::Given
+                | Work::Written
+                | Work::Wrk
+                | Work::Curl
+                | Work::Times
+                | Work::Native
+                | Work::NativeWeb
         ) {
             return None;
         }
@@ -163,7 +175,7 @@ mod tests {
     #[test]
     fn names_say_what_is_measured() {
         let all = Cell::all();
-        assert_eq!(all.len(), 69);
+        assert_eq!(all.len(), 70);
         let names: Vec<String> = all.iter().map(Cell::name).collect();
         assert_eq!(names[0], "nginx, 4 KiB, 1 connection");
         for name in [
@@ -172,6 +184,7 @@ mod tests {
             "nginx, 256 MiB, curl, busy neighbours",
             "vpipe_file, 2 MiB",
             "vpipe_file natively, 2 MiB",
+            "lighttpd natively, 256 MiB, 1 connection",
         ] {
             assert!(names.iter().any(|one| one == name), "{name}: {names:?}");
         }

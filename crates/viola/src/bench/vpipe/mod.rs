@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Outcome {
     progress.say(&format!("vpipe: {rounds} rounds, about {}", clock(total)));
     progress.step("guests", start);
     // what has no guest needs none
-    let ground = match cells.iter().any(|cell| cell.work != Work::Native) {
+    let ground = match cells.iter().any(|cell| !cell.work.is_native()) {
         true => Some(Ground::new(Path::new(FOLDER))?),
         false => None,
     };
@@ -163,7 +163,7 @@ impl<'a> Run<'a> {
 
     fn measure(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
         super::interrupt::check()?;
-        if cell.work == Work::Native {
+        if cell.work.is_native() {
             return self.natively(cell, side);
         }
         if cell.busy != self.busy {
@@ -237,24 +237,37 @@ impl<'a> Run<'a> {
         let file = &noise(cell.size);
         let native = match self.native.take() {
             Some(native) => native,
-            None => Native::new(&Path::new(FOLDER).join("native"), &Cell::TIMED.map(noise))?,
+            None => Native::new(&Path::new(FOLDER).join("native"), &Cell::NATIVE.map(noise))?,
         };
         let native = self.native.insert(native);
         let (begun, total) = (native.begun()?, busy()?);
         let length = cell.length(side, self.quick);
-        let loaded = || times::load(Native::address(side), file, length, least(side));
-        let (got, turns) = native.at_client(loaded)??;
-        let host = busy()? - total;
+        let to = Native::address(cell.work, side);
+        let guest = native.cpu()?;
+        let (got, turns) = match cell.work {
+            Work::NativeWeb => {
+                let path = &path(cell.size);
+                let ask = Ask { to, path, file };
+                (native.at_client(|| load(ask, 1, length))??, None)
+            }
+            _ => {
+                let loaded = || times::load(to, file, length, least(side));
+                let (got, turns) = native.at_client(loaded)??;
+                (got, Some(turns))
+            }
+        };
+        let (guest, host) = (native.cpu()? - guest, busy()? - total);
         let moved = native.begun()?.saturating_sub(begun);
-        if side == Side::Viola && moved < turns.first_ms.len() as u64 {
+        let fewest = turns.as_ref().map_or(1, |turns| turns.first_ms.len());
+        if side == Side::Viola && moved < fewest as u64 {
             let why = format!("{}: the host has moved {moved}", cell.name());
             return Err(Failure::run(why));
         }
         Ok(Reading {
             got,
             beside: None,
-            turns: Some(turns),
-            guest: 0.0,
+            turns,
+            guest: guest.as_secs_f64(),
             host,
         })
     }
@@ -269,7 +282,7 @@ impl<'a> Run<'a> {
                 let loaded = || load(ask, cell.connections, length);
                 self.bed()?.at_clients(loaded)??
             }
-            Work::Native => return Err(Failure::run("it has no guest")),
+            Work::Native | Work::NativeWeb => return Err(Failure::run("it has no guest")),
             Work::Beside => {
                 let small = Ask {
                     to,

@@ -35,7 +35,7 @@ const NAME: &str = "native";
 const GUEST: ([u8; 6], Ipv4Addr) = ([2, 0, 10, 78, 0, 11], Ipv4Addr::new(10, 78, 0, 11));
 const CLIENT: ([u8; 6], Ipv4Addr) = ([2, 0, 10, 78, 0, 1], Ipv4Addr::new(10, 78, 0, 1));
 /// Of the disk, in bytes.
-const IMAGE: u64 = 64 << 20;
+const IMAGE: u64 = 512 << 20;
 /// How long anything may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -67,6 +67,9 @@ impl Native {
             "channel = 'unix:/tmp/host'\nstatus = '/tmp/status'\n[pipe]\nfiles = ['/mnt']\nsocket = '{SOCKET}'\n"
         );
         fs::write(run.join("agent.toml"), agent).map_err(failed)?;
+        let web = [Side::Stock, Side::Viola].map(|side| Work::Lighttpd.start(side, ""));
+        let web: Vec<String> = web.into_iter().flatten().collect();
+        fs::write(run.join("web.sh"), web.join("\n")).map_err(failed)?;
         let (host, guest, client) = (netns()?, netns()?, netns()?);
         let (space, place, attached) = host.run(|| ports(&guest, &client)).map_err(failed)??;
         for (room, (mac, address)) in [(&guest, GUEST), (&client, CLIENT)] {
@@ -151,8 +154,41 @@ impl Native {
     }
 
     /// Where a side listens.
-    pub fn address(side: Side) -> SocketAddr {
-        (IpAddr::from(GUEST.1), Work::Times.port(side)).into()
+    pub fn address(work: Work, side: Side) -> SocketAddr {
+        (IpAddr::from(GUEST.1), work.port(side)).into()
+    }
+
+    /// CPU time that its programs have had so far, the agent with them: `schedstat` of all their threads.
+    ///
+    /// # Errors
+    /// They are gone.
+    pub fn cpu(&self) -> Outcome<Duration> {
+        let space = |pid: u32, which: &str| fs::read_link(format!("/proc/{pid}/ns/{which}"));
+        let own = space(self.programs.id(), "pid_for_children").map_err(Failure::run)?;
+        let mut ns = 0;
+        for entry in fs::read_dir("/proc").map_err(Failure::run)?.flatten() {
+            let pid = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            let Some(pid) = pid.filter(|pid| space(*pid, "pid").is_ok_and(|it| it == own)) else {
+                continue;
+            };
+            // a thread may end meanwhile
+            for task in fs::read_dir(format!("/proc/{pid}/task"))
+                .into_iter()
+                .flatten()
+                .flatten()
+            {
+                let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+                let ran = text
+                    .split(' ')
+                    .next()
+                    .and_then(|ran| ran.parse::<u64>().ok());
+                ns += ran.unwrap_or(0);
+            }
+        }
+        Ok(Duration::from_nanos(ns))
     }
 
     /// Does something where the client is.
@@ -296,7 +332,7 @@ fn programs(folder: &Path, device: &str) -> Outcome<Child> {
         format!("{variables} vpipe-times /mnt {port} > /tmp/{port}.log 2>&1 &")
     };
     let inside = format!(
-        "{} {} exec viola-agent --config /tmp/agent.toml > /tmp/agent.log 2>&1",
+        "sh -e /tmp/web.sh; {} {} exec viola-agent --config /tmp/agent.toml > /tmp/agent.log 2>&1",
         serve(Side::Stock, "VIOLA_PIPE_SOCKET=/tmp/none.sock"),
         serve(
             Side::Viola,

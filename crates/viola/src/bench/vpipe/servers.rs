@@ -30,6 +30,8 @@ pub enum Work {
     Times,
     /// The same without a guest.
     Native,
+    /// As `Lighttpd`, without a guest.
+    NativeWeb,
 }
 
 /// Where the server behind the proxy listens.
@@ -73,6 +75,11 @@ const PRELOAD: &str = "LD_PRELOAD=/usr/lib/libvpipe_preload.so";
 pub const SOCKET: &str = "/tmp/pipe.sock";
 
 impl Work {
+    /// Whether it has no guest.
+    pub fn is_native(self) -> bool {
+        matches!(self, Self::Native | Self::NativeWeb)
+    }
+
     /// Those that have servers of their own.
     pub const SERVERS: [Self; 7] = [
         Self::Nginx,
@@ -96,6 +103,7 @@ impl Work {
             Self::Backup => "cp",
             Self::Times => "vpipe_file",
             Self::Native => "vpipe_file natively",
+            Self::NativeWeb => "lighttpd natively",
         }
     }
 
@@ -106,7 +114,7 @@ impl Work {
             Self::Given if side == Side::Viola => 140,
             Self::Written if side == Side::Stock => 160,
             Self::Nginx | Self::Written | Self::Beside | Self::Given | Self::Wrk | Self::Curl => 80,
-            Self::Lighttpd => 100,
+            Self::Lighttpd | Self::NativeWeb => 100,
             Self::Proxy => 110,
             Self::Upload => 120,
             Self::Backup => 130,
@@ -148,7 +156,12 @@ impl Work {
                 let command = format!("{library} vpipe-times /mnt {port}");
                 return Some(format!("{command} > {run}.log 2>&1 &"));
             }
-            Self::Beside | Self::Backup | Self::Wrk | Self::Curl | Self::Native => return None,
+            Self::Beside
+            | Self::Backup
+            | Self::Wrk
+            | Self::Curl
+            | Self::Native
+            | Self::NativeWeb => return None,
         };
         let config = config
             .replace("RUN", &run)
