@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use libc::{iovec, ssize_t};
 use vpipe::engine::marks;
-use vpipe::{settings, threshold};
+use vpipe::settings;
 
 use crate::board;
 use crate::gate::guarded;
@@ -44,7 +44,7 @@ pub unsafe fn written(fd: c_int, done: ssize_t, parts: *const iovec, count: usiz
 
 /// Whether so much may follow that it is given away; `more` of the head is elsewhere.
 fn is_worth_it(bytes: &[u8], more: bool) -> bool {
-    settings().ahead && announced(bytes).map_or(more, |length| length >= threshold::least())
+    settings().ahead && announced(bytes).map_or(more, |length| length >= settings().minimum)
 }
 
 /// What is written now is no head.
@@ -82,7 +82,7 @@ unsafe fn note(fd: c_int, done: ssize_t, parts: &[iovec]) {
             std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len)
         });
     }
-    let Some(body) = parse(&bytes).filter(|body| body.length() >= threshold::least()) else {
+    let Some(body) = parse(&bytes).filter(|body| body.length() >= settings().minimum) else {
         return;
     };
     if let Some(mut slot) = board::slot(fd) {

@@ -89,6 +89,19 @@ impl Slot {
         self.registrations.retain(|r| r.set != set);
     }
 
+    /// What this set reports of a socket that takes more, each time that it is asked; nothing where it is told once only, or not there.
+    pub fn takes_more(&mut self, set: RawFd) -> Option<libc::epoll_event> {
+        let at = self.find(set).filter(|at| at.real)?;
+        let (out, once) = (
+            libc::EPOLLOUT as u32,
+            (libc::EPOLLET | libc::EPOLLONESHOT) as u32,
+        );
+        (at.events & out != 0 && at.events & once == 0).then_some(libc::epoll_event {
+            events: out,
+            u64: at.data,
+        })
+    }
+
     /// Takes it out of all sets, which stay noted; whether there are any.
     pub fn park(&mut self, fd: RawFd) -> bool {
         self.registrations.retain_mut(|at| {
@@ -180,6 +193,13 @@ mod tests {
         assert_eq!(events(), [0; 0]);
         slot.unpark(number, true);
         assert_eq!(events(), [43]);
+        // readers and edges hear of nothing in between
+        assert!(slot.takes_more(set.as_raw_fd()).is_none());
+        slot.find(set.as_raw_fd()).unwrap().events = (EventFlags::IN | EventFlags::OUT).bits();
+        let event = slot.takes_more(set.as_raw_fd()).unwrap();
+        let (is, data) = (event.events, event.u64);
+        assert_eq!((is, data), (EventFlags::OUT.bits(), 43));
+        assert!(slot.takes_more(before).is_none());
         slot.leave(number);
         assert_eq!(epoll::delete(&set, &fd), Err(Errno::NOENT));
         assert!(!slot.park(number));

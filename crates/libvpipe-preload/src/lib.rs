@@ -19,9 +19,8 @@
 //! reports what is ready, to programs of levels and of edges. A registration with `EPOLLONESHOT` is armed again by that.
 //! Programs of `poll` and `select` see the socket writable; a repeated `sendfile` waits up to 10 ms there for news.
 //!
-//! A loop that does a little of each connection at a time asks between two of them whether there is something else. While it is told what the
-//! host has sent, seven of eight such questions are answered with no and without the kernel, so nothing else waits longer
-//! than eight turns of the loop.
+//! A loop that sends a little at a time waits in between until the socket takes more. While it is told what the host has sent, seven
+//! of eight such waits are answered without the kernel, so nothing else waits longer than eight turns of the loop.
 //!
 //! *Piping ahead.* Servers send a file in pieces. When the head of the response, written just before, says that the
 //! whole file or one range of it follows, all of that is begun at once. Then the server's own pace is not seen: nginx's

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use libc::{off_t, size_t, ssize_t};
 use rustix::fs::{SeekFrom, seek};
 use vpipe::engine::{Engine, News, Part, State, Table, marks};
-use vpipe::{FileId, Route, candidate, file_id, threshold};
+use vpipe::{FileId, Route, candidate, file_id, settings, threshold};
 
 use crate::gate::{borrowed, guarded, is_nonblocking};
 use crate::head::Body;
@@ -39,7 +39,7 @@ enum Answer {
 /// `offset` is null, or good for reading and writing.
 pub unsafe fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     let marked = marks::of(to) & (marks::PIPE | marks::HEAD) != 0;
-    if marked || count as u64 >= threshold::least() {
+    if marked || count as u64 >= settings().minimum {
         // SAFETY: the caller's word.
         let place = unsafe { offset.as_mut() };
         match guarded(Answer::Errno(libc::EIO), || answer(to, from, place, count)) {
@@ -164,7 +164,7 @@ impl Call<'_> {
                 let n = available.min(wanted);
                 record.consumed += n;
                 record.asked = 0;
-                spare::told(record.available() > 0);
+                spare::told(fd, record.available() > 0);
                 if record.state == State::Over(0) && record.available() == 0 {
                     table.forget(id);
                 }

@@ -97,7 +97,7 @@ pub(crate) fn begin(
     length: u64,
     watcher: Watcher,
 ) -> Option<Begun> {
-    if length < threshold::least() {
+    if length < settings().minimum {
         return None;
     }
     let engine = Engine::here();

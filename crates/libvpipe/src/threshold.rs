@@ -3,13 +3,13 @@
 //!
 //! Where the VM's core is wanted by others, both a hand-over and the program's own sending take longer, each as measured by
 //! the clock. So two times tell all: what a hand-over takes from the wish to the end, without what the host was at it and shared by the
-//! hand-overs beside it; and how fast `sendfile(2)` takes bytes. A file of fewer bytes than would have been sent meanwhile, and half
-//! as many more, is left to the VM.
+//! hand-overs beside it; and how fast `sendfile(2)` takes bytes. A file of fewer than twice the bytes that would have been sent
+//! meanwhile is left to the VM.
 //!
 //! | | |
 //! |---|---|
-//! | never fewer, never more than | [`LEAST`], [`MOST`] |
-//! | before both are known, and when one was not measured for [`FRESH`] | [`DEFAULT_MINIMUM`] |
+//! | never fewer than, and before both are known, and when one was not measured for [`FRESH`] | [`DEFAULT_MINIMUM`] |
+//! | never more than | [`MOST`] |
 //! | `VIOLA_PIPE_MIN` | that, whatever is measured |
 //!
 //! Before the first hand-over, and [`FRESH`] after the last one, nothing is measured: such a program pays nothing.
@@ -20,8 +20,6 @@ use std::time::{Duration, Instant};
 
 use crate::settings::{DEFAULT_MINIMUM, settings};
 
-/// Fewest bytes that are given away by measured times.
-pub const LEAST: u64 = 1 << 20;
 /// What is not smaller is given away whatever was measured: that it pays is not seen where it is not tried.
 pub const MOST: u64 = 16 << 20;
 /// What was measured counts for so long.
@@ -34,7 +32,7 @@ const EVERY: u64 = 64 << 20;
 /// As many of each are measured before they count.
 const ENOUGH: u32 = 4;
 /// A pipe is worth its while from this many times the bytes on that would have been sent during the hand-over.
-const MARGIN: f64 = 1.5;
+const MARGIN: f64 = 2.0;
 
 /// A mean in which each new value counts for an eighth; one far out counts as four times the mean.
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +97,7 @@ impl Measured {
             return DEFAULT_MINIMUM;
         };
         // a float that is too large becomes the largest number
-        ((MARGIN * cost * pace) as u64).clamp(LEAST, MOST)
+        ((MARGIN * cost * pace) as u64).clamp(DEFAULT_MINIMUM, MOST)
     }
 }
 
@@ -128,27 +126,15 @@ fn set(measured: &Measured, now: Instant) {
     LEARNS.store(Mean::known(measured.cost, now).is_some(), Ordering::Relaxed);
 }
 
-/// Bytes below which nothing is given away now. Costs no system call.
-pub fn least() -> u64 {
-    match settings().adapts {
-        true => MINIMUM.load(Ordering::Relaxed).min(DEFAULT_MINIMUM),
-        false => settings().minimum,
-    }
-}
-
 /// Whether so many bytes of a file are given away. Looks at the clock only where what was measured decides.
 pub fn is_worth(length: u64) -> bool {
-    if !settings().adapts {
+    let minimum = || MINIMUM.load(Ordering::Relaxed);
+    if length < settings().minimum || !settings().adapts || length >= minimum() {
         return length >= settings().minimum;
-    }
-    let minimum = MINIMUM.load(Ordering::Relaxed);
-    let by_default = length >= DEFAULT_MINIMUM;
-    if (length >= minimum) == by_default {
-        return by_default;
     }
     let now = Instant::now();
     let _ = with(|measured| set(measured, now));
-    length >= MINIMUM.load(Ordering::Relaxed)
+    length >= minimum()
 }
 
 /// See [`Measured::piped`].
@@ -204,24 +190,25 @@ mod tests {
     }
 
     #[test]
-    fn what_would_have_been_sent_meanwhile_and_half_of_it() {
+    fn twice_what_would_have_been_sent_meanwhile() {
         let now = Instant::now();
         // a quiet guest: 2 ms, 1 MiB a millisecond
         let quiet = after(2 * MS, 1 << 20, MS, now);
-        assert!(quiet.minimum(now).abs_diff(3 << 20) < 1 << 10);
+        assert!(quiet.minimum(now).abs_diff(4 << 20) < 1 << 10);
         // its core shared with three others: both take four times as long
         let busy = after(8 * MS, 1 << 20, 4 * MS, now);
-        assert!(busy.minimum(now).abs_diff(3 << 20) < 1 << 10);
+        assert!(busy.minimum(now).abs_diff(4 << 20) < 1 << 10);
         // hand-overs alone have become dear, or cheap
         assert_eq!(after(80 * MS, 1 << 20, MS, now).minimum(now), MOST);
-        assert_eq!(after(MS / 10, 1 << 20, MS, now).minimum(now), LEAST);
+        let cheap = after(MS / 10, 1 << 20, MS, now);
+        assert_eq!(cheap.minimum(now), DEFAULT_MINIMUM);
         // one of many at a time
         let mut many = Measured::default();
         for _ in 0..ENOUGH {
             many.piped(32 * 2 * MS, Duration::ZERO, 32, now);
             many.sent(1 << 20, MS, now);
         }
-        assert!(many.minimum(now).abs_diff(3 << 20) < 1 << 10);
+        assert!(many.minimum(now).abs_diff(4 << 20) < 1 << 10);
     }
 
     #[test]
@@ -252,11 +239,11 @@ mod tests {
         let now = Instant::now();
         let mut measured = after(2 * MS, 1 << 20, MS, now);
         measured.piped(10_000 * MS, MS, 1, now);
-        assert!(measured.minimum(now) < 6 << 20);
+        assert!(measured.minimum(now) < 9 << 20);
         for _ in 0..40 {
-            measured.piped(7 * MS, MS, 1, now);
+            measured.piped(6 * MS, MS, 1, now);
         }
-        assert!(measured.minimum(now).abs_diff(9 << 20) < 1 << 20);
+        assert!(measured.minimum(now).abs_diff(10 << 20) < 1 << 20);
     }
 
     proptest! {
@@ -271,7 +258,7 @@ mod tests {
                     true => measured.piped(Duration::from_nanos(a), Duration::from_nanos(b), beside, now),
                     false => measured.sent(a, Duration::from_nanos(b), now),
                 }
-                prop_assert!((LEAST..=MOST).contains(&measured.minimum(now)));
+                prop_assert!((DEFAULT_MINIMUM..=MOST).contains(&measured.minimum(now)));
             }
         }
     }

@@ -90,7 +90,11 @@ fn rows(cell: &Cell, sides: &BTreeMap<Side, Vec<Reading>>) -> Vec<Row> {
         if !cell.busy {
             let host = |r: &Reading| Some(r.host * 1024.0 / mib(r));
             let host = row(", CPU of the whole machine", "s/GiB", &host).against("viola", "stock");
-            all.push(host.goal(Goal::AtMost(1.0), "viola"));
+            all.push(match cell.work {
+                // it has no machine of its own whose work could be saved
+                Work::NativeWeb => host,
+                _ => host.goal(Goal::AtMost(1.0), "viola"),
+            });
         }
     }
     all
