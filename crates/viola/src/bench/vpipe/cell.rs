@@ -100,8 +100,8 @@ impl Cell {
         format!("{}, {what}{busy}", self.work.name())
     }
 
-    /// How long a side of it is measured.
-    pub fn length(&self, side: Side, quick: bool) -> Duration {
+    /// How long a side of it is measured in a round.
+    fn whole_length(&self, side: Side, quick: bool) -> Duration {
         let ms = match (self.work, self.busy) {
             (Work::Given, false) => 600,
             (Work::Given, true) => 1200,
@@ -121,6 +121,29 @@ impl Cell {
             _ => ms,
         };
         Duration::from_millis(if quick { ms / 2 } else { ms })
+    }
+
+    /// How long one turn of a side is.
+    pub fn length(&self, side: Side, quick: bool) -> Duration {
+        let whole = self.whole_length(side, quick);
+        match self.work {
+            // it counts in seconds
+            Work::Wrk => whole,
+            _ if self.is_given_away() => whole,
+            _ => whole / 2,
+        }
+    }
+
+    /// Who is measured in a round, one after the other, each for [`Cell::length`] in all. What differs by less than the machine drifts
+    /// within a round goes there and back.
+    pub fn turns(&self, round: usize) -> Vec<Side> {
+        let mut sides = self.sides();
+        let by = round % sides.len();
+        sides.rotate_left(by);
+        if !self.is_given_away() {
+            sides.extend(sides.clone().into_iter().rev());
+        }
+        sides
     }
 
     /// Whether the file is large enough for the library.
@@ -203,6 +226,22 @@ mod tests {
         for cell in Cell::all() {
             assert!(SIZES.contains(&cell.size), "{}", cell.name());
         }
+    }
+
+    #[test]
+    fn small_files_go_there_and_back() {
+        let cell = |size| Cell {
+            busy: false,
+            work: Work::Nginx,
+            size,
+            connections: 32,
+        };
+        let (a, b) = (Side::Stock, Side::Viola);
+        assert_eq!(cell(MIB).turns(0), [a, b, b, a]);
+        assert_eq!(cell(MIB).turns(1), [b, a, a, b]);
+        assert_eq!(cell(16 * MIB).turns(3), [b, a]);
+        let length = |size| cell(size).length(a, false).as_millis();
+        assert_eq!((length(MIB), length(16 * MIB)), (600, 1200));
     }
 
     #[test]

@@ -12,6 +12,8 @@ mod times;
 mod tools;
 mod upload;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -73,7 +75,7 @@ pub fn run(options: &Options) -> Outcome {
     let once: Duration = cells
         .iter()
         .map(|cell| {
-            let sides = cell.sides().into_iter();
+            let sides = cell.turns(0).into_iter();
             let each = |side| cell.length(side, options.quick) + Duration::from_millis(300);
             sides.map(each).sum::<Duration>()
         })
@@ -101,10 +103,8 @@ pub fn run(options: &Options) -> Outcome {
     let mut found = Found::default();
     for round in 0..rounds {
         for cell in &cells {
-            let mut sides = cell.sides();
-            let by = round % sides.len();
-            sides.rotate_left(by);
-            for side in sides {
+            let mut readings = BTreeMap::<Side, Reading>::new();
+            for side in cell.turns(round) {
                 let label = format!(
                     "round {} of {rounds}: {}, {}",
                     round + 1,
@@ -113,6 +113,12 @@ pub fn run(options: &Options) -> Outcome {
                 );
                 progress.step(&label, cell.length(side, options.quick));
                 let reading = run.measure(cell, side)?;
+                match readings.entry(side) {
+                    Entry::Vacant(first) => drop(first.insert(reading)),
+                    Entry::Occupied(mut before) => before.get_mut().join(reading),
+                }
+            }
+            for (side, reading) in readings {
                 found.add(*cell, side, reading);
             }
         }
