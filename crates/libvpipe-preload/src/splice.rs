@@ -84,11 +84,10 @@ impl Known {
         ENTRIES.store(entries, Ordering::Relaxed);
     }
 
-    /// Forgets connections that are closed: nobody says so.
+    /// Forgets connections that are closed: nobody says so. Of one that was relayed the engine has heard.
     fn sweep(&mut self) {
         let is_open = |id: &FileId, fd| borrowed(fd).is_some_and(|fd| file_id(fd) == Ok(*id));
-        self.sources
-            .retain(|id, source| source.is_relayed() || is_open(id, source.fd));
+        self.sources.retain(|id, source| is_open(id, source.fd));
         let sources = &self.sources;
         self.pipes.retain(|_, source| sources.contains_key(source));
         self.count();
@@ -96,6 +95,7 @@ impl Known {
 
     fn room(&mut self) {
         if self.sources.len() >= MOST {
+            self.sweep();
             self.sources.retain(|_, source| source.is_relayed());
             self.pipes
                 .retain(|_, source| self.sources.contains_key(source));

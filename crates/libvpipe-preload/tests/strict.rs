@@ -66,4 +66,8 @@ fn small_answers_after_a_relay_are_the_kernels() {
     let ended = run("after", &set);
     assert!(ended.success(), "{ended}");
     assert!(agent.pipes() == 1 && agent.sent() > 4 << 20);
+    // and after one that was cut in the middle
+    let ended = run("broken", &set);
+    assert!(ended.success(), "{ended}");
+    assert_eq!(agent.pipes(), 2);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Work that is not worth a pipe, under a filter that ends the program at any system call which it does not make itself:
-   strict answers|tunnel|counted|beside|after|copies FILE. */
+   strict answers|tunnel|counted|beside|after|broken|copies FILE. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -147,9 +147,39 @@ static void relayed(int source[2], int pipes[2], int sink[2])
     pthread_join(threads[1], NULL);
 }
 
+/* An answer that is worth it, whose relay has begun when both connections are closed. */
+static void broken(void)
+{
+    int source[2], sink[2], pipes[2];
+    size_t asked = LARGE;
+    ssize_t n, m;
+    connected(source);
+    connected(sink);
+    if (pipe(pipes))
+        die("pipe");
+    fcntl(source[1], F_SETFL, O_NONBLOCK);
+    fcntl(sink[0], F_SETFL, O_NONBLOCK);
+    do {
+        if (asked < LARGE / 2 || send(source[0], bytes, SMALL, 0) != SMALL)
+            die("no relay");
+        while ((n = splice(source[1], NULL, pipes[1], NULL, asked, SPLICE_F_NONBLOCK)) < 0)
+            usleep(100);
+        asked -= (size_t)n;
+        m = splice(pipes[0], NULL, sink[0], NULL, (size_t)n, SPLICE_F_NONBLOCK);
+    } while (m == n);
+    for (int i = 0; i < 2; i++) {
+        close(source[i]);
+        close(sink[i]);
+        close(pipes[i]);
+    }
+}
+
 static void splices(const char *mode)
 {
     int source[2], sink[2], other[2], pipes[2], second[2];
+    int has_broken = !strcmp(mode, "broken");
+    if (has_broken)
+        broken();
     connected(source);
     connected(sink);
     connected(other);
@@ -160,13 +190,16 @@ static void splices(const char *mode)
         fcntl(sink[i], F_SETFL, i ? 0 : O_NONBLOCK);
     }
     int endless = !strcmp(mode, "tunnel"), beside = !strcmp(mode, "beside");
-    int after = !strcmp(mode, "after");
+    int after = !strcmp(mode, "after") || has_broken;
     size_t asked = 60 << 20;
     /* somebody else's large answer has begun */
     if (beside)
         forward(other, second, sink, 60 << 20, SMALL);
-    if (after)
+    if (after && !has_broken)
         relayed(source, pipes, sink);
+    /* that the connections are closed is found out after some looks */
+    for (int i = 0; i < 100 && has_broken; i++)
+        forward(source, pipes, sink, PIECE, SMALL);
     for (int i = 0; i < 8 && !beside && !after; i++)
         asked = forward(source, pipes, sink, endless ? 1 << 30 : asked, SMALL);
     if (beside)

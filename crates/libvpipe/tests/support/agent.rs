@@ -34,6 +34,8 @@ pub struct Manner {
     pub die_after: Option<u64>,
     /// Ends each pipe after so many bytes, without an error.
     pub end_after: Option<u64>,
+    /// What a hand-over takes beside the time that the host is at it, which is told only where this is something.
+    pub dear: Duration,
 }
 
 impl Default for Manner {
@@ -44,6 +46,7 @@ impl Default for Manner {
             refuse: None,
             die_after: None,
             end_after: None,
+            dear: Duration::ZERO,
         }
     }
 }
@@ -298,6 +301,7 @@ impl Job {
         let (id, manner) = (self.id, self.manner);
         let length = manner.end_after.map_or(length, |n| n.min(length));
         let (mut sent, mut errno, mut lost) = (0, 0, Lost::NONE);
+        let begun = Instant::now();
         while sent < length && self.goes_on() {
             if manner.die_after.is_some_and(|n| sent >= n) {
                 self.shared.kill();
@@ -342,12 +346,17 @@ impl Job {
             ..
         } = self;
         drop((source, sink));
+        let spent = match manner.dear {
+            Duration::ZERO => 0,
+            _ => begun.elapsed().as_micros().max(1) as u64,
+        };
+        thread::sleep(manner.dear);
         let over = Answer::Over {
             id,
             sent,
             errno,
             lost,
-            spent: 0,
+            spent,
         };
         answer(&program, over);
     }

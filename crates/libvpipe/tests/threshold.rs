@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//! While hand-overs are dear, files of a few megabytes are left to the program, and then tried again. By itself: what was measured
+//! is the process's.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/agent.rs"]
+mod agent;
+
+use std::fs::File;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
+
+use agent::{Agent, Manner};
+use vpipe::ffi::vpipe_file;
+use vpipe::threshold::{FRESH, MOST};
+
+const MIB: u64 = 1 << 20;
+
+fn send(file: &File, socket: &TcpStream, length: u64) {
+    let (mut at, end) = (0, length as i64);
+    while at < end {
+        let rest = (end - at) as usize;
+        // SAFETY: a place of ours.
+        let sent = unsafe { vpipe_file(file.as_raw_fd(), socket.as_raw_fd(), &mut at, rest) };
+        assert!(sent > 0);
+    }
+}
+
+#[test]
+fn dear_hand_overs_are_left_out_and_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let manner = Manner {
+        pause: Duration::ZERO,
+        dear: Duration::from_millis(200),
+        ..Manner::default()
+    };
+    let agent = Agent::start(&folder.path().join("agent"), manner);
+    // SAFETY: nothing else of this program reads or writes the environment now.
+    unsafe {
+        std::env::set_var("VIOLA_PIPE_SOCKET", agent.path());
+        std::env::remove_var("VIOLA_PIPE_MIN");
+    }
+    let path = folder.path().join("file");
+    std::fs::write(&path, vec![7; MOST as usize]).unwrap();
+    let file = File::open(&path).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let reading = thread::spawn(move || {
+        let (mut all, mut piece) = (0, vec![0; 1 << 20]);
+        while let Ok(n @ 1..) = far.read(&mut piece) {
+            assert!(piece[..n].iter().all(|byte| *byte == 7));
+            all += n as u64;
+        }
+        all
+    });
+    let large = 8 * MIB;
+    for _ in 0..4 {
+        send(&file, &socket, large);
+    }
+    // nothing of its own was measured yet
+    assert_eq!(agent.pipes(), 4);
+    for _ in 0..4 {
+        send(&file, &socket, MIB);
+    }
+    send(&file, &socket, large);
+    assert_eq!((agent.pipes(), agent.sent()), (4, 4 * large));
+    // not what is larger than anything that is left out
+    send(&file, &socket, MOST);
+    assert_eq!((agent.pipes(), agent.sent()), (5, 4 * large + MOST));
+    thread::sleep(FRESH + Duration::from_millis(100));
+    send(&file, &socket, large);
+    assert_eq!((agent.pipes(), agent.sent()), (6, 5 * large + MOST));
+    drop(socket);
+    assert_eq!(reading.join().unwrap(), 6 * large + 4 * MIB + MOST);
+}
