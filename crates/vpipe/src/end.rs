@@ -106,6 +106,11 @@ impl HostEnd {
         viola_handover::outstanding(self.socket()).map_err(Error::Connection)
     }
 
+    /// Bytes that the peer has sent and nobody has read; as if there were none when the kernel does not say.
+    pub fn unread(&self) -> u64 {
+        rustix::io::ioctl_fionread(self.socket()).unwrap_or(0)
+    }
+
     /// Lets the peer hear at once of a socket that could not say anything for a while, and say how far it is.
     pub fn nudge(&self) {
         // else it does so by itself, half a second later

@@ -250,6 +250,57 @@ fn the_end_of_a_source_and_its_death_are_told() {
     talk(&mut client, &mut sink);
 }
 
+/// The line to the VM may be a slow one, and everything else waits behind what is said there.
+#[test]
+fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
+    // with a cap nothing is between the two while more waits to be moved
+    let bed = Bed::capped("m", Some(MIB));
+    let (backend, source, from) = bed.tenant.connect(true);
+    let (client, sink, _) = bed.tenant.connect(true);
+    bed.pipes.hold(1, from.guest, from.peer);
+    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
+    let give = Give {
+        pipe: 1,
+        source: bed.taken(&source),
+        sink: bed.taken(&sink),
+        length: u64::MAX,
+    };
+    bed.pipes.give(give).unwrap();
+    backend.set_nonblocking(true).unwrap();
+    let piece = noise(1 << 20, 3);
+    let (mut said, mut quiet) = (0, 0);
+    let mut client = client;
+    client.set_nonblocking(true).unwrap();
+    let mut got = vec![0; 1 << 20];
+    // until the host's socket is full
+    while quiet < 30 {
+        match (&backend).write(&piece) {
+            Ok(n) => (said, quiet) = (said + n, 0),
+            Err(_) => {
+                quiet += 1;
+                let _ = client.read(&mut got);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    assert!(said > 2 << 20, "{said}");
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    drop(client);
+    match bed.heard() {
+        ToGuest::Back {
+            source: None,
+            sink: None,
+            errno: libc::ECONNRESET,
+            ..
+        } => {}
+        other => panic!("{other:?}"),
+    }
+    bed.wait_until_left_alone(&from);
+    backend.set_nonblocking(false).unwrap();
+    let error = (&backend).read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
 #[test]
 fn what_is_only_held_goes_on_when_it_is_stopped() {
     let bed = Bed::new("h");

@@ -19,6 +19,9 @@ const PROGRESS: Duration = Duration::from_secs(2);
 /// What is to end early is reset after so long: a peer that does not read keeps the VM from its own file no longer. (A lease in the
 /// VM is broken by its kernel after 45 s: `/proc/sys/fs/lease-break-time`.)
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Of what was sent beyond an early end the VM gets as much, in bytes. More is what a sender had under way that goes on and on: a
+/// serial line would take seconds for it, with everything else behind it, so that connection is reset.
+const MOST_LEFT: u64 = 256 << 10;
 /// Pauses between two looks whether the peer has all: the shortest one, and the longest.
 const LOOK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 
@@ -367,9 +370,17 @@ impl One {
         }])
     }
 
-    fn give_back(self, home: Home<'_>, errno: i32) -> Next {
-        let (pipe, sent, spent) = (self.id, self.moved(), self.begun.elapsed());
+    fn give_back(mut self, home: Home<'_>, errno: i32) -> Next {
         let had = self.ends().count();
+        if errno != 0
+            && self
+                .source
+                .as_ref()
+                .is_some_and(|end| end.unread() > MOST_LEFT)
+        {
+            self.source = None;
+        }
+        let (pipe, sent, spent) = (self.id, self.moved(), self.begun.elapsed());
         let mut words = Vec::new();
         let mut one = |end: Option<HostEnd>, source: bool| {
             let (connection, before) = back(end?, home)?;

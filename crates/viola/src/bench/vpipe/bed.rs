@@ -224,6 +224,11 @@ impl<'a> Bed<'a> {
         self.sh("viola-agent --config /run/viola/agent.toml status")
     }
 
+    /// What the daemon has said last.
+    pub fn daemon_says(&self) -> String {
+        self.ground.daemon.last_words()
+    }
+
     /// What the host has done so far.
     pub fn done(&self) -> Outcome<shown::Work> {
         let pipes: Pipes = self.ground.daemon.ask("/pipes")?;

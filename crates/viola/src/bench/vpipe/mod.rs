@@ -356,7 +356,8 @@ impl Run<'_> {
                 let says = self.bed()?.agent_says()?;
                 let cell = cell.name();
                 let why = format!(
-                    "{cell}: the host has moved {moved} of {least}; the agent says:\n{says}"
+                    "{cell}: the host has moved {moved} of {least}; the agent says:\n{says}\nthe daemon: {}",
+                    self.bed()?.daemon_says()
                 );
                 return Err(Failure::run(why));
             }

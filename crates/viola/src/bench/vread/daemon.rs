@@ -106,7 +106,7 @@ impl Daemon {
     pub fn last_words(&self) -> String {
         let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(5)..].join(" / ")
+        lines[lines.len().saturating_sub(8)..].join(" / ")
     }
 }
 
