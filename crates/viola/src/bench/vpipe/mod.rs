@@ -14,6 +14,7 @@ mod upload;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,8 @@ use crate::table;
 const FOLDER: &str = "build/bench/vpipe";
 /// The daemon tells within this time what a worker has sent.
 const TOLD: Duration = Duration::from_secs(3);
+/// Within this time a proxy has seen that a server is gone, busy neighbours or not.
+const FORGOTTEN: Duration = Duration::from_millis(500);
 /// Fewest hand-overs of which a hundredth is told.
 const ENOUGH: usize = 100;
 
@@ -99,6 +102,7 @@ pub fn run(options: &Options) -> Outcome {
         quick: options.quick,
         sum: None,
         native: None,
+        server: None,
     };
     let mut found = Found::default();
     for round in 0..rounds {
@@ -151,6 +155,8 @@ struct Run<'a> {
     /// MD5 of what curl gets.
     sum: Option<String>,
     native: Option<Native>,
+    /// The host's own, where it listens and for how large a file.
+    server: Option<((SocketAddr, usize), Server)>,
 }
 
 /// What the clients have seen.
@@ -189,15 +195,9 @@ impl<'a> Run<'a> {
             (Work::Proxy, _) => Some((self.bed()?.host(), BACKEND).into()),
             _ => None,
         };
-        let server = match listens {
-            Some(at) => {
-                let (image, extents) = self.bed()?.source(file.len())?;
-                let size = file.len() as u64;
-                let start = || Server::start(at, image, &extents, size);
-                Some(self.bed()?.at_clients(start)??)
-            }
-            None => None,
-        };
+        if let Some(at) = listens {
+            self.serve(at, file.len())?;
+        }
         // the host has its image in its cache, so the guest that sends by itself has to have the whole file in its own, too
         if side == Side::Stock && !matches!(cell.work, Work::Proxy | Work::Upload) {
             self.bed()?.sh(&format!("cat /mnt{path} > /dev/null"))?;
@@ -212,9 +212,6 @@ impl<'a> Run<'a> {
         let seen = self.seen(cell, side, ask)?;
         let total = busy()? - total;
         let guest: f64 = self.eye.vms(&web)?.seconds_since(&guest).iter().sum();
-        if let Some(server) = server {
-            self.bed()?.at_clients(|| drop(server))?;
-        }
         if side == Side::Viola && cell.is_given_away() {
             // where hand-overs are timed, all of them have to be some
             let least = seen.turns.as_ref().map_or(1, |turns| turns.first_ms.len());
@@ -236,6 +233,26 @@ impl<'a> Run<'a> {
             guest,
             host: total,
         })
+    }
+
+    /// Has the host serve this file there. One server for turn after turn: a proxy that has kept a connection to one that is gone
+    /// may hang up on its own client.
+    fn serve(&mut self, at: SocketAddr, size: usize) -> Outcome {
+        if self
+            .server
+            .as_ref()
+            .is_some_and(|(of, _)| *of == (at, size))
+        {
+            return Ok(());
+        }
+        if self.server.take().is_some() {
+            std::thread::sleep(FORGOTTEN);
+        }
+        let (image, extents) = self.bed()?.source(size)?;
+        let start = || Server::start(at, image, &extents, size as u64);
+        let server = self.bed()?.at_clients(start)??;
+        self.server = Some(((at, size), server));
+        Ok(())
     }
 
     /// The guest is none.
