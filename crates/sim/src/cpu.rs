@@ -51,6 +51,20 @@ pub enum Hog {
     },
 }
 
+impl Hog {
+    /// So many percent of each `period`: nothing, a part, or all the time.
+    pub fn percent(percent: u64, period: Nanos) -> Self {
+        match percent {
+            0 => Hog::None,
+            100.. => Hog::Busy,
+            _ => Hog::Duty {
+                period,
+                on: period / 100 * percent,
+            },
+        }
+    }
+}
+
 /// What happened to a vCPU so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {

@@ -249,13 +249,5 @@ impl HostSetup {
 
 /// lookbusy at so many percent of a core. 100 is always; its period is not stated anywhere and taken as 100 ms.
 pub fn lookbusy(percent: u64) -> Hog {
-    const PERIOD: Nanos = 100 * MS;
-    match percent {
-        0 => Hog::None,
-        100.. => Hog::Busy,
-        _ => Hog::Duty {
-            period: PERIOD,
-            on: PERIOD / 100 * percent,
-        },
-    }
+    Hog::percent(percent, 100 * MS)
 }

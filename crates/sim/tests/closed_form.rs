@@ -180,18 +180,10 @@ fn the_pools_consume_what_table_1_says() {
         ([100, 100], [15, 55], [(0.7, 0.15), (0.3, 0.55)]),
         ([100, 50], [0, 50], [(0.75, 0.0), (0.25, 0.5)]),
     ];
-    let hog = |percent: u64, period: Nanos| match percent {
-        0 => Hog::None,
-        100 => Hog::Busy,
-        _ => Hog::Duty {
-            period,
-            on: period / 100 * percent,
-        },
-    };
     for (regular, turbo, expected) in cases {
         let vms = regular
             .map(|r| VmSetup {
-                hog: hog(r, 300 * MS),
+                hog: Hog::percent(r, 300 * MS),
                 ..VmSetup::default()
             })
             .to_vec();
@@ -202,7 +194,7 @@ fn the_pools_consume_what_table_1_says() {
         let mut sim = setup.simulation(Vec::new(), 5);
         for (k, &t) in turbo.iter().enumerate() {
             let irq = sim.world.vms[k].irq;
-            sim.world.hogs.push((0, irq, hog(t, 5 * MS)));
+            sim.world.hogs.push((0, irq, Hog::percent(t, 5 * MS)));
         }
         let time = 20_000 * MS;
         sim.run(time);

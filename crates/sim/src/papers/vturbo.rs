@@ -142,24 +142,16 @@ fn table_1(all: &mut Papers, bed: &Bed) {
         ([100, 100], [100, 100], [(50.0, 50.0), (50.0, 50.0)]),
         ([100, 100], [15, 55], [(70.0, 15.0), (30.0, 55.0)]),
     ];
-    let hog = |percent: u64, period: Nanos| match percent {
-        0 => Hog::None,
-        100 => Hog::Busy,
-        _ => Hog::Duty {
-            period,
-            on: period / 100 * percent,
-        },
-    };
     for (k, (regular, turbo, expected)) in (1..).zip(cases) {
         let mut setup = host(bed, 2, true, "load_percent");
         for (vm, r) in setup.vms.iter_mut().zip(regular) {
-            vm.hog = hog(r, 300 * MS);
+            vm.hog = Hog::percent(r, 300 * MS);
         }
         let time = 10 * SECOND;
         let mut sim = setup.simulation(Vec::new(), 1);
         for (vm, t) in turbo.into_iter().enumerate() {
             let irq = sim.world.vms[vm].irq;
-            sim.world.hogs.push((0, irq, hog(t, 5 * MS)));
+            sim.world.hogs.push((0, irq, Hog::percent(t, 5 * MS)));
         }
         sim.run(time);
         for (vm, paper) in (0..).zip(expected) {
