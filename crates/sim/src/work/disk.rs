@@ -23,11 +23,16 @@ pub struct Disk {
     pub complete: Nanos,
 }
 
+/// Time that a disk of `rate` bytes per second takes for so many bytes.
+pub(super) fn read_time(bytes: u64, rate: f64) -> Nanos {
+    (bytes as f64 * 1e9 / rate.max(1.0)) as Nanos
+}
+
 impl Disk {
     /// A request was submitted: asks `owner` to be called when it is served.
     fn serve(&self, world: &mut World, server: &mut Server, owner: usize) {
-        let time = self.request as f64 * 1e9 / self.rate;
-        if let Some(at) = server.serve(world.now, time as Nanos) {
+        let time = read_time(self.request, self.rate);
+        if let Some(at) = server.serve(world.now, time) {
             world.call(at, owner, 0);
         }
     }
