@@ -25,7 +25,7 @@ say() { printf 'qemu-image: %s\n' "$*"; }
 die() { printf 'qemu-image: %s\n' "$*" >&2; exit 1; }
 
 kind=cloud meta=linux-image-cloud-amd64 suite=trixie update=no
-modules=(virtio_pci virtio_blk virtio_scsi sd_mod nvme nvme_loop scsi_debug virtio_console virtio_net virtio_rng virtiofs fuse ext4 xfs
+modules=(virtio_pci virtio_blk nvme virtio_console virtio_net virtio_rng virtiofs fuse ext4 xfs
     vmw_vsock_virtio_transport af_packet)
 tools=()
 for arg in "$@"; do

@@ -56,9 +56,7 @@ impl Paths {
         }
         Ok(Self { image: real, run })
     }
-}
 
-impl Paths {
     /// The kernel of a guest of so many vCPUs: the image's own for one. For several that which `VIOLA_LAB_SMP_KERNEL`
     /// names, else `uml-smp/linux.uml` beside the folder of the images.
     ///

@@ -10,7 +10,7 @@ use viola_policy::turbo::choose::{Chooser, Setting, Thresholds as TurboThreshold
 
 use crate::scenario::Scenario;
 use crate::setup::{HostSetup, Policy};
-use crate::world::Simulation;
+use crate::world::{Help, Simulation};
 
 /// A figure over the seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -44,6 +44,8 @@ pub struct Predicted {
     pub slices: Spread,
     /// With turbo cores too, if a VM would get one.
     pub turbo: Option<Spread>,
+    /// With slices, vread and vpipe, if a VM reads blocks of another one or sends files.
+    pub paths: Option<Spread>,
 }
 
 /// What is advised for one VM.
@@ -59,6 +61,10 @@ pub struct Advice {
     pub microslice_us: Option<u64>,
     /// It would get a turbo vCPU.
     pub turbo: bool,
+    /// vread would let it read faster.
+    pub vread: bool,
+    /// vpipe would send its files faster.
+    pub vpipe: bool,
     /// What it is for lanes: network-bound VMs may get a VF.
     pub lane: String,
     /// Predicted figures.
@@ -111,9 +117,18 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
             .collect(),
         ..slices.clone()
     });
+    let paths = scenario.kinds().any(|k| k == "blocks" || k == "files");
+    let paths = paths.then(|| HostSetup {
+        help: Help {
+            vread: true,
+            vpipe: true,
+        },
+        ..slices.clone()
+    });
     let run =
         |host: &HostSetup| -> Vec<_> { seeds.iter().map(|&s| scenario.run_on(host, s)).collect() };
-    let (now, slices, turbo) = (run(&scenario.host), run(&slices), turbo.map(|h| run(&h)));
+    let (now, slices) = (run(&scenario.host), run(&slices));
+    let (turbo, paths) = (turbo.map(|h| run(&h)), paths.map(|h| run(&h)));
     let advice = |(vm, found): (usize, Found)| {
         let names = now[0].vms[vm]
             .figures
@@ -135,7 +150,15 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
             now: spread(&now, k),
             slices: spread(&slices, k),
             turbo: turbo.as_ref().map(|t| spread(t, k)),
+            paths: paths.as_ref().map(|t| spread(t, k)),
         });
+        let figures: Vec<Predicted> = figures.collect();
+        // By the rate, and by more than the seeds differ.
+        let faster = |name: &str| {
+            figures.iter().any(|f| {
+                f.name == name && f.paths.is_some_and(|p| p.range.0 > 1.05 * f.slices.range.1)
+            })
+        };
         let ls = found.class == Class::Ls;
         Advice {
             vm: now[0].vms[vm].name.clone(),
@@ -143,8 +166,10 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
             why: found.why,
             microslice_us: ls.then_some(MICROSLICE / US),
             turbo: found.turbo,
+            vread: faster("blocks: read MB/s"),
+            vpipe: faster("files: served MB/s"),
             lane: found.lane,
-            figures: figures.collect(),
+            figures,
         }
     };
     found.into_iter().enumerate().map(advice).collect()
@@ -214,6 +239,60 @@ name = "busy"
 count = 3
 load_percent = 100
 "#;
+
+    const PATHS: &str = r#"
+seconds = 5.0
+[host]
+scheduler = "eevdf"
+cores = 2
+nic_mbit = 10000
+[[vm]]
+name = "reader"
+core = 0
+[[vm.work]]
+kind = "blocks"
+from = "node"
+[[vm]]
+name = "node"
+core = 1
+[[vm]]
+name = "web"
+core = 1
+[[vm.work]]
+kind = "files"
+kb = 65536
+[[vm]]
+name = "small"
+core = 0
+[[vm.work]]
+kind = "files"
+kb = 64
+[[vm]]
+name = "busy"
+count = 2
+load_percent = 100
+"#;
+
+    #[test]
+    fn vread_and_vpipe_are_advised_where_blocks_and_large_files_go_through_guests() {
+        let all = advise(&Scenario::parse("p.toml", PATHS).unwrap(), 3);
+        let found: Vec<_> = all
+            .iter()
+            .map(|a| (a.vm.as_str(), a.vread, a.vpipe))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("reader", true, false),
+                ("node", false, false),
+                ("web", false, true),
+                ("small", false, false),
+                ("busy0", false, false),
+                ("busy1", false, false)
+            ],
+            "{all:#?}"
+        );
+    }
 
     #[test]
     fn a_busy_vm_that_answers_pings_is_found_and_gains_what_slices_give() {

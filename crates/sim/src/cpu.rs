@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use viola_policy::slices::{FOREVER, Nanos, Params};
 use viola_policy::turbo::{Elsewhere, portion};
 
+use crate::queue::Timers;
 use crate::sched::{Scheduler, View};
 
 /// Precedence of work in a guest. A higher one interrupts a lower one on the same vCPU.
@@ -15,6 +16,8 @@ pub enum Level {
     Irq = 0,
     /// A process that sleeps most of the time: the guest's scheduler lets it go before one that computes.
     App = 1,
+    /// One that computes.
+    Compute = 2,
 }
 
 /// A piece of work.
@@ -42,6 +45,8 @@ pub enum Hog {
     None,
     /// All the time.
     Busy,
+    /// So many percent by lookbusy ([`crate::work::Lookbusy`]), which is a workload.
+    Lookbusy(u32),
     /// `on` of run time in each `period`; what could not be run in one period is gone.
     Duty {
         /// Length of a period, ns.
@@ -49,6 +54,20 @@ pub enum Hog {
         /// Run time in it, ns.
         on: Nanos,
     },
+}
+
+impl Hog {
+    /// So many percent of each `period`: nothing, a part, or all the time.
+    pub fn percent(percent: u64, period: Nanos) -> Self {
+        match percent {
+            0 => Hog::None,
+            100.. => Hog::Busy,
+            _ => Hog::Duty {
+                period,
+                on: period / 100 * percent,
+            },
+        }
+    }
 }
 
 /// What happened to a vCPU so far.
@@ -76,7 +95,7 @@ struct Vcpu {
     slot: usize,
     vm: usize,
     turbo: bool,
-    jobs: [VecDeque<Job>; 2],
+    jobs: [VecDeque<Job>; 3],
     hog: Hog,
     hog_left: Nanos,
     /// Time it needs for its caches whenever another one ran before it.
@@ -113,8 +132,6 @@ struct Core {
     last: Option<usize>,
     since: Nanos,
     until: Nanos,
-    /// Of the timer that counts; older ones are void.
-    stamp: u64,
     /// Time of the core that goes to the scheduler or a switch before anybody runs.
     busy: Nanos,
     idle: Nanos,
@@ -133,17 +150,6 @@ pub enum Pool {
     Turbo,
 }
 
-/// A timer that a core asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timer {
-    /// When.
-    pub at: Nanos,
-    /// Which core.
-    pub core: usize,
-    /// To be given back.
-    pub stamp: u64,
-}
-
 /// All cores and vCPUs of one simulation.
 #[derive(Default)]
 pub struct Cpus {
@@ -157,8 +163,8 @@ pub struct Cpus {
     timed: Vec<usize>,
     /// Ended work, in order; to be taken by the caller.
     pub done: VecDeque<Done>,
-    /// Timers to be set, to be taken by the caller.
-    pub timers: Vec<Timer>,
+    /// When each core has something to do.
+    pub timers: Timers,
 }
 
 impl Cpus {
@@ -174,12 +180,12 @@ impl Cpus {
             last: None,
             since: 0,
             until: 0,
-            stamp: 0,
             busy: 0,
             idle: 0,
             stolen: 0,
             wasted: 0,
         });
+        self.timers.add();
         self.cores.len() - 1
     }
 
@@ -241,7 +247,7 @@ impl Cpus {
         let v = &mut self.vcpus[vcpu];
         v.hog = hog;
         v.hog_left = match hog {
-            Hog::None => 0,
+            Hog::None | Hog::Lookbusy(_) => 0,
             Hog::Busy => FOREVER,
             Hog::Duty { on, .. } => on,
         };
@@ -283,10 +289,7 @@ impl Cpus {
     }
 
     /// A core's timer went off.
-    pub fn timer(&mut self, now: Nanos, core: usize, stamp: u64) {
-        if self.cores[core].stamp != stamp {
-            return;
-        }
+    pub fn timer(&mut self, now: Nanos, core: usize) {
         self.advance(now, core);
         self.finish_jobs(core);
         self.timed.push(core);
@@ -515,20 +518,12 @@ impl Cpus {
 
     /// Sets the timer of a core.
     fn arm(&mut self, now: Nanos, core: usize) {
-        let one = &mut self.cores[core];
-        one.stamp += 1;
+        let one = &self.cores[core];
         let mut at = one.until;
         if let Some(slot) = one.current {
             let end = self.vcpus[one.vcpus[slot]].next_end();
             at = at.min(now.saturating_add(one.busy).saturating_add(end));
         }
-        if at != FOREVER {
-            let stamp = one.stamp;
-            self.timers.push(Timer {
-                at: at.max(now),
-                core,
-                stamp,
-            });
-        }
+        self.timers.set(core, at.max(now));
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Packets on their way: wire, driver domain or host I/O thread, ring of the virtual NIC.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use viola_policy::slices::Nanos;
 
@@ -14,6 +14,8 @@ pub struct Packet {
     pub tag: u64,
     /// Bytes on the wire, headers included.
     pub bytes: u32,
+    /// A segment of a stream, which may be merged with the next one.
+    pub stream: bool,
 }
 
 /// First come, first served at a fixed speed, with a bounded queue: a wire, or a thread that handles packets.
@@ -39,6 +41,11 @@ impl Server {
         }
     }
 
+    /// Time until it has served all that it took.
+    pub fn backlog(&self, now: Nanos) -> Nanos {
+        self.free_at.saturating_sub(now)
+    }
+
     /// Takes something at `at` that takes `cost`. When it is served, or `None` if it was dropped. Calls must be in order
     /// of time.
     pub fn serve(&mut self, at: Nanos, cost: Nanos) -> Option<Nanos> {
@@ -58,21 +65,49 @@ pub fn wire_time(bytes: u64, bits_per_second: u64) -> Nanos {
     u64::try_from(ns).unwrap_or(Nanos::MAX)
 }
 
+/// Bytes of a frame, and of a page, which is what a slot of a ring holds of a merged packet.
+const FRAME: u32 = 1514;
+const PAGE: u32 = 4096;
+
 /// What receiving costs a guest, and what its NIC holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NicCosts {
-    /// Slots of the receive ring with the queue before it, packets.
+    /// Slots of the receive ring.
     pub ring: usize,
+    /// Packets, merged ones counted once, that wait before it when it is full.
+    pub queue: usize,
     /// Guest's time to take an interrupt, ns.
     pub interrupt: Nanos,
-    /// Guest's softirq time for each packet, ns.
+    /// Guest's softirq time for each slot of the ring, ns.
     pub packet: Nanos,
     /// Most packets handled in one go (NAPI's budget).
     pub budget: usize,
-    /// Host's time for each packet of the paravirtual path, ns.
+    /// Host's time for each frame of the paravirtual path, ns.
     pub host_packet: Nanos,
     /// Shortest time between two interrupts of the physical NIC, ns; 0: one for each packet.
     pub coalesce: Nanos,
+    /// Of so many pieces of softirq work one takes so many percent of its time: caches are cold, the host does something
+    /// else; `None`: none does.
+    pub slow: Option<(u32, u32)>,
+    /// The host merges what comes of a stream with one interrupt, up to so many bytes (GRO); 0: it does not.
+    pub merge: u32,
+}
+
+impl NicCosts {
+    fn slots(&self, bytes: u32) -> usize {
+        bytes
+            .div_ceil(if self.merge > 0 { PAGE } else { FRAME })
+            .max(1) as usize
+    }
+}
+
+/// Packets that travel as one.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    owner: usize,
+    packets: usize,
+    bytes: u32,
+    slots: usize,
 }
 
 /// The receiving side of a VM's virtual NIC.
@@ -86,9 +121,18 @@ pub struct Nic {
     pub vf: bool,
     /// Packets it sent.
     pub sent: u64,
-    ring: VecDeque<Packet>,
-    /// Packets that the running softirq work is for.
+    /// All that wait, in ring and queue.
+    packets: VecDeque<Packet>,
+    groups: VecDeque<Group>,
+    /// How many of the groups are in the ring, and their slots.
+    in_ring: usize,
+    used: usize,
+    /// Groups that the running softirq work is for.
     batch: usize,
+    /// Pieces of softirq work so far.
+    starts: u64,
+    /// Packets that were not told of yet, by the time they will be.
+    untold: BTreeMap<Nanos, Vec<Packet>>,
     /// Packets that came to the ring.
     pub came: u64,
     /// Packets dropped because it was full.
@@ -105,54 +149,130 @@ impl Nic {
             vcpu,
             vf: false,
             sent: 0,
-            ring: VecDeque::new(),
+            packets: VecDeque::new(),
+            groups: VecDeque::new(),
+            in_ring: 0,
+            used: 0,
             batch: 0,
+            starts: 0,
+            untold: BTreeMap::new(),
             came: 0,
             dropped: 0,
             handed: 0,
         }
     }
 
-    /// Puts a packet into the ring. The cost of the softirq work to be started, if any must be.
-    pub fn push(&mut self, packet: Packet) -> Option<Nanos> {
-        self.came += 1;
-        if self.ring.len() >= self.costs.ring {
-            self.dropped += 1;
-            return None;
+    /// Takes packets that come with one interrupt. The cost of the softirq work to be started, if any must be.
+    pub fn push(&mut self, packets: impl IntoIterator<Item = Packet>) -> Option<Nanos> {
+        let mut open = false;
+        for packet in packets {
+            self.came += 1;
+            open = self.take(packet, open);
         }
-        self.ring.push_back(packet);
-        (self.batch == 0).then(|| self.costs.interrupt + self.start())
+        (self.batch == 0 && self.in_ring > 0).then(|| {
+            self.starts += 1;
+            let cost = self.costs.interrupt + self.start();
+            match self.costs.slow {
+                // Which one is as good as random, and the same in each run.
+                Some((of, percent))
+                    if crate::random::mixed(self.starts).is_multiple_of(u64::from(of.max(1))) =>
+                {
+                    cost * Nanos::from(percent) / 100
+                }
+                _ => cost,
+            }
+        })
+    }
+
+    /// Takes one; `open` says whether the last one came with it. Returns whether the next one may be merged with it.
+    fn take(&mut self, packet: Packet, open: bool) -> bool {
+        let queued = self.groups.len() - self.in_ring;
+        if let (true, true, Some(last)) = (open, packet.stream, self.groups.back_mut())
+            && last.owner == packet.owner
+            && last.bytes + packet.bytes <= self.costs.merge
+        {
+            let slots = self.costs.slots(last.bytes + packet.bytes);
+            let more = slots - last.slots;
+            if queued > 0 || self.used + more <= self.costs.ring {
+                last.bytes += packet.bytes;
+                last.packets += 1;
+                last.slots = slots;
+                self.used += if queued > 0 { 0 } else { more };
+                self.packets.push_back(packet);
+                return true;
+            }
+        }
+        let slots = self.costs.slots(packet.bytes);
+        if queued == 0 && self.used + slots <= self.costs.ring {
+            self.in_ring += 1;
+            self.used += slots;
+        } else if queued >= self.costs.queue {
+            self.dropped += 1;
+            return false;
+        }
+        self.groups.push_back(Group {
+            owner: packet.owner,
+            packets: 1,
+            bytes: packet.bytes,
+            slots,
+        });
+        self.packets.push_back(packet);
+        packet.stream && self.costs.merge > 0
     }
 
     fn start(&mut self) -> Nanos {
-        self.batch = self.ring.len().min(self.costs.budget.max(1));
-        self.batch as Nanos * self.costs.packet
+        self.batch = self.in_ring.min(self.costs.budget.max(1));
+        let slots: usize = self.groups.iter().take(self.batch).map(|g| g.slots).sum();
+        slots as Nanos * self.costs.packet
     }
 
     /// The softirq work is done: its packets go to `out`. The cost of what comes next, if there is more.
     pub fn done(&mut self, out: &mut Vec<Packet>) -> Option<Nanos> {
-        out.extend(self.ring.drain(..self.batch));
-        self.handed += self.batch as u64;
+        for group in self.groups.drain(..self.batch) {
+            self.used -= group.slots;
+            self.handed += group.packets as u64;
+            out.extend(self.packets.drain(..group.packets));
+        }
+        self.in_ring -= self.batch;
         self.batch = 0;
-        (!self.ring.is_empty()).then(|| self.start())
+        while let Some(next) = self.groups.get(self.in_ring)
+            && (self.used + next.slots <= self.costs.ring || self.in_ring == 0)
+        {
+            self.used += next.slots;
+            self.in_ring += 1;
+        }
+        (self.in_ring > 0).then(|| self.start())
     }
 
-    /// Host's time for a packet on the path it has now, ns.
-    pub fn host_cost(&self) -> Nanos {
-        if self.vf { 0 } else { self.costs.host_packet }
-    }
-
-    /// When a packet that came at `at` is told of.
-    pub fn told(&self, at: Nanos) -> Nanos {
-        match self.costs.coalesce {
-            0 => at,
-            every => at.div_ceil(every) * every,
+    /// Host's time for a packet of so many bytes on the path it has now, ns.
+    pub fn host_cost(&self, bytes: u32) -> Nanos {
+        if self.vf {
+            0
+        } else {
+            self.costs.host_packet * Nanos::from(bytes.div_ceil(FRAME))
         }
     }
 
-    /// Packets in the ring.
+    /// A packet comes at `at`. When it is told of; whether nobody asked for that time yet.
+    pub fn arrives(&mut self, packet: Packet, at: Nanos) -> (Nanos, bool) {
+        let at = match self.costs.coalesce {
+            0 => at,
+            every => at.div_ceil(every) * every,
+        };
+        let with = self.untold.entry(at).or_default();
+        with.push(packet);
+        (at, with.len() == 1)
+    }
+
+    /// The interrupt of `now`.
+    pub fn told(&mut self, now: Nanos) -> Option<Nanos> {
+        let packets = self.untold.remove(&now)?;
+        self.push(packets)
+    }
+
+    /// Packets in the ring and before it.
     pub fn waiting(&self) -> usize {
-        self.ring.len()
+        self.packets.len()
     }
 }
 
@@ -175,25 +295,67 @@ mod tests {
     fn a_ring_loses_nothing_unaccounted() {
         let costs = NicCosts {
             ring: 4,
+            queue: 1,
             interrupt: 10,
             packet: 1,
             budget: 3,
             host_packet: 0,
             coalesce: 0,
+            slow: None,
+            merge: 0,
         };
         let mut nic = Nic::new(costs, 0);
         let packet = Packet {
             owner: 0,
             tag: 0,
             bytes: 64,
+            stream: true,
         };
-        assert_eq!(nic.push(packet), Some(11));
-        for _ in 0..5 {
-            assert_eq!(nic.push(packet), None);
+        assert_eq!(nic.push([packet]), Some(11));
+        for _ in 0..6 {
+            assert_eq!(nic.push([packet]), None);
         }
         let mut out = Vec::new();
         assert_eq!(nic.done(&mut out), Some(3));
+        assert_eq!(nic.done(&mut out), Some(1));
         assert_eq!(nic.done(&mut out), None);
-        assert_eq!((out.len(), nic.came, nic.dropped, nic.handed), (4, 6, 2, 4));
+        assert_eq!((out.len(), nic.came, nic.dropped, nic.handed), (5, 7, 2, 5));
+    }
+
+    #[test]
+    fn segments_of_one_interrupt_share_pages() {
+        let costs = NicCosts {
+            ring: 4,
+            queue: 0,
+            interrupt: 0,
+            packet: 1,
+            budget: 64,
+            host_packet: 10,
+            coalesce: 100,
+            slow: None,
+            merge: 65_535,
+        };
+        let mut nic = Nic::new(costs, 0);
+        let segment = Packet {
+            owner: 0,
+            tag: 0,
+            bytes: 1514,
+            stream: true,
+        };
+        assert_eq!(nic.arrives(segment, 110), (200, true));
+        for at in 120..130 {
+            assert_eq!(nic.arrives(segment, at), (200, false));
+        }
+        assert_eq!(nic.arrives(segment, 201), (300, true));
+        // Ten segments are 15,140 bytes, four pages; the eleventh finds no slot.
+        assert_eq!(nic.told(200), Some(4));
+        assert_eq!((nic.waiting(), nic.dropped), (10, 1));
+        let mut out = Vec::new();
+        assert_eq!(nic.done(&mut out), None);
+        assert_eq!(
+            (nic.told(300), nic.told(300), out.len()),
+            (Some(1), None, 10)
+        );
+        assert_eq!((nic.host_cost(1514), nic.host_cost(65_536)), (10, 440));
     }
 }

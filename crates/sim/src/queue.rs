@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use viola_policy::slices::Nanos;
+use viola_policy::slices::{FOREVER, Nanos};
 
 /// Events that are to come.
 #[derive(Debug)]
@@ -57,6 +57,11 @@ impl<E> Queue<E> {
         self.heap.push(Reverse(Entry { at, order, event }));
     }
 
+    /// When the next event is due.
+    pub fn next(&self) -> Option<Nanos> {
+        self.heap.peek().map(|Reverse(e)| e.at)
+    }
+
     /// Takes the next event out, if it is due at `until` at the latest.
     pub fn pop(&mut self, until: Nanos) -> Option<(Nanos, E)> {
         if self.heap.peek()?.0.at > until {
@@ -71,9 +76,74 @@ impl<E> Queue<E> {
     }
 }
 
+/// One time for each of a few owners: set anew as often as one likes, the earliest is found at once.
+#[derive(Debug, Default)]
+pub struct Timers {
+    /// A tree of winners: node k has the children 2k and 2k + 1, leaves begin at `leaves`.
+    at: Vec<Nanos>,
+    leaves: usize,
+    owners: usize,
+}
+
+impl Timers {
+    /// One more owner; all times are forgotten.
+    pub fn add(&mut self) {
+        let owners = self.owners + 1;
+        *self = Self {
+            leaves: owners.next_power_of_two(),
+            at: vec![FOREVER; 2 * owners.next_power_of_two()],
+            owners,
+        };
+    }
+
+    /// Sets the time of an owner; [`FOREVER`] is none.
+    pub fn set(&mut self, owner: usize, at: Nanos) {
+        let mut k = self.leaves + owner;
+        self.at[k] = at;
+        while k > 1 {
+            k /= 2;
+            let earlier = self.at[2 * k].min(self.at[2 * k + 1]);
+            if self.at[k] == earlier {
+                break;
+            }
+            self.at[k] = earlier;
+        }
+    }
+
+    /// The earliest time.
+    pub fn next(&self) -> Nanos {
+        self.at.get(1).copied().unwrap_or(FOREVER)
+    }
+
+    /// Whose it is; of several the lowest.
+    pub fn first(&self) -> usize {
+        let (at, mut k) = (self.next(), 1);
+        while k < self.leaves {
+            k = 2 * k + usize::from(self.at[2 * k] != at);
+        }
+        k - self.leaves
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_earliest_of_all_timers_is_found() {
+        let mut timers = Timers::default();
+        assert_eq!(timers.next(), FOREVER);
+        for _ in 0..5 {
+            timers.add();
+        }
+        for (owner, at) in [(0, 9), (4, 3), (2, 7), (3, 3), (1, FOREVER)] {
+            timers.set(owner, at);
+        }
+        assert_eq!((timers.next(), timers.first()), (3, 3));
+        timers.set(3, 20);
+        timers.set(4, FOREVER);
+        assert_eq!((timers.next(), timers.first()), (7, 2));
+    }
 
     #[test]
     fn events_of_one_time_come_in_the_order_they_were_put_in() {

@@ -9,6 +9,8 @@ use std::path::Path;
 
 pub use build::{Outcome, Scenario, VmOutcome};
 
+use crate::toml_text::{explain, line_of};
+
 /// Why a scenario cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
@@ -60,38 +62,6 @@ impl Scenario {
             at(span.clone(), explain(e.message(), text, span.start))
         })?;
         build::build(raw).map_err(|(span, what)| at(span, what))
-    }
-}
-
-fn line_of(text: &str, at: usize) -> usize {
-    text[..at.min(text.len())].matches('\n').count() + 1
-}
-
-/// The parser's message in one line and an operator's words, with the key in front.
-fn explain(message: &str, text: &str, at: usize) -> String {
-    let message = message.trim().replace('\n', ", ").replace('`', "");
-    for (parser, ours) in [
-        ("unknown field ", "unknown key "),
-        ("missing field ", "missing key "),
-    ] {
-        if let Some(rest) = message.strip_prefix(parser) {
-            return format!("{ours}{rest}")
-                .replace(", expected one of ", "; allowed are ")
-                .replace(", expected ", "; allowed is ");
-        }
-    }
-    let message = match message.strip_prefix("unknown variant ") {
-        Some(rest) => rest
-            .replacen(", expected one of ", " is not allowed; write one of ", 1)
-            .replacen(", expected ", " is not allowed; write ", 1),
-        None => message,
-    };
-    let before = text.get(..at).unwrap_or(text);
-    let start = before.rfind('\n').map_or(0, |k| k + 1);
-    let line = text[start..].lines().next().unwrap_or_default();
-    match line.split_once('=') {
-        Some((key, _)) if !key.contains('#') => format!("{}: {message}", key.trim()),
-        _ => message,
     }
 }
 

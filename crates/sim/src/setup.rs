@@ -10,20 +10,22 @@ use viola_policy::turbo::{RegularConfig, RegularCore, TURBO_SLOT, TurboConfig, T
 use crate::cpu::{Cpus, Hog, Pool};
 use crate::lanes::{LaneControl, LaneSetup};
 use crate::net::{Nic, NicCosts};
-use crate::sched::{Driver, Eevdf, EevdfConfig, Scheduler, Slots};
-use crate::work::GuestCosts;
-use crate::world::{Simulation, Vm, Wires, Workload, World};
+use crate::sched::{Driver, Eevdf, EevdfConfig, Scheduler, Slots, Xen, XenConfig};
+use crate::work::{GuestCosts, Lookbusy};
+use crate::world::{Help, Simulation, Vm, Wires, Workload, World};
 
 /// Who schedules the vCPUs of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Xen's credit scheduler with slices of this length: 30 ms, or uniformly short.
+    /// `policy`'s credit scheduler with slices of this length: 30 ms, or uniformly short.
     Credit {
         /// Slice, ns.
         slice: Nanos,
         /// Whether waking VMs are boosted.
         boost: bool,
     },
+    /// Xen's own credit scheduler, as the papers' hosts had it.
+    Xen(XenConfig),
     /// vSlicer as the dissertation has it, T_NLSVM in ns.
     Paper {
         /// T_NLSVM.
@@ -36,6 +38,8 @@ pub enum Policy {
     },
     /// Stock Linux.
     Eevdf,
+    /// The same with settings of its own.
+    Linux(EevdfConfig),
     /// vTurbo's two pools: regular cores, then turbo cores.
     Turbo {
         /// Slice of the regular cores, ns.
@@ -67,6 +71,7 @@ impl Policy {
                 m.set_slice(slice);
                 alone(Box::new(m), false)
             }
+            Policy::Xen(config) => Box::new(Xen::new(config)),
             Policy::Paper { slice } => alone(Box::new(Paper::new(slice)), false),
             Policy::Interleaved { batch_slice } => {
                 let config = InterleavedConfig {
@@ -76,6 +81,7 @@ impl Policy {
                 alone(Box::new(Interleaved::new(config)), true)
             }
             Policy::Eevdf => Box::new(Eevdf::new(EevdfConfig::default())),
+            Policy::Linux(config) => Box::new(Eevdf::new(config)),
             Policy::Turbo { slice, .. } => {
                 let driver = if turbo {
                     Driver::Pooled(Box::new(TurboCore::new(TurboConfig::default())))
@@ -153,6 +159,8 @@ pub struct HostSetup {
     pub decision: Nanos,
     /// VMs begin to compute at a random moment within this, ns, so that cores are not in step.
     pub phase: Nanos,
+    /// Data paths.
+    pub help: Help,
     /// VFs of the NIC, and who gets them; `None`: it has none.
     pub lanes: Option<LaneSetup>,
 }
@@ -168,11 +176,14 @@ impl Default for HostSetup {
             queue: 5 * MS,
             nic: NicCosts {
                 ring: 256,
+                queue: 0,
                 interrupt: 2 * US,
                 packet: 1_500,
                 budget: 64,
                 host_packet: US,
                 coalesce: 0,
+                slow: None,
+                merge: 0,
             },
             costs: GuestCosts {
                 call: 2 * US,
@@ -182,12 +193,26 @@ impl Default for HostSetup {
             switch: 2 * US,
             decision: 0,
             phase: 0,
+            help: Help::default(),
             lanes: None,
         }
     }
 }
 
 impl HostSetup {
+    /// Whether a VM that wants so many percent of a core cannot have them, as all that compute there share it fairly.
+    fn starved(&self, core: usize, percent: u32) -> bool {
+        let wants = |vm: &VmSetup| match vm.hog {
+            Hog::None => 0.0,
+            Hog::Busy => 100.0,
+            Hog::Lookbusy(percent) => f64::from(percent),
+            Hog::Duty { period, on } => 100.0 * on as f64 / period.max(1) as f64,
+        };
+        let on = self.vms.iter().filter(|vm| vm.core == core);
+        // With this much for each of them at most, is the core full?
+        on.map(|vm| wants(vm).min(f64::from(percent))).sum::<f64>() > 100.0
+    }
+
     /// Makes it run, with these workloads (which number VMs as this list does).
     pub fn simulation(
         &self,
@@ -232,10 +257,14 @@ impl HostSetup {
             nics.push(Nic::new(self.nic, irq));
         }
         let mut world = World::new(cpus, Wires::new(self.bits, self.queue), turbo, seed);
+        world.help = self.help;
         world.vms = vms;
         world.nics = nics;
         for (k, vm) in self.vms.iter().enumerate() {
-            if vm.hog != Hog::None {
+            if let Hog::Lookbusy(percent) = vm.hog {
+                let starved = self.starved(vm.core, percent);
+                workloads.push(Box::new(Lookbusy::new(k, percent, starved)));
+            } else if vm.hog != Hog::None {
                 let at = world.random.within(0, self.phase);
                 world.hogs.push((at, world.vms[k].app, vm.hog));
             }
@@ -247,15 +276,11 @@ impl HostSetup {
     }
 }
 
-/// lookbusy at so many percent of a core. 100 is always; its period is not stated anywhere and taken as 100 ms.
+/// lookbusy at so many percent of a core. 100 is always.
 pub fn lookbusy(percent: u64) -> Hog {
-    const PERIOD: Nanos = 100 * MS;
     match percent {
         0 => Hog::None,
         100.. => Hog::Busy,
-        _ => Hog::Duty {
-            period: PERIOD,
-            on: PERIOD / 100 * percent,
-        },
+        _ => Hog::Lookbusy(percent as u32),
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One simulated host with its peers: what ties cores, NICs and workloads together.
 
-use viola_policy::slices::Nanos;
+use viola_policy::slices::{FOREVER, Nanos};
 
 use crate::cpu::{Cpus, Done, Hog, Level};
 use crate::net::{Nic, Packet, Server, wire_time};
@@ -13,10 +13,6 @@ const EXCHANGE: Nanos = 1_000_000;
 
 #[derive(Debug)]
 enum Event {
-    Core {
-        core: usize,
-        stamp: u64,
-    },
     Period {
         vcpu: usize,
         every: Nanos,
@@ -27,10 +23,14 @@ enum Event {
         vcpu: usize,
         hog: Hog,
     },
-    /// A packet comes to a VM's ring.
+    /// A packet comes to a VM's ring, from another one here.
     Ring {
         vm: usize,
         packet: Packet,
+    },
+    /// The NIC tells of packets for a VM.
+    Told {
+        vm: usize,
     },
     /// A packet that a VM sent comes to its peer.
     Peer {
@@ -75,11 +75,22 @@ impl Wires {
     pub fn new(bits: u64, queue: Nanos) -> Self {
         Self {
             bits,
-            inward: Server::new(queue),
+            // A sender's queue is as long, and streams look before they send.
+            inward: Server::new(queue.max(2 * Self::sender_queue(bits))),
             outward: Server::new(queue),
             host_in: Server::new(queue),
             host_out: Server::new(queue),
         }
+    }
+
+    /// Time that a sender's own queue takes at most: 1,000 packets (txqueuelen).
+    fn sender_queue(bits: u64) -> Nanos {
+        wire_time(1_000 * 1_538, bits)
+    }
+
+    /// Whether a sender's own queue is full: its kernel tells a stream so, and nothing is lost.
+    pub fn sender_full(&self, now: Nanos) -> bool {
+        self.inward.backlog(now) >= Self::sender_queue(self.bits)
     }
 
     /// Packets dropped before a ring.
@@ -89,6 +100,15 @@ impl Wires {
             .map(|s| s.dropped)
             .sum()
     }
+}
+
+/// Data paths that the host has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Help {
+    /// Blocks are read past DataNodes.
+    pub vread: bool,
+    /// Files are sent by the host.
+    pub vpipe: bool,
 }
 
 /// A simulated host. Workloads act through it.
@@ -103,6 +123,8 @@ pub struct World {
     pub nics: Vec<Nic>,
     /// Wires.
     pub wires: Wires,
+    /// Data paths.
+    pub help: Help,
     /// For everything random.
     pub random: Random,
     /// What vCPUs compute, and from when on.
@@ -138,6 +160,7 @@ impl World {
             vms: Vec::new(),
             nics: Vec::new(),
             wires,
+            help: Help::default(),
             random: Random::new(seed),
             hogs: Vec::new(),
             queue: Queue::default(),
@@ -157,7 +180,6 @@ impl World {
     pub fn work(&mut self, vcpu: usize, level: Level, cost: Nanos, owner: usize, tag: u64) {
         self.cpus
             .submit(self.now, vcpu, level, cost, Done { owner, tag });
-        self.set_timers();
     }
 
     /// What a vCPU computes besides, from now on.
@@ -170,7 +192,6 @@ impl World {
             self.queue
                 .push(self.now + first, Event::Period { vcpu, every });
         }
-        self.set_timers();
     }
 
     /// A peer `delay` ns away sends a packet to a VM. It may be lost on the way.
@@ -180,55 +201,57 @@ impl World {
             return;
         };
         // The delay is put behind the queues, so that they are asked in order of time.
-        let cost = self.nics[vm].host_cost();
+        let cost = self.nics[vm].host_cost(packet.bytes);
         let through = if cost == 0 {
             Some(at)
         } else {
             self.wires.host_in.serve(at, cost)
         };
         if let Some(at) = through {
-            let at = self.nics[vm].told(at + delay);
-            self.queue.push(at, Event::Ring { vm, packet });
+            let (at, first) = self.nics[vm].arrives(packet, at + delay);
+            if first {
+                self.queue.push(at, Event::Told { vm });
+            }
         }
     }
 
-    /// A VM sends a packet to its peer, `delay` ns away. The guest's own time for it is the workload's business.
-    pub fn send_out(&mut self, vm: usize, packet: Packet, delay: Nanos) {
+    /// A VM sends a packet to its peer, `delay` ns away. The guest's own time for it is the workload's business. Whether it
+    /// goes: a queue may be full.
+    pub fn send_out(&mut self, vm: usize, packet: Packet, delay: Nanos) -> bool {
         let nic = &mut self.nics[vm];
         nic.sent += 1;
-        let cost = nic.host_cost();
+        let cost = nic.host_cost(packet.bytes);
         let through = if cost == 0 {
             Some(self.now)
         } else {
             self.wires.host_out.serve(self.now, cost)
         };
-        let Some(at) = through else {
-            return;
-        };
         let time = wire_time(u64::from(packet.bytes), self.wires.bits);
-        if let Some(at) = self.wires.outward.serve(at, time) {
+        let goes = through.and_then(|at| self.wires.outward.serve(at, time));
+        if let Some(at) = goes {
             self.queue.push(at + delay, Event::Peer { packet });
         }
+        goes.is_some()
     }
 
     /// A VM sends to another one of this host: the host's work twice, no wire.
     pub fn send_across(&mut self, to: usize, packet: Packet) {
-        let cost = 2 * self.nics[to].costs.host_packet;
+        let cost = 2 * self.nics[to].host_cost(packet.bytes);
         if let Some(at) = self.wires.host_out.serve(self.now, cost) {
             self.queue.push(at, Event::Ring { vm: to, packet });
+        }
+    }
+
+    fn softirq(&mut self, vm: usize, cost: Option<Nanos>) {
+        if let Some(cost) = cost {
+            let vcpu = self.nics[vm].vcpu;
+            self.work(vcpu, Level::Irq, cost, NICS, vm as u64);
         }
     }
 
     /// Events handled so far.
     pub fn handled(&self) -> u64 {
         self.handled
-    }
-
-    fn set_timers(&mut self) {
-        for t in self.cpus.timers.drain(..) {
-            let (core, stamp) = (t.core, t.stamp);
-            self.queue.push(t.at, Event::Core { core, stamp });
-        }
     }
 }
 
@@ -274,13 +297,23 @@ impl Simulation {
             if world.pools {
                 world.queue.push(EXCHANGE, Event::Exchange);
             }
-            world.set_timers();
         }
-        while let Some((at, event)) = world.queue.pop(end) {
+        loop {
+            // Of the same time what comes from elsewhere is first.
+            let timer = world.cpus.timers.next();
+            let at = world.queue.next().unwrap_or(FOREVER).min(timer);
+            if at > end || at == FOREVER {
+                break;
+            }
             world.now = at;
             world.handled += 1;
+            let Some((_, event)) = world.queue.pop(at) else {
+                let core = world.cpus.timers.first();
+                world.cpus.timer(at, core);
+                finish(world, workloads);
+                continue;
+            };
             match event {
-                Event::Core { core, stamp } => world.cpus.timer(at, core, stamp),
                 Event::Period { vcpu, every } => {
                     world.cpus.new_period(at, vcpu);
                     world.queue.push(at + every, Event::Period { vcpu, every });
@@ -291,37 +324,40 @@ impl Simulation {
                     world.queue.push(at + EXCHANGE, Event::Exchange);
                 }
                 Event::Ring { vm, packet } => {
-                    if let Some(cost) = world.nics[vm].push(packet) {
-                        let vcpu = world.nics[vm].vcpu;
-                        world.work(vcpu, Level::Irq, cost, NICS, vm as u64);
-                    }
+                    let cost = world.nics[vm].push([packet]);
+                    world.softirq(vm, cost);
+                }
+                Event::Told { vm } => {
+                    let cost = world.nics[vm].told(at);
+                    world.softirq(vm, cost);
                 }
                 Event::Peer { packet } => workloads[packet.owner].at_peer(world, packet),
                 Event::Call { owner, tag } => workloads[owner].call(world, tag),
             }
-            while let Some(Done { owner, tag }) = world.cpus.done.pop_front() {
-                if owner == NICS {
-                    softirq(world, workloads, tag as usize);
-                } else {
-                    workloads[owner].done(world, tag);
-                }
-            }
-            world.cpus.conclude(at);
-            world.set_timers();
+            finish(world, workloads);
         }
         world.now = end;
         world.cpus.settle(end);
-        world.set_timers();
     }
+}
+
+/// What was done in an event is told, and cores whose timers went off go on.
+fn finish(world: &mut World, workloads: &mut [Box<dyn Workload + Send>]) {
+    while let Some(Done { owner, tag }) = world.cpus.done.pop_front() {
+        if owner == NICS {
+            softirq(world, workloads, tag as usize);
+        } else {
+            workloads[owner].done(world, tag);
+        }
+    }
+    world.cpus.conclude(world.now);
 }
 
 /// The softirq work of a VM's NIC is done.
 fn softirq(world: &mut World, workloads: &mut [Box<dyn Workload + Send>], vm: usize) {
     let mut batch = std::mem::take(&mut world.batch);
-    if let Some(cost) = world.nics[vm].done(&mut batch) {
-        let vcpu = world.nics[vm].vcpu;
-        world.work(vcpu, Level::Irq, cost, NICS, vm as u64);
-    }
+    let cost = world.nics[vm].done(&mut batch);
+    world.softirq(vm, cost);
     for packet in batch.drain(..) {
         workloads[packet.owner].received(world, vm, packet);
     }

@@ -6,6 +6,7 @@ use viola_policy::slices::model::Round;
 use viola_policy::slices::{Class, MS, Nanos, US};
 use viola_sim::cpu::{Hog, Level};
 use viola_sim::net::{NicCosts, Packet};
+use viola_sim::sched::XenConfig;
 use viola_sim::setup::{HostSetup, Policy, VmSetup};
 use viola_sim::work::{GuestCosts, Ping};
 use viola_sim::world::{Workload, World};
@@ -24,11 +25,14 @@ fn host(policy: Policy, vms: Vec<VmSetup>) -> HostSetup {
         bits: u64::MAX / 16_000_000_000,
         nic: NicCosts {
             ring: 100_000,
+            queue: 0,
             interrupt: 0,
             packet: 0,
             budget: 64,
             host_packet: 0,
             coalesce: 0,
+            slow: None,
+            merge: 0,
         },
         costs: FREE,
         switch: 0,
@@ -79,6 +83,23 @@ fn the_credit_scheduler_lets_one_of_four_wait_90_ms() {
         let part = (vms - 1) as f64 / vms as f64;
         near(max, worst, 0.02);
         near(mean, part * worst / 2.0, 0.06);
+    }
+}
+
+/// So does Xen's own, where the VMs share one core of several.
+#[test]
+fn xens_own_scheduler_takes_turns() {
+    for (vms, by_tick) in [(2, true), (3, true), (2, false), (3, false), (4, false)] {
+        let xen = Policy::Xen(XenConfig {
+            slice: 30 * MS,
+            cores: 4,
+            by_tick,
+            domain_0: false,
+        });
+        let (mean, max) = ping(&round(xen, 0, vms, MS));
+        let worst = 30.0 * (vms - 1) as f64;
+        near(max, worst, 0.02);
+        near(mean, (vms - 1) as f64 / vms as f64 * worst / 2.0, 0.06);
     }
 }
 
@@ -180,18 +201,10 @@ fn the_pools_consume_what_table_1_says() {
         ([100, 100], [15, 55], [(0.7, 0.15), (0.3, 0.55)]),
         ([100, 50], [0, 50], [(0.75, 0.0), (0.25, 0.5)]),
     ];
-    let hog = |percent: u64, period: Nanos| match percent {
-        0 => Hog::None,
-        100 => Hog::Busy,
-        _ => Hog::Duty {
-            period,
-            on: period / 100 * percent,
-        },
-    };
     for (regular, turbo, expected) in cases {
         let vms = regular
             .map(|r| VmSetup {
-                hog: hog(r, 300 * MS),
+                hog: Hog::percent(r, 300 * MS),
                 ..VmSetup::default()
             })
             .to_vec();
@@ -202,7 +215,7 @@ fn the_pools_consume_what_table_1_says() {
         let mut sim = setup.simulation(Vec::new(), 5);
         for (k, &t) in turbo.iter().enumerate() {
             let irq = sim.world.vms[k].irq;
-            sim.world.hogs.push((0, irq, hog(t, 5 * MS)));
+            sim.world.hogs.push((0, irq, Hog::percent(t, 5 * MS)));
         }
         let time = 20_000 * MS;
         sim.run(time);

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use viola_host::CpuSet;
 use viola_proto::ClassSetting;
+use viola_sim::toml_text::{explain, line_of};
 
 use crate::quantities::{self, BadQuantity};
 
@@ -451,42 +452,6 @@ impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Text<F> {
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
         (self.1)(text).map_err(de::Error::custom)
-    }
-}
-
-fn line_of(text: &str, at: usize) -> usize {
-    1 + text.bytes().take(at).filter(|&b| b == b'\n').count()
-}
-
-/// Puts the parser's message into an operator's words, with the key in front.
-fn explain(message: &str, text: &str, at: usize) -> String {
-    let message = message.trim().replace('\n', ", ").replace('`', "");
-    for (parser, ours) in [
-        ("unknown field ", "unknown key "),
-        ("missing field ", "missing key "),
-    ] {
-        if let Some(rest) = message.strip_prefix(parser) {
-            return format!("{ours}{rest}")
-                .replace(", expected one of ", "; allowed are ")
-                .replace(", expected ", "; allowed is ");
-        }
-    }
-    let message = match message.strip_prefix("unknown variant ") {
-        Some(rest) => rest
-            .replacen(", expected one of ", " is not allowed; write one of ", 1)
-            .replacen(", expected ", " is not allowed; write ", 1),
-        None => message,
-    };
-    let start = text
-        .get(..at)
-        .and_then(|t| t.rfind('\n'))
-        .map_or(0, |n| n + 1);
-    let line = text[start..].lines().next().unwrap_or_default();
-    match line.split_once('=') {
-        Some((key, _)) if !key.trim().is_empty() && !key.contains('#') => {
-            format!("{}: {message}", key.trim())
-        }
-        _ => message,
     }
 }
 

@@ -39,7 +39,7 @@ mod queues;
 
 pub use classify::Kind;
 pub use decide::{Action, Decision, Lanes, Standing, Why};
-pub use measure::{CpuTime, Samples, Traffic, di2};
+pub use measure::{CpuTime, Samples, TABLE_2, Traffic, di2};
 
 use crate::slices::{MS, Nanos};
 

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use viola_policy::slices::{MS, Nanos, US};
 
 use crate::net::NicCosts;
-use crate::setup::HostSetup;
+use crate::sched::XenConfig;
+use crate::setup::{HostSetup, Policy};
 use crate::work::GuestCosts;
 
 /// One constant.
@@ -93,17 +94,30 @@ impl Bed {
         }
     }
 
+    /// The credit scheduler of this bed's Xen.
+    pub fn xen(&self, slice: Nanos) -> Policy {
+        Policy::Xen(XenConfig {
+            slice,
+            cores: self.get("host_cores") as u32,
+            by_tick: self.get("debit_by_tick") > 0.0,
+            domain_0: true,
+        })
+    }
+
     /// A host of this bed without VMs.
     pub fn host(&self) -> HostSetup {
         HostSetup {
             bits: (self.get("nic_mbit") * 1e6) as u64,
             nic: NicCosts {
                 ring: self.get("ring") as usize,
+                queue: self.get("ring_queue") as usize,
                 interrupt: self.get("interrupt_ns") as Nanos,
                 packet: self.get("packet_ns") as Nanos,
                 budget: 64,
                 host_packet: self.get("host_packet_ns") as Nanos,
                 coalesce: self.us("coalesce_us"),
+                slow: None,
+                merge: self.get("merge_bytes") as u32,
             },
             costs: self.costs(),
             switch: self.get("switch_ns") as Nanos,

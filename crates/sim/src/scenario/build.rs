@@ -12,7 +12,9 @@ use viola_policy::lanes::Config as LaneConfig;
 
 use super::file::{self, File, Scheduler, Vm, Work};
 use crate::setup::{HostSetup, Policy, VmSetup, lookbusy};
-use crate::work::{Disk, GuestCosts, Http, Media, Ping, Read, Side, Tcp, TcpConfig, Udp, Write};
+use crate::work::{
+    Blocks, Disk, Files, GuestCosts, Http, Media, Ping, Read, Side, Tcp, TcpConfig, Udp, Write,
+};
 use crate::world::{Simulation, Workload};
 
 type Fault = (Range<usize>, String);
@@ -81,6 +83,11 @@ impl Scenario {
         sim
     }
 
+    /// What kinds of work its VMs do.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.work.iter().map(|(_, kind, _)| *kind)
+    }
+
     fn outcome(&self, sim: &Simulation) -> Outcome {
         let time = self.time.max(1) as f64;
         let vm = |(k, name): (usize, &String)| {
@@ -139,7 +146,7 @@ fn checked<T: Copy + PartialOrd + std::fmt::Display>(
 pub(super) fn build(file: File) -> Result<Scenario, Fault> {
     let seconds = checked(&Some(file.seconds), "seconds", 1.0, (1e-6, 1e6))?;
     let mut host = host(&file.host)?;
-    let (mut names, mut work) = (Vec::new(), Vec::new());
+    let (mut names, mut asked) = (Vec::new(), Vec::new());
     for vm in &file.vm {
         let count = checked(&vm.get_ref().count, "count", 1, (1, 4096))?;
         for k in 0..count {
@@ -153,11 +160,13 @@ pub(super) fn build(file: File) -> Result<Scenario, Fault> {
             } else {
                 format!("{name}{}", if of.name.is_some() { k } else { index })
             });
-            for one in &of.work {
-                let (kind, maker) = maker(one, index, host.costs)?;
-                work.push((index, kind, maker));
-            }
+            asked.extend(of.work.iter().map(|one| (index, one)));
         }
+    }
+    let mut work = Vec::new();
+    for (index, one) in asked {
+        let (kind, maker) = maker(one, index, &names, host.costs)?;
+        work.push((index, kind, maker));
     }
     for core in 0..host.cores {
         let on = host.vms.iter().filter(|vm| vm.core == core).count();
@@ -295,7 +304,12 @@ fn bounds(value: Option<[f64; 2]>) -> (Nanos, Nanos) {
     value.map_or((50 * US, 50 * US), |[a, b]| (ms(a), ms(b.max(a))))
 }
 
-fn maker(of: &Spanned<Work>, vm: usize, costs: GuestCosts) -> Result<(&'static str, Maker), Fault> {
+fn maker(
+    of: &Spanned<Work>,
+    vm: usize,
+    names: &[String],
+    costs: GuestCosts,
+) -> Result<(&'static str, Maker), Fault> {
     let positive = |value: f64, key: &str| {
         if value > 0.0 && value.is_finite() {
             Ok(value)
@@ -310,7 +324,40 @@ fn maker(of: &Spanned<Work>, vm: usize, costs: GuestCosts) -> Result<(&'static s
         submit: 5 * US,
         complete: 10 * US,
     };
+    // A disk's speed, where one is given.
+    let speed = |mb: Option<f64>| {
+        mb.map(|mb| positive(mb, "mb_per_s").map(|mb| mb * 1e6))
+            .transpose()
+    };
     Ok(match *of.get_ref() {
+        Work::Files {
+            kb,
+            connections,
+            mb_per_s,
+        } => {
+            let bytes = (positive(kb as f64, "kb")? as u64) << 10;
+            let (disk, connections) = (speed(mb_per_s)?, connections.unwrap_or(1));
+            let make = move || -> Box<dyn Workload + Send> {
+                Box::new(Files::new(vm, bytes, connections, disk, costs))
+            };
+            ("files", Box::new(make))
+        }
+        Work::Blocks {
+            ref from,
+            kb,
+            mb_per_s,
+        } => {
+            let Some(node) = names.iter().position(|n| n == from).filter(|&n| n != vm) else {
+                let what = format!("from: there is no other VM named {from}");
+                return Err((of.span(), what));
+            };
+            let bytes = (positive(kb.unwrap_or(1024) as f64, "kb")? as u64) << 10;
+            let disk = speed(mb_per_s)?;
+            let make = move || -> Box<dyn Workload + Send> {
+                Box::new(Blocks::new(vm, node, bytes, disk, costs))
+            };
+            ("blocks", Box::new(make))
+        }
         Work::Ping {
             pause_ms,
             delay_ms,

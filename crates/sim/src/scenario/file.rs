@@ -136,4 +136,14 @@ pub(super) enum Work {
         request_kb: Option<u64>,
         depth: Option<u64>,
     },
+    Files {
+        kb: u64,
+        connections: Option<u64>,
+        mb_per_s: Option<f64>,
+    },
+    Blocks {
+        from: String,
+        kb: Option<u64>,
+        mb_per_s: Option<f64>,
+    },
 }

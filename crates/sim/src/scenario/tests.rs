@@ -103,6 +103,16 @@ fn bad_input_is_named_in_one_sentence_with_file_line_and_key() {
             "kind = \"udp\"\nmbit = 0.0",
             "mbit: 0 is not more than 0",
         ),
+        (
+            "kind = \"ping\"",
+            "kind = \"blocks\"\nfrom = \"web\"",
+            "from: there is no other VM named web",
+        ),
+        (
+            "kind = \"ping\"",
+            "kind = \"files\"\nkb = 0",
+            "kb: 0 is not more than 0",
+        ),
         ("[host]", "[hots]", "x.toml:"),
     ];
     for (from, to, said) in cases {

@@ -18,6 +18,11 @@ pub struct Config {
     pub slice: Nanos,
     /// Time between two ticks: 4 ms at HZ 250.
     pub tick: Nanos,
+    /// A packet for a VM that waits wakes a thread of it, as with UML guests, whose kernel is one thread and their
+    /// processes others.
+    pub packets_wake: bool,
+    /// Each VM that wants to run has such a thread woken so often, by the timer of its own kernel; 0: none has.
+    pub own_tick: Nanos,
 }
 
 impl Default for Config {
@@ -25,6 +30,8 @@ impl Default for Config {
         Self {
             slice: 1_400 * US,
             tick: 4 * MS,
+            packets_wake: false,
+            own_tick: 0,
         }
     }
 }
@@ -38,6 +45,8 @@ struct Task {
     /// Of one that sleeps: how far its vruntime was behind the mean.
     lag: f64,
     queued: bool,
+    /// A packet waited for it already.
+    io: bool,
 }
 
 /// EEVDF on one core.
@@ -49,6 +58,7 @@ pub struct Eevdf {
     /// Virtual run time until which the current one is protected.
     protected: f64,
     next_tick: Nanos,
+    next_own: Nanos,
     resched: bool,
 }
 
@@ -61,6 +71,7 @@ impl Eevdf {
             current: None,
             protected: 0.0,
             next_tick: 0,
+            next_own: 0,
             resched: true,
         }
     }
@@ -131,6 +142,7 @@ impl Scheduler for Eevdf {
             deadline: self.config.slice as f64,
             lag: 0.0,
             queued: false,
+            io: false,
         };
         self.tasks.resize(vcpus.len(), task);
         for (task, vcpu) in self.tasks.iter_mut().zip(vcpus) {
@@ -161,6 +173,15 @@ impl Scheduler for Eevdf {
                 self.place(i);
                 woke = true;
             }
+            woke |= self.config.packets_wake && view.io && !self.tasks[i].io;
+            self.tasks[i].io = view.io;
+        }
+        let queued = self.queued().count();
+        if self.config.own_tick > 0 {
+            // Theirs are spread over their period.
+            let every = (self.config.own_tick / queued.max(1) as u64).max(1);
+            woke |= now >= self.next_own;
+            self.next_own = (now / every + 1) * every;
         }
         let at_tick = now >= self.next_tick;
         if at_tick {
@@ -178,10 +199,17 @@ impl Scheduler for Eevdf {
             self.protected = self.current.map_or(0.0, |i| self.tasks[i].deadline);
             self.resched = false;
         }
-        let alone = self.queued().count() < 2;
+        let mut until = self.next_tick;
+        if self.config.own_tick > 0 {
+            until = until.min(self.next_own);
+        }
         Pick {
             who: self.current,
-            until: if alone { FOREVER } else { self.next_tick },
+            until: if queued < 2 { FOREVER } else { until },
         }
+    }
+
+    fn hears_io(&self) -> bool {
+        self.config.packets_wake
     }
 }

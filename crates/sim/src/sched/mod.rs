@@ -3,9 +3,11 @@
 
 mod eevdf;
 mod machine;
+mod xen;
 
 pub use eevdf::{Config as EevdfConfig, Eevdf};
 pub use machine::{Driver, Slots};
+pub use xen::{Config as XenConfig, Xen};
 
 use viola_policy::slices::{Nanos, Params};
 use viola_policy::turbo::Elsewhere;

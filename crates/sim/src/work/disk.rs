@@ -23,6 +23,27 @@ pub struct Disk {
     pub complete: Nanos,
 }
 
+/// Time that a disk of `rate` bytes per second takes for so many bytes.
+pub(super) fn read_time(bytes: u64, rate: f64) -> Nanos {
+    (bytes as f64 * 1e9 / rate.max(1.0)) as Nanos
+}
+
+impl Disk {
+    /// A request was submitted: asks `owner` to be called when it is served.
+    fn serve(&self, world: &mut World, server: &mut Server, owner: usize) {
+        let time = read_time(self.request, self.rate);
+        if let Some(at) = server.serve(world.now, time) {
+            world.call(at, owner, 0);
+        }
+    }
+
+    /// A request was served: the guest completes it.
+    fn served(&self, world: &mut World, vm: usize, owner: usize) {
+        let vcpu = world.vms[vm].irq;
+        world.work(vcpu, Level::Irq, self.complete, owner, COMPLETED);
+    }
+}
+
 const SUBMITTED: u64 = 0;
 const COMPLETED: u64 = 1;
 const COPIED: u64 = 2;
@@ -93,18 +114,12 @@ impl Workload for Write {
     }
 
     fn call(&mut self, world: &mut World, _tag: u64) {
-        let vcpu = world.vms[self.vm].irq;
-        world.work(vcpu, Level::Irq, self.disk.complete, self.owner, COMPLETED);
+        self.disk.served(world, self.vm, self.owner);
     }
 
     fn done(&mut self, world: &mut World, tag: u64) {
         match tag {
-            SUBMITTED => {
-                let time = self.disk.request as f64 * 1e9 / self.disk.rate;
-                if let Some(at) = self.server.serve(world.now, time as Nanos) {
-                    world.call(at, self.owner, 0);
-                }
-            }
+            SUBMITTED => self.disk.serve(world, &mut self.server, self.owner),
             COMPLETED => {
                 self.under_way -= 1;
                 self.flushed += self.disk.request;
@@ -188,18 +203,12 @@ impl Workload for Read {
     }
 
     fn call(&mut self, world: &mut World, _tag: u64) {
-        let vcpu = world.vms[self.vm].irq;
-        world.work(vcpu, Level::Irq, self.disk.complete, self.owner, COMPLETED);
+        self.disk.served(world, self.vm, self.owner);
     }
 
     fn done(&mut self, world: &mut World, tag: u64) {
         match tag {
-            SUBMITTED => {
-                let time = self.disk.request as f64 * 1e9 / self.disk.rate;
-                if let Some(at) = self.server.serve(world.now, time as Nanos) {
-                    world.call(at, self.owner, 0);
-                }
-            }
+            SUBMITTED => self.disk.serve(world, &mut self.server, self.owner),
             COMPLETED => {
                 self.under_way -= 1;
                 self.ready += 1;

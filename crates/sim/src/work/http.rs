@@ -95,6 +95,7 @@ impl Http {
             owner: self.owner,
             tag: id << 3 | what,
             bytes,
+            stream: false,
         };
         world.send_in(self.vm, packet, delay);
     }
@@ -105,6 +106,7 @@ impl Http {
             owner: self.owner,
             tag: id << 3 | what,
             bytes,
+            stream: false,
         };
         world.send_out(self.vm, packet, delay);
     }
@@ -235,7 +237,6 @@ impl Workload for Http {
             (GET, Stage::Asked) => {
                 open.parts += 1;
                 let (done, asked) = (open.parts >= parts, open.asked);
-                let second = open.parts.is_multiple_of(2);
                 if done {
                     open.stage = Stage::Served;
                     self.answered += 1;
@@ -244,7 +245,8 @@ impl Workload for Http {
                     // Both ends close.
                     self.send(world, id, ACK, 66);
                     self.send(world, id, ACK, 66);
-                } else if second {
+                } else {
+                    // Linux acknowledges each of a connection's first segments.
                     self.send(world, id, ACK, 66);
                 }
             }

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What VMs do: the benchmarks of the papers, and what operators' VMs do, as models.
 
+mod blocks;
 mod disk;
+mod files;
 mod http;
+mod lookbusy;
 mod mpi;
 mod ping;
 mod stream;
 mod tcp;
 mod udp;
 
+pub use blocks::Blocks;
 pub use disk::{Disk, Read, Write};
+pub use files::Files;
 pub use http::Http;
+pub use lookbusy::Lookbusy;
 pub use mpi::{Mpi, Pattern};
 pub use ping::Ping;
 pub use stream::{Media, Side};

@@ -2,7 +2,9 @@
 //! Processes that compute in step (Intel MPI benchmarks): in each round every one sends to some of the others and waits
 //! for what they send. Processes that poll while they wait are VMs that compute besides (`Hog::Busy`).
 
-use viola_policy::slices::Nanos;
+use std::collections::{BTreeMap, BTreeSet};
+
+use viola_policy::slices::{MS, Nanos};
 
 use super::GuestCosts;
 use crate::cpu::Level;
@@ -36,6 +38,11 @@ pub struct Mpi {
     owner: usize,
     rounds: u64,
     ranks: Vec<Rank>,
+    /// Parts on their way that were not answered, with how often they were sent again.
+    unanswered: BTreeMap<u64, u32>,
+    /// Parts of the last rounds that came.
+    taken: BTreeSet<u64>,
+    retries: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -58,6 +65,9 @@ struct Mark {
     part: u64,
     kind: u64,
 }
+
+/// Linux's shortest retransmission timeout.
+const RTO: Nanos = 200 * MS;
 
 const DATA: u64 = 0;
 const READ: u64 = 1;
@@ -106,6 +116,9 @@ impl Mpi {
             owner: 0,
             rounds: 0,
             ranks,
+            unanswered: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            retries: 0,
         }
     }
 
@@ -159,6 +172,7 @@ impl Mpi {
             owner: self.owner,
             tag,
             bytes: u32::try_from(bytes + 90).unwrap_or(u32::MAX),
+            stream: false,
         };
         let ((_, a), (vm, b)) = (self.vms[from], self.vms[to]);
         if a == b {
@@ -193,10 +207,27 @@ impl Workload for Mpi {
         }
     }
 
+    /// A part, or its answer, was lost: TCP sends it again.
+    fn call(&mut self, world: &mut World, tag: u64) {
+        let Some(tries) = self.unanswered.get_mut(&tag) else {
+            return;
+        };
+        *tries += 1;
+        let wait = RTO << (*tries).min(6);
+        self.retries += 1;
+        let mark = Mark::of(tag);
+        self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part));
+        world.call(world.now + wait, self.owner, tag);
+    }
+
     fn done(&mut self, world: &mut World, tag: u64) {
         let mark = Mark::of(tag);
         match mark.kind {
-            DATA => self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part)),
+            DATA => {
+                self.unanswered.insert(tag, 0);
+                self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part));
+                world.call(world.now + RTO, self.owner, tag);
+            }
             _ => {
                 // Read: the window opens, and the message may be whole.
                 self.carry(
@@ -221,9 +252,24 @@ impl Workload for Mpi {
     fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
         let mark = Mark::of(packet.tag);
         if mark.kind == DATA {
+            if !self.taken.insert(packet.tag) {
+                // Sent again for want of the answer, which is repeated.
+                let answer = Mark {
+                    kind: ANSWER,
+                    ..mark
+                };
+                self.carry(world, mark.to, mark.from, answer.pack(), 0);
+                return;
+            }
             let cost = self.costs.copying(self.bytes(mark.part));
             let tag = Mark { kind: READ, ..mark }.pack();
             world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
+        } else if self
+            .unanswered
+            .remove(&Mark { kind: DATA, ..mark }.pack())
+            .is_none()
+        {
+            // An answer that was repeated.
         } else if mark.part + 1 < self.parts() {
             let part = mark.part + 1;
             self.begin_part(world, Mark { part, ..mark });
@@ -238,6 +284,7 @@ impl Workload for Mpi {
         vec![
             ("round ms".into(), time),
             ("rounds".into(), self.rounds as f64),
+            ("sent again".into(), self.retries as f64),
         ]
     }
 }

@@ -64,6 +64,7 @@ impl Ping {
             owner: self.owner,
             tag: number,
             bytes: self.bytes,
+            stream: false,
         };
         world.send_out(self.vm, packet, self.delay);
     }
@@ -84,6 +85,7 @@ impl Workload for Ping {
                 owner: self.owner,
                 tag: if self.waits { self.number } else { world.now },
                 bytes: self.bytes,
+                stream: false,
             };
             world.send_in(self.vm, packet, self.delay);
             if self.waits {

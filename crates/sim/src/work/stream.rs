@@ -17,6 +17,9 @@ pub enum Side {
     Down,
 }
 
+/// Mark of what came back.
+const ECHO: u64 = 1 << 63;
+
 /// One direction of a call, of `lines` at once.
 #[derive(Debug)]
 pub struct Media {
@@ -36,12 +39,15 @@ pub struct Media {
     pub process: Nanos,
     /// A packet that comes so much later than the quickest is discarded.
     pub playout: Nanos,
+    /// The peer sends each packet back, and the VM's process takes its time from when it was due ([`Side::Down`]).
+    pub echo: bool,
     /// Guest's costs.
     pub costs: GuestCosts,
     owner: usize,
     /// By line.
     jitter: Vec<Jitter>,
     transit: Times,
+    trips: Times,
     least: Nanos,
     sent: u64,
     came: u64,
@@ -60,10 +66,12 @@ impl Media {
             delay,
             process: 20_000,
             playout: 150_000_000,
+            echo: false,
             costs,
             owner: 0,
             jitter: Vec::new(),
             transit: Times::default(),
+            trips: Times::default(),
             least: Nanos::MAX,
             sent: 0,
             came: 0,
@@ -105,7 +113,16 @@ impl Workload for Media {
             Side::Up => {
                 let delay = self.delay(world);
                 let (owner, bytes) = (self.owner, self.bytes);
-                world.send_in(self.vm, Packet { owner, tag, bytes }, delay);
+                world.send_in(
+                    self.vm,
+                    Packet {
+                        owner,
+                        tag,
+                        bytes,
+                        stream: false,
+                    },
+                    delay,
+                );
             }
             Side::Down => {
                 let cost = self.process + self.costs.send;
@@ -117,22 +134,44 @@ impl Workload for Media {
 
     fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
         let cost = self.process + self.costs.call;
-        world.work(world.vms[vm].app, Level::App, cost, self.owner, packet.tag);
+        let tag = match self.side {
+            Side::Up => packet.tag,
+            Side::Down => packet.tag | ECHO,
+        };
+        world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
     }
 
     fn done(&mut self, world: &mut World, tag: u64) {
+        if tag & ECHO != 0 {
+            let due = (tag & !ECHO) / self.lines;
+            self.trips.push(world.now - due);
+            return;
+        }
         match self.side {
             Side::Up => self.came(world, tag),
             Side::Down => {
                 let delay = self.delay(world);
                 let (owner, bytes) = (self.owner, self.bytes);
-                world.send_out(self.vm, Packet { owner, tag, bytes }, delay);
+                world.send_out(
+                    self.vm,
+                    Packet {
+                        owner,
+                        tag,
+                        bytes,
+                        stream: false,
+                    },
+                    delay,
+                );
             }
         }
     }
 
     fn at_peer(&mut self, world: &mut World, packet: Packet) {
         self.came(world, packet.tag);
+        if self.echo {
+            let delay = self.delay(world);
+            world.send_in(self.vm, packet, delay);
+        }
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
@@ -145,6 +184,7 @@ impl Workload for Media {
         vec![
             ("jitter ms".into(), jitter),
             ("transit mean ms".into(), self.transit.mean_ms()),
+            ("trip mean ms".into(), self.trips.mean_ms()),
             ("lost %".into(), 100.0 * lost / self.sent.max(1) as f64),
             (
                 "discarded %".into(),

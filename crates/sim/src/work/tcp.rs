@@ -107,6 +107,8 @@ struct Receiver {
     backlog: VecDeque<(u64, Nanos)>,
     /// Expected by the early acknowledgement (bl.nxt), while it is on.
     early_next: Option<u64>,
+    /// Acknowledged early: all below.
+    early_acked: u64,
     reading: u64,
     read: u64,
     unacked: u32,
@@ -173,12 +175,23 @@ impl Tcp {
             owner: self.owner,
             tag: segment,
             bytes: self.config.segment + 90,
+            stream: true,
         };
         world.send_in(self.vm, packet, self.config.delay);
     }
 
     fn send(&mut self, world: &mut World) {
         while (self.sender.pipe() as f64) < self.sender.cwnd.max(1.0) {
+            if world.wires.sender_full(world.now) {
+                // As after a loss, but without one (tcp_enter_cwr); what comes back starts the next.
+                let s = &mut self.sender;
+                if s.recover.is_none() {
+                    s.recover = Some(s.next);
+                    s.ssthresh = (s.cwnd * self.config.beta).max(2.0);
+                    s.cwnd = s.ssthresh;
+                }
+                break;
+            }
             if let Some(segment) = self.sender.lost.pop_first() {
                 self.sender.retransmitted += 1;
                 self.transmit(world, segment);
@@ -295,6 +308,7 @@ impl Tcp {
             owner: self.owner,
             tag: self.acks_before + self.acks.len() as u64 - 1,
             bytes: 90,
+            stream: false,
         };
         world.send_out(self.vm, packet, self.config.delay);
     }
@@ -378,6 +392,7 @@ impl Workload for Tcp {
                     r.early_next = Some(segment + 1);
                     r.unacked += 1;
                     if r.unacked >= 2 {
+                        r.early_acked = segment + 1;
                         self.acknowledge(world, segment + 1, None);
                     }
                 } else {
@@ -395,7 +410,9 @@ impl Workload for Tcp {
         r.read += r.reading;
         r.queued -= r.reading;
         r.reading = 0;
-        let acked = r.early_next.take().filter(|&n| n != u64::MAX).unwrap_or(0);
+        r.early_next = None;
+        r.unacked = 0;
+        let acked = r.early_acked;
         let backlog = std::mem::take(&mut r.backlog);
         for (segment, _) in backlog {
             self.take(world, segment, segment < acked);

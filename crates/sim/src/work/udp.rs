@@ -89,6 +89,7 @@ impl Workload for Udp {
             owner: self.owner,
             tag: world.now,
             bytes: self.bytes + 46,
+            stream: false,
         };
         world.send_in(self.vm, packet, self.delay);
         world.call(world.now + self.every, self.owner, 0);

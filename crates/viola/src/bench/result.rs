@@ -53,6 +53,29 @@ impl Results {
         }
     }
 
+    /// How many goals are reached, and why others are not: what is printed below the table. `causes` is where a cause
+    /// may be written down.
+    pub fn verdict(&self, path: &Path, causes: &str) -> String {
+        let judged = self.rows.iter().filter(|r| r.met.is_some()).count();
+        let missed: Vec<_> = self.rows.iter().filter(|r| r.met == Some(false)).collect();
+        let mut text = format!(
+            "\n{} of {judged} goals reached; {}\n",
+            judged - missed.len(),
+            path.display()
+        );
+        if let Some(disturbed) = &self.disturbed {
+            text.push_str(&format!("{disturbed}\n"));
+        }
+        for row in missed {
+            let why = match &row.why {
+                Some(why) => why.clone(),
+                None => format!("not explained yet (bench/{causes})"),
+            };
+            text.push_str(&format!("missed: {}: {why}\n", row.name));
+        }
+        text
+    }
+
     /// Writes the file.
     pub fn write(&self, path: &Path) -> Outcome {
         let failed = |e: &dyn std::fmt::Display| Failure::run(format!("{}: {e}", path.display()));
@@ -92,20 +115,43 @@ mod tests {
             .goal(Goal::FigureAtMost(most), "viola")
     }
 
-    #[test]
-    fn a_missed_goal_carries_its_cause_and_a_met_one_none() {
-        let causes = toml::from_str("\"a, b\" = \"too slow\"\nmet = \"x\"\n").unwrap();
-        let mut found = row("a, b", 1.0);
-        found.why = Some("kworker ran".into());
-        let rows = vec![row("a, b", 1.0), row("met", 3.0), row("other", 1.0), found];
-        let mut results = Results {
+    fn of(rows: Vec<Row>) -> Results {
+        Results {
             git: None,
             date: String::new(),
             machine: String::new(),
             rounds: 1,
             disturbed: None,
             rows,
-        };
+        }
+    }
+
+    #[test]
+    fn the_verdict_counts_goals_and_names_what_is_missed_with_its_cause() {
+        let mut known = row("known", 1.0);
+        known.why = Some("too slow".into());
+        let no_goal = Row::new("free", "ms").side("viola", [2.0]);
+        let mut results = of(vec![row("met", 3.0), known, row("new", 1.0), no_goal]);
+        let path = Path::new("x.json");
+        let missed = "missed: known: too slow\nmissed: new: not explained yet (bench/why-x.toml)\n";
+        assert_eq!(
+            results.verdict(path, "why-x.toml"),
+            format!("\n1 of 3 goals reached; x.json\n{missed}")
+        );
+        results.disturbed = Some("another program ran".into());
+        assert_eq!(
+            results.verdict(path, "why-x.toml"),
+            format!("\n1 of 3 goals reached; x.json\nanother program ran\n{missed}")
+        );
+    }
+
+    #[test]
+    fn a_missed_goal_carries_its_cause_and_a_met_one_none() {
+        let causes = toml::from_str("\"a, b\" = \"too slow\"\nmet = \"x\"\n").unwrap();
+        let mut found = row("a, b", 1.0);
+        found.why = Some("kworker ran".into());
+        let rows = vec![row("a, b", 1.0), row("met", 3.0), row("other", 1.0), found];
+        let mut results = of(rows);
         results.explain(&causes);
         let why: Vec<Option<&str>> = results.rows.iter().map(|r| r.why.as_deref()).collect();
         assert_eq!(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola sim`: the model of a host, driven by the same policy as the daemon.
 
+mod import;
 mod page;
 mod papers;
 mod show;
@@ -35,6 +36,15 @@ pub enum Sim {
     /// The policy's own classifiers look at what the simulated meter saw; then the host is run as they say. Figures are
     /// medians over the seeds, with the lowest and the highest.
     Host(Host),
+    /// Make a scenario of a running host, from what `viola vms --json` says of it.
+    ///
+    /// Reads a file or, without one, standard input; prints TOML for `sim host` and `sim run`. A VM has one vCPU in the
+    /// model, and what its packets and disks are for is not in the snapshot: read it over before believing what comes out.
+    Import {
+        /// What `viola vms --json` printed; `-` is standard input.
+        #[arg(value_name = "FILE", default_value = "-")]
+        file: PathBuf,
+    },
     /// Run the papers' experiments, and put the paper's values beside the model's.
     ///
     /// Prints a table: place, what, the paper's value, ours, ratio, verdict. Rows that were held out when constants were
@@ -146,6 +156,7 @@ pub fn run(what: &Sim) -> Outcome {
                 table::print(&show::advice(&advice, args.seeds))
             }
         }
+        Sim::Import { file } => table::print(&import::read(file)?),
         Sim::Papers(args) => papers::run(args),
         Sim::Fleet(args) => run_fleet(args),
     }

@@ -77,6 +77,12 @@ pub fn advice(all: &[Advice], seeds: u64) -> String {
         if vm.turbo {
             does.push("a turbo vCPU".into());
         }
+        if vm.vread {
+            does.push("vread".into());
+        }
+        if vm.vpipe {
+            does.push("vpipe".into());
+        }
         let (what, why) = (does.join(", "), &vm.why);
         text.push_str(&format!(
             "\n{}: {what} ({why}); for lanes it is \"{}\"\n",
@@ -85,10 +91,13 @@ pub fn advice(all: &[Advice], seeds: u64) -> String {
         let turbo = vm.figures.iter().any(|f| f.turbo.is_some());
         let mut head = vec!["  FIGURE".to_owned(), "NOW".into(), "SLICES".into()];
         head.extend(turbo.then(|| "TURBO".to_owned()));
+        let paths = vm.figures.iter().any(|f| f.paths.is_some());
+        head.extend(paths.then(|| "VREAD, VPIPE".to_owned()));
         let mut rows = vec![head];
         for f in &vm.figures {
             let mut row = vec![format!("  {}", f.name), spread(&f.now), spread(&f.slices)];
             row.extend(f.turbo.as_ref().map(spread));
+            row.extend(f.paths.as_ref().map(spread));
             rows.push(row);
         }
         text.push_str(&align(&rows));

@@ -65,28 +65,7 @@ pub fn run(options: &Options) -> Outcome {
     drop(bench);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    let missed: Vec<_> = results
-        .rows
-        .iter()
-        .filter(|r| r.met == Some(false))
-        .collect();
-    let judged = results.rows.iter().filter(|r| r.met.is_some()).count();
-    let mut text = format!(
-        "\n{} of {judged} goals reached; {}\n",
-        judged - missed.len(),
-        path.display()
-    );
-    if let Some(disturbed) = &results.disturbed {
-        text.push_str(&format!("{disturbed}\n"));
-    }
-    for row in missed {
-        let why = row
-            .why
-            .as_deref()
-            .unwrap_or("not explained yet (bench/why-slices.toml)");
-        text.push_str(&format!("missed: {}: {why}\n", row.name));
-    }
-    table::print(&text)
+    table::print(&results.verdict(&path, "why-slices.toml"))
 }
 
 struct Bench {

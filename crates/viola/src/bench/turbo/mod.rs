@@ -70,25 +70,7 @@ pub fn run(options: &Options) -> Outcome {
     let path = options.path("turbo", !options.quick && rounds >= 5);
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    let judged = results.rows.iter().filter(|r| r.met.is_some()).count();
-    let missed: Vec<_> = results
-        .rows
-        .iter()
-        .filter(|r| r.met == Some(false))
-        .collect();
-    let mut text = format!(
-        "\n{} of {judged} goals reached; {}\n",
-        judged - missed.len(),
-        path.display()
-    );
-    for row in missed {
-        let why = row
-            .why
-            .as_deref()
-            .unwrap_or("not explained yet (bench/why-turbo.toml)");
-        text.push_str(&format!("missed: {}: {why}\n", row.name));
-    }
-    table::print(&text)
+    table::print(&results.verdict(&path, "why-turbo.toml"))
 }
 
 /// A look at all figures in one round, for the demo; nothing where there is no kernel for guests with several vCPUs, which

@@ -32,7 +32,7 @@ use super::cpu::Eye;
 use super::progress::{Progress, clock};
 use super::result::{Causes, Results};
 use super::row;
-use super::vread::{busy, verdict};
+use super::vread::busy;
 use crate::error::{Failure, Outcome};
 use crate::table;
 
@@ -139,7 +139,7 @@ pub fn run(options: &Options) -> Outcome {
     );
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&verdict(&results, &path))?;
+    table::print(&results.verdict(&path, "why-*.toml"))?;
     match lab {
         Some(lab) => lab.down().map_err(super::side::lab_failure),
         None => Ok(()),

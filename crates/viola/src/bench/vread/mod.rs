@@ -117,7 +117,7 @@ pub fn run(vread: &Vread) -> Outcome {
     );
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
-    table::print(&verdict(&results, &path))?;
+    table::print(&results.verdict(&path, "why-*.toml"))?;
     failed.map_or(Ok(()), Err)
 }
 
@@ -383,28 +383,6 @@ fn cores(client: usize) -> Outcome<Cores> {
     let node = (0..rustix::thread::CpuSet::MAX_CPU).find(|c| *c != client && allowed.is_set(*c));
     let node = node.ok_or_else(|| Failure::usage("this needs two cores: one for each guest"))?;
     Ok(Cores { client, node })
-}
-
-pub(super) fn verdict(results: &Results, path: &Path) -> String {
-    let judged = results.rows.iter().filter(|r| r.met.is_some()).count();
-    let missed: Vec<_> = results
-        .rows
-        .iter()
-        .filter(|r| r.met == Some(false))
-        .collect();
-    let mut text = format!(
-        "\n{} of {judged} goals reached; {}\n",
-        judged - missed.len(),
-        path.display()
-    );
-    for row in missed {
-        let why = row
-            .why
-            .as_deref()
-            .unwrap_or("not explained yet (bench/why-*.toml)");
-        text.push_str(&format!("missed: {}: {why}\n", row.name));
-    }
-    text
 }
 
 #[cfg(test)]

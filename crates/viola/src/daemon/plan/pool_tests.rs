@@ -1,29 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+use super::tests::cpus;
 use super::*;
 use crate::testing::{serve, thread, vm};
 use proptest::prelude::*;
 
-fn cpus(list: &str) -> CpuSet {
-    list.parse().unwrap()
-}
-
 fn candidate(vm: &Vm, index: u32, turbo: bool) -> Candidate<'_> {
     Candidate {
-        vm,
-        index,
-        class: Class::Batch,
         turbo,
-        microslice: 300_000,
-        weight: 256,
-        cap_permille: None,
-        capped_by_viola: false,
-        vcpu_quota: None,
-        allowed: vm
-            .service
-            .iter()
-            .map(|s| (s.thread.tid, vm.cores.clone()))
-            .collect(),
-        blocked: None,
+        ..tests::candidate(vm, index, Class::Batch)
     }
 }
 

@@ -3,7 +3,7 @@ use super::*;
 use crate::testing::{serve, thread, vm};
 use proptest::prelude::*;
 
-fn candidate(vm: &Vm, index: u32, class: Class) -> Candidate<'_> {
+pub(super) fn candidate(vm: &Vm, index: u32, class: Class) -> Candidate<'_> {
     Candidate {
         vm,
         index,
@@ -29,7 +29,7 @@ fn first_core(asks: &[Ask]) -> Vec<u32> {
         .collect()
 }
 
-fn cpus(list: &str) -> CpuSet {
+pub(super) fn cpus(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files sent to clients over kept connections: by the guest, in its turns, or with vpipe by the host.
+
+use viola_policy::slices::{MS, Nanos};
+
+use super::disk::read_time;
+use super::{GuestCosts, Times};
+use crate::cpu::Level;
+use crate::net::{Packet, Server};
+use crate::world::{Workload, World};
+
+/// What is sent at once, and how much may be on its way without an answer.
+const CHUNK: u64 = 64 << 10;
+const WINDOW: u64 = 4;
+/// Of a file that is handed over: from the call to its first byte (bench/results/vpipe.json).
+const HANDOVER: Nanos = 1_400_000;
+/// A chunk that found a queue full is tried again after this.
+const RETRY: Nanos = MS;
+
+/// A server of files and its clients.
+#[derive(Debug)]
+pub struct Files {
+    vm: usize,
+    /// Bytes of a file.
+    bytes: u64,
+    /// Bytes per second of the disk they lie on; `None`: they are cached.
+    disk: Option<f64>,
+    costs: GuestCosts,
+    owner: usize,
+    server: Server,
+    connections: Vec<Connection>,
+    served: u64,
+    times: Times,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Connection {
+    asked: Nanos,
+    unsent: u64,
+    under_way: u64,
+}
+
+/// Marks: what it is, in the lowest bits; above them the connection.
+const REQUEST: u64 = 0;
+const ASKED: u64 = 1;
+const DATA: u64 = 2;
+const ACK: u64 = 3;
+const PREPARED: u64 = 4;
+const HOST: u64 = 5;
+const RETURNED: u64 = 6;
+const AGAIN: u64 = 7;
+
+impl Files {
+    /// Not begun; each connection asks for the next file when it has one.
+    pub fn new(
+        vm: usize,
+        bytes: u64,
+        connections: u64,
+        disk: Option<f64>,
+        costs: GuestCosts,
+    ) -> Self {
+        // In whole chunks.
+        let bytes = match bytes.max(1) {
+            small @ ..=CHUNK => small,
+            large => large.div_ceil(CHUNK) * CHUNK,
+        };
+        Self {
+            vm,
+            bytes,
+            disk,
+            costs,
+            owner: 0,
+            server: Server::new(Nanos::MAX),
+            connections: vec![Connection::default(); connections.max(1) as usize],
+            served: 0,
+            times: Times::default(),
+        }
+    }
+
+    fn packet(&self, k: usize, what: u64, bytes: u64) -> Packet {
+        Packet {
+            owner: self.owner,
+            tag: (k as u64) << 3 | what,
+            bytes: bytes as u32 + 90,
+            stream: false,
+        }
+    }
+
+    fn ask(&mut self, world: &mut World, k: usize) {
+        self.connections[k].asked = world.now;
+        world.send_in(self.vm, self.packet(k, REQUEST, 250), 50_000);
+    }
+
+    /// The guest's kernel has a next chunk to send, once the disk has it.
+    fn prepare(&mut self, world: &mut World, k: usize) {
+        let c = &mut self.connections[k];
+        if c.unsent == 0 {
+            return;
+        }
+        let bytes = c.unsent.min(CHUNK);
+        c.unsent -= bytes;
+        c.under_way += bytes;
+        match self.disk {
+            None => self.submit(world, k),
+            Some(rate) => {
+                let at = self.server.serve(world.now, read_time(bytes, rate));
+                world.call(
+                    at.unwrap_or(world.now),
+                    self.owner,
+                    (k as u64) << 3 | PREPARED,
+                );
+            }
+        }
+    }
+
+    fn submit(&mut self, world: &mut World, k: usize) {
+        let cost = CHUNK.div_ceil(1448) * self.costs.send;
+        let vcpu = world.vms[self.vm].irq;
+        world.work(
+            vcpu,
+            Level::Irq,
+            cost,
+            self.owner,
+            (k as u64) << 3 | PREPARED,
+        );
+    }
+
+    fn send(&mut self, world: &mut World, k: usize) {
+        let bytes = self.bytes.min(CHUNK);
+        if !world.send_out(self.vm, self.packet(k, DATA, bytes), 50_000) {
+            world.call(world.now + RETRY, self.owner, (k as u64) << 3 | AGAIN);
+        }
+    }
+}
+
+impl Workload for Files {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        for k in 0..self.connections.len() {
+            world.call(1 + k as u64, owner, (k as u64) << 3 | REQUEST);
+        }
+    }
+
+    fn call(&mut self, world: &mut World, tag: u64) {
+        let k = (tag >> 3) as usize;
+        match tag & 7 {
+            REQUEST => self.ask(world, k),
+            PREPARED => self.submit(world, k),
+            AGAIN => self.send(world, k),
+            _ => {
+                // The host sends: a chunk from the image, and the next when it is gone.
+                let c = &mut self.connections[k];
+                let bytes = c.unsent.min(CHUNK);
+                if bytes == 0 {
+                    return;
+                }
+                c.unsent -= bytes;
+                c.under_way += bytes;
+                match self.disk {
+                    None => self.send(world, k),
+                    Some(rate) => {
+                        let at = self.server.serve(world.now, read_time(bytes, rate));
+                        world.call(at.unwrap_or(world.now), self.owner, (k as u64) << 3 | AGAIN);
+                    }
+                }
+            }
+        }
+    }
+
+    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+        let k = (packet.tag >> 3) as usize;
+        if packet.tag & 7 == REQUEST {
+            let cost = self.costs.call + self.costs.send;
+            let tag = (k as u64) << 3 | ASKED;
+            world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
+        } else {
+            self.prepare(world, k);
+        }
+    }
+
+    fn done(&mut self, world: &mut World, tag: u64) {
+        let k = (tag >> 3) as usize;
+        match tag & 7 {
+            ASKED => {
+                self.connections[k].unsent = self.bytes;
+                for _ in 0..WINDOW {
+                    if world.help.vpipe {
+                        world.call(world.now + HANDOVER, self.owner, (k as u64) << 3 | HOST);
+                    } else {
+                        self.prepare(world, k);
+                    }
+                }
+            }
+            PREPARED => self.send(world, k),
+            _ => {}
+        }
+    }
+
+    fn at_peer(&mut self, world: &mut World, packet: Packet) {
+        let k = (packet.tag >> 3) as usize;
+        let bytes = u64::from(packet.bytes - 90);
+        let c = &mut self.connections[k];
+        c.under_way = c.under_way.saturating_sub(bytes);
+        if c.unsent == 0 && c.under_way == 0 {
+            self.served += self.bytes;
+            self.times.push(world.now - c.asked);
+            if world.help.vpipe {
+                let vcpu = world.vms[self.vm].app;
+                let tag = (k as u64) << 3 | RETURNED;
+                world.work(vcpu, Level::App, self.costs.call, self.owner, tag);
+            }
+            self.ask(world, k);
+        } else if world.help.vpipe {
+            world.call(world.now, self.owner, (k as u64) << 3 | HOST);
+        } else {
+            world.send_in(self.vm, self.packet(k, ACK, 0), 50_000);
+        }
+    }
+
+    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+        let seconds = world.now.max(1) as f64 / 1e9;
+        let mut all = vec![("served MB/s".into(), self.served as f64 / 1e6 / seconds)];
+        all.extend(self.times.figures("file"));
+        all
+    }
+}

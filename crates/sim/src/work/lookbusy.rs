@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//! lookbusy, as its source has it: it computes for a while, sleeps, looks what its guest used meanwhile, and computes so
+//! much longer as was missing. Where it does not get what it wants it soon hardly sleeps at all.
+
+use viola_policy::slices::{MS, Nanos};
+
+use crate::cpu::Level;
+use crate::world::{Workload, World};
+
+/// What one round takes where nobody is in the way.
+const ROUND: Nanos = 100 * MS;
+
+/// What a starved one computes before it sleeps again; it grows on.
+const STARVED: f64 = 1e12;
+
+/// One spinner.
+#[derive(Debug)]
+pub struct Lookbusy {
+    vm: usize,
+    percent: f64,
+    owner: usize,
+    busy: f64,
+    sleep: Nanos,
+    began: Nanos,
+    ran: Nanos,
+    rounds: u64,
+}
+
+impl Lookbusy {
+    /// In a VM, at so many percent of a core; `starved`: it has not got them for long, and hardly sleeps any more.
+    pub fn new(vm: usize, percent: u32, starved: bool) -> Self {
+        let percent = f64::from(percent.clamp(1, 99));
+        let busy = ROUND as f64 * percent / 100.0;
+        Self {
+            vm,
+            percent,
+            owner: 0,
+            busy: if starved { STARVED } else { busy },
+            sleep: ROUND - busy as Nanos,
+            began: 0,
+            ran: 0,
+            rounds: 0,
+        }
+    }
+
+    fn used(&self, world: &World) -> Nanos {
+        world.cpus.usage(world.vms[self.vm].app).ran
+    }
+
+    fn round(&mut self, world: &mut World) {
+        self.began = world.now;
+        self.ran = self.used(world);
+        let vcpu = world.vms[self.vm].app;
+        world.work(vcpu, Level::Compute, self.busy as Nanos, self.owner, 0);
+    }
+}
+
+impl Workload for Lookbusy {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.owner = owner;
+        // Not all begin together.
+        let first = world.random.within(1, ROUND);
+        world.call(first, owner, 0);
+    }
+
+    fn call(&mut self, world: &mut World, _tag: u64) {
+        if self.rounds > 0 {
+            let used = (self.used(world) - self.ran) as f64;
+            let actual = 100.0 * used / (world.now - self.began).max(1) as f64;
+            self.busy += (self.percent - actual) * self.busy / 100.0;
+            self.busy = self.busy.max(1e4);
+        }
+        self.rounds += 1;
+        self.round(world);
+    }
+
+    fn done(&mut self, world: &mut World, _tag: u64) {
+        world.call(world.now + self.sleep, self.owner, 0);
+    }
+
+    fn figures(&self, _world: &World) -> Vec<(String, f64)> {
+        vec![("rounds".into(), self.rounds as f64)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::{HostSetup, VmSetup, lookbusy};
+
+    /// Parts of a core that VMs get at so many percent each.
+    fn parts(percent: &[u64]) -> Vec<f64> {
+        let vm = |&p: &u64| VmSetup {
+            hog: lookbusy(p),
+            ..VmSetup::default()
+        };
+        let setup = HostSetup {
+            vms: percent.iter().map(vm).collect(),
+            ..HostSetup::default()
+        };
+        let mut sim = setup.simulation(Vec::new(), 1);
+        let part = |sim: &crate::world::Simulation, vm: usize| {
+            sim.world.cpus.usage(sim.world.vms[vm].app).ran as f64
+        };
+        sim.run(30_000 * MS);
+        let before: Vec<f64> = (0..percent.len()).map(|vm| part(&sim, vm)).collect();
+        sim.run(60_000 * MS);
+        let after = (0..percent.len()).map(|vm| part(&sim, vm));
+        after.zip(before).map(|(a, b)| (a - b) / 30e9).collect()
+    }
+
+    #[test]
+    fn it_gets_its_percents_where_they_are_to_be_had_and_all_it_can_elsewhere() {
+        for (percent, expected) in [
+            (vec![40], vec![0.4]),
+            (vec![20, 30, 40], vec![0.2, 0.3, 0.4]),
+            (vec![40, 40, 40, 40], vec![0.25; 4]),
+        ] {
+            for (got, expected) in parts(&percent).into_iter().zip(expected) {
+                assert!((got - expected).abs() < 0.02, "{percent:?}: {got}");
+            }
+        }
+    }
+}
