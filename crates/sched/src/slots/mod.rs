@@ -214,7 +214,7 @@ impl Slots {
 }
 
 /// Takes the host-wide lock of a core.
-fn lock_core(cpu: u32) -> Result<OwnedFd, SchedError> {
+pub(crate) fn lock_core(cpu: u32) -> Result<OwnedFd, SchedError> {
     let path = format!("/run/viola-cpu{cpu}.lock");
     let io = |source: std::io::Error| SchedError::Io {
         what: path.clone(),
