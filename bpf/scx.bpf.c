@@ -98,11 +98,16 @@ s32 scx_bpf_create_dsq(u64 dsq_id, s32 node) __ksym;
 s32 scx_bpf_dsq_nr_queued(u64 dsq_id) __ksym;
 void scx_bpf_kick_cpu(s32 cpu, u64 flags) __ksym;
 s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
-void scx_bpf_dsq_insert(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags) __ksym;
-_Bool scx_bpf_dsq_move_to_local(u64 dsq_id) __ksym;
-/* Whichever the kernel has: the first since 6.19. */
-_Bool __scx_bpf_dsq_insert_vtime(struct task_struct *p, struct scx_bpf_dsq_insert_vtime_args *args) __ksym __weak;
+/* Names have changed; whichever the kernel has. Linux 6.12: */
+void scx_bpf_dispatch(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags) __ksym __weak;
+void scx_bpf_dispatch_vtime(struct task_struct *p, u64 dsq_id, u64 slice, u64 vtime, u64 enq_flags) __ksym __weak;
+_Bool scx_bpf_consume(u64 dsq_id) __ksym __weak;
+/* later: */
+void scx_bpf_dsq_insert(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags) __ksym __weak;
 void scx_bpf_dsq_insert_vtime(struct task_struct *p, u64 dsq_id, u64 slice, u64 vtime, u64 enq_flags) __ksym __weak;
+_Bool scx_bpf_dsq_move_to_local(u64 dsq_id) __ksym __weak;
+/* and later still: */
+_Bool __scx_bpf_dsq_insert_vtime(struct task_struct *p, struct scx_bpf_dsq_insert_vtime_args *args) __ksym __weak;
 _Bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym __weak;
 struct task_struct *bpf_task_from_pid(s32 pid) __ksym;
 void bpf_task_release(struct task_struct *task) __ksym;
@@ -259,7 +264,24 @@ static __always_inline void insert(struct task_struct *p, u64 dsq, u64 vtime, u6
 		__scx_bpf_dsq_insert_vtime(p, &args);
 	} else if (scx_bpf_dsq_insert_vtime) {
 		scx_bpf_dsq_insert_vtime(p, dsq, SLICE_MOST, vtime, flags);
+	} else if (scx_bpf_dispatch_vtime) {
+		scx_bpf_dispatch_vtime(p, dsq, SLICE_MOST, vtime, flags);
 	}
+}
+
+static __always_inline void insert_local(struct task_struct *p, u64 flags)
+{
+	if (scx_bpf_dsq_insert)
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, SLICE_MOST, flags);
+	else if (scx_bpf_dispatch)
+		scx_bpf_dispatch(p, SCX_DSQ_LOCAL, SLICE_MOST, flags);
+}
+
+static __always_inline u32 to_local(u64 dsq)
+{
+	if (scx_bpf_dsq_move_to_local)
+		return scx_bpf_dsq_move_to_local(dsq);
+	return scx_bpf_consume && scx_bpf_consume(dsq);
 }
 
 static __always_inline void kick(u32 cpu)
@@ -313,6 +335,33 @@ static __attribute__((noinline)) int adopt(struct core *c, u32 cpu)
 	if (*(volatile u64 *)seq == number)
 		c->seq = number;
 	return 0;
+}
+
+static __always_inline void uncount(struct thread *t)
+{
+	struct core *c = core_at(t->counted_cpu);
+
+	if (t->counted && c)
+		c->runnable[t->counted & (VM_IDS - 1)]--;
+	t->counted = 0;
+}
+
+/* The thread is runnable on this core, for its VM. */
+static __always_inline void count(struct core *c, struct thread *t, u32 cpu)
+{
+	u32 row, id = t->id & (VM_IDS - 1);
+
+	if (t->counted == id && t->counted_cpu == cpu)
+		return;
+	uncount(t);
+	if (!id)
+		return;
+	row = row_of(c, t);
+	if (row < ROWS && !c->runnable[id])
+		c->wait_since[row & (ROWS - 1)] = bpf_ktime_get_ns();
+	c->runnable[id]++;
+	t->counted = id;
+	t->counted_cpu = cpu;
 }
 
 /* Charges what runs, up to now. */
@@ -380,7 +429,7 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 	u64 now;
 
 	if (!c) {
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, SLICE_MOST, enq_flags);
+		insert_local(p, enq_flags);
 		return;
 	}
 	adopt(c, cpu);
@@ -390,6 +439,8 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 		insert(p, dsq_of(cpu, NOBODY), now, enq_flags);
 		return;
 	}
+	/* One that ran before it was a VM's. */
+	count(c, t, cpu);
 	t->since = now;
 	insert(p, dsq_of(cpu, row), t->service ? now - knobs.service_start : now, enq_flags);
 	running = c->running;
@@ -416,34 +467,22 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 void OPS(scx_runnable, struct task_struct *p, u64 enq_flags)
 {
 	struct thread *t = thread_of(p);
-	u32 cpu = scx_bpf_task_cpu(p), row;
-	struct core *c;
+	u32 cpu = scx_bpf_task_cpu(p);
+	struct core *c = core_at(cpu);
 
-	if (!t || t->counted || !t->id)
-		return;
-	c = core_at(cpu);
-	if (!c)
+	if (!t || !c)
 		return;
 	adopt(c, cpu);
-	row = row_of(c, t);
-	if (row < ROWS && !c->runnable[t->id & (VM_IDS - 1)])
-		c->wait_since[row & (ROWS - 1)] = bpf_ktime_get_ns();
-	c->runnable[t->id & (VM_IDS - 1)]++;
-	t->counted = t->id;
-	t->counted_cpu = cpu;
+	count(c, t, cpu);
 }
 
 void OPS(scx_quiescent, struct task_struct *p, u64 deq_flags)
 {
 	struct thread *t = thread_of(p);
-	struct core *c;
 
-	if (!t || !t->counted)
+	if (!t)
 		return;
-	c = core_at(t->counted_cpu);
-	if (c)
-		c->runnable[t->counted & (VM_IDS - 1)]--;
-	t->counted = 0;
+	uncount(t);
 	t->since = 0;
 }
 
@@ -455,7 +494,7 @@ void OPS(scx_running, struct task_struct *p)
 	struct core_stats *cs;
 	struct vm_stats *s;
 	struct vm_row *vm;
-	u64 now;
+	u64 now, left;
 
 	if (!c)
 		return;
@@ -489,7 +528,13 @@ void OPS(scx_running, struct task_struct *p)
 		c->last = row;
 	}
 	vm = row_at(&c->machine, row);
-	set_slice(p, vm->budget);
+	left = vm->budget;
+	/* It was interrupted by another class, and goes on without a decision. */
+	if (left != FOREVER)
+		left = left > vm->used + SHORTEST ? left - vm->used : SHORTEST;
+	set_slice(p, left);
+	c->due = sooner(c->due, later(now, left));
+	arm(c, cpu, now);
 }
 
 void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
@@ -559,7 +604,7 @@ static __attribute__((noinline)) int stray_first(struct core *c, u32 cpu, u64 no
 	if (row < ROWS && now - c->stray_since < knobs.starved_after)
 		return 0;
 	c->stray_since = 0;
-	return scx_bpf_dsq_move_to_local(dsq);
+	return to_local(dsq);
 }
 
 void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
@@ -567,7 +612,7 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	struct core *c = core_at(cpu);
 	struct core_stats *s = stats_at(cpu);
 	struct choice choice = {};
-	u32 i, row, goes_on;
+	u32 i, row, is_runnable, goes_on;
 	struct vm_row *vm;
 	u64 now, budget;
 
@@ -584,14 +629,14 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	s->decisions++;
 	choose(c, now, &choice);
 	row = choice.row;
-	goes_on = prev && (prev->scx.flags & SCX_TASK_QUEUED);
+	is_runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
 	c->due = c->machine.until;
 	budget = FOREVER;
 	if (stray_first(c, cpu, now, row)) {
 		if (row < ROWS)
 			budget = knobs.starved_turn;
 	} else if (row >= ROWS) {
-		if (goes_on && c->running == STRAY)
+		if (is_runnable && c->running == STRAY)
 			set_slice(prev, SLICE_MOST);
 	} else {
 		vm = row_at(&c->machine, row);
@@ -600,17 +645,20 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 			budget = sooner(budget, knobs.starved_turn);
 			s->starved++;
 		}
-		goes_on = goes_on && c->running == row;
+		goes_on = is_runnable && c->running == row;
 		if (scx_bpf_dsq_nr_queued(dsq_of(cpu, row)) > 0) {
 			/* Another thread of the same VM waits. */
 			goes_on = goes_on && !c->service_waits && now - c->began < knobs.vcpu_turn;
 			budget = sooner(budget, knobs.vcpu_turn);
 		}
 		c->service_waits = 0;
+		if (!goes_on && !to_local(dsq_of(cpu, row))) {
+			/* It cannot come now; once more soon. */
+			goes_on = is_runnable && c->running == row;
+			budget = sooner(budget, MS);
+		}
 		if (goes_on)
 			set_slice(prev, budget);
-		else
-			scx_bpf_dsq_move_to_local(dsq_of(cpu, row));
 	}
 	c->due = sooner(c->due, later(now, budget));
 	arm(c, cpu, now);

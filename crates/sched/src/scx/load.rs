@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 
@@ -22,7 +23,9 @@ pub enum ScxError {
     #[error("loading a scheduler needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN: run viola as root")]
     Privilege,
     /// Another scheduler is loaded; there can be one.
-    #[error("the sched_ext scheduler {0} is loaded, and there can be only one: stop that one first")]
+    #[error(
+        "the sched_ext scheduler {0} is loaded, and there can be only one: stop that one first"
+    )]
     Occupied(String),
     /// libbpf or the kernel refused.
     #[error("the kernel refused viola's sched_ext scheduler at {step}")]
@@ -66,14 +69,25 @@ pub(super) struct Ended {
     pub words: String,
 }
 
+/// How long one that is on its way out is waited for.
+const GOING: Duration = Duration::from_secs(3);
+
 /// Name of the sched_ext scheduler that is at work, whosever it is.
 pub(super) fn at_work() -> Option<String> {
     let read = |file: &str| std::fs::read_to_string(Path::new(SYSFS).join(file)).ok();
-    let state = read("state")?;
-    if state.trim() == "disabled" {
-        return None;
+    let deadline = Instant::now() + GOING;
+    loop {
+        match read("state")?.trim() {
+            "disabled" => return None,
+            "disabling" if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            _ => {
+                let name = read("root/ops");
+                return Some(name.map_or("(unnamed)".into(), |s| s.trim().to_owned()));
+            }
+        }
     }
-    Some(read("root/ops").map_or("(unnamed)".into(), |s| s.trim().to_owned()))
 }
 
 impl Loaded {
@@ -83,7 +97,7 @@ impl Loaded {
             return Err(ScxError::NoClass);
         }
         // what libbpf has to say comes back in its errors
-        libbpf_rs::set_print(std::env::var_os("SCXDBG").map(|_| (libbpf_rs::PrintLevel::Info, (|_, m: String| print!("{m}")) as fn(libbpf_rs::PrintLevel, String))));
+        libbpf_rs::set_print(None);
         let cpus = libbpf_rs::num_possible_cpus().map_err(at("counting CPUs"))? as u32;
         knobs.cpus = cpus;
         let mut open = ObjectBuilder::default()
@@ -178,7 +192,10 @@ impl Loaded {
     }
 
     pub fn core_stats(&self, cpu: u32) -> CoreStats {
-        self.get("core_stats", cpu).ok().flatten().unwrap_or_default()
+        self.get("core_stats", cpu)
+            .ok()
+            .flatten()
+            .unwrap_or_default()
     }
 
     pub fn vm_stats(&self, cpu: u32, row: u32) -> VmStats {

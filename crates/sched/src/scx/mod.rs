@@ -262,7 +262,9 @@ fn sentence(kind: u32) -> &'static str {
         }
         67 => "SysRq S ended the scheduler; the VMs' threads are in the fair class",
         64..=66 => "somebody ended the scheduler; the VMs' threads are in the fair class",
-        _ => "the kernel ended the scheduler after an error; the VMs' threads are in the fair class",
+        _ => {
+            "the kernel ended the scheduler after an error; the VMs' threads are in the fair class"
+        }
     }
 }
 
@@ -287,7 +289,7 @@ impl Mechanism for Scx {
         }
         if self.running.is_none() {
             // Not while slots have one of the cores.
-            let locks = cpus.iter().map(|&cpu| lock_core(cpu));
+            let locks = cpus.iter().map(|&cpu| lock_core(cpu, NAME));
             let locks = locks.collect::<Result<Vec<_>, _>>()?;
             self.running = Some(self.start(plan, locks)?);
         }
@@ -345,7 +347,11 @@ impl Scx {
         let Some(running) = self.running.as_mut() else {
             return Ok(());
         };
-        let stays = |pid: i32| plan.cores.iter().any(|c| c.vms.iter().any(|v| v.pid == pid));
+        let stays = |pid: i32| {
+            plan.cores
+                .iter()
+                .any(|c| c.vms.iter().any(|v| v.pid == pid))
+        };
         running.ids.retain(|pid, _| stays(*pid));
         let mut wanted = BTreeMap::new();
         let mut changed = Vec::new();
@@ -403,6 +409,107 @@ impl Drop for Scx {
     fn drop(&mut self) {
         if let Err(e) = self.end() {
             eprintln!("viola: {e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viola_policy::slices::Params;
+
+    fn core(pids: &[i32]) -> CorePlan {
+        let vm = |pid: &i32| VmPlan {
+            params: Params {
+                id: 0,
+                class: Class::Ls,
+                weight: 256,
+                cap_permille: Some(300),
+                microslice: 5,
+            },
+            index: 0,
+            pid: *pid,
+            sees_packets: false,
+            threads: Vec::new(),
+            regular_vcpus: (0, 0),
+        };
+        CorePlan {
+            cpu: 1,
+            algorithm: Algorithm::Interleaved,
+            batch_slice: 7,
+            budget_permille: None,
+            vms: pids.iter().map(vm).collect(),
+        }
+    }
+
+    /// Ids by row, without the vacant ones at the end.
+    fn ids(rows: &CoreRows) -> Vec<u32> {
+        let n = rows
+            .vms
+            .iter()
+            .rposition(|v| v.id != 0)
+            .map_or(0, |i| i + 1);
+        rows.vms[..n].iter().map(|v| v.id).collect()
+    }
+
+    #[test]
+    fn who_stays_keeps_its_row_and_who_comes_takes_one_that_was_vacant() {
+        let mut known = BTreeMap::new();
+        let first = rows(&core(&[10, 20, 30]), None, &mut known).unwrap();
+        assert_eq!(ids(&first), [1, 2, 3]);
+        assert_eq!(
+            first.vms[0],
+            VmParams {
+                id: 1,
+                ls: 1,
+                weight: 256,
+                cap_permille: 300,
+                microslice: 5
+            }
+        );
+        known.remove(&20);
+        let second = rows(&core(&[30, 40, 10]), Some(&first), &mut known).unwrap();
+        assert_eq!(ids(&second), [1, 0, 3, 2]);
+        assert_eq!(known[&40], 2, "a number that is free again");
+    }
+
+    #[test]
+    fn a_full_core_gives_a_new_vm_the_row_of_one_that_leaves() {
+        let mut known = BTreeMap::new();
+        let all: Vec<i32> = (1..=ROWS as i32).collect();
+        let first = rows(&core(&all), None, &mut known).unwrap();
+        known.remove(&1);
+        let mut next = all[1..].to_vec();
+        next.push(100);
+        let second = rows(&core(&next), Some(&first), &mut known).unwrap();
+        assert_eq!(second.vms[0].id, known[&100]);
+        next.push(101);
+        let said = rows(&core(&next), None, &mut known)
+            .unwrap_err()
+            .to_string();
+        assert!(said.contains("65 VMs"), "{said}");
+    }
+
+    #[test]
+    fn other_modes_and_turbo_cores_are_refused_with_what_to_use() {
+        for algorithm in [Algorithm::Paper, Algorithm::Turbo] {
+            let plan = CorePlan {
+                algorithm,
+                ..core(&[1])
+            };
+            let said = rows(&plan, None, &mut BTreeMap::new())
+                .unwrap_err()
+                .to_string();
+            assert!(said.contains("mechanism = \"slots\""), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_it_is_said_so() {
+        if !std::path::Path::new("/sys/kernel/sched_ext").exists() {
+            let said = probe().unwrap_err().to_string();
+            assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
+            assert_eq!(at_work(), None);
         }
     }
 }

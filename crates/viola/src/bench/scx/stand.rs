@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes that stand for VMs share a core by one mechanism or another: what the sched_ext test bed and benchmark
-//! run in a guest whose kernel has sched_ext.
+//! Processes that stand for VMs share a core by one mechanism or another: what the benchmark and the test bed of
+//! sched_ext run in a guest whose kernel has it. As `viola internal stand WORDS`:
 //!
-//!     scx probe                                     whether this kernel takes the scheduler
-//!     scx run MECHANISM CPU SECONDS VM...           what each VM got, and how fast the first one answered; JSON
-//!     scx eject CPU                                 never runs one VM, until the kernel ends the scheduler
-//!     scx policies PID...                           scheduling policy and CPU time (ns) of processes
+//!     probe                             whether this kernel takes the scheduler
+//!     run MECHANISM CPU SECONDS VM...   what each VM got, and how fast the first one answered; JSON
+//!     eject CPU                         never runs one VM, until the kernel ends the scheduler
+//!     policies PID...                   scheduling policy and CPU time (ns) of processes
 //!
 //! MECHANISM is stock, eevdf, slots, sched_ext or tick (sched_ext without timers). VM is CLASS:KIND with further
 //! ,weight=N ,cap=PERMILLE ,micro=US ,threads=N. CLASS is ls or batch; KIND is busy (answers between two pieces of
@@ -24,22 +24,21 @@ use viola_meter::Meter;
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, Params, US};
 use viola_sched::eevdf::Eevdf;
 use viola_sched::scx::{Knobs, Scx, probe};
-use viola_sched::slots::watchdog::{Args, controller, watchdog};
 use viola_sched::slots::{Helper, Slots};
 use viola_sched::{Algorithm, BATCH_SLICE, CorePlan, Mechanism, Plan, ThreadPlan, VmPlan};
 
+use crate::error::chain;
+
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-fn main() -> Outcome {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    match words.as_slice() {
-        ["watchdog", json] => {
-            let args: Args = serde_json::from_str(json)?;
-            let me = std::env::current_exe()?;
-            std::process::exit(watchdog(&args, Command::new(me).arg("controller"))? as i32);
-        }
-        ["controller", json] => Ok(controller(&serde_json::from_str(json)?)?),
+/// Runs it; `words` are those after `stand`.
+pub fn stand(words: &[String]) -> crate::error::Outcome {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    carry_out(&words).map_err(|e| crate::error::Failure::run(chain(e.as_ref())))
+}
+
+fn carry_out(words: &[&str]) -> Outcome {
+    match words {
         ["work", kind, path, threads] => work(kind, Path::new(path), threads.parse()?),
         ["probe"] => {
             match probe() {
@@ -51,11 +50,8 @@ fn main() -> Outcome {
         ["policies", pids @ ..] => {
             for pid in pids {
                 let policy = attrs::get(pid.parse()?)?.map(|a| format!("{:?}", a.policy));
-                println!(
-                    "{pid} {} {}",
-                    policy.unwrap_or("gone".into()),
-                    run_time(pid.parse()?)
-                );
+                let policy = policy.unwrap_or("gone".into());
+                println!("{pid} {policy} {}", run_time(pid.parse()?));
             }
             Ok(())
         }
@@ -63,18 +59,8 @@ fn main() -> Outcome {
         ["run", mechanism, cpu, seconds, vms @ ..] if !vms.is_empty() => {
             run(mechanism, cpu.parse()?, seconds.parse()?, vms)
         }
-        _ => Err("usage: see the text at the top of the example".into()),
+        _ => Err("this command is for tests, not for people".into()),
     }
-}
-
-fn chain(e: &dyn Error) -> String {
-    let mut text = e.to_string();
-    let mut source = e.source();
-    while let Some(e) = source {
-        text.push_str(&format!(": {e}"));
-        source = e.source();
-    }
-    text
 }
 
 /// What a VM does.
@@ -104,7 +90,7 @@ fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
             }
             // its own work
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                for _ in 0..2_000 {
+                for _ in 0..50 {
                     std::hint::spin_loop();
                 }
             }
@@ -149,8 +135,8 @@ impl Stand {
             }
         }
         let path = std::env::temp_dir().join(format!("scx-{}-{number}", std::process::id()));
-        let child = Command::new(std::env::current_exe()?)
-            .args(["work", kind])
+        let child = Command::new("/proc/self/exe")
+            .args(["internal", "stand", "work", kind])
             .arg(&path)
             .arg(threads.to_string())
             .spawn()?;
@@ -285,7 +271,10 @@ fn ask(to: &Path, until: Instant) -> Outcome<Vec<u64>> {
         std::thread::sleep(Duration::from_micros(7_000 + (ask >> 33) % 9_000));
         let begin = now();
         socket.send_to(&ask.to_ne_bytes(), to)?;
-        while socket.recv(&mut answer).map_err(|e| format!("no answer: {e}"))? != 16
+        while socket
+            .recv(&mut answer)
+            .map_err(|e| format!("no answer: {e}"))?
+            != 16
             || answer[..8] != ask.to_ne_bytes()
         {}
         let mut taken = [0; 8];
@@ -302,6 +291,10 @@ fn quantile(sorted: &[u64], q: f64) -> f64 {
 }
 
 fn run(mechanism: &str, cpu: u32, seconds: f64, specs: &[&str]) -> Outcome {
+    // Whoever asks has another core.
+    let online = viola_host::topology::online()?;
+    let others: CpuSet = online.iter().filter(|c| *c != cpu).collect();
+    let _ = attrs::set_affinity(std::process::id(), &others)?;
     let stands = specs
         .iter()
         .enumerate()
@@ -312,13 +305,8 @@ fn run(mechanism: &str, cpu: u32, seconds: f64, specs: &[&str]) -> Outcome {
         .map(|s| s.vm(cpu))
         .collect::<Outcome<Vec<_>>>()?;
     let pids: Vec<u32> = vms.iter().map(|vm| vm.pid).collect();
-    println!(
-        "pids {}",
-        pids.iter()
-            .map(u32::to_string)
-            .collect::<Vec<_>>()
-            .join(" ")
-    );
+    let numbers: Vec<String> = pids.iter().map(u32::to_string).collect();
+    println!("pids {}", numbers.join(" "));
     let mut meter = None;
     let knobs = Knobs {
         no_timer: u32::from(mechanism == "tick"),
@@ -326,8 +314,8 @@ fn run(mechanism: &str, cpu: u32, seconds: f64, specs: &[&str]) -> Outcome {
     };
     let mut scx = Scx::with_knobs(file("saved"), knobs);
     let helper = Helper {
-        program: std::env::current_exe()?,
-        args: vec!["watchdog".into()],
+        program: "/proc/self/exe".into(),
+        args: vec!["internal".into(), "slots-watchdog".into()],
     };
     let mut slots = Slots::new(helper, file("slots"));
     let mut eevdf = Eevdf::new(file("eevdf"));
