@@ -311,6 +311,7 @@ static __attribute__((noinline)) int adopt(struct core *c, u32 cpu)
 	if (!c->seq) {
 		c->running = NOBODY;
 		c->last = NOBODY;
+		c->due = FOREVER;
 	}
 	slices_begin(&c->machine, plan->batch_slice, knobs.credit_ls, knobs.credit_batch);
 	each(i, ROWS) {

@@ -62,11 +62,35 @@ struct Core {
     rows: CoreRows,
 }
 
+/// Numbers of VMs, by main process.
+#[derive(Default)]
+struct Ids {
+    of: BTreeMap<i32, u32>,
+    last: u32,
+}
+
+impl Ids {
+    /// The number that a VM has, or one that nobody has had for long: the scheduler takes one that it knows for the
+    /// same VM.
+    fn get(&mut self, pid: i32) -> Option<u32> {
+        if let Some(id) = self.of.get(&pid) {
+            return Some(*id);
+        }
+        let all = VM_IDS - 1;
+        let used: BTreeSet<u32> = self.of.values().copied().collect();
+        let id = (0..all)
+            .map(|k| (self.last + k) % all + 1)
+            .find(|id| !used.contains(id))?;
+        self.last = id;
+        self.of.insert(pid, id);
+        Some(id)
+    }
+}
+
 struct Running {
     loaded: Loaded,
     cores: Vec<Core>,
-    /// VMs by main process.
-    ids: BTreeMap<i32, u32>,
+    ids: Ids,
     /// Threads: which VM's, and whether they go before its vCPUs.
     threads: BTreeMap<i32, (u32, bool)>,
     _locks: Vec<OwnedFd>,
@@ -104,7 +128,7 @@ impl Scx {
         let mut all = Vec::new();
         for core in &running.cores {
             for (row, vm) in core.rows.vms.iter().enumerate().filter(|(_, v)| v.id != 0) {
-                let pid = running.ids.iter().find(|(_, id)| **id == vm.id);
+                let pid = running.ids.of.iter().find(|(_, id)| **id == vm.id);
                 let stats = running.loaded.vm_stats(core.cpu, row as u32);
                 if let Some((pid, _)) = pid.filter(|_| stats.id == vm.id) {
                     all.push((core.cpu, *pid, stats));
@@ -124,7 +148,7 @@ impl Scx {
 
     fn start(&self, plan: &Plan, locks: Vec<OwnedFd>) -> Result<Running, SchedError> {
         let mut loaded = Loaded::load(self.knobs)?;
-        let mut ids = BTreeMap::new();
+        let mut ids = Ids::default();
         let mut cores = Vec::new();
         for core in &plan.cores {
             let rows = rows(core, None, &mut ids)?;
@@ -172,11 +196,11 @@ fn unavailable(why: String) -> SchedError {
     }
 }
 
-/// The rows of a core: who was there keeps its row. `ids` are the VMs by process; new ones get a number.
+/// The rows of a core: who was there keeps its row. New VMs get a number.
 fn rows(
     core: &CorePlan,
     before: Option<&CoreRows>,
-    ids: &mut BTreeMap<i32, u32>,
+    ids: &mut Ids,
 ) -> Result<CoreRows, SchedError> {
     if core.algorithm != Algorithm::Interleaved {
         return Err(unavailable(
@@ -196,18 +220,9 @@ fn rows(
     };
     let mut new = Vec::new();
     for vm in &core.vms {
-        let id = match ids.get(&vm.pid) {
-            Some(id) => *id,
-            None => {
-                let used: BTreeSet<u32> = ids.values().copied().collect();
-                let free = (1..VM_IDS).find(|id| !used.contains(id));
-                let id = free.ok_or_else(|| {
-                    unavailable(format!("one host has room for {} VMs", VM_IDS - 1))
-                })?;
-                ids.insert(vm.pid, id);
-                id
-            }
-        };
+        let id = ids.get(vm.pid).ok_or_else(|| {
+            unavailable(format!("one host has room for {} VMs", VM_IDS - 1))
+        })?;
         let params = params(vm, id);
         let old = before.and_then(|b| b.vms.iter().position(|v| v.id == id));
         match old {
@@ -352,7 +367,7 @@ impl Scx {
                 .iter()
                 .any(|c| c.vms.iter().any(|v| v.pid == pid))
         };
-        running.ids.retain(|pid, _| stays(*pid));
+        running.ids.of.retain(|pid, _| stays(*pid));
         let mut wanted = BTreeMap::new();
         let mut changed = Vec::new();
         for (core, new) in running.cores.iter_mut().zip(&plan.cores) {
@@ -361,7 +376,7 @@ impl Scx {
                 changed.push((core, rows));
             }
             for vm in &new.vms {
-                let Some(id) = running.ids.get(&vm.pid) else {
+                let Some(id) = running.ids.of.get(&vm.pid) else {
                     continue;
                 };
                 let threads = vm.threads.iter().map(|t| (t.tid, (*id, t.service)));
@@ -454,7 +469,7 @@ mod tests {
 
     #[test]
     fn who_stays_keeps_its_row_and_who_comes_takes_one_that_was_vacant() {
-        let mut known = BTreeMap::new();
+        let mut known = Ids::default();
         let first = rows(&core(&[10, 20, 30]), None, &mut known).unwrap();
         assert_eq!(ids(&first), [1, 2, 3]);
         assert_eq!(
@@ -467,22 +482,21 @@ mod tests {
                 microslice: 5
             }
         );
-        known.remove(&20);
+        known.of.remove(&20);
         let second = rows(&core(&[30, 40, 10]), Some(&first), &mut known).unwrap();
-        assert_eq!(ids(&second), [1, 0, 3, 2]);
-        assert_eq!(known[&40], 2, "a number that is free again");
+        assert_eq!(ids(&second), [1, 0, 3, 4], "and a number of its own");
     }
 
     #[test]
     fn a_full_core_gives_a_new_vm_the_row_of_one_that_leaves() {
-        let mut known = BTreeMap::new();
+        let mut known = Ids::default();
         let all: Vec<i32> = (1..=ROWS as i32).collect();
         let first = rows(&core(&all), None, &mut known).unwrap();
-        known.remove(&1);
+        known.of.remove(&1);
         let mut next = all[1..].to_vec();
         next.push(100);
         let second = rows(&core(&next), Some(&first), &mut known).unwrap();
-        assert_eq!(second.vms[0].id, known[&100]);
+        assert_eq!(second.vms[0].id, known.of[&100]);
         next.push(101);
         let said = rows(&core(&next), None, &mut known)
             .unwrap_err()
@@ -497,7 +511,7 @@ mod tests {
                 algorithm,
                 ..core(&[1])
             };
-            let said = rows(&plan, None, &mut BTreeMap::new())
+            let said = rows(&plan, None, &mut Ids::default())
                 .unwrap_err()
                 .to_string();
             assert!(said.contains("mechanism = \"slots\""), "{said}");
