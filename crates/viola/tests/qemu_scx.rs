@@ -147,6 +147,7 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
     let policies = |text: &str| -> Vec<(String, u64)> {
         let line = |l: &str| {
             let words: Vec<&str> = l.split(' ').collect();
+            words[0].parse::<u32>().ok()?;
             Some((words.get(1)?.to_string(), words.get(2)?.parse().ok()?))
         };
         text.lines().filter_map(line).collect()
