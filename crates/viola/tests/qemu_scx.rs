@@ -113,7 +113,10 @@ fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
     let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run(m, 4, idle));
     // It has micro credit whenever it wakes.
     let both = format!("{ours:?}, stock {stock:?}");
-    assert!(ours.p99_us < 1_000.0 && ours.p99_us < stock.p99_us * 1.25, "{both}");
+    assert!(
+        ours.p99_us < 1_000.0 && ours.p99_us < stock.p99_us * 1.25,
+        "{both}"
+    );
 
     let weights = "batch:spin,weight=256 batch:spin,weight=512 ls:spin,weight=1024";
     let weights = host.run("sched_ext", 4, weights);

@@ -197,11 +197,7 @@ fn unavailable(why: String) -> SchedError {
 }
 
 /// The rows of a core: who was there keeps its row. New VMs get a number.
-fn rows(
-    core: &CorePlan,
-    before: Option<&CoreRows>,
-    ids: &mut Ids,
-) -> Result<CoreRows, SchedError> {
+fn rows(core: &CorePlan, before: Option<&CoreRows>, ids: &mut Ids) -> Result<CoreRows, SchedError> {
     if core.algorithm != Algorithm::Interleaved {
         return Err(unavailable(
             "it knows mode interleaved only; use mechanism = \"slots\" for the others and for turbo cores".into(),
@@ -220,9 +216,9 @@ fn rows(
     };
     let mut new = Vec::new();
     for vm in &core.vms {
-        let id = ids.get(vm.pid).ok_or_else(|| {
-            unavailable(format!("one host has room for {} VMs", VM_IDS - 1))
-        })?;
+        let id = ids
+            .get(vm.pid)
+            .ok_or_else(|| unavailable(format!("one host has room for {} VMs", VM_IDS - 1)))?;
         let params = params(vm, id);
         let old = before.and_then(|b| b.vms.iter().position(|v| v.id == id));
         match old {
