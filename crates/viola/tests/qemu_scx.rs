@@ -215,7 +215,7 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
 
     // What the host is told, with a kernel that takes the scheduler and with one that has begun to refuse it.
     let daemon = "printf '[slices]\\ncores = \"1\"\\n[daemon]\\ngroup = \"root\"\\nsocket = \"/tmp/v.sock\"\\nrun_dir = \"/tmp/vr\"\\nstate_dir = \"/tmp/vs\"\\n' >/tmp/v.toml; \
-                  viola check --config /tmp/v.toml; timeout -s INT 6 /viola/bin/viola run -c /tmp/v.toml 2>&1";
+                  viola check --config /tmp/v.toml; timeout -s INT 40 /viola/bin/viola run -c /tmp/v.toml 2>&1";
     let said = host.sh(daemon);
     assert!(
         said.contains("slices: sched_ext, core 1 is kept for VMs"),
