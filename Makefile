@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-turbo bench-vread bench-vpipe bench-sim demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-sim demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -66,6 +66,11 @@ bench-vpipe: guests clients build
 bench-turbo: guests build
 	@scripts/uml-smp.sh
 	@$(rt) $(viola) bench turbo $(ARGS)
+
+## make bench-scx     the figures of bench/results/scx.json, about fifteen minutes; ARGS="--quick" for a look
+bench-scx: guests build
+	@scripts/qemu-image.sh --new
+	@$(viola) bench scx $(ARGS)
 
 ## make bench-sim     the speed of the simulator: one host, and 100, 1,000 and 10,000
 bench-sim: build

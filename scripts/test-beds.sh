@@ -15,6 +15,7 @@ viola qemu_vread
 viola qemu_migration
 viola qemu_stream
 viola qemu_pipe
+viola qemu_scx
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs

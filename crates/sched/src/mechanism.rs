@@ -69,7 +69,7 @@ pub struct CoreHealth {
 
 /// A way to give the cores to VMs as a plan says.
 pub trait Mechanism {
-    /// Its name: `slots`, `eevdf` (and `sched_ext`, which goes here as a third).
+    /// Its name: `slots`, `sched_ext` or `eevdf`.
     fn name(&self) -> &'static str;
 
     /// Brings the plan about; cores and VMs that are in it no more are left as they were found. `vms` are the

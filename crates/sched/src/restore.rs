@@ -188,7 +188,9 @@ impl SavedState {
 }
 
 fn is_ours(attr: &SchedAttr) -> bool {
-    attr.policy == Policy::Fifo && PRIORITIES.contains(&(attr.rt_priority as i32))
+    // Nobody else gives a VM's threads to a sched_ext scheduler one by one; one that takes all leaves their policy.
+    attr.policy == Policy::Ext
+        || attr.policy == Policy::Fifo && PRIORITIES.contains(&(attr.rt_priority as i32))
 }
 
 /// Puts back every VM of the file, and removes the file when nothing failed.
@@ -229,13 +231,7 @@ pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
             };
             let known = saved.threads.iter().find(|s| s.tid == tid);
             if is_ours(&attr) {
-                // A reused number among the VM's own threads is a thread made since.
-                let same = match known {
-                    Some(s) => proc::stat(tid)?.is_some_and(|p| p.start_time == s.start_time),
-                    None => false,
-                };
-                let to = known.filter(|_| same).map_or(&saved.default, |s| &s.attr);
-                let _ = attrs::set(tid, to)?;
+                let _ = attrs::set(tid, saved.attr_of(tid)?)?;
                 left += 1;
             }
             if saved.pinned {
@@ -252,6 +248,19 @@ pub fn restore_vm(saved: &SavedVm) -> Result<usize, RestoreError> {
         }
     }
     Ok(done)
+}
+
+/// Puts back some threads of a VM.
+pub(crate) fn restore_threads(saved: &SavedVm, tids: &BTreeSet<Tid>) -> Result<(), RestoreError> {
+    if tids.is_empty() {
+        return Ok(());
+    }
+    for tid in saved.living()?.intersection(tids) {
+        if attrs::get(*tid)?.is_some_and(|attr| is_ours(&attr)) {
+            let _ = attrs::set(*tid, saved.attr_of(*tid)?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Puts back the slice of the fair class, for threads whose class nobody changed.
@@ -276,6 +285,16 @@ pub fn restore_slices(saved: &SavedVm) -> Result<usize, RestoreError> {
 }
 
 impl SavedVm {
+    /// What a thread had. A reused number among the VM's own threads is a thread made since.
+    fn attr_of(&self, tid: Tid) -> Result<&SchedAttr, HostError> {
+        let known = self.threads.iter().find(|s| s.tid == tid);
+        let same = match known {
+            Some(s) => proc::stat(tid)?.is_some_and(|p| p.start_time == s.start_time),
+            None => false,
+        };
+        Ok(known.filter(|_| same).map_or(&self.default, |s| &s.attr))
+    }
+
     /// The threads that there are now: of the VM, of its descendants, of the processes that work for it.
     fn living(&self) -> Result<BTreeSet<Tid>, HostError> {
         let lives = |pid: Tid, start_time: u64| {

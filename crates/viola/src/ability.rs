@@ -7,7 +7,8 @@ use viola_host::check::HostFacts;
 use viola_host::{CpuSet, Vm};
 use viola_proto::{Row, RowState};
 
-use crate::config::{MechanismChoice, Slices, Vread};
+use crate::config::{MechanismChoice, Mode, Slices, Turbo, Vread};
+use crate::error::chain;
 
 /// Something that stands in the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,10 +46,7 @@ pub fn slots(
 ) -> Result<String, Obstacle> {
     let online = facts.online();
     if slices.cores.is_empty() {
-        return Err(Obstacle::new(
-            "no cores are set aside for VMs",
-            "keep other work off some cores and name them in [slices] cores",
-        ));
+        return Err(no_cores());
     }
     if !facts.kernel.has_fair_server() && !slices.force {
         return Err(Obstacle::new(
@@ -83,17 +81,8 @@ pub fn slots(
     }
     let forced =
         !facts.kernel.has_fair_server() || online.iter().all(|cpu| slices.cores.contains(cpu));
-    let cores = if slices.cores.len() == 1 {
-        "core"
-    } else {
-        "cores"
-    };
-    let verb = if slices.cores.len() == 1 { "is" } else { "are" };
     let forced = if forced { "; forced" } else { "" };
-    Ok(format!(
-        "{cores} {} {verb} kept for VMs{forced}",
-        slices.cores
-    ))
+    Ok(format!("{}{forced}", kept(slices)))
 }
 
 /// Real-time throttling stops real-time threads for a part of each period. From Linux 6.12 on it is left only where
@@ -134,17 +123,67 @@ pub fn eevdf(facts: &HostFacts) -> Result<String, Obstacle> {
     Ok("shorter slices for VMs that wake; little for busy ones".into())
 }
 
-/// Whether sched_ext can be had.
-fn sched_ext(facts: &HostFacts) -> Result<String, Obstacle> {
-    let why = if facts.sched_ext {
-        "this version of viola has no scheduler for it"
-    } else {
-        "kernel built without CONFIG_SCHED_CLASS_EXT"
+/// Whether the kernel takes the scheduler: it is loaded and dropped again, which takes a moment; or why it is not to
+/// be used.
+pub fn try_scheduler(facts: &HostFacts, turbo: &Turbo) -> Result<(), String> {
+    if !facts.sched_ext {
+        return Err("kernel built without CONFIG_SCHED_CLASS_EXT".into());
+    }
+    if !turbo.cores.is_empty() {
+        return Err("it has no turbo cores, and [turbo] names some".into());
+    }
+    viola_sched::scx::probe().map_err(|e| chain(&e))
+}
+
+/// Whether the sched_ext scheduler can be had. `scheduler` is what [`try_scheduler`] said.
+pub fn sched_ext(
+    facts: &HostFacts,
+    slices: &Slices,
+    scheduler: &Result<(), String>,
+) -> Result<String, Obstacle> {
+    if !facts.sched_ext {
+        return Err(Obstacle {
+            why: "kernel built without CONFIG_SCHED_CLASS_EXT".into(),
+            change: None,
+        });
+    }
+    if let Err(why) = scheduler {
+        return Err(Obstacle {
+            why: why.clone(),
+            change: None,
+        });
+    }
+    if slices.cores.is_empty() {
+        return Err(no_cores());
+    }
+    if slices.mode != Mode::Interleaved {
+        return Err(Obstacle::new(
+            "it knows mode interleaved only",
+            "leave mode out of [slices], or name slots as the mechanism",
+        ));
+    }
+    if !facts.privilege.sys_nice {
+        return Err(Obstacle::new(
+            "other users' threads need root",
+            "run as root, or with CAP_SYS_NICE",
+        ));
+    }
+    Ok(kept(slices))
+}
+
+fn no_cores() -> Obstacle {
+    Obstacle::new(
+        "no cores are set aside for VMs",
+        "keep other work off some cores and name them in [slices] cores",
+    )
+}
+
+fn kept(slices: &Slices) -> String {
+    let (cores, verb) = match slices.cores.len() {
+        1 => ("core", "is"),
+        _ => ("cores", "are"),
     };
-    Err(Obstacle {
-        why: why.into(),
-        change: None,
-    })
+    format!("{cores} {} {verb} kept for VMs", slices.cores)
 }
 
 /// The mechanism that `mechanism` in the configuration comes down to on this host.
@@ -152,6 +191,7 @@ pub fn choose(
     facts: &HostFacts,
     slices: &Slices,
     accounting: &Result<(), String>,
+    scheduler: &Result<(), String>,
 ) -> Result<MechanismChoice, Obstacle> {
     if !slices.enabled {
         return Err(Obstacle {
@@ -159,18 +199,29 @@ pub fn choose(
             change: None,
         });
     }
-    match slices.mechanism {
-        MechanismChoice::Slots => slots(facts, slices, accounting).map(|_| MechanismChoice::Slots),
-        MechanismChoice::Eevdf => eevdf(facts).map(|_| MechanismChoice::Eevdf),
-        MechanismChoice::Auto => match (slots(facts, slices, accounting), eevdf(facts)) {
-            (Ok(_), _) => Ok(MechanismChoice::Slots),
-            (Err(_), Ok(_)) => Ok(MechanismChoice::Eevdf),
-            (Err(s), Err(e)) => Err(Obstacle {
-                why: format!("slots: {}; eevdf: {}", s.sentence(), e.sentence()),
-                change: None,
-            }),
-        },
+    let of = |choice| match choice {
+        MechanismChoice::SchedExt => sched_ext(facts, slices, scheduler),
+        MechanismChoice::Eevdf => eevdf(facts),
+        MechanismChoice::Slots | MechanismChoice::Auto => slots(facts, slices, accounting),
+    };
+    if slices.mechanism != MechanismChoice::Auto {
+        return of(slices.mechanism).map(|_| slices.mechanism);
     }
+    let mut reasons = Vec::new();
+    for choice in [
+        MechanismChoice::SchedExt,
+        MechanismChoice::Slots,
+        MechanismChoice::Eevdf,
+    ] {
+        match of(choice) {
+            Ok(_) => return Ok(choice),
+            Err(o) => reasons.push(format!("{}: {}", choice.name(), o.sentence())),
+        }
+    }
+    Err(Obstacle {
+        why: reasons.join("; "),
+        change: None,
+    })
 }
 
 /// The table of `viola check`.
@@ -178,6 +229,7 @@ pub fn rows(
     facts: &HostFacts,
     slices: &Slices,
     accounting: &Result<(), String>,
+    scheduler: &Result<(), String>,
     vms: &[Vm],
 ) -> Vec<Row> {
     let row = |name: &str, answer: Result<String, Obstacle>| match answer {
@@ -210,7 +262,7 @@ pub fn rows(
                 .map(|()| "exact, at context switches".into())
                 .map_err(no_change),
         ),
-        row("slices: sched_ext", sched_ext(facts)),
+        row("slices: sched_ext", sched_ext(facts, slices, scheduler)),
         row("slices: slots", slots(facts, slices, accounting)),
         row("slices: eevdf", eevdf(facts)),
     ]
@@ -410,23 +462,60 @@ mod tests {
         assert!(why(eevdf(&f)).contains("root"));
     }
 
+    fn none() -> Result<(), String> {
+        Err("kernel built without CONFIG_SCHED_CLASS_EXT".into())
+    }
+
+    #[test]
+    fn a_kernel_that_takes_the_scheduler_comes_first_and_one_that_does_not_is_left_with_a_sentence()
+    {
+        let mut f = facts("7.3.4");
+        f.sched_ext = true;
+        let one = slices("cores = \"1\"");
+        let choice = |f: &HostFacts, s: &Slices, scheduler: &Result<(), String>| {
+            choose(f, s, &Ok(()), scheduler)
+        };
+        assert_eq!(choice(&f, &one, &Ok(())), Ok(MechanismChoice::SchedExt));
+        let refused = Err("the kernel refused viola's sched_ext scheduler at loading".to_owned());
+        assert_eq!(choice(&f, &one, &refused), Ok(MechanismChoice::Slots));
+        assert_eq!(choice(&f, &slices(""), &Ok(())), Ok(MechanismChoice::Eevdf));
+        let paper = slices("cores = \"1\"\nmode = \"paper\"");
+        assert_eq!(choice(&f, &paper, &Ok(())), Ok(MechanismChoice::Slots));
+        let only = slices("cores = \"1\"\nmechanism = \"sched_ext\"");
+        let said = choice(&f, &only, &refused).unwrap_err().sentence();
+        assert!(said.contains("refused"), "{said}");
+        assert!(why(sched_ext(&f, &paper, &Ok(()))).contains("mode interleaved"));
+        let turbo = Config::parse(
+            Path::new("v.toml"),
+            "[slices]\ncores = \"1\"\n[turbo]\ncores = \"2\"",
+        )
+        .unwrap()
+        .turbo;
+        assert!(try_scheduler(&f, &turbo).unwrap_err().contains("[turbo]"));
+        let said = try_scheduler(&facts("6.18.1"), &turbo).unwrap_err();
+        assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
+    }
+
     #[test]
     fn auto_takes_slots_then_eevdf_then_says_why_neither() {
         let f = facts("6.18.1");
         assert_eq!(
-            choose(&f, &slices("cores = \"1\""), &Ok(())),
+            choose(&f, &slices("cores = \"1\""), &Ok(()), &none()),
             Ok(MechanismChoice::Slots)
         );
-        assert_eq!(choose(&f, &slices(""), &Ok(())), Ok(MechanismChoice::Eevdf));
-        assert!(choose(&f, &slices("mechanism = \"slots\""), &Ok(())).is_err());
-        let old = choose(&facts("5.10.0"), &slices("cores = \"1\""), &Ok(())).unwrap_err();
+        assert_eq!(
+            choose(&f, &slices(""), &Ok(()), &none()),
+            Ok(MechanismChoice::Eevdf)
+        );
+        assert!(choose(&f, &slices("mechanism = \"slots\""), &Ok(()), &none()).is_err());
+        let old = choose(&facts("5.10.0"), &slices("cores = \"1\""), &Ok(()), &none()).unwrap_err();
         assert!(
             old.why.contains("slots: ") && old.why.contains("eevdf: "),
             "{}",
             old.why
         );
         assert!(
-            choose(&f, &slices("enabled = false"), &Ok(()))
+            choose(&f, &slices("enabled = false"), &Ok(()), &none())
                 .unwrap_err()
                 .why
                 .contains("switched off")

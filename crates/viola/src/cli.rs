@@ -417,6 +417,11 @@ pub enum Internal {
         /// What the watchdog tells it.
         json: String,
     },
+    /// Processes that stand for VMs, in guests of tests and benchmarks.
+    Stand {
+        /// What they do.
+        words: Vec<String>,
+    },
 }
 
 fn class(text: &str) -> Result<ClassSetting, String> {

@@ -122,10 +122,29 @@ pub enum MechanismChoice {
     /// The best one that this host has.
     #[default]
     Auto,
+    /// A scheduler in BPF or nothing.
+    #[serde(rename = "sched_ext")]
+    SchedExt,
     /// Real-time slots or nothing.
     Slots,
     /// EEVDF slices or nothing.
     Eevdf,
+}
+
+impl MechanismChoice {
+    /// Whether it gives whole cores to VMs, whose threads are then kept there.
+    pub fn manages_cores(self) -> bool {
+        matches!(self, Self::SchedExt | Self::Slots)
+    }
+
+    /// As it is called in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SchedExt => "sched_ext",
+            Self::Slots | Self::Auto => "slots",
+            Self::Eevdf => "eevdf",
+        }
+    }
 }
 
 /// Which algorithm decides in the slot mechanism.

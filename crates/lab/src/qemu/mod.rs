@@ -18,8 +18,10 @@
 //! ```
 
 mod machine;
+mod program;
 mod qmp;
 mod spec;
 
 pub use machine::Machine;
+pub use program::Program;
 pub use spec::{Image, Spec};

@@ -72,13 +72,15 @@ impl Image {
     }
 }
 
-/// A QEMU guest: one vCPU, memory that others may share, a command channel, three QMP sockets.
+/// A QEMU guest: one vCPU unless more are asked for, memory that others may share, a command channel, three QMP sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Name, as `-name guest=`.
     pub name: String,
     /// Memory in MiB.
     pub memory: u32,
+    /// vCPUs.
+    pub cpus: u32,
     /// Cores of the host that all its threads run on; empty: any.
     pub cores: Vec<usize>,
     /// Words appended to QEMU's command line.
@@ -96,6 +98,7 @@ impl Spec {
         Self {
             name: name.into(),
             memory: 256,
+            cpus: 1,
             cores: vec![1],
             args: Vec::new(),
             kernel_args: Vec::new(),
@@ -109,6 +112,20 @@ impl Spec {
     pub fn memory(mut self, mib: u32) -> Self {
         self.memory = mib;
         self
+    }
+
+    /// So many vCPUs.
+    #[must_use]
+    pub fn cpus(mut self, n: u32) -> Self {
+        self.cpus = n;
+        self
+    }
+
+    /// Time in the guest is counted in instructions, of 2^`shift` ns each: what it measures of itself does not depend
+    /// on what else runs on this machine. Its vCPUs then take turns in one thread.
+    #[must_use]
+    pub fn counted(self, shift: u32) -> Self {
+        self.arg(&format!("-icount shift={shift},sleep=off"))
     }
 
     /// Words for QEMU's command line, separated by blanks.
@@ -188,9 +205,9 @@ impl Spec {
         let at = |what: &str| super::machine::beside(folder, &self.name, what);
         let accel = std::env::var("VIOLA_QEMU_ACCEL").unwrap_or_else(|_| "tcg".into());
         let cpu = if accel == "kvm" { "host" } else { "max" };
-        let memory = self.memory;
+        let (memory, cpus) = (self.memory, self.cpus);
         let line = format!(
-            "-accel {accel} -cpu {cpu} -machine q35,memory-backend=mem -smp 1 -m {memory} \
+            "-accel {accel} -cpu {cpu} -machine q35,memory-backend=mem -smp {cpus} -m {memory} \
              -object memory-backend-memfd,id=mem,size={memory}M,share=on \
              -nodefaults -no-user-config -display none \
              -device pcie-root-port,id=rp0,chassis=1 -device pcie-root-port,id=rp1,chassis=2 \

@@ -214,7 +214,7 @@ impl Slots {
 }
 
 /// Takes the host-wide lock of a core.
-fn lock_core(cpu: u32) -> Result<OwnedFd, SchedError> {
+pub(crate) fn lock_core(cpu: u32, mechanism: &'static str) -> Result<OwnedFd, SchedError> {
     let path = format!("/run/viola-cpu{cpu}.lock");
     let io = |source: std::io::Error| SchedError::Io {
         what: path.clone(),
@@ -235,7 +235,7 @@ fn lock_core(cpu: u32) -> Result<OwnedFd, SchedError> {
             }
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(SchedError::Unavailable {
-                    mechanism: NAME,
+                    mechanism,
                     why: format!(
                         "another viola manages core {cpu} ({path} is locked); stop that one first"
                     ),
@@ -270,7 +270,7 @@ impl Mechanism for Slots {
             Some(_) => Vec::new(),
             None => cpus
                 .iter()
-                .map(|&cpu| lock_core(cpu))
+                .map(|&cpu| lock_core(cpu, NAME))
                 .collect::<Result<_, _>>()?,
         };
         // What is not written down cannot be put back, so this comes before any change.

@@ -9,6 +9,7 @@ pub mod machine;
 pub mod progress;
 pub mod result;
 pub mod row;
+mod scx;
 pub mod side;
 mod slices;
 mod spawn;
@@ -23,6 +24,8 @@ use clap::{Args, Subcommand};
 
 use crate::error::{Failure, Outcome};
 
+pub use scx::stand;
+
 /// Rounds of a full run.
 const ROUNDS: usize = 5;
 /// Rounds of a quick one.
@@ -36,6 +39,13 @@ pub enum Bench {
     /// Needs root, two cores and the lab's guest image (make build). About twenty minutes; the result is written to
     /// bench/results/slices.json when everything was measured, else to build/bench/slices.json.
     Slices(Options),
+    /// Answers of one of four VMs on a core under sched_ext, slots and stock scheduling, in an emulated host.
+    ///
+    /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new), processes in it stand for
+    /// VMs, and its time is counted in instructions: figures compare mechanisms, they are not those of this machine.
+    /// About ten minutes; the result is written to bench/results/scx.json when everything was measured, else to
+    /// build/bench/scx.json.
+    Scx(Options),
     /// I/O of a busy guest with two vCPUs whose core others want too: as it is, and with a vCPU on a turbo core.
     ///
     /// Needs root, two cores, the lab's guest image (make build) and its kernel for several vCPUs
@@ -104,6 +114,7 @@ pub fn run(bench: &Bench) -> Outcome {
             need_root()?;
             slices::run(options)
         }
+        Bench::Scx(options) => scx::run(options),
         Bench::Turbo(options) => {
             need_root()?;
             turbo::run(options)

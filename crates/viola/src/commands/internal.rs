@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes of the slot mechanism, started by the daemon and by each other.
+//! Processes of the slot mechanism, started by the daemon and by each other, and those of test beds.
 
 use std::process::{Command, ExitCode};
 
@@ -13,6 +13,12 @@ pub fn internal(what: &Internal) -> ExitCode {
     let (name, json) = match what {
         Internal::SlotsWatchdog { json } => (c"viola-watchdog", json),
         Internal::SlotsController { json } => (c"viola-slots", json),
+        Internal::Stand { words } => {
+            return match crate::bench::stand(words) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(e) => e.tell(),
+            };
+        }
     };
     // What ps shows; the file of the program may be called otherwise.
     let _ = rustix::thread::set_name(name);
@@ -31,7 +37,9 @@ pub fn internal(what: &Internal) -> ExitCode {
             controller.args(["internal", "slots-controller"]);
             watchdog::watchdog(&args, &mut controller).map(|end| ExitCode::from(end as u8))
         }
-        Internal::SlotsController { .. } => watchdog::controller(&args).map(|()| ExitCode::SUCCESS),
+        Internal::SlotsController { .. } | Internal::Stand { .. } => {
+            watchdog::controller(&args).map(|()| ExitCode::SUCCESS)
+        }
     };
     ended.unwrap_or_else(|e| Failure::run(format!("{}: {e}", name.to_string_lossy())).tell())
 }

@@ -42,6 +42,8 @@ pub struct Control {
     facts_at: Instant,
     /// Whether the accounting program runs, or why not.
     accounting: Result<(), String>,
+    /// Whether the kernel takes the sched_ext scheduler, or why it is not used.
+    scheduler: Result<(), String>,
     /// The mechanism that the configuration comes down to, or why there is none.
     choice: Result<MechanismChoice, Obstacle>,
     inventory: Inventory,
@@ -84,7 +86,8 @@ impl Control {
             Err(e) => (Meter::sampled(), Err(chain(&e))),
         };
         let (settings, warning) = Settings::read(&config.daemon.state_dir);
-        let choice = ability::choose(&facts, &config.slices, &accounting);
+        let scheduler = ability::try_scheduler(&facts, &config.turbo);
+        let choice = ability::choose(&facts, &config.slices, &accounting, &scheduler);
         let now = Instant::now();
         let vread = match dry_run {
             true => None,
@@ -102,6 +105,7 @@ impl Control {
             facts,
             facts_at: now,
             accounting,
+            scheduler,
             choice,
             inventory,
             next_look: now,
@@ -161,6 +165,11 @@ impl Control {
                     .unwrap_or_default();
                 log::line(Level::Info, format!("slices: eevdf{why}"));
             }
+            Ok(MechanismChoice::SchedExt) => {
+                let terms = ability::sched_ext(&self.facts, &self.config.slices, &self.scheduler)
+                    .unwrap_or_default();
+                log::line(Level::Info, format!("slices: sched_ext, {terms}"));
+            }
             Ok(_) => {
                 let terms = ability::slots(&self.facts, &self.config.slices, &self.accounting)
                     .unwrap_or_default();
@@ -177,6 +186,7 @@ impl Control {
         }
         let mut again = !self.dry_run && self.engine.look_after(now);
         again |= self.engine.trouble.is_pending() && !self.engine.trouble.holds_back(now);
+        again |= self.fall_back();
         if again || now >= self.next_look || self.somebody_died() {
             self.look(now);
             again = true;
@@ -185,6 +195,20 @@ impl Control {
         if again {
             self.act(now);
         }
+    }
+
+    /// A scheduler in BPF that failed too often gives way to the next mechanism, where the configuration leaves the
+    /// choice. `true` when it did.
+    fn fall_back(&mut self) -> bool {
+        let is_free = self.config.slices.mechanism == MechanismChoice::Auto;
+        if !is_free || self.choice != Ok(MechanismChoice::SchedExt) || !self.engine.trouble.is_off()
+        {
+            return false;
+        }
+        self.scheduler = Err(format!("it failed: {}", self.engine.trouble.why()));
+        self.engine.trouble.forgive();
+        self.choose();
+        true
     }
 
     fn read_facts(&mut self, now: Instant) {
@@ -198,11 +222,18 @@ impl Control {
 
     /// Comes back to what the configuration and the host allow.
     fn choose(&mut self) {
-        let choice = ability::choose(&self.facts, &self.config.slices, &self.accounting);
+        let (slices, accounting) = (&self.config.slices, &self.accounting);
+        let choice = ability::choose(&self.facts, slices, accounting, &self.scheduler);
         if choice != self.choice {
             self.choice = choice;
             self.tell_choice();
         }
+    }
+
+    fn manages_cores(&self) -> bool {
+        self.choice
+            .as_ref()
+            .is_ok_and(|choice| choice.manages_cores())
     }
 
     /// Says something once.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use viola_host::{Vm, VmId};
 use viola_meter::acct::Acct;
 use viola_sched::eevdf::Eevdf;
+use viola_sched::scx::Scx;
 use viola_sched::slots::{Helper, Slots};
 use viola_sched::{CoreHealth, Mechanism, Plan, SchedError, VmPlan};
 
@@ -229,11 +230,7 @@ impl Engine {
 
     /// Tells what would be done, for a dry run; nothing is.
     pub fn pretend(&mut self, choice: Option<MechanismChoice>, draft: &Draft, vms: &[Vm]) {
-        let name = if choice == Some(MechanismChoice::Eevdf) {
-            "eevdf"
-        } else {
-            "slots"
-        };
+        let name = choice.map_or("slots", MechanismChoice::name);
         for (vm, what) in told(name, &self.pretended, draft, vms) {
             let what = format!("dry run, would be: {what}");
             match vm {
@@ -266,6 +263,7 @@ impl Drop for Engine {
 fn make(choice: MechanismChoice, run_dir: &Path) -> Box<dyn Mechanism> {
     match choice {
         MechanismChoice::Eevdf => Box::new(Eevdf::new(leftover::eevdf_file(run_dir))),
+        MechanismChoice::SchedExt => Box::new(Scx::new(leftover::sched_ext_file(run_dir))),
         MechanismChoice::Slots | MechanismChoice::Auto => {
             // This program itself, also when its file was replaced since.
             let program = "/proc/self/exe".into();

@@ -15,6 +15,11 @@ pub fn slots_file(run_dir: &Path) -> PathBuf {
     watchdog::default_state(run_dir)
 }
 
+/// Where the sched_ext mechanism keeps them.
+pub fn sched_ext_file(run_dir: &Path) -> PathBuf {
+    run_dir.join("sched_ext.json")
+}
+
 /// Where the eevdf mechanism keeps them.
 pub fn eevdf_file(run_dir: &Path) -> PathBuf {
     run_dir.join("eevdf.json")
@@ -96,7 +101,7 @@ pub fn put_back(run_dir: &Path) -> (Done, Option<RestoreError>) {
         }
         Err(e) => error = Some(e),
     }
-    for file in [slots, affinity_file(run_dir)] {
+    for file in [slots, sched_ext_file(run_dir), affinity_file(run_dir)] {
         match restore_file(&file) {
             Ok(r) => done.add(r),
             Err(e) => error = error.or(Some(e)),

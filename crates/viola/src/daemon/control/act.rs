@@ -25,7 +25,10 @@ impl Control {
             self.draft = draft;
             self.tell_moved(&placed);
             self.placement.take(now, placed);
-            self.watch_packets();
+            // Only the slots' controllers listen.
+            if choice == Some(MechanismChoice::Slots) {
+                self.watch_packets();
+            }
             if self.dry_run {
                 self.engine
                     .pretend(choice, &self.draft, self.inventory.vms());

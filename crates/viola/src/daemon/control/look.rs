@@ -108,8 +108,10 @@ impl Control {
 
     fn find_obstacles(&mut self, unaccounted: &[VmId], warnings: &mut Vec<String>) {
         self.blocked.clear();
+        let manages = self.manages_cores();
+        // Real-time priorities are what slots are made of.
         let slots = self.choice == Ok(MechanismChoice::Slots);
-        for vm in self.inventory.vms().iter().filter(|_| slots) {
+        for vm in self.inventory.vms().iter().filter(|_| manages) {
             let tids = vm
                 .vcpus
                 .iter()
@@ -121,7 +123,7 @@ impl Control {
                 Some("its vCPU threads cannot be told from its others".to_owned())
             } else if unaccounted.contains(&vm.id) {
                 Some("the accounting program has no room for another VM".to_owned())
-            } else if self.facts.rt_group_sched == Some(false) {
+            } else if !slots || self.facts.rt_group_sched == Some(false) {
                 None
             } else {
                 let mut found = None;
@@ -141,7 +143,7 @@ impl Control {
 
     fn find_affinities(&mut self) {
         self.allowed.clear();
-        if self.choice != Ok(MechanismChoice::Slots) {
+        if !self.manages_cores() {
             return;
         }
         for vm in self.inventory.vms() {
@@ -206,10 +208,11 @@ impl Control {
         changed
     }
 
-    /// What class ls would bring each VM, in their order; only slots bring it about.
+    /// What class ls would bring each VM, in their order; only a mechanism that
+    /// manages cores brings it about.
     pub(super) fn advice(&self) -> Vec<Option<Advice>> {
         let vms = self.inventory.vms();
-        if self.choice != Ok(MechanismChoice::Slots) || self.stopped.is_some() {
+        if !self.manages_cores() || self.stopped.is_some() {
             return vec![None; vms.len()];
         }
         let controls: Vec<Controls> = vms

@@ -10,7 +10,6 @@ use viola_sched::{Algorithm, VmPlan};
 
 use super::{Control, PUBLISH};
 use crate::ability;
-use crate::config::MechanismChoice;
 use crate::daemon::view::{Known, View, add_vread, reports};
 use crate::measure::Recent;
 
@@ -43,6 +42,7 @@ impl Control {
             &self.facts,
             &self.config.slices,
             &self.accounting,
+            &self.scheduler,
             self.inventory.vms(),
         );
         let vread = self.vread.as_ref().map(|v| v.shown());
@@ -224,10 +224,7 @@ impl Control {
             interval_ns: self.config.daemon.interval,
             stage,
             why,
-            mechanism: self.choice.as_ref().ok().map(|c| match c {
-                MechanismChoice::Eevdf => "eevdf".to_owned(),
-                MechanismChoice::Slots | MechanismChoice::Auto => "slots".to_owned(),
-            }),
+            mechanism: self.choice.as_ref().ok().map(|c| c.name().to_owned()),
             accounting: match &self.accounting {
                 Ok(()) => "exact".into(),
                 Err(why) => format!("sampled ({why})"),

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A program of this machine for a QEMU guest, with the libraries it needs.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::machine::Machine;
+use super::spec::Spec;
+use crate::error::{Error, Result};
+
+/// A program and its libraries in an archive, which the guest finds as its first disk.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    archive: PathBuf,
+}
+
+impl Program {
+    /// Packs it, without debugging symbols; the archive is in `folder`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also when ldd, strip or tar cannot be run.
+    pub fn pack(program: &Path, folder: &Path) -> Result<Self> {
+        let root = folder.join("program");
+        let (bin, lib) = (root.join("viola/bin"), root.join("viola/lib"));
+        for made in [&bin, &lib] {
+            fs::create_dir_all(made).map_err(Error::io("make", made))?;
+        }
+        let name = program.file_name().unwrap_or(OsStr::new("program"));
+        run(Command::new("strip")
+            .arg("-o")
+            .arg(bin.join(name))
+            .arg(program))?;
+        let needed = run(Command::new("ldd").arg(program))?;
+        let paths = needed
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'))
+            .map(Path::new);
+        for path in paths {
+            if let Some(name) = path.file_name() {
+                fs::copy(path, lib.join(name)).map_err(Error::io("copy", path))?;
+            }
+        }
+        let archive = folder.join("program.tar");
+        run(Command::new("tar")
+            .arg("-cf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(&root)
+            .arg("viola"))?;
+        let _ = fs::remove_dir_all(&root);
+        Ok(Self {
+            name: name.to_string_lossy().into_owned(),
+            archive,
+        })
+    }
+
+    /// A guest with the archive as its disk; before other disks.
+    #[must_use]
+    pub fn disk(&self, spec: Spec) -> Spec {
+        spec.disk("program", &self.archive, "raw")
+    }
+
+    /// Unpacks it in the guest. [`Program::command`] runs it then.
+    ///
+    /// # Errors
+    /// [`Error::Guest`].
+    pub fn unpack(&self, machine: &Machine) -> Result<()> {
+        let script = "tar -x -f /dev/vda -C / && mkdir -p /lib64 && \
+                      ln -sfn /viola/lib/ld-linux-x86-64.so.2 /lib64/ld-linux-x86-64.so.2";
+        machine.sh(script).map(drop)
+    }
+
+    /// The words that run it in the guest.
+    #[must_use]
+    pub fn command(&self) -> String {
+        format!("LD_LIBRARY_PATH=/viola/lib /viola/bin/{}", self.name)
+    }
+}
+
+/// What it wrote to standard output.
+fn run(command: &mut Command) -> Result<String> {
+    let name = PathBuf::from(command.get_program());
+    let failed = |what: String| Error::io("run", &name)(std::io::Error::other(what));
+    let output = command.output().map_err(Error::io("run", &name))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(failed(said));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

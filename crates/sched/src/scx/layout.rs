@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Shapes of bpf/scx.h, and the knobs.
+
+use viola_policy::slices::{InterleavedConfig, MS, Nanos, US};
+
+/// VMs on one core.
+pub const ROWS: usize = viola_policy::slices::MAX_VMS;
+/// VMs on one host; ids are `1..VM_IDS`.
+pub const VM_IDS: u32 = 256;
+
+/// `struct vm_params`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VmParams {
+    /// Identity; 0: the row is vacant.
+    pub id: u32,
+    /// Latency-sensitive.
+    pub ls: u32,
+    /// 1..=65535
+    pub weight: u32,
+    /// Thousandths of the core; 0: no cap.
+    pub cap_permille: u32,
+    /// ns
+    pub microslice: Nanos,
+}
+
+/// `struct core_plan`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CoreRows {
+    /// Slice of a batch VM, ns.
+    pub batch_slice: Nanos,
+    /// By row.
+    pub vms: [VmParams; ROWS],
+}
+
+/// `struct vm_stats`: what a VM got on one core.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VmStats {
+    /// Identity in the scheduler.
+    pub id: u32,
+    /// Unused.
+    pub runnable: u32,
+    /// Time it ran, ns.
+    pub run: Nanos,
+    /// Times that one of its threads was put on the core.
+    pub turns: u64,
+    /// Waits for the core that ended.
+    pub waits: u64,
+    /// Their sum, ns.
+    pub wait_sum: Nanos,
+    /// The longest, ns.
+    pub wait_max: Nanos,
+    /// Times that it took the core from another VM when it woke.
+    pub boosts: u64,
+}
+
+/// `struct core_stats`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CoreStats {
+    /// Decisions.
+    pub decisions: u64,
+    /// Changes from one VM to another.
+    pub switches: u64,
+    /// Interrupts that made the core decide.
+    pub kicks: u64,
+    /// Time spent in decisions, ns.
+    pub decide_ns: Nanos,
+    /// Longest time by which the end of a slice came late, ns.
+    pub late_max: Nanos,
+    /// Turns that were given only because a VM had waited so long.
+    pub starved: u64,
+}
+
+/// `struct scx_end`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct EndRow {
+    pub kind: u32,
+    pub pad: u32,
+    pub reason: [u8; 128],
+    pub message: [u8; 256],
+}
+
+/// `struct scx_enrol`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Enrol {
+    pub tid: u32,
+    pub id: u32,
+    pub service: u32,
+}
+
+/// Knobs of the scheduler, fixed while it is loaded: `struct scx_knobs`, where each is explained.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Knobs {
+    /// Most service a sleeping latency-sensitive VM is owed, ns.
+    pub credit_ls: Nanos,
+    /// The same of other VMs, ns.
+    pub credit_batch: Nanos,
+    /// How long a vCPU may run while another one of its VM waits on the same core, ns.
+    pub vcpu_turn: Nanos,
+    /// Head start of a VM's service threads before its vCPUs, ns.
+    pub service_start: Nanos,
+    /// A VM that waited so long runs next whatever its weight, ns; far below the kernel's watchdog of 5 s.
+    pub starved_after: Nanos,
+    /// For so long, ns.
+    pub starved_turn: Nanos,
+    /// For tests: the VM with this id is never run. 0: none.
+    pub starve_id: u32,
+    /// For tests: 1 for slices that end at the kernel's tick.
+    pub no_timer: u32,
+    /// CPUs this machine can have; the loader fills it in.
+    pub cpus: u32,
+    /// Unused.
+    pub pad: u32,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        let config = InterleavedConfig::default();
+        Self {
+            credit_ls: config.credit_ls,
+            credit_batch: config.credit_batch,
+            vcpu_turn: MS,
+            service_start: 10 * MS,
+            starved_after: 1000 * MS,
+            starved_turn: 100 * US,
+            starve_id: 0,
+            no_timer: 0,
+            cpus: 0,
+            pad: 0,
+        }
+    }
+}
+
+/// Plain data that goes into and comes out of maps.
+///
+/// # Safety
+/// `repr(C)`, without padding, and any bytes are a value.
+pub(super) unsafe trait Plain: Copy {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: by the contract of the trait all bytes are initialised.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        // SAFETY: as long as the value, which any bytes are; read unaligned.
+        (bytes.len() == size_of::<Self>())
+            .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+    }
+}
+
+// SAFETY: integers only, the fields leave no gaps.
+unsafe impl Plain for CoreRows {}
+// SAFETY: as above.
+unsafe impl Plain for VmStats {}
+// SAFETY: as above.
+unsafe impl Plain for CoreStats {}
+// SAFETY: as above.
+unsafe impl Plain for EndRow {}
+// SAFETY: as above.
+unsafe impl Plain for Enrol {}
+// SAFETY: as above.
+unsafe impl Plain for Knobs {}
+
+const _: () = {
+    assert!(size_of::<VmParams>() == 24);
+    assert!(size_of::<CoreRows>() == 8 + 24 * ROWS);
+    assert!(size_of::<VmStats>() == 56);
+    assert!(size_of::<CoreStats>() == 48);
+    assert!(size_of::<EndRow>() == 392);
+    assert!(size_of::<Enrol>() == 12);
+    assert!(size_of::<Knobs>() == 64);
+};

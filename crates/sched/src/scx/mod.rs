@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: Apache-2.0
+//! sched_ext: the default algorithm in the kernel, as a scheduler in BPF (bpf/scx.bpf.c).
+//!
+//! Threads of managed VMs are given SCHED_EXT, all others stay in the kernel's own classes, which go before. No
+//! real-time priority, no controller process: the kernel asks the scheduler whenever a core has to choose. When it
+//! fails, or the process that loaded it ends in whatever way, the kernel takes its threads back into the fair class.
+
+mod layout;
+mod load;
+#[cfg(test)]
+mod replay;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use viola_host::Vm;
+use viola_host::attrs::{self, Policy, RESET_ON_FORK, SchedAttr};
+use viola_meter::acct::Acct;
+use viola_policy::slices::Class;
+
+use self::layout::{CoreRows, ROWS, VM_IDS, VmParams};
+use self::load::Loaded;
+use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError};
+use crate::plan::{Algorithm, CorePlan, Plan, VmPlan};
+use crate::restore::{SavedState, restore_file, restore_threads, restore_vm};
+use crate::slots::lock_core;
+
+pub use layout::{CoreStats, Knobs, VmStats};
+pub use load::ScxError;
+
+const NAME: &str = "sched_ext";
+
+/// Whether this kernel takes the scheduler: it is loaded, which the kernel verifies, and dropped again. Nothing is
+/// scheduled by it.
+pub fn probe() -> Result<(), ScxError> {
+    Loaded::load(Knobs::default()).map(drop)
+}
+
+/// Name of the sched_ext scheduler that is at work on this host, whosever it is.
+pub fn at_work() -> Option<String> {
+    load::at_work()
+}
+
+impl From<ScxError> for SchedError {
+    fn from(e: ScxError) -> Self {
+        let mut why = e.to_string();
+        if let Some(source) = std::error::Error::source(&e) {
+            why = format!("{why}: {source}");
+        }
+        Self::Unavailable {
+            mechanism: NAME,
+            why,
+        }
+    }
+}
+
+/// One core and who has which row there.
+struct Core {
+    cpu: u32,
+    seq: u64,
+    rows: CoreRows,
+}
+
+/// Numbers of VMs, by main process.
+#[derive(Default)]
+struct Ids {
+    of: BTreeMap<i32, u32>,
+    last: u32,
+}
+
+impl Ids {
+    /// The number that a VM has, or one that nobody has had for long: the scheduler takes one that it knows for the
+    /// same VM.
+    fn get(&mut self, pid: i32) -> Option<u32> {
+        if let Some(id) = self.of.get(&pid) {
+            return Some(*id);
+        }
+        let all = VM_IDS - 1;
+        let used: BTreeSet<u32> = self.of.values().copied().collect();
+        let id = (0..all)
+            .map(|k| (self.last + k) % all + 1)
+            .find(|id| !used.contains(id))?;
+        self.last = id;
+        self.of.insert(pid, id);
+        Some(id)
+    }
+}
+
+struct Running {
+    loaded: Loaded,
+    cores: Vec<Core>,
+    ids: Ids,
+    /// Threads: which VM's, and whether they go before its vCPUs.
+    threads: BTreeMap<i32, (u32, bool)>,
+    _locks: Vec<OwnedFd>,
+}
+
+/// The sched_ext mechanism.
+pub struct Scx {
+    saved: PathBuf,
+    knobs: Knobs,
+    state: SavedState,
+    running: Option<Running>,
+}
+
+impl Scx {
+    /// `saved` is where the attributes from before are kept.
+    pub fn new(saved: PathBuf) -> Self {
+        Self::with_knobs(saved, Knobs::default())
+    }
+
+    /// With other knobs than the usual ones.
+    pub fn with_knobs(saved: PathBuf, knobs: Knobs) -> Self {
+        Self {
+            saved,
+            knobs,
+            state: SavedState::default(),
+            running: None,
+        }
+    }
+
+    /// What each VM, by its main process, got on each core so far.
+    pub fn stats(&self) -> Vec<(u32, i32, VmStats)> {
+        let Some(running) = &self.running else {
+            return Vec::new();
+        };
+        let mut all = Vec::new();
+        for core in &running.cores {
+            for (row, vm) in core.rows.vms.iter().enumerate().filter(|(_, v)| v.id != 0) {
+                let pid = running.ids.of.iter().find(|(_, id)| **id == vm.id);
+                let stats = running.loaded.vm_stats(core.cpu, row as u32);
+                if let Some((pid, _)) = pid.filter(|_| stats.id == vm.id) {
+                    all.push((core.cpu, *pid, stats));
+                }
+            }
+        }
+        all
+    }
+
+    /// What scheduling cost on each core so far.
+    pub fn core_stats(&self) -> Vec<(u32, CoreStats)> {
+        let running = self.running.iter();
+        running
+            .flat_map(|r| r.cores.iter().map(|c| (c.cpu, r.loaded.core_stats(c.cpu))))
+            .collect()
+    }
+
+    fn start(&self, plan: &Plan, locks: Vec<OwnedFd>) -> Result<Running, SchedError> {
+        let mut loaded = Loaded::load(self.knobs)?;
+        let mut ids = Ids::default();
+        let mut cores = Vec::new();
+        for core in &plan.cores {
+            let rows = rows(core, None, &mut ids)?;
+            if core.cpu >= loaded.cpus {
+                return Err(unavailable(format!("there is no CPU {}", core.cpu)));
+            }
+            loaded.publish(core.cpu, 1, &rows)?;
+            cores.push(Core {
+                cpu: core.cpu,
+                seq: 1,
+                rows,
+            });
+        }
+        loaded.attach()?;
+        Ok(Running {
+            loaded,
+            cores,
+            ids,
+            threads: BTreeMap::new(),
+            _locks: locks,
+        })
+    }
+
+    fn end(&mut self) -> Result<(), SchedError> {
+        let Some(running) = self.running.take() else {
+            return Ok(());
+        };
+        // Thread by thread, so that each is back before the scheduler goes; once more for those made meanwhile.
+        let first = restore_file(&self.saved);
+        let kept = first.is_ok().then(|| self.state.clone());
+        drop(running);
+        for vm in kept.iter().flat_map(|s| &s.vms) {
+            restore_vm(vm)?;
+        }
+        self.state = SavedState::default();
+        first?;
+        Ok(())
+    }
+}
+
+fn unavailable(why: String) -> SchedError {
+    SchedError::Unavailable {
+        mechanism: NAME,
+        why,
+    }
+}
+
+/// The rows of a core: who was there keeps its row. New VMs get a number.
+fn rows(core: &CorePlan, before: Option<&CoreRows>, ids: &mut Ids) -> Result<CoreRows, SchedError> {
+    if core.algorithm != Algorithm::Interleaved {
+        return Err(unavailable(
+            "it knows mode interleaved only; use mechanism = \"slots\" for the others and for turbo cores".into(),
+        ));
+    }
+    if core.vms.len() > ROWS {
+        return Err(unavailable(format!(
+            "{} VMs are to share core {}, and a core has room for {ROWS}",
+            core.vms.len(),
+            core.cpu
+        )));
+    }
+    let mut rows = CoreRows {
+        batch_slice: core.batch_slice,
+        vms: [VmParams::default(); ROWS],
+    };
+    let mut new = Vec::new();
+    for vm in &core.vms {
+        let id = ids
+            .get(vm.pid)
+            .ok_or_else(|| unavailable(format!("one host has room for {} VMs", VM_IDS - 1)))?;
+        let params = params(vm, id);
+        let old = before.and_then(|b| b.vms.iter().position(|v| v.id == id));
+        match old {
+            Some(row) => rows.vms[row] = params,
+            None => new.push(params),
+        }
+    }
+    for params in new {
+        // Rather one that was vacant before: in one that is given up a thread may still wait.
+        let vacant = |row: &usize| rows.vms[*row].id == 0;
+        let was_vacant = |row: &usize| before.is_none_or(|b| b.vms[*row].id == 0);
+        let row = (0..ROWS).find(|r| vacant(r) && was_vacant(r));
+        if let Some(row) = row.or_else(|| (0..ROWS).find(vacant)) {
+            rows.vms[row] = params;
+        }
+    }
+    Ok(rows)
+}
+
+fn params(vm: &VmPlan, id: u32) -> VmParams {
+    VmParams {
+        id,
+        ls: u32::from(vm.params.class == Class::Ls),
+        weight: vm.params.weight,
+        cap_permille: vm.params.cap_permille.unwrap_or(0),
+        microslice: vm.params.microslice,
+    }
+}
+
+/// Gives a thread SCHED_EXT, with the nice value it has.
+fn take(tid: i32) -> Result<(), SchedError> {
+    let tid = tid as u32;
+    let Some(attr) = attrs::get(tid)? else {
+        return Ok(());
+    };
+    if attr.policy != Policy::Ext {
+        let ext = SchedAttr {
+            policy: Policy::Ext,
+            flags: attr.flags & RESET_ON_FORK,
+            ..SchedAttr::fair(attr.nice)
+        };
+        let _ = attrs::set(tid, &ext)?;
+    }
+    Ok(())
+}
+
+/// The kernel's scx_exit_kind in a sentence.
+fn sentence(kind: u32) -> &'static str {
+    match kind {
+        1026 => {
+            "the kernel ended the scheduler, since a thread had waited for 5 s; the VMs' threads are in the fair class"
+        }
+        67 => "SysRq S ended the scheduler; the VMs' threads are in the fair class",
+        64..=66 => "somebody ended the scheduler; the VMs' threads are in the fair class",
+        _ => {
+            "the kernel ended the scheduler after an error; the VMs' threads are in the fair class"
+        }
+    }
+}
+
+impl Mechanism for Scx {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn apply(
+        &mut self,
+        plan: &Plan,
+        vms: &[Vm],
+        _acct: Option<&mut Acct>,
+    ) -> Result<(), SchedError> {
+        let cpus: Vec<u32> = plan.cores.iter().map(|c| c.cpu).collect();
+        let is_same = |r: &Running| r.cores.iter().map(|c| c.cpu).eq(cpus.iter().copied());
+        if self.running.as_ref().is_some_and(|r| !is_same(r)) {
+            self.end()?;
+        }
+        if cpus.is_empty() {
+            return Ok(());
+        }
+        if self.running.is_none() {
+            // Not while slots have one of the cores.
+            let locks = cpus.iter().map(|&cpu| lock_core(cpu, NAME));
+            let locks = locks.collect::<Result<Vec<_>, _>>()?;
+            self.running = Some(self.start(plan, locks)?);
+        }
+        let done = self.follow(plan, vms);
+        if done.is_err() {
+            self.end()?;
+        }
+        done
+    }
+
+    fn health(&mut self) -> Health {
+        let Some(running) = &self.running else {
+            return Health::default();
+        };
+        let mut health = Health::default();
+        for core in &running.cores {
+            let s = running.loaded.core_stats(core.cpu);
+            health.cores.push(CoreHealth {
+                cpu: core.cpu,
+                decisions: s.decisions,
+                switches: s.switches,
+                calls: s.kicks,
+                cpu_ns: s.decide_ns,
+                late_max: s.late_max,
+            });
+        }
+        if let Some(ended) = running.loaded.ended() {
+            eprintln!("viola: sched_ext: {}", ended.words);
+            health.ended = Some(sentence(ended.kind));
+            if let Err(e) = self.end() {
+                eprintln!("viola: {e}");
+            }
+        }
+        health
+    }
+
+    fn stop(&mut self) -> Result<(), SchedError> {
+        self.end()
+    }
+}
+
+impl Scx {
+    /// Brings rows and threads in line with the plan.
+    fn follow(&mut self, plan: &Plan, vms: &[Vm]) -> Result<(), SchedError> {
+        // What is not written down cannot be put back, so this comes before any change.
+        let before = self.state.clone();
+        for v in plan.cores.iter().flat_map(|c| &c.vms) {
+            if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
+                self.state.note(vm, false)?;
+            }
+        }
+        if self.state != before {
+            self.state.write(&self.saved)?;
+        }
+        let Some(running) = self.running.as_mut() else {
+            return Ok(());
+        };
+        let stays = |pid: i32| {
+            plan.cores
+                .iter()
+                .any(|c| c.vms.iter().any(|v| v.pid == pid))
+        };
+        running.ids.of.retain(|pid, _| stays(*pid));
+        let mut wanted = BTreeMap::new();
+        let mut changed = Vec::new();
+        for (core, new) in running.cores.iter_mut().zip(&plan.cores) {
+            let rows = rows(new, Some(&core.rows), &mut running.ids)?;
+            if rows != core.rows {
+                changed.push((core, rows));
+            }
+            for vm in &new.vms {
+                let Some(id) = running.ids.of.get(&vm.pid) else {
+                    continue;
+                };
+                let threads = vm.threads.iter().map(|t| (t.tid, (*id, t.service)));
+                wanted.extend(threads);
+            }
+        }
+        // First those leave that have no row any more, last those come that are to have one.
+        let gone: BTreeSet<u32> = running
+            .threads
+            .keys()
+            .filter(|tid| !wanted.contains_key(*tid))
+            .map(|tid| *tid as u32)
+            .collect();
+        for tid in &gone {
+            running.loaded.enrol(*tid as i32, 0, false)?;
+        }
+        for vm in &self.state.vms {
+            if stays(vm.pid as i32) {
+                restore_threads(vm, &gone)?;
+            } else {
+                restore_vm(vm)?;
+            }
+        }
+        if self.state.vms.iter().any(|vm| !stays(vm.pid as i32)) {
+            self.state.vms.retain(|vm| stays(vm.pid as i32));
+            self.state.write(&self.saved)?;
+        }
+        for (core, rows) in changed {
+            core.seq += 1;
+            running.loaded.publish(core.cpu, core.seq, &rows)?;
+            core.rows = rows;
+        }
+        for (tid, (id, service)) in &wanted {
+            if running.threads.get(tid) != Some(&(*id, *service)) {
+                running.loaded.enrol(*tid, *id, *service)?;
+            }
+            take(*tid)?;
+        }
+        running.threads = wanted;
+        Ok(())
+    }
+}
+
+impl Drop for Scx {
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            eprintln!("viola: {e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viola_policy::slices::Params;
+
+    fn core(pids: &[i32]) -> CorePlan {
+        let vm = |pid: &i32| VmPlan {
+            params: Params {
+                id: 0,
+                class: Class::Ls,
+                weight: 256,
+                cap_permille: Some(300),
+                microslice: 5,
+            },
+            index: 0,
+            pid: *pid,
+            sees_packets: false,
+            threads: Vec::new(),
+            regular_vcpus: (0, 0),
+        };
+        CorePlan {
+            cpu: 1,
+            algorithm: Algorithm::Interleaved,
+            batch_slice: 7,
+            budget_permille: None,
+            vms: pids.iter().map(vm).collect(),
+        }
+    }
+
+    /// Ids by row, without the vacant ones at the end.
+    fn ids(rows: &CoreRows) -> Vec<u32> {
+        let n = rows
+            .vms
+            .iter()
+            .rposition(|v| v.id != 0)
+            .map_or(0, |i| i + 1);
+        rows.vms[..n].iter().map(|v| v.id).collect()
+    }
+
+    #[test]
+    fn who_stays_keeps_its_row_and_who_comes_takes_one_that_was_vacant() {
+        let mut known = Ids::default();
+        let first = rows(&core(&[10, 20, 30]), None, &mut known).unwrap();
+        assert_eq!(ids(&first), [1, 2, 3]);
+        assert_eq!(
+            first.vms[0],
+            VmParams {
+                id: 1,
+                ls: 1,
+                weight: 256,
+                cap_permille: 300,
+                microslice: 5
+            }
+        );
+        known.of.remove(&20);
+        let second = rows(&core(&[30, 40, 10]), Some(&first), &mut known).unwrap();
+        assert_eq!(ids(&second), [1, 0, 3, 4], "and a number of its own");
+    }
+
+    #[test]
+    fn a_full_core_gives_a_new_vm_the_row_of_one_that_leaves() {
+        let mut known = Ids::default();
+        let all: Vec<i32> = (1..=ROWS as i32).collect();
+        let first = rows(&core(&all), None, &mut known).unwrap();
+        known.of.remove(&1);
+        let mut next = all[1..].to_vec();
+        next.push(100);
+        let second = rows(&core(&next), Some(&first), &mut known).unwrap();
+        assert_eq!(second.vms[0].id, known.of[&100]);
+        next.push(101);
+        let said = rows(&core(&next), None, &mut known)
+            .unwrap_err()
+            .to_string();
+        assert!(said.contains("65 VMs"), "{said}");
+    }
+
+    #[test]
+    fn other_modes_and_turbo_cores_are_refused_with_what_to_use() {
+        for algorithm in [Algorithm::Paper, Algorithm::Turbo] {
+            let plan = CorePlan {
+                algorithm,
+                ..core(&[1])
+            };
+            let said = rows(&plan, None, &mut Ids::default())
+                .unwrap_err()
+                .to_string();
+            assert!(said.contains("mechanism = \"slots\""), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_it_is_said_so() {
+        if !std::path::Path::new("/sys/kernel/sched_ext").exists() {
+            let said = probe().unwrap_err().to_string();
+            assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
+            assert_eq!(at_work(), None);
+        }
+    }
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel's copy of the algorithm (bpf/slices.h) against the one in `policy`: the same random histories through
+//! both, and the same decisions.
+
+use std::ffi::CString;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm};
+use viola_policy::slices::{
+    Class, Decision, Interleaved, InterleavedConfig, MS, Machine, Nanos, Params, Rank, Seen, US,
+};
+
+use super::layout::{ROWS, VmParams};
+
+type Configure = unsafe extern "C" fn(u64, u64, u64, *const VmParams);
+type Decide =
+    unsafe extern "C" fn(u64, *const u64, *const u32, *mut u32, *mut u64, *mut u32) -> u64;
+
+/// The compiled header. One machine, so one user at a time.
+struct Library {
+    reset: unsafe extern "C" fn(),
+    configure: Configure,
+    decide: Decide,
+}
+
+static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
+
+fn load() -> Library {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dir = tempfile::tempdir().unwrap();
+    let library = dir.path().join("replay.so");
+    let cc = std::env::var_os("CC").unwrap_or("cc".into());
+    let flags = ["-shared", "-fPIC", "-O2", "-fwrapv", "-Wall", "-Wno-unused"];
+    let built = Command::new(cc)
+        .args(flags)
+        .arg("-I")
+        .arg(here.join("../../bpf"))
+        .arg(here.join("../../bpf/replay.c"))
+        .arg("-o")
+        .arg(&library)
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{built:?}");
+    let path = CString::new(library.to_str().unwrap()).unwrap();
+    // SAFETY: a library of plain functions without constructors; it stays loaded.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+    assert!(!handle.is_null());
+    let symbol = |name: &std::ffi::CStr| {
+        // SAFETY: a live handle and a string that ends.
+        let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+        assert!(!found.is_null(), "{name:?}");
+        found
+    };
+    // SAFETY: the functions have these types in replay.c.
+    unsafe {
+        Library {
+            reset: std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn()>(symbol(
+                c"replay_reset",
+            )),
+            configure: std::mem::transmute::<*mut libc::c_void, Configure>(symbol(
+                c"replay_configure",
+            )),
+            decide: std::mem::transmute::<*mut libc::c_void, Decide>(symbol(c"replay_decide")),
+        }
+    }
+}
+
+fn with_library<T>(use_it: impl FnOnce(&Library) -> T) -> T {
+    let mut guard = LIBRARY.lock().unwrap_or_else(|e| e.into_inner());
+    let library = guard.get_or_insert_with(load);
+    // SAFETY: the lock is held.
+    unsafe { (library.reset)() };
+    use_it(library)
+}
+
+/// Both machines; fails at the first difference.
+struct Both<'a> {
+    library: &'a Library,
+    policy: Interleaved,
+    slice: Nanos,
+    /// Ids by row, 0 for a vacant one.
+    rows: [VmParams; ROWS],
+    /// Rows in the order that policy has them.
+    order: Vec<usize>,
+    decisions: usize,
+}
+
+impl<'a> Both<'a> {
+    fn new(library: &'a Library, slice: Nanos) -> Self {
+        let mut policy = Interleaved::default();
+        policy.set_batch_slice(slice);
+        Self {
+            library,
+            policy,
+            slice,
+            rows: [VmParams::default(); ROWS],
+            order: Vec::new(),
+            decisions: 0,
+        }
+    }
+
+    fn params(&self, row: usize) -> Params {
+        let v = &self.rows[row];
+        Params {
+            id: v.id,
+            class: if v.ls == 1 { Class::Ls } else { Class::Batch },
+            weight: v.weight,
+            cap_permille: (v.cap_permille > 0).then_some(v.cap_permille),
+            microslice: v.microslice,
+        }
+    }
+
+    fn configured(&mut self, now: Nanos) {
+        self.order = (0..ROWS).filter(|r| self.rows[*r].id != 0).collect();
+        let params: Vec<Params> = self.order.iter().map(|r| self.params(*r)).collect();
+        self.policy.configure(now, &params);
+        let config = InterleavedConfig::default();
+        // SAFETY: ROWS rows.
+        unsafe {
+            (self.library.configure)(
+                self.slice,
+                config.credit_ls,
+                config.credit_batch,
+                self.rows.as_ptr(),
+            );
+        }
+    }
+
+    fn row_of(&self, id: u32) -> Option<usize> {
+        self.rows.iter().position(|v| v.id == id)
+    }
+}
+
+impl Machine for Both<'_> {
+    /// Rows as the mechanism gives them: who was there stays in its own, so that order is another than policy's.
+    fn configure(&mut self, now: Nanos, vms: &[Params]) {
+        for row in 0..ROWS {
+            if !vms.iter().any(|p| p.id == self.rows[row].id) {
+                self.rows[row] = VmParams::default();
+            }
+        }
+        for p in vms {
+            let row = self.row_of(p.id).or_else(|| self.row_of(0)).unwrap();
+            self.rows[row] = VmParams {
+                id: p.id,
+                ls: u32::from(p.class == Class::Ls),
+                weight: p.weight,
+                cap_permille: p.cap_permille.unwrap_or(0),
+                microslice: p.microslice,
+            };
+        }
+        self.configured(now);
+    }
+
+    /// `seen` in the order of the rows.
+    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
+        self.policy.decide(now, seen, out);
+        let (mut used, mut runnable) = ([0; ROWS], [0; ROWS]);
+        for (row, seen) in self.order.iter().zip(seen) {
+            (used[*row], runnable[*row]) = (seen.used, u32::from(seen.runnable));
+        }
+        let (mut ranks, mut budgets, mut notify) = ([0; ROWS], [0; ROWS], [9; 2]);
+        // SAFETY: arrays of the lengths that replay.c says.
+        let until = unsafe {
+            (self.library.decide)(
+                now,
+                used.as_ptr(),
+                runnable.as_ptr(),
+                ranks.as_mut_ptr(),
+                budgets.as_mut_ptr(),
+                notify.as_mut_ptr(),
+            )
+        };
+        self.decisions += 1;
+        let at = format!("decision {} at {now} ns", self.decisions);
+        for (i, row) in self.order.iter().enumerate() {
+            let who = format!("{at}, {:?}", self.params(*row));
+            let rank = [
+                Rank::Capped,
+                Rank::Out,
+                Rank::Waiting,
+                Rank::Owner,
+                Rank::Eager,
+                Rank::Boost,
+            ][ranks[*row] as usize];
+            assert_eq!(
+                (rank, budgets[*row]),
+                (out.ranks[i], out.budgets[i]),
+                "{who}"
+            );
+        }
+        assert_eq!(until, out.until, "{at}");
+        let notify = notify.map(|n| n != 0);
+        assert_eq!(notify, [out.notify_wake, out.notify_block], "{at}");
+    }
+}
+
+fn params() -> impl Strategy<Value = Params> {
+    let weight = prop_oneof![Just(256), 1..65_536u32];
+    let cap = prop_oneof![3 => Just(None), 1 => (1..1_000u32).prop_map(Some)];
+    let micro = prop_oneof![Just(300 * US), 10 * US..5 * MS];
+    (any::<bool>(), weight, cap, micro).prop_map(|(ls, weight, cap_permille, microslice)| Params {
+        id: 0,
+        class: if ls { Class::Ls } else { Class::Batch },
+        weight,
+        cap_permille,
+        microslice,
+    })
+}
+
+fn behaviour() -> impl Strategy<Value = Behaviour> {
+    prop_oneof![
+        3 => Just(Behaviour::Busy),
+        1 => Just(Behaviour::Idle),
+        2 => (MS..20 * MS, 10 * US..2 * MS).prop_map(|(period, on)| Behaviour::Duty { period, on }),
+        2 => (1..5 * MS, 1..5 * MS).prop_map(|(sleep, run)| Behaviour::Bursts {
+            sleep: (sleep / 2, sleep),
+            run: (run / 2, run),
+        }),
+        1 => Just(Behaviour::Dodge { margin: 20 * US, sleep: 50 * US }),
+    ]
+}
+
+/// One thing that a history has.
+#[derive(Debug, Clone)]
+enum Step {
+    /// Time passes; for each VM a share of it in which it ran, and whether it wants to run now.
+    Decide(Nanos, Vec<(u16, bool)>),
+    /// A VM comes, in the place of this one if it is there.
+    Come(usize, Params),
+    /// Another one's controls change.
+    Change(usize, Params),
+    Go(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let seen = proptest::collection::vec((0..1_000u16, any::<bool>()), 8);
+    let span = prop_oneof![5 => 1..5 * MS, 1 => 1..100 * US, 1 => 1..2_000 * MS];
+    prop_oneof![
+        20 => (span, seen).prop_map(|(span, seen)| Step::Decide(span, seen)),
+        1 => (0..8usize, params()).prop_map(|(row, p)| Step::Come(row, p)),
+        1 => (0..8usize, params()).prop_map(|(row, p)| Step::Change(row, p)),
+        1 => (0..8usize).prop_map(Step::Go),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Histories that no core could have had: all VMs at once, more time than passed.
+    #[test]
+    fn any_history_gives_equal_decisions(
+        first in proptest::collection::vec(params(), 1..6),
+        steps in proptest::collection::vec(step(), 1..300),
+        slice in prop_oneof![Just(0), Just(4 * MS), 10 * US..40 * MS],
+    ) {
+        with_library(|library| {
+            let mut both = Both::new(library, slice);
+            let (mut now, mut ids) = (5 * MS, 0);
+            let mut put = |both: &mut Both<'_>, row: usize, p: Params, id: Option<u32>| {
+                both.rows[row] = VmParams {
+                    id: id.unwrap_or_else(|| { ids += 1; ids }),
+                    ls: u32::from(p.class == Class::Ls),
+                    weight: p.weight,
+                    cap_permille: p.cap_permille.unwrap_or(0),
+                    microslice: p.microslice,
+                };
+            };
+            for (row, p) in first.into_iter().enumerate() {
+                put(&mut both, row, p, None);
+            }
+            both.configured(now);
+            let mut out = Decision::default();
+            for step in steps {
+                match step {
+                    Step::Decide(span, seen) => {
+                        now += span;
+                        let seen: Vec<Seen> = both.order.iter().map(|row| {
+                            let (part, runnable) = seen[*row % seen.len()];
+                            // most VMs did not run
+                            let used = if part < 600 { 0 } else { span * u64::from(part) / 1_000 };
+                            Seen { used, runnable, ..Seen::default() }
+                        }).collect();
+                        both.decide(now, &seen, &mut out);
+                    }
+                    Step::Come(row, p) => {
+                        put(&mut both, row, p, None);
+                        both.configured(now);
+                    }
+                    Step::Change(row, p) if both.rows[row].id != 0 => {
+                        let id = both.rows[row].id;
+                        put(&mut both, row, p, Some(id));
+                        both.configured(now);
+                    }
+                    Step::Change(..) => {}
+                    Step::Go(row) => {
+                        both.rows[row] = VmParams::default();
+                        both.configured(now);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Histories of a simulated core, which follows the decisions.
+    #[test]
+    fn a_core_that_follows_them_is_led_the_same_way(
+        vms in proptest::collection::vec((params(), behaviour()), 1..9),
+        late in 0..50 * US,
+        seed in any::<u64>(),
+    ) {
+        with_library(|library| {
+            let vms: Vec<SimVm> = vms.into_iter().enumerate().map(|(i, (params, behaviour))| SimVm {
+                params: Params { id: i as u32 + 1, ..params },
+                behaviour,
+            }).collect();
+            let driver = Driver { overhead: 0, late, record: false };
+            let mut core = Core::new(Both::new(library, 0), &vms, driver, seed);
+            core.run_until(200 * MS).unwrap();
+            assert!(core.machine().decisions > 0);
+        });
+    }
+}

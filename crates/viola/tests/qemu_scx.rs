@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The sched_ext scheduler in a kernel that has sched_ext: a QEMU guest is the host, processes in it stand for VMs.
+//! It is emulated: part of `make test-beds`. Its time is counted in instructions, so that what it measures of itself
+//! does not depend on what else runs here.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use viola_lab::qemu::{Image, Machine, Program, Spec};
+
+/// How long a script may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+struct Host {
+    machine: Machine,
+    program: Program,
+    _folder: tempfile::TempDir,
+}
+
+impl Host {
+    fn boot(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
+        let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
+        let program = Program::pack(viola, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let spec = program.disk(Spec::new(name).cpus(2).memory(768).counted(3));
+        let begin = Instant::now();
+        let machine =
+            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        program.unpack(&machine).unwrap();
+        println!("booted in {:.0} s", begin.elapsed().as_secs_f32());
+        Self {
+            machine,
+            program,
+            _folder: folder,
+        }
+    }
+
+    /// A script in which `viola` is the program.
+    fn sh(&self, script: &str) -> String {
+        let script = format!(
+            "export {}; viola() {{ /viola/bin/viola \"$@\"; }}; {script}",
+            self.program.command().split(' ').next().unwrap()
+        );
+        let output = self.machine.exec(&script, PATIENCE).unwrap();
+        assert!(!output.timed_out, "{script}: {output:?}");
+        format!("{}{}", output.stdout, output.stderr)
+    }
+
+    fn stand(&self, words: &str) -> String {
+        self.sh(&format!("viola internal stand {words}"))
+    }
+
+    /// What each VM got (percent of the core), and how long the first one took to answer (p50, p99, us).
+    fn run(&self, mechanism: &str, seconds: u32, vms: &str) -> Reading {
+        let text = self.stand(&format!("run {mechanism} 1 {seconds} {vms}"));
+        let value: Value = serde_json::from_str(text.lines().last().unwrap_or_default())
+            .unwrap_or_else(|e| panic!("{e}: {text}"));
+        println!("{vms}\n  {value}");
+        assert_eq!(value["ended"], serde_json::json!([]), "{}", self.messages());
+        let shares = value["shares_percent"].as_array().unwrap();
+        Reading {
+            shares: shares.iter().map(|s| s.as_f64().unwrap()).collect(),
+            p50_us: value["answer_p50_us"].as_f64().unwrap_or(f64::NAN),
+            p99_us: value["answer_p99_us"].as_f64().unwrap_or(f64::NAN),
+        }
+    }
+
+    fn state(&self) -> String {
+        self.sh("cat /sys/kernel/sched_ext/state").trim().to_owned()
+    }
+
+    fn messages(&self) -> String {
+        self.sh("dmesg | grep -i sched_ext | tail -n 5")
+    }
+}
+
+#[derive(Debug)]
+struct Reading {
+    shares: Vec<f64>,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+impl Reading {
+    /// Every VM has its share of the core, within a point and a half.
+    fn assert_shares(&self, wanted: &[f64]) {
+        assert_eq!(self.shares.len(), wanted.len());
+        for (got, wanted) in self.shares.iter().zip(wanted) {
+            assert!((got - wanted).abs() <= 1.5, "{self:?}, wanted {wanted}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
+    let host = Host::boot("scx-share");
+    assert_eq!(host.stand("probe"), "yes\n");
+    let busy = "ls:busy batch:spin batch:spin batch:spin";
+    let idle = "ls:idle batch:spin batch:spin batch:spin";
+    let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run(m, 4, busy));
+    ours.assert_shares(&[25.0; 4]);
+    let both = format!("{ours:?}, stock {stock:?}");
+    assert!(ours.p99_us < stock.p99_us / 2.0, "{both}");
+    assert!(ours.p50_us < stock.p50_us / 2.0, "{both}");
+    // Without its timers a slice ends at the kernel's tick, whatever its length.
+    let tick = host.run("tick", 3, busy);
+    assert!(ours.p99_us < tick.p99_us, "{ours:?}, {tick:?}");
+    let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run(m, 4, idle));
+    // It has micro credit whenever it wakes.
+    let both = format!("{ours:?}, stock {stock:?}");
+    assert!(
+        ours.p99_us < 1_000.0 && ours.p99_us < stock.p99_us * 1.25,
+        "{both}"
+    );
+
+    let weights = "batch:spin,weight=256 batch:spin,weight=512 ls:spin,weight=1024";
+    let weights = host.run("sched_ext", 4, weights);
+    weights.assert_shares(&[100.0 / 7.0, 200.0 / 7.0, 400.0 / 7.0]);
+    let capped = host.run("sched_ext", 3, "batch:spin,cap=200 batch:spin");
+    capped.assert_shares(&[20.0, 80.0]);
+    let alone = host.run("sched_ext", 3, "batch:spin,cap=300");
+    alone.assert_shares(&[30.0]);
+    let threads = host.run("sched_ext", 3, "batch:spin,threads=3 batch:spin");
+    threads.assert_shares(&[50.0, 50.0]);
+    // A weight next to nothing: the kernel would end a scheduler that lets it wait for 5 s.
+    let light = host.run(
+        "sched_ext",
+        8,
+        "batch:spin,weight=1 batch:spin,weight=65535",
+    );
+    assert!(light.shares[0] < 1.0, "{light:?}");
+    assert_eq!(host.state(), "disabled", "{}", host.messages());
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
+    let host = Host::boot("scx-end");
+    // The loader is killed.
+    let started = host.sh(
+        "/viola/bin/viola internal stand run sched_ext 1 600 batch:spin batch:spin </dev/null >/tmp/k 2>&1 & \
+         echo $! >/tmp/pid; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
+         viola internal stand policies $(sed -n 's/pids //p' /tmp/k); cat /sys/kernel/sched_ext/root/ops",
+    );
+    let policies = |text: &str| -> Vec<(String, u64)> {
+        let line = |l: &str| {
+            let words: Vec<&str> = l.split(' ').collect();
+            words[0].parse::<u32>().ok()?;
+            Some((words.get(1)?.to_string(), words.get(2)?.parse().ok()?))
+        };
+        text.lines().filter_map(line).collect()
+    };
+    assert_eq!(policies(&started).len(), 2, "{started}");
+    assert!(
+        policies(&started).iter().all(|(p, _)| p == "Ext"),
+        "{started}"
+    );
+    assert!(started.contains("viola"), "{started}");
+    let second = host.stand("run sched_ext 1 1 batch:spin");
+    assert!(second.contains("another viola manages core 1"), "{second}");
+    let second =
+        host.sh("rm /run/viola-cpu1.lock; viola internal stand run sched_ext 1 1 batch:spin");
+    assert!(
+        second.contains("viola is loaded, and there can be only one"),
+        "{second}"
+    );
+    // Stopped for long it goes on: the kernel has all it needs.
+    let stopped = host.sh(
+        "kill -STOP $(cat /tmp/pid); sleep 7; cat /sys/kernel/sched_ext/state; kill -CONT $(cat /tmp/pid)",
+    );
+    assert_eq!(stopped.trim(), "enabled", "{}", host.messages());
+    let killed = host.sh(
+        "kill -9 $(cat /tmp/pid); sleep 1; cat /sys/kernel/sched_ext/state; \
+         P=$(sed -n 's/pids //p' /tmp/k); viola internal stand policies $P; sleep 2; viola internal stand policies $P",
+    );
+    assert!(killed.starts_with("disabled"), "{killed}");
+    let seen = policies(&killed);
+    for (before, after) in seen.iter().zip(&seen[2..]) {
+        assert!(
+            after.1 - before.1 > 700_000_000,
+            "half of two seconds: {killed}"
+        );
+    }
+    let restored = host.sh(
+        "mkdir /tmp/r; cp /tmp/scx-saved-*.json /tmp/r/sched_ext.json; viola restore --run-dir /tmp/r; \
+         P=$(sed -n 's/pids //p' /tmp/k); viola internal stand policies $P; kill $P",
+    );
+    assert!(
+        restored.contains("put back 2 threads of 2 VMs"),
+        "{restored}"
+    );
+    assert!(
+        policies(&restored).iter().all(|(p, _)| p == "Normal"),
+        "{restored}"
+    );
+
+    // One VM is never run: the kernel's watchdog.
+    let ejected = host.stand("eject 1");
+    println!("{ejected}");
+    assert!(ejected.contains("a thread had waited for 5 s"), "{ejected}");
+    assert!(ejected.contains("then Some(Normal)"), "{ejected}");
+    let ran = ejected
+        .split("ran ")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap();
+    assert!(ran.parse::<u32>().unwrap() > 700, "{ejected}");
+
+    // What the host is told, with a kernel that takes the scheduler and with one that has begun to refuse it.
+    let check =
+        "printf '[slices]\\ncores = \"1\"\\n' >/tmp/v.toml; viola check --config /tmp/v.toml";
+    let said = host.sh(check);
+    assert!(
+        said.contains("slices: sched_ext  yes  core 1 is kept for VMs"),
+        "{said}"
+    );
+    let said = host.sh(&format!(
+        "mount -t securityfs s /sys/kernel/security; echo confidentiality >/sys/kernel/security/lockdown; {check}"
+    ));
+    assert!(
+        said.contains("slices: sched_ext  no   the kernel refused viola's sched_ext scheduler"),
+        "{said}"
+    );
+    assert!(said.contains("slices: eevdf      yes"), "{said}");
+}
