@@ -91,6 +91,7 @@ fn run(
     };
     for (i, (vm, class)) in vms.iter().zip(classes).enumerate() {
         cores.vms.push(VmPlan {
+            park: None,
             params: Params {
                 id: i as u32,
                 class,

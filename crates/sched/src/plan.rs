@@ -56,6 +56,9 @@ pub struct VmPlan {
     pub threads: Vec<ThreadPlan>,
     /// Only on a core of a pool: how many of its regular vCPUs are placed on this core, and how many it has in all.
     pub regular_vcpus: (u32, u32),
+    /// Only for a VM with its turbo vCPU on this core: a regular core of it, where the turbo vCPU waits, below all
+    /// others, while the VM's regular vCPUs are due the rest of its share. `None`: a thread of ours then holds this core.
+    pub park: Option<u32>,
 }
 
 /// One core and the VMs on it.

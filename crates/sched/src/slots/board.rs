@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use viola_meter::acct::MAX_VMS as MAX_INDEX;
 use viola_policy::slices::{Class, MAX_VMS, Params};
 
 use crate::plan::{Algorithm, CorePlan, ThreadPlan};
@@ -21,7 +22,8 @@ pub const MAX_CORES: usize = 64;
 /// Most threads of all VMs on one core.
 pub const MAX_THREADS: usize = 2048;
 
-const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_02;
+const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_03;
+const NO_CPU: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -36,7 +38,8 @@ struct VmRow {
     sees_packets: u32,
     regular_here: u32,
     regular_all: u32,
-    _pad: u32,
+    /// CPU, or [`NO_CPU`].
+    park: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -95,6 +98,8 @@ pub struct CoreBoard {
     pub resync: AtomicU32,
     /// errno of a refused priority change (such as EPERM in a group without real-time runtime), else 0.
     pub refused: AtomicU32,
+    /// On a regular core, by index in the accounting program: what the VM was ever due here.
+    dues: [AtomicU64; MAX_INDEX],
     plan: std::cell::UnsafeCell<PlanRows>,
 }
 
@@ -228,6 +233,8 @@ pub struct LocalVm {
     pub sees_packets: bool,
     /// As [`crate::VmPlan::regular_vcpus`].
     pub regular_vcpus: (u32, u32),
+    /// As [`crate::VmPlan::park`].
+    pub park: Option<u32>,
 }
 
 impl LocalPlan {
@@ -289,7 +296,7 @@ impl CoreBoard {
                     sees_packets: u32::from(vm.sees_packets),
                     regular_here: vm.regular_vcpus.0,
                     regular_all: vm.regular_vcpus.1,
-                    _pad: 0,
+                    park: vm.park.unwrap_or(NO_CPU),
                 });
                 for t in &vm.threads {
                     if n_threads < MAX_THREADS {
@@ -311,6 +318,20 @@ impl CoreBoard {
         fence(Ordering::Release);
         self.seq.store(seq + 2, Ordering::Release);
         (seq + 2, fits)
+    }
+
+    /// Tells the turbo cores what a VM was ever due on this core (ns), and whether it waits for it.
+    pub fn set_due(&self, index: u32, (due, waits): (u64, bool)) {
+        if let Some(row) = self.dues.get(index as usize) {
+            row.store(due << 1 | u64::from(waits), Ordering::Relaxed);
+        }
+    }
+
+    /// What was told last.
+    pub fn due(&self, index: u32) -> (u64, bool) {
+        let row = self.dues.get(index as usize);
+        let row = row.map_or(0, |row| row.load(Ordering::Relaxed));
+        (row >> 1, row & 1 != 0)
     }
 
     /// Sequence count of the newest plan.
@@ -363,6 +384,7 @@ impl CoreBoard {
                     pid: row.pid,
                     sees_packets: row.sees_packets != 0,
                     regular_vcpus: (row.regular_here, row.regular_all),
+                    park: (row.park != NO_CPU).then_some(row.park),
                 });
             }
             for i in 0..n_threads {
@@ -441,6 +463,7 @@ mod tests {
             budget_permille: Some(500),
             vms: (0..n)
                 .map(|i| VmPlan {
+                    park: None,
                     params: Params {
                         id: i,
                         class: if i == 0 { Class::Ls } else { Class::Batch },

@@ -208,8 +208,24 @@ impl Slots {
         // The watchdog has restored; once more costs nothing, and covers one that was killed.
         std::thread::sleep(Duration::from_millis(1));
         restore_file(&self.saved)?;
+        fetch_back(&running.plan);
         self.state = SavedState::default();
         Ok(status.and_then(|s| s.code()).and_then(End::from_code))
+    }
+}
+
+/// Sends threads that a controller which was killed had left on another core back to their own.
+fn fetch_back(plan: &Plan) {
+    for core in &plan.cores {
+        for vm in &core.vms {
+            let Some(park) = vm.park else { continue };
+            let away: viola_host::CpuSet = [park].into_iter().collect();
+            for t in &vm.threads {
+                if viola_host::attrs::affinity(t.tid as u32).ok().flatten() == Some(away.clone()) {
+                    threads::set_cpu(t.tid, core.cpu);
+                }
+            }
+        }
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Pins {
     state: SavedState,
     /// What we set.
     ours: Wanted,
+    /// Where the mechanism sends a pinned thread for a moment, which is our doing too.
+    parks: Wanted,
 }
 
 /// What applying the pins has changed.
@@ -42,6 +44,7 @@ impl Pins {
             file,
             state: SavedState::default(),
             ours: Wanted::new(),
+            parks: Wanted::new(),
         }
     }
 
@@ -67,7 +70,9 @@ impl Pins {
             .find(|s| s.tid == thread.tid && s.start_time == thread.start_time);
         match self.ours.get(thread) {
             // As we left it.
-            Some(ours) if *ours == now => known.map_or(&saved.affinity, |k| &k.affinity).clone(),
+            Some(ours) if *ours == now || self.parks.get(thread) == Some(&now) => {
+                known.map_or(&saved.affinity, |k| &k.affinity).clone()
+            }
             // Changed by somebody else since.
             Some(_) => {
                 self.ours.remove(thread);
@@ -84,6 +89,11 @@ impl Pins {
             }
             None => now,
         }
+    }
+
+    /// Says where pinned threads may be found beside where they were pinned.
+    pub fn park(&mut self, parks: Wanted) {
+        self.parks = parks;
     }
 
     /// Pins as `wanted` says, and gives all other threads back what they had.

@@ -564,6 +564,7 @@ fn vm_plan(c: &Candidate<'_>, cap_permille: Option<u32>, threads: Vec<ThreadPlan
         microslice: c.microslice,
     };
     VmPlan {
+        park: None,
         regular_vcpus: (0, 0),
         params,
         index: c.index,
