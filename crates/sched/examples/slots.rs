@@ -87,6 +87,7 @@ fn run(
             PAPER_SLICE
         },
         budget_permille: None,
+        reserve_permille: 0,
         vms: Vec::new(),
     };
     for (i, (vm, class)) in vms.iter().zip(classes).enumerate() {

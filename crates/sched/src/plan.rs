@@ -73,6 +73,9 @@ pub struct CorePlan {
     /// Most that the VMs' real-time threads take of any 10 ms of the core, in thousandths, where the host works on
     /// it too; what they want beyond that they get as ordinary threads. `None`: the core is set aside for them.
     pub budget_permille: Option<u32>,
+    /// On a turbo core: what a VM keeps of its share for its regular vCPUs while they wait, thousandths (see
+    /// [`viola_policy::turbo::TurboConfig::reserve`]).
+    pub reserve_permille: u32,
     /// At most [`viola_policy::slices::MAX_VMS`].
     pub vms: Vec<VmPlan>,
 }

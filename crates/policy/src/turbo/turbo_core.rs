@@ -6,7 +6,7 @@
 //! ones. A turbo vCPU without work has no slots: none is planned for it, it only outranks the others when it wakes.
 
 use super::floor::Floor;
-use super::reserve::Reserve;
+use super::reserve::{self, Reserve};
 use super::turns::{LUMP, Place, Rules, Turns};
 use super::{ACCOUNTING, Elsewhere, Pooled, TURBO_SLOT};
 use crate::slices::{
@@ -33,7 +33,7 @@ impl Default for Config {
             credit: TURBO_SLOT,
             slice: 4 * MS,
             floor: TURBO_SLOT,
-            reserve: 500,
+            reserve: 400,
         }
     }
 }
@@ -43,7 +43,7 @@ const SLOTS: (Nanos, Nanos) = (20 * US, 10 * MS);
 /// Shortest run of a turbo vCPU, and of a regular one, that wakes with lag in hand.
 const EAGER_LEAST: (Nanos, Nanos) = (20 * US, 100 * US);
 /// How often a turbo vCPU that waits for its VM's share is looked at.
-const HEARING: Nanos = MS;
+const HEARING: Nanos = reserve::GAP / 2;
 /// Credit of a sleeping regular vCPU.
 const LODGER_CREDIT: Nanos = MS;
 
@@ -167,7 +167,7 @@ impl Machine for TurboCore {
 
     fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
         for (k, reserve) in self.reserves.iter_mut().enumerate() {
-            reserve.charge(now, seen_at(seen, k).used);
+            reserve.charge(now, seen_at(seen, k));
         }
         let reserves = &self.reserves;
         self.turbo.hold(|k| reserves[k].holds());
@@ -216,7 +216,7 @@ impl Machine for TurboCore {
             until = until.min(now.saturating_add(ACCOUNTING));
         }
         out.until = until;
-        out.notify_block = false;
+        out.notify_block = self.reserves.iter().any(Reserve::has_gaps);
         out.notify_wake = if self.turbo.contenders() > 0 {
             self.turbo.must_hear_of_wakes()
         } else {

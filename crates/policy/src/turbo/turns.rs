@@ -174,7 +174,9 @@ impl Turns {
 
     /// All that the VM of an index was ever due (ns), and whether it wants to run while others do.
     pub(super) fn due(&self, index: usize) -> (Nanos, bool) {
-        let vm = self.vms.iter().find(|vm| vm.index == index);
+        // In a pool that has all VMs of its core they are in order.
+        let at = self.vms.get(index).filter(|vm| vm.index == index);
+        let vm = at.or_else(|| self.vms.iter().find(|vm| vm.index == index));
         vm.map_or((0, false), |vm| (vm.due, vm.ready && self.contenders > 1))
     }
 

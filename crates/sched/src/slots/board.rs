@@ -64,7 +64,7 @@ struct PlanRows {
     n_threads: u32,
     n_pool: u32,
     budget_permille: u32,
-    _pad: u32,
+    reserve_permille: u32,
     batch_slice: u64,
     pool: [PoolRow; MAX_CORES],
     vms: [VmRow; MAX_VMS],
@@ -203,6 +203,8 @@ pub struct LocalPlan {
     pub batch_slice: u64,
     /// As [`CorePlan::budget_permille`].
     pub budget_permille: Option<u32>,
+    /// As [`CorePlan::reserve_permille`].
+    pub reserve_permille: u32,
     /// The other cores of vTurbo's pools.
     pub pool: Vec<PoolCore>,
     /// VMs in the order of the plan.
@@ -244,6 +246,7 @@ impl LocalPlan {
             algorithm: Algorithm::Interleaved,
             batch_slice: 0,
             budget_permille: None,
+            reserve_permille: 0,
             pool: Vec::with_capacity(MAX_CORES),
             vms: Vec::with_capacity(MAX_VMS),
             threads: Vec::with_capacity(MAX_THREADS),
@@ -273,6 +276,7 @@ impl CoreBoard {
             (&raw mut (*rows).algorithm).write_volatile(algorithm_code(plan.algorithm));
             (&raw mut (*rows).batch_slice).write_volatile(plan.batch_slice);
             (&raw mut (*rows).budget_permille).write_volatile(plan.budget_permille.unwrap_or(0));
+            (&raw mut (*rows).reserve_permille).write_volatile(plan.reserve_permille);
             let mut n_pool = 0;
             let others = pool.iter().filter(|c| c.cpu != plan.cpu);
             for other in others.take(MAX_CORES) {
@@ -355,6 +359,7 @@ impl CoreBoard {
             into.batch_slice = (&raw const (*rows).batch_slice).read_volatile();
             let budget = (&raw const (*rows).budget_permille).read_volatile();
             into.budget_permille = (budget != 0).then_some(budget);
+            into.reserve_permille = (&raw const (*rows).reserve_permille).read_volatile();
             let n_pool = ((&raw const (*rows).n_pool).read_volatile() as usize).min(MAX_CORES);
             for i in 0..n_pool {
                 let row = (&raw const (*rows).pool[i]).read_volatile();
@@ -461,6 +466,7 @@ mod tests {
             algorithm: Algorithm::Credit { boost: true },
             batch_slice: 5,
             budget_permille: Some(500),
+            reserve_permille: 300,
             vms: (0..n)
                 .map(|i| VmPlan {
                     park: None,

@@ -32,6 +32,8 @@ use crate::plan::Algorithm;
 
 /// Longest sleep: the watchdog wants a sign of life.
 pub const HEARTBEAT: Nanos = 50_000_000;
+/// Longest sleep while no VM wants to run here.
+const IDLE_HEARTBEAT: Nanos = 2 * HEARTBEAT;
 /// How often all priorities are set anew, in case somebody else changed one.
 const DOUBT: Nanos = 1_000_000_000;
 /// A packet that was not answered after this time will not be, ns.
@@ -443,12 +445,13 @@ impl Core {
 
     /// Takes over a new plan. Threads learnt since it was drawn up are kept.
     fn follow(&mut self, board: &Board, now: Nanos, mine: &CoreBoard) {
-        let (algorithm, slice) = (self.plan.algorithm, self.plan.batch_slice);
+        let settings = |plan: &LocalPlan| (plan.algorithm, plan.batch_slice, plan.reserve_permille);
+        let before = settings(&self.plan);
         let Some(seq) = mine.read(&mut self.plan) else {
             return;
         };
         let same = self.seq != 0
-            && (algorithm, slice) == (self.plan.algorithm, self.plan.batch_slice)
+            && before == settings(&self.plan)
             && self
                 .plan
                 .vms
@@ -522,6 +525,7 @@ impl Core {
             Algorithm::Turbo => {
                 self.turbo.set_config(TurboConfig {
                     slice: self.plan.batch_slice,
+                    reserve: self.plan.reserve_permille,
                     ..TurboConfig::default()
                 });
                 &mut self.turbo
@@ -545,7 +549,11 @@ impl Core {
     /// Waits for an event or for the end of the decision.
     fn sleep(&mut self, fd: i32, mine: &CoreBoard) {
         let now = now();
-        let span = self.until.saturating_sub(now).clamp(SHORTEST, HEARTBEAT);
+        let longest = match self.seen.iter().any(|seen| seen.runnable) {
+            true => HEARTBEAT,
+            false => IDLE_HEARTBEAT,
+        };
+        let span = self.until.saturating_sub(now).clamp(SHORTEST, longest);
         let timeout = libc::timespec {
             tv_sec: 0,
             tv_nsec: span as i64,
@@ -557,7 +565,7 @@ impl Core {
         };
         // SAFETY: one live pollfd and a live timespec, no signal mask.
         let ready = unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
-        if ready == 0 && span < HEARTBEAT {
+        if ready == 0 && span < longest {
             let late = self::now().saturating_sub(now + span);
             if late > mine.late_max.load(Ordering::Relaxed) {
                 mine.late_max.store(late, Ordering::Relaxed);

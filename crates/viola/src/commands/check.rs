@@ -64,6 +64,12 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     // Whether the kernel takes the program is known only when it was tried.
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
     let mut rows = ability::rows(&facts, &config.slices, &accounting, inventory.vms());
+    rows.push(ability::turbo::row(
+        &config,
+        &facts,
+        &accounting,
+        inventory.vms(),
+    ));
     rows.push(ability::vread(None, &config.vread));
     rows.extend(ability::peers::row(None, &config.vread));
     Ok(Check {

@@ -434,6 +434,7 @@ mod tests {
                 algorithm: Algorithm::Interleaved,
                 batch_slice: 1,
                 budget_permille: None,
+                reserve_permille: 0,
                 vms,
             }],
         }

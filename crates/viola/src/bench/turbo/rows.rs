@@ -26,7 +26,7 @@ type Wanted = (
 );
 
 /// All figures. Of latencies less is better.
-const FIGURES: [Wanted; 14] = [
+const FIGURES: [Wanted; 16] = [
     (
         "ping p50",
         "ms",
@@ -55,6 +55,14 @@ const FIGURES: [Wanted; 14] = [
         Some(Goal::AtMost(0.2)),
         None,
     ),
+    (
+        "web page p50",
+        "ms",
+        |r| r.page.median(),
+        Some(Goal::AtMost(1.0)),
+        None,
+    ),
+    ("web page p99", "ms", |r| r.page.quantile(0.99), None, None),
     ("TCP_RR p50", "ms", |r| r.rr.median(), None, None),
     ("TCP_RR p99", "ms", |r| r.rr.quantile(0.99), None, None),
     (
