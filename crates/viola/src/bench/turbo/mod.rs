@@ -101,12 +101,13 @@ struct Parts(Vec<Part>);
 impl Parts {
     /// All, or those that have one of the words (separated by `, ` or `,`) in their name.
     fn of(only: Option<&str>) -> Self {
-        let wanted = |part: &Part| {
-            let name = part.name().to_lowercase();
-            only.is_none_or(|only| {
-                let only = only.to_lowercase();
-                name.contains(&only) || only.split(',').any(|one| name.contains(one.trim()))
-            })
+        let only = only.map(str::to_lowercase);
+        let has = |part: &Part, word: &str| part.name().to_lowercase().contains(word.trim());
+        let wanted = |part: &Part| match &only {
+            None => true,
+            // Numbers have commas, too.
+            Some(whole) if Part::ALL.iter().any(|part| has(part, whole)) => has(part, whole),
+            Some(words) => words.split(',').any(|word| has(part, word)),
         };
         Self(Part::ALL.into_iter().filter(wanted).collect())
     }
