@@ -24,9 +24,18 @@ const SHORT: RegularConfig = RegularConfig {
     ..LETTER
 };
 
+/// Without the reserve, which takes from a VM what it may not use of a turbo core.
+const NO_RESERVE: TurboConfig = TurboConfig {
+    credit: TURBO_SLOT,
+    slice: 4 * MS,
+    floor: TURBO_SLOT,
+    reserve: 0,
+};
+
 fn host(regular: RegularConfig) -> HostConfig {
     HostConfig {
         regular,
+        turbo: NO_RESERVE,
         ..HostConfig::default()
     }
 }
@@ -122,6 +131,69 @@ fn the_floor_lets_a_vm_read_what_its_turbo_vcpu_receives() {
     assert!(floor.used(1).0 > 0.004, "{:?}", floor.used(1));
 }
 
+/// Four VMs that compute, one of which gets more packets than its share pays for.
+fn livelock(reserve: u32, config: RegularConfig) -> [(f64, f64); 4] {
+    let config = HostConfig {
+        turbo: TurboConfig {
+            reserve,
+            ..NO_RESERVE
+        },
+        ..host(config)
+    };
+    let of = [
+        (256, None, 100, 100),
+        (256, None, 100, 0),
+        (256, None, 100, 0),
+        (256, None, 100, 0),
+    ];
+    let host = run(config, &vms(&of), 10_000 * MS);
+    [0, 1, 2, 3].map(|id| host.used(id))
+}
+
+#[test]
+fn interrupts_in_masses_leave_the_regular_vcpus_their_part() {
+    for config in [SHORT, LETTER, RegularConfig::default()] {
+        let none = livelock(0, config)[0];
+        assert!(none.0 < 0.01 && none.1 > 0.95, "{none:?}");
+        for (reserve, part) in [(500, 0.5), (250, 0.75), (750, 0.25)] {
+            let all = livelock(reserve, config);
+            let sum: f64 = all.iter().map(|(r, t)| r + t).sum();
+            let (regular, turbo) = all[0];
+            // FS^R = FS - td holds all the same.
+            assert!((regular + turbo - sum / 4.0).abs() < 0.01, "{all:?}");
+            assert!(
+                (turbo - part * sum / 4.0).abs() < 0.015,
+                "reserve {reserve}: {all:?}"
+            );
+            assert!(all.iter().map(|(r, _)| r).sum::<f64>() > 0.999, "{all:?}");
+        }
+    }
+}
+
+/// Scenarios 1 and 4 of Table 1, and the introduction's example: nobody there uses more than half of what he is due.
+#[test]
+fn a_reserve_changes_nothing_for_those_that_stay_below_it() {
+    for (demand, expected) in [
+        ([(100, 0), (100, 0)], [(0.5, 0.0), (0.5, 0.0)]),
+        ([(100, 15), (100, 30)], [(0.575, 0.15), (0.425, 0.3)]),
+        ([(100, 0), (0, 70)], [(1.0, 0.0), (0.0, 0.7)]),
+    ] {
+        let of = demand.map(|(r, t)| (256, None, r, t));
+        let config = HostConfig {
+            turbo: TurboConfig::default(),
+            ..host(SHORT)
+        };
+        let host = run(config, &vms(&of), 10_000 * MS);
+        for (id, (regular, turbo)) in (0..).zip(expected) {
+            let got = host.used(id);
+            assert!(
+                (got.0 - regular).abs() < 0.02 && (got.1 - turbo).abs() < 0.02,
+                "VM {id} at {demand:?} got {got:?} instead of ({regular}, {turbo})"
+            );
+        }
+    }
+}
+
 #[test]
 fn several_cores_of_each_pool_charge_a_vm_in_portions() {
     let vm = |id, cores: &[usize], turbo| HostVm {
@@ -167,7 +239,7 @@ fn lodger(id: u32, behaviour: Behaviour) -> SimVm {
 }
 
 fn on_turbo_core(vms: &[SimVm], driver: Driver, time: Nanos) -> Report {
-    Core::new(TurboCore::default(), vms, driver, 7)
+    Core::new(TurboCore::new(NO_RESERVE), vms, driver, 7)
         .run_until(time)
         .unwrap()
         .clone()
@@ -325,6 +397,10 @@ fn any_config() -> impl Strategy<Value = HostConfig> {
     )
         .prop_map(|(regular, exchange, seed)| HostConfig {
             regular,
+            turbo: TurboConfig {
+                reserve: if seed % 2 == 0 { 0 } else { 500 },
+                ..NO_RESERVE
+            },
             exchange,
             seed,
             ..HostConfig::default()
@@ -394,7 +470,7 @@ proptest! {
 
     #[test]
     fn no_core_idles_while_a_vm_wants_it(vms in any_host_vms(6), config in any_config()) {
-        let host = run(config, &vms, 2_000 * MS);
+        let host = run(HostConfig { turbo: NO_RESERVE, ..config }, &vms, 2_000 * MS);
         for report in host.reports() {
             prop_assert_eq!(report.wasted, 0);
         }
@@ -461,10 +537,10 @@ proptest! {
     fn whatever_the_driver_says_a_decision_can_be_carried_out(
         params in prop::collection::vec((0_u32..9, any::<bool>(), any::<u32>(), prop::option::of(any::<u32>()), any::<u64>()), 0..70),
         steps in prop::collection::vec((0..u64::MAX / 4096, prop::collection::vec((0..1_u64 << 44, 0..1_u64 << 44, any::<bool>()), 0..70)), 1..40),
-        turbo in any::<bool>(),
+        turbo in any::<bool>(), holds in any::<bool>(),
     ) {
         let mut machine: Box<dyn Pooled> = if turbo {
-            Box::new(TurboCore::new(TurboConfig { credit: 0, slice: 0, floor: FOREVER }))
+            Box::new(TurboCore::new(TurboConfig { credit: 0, slice: 0, floor: FOREVER, reserve: 1000 }))
         } else {
             Box::new(RegularCore::new(RegularConfig { slice: 0, credit: FOREVER, floor: FOREVER, floor_every: 0 }))
         };
@@ -483,7 +559,7 @@ proptest! {
                 machine.configure(now, &params[..n]);
             }
             now += passed;
-            let ran: Vec<_> = seen.iter().map(|&(a, b, _)| Elsewhere { turbo: a, total: b }).collect();
+            let ran: Vec<_> = seen.iter().map(|&(a, b, _)| Elsewhere { turbo: a, total: b, due: a, waits: holds && b % 3 == 0 }).collect();
             machine.elsewhere(&ran);
             let seen: Vec<_> = seen.iter().map(|&(used, _, runnable)| Seen { used, runnable, ..Seen::default() }).collect();
             machine.decide(now, &seen, &mut out);
@@ -491,7 +567,7 @@ proptest! {
             prop_assert!(std::iter::zip(&out.ranks, &out.budgets).all(|(&r, &b)| b > 0 || r == Rank::Capped));
             let n = params.len() - params.len().min(k / 7 * 7);
             let wanted = (0..n.min(64)).filter(|&i| seen.get(i).is_some_and(|s| s.runnable) && params[i].cap_permille.is_none());
-            prop_assert!(wanted.into_iter().all(|i| out.ranks[i] != Rank::Capped));
+            prop_assert!(turbo && holds || wanted.into_iter().all(|i| out.ranks[i] != Rank::Capped));
         }
     }
 }

@@ -87,10 +87,12 @@ fn run(
             PAPER_SLICE
         },
         budget_permille: None,
+        reserve_permille: 0,
         vms: Vec::new(),
     };
     for (i, (vm, class)) in vms.iter().zip(classes).enumerate() {
         cores.vms.push(VmPlan {
+            park: None,
             params: Params {
                 id: i as u32,
                 class,

@@ -56,6 +56,9 @@ pub struct VmPlan {
     pub threads: Vec<ThreadPlan>,
     /// Only on a core of a pool: how many of its regular vCPUs are placed on this core, and how many it has in all.
     pub regular_vcpus: (u32, u32),
+    /// Only for a VM with its turbo vCPU on this core: a regular core of it, where the turbo vCPU waits, below all
+    /// others, while the VM's regular vCPUs are due the rest of its share. `None`: a thread of ours then holds this core.
+    pub park: Option<u32>,
 }
 
 /// One core and the VMs on it.
@@ -70,6 +73,9 @@ pub struct CorePlan {
     /// Most that the VMs' real-time threads take of any 10 ms of the core, in thousandths, where the host works on
     /// it too; what they want beyond that they get as ordinary threads. `None`: the core is set aside for them.
     pub budget_permille: Option<u32>,
+    /// On a turbo core: what a VM keeps of its share for its regular vCPUs while they wait, thousandths (see
+    /// [`viola_policy::turbo::TurboConfig::reserve`]).
+    pub reserve_permille: u32,
     /// At most [`viola_policy::slices::MAX_VMS`].
     pub vms: Vec<VmPlan>,
 }

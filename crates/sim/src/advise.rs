@@ -193,6 +193,8 @@ fn look(sim: &Simulation, vm: usize, time: Nanos) -> Found {
         packets: window.packets,
         disk: 0.0,
         wait: usage.waited as f64 / (usage.ran + usage.waited).max(1) as f64,
+        // Nobody there has a turbo vCPU yet.
+        interrupts: 0.0,
     };
     let mut classifier = Classifier::new(Thresholds::default());
     let mut chooser = Chooser::new(TurboThresholds::default());

@@ -343,6 +343,8 @@ impl Cpus {
                     Elsewhere {
                         turbo: portion(after, 1, all) - portion(before, 1, all),
                         total: ran[v.vm] - (v.usage.ran - v.told),
+                        // The papers know no reserve.
+                        ..Elsewhere::default()
                     }
                 })
                 .collect();

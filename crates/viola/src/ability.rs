@@ -2,6 +2,7 @@
 //! What this host can do, and what to change where it cannot.
 
 pub mod peers;
+pub mod turbo;
 
 use viola_host::check::HostFacts;
 use viola_host::{CpuSet, Vm};

@@ -53,6 +53,8 @@ pub struct Window {
     pub disk: f64,
     /// Part of the time its vCPUs wanted to run that they waited, 0.0 ..= 1.0.
     pub wait: f64,
+    /// What its turbo vCPU ran of what it may while others wait ([`super::TurboConfig::reserve`]); 0.0 without one.
+    pub interrupts: f64,
 }
 
 /// Settings of a [`Chooser`].
@@ -68,6 +70,12 @@ pub struct Thresholds {
     pub windows: (u32, u32),
     /// Shortest time (ns) between two changes in automatic mode.
     pub hold: Nanos,
+    /// Part of what its turbo vCPU may run from which a VM that waits counts as flooded: interrupts then take what its
+    /// programs would need, and it does better when packets that it cannot take are dropped before they cost anything.
+    pub flood: f64,
+    /// Windows in a row until a VM that is flooded loses its turbo vCPU, and how long (ns) it gets none then; twice as
+    /// long each time that it is flooded again, up to 64 times.
+    pub flooded: (u32, Nanos),
 }
 
 impl Default for Thresholds {
@@ -79,6 +87,8 @@ impl Default for Thresholds {
             wait: 0.05,
             windows: (5, 100),
             hold: 10_000 * MS,
+            flood: 0.9,
+            flooded: (20, 60_000 * MS),
         }
     }
 }
@@ -103,6 +113,16 @@ pub enum Why {
     HardlyWaits {
         /// Part of the wanted time that it waits.
         wait: f64,
+    },
+    /// Interrupts take what its programs would need.
+    Flooded {
+        /// Part of what its turbo vCPU may run.
+        interrupts: f64,
+    },
+    /// It was flooded not long ago.
+    WasFlooded {
+        /// Time left, ns.
+        left: Nanos,
     },
     /// It does little I/O.
     Quiet,
@@ -146,6 +166,14 @@ impl fmt::Display for Why {
                     percent(wait)
                 )
             }
+            Why::Flooded { interrupts } => write!(
+                f,
+                "it is flooded: its interrupts take {} of what they may, while its programs wait",
+                percent(interrupts)
+            ),
+            Why::WasFlooded { left } => {
+                write!(f, "it was flooded with one: {} left", Span(left))
+            }
             Why::Quiet => f.write_str("it does little I/O"),
             Why::StillBusy => f.write_str("its I/O goes on"),
             Why::Confirming { to, seen, of } => write!(
@@ -178,6 +206,10 @@ pub struct Verdict {
 pub struct Chooser {
     thresholds: Thresholds,
     choice: Settled<bool>,
+    /// Flooded windows in a row.
+    floods: u32,
+    /// When a VM that was flooded may have one again, and for how long it had none the last time.
+    barred: (Nanos, Nanos),
 }
 
 impl Chooser {
@@ -186,6 +218,8 @@ impl Chooser {
         Self {
             thresholds,
             choice: Settled::new(false),
+            floods: 0,
+            barred: (0, 0),
         }
     }
 
@@ -213,6 +247,15 @@ impl Chooser {
             self.choice.set(now, to);
             why
         } else {
+            if let Some(why) = self.flooded(now, window) {
+                let changed = self.choice.value();
+                self.choice.set(now, false);
+                return Verdict {
+                    turbo: false,
+                    changed,
+                    why,
+                };
+            }
             let t = &self.thresholds;
             let (to, why) = if was {
                 leave(t, window)
@@ -235,6 +278,32 @@ impl Chooser {
     }
 }
 
+impl Chooser {
+    /// Whether it is out of the question because of a flood.
+    fn flooded(&mut self, now: Nanos, w: &Window) -> Option<Why> {
+        let t = &self.thresholds;
+        let left = self.barred.0.saturating_sub(now);
+        if left > 0 {
+            return Some(Why::WasFlooded { left });
+        }
+        let is_flooded = self.choice.value() && w.interrupts >= t.flood && w.wait >= t.wait;
+        self.floods = if is_flooded { self.floods + 1 } else { 0 };
+        if self.floods < t.flooded.0 {
+            return None;
+        }
+        // One that has been quiet for long begins anew.
+        let (until, last) = self.barred;
+        let again = last > 0 && now.saturating_sub(until) < 2 * last;
+        let bar = match again {
+            true => (2 * last).min(64 * t.flooded.1),
+            false => t.flooded.1,
+        };
+        (self.floods, self.barred) = (0, (now.saturating_add(bar), bar));
+        let interrupts = w.interrupts;
+        Some(Why::Flooded { interrupts })
+    }
+}
+
 fn enter(t: &Thresholds, w: &Window) -> (bool, Why) {
     if w.packets < t.packets.0 && w.disk < t.disk.0 {
         (false, Why::Quiet)
@@ -245,6 +314,7 @@ fn enter(t: &Thresholds, w: &Window) -> (bool, Why) {
             packets,
             disk,
             wait,
+            ..
         } = *w;
         let why = Why::Waits {
             packets,
@@ -271,6 +341,7 @@ mod tests {
         packets: 20_000.0,
         disk: 0.0,
         wait: 0.7,
+        interrupts: 0.0,
     };
 
     fn windows(c: &mut Chooser, at: &mut Nanos, n: u32, w: Window) -> Verdict {
@@ -305,6 +376,44 @@ mod tests {
         assert!(windows(&mut c, &mut at, 99, Window::default()).turbo);
         let v = windows(&mut c, &mut at, 1, Window::default());
         assert!(!v.turbo && v.changed);
+    }
+
+    #[test]
+    fn one_that_is_flooded_does_better_without_and_is_left_alone_for_longer_each_time() {
+        let (mut c, mut at) = (Chooser::new(Thresholds::default()), 0);
+        let flood = Window {
+            interrupts: 0.95,
+            ..STREAM
+        };
+        // As long as its interrupts leave something, or nobody waits, it keeps it.
+        let half = Window {
+            interrupts: 0.5,
+            ..STREAM
+        };
+        assert!(windows(&mut c, &mut at, 300, half).turbo);
+        let alone = Window { wait: 0.0, ..flood };
+        assert!(windows(&mut c, &mut at, 300, alone).turbo);
+        assert!(windows(&mut c, &mut at, 19, flood).turbo);
+        let v = windows(&mut c, &mut at, 1, flood);
+        assert!(
+            !v.turbo && v.changed && matches!(v.why, Why::Flooded { .. }),
+            "{v:?}"
+        );
+        assert!(v.why.to_string().contains("95 %"), "{}", v.why);
+        let v = windows(&mut c, &mut at, 500, STREAM);
+        assert!(
+            !v.turbo && v.why.to_string().contains("it was flooded"),
+            "{v:?}"
+        );
+        // It is tried again after a minute, and then left alone for two.
+        assert!(windows(&mut c, &mut at, 110, STREAM).turbo);
+        assert!(!windows(&mut c, &mut at, 20, flood).turbo);
+        assert!(!windows(&mut c, &mut at, 1190, STREAM).turbo);
+        assert!(windows(&mut c, &mut at, 20, STREAM).turbo);
+        // After a long quiet time a flood counts as the first.
+        windows(&mut c, &mut at, 5000, half);
+        assert!(!windows(&mut c, &mut at, 20, flood).turbo);
+        assert!(windows(&mut c, &mut at, 620, STREAM).turbo);
     }
 
     #[test]

@@ -28,6 +28,9 @@
 //! - A turbo vCPU that wakes with share in hand (at most a slot's) takes the core at once.
 //! - Table 1, scenario 2, leaves a VM nothing of the regular core, for as long as its I/O goes on. Here it gets 1 ms of
 //!   each 150 ms ([`RegularConfig::floor`]), so that it can read what it receives; 0 turns that off.
+//! - A VM's turbo vCPU uses no more than a part of what the VM is due while its regular vCPUs wait
+//!   ([`TurboConfig::reserve`]): then it waits itself. The paper has no bound there, and with more I/O than the VM's
+//!   share pays for nothing of it would be read. 0 turns that off.
 //! - Caps, which the paper does not treat, limit both pools together. A VM's vCPUs spend its quota as they come.
 //!   No cap is exceeded for longer than a window or two; a quota that a VM could not use is carried over for one
 //!   window only, so beside others it may stay some percent below its cap.
@@ -43,6 +46,7 @@ pub mod simulate;
 
 mod floor;
 mod regular;
+mod reserve;
 mod settle;
 mod turbo_core;
 mod turns;
@@ -67,6 +71,10 @@ pub struct Elsewhere {
     pub turbo: Nanos,
     /// On all other cores, turbo and regular: counts against its cap.
     pub total: Nanos,
+    /// What it was due on all regular cores ([`Pooled::due`]). For turbo vCPUs only.
+    pub due: Nanos,
+    /// Whether a regular vCPU of it wants to run while others do. For turbo vCPUs only.
+    pub waits: bool,
 }
 
 /// The machine of a core that belongs to one of the two pools.
@@ -79,11 +87,22 @@ pub trait Pooled: Machine {
     /// Takes what each VM ran elsewhere since the last call, in the order of [`Machine::configure`]. Adds up until
     /// the next [`Machine::decide`], before which it is best called. Missing entries stand for nothing.
     fn elsewhere(&mut self, ran: &[Elsewhere]);
+
+    /// All that a VM (by its place in [`Machine::configure`]) was ever due on this core, ns: its fair share of what
+    /// was run, turbo cores included as far as they are paid for here. And whether it wants the core while others do.
+    /// Nothing on turbo cores.
+    fn due(&self, _index: usize) -> (Nanos, bool) {
+        (0, false)
+    }
 }
 
 impl<P: Pooled + ?Sized> Pooled for Box<P> {
     fn elsewhere(&mut self, ran: &[Elsewhere]) {
         (**self).elsewhere(ran);
+    }
+
+    fn due(&self, index: usize) -> (Nanos, bool) {
+        (**self).due(index)
     }
 }
 

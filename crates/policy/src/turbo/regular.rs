@@ -121,4 +121,8 @@ impl Pooled for RegularCore {
     fn elsewhere(&mut self, ran: &[Elsewhere]) {
         self.turns.elsewhere(ran, true);
     }
+
+    fn due(&self, index: usize) -> (Nanos, bool) {
+        self.turns.due(index)
+    }
 }

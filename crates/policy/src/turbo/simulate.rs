@@ -72,6 +72,8 @@ pub struct Host {
     now: Nanos,
     /// All that each VM ever ran on turbo cores.
     on_turbo: Vec<Nanos>,
+    /// All that each VM was ever due on regular cores.
+    due: Vec<Nanos>,
 }
 
 impl Host {
@@ -90,6 +92,7 @@ impl Host {
             exchange: config.exchange.max(1),
             now: 0,
             on_turbo: vec![0; vms.len()],
+            due: vec![0; vms.len()],
         }
     }
 
@@ -111,6 +114,7 @@ impl Host {
     fn tell(&mut self) {
         let mut ran = vec![0; self.vms.len()];
         let mut turbo = vec![0; self.vms.len()];
+        let mut dues = vec![(0, false); self.vms.len()];
         let mut here: Vec<Vec<Nanos>> = Vec::new();
         for one in &mut self.cores {
             let report = one.core.report();
@@ -124,6 +128,10 @@ impl Host {
                 deltas.push(delta);
             }
             here.push(deltas);
+            for (k, (i, _)) in one.vms.iter().enumerate() {
+                let (due, waits) = one.core.machine_mut().due(k);
+                dues[*i] = (dues[*i].0 + due, dues[*i].1 || waits);
+            }
         }
         for (one, deltas) in self.cores.iter_mut().zip(here) {
             let told: Vec<_> = std::iter::zip(&one.vms, deltas)
@@ -133,11 +141,14 @@ impl Host {
                     Elsewhere {
                         turbo: portion(after, 1, all) - portion(before, 1, all),
                         total: ran[i] - delta,
+                        due: dues[i].0 - self.due[i],
+                        waits: dues[i].1,
                     }
                 })
                 .collect();
             one.core.machine_mut().elsewhere(&told);
         }
+        self.due = dues.into_iter().map(|(due, _)| due).collect();
         for (sum, turbo) in self.on_turbo.iter_mut().zip(turbo) {
             *sum += turbo;
         }

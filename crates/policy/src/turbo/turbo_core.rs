@@ -6,10 +6,11 @@
 //! ones. A turbo vCPU without work has no slots: none is planned for it, it only outranks the others when it wakes.
 
 use super::floor::Floor;
+use super::reserve::{self, Reserve};
 use super::turns::{LUMP, Place, Rules, Turns};
 use super::{ACCOUNTING, Elsewhere, Pooled, TURBO_SLOT};
 use crate::slices::{
-    Class, Decision, FOREVER, MAX_VMS, MS, Machine, Nanos, Params, Rank, Seen, US,
+    Class, Decision, FOREVER, MAX_VMS, MS, Machine, Nanos, Params, Rank, Seen, US, seen_at,
 };
 
 /// Settings of a [`TurboCore`].
@@ -22,6 +23,8 @@ pub struct Config {
     pub slice: Nanos,
     /// What a regular vCPU gets while turbo vCPUs leave no gap, 0 (off) ..= 1 ms in each 30 ms.
     pub floor: Nanos,
+    /// What a VM keeps of its fair share for its regular vCPUs while they wait, 0 (off) ..= 1000 thousandths.
+    pub reserve: u32,
 }
 
 impl Default for Config {
@@ -30,6 +33,7 @@ impl Default for Config {
             credit: TURBO_SLOT,
             slice: 4 * MS,
             floor: TURBO_SLOT,
+            reserve: 400,
         }
     }
 }
@@ -38,6 +42,8 @@ impl Default for Config {
 const SLOTS: (Nanos, Nanos) = (20 * US, 10 * MS);
 /// Shortest run of a turbo vCPU, and of a regular one, that wakes with lag in hand.
 const EAGER_LEAST: (Nanos, Nanos) = (20 * US, 100 * US);
+/// How often a turbo vCPU that waits for its VM's share is looked at.
+const HEARING: Nanos = reserve::GAP / 2;
 /// Credit of a sleeping regular vCPU.
 const LODGER_CREDIT: Nanos = MS;
 
@@ -50,6 +56,8 @@ pub struct TurboCore {
     floor: Floor,
     /// By index: since when a regular vCPU waits, what is left of a run that the floor granted it.
     waits: Vec<(Nanos, Nanos)>,
+    /// By index.
+    reserves: Vec<Reserve>,
 }
 
 impl Default for TurboCore {
@@ -69,6 +77,7 @@ impl TurboCore {
             lodgers: Turns::new(lodgers, Floor::new(0, 0)),
             floor: Floor::new(config.floor, ACCOUNTING),
             waits: Vec::with_capacity(MAX_VMS),
+            reserves: Vec::with_capacity(MAX_VMS),
         }
     }
 
@@ -79,6 +88,12 @@ impl TurboCore {
         self.turbo.set_rules(turbo);
         self.lodgers.set_rules(lodgers);
         self.floor.run = self.config.floor;
+    }
+
+    /// Whether the turbo vCPU of a VM (by its place in [`Machine::configure`]) has to wait, because its VM's regular
+    /// vCPUs are due the rest.
+    pub fn holds(&self, index: usize) -> bool {
+        self.reserves.get(index).is_some_and(Reserve::holds)
     }
 
     /// Grants a regular vCPU a run that the turbo vCPUs would never leave it.
@@ -111,6 +126,7 @@ fn within(config: Config) -> Config {
         credit: config.credit.clamp(EAGER_LEAST.0, MS),
         slice: config.slice.clamp(100 * US, 1000 * MS),
         floor: config.floor.min(MS),
+        reserve: config.reserve.min(1000),
     }
 }
 
@@ -145,9 +161,16 @@ impl Machine for TurboCore {
         self.lodgers.configure(now, of(Class::Batch));
         self.waits.clear();
         self.waits.resize(vms.len().min(MAX_VMS), (now, 0));
+        self.reserves.clear();
+        self.reserves.resize(vms.len().min(MAX_VMS), Reserve::new());
     }
 
     fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
+        for (k, reserve) in self.reserves.iter_mut().enumerate() {
+            reserve.charge(now, seen_at(seen, k));
+        }
+        let reserves = &self.reserves;
+        self.turbo.hold(|k| reserves[k].holds());
         self.turbo.decide(now, seen);
         self.lodgers.decide(now, seen);
         self.keep_floor(now, seen);
@@ -161,8 +184,14 @@ impl Machine for TurboCore {
                 Place::First if !(granted && a.ready) => Rank::Boost,
                 Place::Turn | Place::First => Rank::Eager,
             };
-            out.budgets[a.index] = a.budget;
-            if a.place == Place::Capped {
+            let reserve = &self.reserves[a.index];
+            out.budgets[a.index] = match self.config.reserve {
+                0 => a.budget,
+                _ => a.budget.min(reserve.budget()),
+            };
+            if reserve.holds() {
+                until = until.min(now.saturating_add(HEARING));
+            } else if a.place == Place::Capped {
                 until = until.min(a.refill);
             }
         }
@@ -187,7 +216,7 @@ impl Machine for TurboCore {
             until = until.min(now.saturating_add(ACCOUNTING));
         }
         out.until = until;
-        out.notify_block = false;
+        out.notify_block = self.reserves.iter().any(Reserve::has_gaps);
         out.notify_wake = if self.turbo.contenders() > 0 {
             self.turbo.must_hear_of_wakes()
         } else {
@@ -198,6 +227,11 @@ impl Machine for TurboCore {
 
 impl Pooled for TurboCore {
     fn elsewhere(&mut self, ran: &[Elsewhere]) {
+        let part = 1000 - self.config.reserve;
+        for (k, reserve) in self.reserves.iter_mut().enumerate() {
+            let Elsewhere { due, waits, .. } = ran.get(k).copied().unwrap_or_default();
+            reserve.hear(due, waits, part);
+        }
         self.turbo.elsewhere(ran, false);
         self.lodgers.elsewhere(ran, true);
     }

@@ -18,7 +18,7 @@ const SHORTEST: i64 = 2 * US as i64;
 /// Where a VM stands among those of its pool; the higher runs first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
-    /// Over its cap.
+    /// Over its cap, or held.
     Capped,
     /// Behind the one that has the turn.
     Waits,
@@ -71,6 +71,10 @@ struct Vm {
     since: Nanos,
     place: Place,
     elsewhere: Elsewhere,
+    /// Must not run, whatever it is owed.
+    held: bool,
+    /// All it was ever due in this pool and what it pays for here, ns.
+    due: Nanos,
 }
 
 /// See the module's text.
@@ -133,6 +137,8 @@ impl Turns {
                     since: now,
                     place: Place::Waits,
                     elsewhere: Elsewhere::default(),
+                    held: false,
+                    due: 0,
                 },
             };
             vm.index = index;
@@ -157,6 +163,21 @@ impl Turns {
             }
             sum.total = sum.total.saturating_add(ran.total);
         }
+    }
+
+    /// Keeps VMs from running, by index.
+    pub(super) fn hold(&mut self, held: impl Fn(usize) -> bool) {
+        for vm in &mut self.vms {
+            vm.held = held(vm.index);
+        }
+    }
+
+    /// All that the VM of an index was ever due (ns), and whether it wants to run while others do.
+    pub(super) fn due(&self, index: usize) -> (Nanos, bool) {
+        // In a pool that has all VMs of its core they are in order.
+        let at = self.vms.get(index).filter(|vm| vm.index == index);
+        let vm = at.or_else(|| self.vms.iter().find(|vm| vm.index == index));
+        vm.map_or((0, false), |vm| (vm.due, vm.ready && self.contenders > 1))
     }
 
     /// Takes what was seen (by index) and passes the turn.
@@ -204,7 +225,7 @@ impl Turns {
         let mut ran = false;
         for (k, vm) in self.vms.iter_mut().enumerate() {
             let used = seen_at(seen, vm.index).used;
-            let Elsewhere { turbo, total } = vm.elsewhere;
+            let Elsewhere { turbo, total, .. } = vm.elsewhere;
             vm.cap.charge(used.saturating_add(total), begun);
             if used == 0 && turbo == 0 {
                 continue;
@@ -217,15 +238,22 @@ impl Turns {
         }
         if ran {
             let vms = &self.vms;
-            let used = |k: usize| {
-                let used = seen_at(seen, vms[k].index).used;
-                used.saturating_add(vms[k].elsewhere.turbo)
-            };
+            let used = |k: usize| used_by(seen, &vms[k]);
+            let before: [i64; MAX_VMS] = std::array::from_fn(|k| match k < vms.len() {
+                true => self.ledger.lag(k),
+                false => 0,
+            });
             self.ledger.charge(used);
+            for (k, vm) in self.vms.iter_mut().enumerate() {
+                let used = ns(used_by(seen, vm));
+                let due = self.ledger.lag(k) - before[k] + used;
+                vm.due = vm.due.saturating_add(due.max(0) as Nanos);
+            }
+            let vms = &self.vms;
             // All may have saved up, and then one run, what the others are owed.
             let credits = (self.rules.credit * vms.len() as u64) as i64;
             for (k, vm) in vms.iter().enumerate() {
-                if used(k) > 0 {
+                if used_by(seen, vm) > 0 {
                     let most = 2 * vm.slice + self.rules.debt as i64 + credits;
                     self.ledger.limit_debt(k, -most);
                 }
@@ -242,7 +270,7 @@ impl Turns {
         for vm in &mut self.vms {
             let seen = seen_at(seen, vm.index);
             vm.slept = !vm.ready;
-            vm.ready = seen.runnable && !vm.cap.is_capped();
+            vm.ready = seen.runnable && !vm.cap.is_capped() && !vm.held;
             self.contenders += usize::from(vm.ready);
             if vm.slept || seen.used > 0 {
                 vm.since = now;
@@ -328,7 +356,7 @@ impl Turns {
 
     fn place(&self, k: usize) -> Place {
         let vm = &self.vms[k];
-        if vm.cap.is_capped() {
+        if vm.cap.is_capped() || vm.held {
             Place::Capped
         } else if vm.eager > 0 {
             Place::First
@@ -364,6 +392,12 @@ impl Turns {
 
 /// Debt beside two slices for VMs that pay for what they run on turbo cores: it may come in one lump per accounting.
 pub(super) const LUMP: Nanos = 2 * ACCOUNTING;
+
+/// What a VM ran that counts here.
+fn used_by(seen: &[Seen], vm: &Vm) -> Nanos {
+    let used = seen_at(seen, vm.index).used;
+    used.saturating_add(vm.elsewhere.turbo)
+}
 
 /// Run time as a signed number; more than 18 min at once counts as that.
 fn ns(used: Nanos) -> i64 {

@@ -443,12 +443,14 @@ mod tests {
             sees_packets: false,
             threads: Vec::new(),
             regular_vcpus: (0, 0),
+            park: None,
         };
         CorePlan {
             cpu: 1,
             algorithm: Algorithm::Interleaved,
             batch_slice: 7,
             budget_permille: None,
+            reserve_permille: 0,
             vms: pids.iter().map(vm).collect(),
         }
     }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use viola_meter::acct::MAX_VMS as MAX_INDEX;
 use viola_policy::slices::{Class, MAX_VMS, Params};
 
 use crate::plan::{Algorithm, CorePlan, ThreadPlan};
@@ -21,7 +22,8 @@ pub const MAX_CORES: usize = 64;
 /// Most threads of all VMs on one core.
 pub const MAX_THREADS: usize = 2048;
 
-const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_02;
+const MAGIC: u64 = 0x76_69_6f_6c_61_00_00_03;
+const NO_CPU: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -36,7 +38,8 @@ struct VmRow {
     sees_packets: u32,
     regular_here: u32,
     regular_all: u32,
-    _pad: u32,
+    /// CPU, or [`NO_CPU`].
+    park: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -61,7 +64,7 @@ struct PlanRows {
     n_threads: u32,
     n_pool: u32,
     budget_permille: u32,
-    _pad: u32,
+    reserve_permille: u32,
     batch_slice: u64,
     pool: [PoolRow; MAX_CORES],
     vms: [VmRow; MAX_VMS],
@@ -95,6 +98,8 @@ pub struct CoreBoard {
     pub resync: AtomicU32,
     /// errno of a refused priority change (such as EPERM in a group without real-time runtime), else 0.
     pub refused: AtomicU32,
+    /// On a regular core, by index in the accounting program: what the VM was ever due here.
+    dues: [AtomicU64; MAX_INDEX],
     plan: std::cell::UnsafeCell<PlanRows>,
 }
 
@@ -198,6 +203,8 @@ pub struct LocalPlan {
     pub batch_slice: u64,
     /// As [`CorePlan::budget_permille`].
     pub budget_permille: Option<u32>,
+    /// As [`CorePlan::reserve_permille`].
+    pub reserve_permille: u32,
     /// The other cores of vTurbo's pools.
     pub pool: Vec<PoolCore>,
     /// VMs in the order of the plan.
@@ -228,6 +235,8 @@ pub struct LocalVm {
     pub sees_packets: bool,
     /// As [`crate::VmPlan::regular_vcpus`].
     pub regular_vcpus: (u32, u32),
+    /// As [`crate::VmPlan::park`].
+    pub park: Option<u32>,
 }
 
 impl LocalPlan {
@@ -237,6 +246,7 @@ impl LocalPlan {
             algorithm: Algorithm::Interleaved,
             batch_slice: 0,
             budget_permille: None,
+            reserve_permille: 0,
             pool: Vec::with_capacity(MAX_CORES),
             vms: Vec::with_capacity(MAX_VMS),
             threads: Vec::with_capacity(MAX_THREADS),
@@ -266,6 +276,7 @@ impl CoreBoard {
             (&raw mut (*rows).algorithm).write_volatile(algorithm_code(plan.algorithm));
             (&raw mut (*rows).batch_slice).write_volatile(plan.batch_slice);
             (&raw mut (*rows).budget_permille).write_volatile(plan.budget_permille.unwrap_or(0));
+            (&raw mut (*rows).reserve_permille).write_volatile(plan.reserve_permille);
             let mut n_pool = 0;
             let others = pool.iter().filter(|c| c.cpu != plan.cpu);
             for other in others.take(MAX_CORES) {
@@ -289,7 +300,7 @@ impl CoreBoard {
                     sees_packets: u32::from(vm.sees_packets),
                     regular_here: vm.regular_vcpus.0,
                     regular_all: vm.regular_vcpus.1,
-                    _pad: 0,
+                    park: vm.park.unwrap_or(NO_CPU),
                 });
                 for t in &vm.threads {
                     if n_threads < MAX_THREADS {
@@ -313,6 +324,20 @@ impl CoreBoard {
         (seq + 2, fits)
     }
 
+    /// Tells the turbo cores what a VM was ever due on this core (ns), and whether it waits for it.
+    pub fn set_due(&self, index: u32, (due, waits): (u64, bool)) {
+        if let Some(row) = self.dues.get(index as usize) {
+            row.store(due << 1 | u64::from(waits), Ordering::Relaxed);
+        }
+    }
+
+    /// What was told last.
+    pub fn due(&self, index: u32) -> (u64, bool) {
+        let row = self.dues.get(index as usize);
+        let row = row.map_or(0, |row| row.load(Ordering::Relaxed));
+        (row >> 1, row & 1 != 0)
+    }
+
     /// Sequence count of the newest plan.
     pub fn seq(&self) -> u64 {
         self.seq.load(Ordering::Acquire)
@@ -334,6 +359,7 @@ impl CoreBoard {
             into.batch_slice = (&raw const (*rows).batch_slice).read_volatile();
             let budget = (&raw const (*rows).budget_permille).read_volatile();
             into.budget_permille = (budget != 0).then_some(budget);
+            into.reserve_permille = (&raw const (*rows).reserve_permille).read_volatile();
             let n_pool = ((&raw const (*rows).n_pool).read_volatile() as usize).min(MAX_CORES);
             for i in 0..n_pool {
                 let row = (&raw const (*rows).pool[i]).read_volatile();
@@ -363,6 +389,7 @@ impl CoreBoard {
                     pid: row.pid,
                     sees_packets: row.sees_packets != 0,
                     regular_vcpus: (row.regular_here, row.regular_all),
+                    park: (row.park != NO_CPU).then_some(row.park),
                 });
             }
             for i in 0..n_threads {
@@ -439,8 +466,10 @@ mod tests {
             algorithm: Algorithm::Credit { boost: true },
             batch_slice: 5,
             budget_permille: Some(500),
+            reserve_permille: 300,
             vms: (0..n)
                 .map(|i| VmPlan {
+                    park: None,
                     params: Params {
                         id: i,
                         class: if i == 0 { Class::Ls } else { Class::Batch },

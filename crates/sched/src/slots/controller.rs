@@ -27,11 +27,13 @@ use viola_policy::turbo::{
 use super::board::{Board, CoreBoard, LocalPlan, now};
 use super::budget::Budget;
 use super::filler::Filler;
-use super::threads::{CONTROLLER_PRIORITY, VmThreads, set_fifo, set_ordinary};
+use super::threads::{CONTROLLER_PRIORITY, VmThreads, set_cpu, set_fifo, set_ordinary};
 use crate::plan::Algorithm;
 
 /// Longest sleep: the watchdog wants a sign of life.
 pub const HEARTBEAT: Nanos = 50_000_000;
+/// Longest sleep while no VM wants to run here.
+const IDLE_HEARTBEAT: Nanos = 2 * HEARTBEAT;
 /// How often all priorities are set anew, in case somebody else changed one.
 const DOUBT: Nanos = 1_000_000_000;
 /// A packet that was not answered after this time will not be, ns.
@@ -90,9 +92,10 @@ pub fn run_core(
     mine.ready.store(1, Ordering::Release);
     let fd = files.ring.as_raw_fd();
     while board.stop.load(Ordering::Acquire) == 0 && !orphaned.load(Ordering::Acquire) {
-        core.turn(mine);
+        core.turn(board, mine);
         core.sleep(fd, mine);
     }
+    core.fetch_back(mine);
     core.view.set_managed(false);
     core.view.notify(false, false);
     core.filler.set(false);
@@ -191,11 +194,11 @@ impl Core {
         }
     }
 
-    fn turn(&mut self, mine: &CoreBoard) {
+    fn turn(&mut self, board: &Board, mine: &CoreBoard) {
         self.take_events(mine);
         let now = now();
         if mine.seq() != self.seq {
-            self.follow(now, mine);
+            self.follow(board, now, mine);
         }
         self.calm = self.calm.saturating_add(1);
         for (i, &index) in self.indexes.iter().enumerate() {
@@ -223,7 +226,7 @@ impl Core {
         }
         let used = self.seen.iter().map(|seen| seen.used).sum();
         let in_budget = self.budget.spend(now, used);
-        self.hear_of_others(now);
+        self.hear_of_others(board, now);
         let machine: &mut dyn Machine = match self.plan.algorithm {
             Algorithm::Interleaved => &mut self.interleaved,
             Algorithm::Paper => &mut self.paper,
@@ -233,10 +236,19 @@ impl Core {
             Algorithm::Turbo => &mut self.turbo,
         };
         machine.decide(now, &self.seen, &mut self.decision);
-        let (mut calls, mut switches, mut fill) = (0, 0, false);
+        self.tell_turbo_cores(mine);
+        let (mut calls, mut switches, mut fill, mut again) = (0, 0, false, false);
         for (i, &index) in self.indexes.iter().enumerate() {
             let rank = self.decision.ranks[i];
-            fill |= rank == Rank::Capped && self.seen[i].runnable;
+            let park = self.plan.vms[i].park;
+            let held = self.plan.algorithm == Algorithm::Turbo && self.turbo.holds(i);
+            let threads = &mut self.threads[index as usize];
+            if !held && threads.is_parked() {
+                let cpu = mine.cpu.load(Ordering::Relaxed);
+                calls += u64::from(threads.park(false, |tid| set_cpu(tid, cpu)).calls);
+                // To see what it brings with it.
+                again = true;
+            }
             let applied = if in_budget {
                 self.threads[index as usize].apply(rank, set_fifo)
             } else {
@@ -247,6 +259,12 @@ impl Core {
                 let waits = rank != Rank::Boost && runnable && io == Io::Quiet;
                 self.view.want_io(index, waits);
             }
+            if let (true, Some(cpu)) = (held, park) {
+                let threads = &mut self.threads[index as usize];
+                calls += u64::from(threads.park(true, |tid| set_cpu(tid, cpu)).calls);
+            }
+            let away = self.threads[index as usize].is_parked();
+            fill |= rank == Rank::Capped && self.seen[i].runnable && !away;
             calls += u64::from(applied.calls);
             switches += u64::from(applied.calls > 0);
             if applied.refused != 0 {
@@ -255,6 +273,9 @@ impl Core {
             }
         }
         let called = self.end_of_decision(now);
+        if again {
+            self.until = now;
+        }
         // Where the host works too a cap is no reason to keep it from that: the other cores see to the VM's cap.
         self.filler.set(fill && !self.budget.is_limited());
         self.view.notify(
@@ -321,21 +342,25 @@ impl Core {
     }
 
     /// Tells the machine of a pool what its VMs ran on other cores.
-    fn hear_of_others(&mut self, now: Nanos) {
+    fn hear_of_others(&mut self, board: &Board, now: Nanos) {
         if !self.plan.algorithm.is_pooled() || now < self.heard.saturating_add(EXCHANGE) {
             return;
         }
         self.heard = now;
         self.elsewhere.clear();
         for (i, &index) in self.indexes.iter().enumerate() {
-            let all = self.ran_elsewhere(i, index, now);
+            let all = self.ran_elsewhere(board, i, index, now);
             let last = &mut self.heard_of[index as usize];
             self.elsewhere.push(Elsewhere {
                 turbo: all.turbo.saturating_sub(last.turbo),
                 total: all.total.saturating_sub(last.total),
+                due: all.due.saturating_sub(last.due),
+                waits: all.waits,
             });
             last.turbo = last.turbo.max(all.turbo);
             last.total = last.total.max(all.total);
+            // A core that begins anew counts from zero.
+            last.due = all.due;
         }
         let machine: &mut dyn Pooled = match self.plan.algorithm {
             Algorithm::Turbo => &mut self.turbo,
@@ -345,8 +370,8 @@ impl Core {
     }
 
     /// All that a VM (position in the plan and index) ever ran on the other cores of the pools, as far as it matters
-    /// here: what it ran on regular ones only counts against a cap.
-    fn ran_elsewhere(&self, i: usize, index: u32, now: Nanos) -> Elsewhere {
+    /// here: what it ran on regular ones only counts against a cap. And what it was ever due there.
+    fn ran_elsewhere(&self, board: &Board, i: usize, index: u32, now: Nanos) -> Elsewhere {
         let vm = &self.plan.vms[i];
         let mut all = Elsewhere::default();
         for other in &self.plan.pool {
@@ -358,7 +383,33 @@ impl Core {
         }
         let (here, of) = vm.regular_vcpus;
         all.turbo = portion(all.turbo, here, of);
+        if self.plan.algorithm == Algorithm::Turbo {
+            for core in board.cores() {
+                let (due, waits) = core.due(index);
+                all.due += due;
+                all.waits |= waits;
+            }
+        }
         all
+    }
+
+    /// Tells what each VM is due on this core, if it is a regular one.
+    fn tell_turbo_cores(&self, mine: &CoreBoard) {
+        if self.plan.algorithm == Algorithm::Regular {
+            for (i, &index) in self.indexes.iter().enumerate() {
+                mine.set_due(index, self.regular.due(i));
+            }
+        }
+    }
+
+    /// Fetches threads back that wait on another core.
+    fn fetch_back(&mut self, mine: &CoreBoard) {
+        let cpu = mine.cpu.load(Ordering::Relaxed);
+        for threads in &mut self.threads {
+            if threads.is_parked() {
+                threads.park(false, |tid| set_cpu(tid, cpu));
+            }
+        }
     }
 
     fn take_events(&mut self, mine: &CoreBoard) {
@@ -393,13 +444,14 @@ impl Core {
     }
 
     /// Takes over a new plan. Threads learnt since it was drawn up are kept.
-    fn follow(&mut self, now: Nanos, mine: &CoreBoard) {
-        let (algorithm, slice) = (self.plan.algorithm, self.plan.batch_slice);
+    fn follow(&mut self, board: &Board, now: Nanos, mine: &CoreBoard) {
+        let settings = |plan: &LocalPlan| (plan.algorithm, plan.batch_slice, plan.reserve_permille);
+        let before = settings(&self.plan);
         let Some(seq) = mine.read(&mut self.plan) else {
             return;
         };
         let same = self.seq != 0
-            && (algorithm, slice) == (self.plan.algorithm, self.plan.batch_slice)
+            && before == settings(&self.plan)
             && self
                 .plan
                 .vms
@@ -427,7 +479,10 @@ impl Core {
                     wakes: vm.wakes,
                 };
             } else if !planned && table.is_planned() {
+                let cpu = mine.cpu.load(Ordering::Relaxed);
+                table.park(false, |tid| set_cpu(tid, cpu));
                 table.clear();
+                mine.set_due(index as u32, (0, false));
             }
             table.set_planned(planned);
         }
@@ -470,6 +525,7 @@ impl Core {
             Algorithm::Turbo => {
                 self.turbo.set_config(TurboConfig {
                     slice: self.plan.batch_slice,
+                    reserve: self.plan.reserve_permille,
                     ..TurboConfig::default()
                 });
                 &mut self.turbo
@@ -481,7 +537,8 @@ impl Core {
         }
         // From here on: which cores count, and how much of a VM's turbo time is this core's, may have changed.
         for (i, &index) in self.indexes.iter().enumerate() {
-            self.heard_of[index as usize] = self.ran_elsewhere(i, index, now);
+            self.heard_of[index as usize] = self.ran_elsewhere(board, i, index, now);
+            mine.set_due(index, (0, false));
         }
         self.heard = now;
         self.budget.set(self.plan.budget_permille);
@@ -492,7 +549,11 @@ impl Core {
     /// Waits for an event or for the end of the decision.
     fn sleep(&mut self, fd: i32, mine: &CoreBoard) {
         let now = now();
-        let span = self.until.saturating_sub(now).clamp(SHORTEST, HEARTBEAT);
+        let longest = match self.seen.iter().any(|seen| seen.runnable) {
+            true => HEARTBEAT,
+            false => IDLE_HEARTBEAT,
+        };
+        let span = self.until.saturating_sub(now).clamp(SHORTEST, longest);
         let timeout = libc::timespec {
             tv_sec: 0,
             tv_nsec: span as i64,
@@ -504,7 +565,7 @@ impl Core {
         };
         // SAFETY: one live pollfd and a live timespec, no signal mask.
         let ready = unsafe { libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) };
-        if ready == 0 && span < HEARTBEAT {
+        if ready == 0 && span < longest {
             let late = self::now().saturating_sub(now + span);
             if late > mine.late_max.load(Ordering::Relaxed) {
                 mine.late_max.store(late, Ordering::Relaxed);

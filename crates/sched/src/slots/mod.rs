@@ -208,8 +208,24 @@ impl Slots {
         // The watchdog has restored; once more costs nothing, and covers one that was killed.
         std::thread::sleep(Duration::from_millis(1));
         restore_file(&self.saved)?;
+        fetch_back(&running.plan);
         self.state = SavedState::default();
         Ok(status.and_then(|s| s.code()).and_then(End::from_code))
+    }
+}
+
+/// Sends threads that a controller which was killed had left on another core back to their own.
+fn fetch_back(plan: &Plan) {
+    for core in &plan.cores {
+        for vm in &core.vms {
+            let Some(park) = vm.park else { continue };
+            let away: viola_host::CpuSet = [park].into_iter().collect();
+            for t in &vm.threads {
+                if viola_host::attrs::affinity(t.tid as u32).ok().flatten() == Some(away.clone()) {
+                    threads::set_cpu(t.tid, core.cpu);
+                }
+            }
+        }
     }
 }
 
@@ -412,5 +428,64 @@ impl Mechanism for Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         let _ = self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use viola_policy::slices::{Class, Params};
+
+    use super::*;
+    use crate::plan::{CorePlan, ThreadPlan, VmPlan};
+
+    #[test]
+    fn a_thread_that_was_left_on_another_core_is_sent_back_and_one_that_somebody_moved_is_not() {
+        let mine: Vec<u32> = match viola_host::topology::online() {
+            Ok(online) => online.iter().collect(),
+            Err(_) => return,
+        };
+        let [home, away, ..] = mine[..] else { return };
+        let plan = |tid: u32, cpu: u32, park: Option<u32>| Plan {
+            cores: vec![CorePlan {
+                cpu,
+                algorithm: Algorithm::Turbo,
+                batch_slice: 4_000_000,
+                budget_permille: None,
+                reserve_permille: 300,
+                vms: vec![VmPlan {
+                    params: Params {
+                        id: 0,
+                        class: Class::Ls,
+                        weight: 256,
+                        cap_permille: None,
+                        microslice: 100_000,
+                    },
+                    index: 0,
+                    pid: tid as i32,
+                    sees_packets: false,
+                    threads: vec![ThreadPlan {
+                        tid: tid as i32,
+                        service: false,
+                    }],
+                    regular_vcpus: (0, 1),
+                    park,
+                }],
+            }],
+        };
+        let mut child = Command::new("sleep").arg("60").spawn().expect("sleep");
+        let tid = child.id();
+        let is_on = |cpu: u32| {
+            let cpus: viola_host::CpuSet = [cpu].into_iter().collect();
+            viola_host::attrs::affinity(tid).ok().flatten() == Some(cpus)
+        };
+        assert_eq!(threads::set_cpu(tid as i32, away), 0);
+        fetch_back(&plan(tid, home, None));
+        assert!(is_on(away));
+        fetch_back(&plan(tid, home, Some(home)));
+        assert!(is_on(away));
+        fetch_back(&plan(tid, home, Some(away)));
+        assert!(is_on(home));
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }

@@ -35,6 +35,8 @@ struct Entry {
     service: bool,
     /// Priority it has now; 0 when that is not known, [`RELEASED`] when it is not real-time.
     priority: i32,
+    /// Whether it is on another core than its own.
+    parked: bool,
 }
 
 /// Stands for the ordinary class.
@@ -113,6 +115,25 @@ impl VmThreads {
         applied
     }
 
+    /// Sends all threads that are not there yet to the core where they wait, or those that are there back, by
+    /// `set(tid) -> errno or 0`.
+    pub fn park(&mut self, parked: bool, mut set: impl FnMut(i32) -> i32) -> Applied {
+        let mut applied = Applied::default();
+        for e in self.entries.iter_mut().filter(|e| e.parked != parked) {
+            applied.calls += 1;
+            match set(e.tid) {
+                0 | libc::ESRCH => e.parked = parked,
+                errno => applied.refused = errno,
+            }
+        }
+        applied
+    }
+
+    /// Whether a thread is on the core where they wait.
+    pub fn is_parked(&self) -> bool {
+        self.entries.iter().any(|e| e.parked)
+    }
+
     /// Adds a thread, or changes its role. False when there is no room.
     ///
     /// Threads that have ended go when they are met the next time. Not earlier: one that is on its way out still
@@ -133,6 +154,7 @@ impl VmThreads {
             tid,
             service,
             priority: 0,
+            parked: false,
         });
         true
     }
@@ -231,9 +253,41 @@ pub fn set_ordinary(tid: i32) -> i32 {
     }
 }
 
+/// sched_setaffinity(2) with one CPU; 0 or errno.
+pub fn set_cpu(tid: i32, cpu: u32) -> i32 {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu as usize >= rustix::thread::CpuSet::MAX_CPU {
+        return libc::EINVAL;
+    }
+    set.set(cpu as usize);
+    let thread = rustix::thread::Pid::from_raw(tid);
+    match rustix::thread::sched_setaffinity(thread, &set) {
+        Ok(()) => 0,
+        Err(e) => e.raw_os_error(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_are_sent_away_and_fetched_back_once() {
+        let mut t = VmThreads::new();
+        t.add(1, false);
+        t.add(2, true);
+        assert_eq!(t.park(false, |_| panic!("none is away")).calls, 0);
+        assert_eq!(t.park(true, |_| 0).calls, 2);
+        assert!(t.is_parked());
+        assert_eq!(t.park(true, |_| panic!("all are away")).calls, 0);
+        // One that was made there.
+        t.add(3, false);
+        assert_eq!(t.park(true, |tid| if tid == 3 { 0 } else { 1 }).calls, 1);
+        assert_eq!(t.park(false, |_| 0).calls, 3);
+        assert!(!t.is_parked());
+        assert_eq!(t.park(true, |_| libc::EINVAL).refused, libc::EINVAL);
+        assert!(!t.is_parked());
+    }
 
     #[test]
     fn ranks_keep_their_order_and_leave_room_for_service_threads_and_the_filler() {

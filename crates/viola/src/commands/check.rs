@@ -66,6 +66,12 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     let scheduler = ability::try_scheduler(&facts, &config.turbo);
     let vms = inventory.vms();
     let mut rows = ability::rows(&facts, &config.slices, &accounting, &scheduler, vms);
+    rows.push(ability::turbo::row(
+        &config,
+        &facts,
+        (&accounting, &scheduler),
+        vms,
+    ));
     rows.push(ability::vread(None, &config.vread));
     rows.extend(ability::peers::row(None, &config.vread));
     Ok(Check {

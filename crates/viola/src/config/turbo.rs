@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use serde::Deserialize;
 use serde::de::Deserializer;
 use viola_host::CpuSet;
-use viola_policy::turbo::TURBO_SLOT;
+use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
 use super::{Cores, Text, duration};
 use crate::quantities;
@@ -23,6 +23,8 @@ pub struct Turbo {
     pub slot: u64,
     /// Most of any 10 ms of a turbo core for VMs' real-time threads, thousandths, where the host works on it too.
     pub budget: Option<u32>,
+    /// What a VM keeps of its share for its other vCPUs while they wait, thousandths.
+    pub reserve: u32,
     /// Line of `cores`, 0 when it is absent.
     pub(super) line: usize,
 }
@@ -35,6 +37,8 @@ pub(super) struct Raw {
     slot: u64,
     #[serde(deserialize_with = "budget")]
     budget: Option<u32>,
+    #[serde(deserialize_with = "reserve")]
+    reserve: u32,
 }
 
 impl Default for Raw {
@@ -43,6 +47,7 @@ impl Default for Raw {
             cores: None,
             slot: TURBO_SLOT,
             budget: None,
+            reserve: TurboConfig::default().reserve,
         }
     }
 }
@@ -54,6 +59,7 @@ impl Raw {
             cores: self.cores.map(|c| c.into_inner().0).unwrap_or_default(),
             slot: self.slot,
             budget: self.budget,
+            reserve: self.reserve,
             line,
         }
     }
@@ -105,9 +111,23 @@ fn budget<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
     }))
 }
 
+/// Percent of a VM's share, up to 90, or none.
+fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
+    d.deserialize_any(Text(
+        "a part of a VM's share in quotes, for example \"30%\"",
+        |t: &str| match quantities::cap(t).map_err(|e| e.to_string())? {
+            None => Ok(0),
+            Some(p) if p <= 900 => Ok(p),
+            Some(_) => Err("1% to 90% of a VM's share, or none, is allowed".to_owned()),
+        },
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use viola_policy::turbo::TurboConfig;
 
     use crate::config::{Config, ConfigError};
 
@@ -134,6 +154,17 @@ mod tests {
         let text = "[slices]\ncores = \"1-3\"\n[turbo]\ncores = \"0\"\nslot = \"200us\"\nbudget = \"50%\"\n";
         let turbo = checked(text).unwrap().turbo;
         assert_eq!((turbo.slot, turbo.budget), (200_000, Some(500)));
+        assert_eq!(turbo.reserve, TurboConfig::default().reserve);
+        let reserve = |text: &str| {
+            let text = format!(
+                "[slices]\ncores = \"2-3\"\n[turbo]\ncores = \"1\"\nreserve = \"{text}\"\n"
+            );
+            checked(&text)
+                .map(|c| c.turbo.reserve)
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!((reserve("40%"), reserve("none")), (Ok(400), Ok(0)));
+        assert!(reserve("95%").unwrap_err().contains("1% to 90%"));
         assert!(checked("").unwrap().turbo.cores.is_empty());
     }
 

@@ -13,6 +13,7 @@ use super::classes::Classes;
 use super::engine::Engine;
 use super::placement::Placement;
 use super::plan::Draft;
+use super::pools::Pools;
 use super::settings::{Controls, Settings};
 use super::turbos::Turbos;
 use super::vread::Vread;
@@ -52,6 +53,9 @@ pub struct Control {
     settings: Settings,
     classes: Classes,
     turbos: Turbos,
+    pools: Pools,
+    /// CPUs that were online at the last look.
+    online: CpuSet,
     placement: Placement,
     engine: Engine,
     /// Blocks past their DataNode VM; not in a dry run.
@@ -89,6 +93,7 @@ impl Control {
         let scheduler = ability::try_scheduler(&facts, &config.turbo);
         let choice = ability::choose(&facts, &config.slices, &accounting, &scheduler);
         let now = Instant::now();
+        let facts_online = facts.online();
         let vread = match dry_run {
             true => None,
             false => Some(Vread::start(&config.daemon.run_dir)?),
@@ -113,6 +118,8 @@ impl Control {
             settings,
             classes: Classes::default(),
             turbos: Turbos::default(),
+            pools: Pools::default(),
+            online: facts_online,
             placement: Placement::default(),
             allowed: BTreeMap::new(),
             blocked: BTreeMap::new(),

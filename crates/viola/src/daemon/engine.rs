@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use viola_host::{Vm, VmId};
+use viola_host::{Thread, Vm, VmId};
 use viola_meter::acct::Acct;
 use viola_sched::eevdf::Eevdf;
 use viola_sched::scx::Scx;
@@ -203,6 +203,7 @@ impl Engine {
             mechanism.apply(&between, vms, acct.as_deref_mut())?;
             self.applied = between;
         }
+        self.pins.park(parks(&draft.plan, vms));
         let pinned = self.pins.apply(&draft.pins, vms)?;
         for id in &pinned.changed {
             log::about(Level::Notice, id, pinned_text(&draft.pins, vms, id));
@@ -258,6 +259,22 @@ impl Drop for Engine {
             log::line(Level::Error, chain(&e));
         }
     }
+}
+
+/// Where turbo vCPUs wait at times.
+fn parks(plan: &Plan, vms: &[Vm]) -> Wanted {
+    let mut parks = Wanted::new();
+    for plan in plan.cores.iter().flat_map(|core| &core.vms) {
+        let (Some(cpu), Some(vm)) = (plan.park, vms.iter().find(|vm| vm.pid as i32 == plan.pid))
+        else {
+            continue;
+        };
+        let planned = |t: &&Thread| plan.threads.iter().any(|p| p.tid == t.tid as i32);
+        for thread in vm.threads().filter(planned) {
+            parks.insert(*thread, [cpu].into_iter().collect());
+        }
+    }
+    parks
 }
 
 fn make(choice: MechanismChoice, run_dir: &Path) -> Box<dyn Mechanism> {
@@ -394,6 +411,7 @@ mod tests {
         let vms = vms
             .iter()
             .map(|&(pid, class, weight)| VmPlan {
+                park: None,
                 params: Params {
                     id: pid as u32,
                     class,
@@ -414,6 +432,7 @@ mod tests {
                 algorithm: Algorithm::Interleaved,
                 batch_slice: 1,
                 budget_permille: None,
+                reserve_permille: 0,
                 vms,
             }],
         }

@@ -7,6 +7,7 @@
 //! | `server`, `http`, `view`, `metrics` | the control socket, on a thread of its own |
 //! | `control` | the loop: look, measure, decide, act, tell |
 //! | `settings`, `classes` | what holds for each VM: by the operator, or as the meter finds it |
+//! | `pools` | how many turbo cores there are |
 //! | `placement`, `plan` | which core runs which threads; `plan` is pure |
 //! | `aside` | the daemon itself stays off the VMs' cores |
 //! | `vread` | blocks past their DataNode VM: workers and their descriptors, on a thread of its own |
@@ -23,6 +24,7 @@ pub mod metrics;
 mod pins;
 mod placement;
 mod plan;
+mod pools;
 mod server;
 pub mod settings;
 mod trouble;
@@ -99,7 +101,11 @@ fn keep_to_itself() {
 
 /// Before any thread is made, so that all of them follow.
 fn step_aside(config: &Config, facts: &HostFacts) {
-    if let Err(why) = aside::step(&config.slices.cores, &facts.online()) {
+    let mut cores = config.slices.cores.clone();
+    if config.turbo.budget.is_none() {
+        cores.extend(&config.turbo.cores);
+    }
+    if let Err(why) = aside::step(&cores, &facts.online()) {
         log::line(
             Level::Warning,
             format!("this daemon cannot leave the VMs' cores: {why}"),

@@ -24,6 +24,8 @@ pub struct Pins {
     state: SavedState,
     /// What we set.
     ours: Wanted,
+    /// The cores to which the mechanism sends a pinned thread for a moment, or ever did: that is our doing too.
+    parks: Wanted,
 }
 
 /// What applying the pins has changed.
@@ -42,6 +44,7 @@ impl Pins {
             file,
             state: SavedState::default(),
             ours: Wanted::new(),
+            parks: Wanted::new(),
         }
     }
 
@@ -55,6 +58,7 @@ impl Pins {
 
     /// The same, from an affinity that was just read.
     pub fn before(&mut self, vm: &Vm, thread: &Thread, now: CpuSet) -> CpuSet {
+        let parked = self.is_parked(thread, &now);
         let saved = self
             .state
             .vms
@@ -67,7 +71,9 @@ impl Pins {
             .find(|s| s.tid == thread.tid && s.start_time == thread.start_time);
         match self.ours.get(thread) {
             // As we left it.
-            Some(ours) if *ours == now => known.map_or(&saved.affinity, |k| &k.affinity).clone(),
+            Some(ours) if *ours == now || parked => {
+                known.map_or(&saved.affinity, |k| &k.affinity).clone()
+            }
             // Changed by somebody else since.
             Some(_) => {
                 self.ours.remove(thread);
@@ -84,6 +90,19 @@ impl Pins {
             }
             None => now,
         }
+    }
+
+    /// Says where pinned threads may be found beside where they were pinned.
+    pub fn park(&mut self, parks: Wanted) {
+        self.parks.retain(|t, _| self.ours.contains_key(t));
+        for (thread, cpus) in parks {
+            self.parks.entry(thread).or_default().extend(&cpus);
+        }
+    }
+
+    fn is_parked(&self, thread: &Thread, now: &CpuSet) -> bool {
+        let parks = self.parks.get(thread);
+        now.len() == 1 && parks.is_some_and(|parks| now.iter().all(|cpu| parks.contains(cpu)))
     }
 
     /// Pins as `wanted` says, and gives all other threads back what they had.
@@ -361,6 +380,25 @@ mod tests {
             .unwrap();
         pins.stop().unwrap();
         assert_eq!(sleeper.affinity(), moved);
+    }
+
+    #[test]
+    fn a_thread_that_the_mechanism_has_sent_away_for_a_moment_was_not_moved_by_somebody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut pins = Pins::new(dir.path().join("affinity.json"));
+        let sleeper = Sleeper::new();
+        let all: Vec<u32> = sleeper.affinity().iter().collect();
+        let [first, second, ..] = all[..] else { return };
+        let (vm, before) = (sleeper.vm(), sleeper.affinity());
+        let wanted = pin(&vm, first);
+        pins.apply(&wanted, std::slice::from_ref(&vm)).unwrap();
+        pins.park(pin(&vm, second));
+        let away: CpuSet = [second].into_iter().collect();
+        let _ = attrs::set_affinity(vm.pid, &away).unwrap();
+        let thread = vm.threads().next().unwrap();
+        assert_eq!(pins.allowed(&vm, thread).unwrap(), Some(before.clone()));
+        pins.stop().unwrap();
+        assert_eq!(sleeper.affinity(), before);
     }
 
     #[test]

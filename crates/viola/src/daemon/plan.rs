@@ -205,6 +205,7 @@ pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
                 algorithm: frame.algorithm,
                 batch_slice: frame.batch_slice,
                 budget_permille: None,
+                reserve_permille: 0,
                 vms: Vec::new(),
             });
             core.vms.push(vm_plan(c, None, threads));
@@ -376,6 +377,7 @@ impl Layout<'_> {
                     algorithm: self.algorithm(cpu),
                     batch_slice: self.frame.batch_slice,
                     budget_permille: self.budget(cpu),
+                    reserve_permille: self.reserve(cpu),
                     vms: Vec::new(),
                 });
                 let whole = c.cap_permille.map(|p| p / used.len().max(1) as u32);
@@ -564,6 +566,7 @@ fn vm_plan(c: &Candidate<'_>, cap_permille: Option<u32>, threads: Vec<ThreadPlan
         microslice: c.microslice,
     };
     VmPlan {
+        park: None,
         regular_vcpus: (0, 0),
         params,
         index: c.index,

@@ -20,6 +20,8 @@ struct State {
     disk: u64,
     run: u64,
     wait: u64,
+    /// What its first vCPU ran.
+    interrupts: u64,
 }
 
 /// The choice for each VM.
@@ -40,12 +42,12 @@ fn obstacle(vm: &Vm) -> Option<Obstacle> {
 
 impl Turbos {
     /// Takes what a VM did in a span that ended at `at`; a line for the journal when class auto changes its mind.
-    /// `possible` is whether there are turbo cores at all.
+    /// `possible` is whether there are turbo cores at all, with what a VM keeps for its other vCPUs (thousandths).
     pub fn observe(
         &mut self,
         vm: &Vm,
         setting: ClassSetting,
-        possible: bool,
+        possible: Option<u32>,
         sample: &VmSample,
         (at, span): (Nanos, Nanos),
     ) -> Option<String> {
@@ -56,6 +58,7 @@ impl Turbos {
             disk: 0,
             run: 0,
             wait: 0,
+            interrupts: 0,
         });
         let (total, traffic) = (sample.vcpu_total(), &sample.traffic);
         state.span += span;
@@ -63,8 +66,9 @@ impl Turbos {
         state.disk += traffic.disk_read + traffic.disk_written;
         state.run += total.run;
         state.wait += total.wait;
+        state.interrupts += sample.vcpus.first().map_or(0, |first| first.run);
         let setting = match setting {
-            ClassSetting::Auto if possible => Setting::Auto,
+            ClassSetting::Auto if possible.is_some() => Setting::Auto,
             _ => Setting::Never,
         };
         if state.span < WINDOW && setting == Setting::Auto {
@@ -75,9 +79,17 @@ impl Turbos {
             packets: per_s(state.packets),
             disk: per_s(state.disk),
             wait: state.wait as f64 / (state.run + state.wait).max(1) as f64,
+            interrupts: match (state.chooser.turbo(), possible) {
+                // Without a reserve there is no bound, and all is a flood that leaves programs a tenth.
+                (true, Some(reserve)) => {
+                    let may = state.run as f64 * f64::from(1000 - reserve.min(999)) / 1000.0;
+                    state.interrupts as f64 / may.max(1.0)
+                }
+                _ => 0.0,
+            },
         };
         (state.span, state.packets, state.disk) = (0, 0, 0);
-        (state.run, state.wait) = (0, 0);
+        (state.run, state.wait, state.interrupts) = (0, 0, 0);
         let verdict = state.chooser.observe(at, &window, setting, obstacle(vm));
         let (is, was) = match verdict.turbo {
             true => ("a", "none"),
@@ -108,15 +120,20 @@ mod tests {
     use crate::testing::vm;
     use viola_meter::{Times, Traffic};
 
-    /// What a VM that gets so many packets a second does in 100 ms.
+    /// What a VM that gets so many packets a second does in 100 ms, with 5 ms of interrupts.
     fn sample(vm: &Vm, packets: u64) -> VmSample {
+        sample_of(vm, packets, 5)
+    }
+
+    fn sample_of(vm: &Vm, packets: u64, interrupts: u64) -> VmSample {
+        let times = |run: u64| Times {
+            run: run * MS,
+            wait: 25 * MS,
+            ..Times::default()
+        };
         VmSample {
             id: vm.id.clone(),
-            vcpus: vec![Times {
-                run: 25 * MS,
-                wait: 50 * MS,
-                ..Times::default()
-            }],
+            vcpus: vec![times(interrupts), times(25 - interrupts)],
             service: Times::default(),
             traffic: Traffic {
                 rx_packets: packets / 10,
@@ -128,7 +145,7 @@ mod tests {
     fn run(t: &mut Turbos, vm: &Vm, setting: ClassSetting, packets: u64) -> Vec<String> {
         let sample = sample(vm, packets);
         (1..20)
-            .filter_map(|k| t.observe(vm, setting, true, &sample, (k * WINDOW, WINDOW)))
+            .filter_map(|k| t.observe(vm, setting, Some(300), &sample, (k * WINDOW, WINDOW)))
             .collect()
     }
 
@@ -146,6 +163,31 @@ mod tests {
         assert!(run(&mut t, &a, ClassSetting::Batch, 20_000).is_empty());
         assert!(!t.has(&a.id, ClassSetting::Auto));
         assert!(t.has(&a.id, ClassSetting::Turbo));
+    }
+
+    #[test]
+    fn one_whose_interrupts_take_all_that_they_may_loses_it_again() {
+        let (mut t, a) = (Turbos::default(), vm("a", 10, &[&[1], &[1]]));
+        assert_eq!(run(&mut t, &a, ClassSetting::Auto, 20_000).len(), 1);
+        let sample = sample_of(&a, 20_000, 17);
+        let said: Vec<_> = (20..60)
+            .filter_map(|k| {
+                t.observe(
+                    &a,
+                    ClassSetting::Auto,
+                    Some(300),
+                    &sample,
+                    (k * WINDOW, WINDOW),
+                )
+            })
+            .collect();
+        assert_eq!(said.len(), 1);
+        assert!(
+            said[0].starts_with("no turbo vCPU (auto, had one): it is flooded"),
+            "{said:?}"
+        );
+        // The operator may want it all the same.
+        assert!(t.has(&a.id, ClassSetting::Turbo) && !t.has(&a.id, ClassSetting::Auto));
     }
 
     #[test]

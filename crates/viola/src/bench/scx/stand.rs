@@ -236,6 +236,7 @@ fn plan(cpu: u32, vms: &[Vm], stands: &[Stand], index: impl Fn(&Vm) -> u32) -> P
             })
             .collect(),
         regular_vcpus: (0, 0),
+        park: None,
     });
     Plan {
         cores: vec![CorePlan {
@@ -243,6 +244,7 @@ fn plan(cpu: u32, vms: &[Vm], stands: &[Stand], index: impl Fn(&Vm) -> u32) -> P
             algorithm: Algorithm::Interleaved,
             batch_slice: BATCH_SLICE,
             budget_permille: None,
+            reserve_permille: 0,
             vms: vms.collect(),
         }],
     }

@@ -8,7 +8,7 @@ use viola_host::{CpuSet, attrs, proc};
 use viola_lab::load::{self, Client, Http, Ping, TcpRr, UdpFlood};
 use viola_lab::{Guest, Lab, Paths, Spec};
 
-use super::Times;
+use super::{Part, Parts, Times};
 use crate::bench::cpu::Eye;
 use crate::bench::guests::OWN_WORK;
 use crate::bench::side::{Active, Guests as Settings, Side, lab_failure};
@@ -18,29 +18,36 @@ use crate::report::stats::Sorted;
 /// Name of the guest that does I/O.
 const IO: &str = "io";
 /// Packets a second of the floods.
-const RATES: [u32; 2] = [20_000, 50_000];
+pub(super) const RATES: [u32; 2] = [20_000, 50_000];
 /// More requests than there is time for.
 const MANY: usize = 1_000_000;
+/// Receive buffer of the guests' sockets, as viola-agent sets it for a guest with a turbo vCPU (`default_buffers`); on
+/// all sides, so that it is not what makes the difference.
+const BUFFER: u32 = 8 << 20;
 /// Time to settle on a side.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// What a cell found. Latencies are in milliseconds.
+/// What a cell found, as far as it was measured. Latencies are in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reading {
     /// Round trips of ping, which the guest's kernel answers.
     pub ping: Sorted,
     /// From the first packet of a TCP connection until it stands.
     pub connect: Sorted,
+    /// From there to the last byte of a page of 5 KiB, which a web server sends.
+    pub page: Sorted,
     /// Round trips of one byte, which a program answers.
     pub rr: Sorted,
     /// Such round trips a second, one after the other.
-    pub rr_per_s: f64,
+    pub rr_per_s: Option<f64>,
     /// Packets of a flood that a program received, percent of those sent, by [`RATES`].
-    pub udp: [f64; 2],
+    pub udp: [Option<f64>; 2],
     /// Bytes that a program received over TCP, MB/s.
-    pub tcp: f64,
+    pub tcp: Option<f64>,
     /// Written to the disk and forced there, MB/s.
-    pub disk: f64,
+    pub disk: Option<f64>,
+    /// Read from the disk, not from memory, MB/s.
+    pub read: Option<f64>,
     /// CPU of the guest over the cell, percent of a core.
     pub io_share: f64,
     /// Units of work a second that the others did.
@@ -79,7 +86,7 @@ impl Bed {
         let mut text = String::from("[lab]\nname = \"bench-turbo\"\n");
         for name in [IO, "vm2", "vm3", "vm4"] {
             text.push_str(&format!(
-                "\n[[guest]]\nname = \"{name}\"\ncpus = 2\ncores = [{core}]\nkernel_args = [\"viola.apps=1\"]\n"
+                "\n[[guest]]\nname = \"{name}\"\ncpus = 2\ncores = [{core}]\nkernel_args = [\"viola.apps=1\", \"sysctl.net.core.rmem_default={BUFFER}\"]\n"
             ));
             text.push_str(if name == IO {
                 "disks = [{ image = \"io.img\", size = \"256M\" }]\n\
@@ -153,20 +160,32 @@ impl Bed {
     }
 
     /// Measures everything on one side.
-    pub fn measure(&mut self, side: Side, times: &Times, seed: u64) -> Outcome<Reading> {
+    pub fn measure(
+        &mut self,
+        side: Side,
+        times: &Times,
+        parts: &Parts,
+        seed: u64,
+    ) -> Outcome<Reading> {
         match side {
             Side::Turbo(turbo) => self.allow(&[turbo, self.core])?,
             _ => self.allow(&[self.core])?,
         }
         let active = Active::start(side, &Settings::equal(self.core, IO), &self.lab)?;
         std::thread::sleep(SETTLE);
-        let reading = self.read(&active, times, seed);
+        let reading = self.read(&active, times, parts, seed);
         active.stop()?;
         self.allow(&[self.core])?;
         reading
     }
 
-    fn read(&mut self, active: &Active, times: &Times, seed: u64) -> Outcome<Reading> {
+    fn read(
+        &mut self,
+        active: &Active,
+        times: &Times,
+        parts: &Parts,
+        seed: u64,
+    ) -> Outcome<Reading> {
         let pids: Vec<u32> = self.lab.guests().iter().map(Guest::pid).collect();
         let (before, controller, begun) = (
             self.eye.vms(&pids)?,
@@ -175,12 +194,21 @@ impl Bed {
         );
         let work = self.work()?;
         let mut reading = Reading::default();
-        self.answers(&mut reading, times, seed)?;
-        for (received, rate) in reading.udp.iter_mut().zip(RATES) {
-            *received = self.flood(rate, times.bulk)?;
+        self.answers(&mut reading, times, parts, seed)?;
+        for (k, rate) in RATES.into_iter().enumerate() {
+            if parts.has(Part::Udp(k)) {
+                reading.udp[k] = Some(self.flood(rate, times.bulk)?);
+            }
         }
-        reading.tcp = self.stream(times.bulk)?;
-        reading.disk = self.write(times.disk)?;
+        if parts.has(Part::Tcp) {
+            reading.tcp = Some(self.stream(times.bulk)?);
+        }
+        if parts.has(Part::Write) {
+            reading.disk = Some(self.write(times.disk)?);
+        }
+        if parts.has(Part::Read) {
+            reading.read = Some(self.read_disk(times.disk)?);
+        }
         let seconds = begun.elapsed().as_secs_f64();
         let ns = active.controller_ns()?.saturating_sub(controller);
         reading.controller = ns as f64 / 1e9 / seconds;
@@ -190,7 +218,7 @@ impl Bed {
         Ok(reading)
     }
 
-    fn answers(&self, reading: &mut Reading, times: &Times, seed: u64) -> Outcome {
+    fn answers(&self, reading: &mut Reading, times: &Times, parts: &Parts, seed: u64) -> Outcome {
         let to = self.address()?;
         // Real-time, so that the load's own waits do not count.
         let client = Client {
@@ -205,7 +233,9 @@ impl Bed {
             client,
             ..Ping::default()
         };
-        reading.ping = ms(&load::ping(&self.lab, to, &pings).map_err(lab_failure)?.us);
+        if parts.has(Part::Ping) {
+            reading.ping = ms(&load::ping(&self.lab, to, &pings).map_err(lab_failure)?.us);
+        }
         let http = Http {
             requests: MANY,
             pause: (Duration::from_millis(2), Duration::from_millis(8)),
@@ -213,22 +243,27 @@ impl Bed {
             client,
             ..Http::default()
         };
-        let found = load::http(&self.lab, to, &http).map_err(lab_failure)?;
-        if let Some(why) = found.first_failure {
-            return Err(Failure::run(format!(
-                "a request to the guest failed: {why}"
-            )));
+        if parts.has(Part::Connect) {
+            let found = load::http(&self.lab, to, &http).map_err(lab_failure)?;
+            if let Some(why) = found.first_failure {
+                return Err(Failure::run(format!(
+                    "a request to the guest failed: {why}"
+                )));
+            }
+            reading.connect = ms(&found.connect_us);
+            reading.page = ms(&found.times.us);
         }
-        reading.connect = ms(&found.connect_us);
         let rr = TcpRr {
             count: MANY,
             limit: times.answers,
             client,
             ..TcpRr::default()
         };
-        let found = load::tcp_rr(&self.lab, to, &rr).map_err(lab_failure)?;
-        reading.rr = ms(&found.us);
-        reading.rr_per_s = found.rate();
+        if parts.has(Part::RoundTrips) {
+            let found = load::tcp_rr(&self.lab, to, &rr).map_err(lab_failure)?;
+            reading.rr = ms(&found.us);
+            reading.rr_per_s = Some(found.rate());
+        }
         Ok(())
     }
 
@@ -272,9 +307,18 @@ impl Bed {
 
     /// MB/s of a write that ends when the data is on the disk.
     fn write(&self, mib: u32) -> Outcome<f64> {
+        self.dd(mib, "if=/dev/zero of=/dev/ubda conv=fsync")
+    }
+
+    /// MB/s of a read of what is not in the guest's memory.
+    fn read_disk(&self, mib: u32) -> Outcome<f64> {
+        self.shell("echo 1 >/proc/sys/vm/drop_caches")?;
+        self.dd(mib, "if=/dev/ubda of=/dev/null")
+    }
+
+    fn dd(&self, mib: u32, what: &str) -> Outcome<f64> {
         let line = format!(
-            "read a x </proc/uptime; dd if=/dev/zero of=/dev/ubda bs=1M count={mib} conv=fsync 2>/dev/null; \
-             read b x </proc/uptime; echo $a $b"
+            "read a x </proc/uptime; dd {what} bs=1M count={mib} 2>/dev/null; read b x </proc/uptime; echo $a $b"
         );
         let said = self.shell(&line)?;
         let seconds =

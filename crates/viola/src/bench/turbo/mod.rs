@@ -44,9 +44,84 @@ impl Times {
         }
     }
 
-    /// All parts, with what it takes to begin and end them.
-    fn cell(self) -> Duration {
-        self.answers * 3 + self.bulk * 3 + Duration::from_secs(4)
+    /// With what it takes to begin and end each part.
+    fn cell(self, parts: &Parts) -> Duration {
+        let each = parts.0.iter().map(|part| match part {
+            Part::Ping | Part::Connect | Part::RoundTrips => self.answers,
+            Part::Udp(_) | Part::Tcp | Part::Read => self.bulk,
+            Part::Write => Duration::from_secs(4),
+        });
+        each.sum()
+    }
+}
+
+/// What is measured on each side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Ping,
+    Connect,
+    RoundTrips,
+    /// A flood, by its place in [`bed::RATES`].
+    Udp(usize),
+    Tcp,
+    Write,
+    Read,
+}
+
+impl Part {
+    const ALL: [Self; 8] = [
+        Self::Ping,
+        Self::Connect,
+        Self::RoundTrips,
+        Self::Udp(0),
+        Self::Udp(1),
+        Self::Tcp,
+        Self::Write,
+        Self::Read,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ping => "ping",
+            Self::Connect => "connect",
+            Self::RoundTrips => "TCP_RR",
+            Self::Udp(0) => "UDP at 20,000/s",
+            Self::Udp(_) => "UDP at 50,000/s",
+            Self::Tcp => "TCP receive",
+            Self::Write => "disk write",
+            Self::Read => "disk read",
+        }
+    }
+}
+
+/// Which of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Parts(Vec<Part>);
+
+impl Parts {
+    /// All, or those that have one of the words (separated by `, ` or `,`) in their name.
+    fn of(only: Option<&str>) -> Self {
+        let only = only.map(str::to_lowercase);
+        let has = |part: &Part, word: &str| part.name().to_lowercase().contains(word.trim());
+        let wanted = |part: &Part| match &only {
+            None => true,
+            // Numbers have commas, too.
+            Some(whole) if Part::ALL.iter().any(|part| has(part, whole)) => has(part, whole),
+            Some(words) => words.split(',').any(|word| has(part, word)),
+        };
+        Self(Part::ALL.into_iter().filter(wanted).collect())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn is_all(&self) -> bool {
+        self.0.len() == Part::ALL.len()
+    }
+
+    fn has(&self, part: Part) -> bool {
+        self.0.contains(&part)
     }
 }
 
@@ -57,17 +132,19 @@ fn sides(turbo: usize) -> [Side; 3] {
 
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
-    if options.only.is_some() {
-        return Err(Failure::usage(
-            "bench turbo measures everything or nothing: leave --only out",
-        ));
+    let parts = Parts::of(options.only.as_deref());
+    if parts.is_empty() {
+        return Err(Failure::usage(format!(
+            "nothing that is measured has that in its name; try {}",
+            Part::ALL.map(Part::name).join(", ")
+        )));
     }
     guests::split_cores(options.core)?;
     let rounds = options.rounds();
-    let (found, kernel) = measure(options.core, Times::of(options.quick), rounds)?;
+    let (found, kernel) = measure(options.core, Times::of(options.quick), &parts, rounds)?;
     let mut results = Results::new(rounds, &kernel, found.rows());
     results.explain(&Causes::read("bench/why-turbo.toml".as_ref())?);
-    let path = options.path("turbo", !options.quick && rounds >= 5);
+    let path = options.path("turbo", !options.quick && rounds >= 5 && parts.is_all());
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
     table::print(&results.verdict(&path, "why-turbo.toml"))
@@ -78,14 +155,22 @@ pub fn run(options: &Options) -> Outcome {
 pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
     let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
     match there {
-        Ok(_) => Ok(measure(core, Times::of(true), 1)?.0.rows()),
+        Ok(_) => Ok(measure(core, Times::of(true), &Parts::of(None), 1)?
+            .0
+            .rows()),
         Err(_) => Ok(Vec::new()),
     }
 }
 
 /// Measures all sides, in another order each round; what was found, and the guests' kernel.
-fn measure(core: usize, times: Times, rounds: usize) -> Outcome<(rows::Found, String)> {
-    let whole = (BOOT + (SWITCH + times.cell()) * 3) * rounds as u32;
+fn measure(
+    core: usize,
+    times: Times,
+    parts: &Parts,
+    rounds: usize,
+) -> Outcome<(rows::Found, String)> {
+    let cell = times.cell(parts);
+    let whole = (BOOT + (SWITCH + cell) * 3) * rounds as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("turbo: {rounds} rounds, about {}", clock(whole)));
     let mut found = rows::Found::default();
@@ -102,11 +187,24 @@ fn measure(core: usize, times: Times, rounds: usize) -> Outcome<(rows::Found, St
         for side in order {
             interrupt::check()?;
             let label = format!("round {} of {rounds}: turbo, {}", round + 1, side.name());
-            progress.step(&label, SWITCH + times.cell());
-            let reading: Reading = bed.measure(side, &times, 1 + round as u64)?;
+            progress.step(&label, SWITCH + cell);
+            let reading: Reading = bed.measure(side, &times, parts, 1 + round as u64)?;
             found.add(side, reading);
         }
         bed.down()?;
     }
     Ok((found, kernel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_chosen_by_words_in_their_names() {
+        assert!(Parts::of(None).is_all());
+        assert_eq!(Parts::of(Some("udp, disk read")).0.len(), 3);
+        assert_eq!(Parts::of(Some("UDP at 20,000")).0, [Part::Udp(0)]);
+        assert!(Parts::of(Some("scp")).is_empty());
+    }
 }

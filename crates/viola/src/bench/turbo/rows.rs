@@ -26,7 +26,7 @@ type Wanted = (
 );
 
 /// All figures. Of latencies less is better.
-const FIGURES: [Wanted; 13] = [
+const FIGURES: [Wanted; 16] = [
     (
         "ping p50",
         "ms",
@@ -55,42 +55,57 @@ const FIGURES: [Wanted; 13] = [
         Some(Goal::AtMost(0.2)),
         None,
     ),
+    (
+        "web page p50",
+        "ms",
+        |r| r.page.median(),
+        Some(Goal::AtMost(1.0)),
+        None,
+    ),
+    ("web page p99", "ms", |r| r.page.quantile(0.99), None, None),
     ("TCP_RR p50", "ms", |r| r.rr.median(), None, None),
     ("TCP_RR p99", "ms", |r| r.rr.quantile(0.99), None, None),
     (
         "TCP_RR",
         "1/s",
-        |r| Some(r.rr_per_s),
+        |r| r.rr_per_s,
         Some(Goal::AtLeast(1.0)),
         None,
     ),
     (
         "UDP received at 20,000/s",
         "%",
-        |r| Some(r.udp[0]),
+        |r| r.udp[0],
         Some(Goal::AtLeast(2.0)),
         Some(Goal::AtLeast(4.0)),
     ),
     (
         "UDP received at 50,000/s",
         "%",
-        |r| Some(r.udp[1]),
+        |r| r.udp[1],
         Some(Goal::AtLeast(2.0)),
         Some(Goal::AtLeast(4.0)),
     ),
     (
         "TCP receive",
         "MB/s",
-        |r| Some(r.tcp),
+        |r| r.tcp,
         Some(Goal::AtLeast(1.0)),
         Some(Goal::AtLeast(3.0)),
     ),
     (
         "disk write, fsync'd",
         "MB/s",
-        |r| Some(r.disk),
+        |r| r.disk,
         Some(Goal::AtLeast(1.0)),
         Some(Goal::AtLeast(1.75)),
+    ),
+    (
+        "disk read",
+        "MB/s",
+        |r| r.read,
+        Some(Goal::AtLeast(1.0)),
+        None,
     ),
     (
         "CPU of the guest, both cores",
@@ -168,7 +183,7 @@ mod tests {
     fn a_row_has_all_sides_and_its_goal() {
         let reading = |ms: f64, udp: f64| Reading {
             ping: Sorted::new(vec![ms; 10]),
-            udp: [udp, udp],
+            udp: [Some(udp), Some(udp)],
             ..Reading::default()
         };
         let mut found = Found::default();

@@ -8,7 +8,7 @@ use viola_host::Vm;
 use super::{Control, REFUSAL_AGE};
 use crate::config::MechanismChoice;
 use crate::daemon::placement::Placed;
-use crate::daemon::plan::{self, Candidate, Draft, Frame, TurboFrame};
+use crate::daemon::plan::{self, Candidate, CoreNote, Draft, Frame, TurboFrame};
 use crate::error::chain;
 use crate::log::{self, Level};
 
@@ -58,18 +58,21 @@ impl Control {
 
     fn draw(&self, now: Instant, choice: Option<MechanismChoice>) -> (Draft, Placed) {
         let (slices, turbo) = (&self.config.slices, &self.config.turbo);
+        let split = self.pools.split(&slices.cores, turbo, &self.online);
         let frame = Frame {
-            cores: &slices.cores,
+            cores: &split.regular,
             algorithm: slices.algorithm(),
             batch_slice: slices.batch_slice(),
             turbo: (!turbo.cores.is_empty()).then_some(TurboFrame {
-                cores: &turbo.cores,
+                cores: &split.turbo,
                 slot: turbo.slot,
                 budget_permille: turbo.budget,
+                reserve_permille: turbo.reserve,
+                why_none: &split.why_none,
             }),
         };
-        let mut cores = slices.cores.clone();
-        cores.extend(&turbo.cores);
+        let mut cores = split.regular.clone();
+        cores.extend(&split.turbo);
         let candidates: Vec<Candidate<'_>> = self
             .inventory
             .vms()
@@ -81,7 +84,7 @@ impl Control {
             Some(MechanismChoice::Eevdf) => (plan::eevdf(frame, &candidates), Placed::default()),
             Some(_) => {
                 let mut placed = Placed::default();
-                let draft = plan::slots(frame, &candidates, |asks| {
+                let mut draft = plan::slots(frame, &candidates, |asks| {
                     let (answers, p) = self.placement.answer(
                         now,
                         &self.facts,
@@ -93,6 +96,20 @@ impl Control {
                     placed = p;
                     answers
                 });
+                let offline = |cpu| CoreNote {
+                    cpu,
+                    managed: false,
+                    why: "it is offline".into(),
+                    vms: Vec::new(),
+                };
+                draft.cores.extend(split.offline.iter().map(offline));
+                let is_noted = |cpu: &u32| draft.cores.iter().any(|note| note.cpu == *cpu);
+                let spare: Vec<u32> = turbo.cores.iter().filter(|cpu| !is_noted(cpu)).collect();
+                draft.cores.extend(spare.into_iter().map(|cpu| CoreNote {
+                    why: "no turbo core is needed there".into(),
+                    ..offline(cpu)
+                }));
+                draft.cores.sort_by_key(|note| note.cpu);
                 (draft, placed)
             }
         }

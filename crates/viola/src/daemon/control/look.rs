@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use viola_host::{Tid, VmId, proc};
+use viola_meter::Snapshot;
 use viola_policy::slices::Class;
 use viola_policy::slices::classify::{self, Advice};
 
@@ -40,6 +41,9 @@ impl Control {
             .map(|vm| vm.id.clone())
             .collect();
         self.lend_workers();
+        if let Ok(online) = viola_host::topology::online() {
+            self.online = online;
+        }
         let looked = self.inventory.refresh().map(|_| ());
         let cost = thread_cpu_time().saturating_sub(cpu_before);
         self.next_look = now + (cost * LOOK_SHARE).clamp(self.interval(), LOOK_AGE);
@@ -177,7 +181,8 @@ impl Control {
             self.advice()
         };
         let possible = !idle && !self.config.turbo.cores.is_empty();
-        let mut changed = false;
+        let possible = possible.then_some(self.config.turbo.reserve);
+        let mut changed = self.count_turbo_cores(&snapshot);
         for (vm, advice) in self.inventory.vms().iter().zip(advice) {
             let Some(sample) = snapshot.vms.iter().find(|s| s.id == vm.id) else {
                 continue;
@@ -206,6 +211,31 @@ impl Control {
             }
         }
         changed
+    }
+
+    /// How many turbo cores there are to be; `true` when that is another number from now on.
+    fn count_turbo_cores(&mut self, snapshot: &Snapshot) -> bool {
+        let (mut vms, mut run) = (0, 0);
+        for vm in self.inventory.vms() {
+            let setting = self.settings.controls(&self.config, vm).class.value;
+            if vm.vcpus.len() < 2 || !self.turbos.has(&vm.id, setting) {
+                continue;
+            }
+            vms += 1;
+            let sample = snapshot.vms.iter().find(|s| s.id == vm.id);
+            run += sample.map_or(0, |s| s.vcpus.first().map_or(0, |t| t.run) + s.service.run);
+        }
+        let said = self.pools.observe(
+            (snapshot.at, snapshot.span),
+            vms,
+            run,
+            (&self.config.slices.cores, &self.config.turbo),
+            &self.online,
+        );
+        if let Some(said) = &said {
+            log::line(Level::Notice, said);
+        }
+        said.is_some()
     }
 
     /// What class ls would bring each VM, in their order; only a mechanism that

@@ -52,6 +52,12 @@ impl Control {
         });
         add_vread(&mut vms, &vread);
         let advice = vms.iter().filter_map(|vm| vm.advice.clone()).collect();
+        rows.push(ability::turbo::row(
+            &self.config,
+            &self.facts,
+            (&self.accounting, &self.scheduler),
+            self.inventory.vms(),
+        ));
         rows.push(ability::vread(Some(&vread), &self.config.vread));
         rows.extend(ability::peers::row(Some(&vread), &self.config.vread));
         View {

@@ -12,7 +12,7 @@ fn candidate(vm: &Vm, index: u32, turbo: bool) -> Candidate<'_> {
 }
 
 fn draft(regular: &str, turbo: &str, budget: Option<u32>, candidates: &[Candidate<'_>]) -> Draft {
-    let (cores, turbo) = (cpus(regular), cpus(turbo));
+    let (cores, turbo) = (cpus(regular), turbo.parse().unwrap_or_default());
     let frame = Frame {
         cores: &cores,
         algorithm: Algorithm::Interleaved,
@@ -21,6 +21,8 @@ fn draft(regular: &str, turbo: &str, budget: Option<u32>, candidates: &[Candidat
             cores: &turbo,
             slot: 100_000,
             budget_permille: budget,
+            reserve_permille: 300,
+            why_none: "they are offline",
         }),
     };
     slots(frame, candidates, |asks| {
@@ -36,6 +38,54 @@ fn core(d: &Draft, cpu: u32) -> &CorePlan {
 
 fn tids(v: &VmPlan) -> Vec<i32> {
     v.threads.iter().map(|t| t.tid).collect()
+}
+
+#[test]
+fn a_turbo_vcpu_may_wait_on_a_regular_core_of_its_vm_unless_it_may_not_run_there() {
+    let (a, b) = (
+        vm("a", 10, &[&[0, 1], &[0, 1]]),
+        vm("b", 20, &[&[0], &[0, 1]]),
+    );
+    let d = draft(
+        "1",
+        "0",
+        None,
+        &[candidate(&a, 0, true), candidate(&b, 1, true)],
+    );
+    let parks: Vec<_> = core(&d, 0).vms.iter().map(|v| v.park).collect();
+    assert_eq!(parks, [Some(1), None]);
+    assert!(core(&d, 1).vms.iter().all(|v| v.park.is_none()));
+    assert_eq!(
+        (core(&d, 0).reserve_permille, core(&d, 1).reserve_permille),
+        (300, 0)
+    );
+}
+
+#[test]
+fn a_vm_whose_second_vcpu_is_unplugged_has_no_turbo_vcpu_any_more_and_is_told_why() {
+    let mut a = vm("a", 10, &[&[0, 1], &[0, 1]]);
+    let d = draft("1", "0", None, &[candidate(&a, 0, true)]);
+    assert_eq!(core(&d, 0).algorithm, Algorithm::Turbo);
+    a.vcpus.pop();
+    let d = draft("1", "0", None, &[candidate(&a, 0, true)]);
+    assert!(d.plan.cores.is_empty() && d.pins.is_empty(), "{d:?}");
+    assert!(
+        d.left_out[0].1.contains("it has one vCPU"),
+        "{:?}",
+        d.left_out
+    );
+}
+
+#[test]
+fn when_the_turbo_core_is_offline_the_vm_runs_as_the_others_and_is_told_why() {
+    let a = vm("a", 10, &[&[0, 1], &[0, 1]]);
+    let d = draft("1", "", None, &[candidate(&a, 0, true)]);
+    assert!(d.plan.cores.is_empty() && d.pins.is_empty(), "{d:?}");
+    assert!(
+        d.left_out[0].1.contains("they are offline"),
+        "{:?}",
+        d.left_out
+    );
 }
 
 #[test]

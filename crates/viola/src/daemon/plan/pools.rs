@@ -19,6 +19,10 @@ pub struct TurboFrame<'a> {
     pub slot: Nanos,
     /// Most of any 10 ms of them for real-time threads, where the host works on them too; thousandths.
     pub budget_permille: Option<u32>,
+    /// What a VM keeps of its share for its other vCPUs while they wait, thousandths.
+    pub reserve_permille: u32,
+    /// Why there is none of these cores, if there is none.
+    pub why_none: &'a str,
 }
 
 /// The vCPU that becomes the turbo vCPU: interrupts of a guest's devices come to its first one unless it moves them.
@@ -48,6 +52,9 @@ pub(super) fn turbo_cores(frame: Frame<'_>, c: &Candidate<'_>) -> Result<CpuSet,
             c.of_vcpu(other),
             frame.cores
         ));
+    }
+    if turbo.cores.is_empty() {
+        return Err(turbo.why_none.to_owned());
     }
     let cores: CpuSet = c
         .of_vcpu(first)
@@ -111,6 +118,11 @@ impl Layout<'_> {
             .turbo
             .filter(|_| self.is_turbo_core(cpu))
             .and_then(|t| t.budget_permille)
+    }
+
+    pub(super) fn reserve(&self, cpu: u32) -> u32 {
+        let turbo = self.frame.turbo.filter(|_| self.is_turbo_core(cpu));
+        turbo.map_or(0, |t| t.reserve_permille)
     }
 
     /// A VM on this core that has a turbo vCPU, here or elsewhere.
@@ -185,6 +197,8 @@ impl Layout<'_> {
         {
             plan.params.class = Class::Ls;
             plan.params.microslice = turbo.slot;
+            let home = self.placed.get(&(vm, TURBO_VCPU + 1)).copied();
+            plan.park = home.filter(|&cpu| c.of_vcpu(&c.vm.vcpus[TURBO_VCPU]).contains(cpu));
         }
         let mut regular = (0, 0);
         for ((_, vcpu), at) in self.placed.range((vm, 0)..(vm + 1, 0)) {
