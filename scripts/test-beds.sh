@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # test-beds.sh [NAME...]: the long tests, which `make test` leaves out; all, or those whose line contains a NAME.
+# What begins with - is run by its name only.
 #
 # Each line is a package and a test of it, of which the ignored cases are run, one after the other; further words go to the
 # test itself. cargo test's own words are shown; at the end there is one line for each test bed. One that fails is run once
@@ -15,7 +16,7 @@ viola qemu_vread
 viola qemu_migration
 viola qemu_stream
 viola qemu_pipe
-viola qemu_scx
+- viola qemu_scx
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs
@@ -40,6 +41,10 @@ run() {
 names=("$@")
 summary=() failed=0
 while read -r package bed more; do
+    if [ "$package" = - ]; then
+        [ ${#names[@]} -gt 0 ] || continue
+        read -r package bed more <<<"$bed $more"
+    fi
     [ ${#names[@]} -eq 0 ] || wanted "$package $bed $more" || continue
     echo "== $package $bed $more"
     begin=$SECONDS

@@ -209,10 +209,11 @@ pub fn choose(
         return of(slices.mechanism).map(|_| slices.mechanism);
     }
     let mut reasons = Vec::new();
+    // sched_ext last: it has not been seen with VMs under the daemon yet, so it is there for who asks for it
     for choice in [
-        MechanismChoice::SchedExt,
         MechanismChoice::Slots,
         MechanismChoice::Eevdf,
+        MechanismChoice::SchedExt,
     ] {
         match of(choice) {
             Ok(_) => return Ok(choice),
@@ -468,21 +469,21 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_takes_the_scheduler_comes_first_and_one_that_does_not_is_left_with_a_sentence()
-    {
+    fn the_scheduler_is_for_who_asks_for_it_and_a_kernel_that_does_not_take_it_gives_a_sentence() {
         let mut f = facts("7.3.4");
         f.sched_ext = true;
         let one = slices("cores = \"1\"");
         let choice = |f: &HostFacts, s: &Slices, scheduler: &Result<(), String>| {
             choose(f, s, &Ok(()), scheduler)
         };
-        assert_eq!(choice(&f, &one, &Ok(())), Ok(MechanismChoice::SchedExt));
+        assert_eq!(choice(&f, &one, &Ok(())), Ok(MechanismChoice::Slots));
         let refused = Err("the kernel refused viola's sched_ext scheduler at loading".to_owned());
         assert_eq!(choice(&f, &one, &refused), Ok(MechanismChoice::Slots));
         assert_eq!(choice(&f, &slices(""), &Ok(())), Ok(MechanismChoice::Eevdf));
         let paper = slices("cores = \"1\"\nmode = \"paper\"");
         assert_eq!(choice(&f, &paper, &Ok(())), Ok(MechanismChoice::Slots));
         let only = slices("cores = \"1\"\nmechanism = \"sched_ext\"");
+        assert_eq!(choice(&f, &only, &Ok(())), Ok(MechanismChoice::SchedExt));
         let said = choice(&f, &only, &refused).unwrap_err().sentence();
         assert!(said.contains("refused"), "{said}");
         assert!(why(sched_ext(&f, &paper, &Ok(()))).contains("mode interleaved"));

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use bed::{Bed, SIZE, sent_again};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use viola_handover::{take, to_wire};
-use viola_proto::pipe::{MAX_QUEUE, ToGuest};
+use viola_proto::agent::{LINE, ToAgent, encode};
+use viola_proto::pipe::ToGuest;
 use viola_vpipe::Flow;
 
 #[test]
@@ -62,15 +63,15 @@ fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
     assert!(got == bed.file);
     let mut unread = Vec::new();
     let mut connection = loop {
-        match bed.heard() {
+        let heard = bed.heard();
+        let frame = encode(&ToAgent::Pipe(heard.clone())).unwrap();
+        assert!(frame.len() <= LINE as usize, "{}", frame.len());
+        match heard {
             ToGuest::Unread {
                 pipe: 1,
                 source: false,
                 bytes,
-            } => {
-                assert!(bytes.0.len() <= MAX_QUEUE);
-                unread.extend(bytes.0);
-            }
+            } => unread.extend(bytes.0),
             ToGuest::Back {
                 sink: Some(connection),
                 sent: SIZE,

@@ -4,9 +4,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use viola_proto::agent::Bytes;
+use viola_proto::agent::{Bytes, LINE};
 use viola_proto::pipe::shown::{Kind, Transfer};
-use viola_proto::pipe::{Connection, MAX_QUEUE, PipeId, ToGuest};
+use viola_proto::pipe::{Connection, PipeId, ToGuest};
 
 use super::allowance::Allowance;
 use crate::moving::{Fault, Receiving, Relaying, Sending, Turn};
@@ -22,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Of what was sent beyond an early end the VM gets as much, in bytes. More is what a sender had under way that goes on and on: a
 /// serial line would take seconds for it, with everything else behind it, so that connection is reset.
 const MOST_LEFT: u64 = 256 << 10;
+/// Of what nobody has read, bytes in one message: as many as a serial line holds with all that is around them ([`LINE`]). A longer
+/// one may hang the line of a guest that is not there to read it.
+const PART: usize = LINE as usize / 3;
 /// Pauses between two looks whether the peer has all: the shortest one, and the longest.
 const LOOK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 
@@ -420,10 +423,10 @@ fn back(end: HostEnd, home: Home<'_>) -> Option<(Box<Connection>, Vec<Bytes>)> {
     let mut state = end.give_back(home.flows, Some(home.parked)).ok()??;
     // the VM's socket has kept its own
     (state.congestion, state.pacing) = (String::new(), None);
-    let rest = state.unread.len().saturating_sub(MAX_QUEUE);
+    let rest = state.unread.len().saturating_sub(PART);
     let rest = state.unread.split_off(rest);
     let before = std::mem::replace(&mut state.unread, rest);
-    let before = before.chunks(MAX_QUEUE).map(|part| Bytes(part.to_vec()));
+    let before = before.chunks(PART).map(|part| Bytes(part.to_vec()));
     let connection = viola_handover::to_wire(state).ok()?;
     Some((Box::new(connection), before.collect()))
 }
