@@ -2,12 +2,7 @@
 //! What copies cost an emulated guest, by itself and with the host's help. Images are in memory: a disk of this machine would be
 //! flushed to on both sides, and be measured instead.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Instant;
-
-use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 use crate::rig::MIB;
 use crate::vm::{Disk, LIBRARY, Vm};
@@ -15,57 +10,9 @@ use crate::vm::{Disk, LIBRARY, Vm};
 /// The files `f0` and `f1`; what a copy of none of their bytes takes is in each figure, too.
 const SIZES: [usize; 2] = [64 * MIB, 256 * MIB];
 const ROUNDS: usize = 5;
-/// Where the vCPU and its neighbours are, when it has some.
-const CORE: usize = 1;
-const NEIGHBOURS: usize = 3;
 
 /// Seconds: of the clock, of the vCPU, of QEMU.
 type Cost = [f64; 3];
-
-/// Threads that do nothing but use the core that the vCPU has to itself otherwise.
-struct Neighbours {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Neighbours {
-    fn beside(vm: &Vm) -> Self {
-        let mut core = CpuSet::new();
-        core.set(CORE);
-        for task in std::fs::read_dir(format!("/proc/{}/task", vm.machine.pid())).unwrap() {
-            let task = task.unwrap();
-            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-            if name.starts_with("CPU 0") {
-                let tid = task.file_name().to_str().unwrap().parse().unwrap();
-                sched_setaffinity(Pid::from_raw(tid), &core).unwrap();
-            }
-        }
-        let stop = Arc::new(AtomicBool::new(false));
-        let spin = move |stop: Arc<AtomicBool>| {
-            sched_setaffinity(None, &core).unwrap();
-            while !stop.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-        };
-        let threads = (0..NEIGHBOURS).map(|_| {
-            let stop = Arc::clone(&stop);
-            std::thread::spawn(move || spin(stop))
-        });
-        Self {
-            threads: threads.collect(),
-            stop,
-        }
-    }
-}
-
-impl Drop for Neighbours {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            thread.join().unwrap();
-        }
-    }
-}
 
 /// CPU time of the vCPU's thread, and of all of QEMU's, in seconds.
 fn cpu(vm: &Vm) -> [f64; 2] {
@@ -103,18 +50,28 @@ fn median(of: &[Cost]) -> Cost {
     })
 }
 
-/// Copies all files in turn, and prints medians; the ratios of them, for each file.
-fn rounds(vm: &Vm, title: &str, count: usize) -> [Cost; 2] {
+/// Prints medians; the ratios of them, for each file.
+fn compare(name: &str, disk: Disk) -> [Cost; 2] {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let vm = Vm::boot_in(folder, name, disk, &SIZES, "");
+    // programs are loaded
+    for library in ["", LIBRARY] {
+        measure(&vm, library, "f0");
+    }
     let mut sides = [const { [const { Vec::new() }; 2] }; 2];
-    for _ in 0..count {
+    for _ in 0..ROUNDS {
         for (file, sides) in ["f0", "f1"].iter().zip(&mut sides) {
             for (library, side) in ["", LIBRARY].iter().zip(sides) {
-                side.push(measure(vm, library, file));
+                side.push(measure(&vm, library, file));
             }
         }
     }
-    println!("cp and a flush, {title}: seconds of the clock, the vCPU, QEMU");
-    std::array::from_fn(|file| {
+    let copies = 2 * ROUNDS as u64 + 1;
+    let work = vm.settled(copies);
+    let counts = (work.begun, work.returned, work.refused);
+    assert_eq!(counts, (copies, copies, 0), "{work:?}");
+    println!("cp and a flush, {disk:?}: seconds of the clock, the vCPU, QEMU");
+    let ratios = std::array::from_fn(|file| {
         let [stock, viola] = [0, 1].map(|side| median(&sides[file][side]));
         let ratio = std::array::from_fn(|what| stock[what] / viola[what]);
         println!(
@@ -122,45 +79,25 @@ fn rounds(vm: &Vm, title: &str, count: usize) -> [Cost; 2] {
             SIZES[file] / MIB
         );
         ratio
-    })
-}
-
-/// Ratios without neighbours and with them.
-fn compare(name: &str, disk: Disk) -> [[Cost; 2]; 2] {
-    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let vm = Vm::boot_in(folder, name, disk, &SIZES, "");
-    // programs are loaded
-    for library in ["", LIBRARY] {
-        measure(&vm, library, "f0");
-    }
-    let alone = rounds(&vm, &format!("{disk:?}"), ROUNDS);
-    let neighbours = Neighbours::beside(&vm);
-    let busy = rounds(&vm, &format!("{disk:?}, busy neighbours"), ROUNDS);
-    drop(neighbours);
-    let copies = 4 * ROUNDS as u64 + 1;
-    let work = vm.settled(copies);
-    let counts = (work.begun, work.returned, work.refused);
-    assert_eq!(counts, (copies, copies, 0), "{work:?}");
-    let gib = (SIZES[0] * (2 * ROUNDS + 1) + SIZES[1] * 2 * ROUNDS) as f64 / f64::from(1 << 30);
+    });
+    let gib = (SIZES[0] * (ROUNDS + 1) + SIZES[1] * ROUNDS) as f64 / f64::from(1 << 30);
     println!(
         "the host: {:.3} s for each GiB",
         work.cpu_ms as f64 / 1e3 / gib
     );
-    [alone, busy]
+    ratios
 }
 
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
 fn a_copy_costs_a_third_at_most_where_the_disk_writes_zeros() {
-    let [alone, [_, [busy, _, _]]] = compare("qp-fig-n", Disk::Nvme);
-    let [[_, small, _], [clock, vcpu, _]] = alone;
+    let [[_, small, _], [clock, vcpu, _]] = compare("qp-fig-n", Disk::Nvme);
     assert!(small >= 3.0 && vcpu >= 3.0 && clock >= 3.0);
-    assert!(busy >= 3.0);
 }
 
 #[test]
 #[ignore = "boots emulated PCs: make test-beds"]
 fn a_copy_costs_less_where_the_guest_writes_zeros() {
-    let [[[_, small, _], [clock, vcpu, _]], _] = compare("qp-fig-v", Disk::Virtio);
+    let [[_, small, _], [clock, vcpu, _]] = compare("qp-fig-v", Disk::Virtio);
     assert!(small >= 2.0 && vcpu >= 2.0 && clock >= 1.5);
 }
