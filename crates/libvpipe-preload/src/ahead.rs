@@ -44,7 +44,8 @@ pub unsafe fn written(fd: c_int, done: ssize_t, parts: *const iovec, count: usiz
 
 /// Whether so much may follow that it is given away; `more` of the head is elsewhere.
 fn is_worth_it(bytes: &[u8], more: bool) -> bool {
-    settings().ahead && announced(bytes).map_or(more, |length| length >= settings().minimum)
+    let settings = settings();
+    settings.ahead && announced(bytes).map_or(more, |length| length >= settings.minimum)
 }
 
 /// What is written now is no head.

@@ -140,8 +140,8 @@ impl Call<'_> {
         let engine = Engine::peek()?;
         let fd = self.socket.as_raw_fd();
         // looked at when there is news, and then believed: of many calls that tell it only the first one costs a system call
-        let known = engine.lock().record(fd).and_then(|record| record.looked);
-        let socket = match known {
+        let mut table = engine.lock();
+        let socket = match table.record(fd).and_then(|record| record.looked) {
             Some(socket) => socket,
             None => file_id(self.socket).ok()?,
         };
@@ -149,7 +149,6 @@ impl Call<'_> {
         let nonblocking = OnceCell::new();
         let nonblocking = || *nonblocking.get_or_init(|| is_nonblocking(self.socket));
         let mut calm_until = None;
-        let mut table = engine.lock();
         loop {
             let record = table.record_of(fd, socket)?;
             let id = record.id;

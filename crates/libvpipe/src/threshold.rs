@@ -139,14 +139,12 @@ pub fn is_worth(length: u64) -> bool {
 
 /// See [`Measured::piped`].
 pub(crate) fn piped(begun: Instant, host: Duration, beside: usize) {
-    if settings().adapts {
-        let now = Instant::now();
-        let whole = now.saturating_duration_since(begun);
-        let _ = with(|measured| {
-            measured.piped(whole, host, beside, now);
-            set(measured, now);
-        });
-    }
+    let now = Instant::now();
+    let whole = now.saturating_duration_since(begun);
+    let _ = with(|measured| {
+        measured.piped(whole, host, beside, now);
+        set(measured, now);
+    });
 }
 
 /// Makes an own call of `sendfile` for so many bytes; `bytes` says of its result how many there were. One of many is measured.

@@ -146,7 +146,8 @@ impl Engine {
             },
             Route::Relay => Ask::Relay { id, length },
         };
-        let begun = (Instant::now(), table.piping() + 1);
+        let counts = found.route == Route::Send && settings().adapts;
+        let begun = counts.then(|| (Instant::now(), table.piping() + 1));
         let fds = [source, sink];
         let mut link = self.link(table)?;
         let mut given = link.give(ask, &fds);

@@ -91,8 +91,8 @@ pub struct Record {
     /// What its socket's descriptor was when it was looked at: not since there was news, nor when there is none.
     pub looked: Option<FileId>,
     pub(super) link: u64,
-    /// When it was begun, and how many there were then, with itself.
-    pub(super) begun: (Instant, usize),
+    /// When it was begun, and how many there were then, with itself: of one whose time [`threshold`] wants.
+    pub(super) begun: Option<(Instant, usize)>,
     pub(super) watcher: Watcher,
     pub(super) changed: Arc<Condvar>,
 }
@@ -139,14 +139,10 @@ impl Record {
         ends.filter_map(|end| Some((end.socket?, end.id)))
     }
 
-    fn is_file_down_socket(&self) -> bool {
-        self.source.socket.is_none() && self.sink.socket.is_some()
-    }
-
     fn refusal(&self) -> Pair {
-        match self.is_file_down_socket() {
-            true => (None, self.sink.id),
-            false => (Some(self.source.id), self.sink.id),
+        match (self.source.socket, self.sink.socket) {
+            (None, Some(_)) => (None, self.sink.id),
+            _ => (Some(self.source.id), self.sink.id),
         }
     }
 
@@ -365,8 +361,7 @@ impl Table {
                     errno => errno,
                 };
                 let is_whole = errno == 0 && sent == record.part.length && spent > 0;
-                if is_whole && record.is_file_down_socket() {
-                    let (begun, beside) = record.begun;
+                if let Some((begun, beside)) = record.begun.filter(|_| is_whole) {
                     threshold::piped(begun, Duration::from_micros(spent), beside);
                 }
                 record.end(State::Over(errno));

@@ -36,7 +36,7 @@ fn piping(source: Option<RawFd>, fd: RawFd) -> (Table, Arc<AtomicUsize>) {
         file: None,
         looked: None,
         link: 1,
-        begun: (Instant::now(), 1),
+        begun: None,
         watcher: Box::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }),

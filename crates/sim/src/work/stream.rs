@@ -55,6 +55,15 @@ pub struct Media {
 }
 
 impl Media {
+    fn packet(&self, tag: u64) -> Packet {
+        Packet {
+            owner: self.owner,
+            tag,
+            bytes: self.bytes,
+            stream: false,
+        }
+    }
+
     /// One line of G.711: 172 bytes of payload and RTP header each 20 ms.
     pub fn voice(vm: usize, side: Side, delay: (Nanos, Nanos), costs: GuestCosts) -> Self {
         Self {
@@ -112,17 +121,7 @@ impl Workload for Media {
         match self.side {
             Side::Up => {
                 let delay = self.delay(world);
-                let (owner, bytes) = (self.owner, self.bytes);
-                world.send_in(
-                    self.vm,
-                    Packet {
-                        owner,
-                        tag,
-                        bytes,
-                        stream: false,
-                    },
-                    delay,
-                );
+                world.send_in(self.vm, self.packet(tag), delay);
             }
             Side::Down => {
                 let cost = self.process + self.costs.send;
@@ -151,17 +150,7 @@ impl Workload for Media {
             Side::Up => self.came(world, tag),
             Side::Down => {
                 let delay = self.delay(world);
-                let (owner, bytes) = (self.owner, self.bytes);
-                world.send_out(
-                    self.vm,
-                    Packet {
-                        owner,
-                        tag,
-                        bytes,
-                        stream: false,
-                    },
-                    delay,
-                );
+                world.send_out(self.vm, self.packet(tag), delay);
             }
         }
     }
