@@ -22,9 +22,7 @@ pub const FILE: u8 = 8;
 /// How often one with that mark was closed.
 static CLOSED: AtomicUsize = AtomicUsize::new(0);
 
-/// Descriptors that have a mark.
-static MARKED: AtomicUsize = AtomicUsize::new(0);
-static MARKS: PerProcess<Slots<AtomicU8>> = PerProcess::new();
+static MARKS: Marks = Marks::new();
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
@@ -56,45 +54,79 @@ impl<T: Default> Slots<T> {
     }
 }
 
+/// Marks of a process's descriptors.
+struct Marks {
+    /// Descriptors that have a mark.
+    marked: AtomicUsize,
+    slots: PerProcess<Slots<AtomicU8>>,
+}
+
+impl Marks {
+    const fn new() -> Self {
+        Self {
+            marked: AtomicUsize::new(0),
+            slots: PerProcess::new(),
+        }
+    }
+
+    #[inline]
+    fn any(&self) -> bool {
+        self.marked.load(Ordering::Relaxed) != 0
+    }
+
+    #[inline]
+    fn of(&self, fd: RawFd) -> u8 {
+        if self.any() { self.look(fd) } else { 0 }
+    }
+
+    #[cold]
+    fn look(&self, fd: RawFd) -> u8 {
+        let slot = self.slots.peek().and_then(|slots| slots.get(fd));
+        slot.map_or(0, |marks| marks.load(Ordering::Acquire))
+    }
+
+    fn set(&self, fd: RawFd, bit: u8) -> bool {
+        let slots = self.slots.peek().unwrap_or_else(|| self.slots.get());
+        let Some(marks) = slots.make(fd) else {
+            return false;
+        };
+        if marks.fetch_or(bit, Ordering::AcqRel) == 0 {
+            self.marked.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn clear(&self, fd: RawFd, bits: u8) {
+        let Some(marks) = self.slots.peek().and_then(|slots| slots.get(fd)) else {
+            return;
+        };
+        let before = marks.fetch_and(!bits, Ordering::AcqRel);
+        if before != 0 && before & !bits == 0 {
+            self.marked.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Whether any descriptor is marked.
 #[inline]
 pub fn any() -> bool {
-    MARKED.load(Ordering::Relaxed) != 0
+    MARKS.any()
 }
 
 /// A descriptor's marks.
 #[inline]
 pub fn of(fd: RawFd) -> u8 {
-    if any() { look(fd) } else { 0 }
-}
-
-#[cold]
-fn look(fd: RawFd) -> u8 {
-    let slot = MARKS.peek().and_then(|slots| slots.get(fd));
-    slot.map_or(0, |marks| marks.load(Ordering::Acquire))
+    MARKS.of(fd)
 }
 
 /// Marks a descriptor; false when its number is too large. Not for children of vfork.
 pub fn set(fd: RawFd, bit: u8) -> bool {
-    let slots = MARKS.peek().unwrap_or_else(|| MARKS.get());
-    let Some(marks) = slots.make(fd) else {
-        return false;
-    };
-    if marks.fetch_or(bit, Ordering::AcqRel) == 0 {
-        MARKED.fetch_add(1, Ordering::Relaxed);
-    }
-    true
+    MARKS.set(fd, bit)
 }
 
 /// Takes marks from a descriptor.
 pub fn clear(fd: RawFd, bits: u8) {
-    let Some(marks) = MARKS.peek().and_then(|slots| slots.get(fd)) else {
-        return;
-    };
-    let before = marks.fetch_and(!bits, Ordering::AcqRel);
-    if before != 0 && before & !bits == 0 {
-        MARKED.fetch_sub(1, Ordering::Relaxed);
-    }
+    MARKS.clear(fd, bits);
 }
 
 /// Changes when the file of a pipe is closed: what was found at its number may not be there any more.
@@ -110,12 +142,8 @@ pub fn close(fd: RawFd) {
 
 /// Nothing is marked: this is the child of a fork.
 pub(super) fn none() {
-    MARKED.store(0, Ordering::Relaxed);
+    MARKS.marked.store(0, Ordering::Relaxed);
 }
-
-/// For tests of this program that mark something.
-#[cfg(test)]
-pub static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
@@ -123,16 +151,16 @@ mod tests {
 
     #[test]
     fn a_descriptor_counts_once_whatever_its_marks() {
-        let _alone = ALONE.lock().unwrap();
-        assert!(!any());
-        assert!(set(700_000, PIPE) && set(700_000, LENT));
-        assert_eq!(of(700_000), PIPE | LENT);
-        assert_eq!((of(700_001), of(3), of(-1)), (0, 0, 0));
-        clear(700_000, PIPE);
-        assert!(any());
-        clear(700_000, PIPE | LENT | HEAD);
-        clear(700_000, LENT);
-        assert!(!any());
-        assert!(!set(-1, PIPE) && !set(1 << 20, PIPE));
+        let marks = Marks::new();
+        assert!(!marks.any());
+        assert!(marks.set(700_000, PIPE) && marks.set(700_000, LENT));
+        assert_eq!(marks.of(700_000), PIPE | LENT);
+        assert_eq!((marks.of(700_001), marks.of(3), marks.of(-1)), (0, 0, 0));
+        marks.clear(700_000, PIPE);
+        assert!(marks.any());
+        marks.clear(700_000, PIPE | LENT | HEAD);
+        marks.clear(700_000, LENT);
+        assert!(!marks.any());
+        assert!(!marks.set(-1, PIPE) && !marks.set(1 << 20, PIPE));
     }
 }

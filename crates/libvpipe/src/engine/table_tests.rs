@@ -135,7 +135,6 @@ fn refusals_of_pairs_are_of_both_and_not_without_end() {
 #[test]
 fn a_file_is_looked_at_once_until_it_is_closed() {
     use std::os::fd::AsFd;
-    let _alone = marks::ALONE.lock().unwrap();
     let (mut table, _) = table(10);
     let (file, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     let record = table.record(10).unwrap();
