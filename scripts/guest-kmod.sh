@@ -1,0 +1,79 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# guest-kmod.sh: guest-kmod/viola_ack.c for the kernel of the QEMU guests of `qemu-image.sh --new`: build/qemu/kmod/viola_ack.ko.
+#
+# The kernel's headers and the compiler that it was built with come from the archive that the kernel is from, checked
+# against its signed index; they are unpacked into a folder and used from there (chroot), nothing is installed.
+# On a VM of one's own: guest-kmod/Makefile with the headers of its kernel, or dkms.
+set -euo pipefail
+umask 022
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+qemu=${VIOLA_QEMU_BUILD:-$top/build/qemu}
+here=$qemu/kmod
+state=$here/apt
+. "$top/scripts/private-apt.sh"
+
+say() { printf 'guest-kmod: %s\n' "$*"; }
+die() { printf 'guest-kmod: %s\n' "$*" >&2; exit 1; }
+
+case ${1-} in
+    '') ;;
+    -h | --help) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) die "unknown option $1; see --help" ;;
+esac
+[ "$(id -u)" = 0 ] || die "chroot needs root; use sudo"
+[ -s "$qemu/new/PACKAGES" ] || die "there is no kernel to build for; run scripts/qemu-image.sh --new first"
+kernel=$(sed -nE 's/.* linux-image-([^ ]+) .*/\1/p' "$qemu/new/PACKAGES" | sed -n 1p)
+[ -n "$kernel" ] || die "$qemu/new/PACKAGES names no kernel"
+
+mkdir -p "$here"
+exec 9>"$here/.lock"
+flock 9
+
+stamp() {
+    (cd "$top" && sha256sum scripts/guest-kmod.sh guest-kmod/viola_ack.c guest-kmod/Makefile)
+    echo "$kernel"
+}
+if [ -s "$here/viola_ack.ko" ] && [ "$(stamp)" = "$(cat "$here/STAMP" 2>/dev/null)" ]; then
+    say "ready: for $kernel, in ${here#"$top"/}"
+    exit
+fi
+
+build_root() {
+    local new=$here/.new.root names name deb
+    say "reading the archive's index"
+    private_index trixie trixie-backports ||
+        die "no index: this machine's apt sources have to name a Debian mirror that ends in /debian, and it has to answer"
+    mapfile -t names < <(private_apt install --print-uris --no-install-recommends "linux-headers-$kernel" gcc-14 make bash \
+        dash coreutils sed gawk grep findutils binutils diffutils | sed -nE "s/^'[^']*' ([^_ ]+)_.*/\1/p" |
+        grep -vE '^(adduser|base-passwd|debconf|login\.defs|passwd|libpam.*|libsemanage.*)$')
+    [ ${#names[@]} -gt 10 ] || die "the archive has no headers of $kernel any more; run scripts/qemu-image.sh --new --update"
+    rm -rf "$here/.debs" "$new"
+    mkdir -p "$here/.debs" "$new"/usr/{bin,sbin,lib,lib64} "$new"/{tmp/m,dev,proc}
+    say "fetching headers and compiler"
+    (cd "$here/.debs" && private_apt download "${names[@]}")
+    for name in bin sbin lib lib64; do ln -s "usr/$name" "$new/$name"; done
+    for deb in "$here"/.debs/*.deb; do
+        dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$new" --keep-directory-symlink --no-same-owner \
+            --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale' --exclude='./usr/lib/*/gconv'
+    done
+    ln -sfn dash "$new/usr/bin/sh"
+    ln -sfn gawk "$new/usr/bin/awk"
+    mknod -m 666 "$new/dev/null" c 1 3
+    echo "$kernel" >"$new/KERNEL"
+    rm -rf "$here/.debs" "$here/root"
+    mv -T "$new" "$here/root"
+}
+
+[ "$(cat "$here/root/KERNEL" 2>/dev/null)" = "$kernel" ] || build_root
+rm -rf "$here/root/tmp/m"
+mkdir -p "$here/root/tmp/m"
+cp "$top"/guest-kmod/{viola_ack.c,Makefile} "$here/root/tmp/m/"
+# /proc for objtool; in a mount namespace, which takes it away again
+unshare -m sh -c 'mount -t proc proc "$1/proc" && exec chroot "$1" /usr/bin/make -s -C /tmp/m "KDIR=/usr/src/linux-headers-$2"' \
+    sh "$here/root" "$kernel" >"$here/build.log" 2>&1 || { cat "$here/build.log" >&2; die "the module was not built"; }
+cp "$here/root/tmp/m/viola_ack.ko" "$here/viola_ack.ko.new"
+mv -T "$here/viola_ack.ko.new" "$here/viola_ack.ko"
+stamp >"$here/STAMP"
+say "ready: for $kernel, in ${here#"$top"/}"
