@@ -42,11 +42,14 @@ extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __weak __ksym;
 	     *started_ __attribute__((unused)) =							\
 		     (bpf_iter_num_new(&it_, 0, (n)), (void)bpf_iter_num_destroy, (void *)0);		\
 	     ({ int *at_ = bpf_iter_num_next(&it_); at_ && ((i) = *at_, 1); });)
-#define __sub static __attribute__((noinline))
+/* Not static: the verifier looks at it once, not at each of its calls. */
+#define __sub __attribute__((noinline))
+#define __there __attribute__((btf_decl_tag("arg:nonnull")))
 #define __small static __attribute__((always_inline))
 #else
 #define each(i, n) for ((i) = 0; (i) < (n); (i)++)
 #define __sub static
+#define __there
 #define __small static inline
 #endif
 
@@ -125,6 +128,11 @@ __small struct vm_row *row_at(struct slices *c, u32 i)
 	return &c->rows[i & (ROWS - 1)];
 }
 
+__small const struct vm_row *row_seen(const struct slices *c, u32 i)
+{
+	return &c->rows[i & (ROWS - 1)];
+}
+
 __small s64 least_of(s64 a, s64 b) { return a < b ? a : b; }
 __small s64 most_of(s64 a, s64 b) { return a > b ? a : b; }
 __small u64 sooner(u64 a, u64 b) { return a < b ? a : b; }
@@ -150,7 +158,7 @@ __small s64 lag_ns(const struct vm_row *vm)
 }
 
 /* Credits amount to the members by weight; it waits while there is none. */
-__sub int share_out(struct slices *c, s64 amount)
+__sub int share_out(struct slices *c __there, s64 amount)
 {
 	s64 each_one;
 	u32 i;
@@ -185,7 +193,7 @@ __small void set_member(struct slices *c, struct vm_row *vm, u32 member)
 }
 
 /* The VM's lag becomes ns; the other members have the difference. */
-__sub int move_to(struct slices *c, u32 i, s64 ns)
+__sub int move_to(struct slices *c __there, u32 i, s64 ns)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 to = ns * (1LL << LAG_ONE_SHIFT), was = vm->lag;
@@ -348,24 +356,42 @@ __small s64 deepest(const struct slices *c, const struct vm_row *vm)
 	return -2 * slice - c->credits;
 }
 
-__sub int account(struct slices *c, u64 now)
+__sub int charge_row(struct slices *c __there, u32 i, u64 begun)
+{
+	struct vm_row *vm = row_at(c, i);
+
+	if (!vm->params.id)
+		return 0;
+	charge_cap(vm, begun);
+	if (!vm->used)
+		return 0;
+	vm->before = lag_ns(vm);
+	if (vm->rank != CAPPED)
+		set_member(c, vm, 1);
+	return 0;
+}
+
+__sub int limit_row(struct slices *c __there, u32 i)
+{
+	struct vm_row *vm = row_at(c, i);
+	s64 least = deepest(c, vm);
+
+	if (!vm->params.id || !vm->used)
+		return 0;
+	if (vm->params.ls && vm->rank == OUT)
+		least = most_of(least, least_of(lag_after(c, vm, vm->micro), vm->before));
+	limit_debt(c, i, least);
+	return 0;
+}
+
+__sub int account(struct slices *c __there, u64 now)
 {
 	u64 begun = roll_windows(c, now);
 	s64 total = 0;
 	u32 i;
 
-	each(i, c->n) {
-		struct vm_row *vm = row_at(c, i);
-
-		if (!vm->params.id)
-			continue;
-		charge_cap(vm, begun);
-		if (!vm->used)
-			continue;
-		vm->before = lag_ns(vm);
-		if (vm->rank != CAPPED)
-			set_member(c, vm, 1);
-	}
+	each(i, c->n)
+		charge_row(c, i, begun);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 		s64 ran = (s64)sooner(vm->used, LONGEST) << LAG_ONE_SHIFT;
@@ -378,20 +404,36 @@ __sub int account(struct slices *c, u64 now)
 	if (!total)
 		return 0;
 	share_out(c, total);
-	each(i, c->n) {
-		struct vm_row *vm = row_at(c, i);
-		s64 least = deepest(c, vm);
-
-		if (!vm->params.id || !vm->used)
-			continue;
-		if (vm->params.ls && vm->rank == OUT)
-			least = most_of(least, least_of(lag_after(c, vm, vm->micro), vm->before));
-		limit_debt(c, i, least);
-	}
+	each(i, c->n)
+		limit_row(c, i);
 	return 0;
 }
 
-__sub int gather(struct slices *c)
+/* Who belongs to those that are served, and what is left to one that sleeps. */
+__sub int gather_row(struct slices *c __there, u32 i)
+{
+	struct vm_row *vm = row_at(c, i);
+	s64 most = vm->credit;
+	u32 full;
+
+	if (!vm->params.id)
+		return 0;
+	if (vm->ready) {
+		if (vm->slept && vm->rank != CAPPED)
+			limit_credit(c, i, vm->credit);
+		set_member(c, vm, 1);
+		return 0;
+	}
+	if (vm->capped)
+		most = vm->params.ls ? 0 : (s64)c->batch_slice;
+	full = lag_ns(vm) >= most;
+	if (full)
+		limit_credit(c, i, most);
+	set_member(c, vm, !full && (c->batch_ready || vm->capped));
+	return 0;
+}
+
+__sub int gather(struct slices *c __there)
 {
 	u32 i;
 
@@ -407,53 +449,38 @@ __sub int gather(struct slices *c)
 		c->contenders += vm->ready;
 		c->batch_ready |= vm->ready && !vm->params.ls;
 	}
-	each(i, c->n) {
-		struct vm_row *vm = row_at(c, i);
-		s64 most = vm->credit;
-		u32 full;
-
-		if (!vm->params.id)
-			continue;
-		if (vm->ready) {
-			if (vm->slept && vm->rank != CAPPED)
-				limit_credit(c, i, vm->credit);
-			set_member(c, vm, 1);
-			continue;
-		}
-		if (vm->capped)
-			most = vm->params.ls ? 0 : (s64)c->batch_slice;
-		full = lag_ns(vm) >= most;
-		if (full)
-			limit_credit(c, i, most);
-		set_member(c, vm, !full && (c->batch_ready || vm->capped));
-	}
+	each(i, c->n)
+		gather_row(c, i);
 	return 0;
 }
 
-__sub int boost(struct slices *c)
+/* Whether the VM is to have a turn at the top. */
+__sub int boost_row(struct slices *c __there, u32 i)
+{
+	struct vm_row *vm = row_at(c, i);
+	s64 lag = lag_ns(vm), near = margin(vm->micro);
+	u32 queued;
+
+	if (!vm->params.id || !vm->params.ls)
+		return 0;
+	vm->stop = lag_after(c, vm, vm->micro);
+	vm->boosted = lag >= -near || (vm->boosted && (is_alone(c, vm) || lag > vm->stop + near));
+	queued = vm->boosted && vm->ready;
+	if (queued && !vm->queued)
+		vm->ticket = ++c->tickets;
+	vm->queued = queued;
+	return queued;
+}
+
+__sub int boost(struct slices *c __there)
 {
 	u32 i, holder = c->turn, others = 0;
 	u64 first = FOREVER;
 
 	if (holder < ROWS)
 		c->turn_left -= (s64)row_at(c, holder)->used;
-	each(i, c->n) {
-		struct vm_row *vm = row_at(c, i);
-		s64 lag = lag_ns(vm), near = margin(vm->micro);
-		u32 queued;
-
-		if (!vm->params.id || !vm->params.ls)
-			continue;
-		vm->stop = lag_after(c, vm, vm->micro);
-		vm->boosted = lag >= -near || (vm->boosted && (is_alone(c, vm) || lag > vm->stop + near));
-		queued = vm->boosted && vm->ready;
-		if (queued) {
-			if (!vm->queued)
-				vm->ticket = ++c->tickets;
-			others |= i != holder;
-		}
-		vm->queued = queued;
-	}
+	each(i, c->n)
+		others |= boost_row(c, i) && i != holder;
 	if (holder < ROWS) {
 		struct vm_row *vm = row_at(c, holder);
 
@@ -480,29 +507,34 @@ __sub int boost(struct slices *c)
 	return 0;
 }
 
+/* What a batch VM may run before its turn; whether it has to wait for that. */
+__sub int own_row(struct slices *c __there, u32 i)
+{
+	struct vm_row *vm = row_at(c, i);
+	s64 lag;
+
+	if (!vm->params.id || vm->params.ls)
+		return 0;
+	if (vm->ready) {
+		vm->eager = most_of(vm->eager - (s64)vm->used, 0);
+		return vm->eager == 0;
+	}
+	lag = lag_ns(vm);
+	if (lag >= 0)
+		vm->eager = most_of(lag, EAGER_LEAST);
+	else if (lag < -EAGER_LEAST)
+		vm->eager = 0;
+	return 0;
+}
+
 /* Keeps the owner or chooses the next. */
-__sub int own(struct slices *c)
+__sub int own(struct slices *c __there)
 {
 	u32 i, owner = c->owner;
 
 	c->waiting = 0;
-	each(i, c->n) {
-		struct vm_row *vm = row_at(c, i);
-
-		if (!vm->params.id || vm->params.ls)
-			continue;
-		if (vm->ready) {
-			vm->eager = most_of(vm->eager - (s64)vm->used, 0);
-			c->waiting += vm->eager == 0;
-		} else {
-			s64 lag = lag_ns(vm);
-
-			if (lag >= 0)
-				vm->eager = most_of(lag, EAGER_LEAST);
-			else if (lag < -EAGER_LEAST)
-				vm->eager = 0;
-		}
-	}
+	each(i, c->n)
+		c->waiting += own_row(c, i);
 	if (owner < ROWS) {
 		struct vm_row *vm = row_at(c, owner);
 		u64 slice = c->batch_ready ? c->batch_slice : vm->micro;
@@ -531,8 +563,10 @@ __sub int own(struct slices *c)
 	return 0;
 }
 
-__small u32 rank_of(const struct slices *c, const struct vm_row *vm, u32 i)
+__sub int rank_of(const struct slices *c __there, u32 i)
 {
+	const struct vm_row *vm = row_seen(c, i);
+
 	if (vm->capped)
 		return CAPPED;
 	if (vm->params.ls) {
@@ -554,8 +588,9 @@ __small u64 to_budget(s64 ns)
 	return (u64)most_of(ns, (s64)SHORTEST);
 }
 
-__small u64 budget_of(const struct slices *c, const struct vm_row *vm, u32 i)
+__sub u64 budget_of(const struct slices *c __there, u32 i)
 {
+	const struct vm_row *vm = row_seen(c, i);
 	u64 ns;
 
 	if (c->contenders <= 1 && vm->ready) {
@@ -602,9 +637,31 @@ __small u64 patience_of(struct slices *c)
 	return share > MICRO_LEAST ? share : MICRO_LEAST;
 }
 
-__sub int answer(struct slices *c, u64 now)
+/* The VM's part of the answer; its rank. */
+__sub int answer_row(struct slices *c __there, u32 i, u64 now)
 {
-	u32 i, running = CAPPED, lowest_asleep = BOOST;
+	struct vm_row *vm = row_at(c, i);
+	u64 back;
+
+	vm->rank = rank_of(c, i);
+	vm->budget = budget_of(c, i);
+	if (vm->rank == CAPPED) {
+		c->until = sooner(c->until, cap_refill(c, vm));
+		return CAPPED;
+	}
+	if (c->contenders > 1 && vm->params.ls) {
+		if (!vm->boosted && vm->member && c->owner != i) {
+			back = time_to_zero(c, vm);
+			c->until = sooner(c->until, later(now, back > SHORTEST ? back : SHORTEST));
+		}
+		c->notify_block |= vm->rank == EAGER;
+	}
+	return vm->rank;
+}
+
+__sub int answer(struct slices *c __there, u64 now)
+{
+	u32 i, rank, running = CAPPED, lowest_asleep = BOOST;
 
 	c->patience = patience_of(c);
 	c->until = FOREVER;
@@ -614,24 +671,13 @@ __sub int answer(struct slices *c, u64 now)
 
 		if (!vm->params.id)
 			continue;
-		vm->rank = rank_of(c, vm, i);
-		vm->budget = budget_of(c, vm, i);
-		if (vm->rank == CAPPED) {
-			c->until = sooner(c->until, cap_refill(c, vm));
+		rank = answer_row(c, i, now);
+		if (rank == CAPPED)
 			continue;
-		}
 		if (vm->ready)
-			running = vm->rank > running ? vm->rank : running;
+			running = rank > running ? rank : running;
 		else
-			lowest_asleep = vm->rank < lowest_asleep ? vm->rank : lowest_asleep;
-		if (c->contenders > 1 && vm->params.ls) {
-			if (!vm->boosted && vm->member && c->owner != i) {
-				u64 back = time_to_zero(c, vm);
-
-				c->until = sooner(c->until, later(now, back > SHORTEST ? back : SHORTEST));
-			}
-			c->notify_block |= vm->rank == EAGER;
-		}
+			lowest_asleep = rank < lowest_asleep ? rank : lowest_asleep;
 	}
 	c->notify_wake = c->contenders == 1 && c->vms > 1 && lowest_asleep <= running;
 	return 0;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sched_ext scheduler.
+//! The sched_ext scheduler, and its algorithm alone for a test.
 
 fn main() {
-    viola_bpf_build::compile("scx", &["types.h", "slices.h", "scx.h"]);
+    viola_bpf_build::compile("decide", &["types.h", "slices.h"]);
+    viola_bpf_build::compile(
+        "scx",
+        &["types.h", "slices.h", "scx.h", "scx_kernel.h", "scx_core.h"],
+    );
 }

@@ -185,5 +185,7 @@ fn process(pid: u32, cpu: u32) -> Result<Vm, Box<dyn Error>> {
         cgroup: None,
         cores,
         status: None,
+        uuid: None,
+        libvirt: false,
     })
 }

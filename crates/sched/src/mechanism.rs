@@ -41,7 +41,7 @@ pub enum SchedError {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Health {
     /// It ended without being asked to, and why; everything has been put back.
-    pub ended: Option<&'static str>,
+    pub ended: Option<String>,
     /// The controller lost track of threads; apply the plan again.
     pub resync: bool,
     /// The kernel refused a change (errno).
@@ -67,6 +67,27 @@ pub struct CoreHealth {
     pub late_max: u64,
 }
 
+/// What a VM got on one core, as the mechanism itself counts it, since it has had that core.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Got {
+    /// Main process of the VM.
+    pub pid: i32,
+    /// CPU number.
+    pub cpu: u32,
+    /// Time it ran, ns.
+    pub run: u64,
+    /// Times that one of its threads was put on the core.
+    pub turns: u64,
+    /// Waits for the core that ended.
+    pub waits: u64,
+    /// Their sum, ns.
+    pub wait_sum: u64,
+    /// The longest, ns.
+    pub wait_max: u64,
+    /// Times that it took the core from another VM when it woke.
+    pub boosts: u64,
+}
+
 /// A way to give the cores to VMs as a plan says.
 pub trait Mechanism {
     /// Its name: `slots`, `sched_ext` or `eevdf`.
@@ -80,6 +101,11 @@ pub trait Mechanism {
 
     /// Whether all is well, and what it costs.
     fn health(&mut self) -> Health;
+
+    /// What each VM got, by VM and core; nothing from a mechanism that does not count it.
+    fn got(&self) -> Vec<Got> {
+        Vec::new()
+    }
 
     /// Leaves every thread as it was found.
     fn stop(&mut self) -> Result<(), SchedError>;

@@ -2,10 +2,13 @@
 //! Loads the scheduler and talks to it through its maps.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
+use libbpf_rs::{
+    ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, libbpf_sys,
+};
 
 use super::layout::{CoreRows, CoreStats, EndRow, Enrol, Knobs, Plain, ROWS, VmStats};
 
@@ -69,6 +72,13 @@ pub(super) struct Ended {
     pub words: String,
 }
 
+impl Ended {
+    /// Whether that is because a CPU came or went; it may be started again at once.
+    pub fn by_hotplug(&self) -> bool {
+        self.kind == 66 && self.words.contains("going")
+    }
+}
+
 /// How long one that is on its way out is waited for.
 const GOING: Duration = Duration::from_secs(3);
 
@@ -88,6 +98,19 @@ pub(super) fn at_work() -> Option<String> {
             }
         }
     }
+}
+
+fn verified(object: &Object) -> Vec<(String, u32)> {
+    let of = |prog: libbpf_rs::Program<'_>| {
+        let mut info = libbpf_sys::bpf_prog_info::default();
+        let mut size = size_of_val(&info) as u32;
+        let fd = prog.as_fd().as_raw_fd();
+        // SAFETY: the kernel fills in at most `size` bytes of plain data.
+        unsafe { libbpf_sys::bpf_prog_get_info_by_fd(fd, &raw mut info, &raw mut size) };
+        let name = prog.name().to_string_lossy().into_owned();
+        (name, info.verified_insns)
+    };
+    object.progs().map(of).collect()
 }
 
 impl Loaded {
@@ -128,6 +151,11 @@ impl Loaded {
             link: None,
             cpus,
         })
+    }
+
+    /// How many instructions the verifier looked at, by program.
+    pub fn verified(&self) -> Vec<(String, u32)> {
+        verified(&self.object)
     }
 
     /// Puts it to work. All cores that it is ever to manage have a plan by now.
@@ -220,5 +248,55 @@ impl Loaded {
             .lookup(&key.to_ne_bytes(), MapFlags::ANY)
             .map_err(at("reading"))?;
         Ok(bytes.and_then(|b| T::from_bytes(&b)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::VmParams;
+    use super::*;
+
+    static DECIDE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/decide.bpf.o"));
+
+    /// The verifier gives up after a million, and takes seconds to get there. Kernels differ in what they look at twice.
+    #[test]
+    fn the_verifier_is_soon_done_with_the_algorithm() {
+        if rustix::process::geteuid().as_raw() != 0 {
+            return;
+        }
+        libbpf_rs::set_print(None);
+        let open = ObjectBuilder::default().open_memory(DECIDE).unwrap();
+        let object = open.load().unwrap();
+        let verified = verified(&object);
+        println!("{verified:?}");
+        assert!(
+            verified[0].1 > 100 && verified[0].1 < 20_000,
+            "{verified:?}"
+        );
+        let vm = VmParams {
+            id: 1,
+            ls: 1,
+            weight: 256,
+            cap_permille: 0,
+            microslice: 300_000,
+        };
+        let words = [
+            vm.id,
+            vm.ls,
+            vm.weight,
+            vm.cap_permille,
+            vm.microslice as u32,
+            0,
+        ];
+        let mut vm: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let ranks = object.progs_mut().map(|prog| {
+            let input = ProgramInput {
+                context_in: Some(&mut vm),
+                ..Default::default()
+            };
+            prog.test_run(input).unwrap().return_value
+        });
+        // alone, latency-sensitive and awake: BOOST
+        assert_eq!(ranks.collect::<Vec<_>>(), [5]);
     }
 }

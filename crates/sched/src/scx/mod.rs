@@ -21,7 +21,7 @@ use viola_policy::slices::Class;
 
 use self::layout::{CoreRows, ROWS, VM_IDS, VmParams};
 use self::load::Loaded;
-use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError};
+use crate::mechanism::{CoreHealth, Got, Health, Mechanism, SchedError};
 use crate::plan::{Algorithm, CorePlan, Plan, VmPlan};
 use crate::restore::{SavedState, restore_file, restore_threads, restore_vm};
 use crate::slots::lock_core;
@@ -31,10 +31,19 @@ pub use load::ScxError;
 
 const NAME: &str = "sched_ext";
 
-/// Whether this kernel takes the scheduler: it is loaded, which the kernel verifies, and dropped again. Nothing is
-/// scheduled by it.
-pub fn probe() -> Result<(), ScxError> {
-    Loaded::load(Knobs::default()).map(drop)
+/// A scheduler that the kernel has verified and that is not at work. Dropping it leaves nothing.
+pub struct Ready(Loaded);
+
+impl Ready {
+    /// How many instructions the verifier looked at, by program: what loading costs.
+    pub fn verified(&self) -> Vec<(String, u32)> {
+        self.0.verified()
+    }
+}
+
+/// Has the kernel verify the scheduler, which tells whether it takes it. Nothing is scheduled by it.
+pub fn load() -> Result<Ready, ScxError> {
+    Loaded::load(Knobs::default()).map(Ready)
 }
 
 /// Name of the sched_ext scheduler that is at work on this host, whosever it is.
@@ -100,14 +109,18 @@ struct Running {
 pub struct Scx {
     saved: PathBuf,
     knobs: Knobs,
+    /// Loaded before, with the usual knobs.
+    ready: Option<Loaded>,
     state: SavedState,
     running: Option<Running>,
 }
 
 impl Scx {
-    /// `saved` is where the attributes from before are kept.
-    pub fn new(saved: PathBuf) -> Self {
-        Self::with_knobs(saved, Knobs::default())
+    /// `saved` is where the attributes from before are kept; `ready` saves having the kernel verify the scheduler again.
+    pub fn new(saved: PathBuf, ready: Option<Ready>) -> Self {
+        let mut scx = Self::with_knobs(saved, Knobs::default());
+        scx.ready = ready.map(|r| r.0);
+        scx
     }
 
     /// With other knobs than the usual ones.
@@ -115,6 +128,7 @@ impl Scx {
         Self {
             saved,
             knobs,
+            ready: None,
             state: SavedState::default(),
             running: None,
         }
@@ -146,8 +160,11 @@ impl Scx {
             .collect()
     }
 
-    fn start(&self, plan: &Plan, locks: Vec<OwnedFd>) -> Result<Running, SchedError> {
-        let mut loaded = Loaded::load(self.knobs)?;
+    fn start(&mut self, plan: &Plan, locks: Vec<OwnedFd>) -> Result<Running, SchedError> {
+        let mut loaded = match self.ready.take() {
+            Some(loaded) => loaded,
+            None => Loaded::load(self.knobs)?,
+        };
         let mut ids = Ids::default();
         let mut cores = Vec::new();
         for core in &plan.cores {
@@ -265,18 +282,19 @@ fn take(tid: i32) -> Result<(), SchedError> {
     Ok(())
 }
 
-/// The kernel's scx_exit_kind in a sentence.
-fn sentence(kind: u32) -> &'static str {
-    match kind {
-        1026 => {
-            "the kernel ended the scheduler, since a thread had waited for 5 s; the VMs' threads are in the fair class"
-        }
-        67 => "SysRq S ended the scheduler; the VMs' threads are in the fair class",
-        64..=66 => "somebody ended the scheduler; the VMs' threads are in the fair class",
-        _ => {
-            "the kernel ended the scheduler after an error; the VMs' threads are in the fair class"
-        }
-    }
+/// The kernel's scx_exit_kind in a sentence, with its own words.
+fn sentence(kind: u32, words: &str) -> String {
+    let what = match kind {
+        1026 => "the kernel ended the scheduler, since a thread had waited for 5 s",
+        67 => "SysRq S ended the scheduler",
+        64..=66 => "somebody ended the scheduler",
+        _ => "the kernel ended the scheduler after an error",
+    };
+    let words = match words {
+        "" => String::new(),
+        words => format!(" ({words})"),
+    };
+    format!("{what}{words}; the VMs' threads are in the fair class")
 }
 
 impl Mechanism for Scx {
@@ -328,13 +346,29 @@ impl Mechanism for Scx {
             });
         }
         if let Some(ended) = running.loaded.ended() {
-            eprintln!("viola: sched_ext: {}", ended.words);
-            health.ended = Some(sentence(ended.kind));
+            match ended.by_hotplug() {
+                true => health.resync = true,
+                false => health.ended = Some(sentence(ended.kind, &ended.words)),
+            }
             if let Err(e) = self.end() {
                 eprintln!("viola: {e}");
             }
         }
         health
+    }
+
+    fn got(&self) -> Vec<Got> {
+        let of = |(cpu, pid, s): (u32, i32, VmStats)| Got {
+            pid,
+            cpu,
+            run: s.run,
+            turns: s.turns,
+            waits: s.waits,
+            wait_sum: s.wait_sum,
+            wait_max: s.wait_max,
+            boosts: s.boosts,
+        };
+        self.stats().into_iter().map(of).collect()
     }
 
     fn stop(&mut self) -> Result<(), SchedError> {
@@ -517,9 +551,22 @@ mod tests {
     }
 
     #[test]
+    fn how_it_ended_is_one_sentence_with_the_kernels_own_words() {
+        assert_eq!(
+            sentence(1026, "runnable task stall: g1[7] failed to run for 5.0s"),
+            "the kernel ended the scheduler, since a thread had waited for 5 s \
+             (runnable task stall: g1[7] failed to run for 5.0s); the VMs' threads are in the fair class"
+        );
+        assert_eq!(
+            sentence(67, ""),
+            "SysRq S ended the scheduler; the VMs' threads are in the fair class"
+        );
+    }
+
+    #[test]
     fn a_kernel_without_it_is_said_so() {
         if !std::path::Path::new("/sys/kernel/sched_ext").exists() {
-            let said = probe().unwrap_err().to_string();
+            let said = load().err().unwrap().to_string();
             assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
             assert_eq!(at_work(), None);
         }

@@ -400,14 +400,16 @@ impl Mechanism for Slots {
         let silent = now().saturating_sub(running.board.watchdog_beat.load(Ordering::Acquire));
         if let Some(status) = status {
             let end = status.code().and_then(End::from_code);
-            health.ended = Some(end.map_or(
+            let sentence = end.map_or(
                 "the watchdog was killed; every thread has its own scheduling back",
                 End::sentence,
-            ));
+            );
+            health.ended = Some(sentence.to_owned());
         } else if silent > WATCHDOG_HANG.as_nanos() as u64 {
             let _ = running.watchdog.kill();
             health.ended = Some(
-                "the watchdog gave no sign of life and was killed; every thread has its own scheduling back",
+                "the watchdog gave no sign of life and was killed; every thread has its own scheduling back"
+                    .to_owned(),
             );
         }
         if health.ended.is_some() {

@@ -1,105 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sched_ext scheduler in a kernel that has sched_ext: a QEMU guest is the host, processes in it stand for VMs.
-//! It is emulated: part of `make test-beds`. Its time is counted in instructions, so that what it measures of itself
-//! does not depend on what else runs here.
-#![allow(clippy::unwrap_used)]
+//! The mechanism itself, with processes that stand for VMs.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use serde_json::Value;
-use viola_lab::qemu::{Image, Machine, Program, Spec};
-
-/// How long a script may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(600);
-
-struct Host {
-    machine: Machine,
-    program: Program,
-    _folder: tempfile::TempDir,
-}
-
-impl Host {
-    fn boot(name: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
-        let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
-        let program = Program::pack(viola, folder.path()).unwrap_or_else(|e| panic!("{e}"));
-        let spec = program.disk(Spec::new(name).cpus(2).memory(768).counted(3));
-        let begin = Instant::now();
-        let machine =
-            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
-        program.unpack(&machine).unwrap();
-        println!("booted in {:.0} s", begin.elapsed().as_secs_f32());
-        Self {
-            machine,
-            program,
-            _folder: folder,
-        }
-    }
-
-    /// A script in which `viola` is the program.
-    fn sh(&self, script: &str) -> String {
-        let script = format!(
-            "export {}; viola() {{ /viola/bin/viola \"$@\"; }}; {script}",
-            self.program.command().split(' ').next().unwrap()
-        );
-        let output = self.machine.exec(&script, PATIENCE).unwrap();
-        assert!(!output.timed_out, "{script}: {output:?}");
-        format!("{}{}", output.stdout, output.stderr)
-    }
-
-    fn stand(&self, words: &str) -> String {
-        self.sh(&format!("viola internal stand {words}"))
-    }
-
-    /// What each VM got (percent of the core), and how long the first one took to answer (p50, p99, us).
-    fn run(&self, mechanism: &str, seconds: u32, vms: &str) -> Reading {
-        let text = self.stand(&format!("run {mechanism} 1 {seconds} {vms}"));
-        let value: Value = serde_json::from_str(text.lines().last().unwrap_or_default())
-            .unwrap_or_else(|e| panic!("{e}: {text}"));
-        println!("{vms}\n  {value}");
-        assert_eq!(value["ended"], serde_json::json!([]), "{}", self.messages());
-        let shares = value["shares_percent"].as_array().unwrap();
-        Reading {
-            shares: shares.iter().map(|s| s.as_f64().unwrap()).collect(),
-            p50_us: value["answer_p50_us"].as_f64().unwrap_or(f64::NAN),
-            p99_us: value["answer_p99_us"].as_f64().unwrap_or(f64::NAN),
-        }
-    }
-
-    fn state(&self) -> String {
-        self.sh("cat /sys/kernel/sched_ext/state").trim().to_owned()
-    }
-
-    fn messages(&self) -> String {
-        self.sh("dmesg | grep -i sched_ext | tail -n 5")
-    }
-}
-
-#[derive(Debug)]
-struct Reading {
-    shares: Vec<f64>,
-    p50_us: f64,
-    p99_us: f64,
-}
-
-impl Reading {
-    /// Every VM has its share of the core, within a point and a half.
-    fn assert_shares(&self, wanted: &[f64]) {
-        assert_eq!(self.shares.len(), wanted.len());
-        for (got, wanted) in self.shares.iter().zip(wanted) {
-            assert!((got - wanted).abs() <= 1.5, "{self:?}, wanted {wanted}");
-        }
-    }
-}
+use super::host::Host;
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
 fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
-    let host = Host::boot("scx-share");
-    assert_eq!(host.stand("probe"), "yes\n");
+    let host = Host::boot("scx-share", &[]);
+    let probed = host.stand("probe");
+    println!("{probed}");
+    assert!(probed.starts_with("yes\n"), "{probed}");
     let busy = "ls:busy batch:spin batch:spin batch:spin";
     let idle = "ls:idle batch:spin batch:spin batch:spin";
     let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run(m, 4, busy));
@@ -140,7 +50,7 @@ fn the_latency_sensitive_vm_answers_sooner_and_all_have_their_shares() {
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
 fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
-    let host = Host::boot("scx-end");
+    let host = Host::boot("scx-end", &[]);
     // The loader is killed.
     let started = host.sh(
         "/viola/bin/viola internal stand run sched_ext 1 600 batch:spin batch:spin </dev/null >/tmp/k 2>&1 & \
@@ -169,6 +79,13 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
         second.contains("viola is loaded, and there can be only one"),
         "{second}"
     );
+    // One that somebody sends to a core without a plan leaves its own to the other.
+    let moved = host.sh(
+        "set -- $(sed -n 's/pids //p' /tmp/k); taskset -p 1 $1; sleep 0.2; viola internal stand policies $2; \
+         sleep 2; viola internal stand policies $2; taskset -p 2 $1",
+    );
+    let seen = policies(&moved);
+    assert!(seen[1].1 - seen[0].1 > 1_900_000_000, "{moved}");
     // Stopped for long it goes on: the kernel has all it needs.
     let stopped = host.sh(
         "kill -STOP $(cat /tmp/pid); sleep 7; cat /sys/kernel/sched_ext/state; kill -CONT $(cat /tmp/pid)",

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The algorithm alone, for a test: what the kernel's verifier has to look at, on kernels without sched_ext too. */
+#include "types.h"
+
+enum { BPF_MAP_TYPE_ARRAY = 2 };
+
+#include <bpf/bpf_helpers.h>
+
+#include "slices.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct slices);
+} machines SEC(".maps");
+
+SEC("syscall")
+int decide(struct vm_params *params)
+{
+	u32 zero = 0;
+	struct slices *c = bpf_map_lookup_elem(&machines, &zero);
+
+	if (!c)
+		return 0;
+	slices_begin(c, 4 * MS, 3 * MS, MS);
+	slices_take(c, 0, params);
+	slices_end(c);
+	row_at(c, 0)->runnable = 1;
+	slices_decide(c, bpf_ktime_get_ns());
+	return row_at(c, 0)->rank;
+}

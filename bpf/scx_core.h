@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The machine of a core: what the kernel is told about who runs there next, and until when.
+ *
+ * It follows the plan that the daemon has written for the core, counts the threads of each VM that want to run, charges
+ * what runs, asks the algorithm (slices.h) and has the core decide again when a slice is over. All of it happens under the
+ * run queue lock of that core.
+ */
+#ifndef VIOLA_SCX_CORE_H
+#define VIOLA_SCX_CORE_H
+
+#include "scx_kernel.h"
+#include "scx.h"
+
+#define STRAY (ROWS + 1)	/* a thread of no VM */
+#define SLICE_MOST (20 * MS)
+
+const volatile struct scx_knobs knobs = {
+	.credit_ls = 3 * MS,
+	.credit_batch = MS,
+	.vcpu_turn = MS,
+	.service_start = 10 * MS,
+	.starved_after = 1000 * MS,
+	.starved_turn = 100 * US,
+};
+
+struct thread {
+	u32 id;			/* VM */
+	u32 service;
+	u32 counted;		/* is in .runnable of this VM on counted_cpu */
+	u32 counted_cpu;
+	u64 since;		/* waits since then; 0: does not */
+};
+
+struct core {
+	u64 seq;		/* number of the plan it follows */
+	u64 since;		/* what runs now is charged up to then */
+	u64 began;		/* and began then */
+	u64 due;		/* has to decide by then */
+	u64 armed;		/* its timer fires then; 0: it does not */
+	u32 running;		/* row, NOBODY or STRAY */
+	u32 service;		/* what runs is a service thread */
+	u32 service_waits;	/* and one of its VM that waits is to go before it */
+	u32 last;		/* row that ran last */
+	u64 stray_since;	/* a thread of no VM waits since then; 0: none does */
+	u64 wait_since[ROWS];	/* when the row had the core last, or became runnable */
+	u32 runnable[VM_IDS];	/* threads by VM; another core takes one off that it has been given */
+	u8 row_of[VM_IDS];	/* row + 1; 0: not on this core */
+	struct slices machine;
+};
+
+struct timer {
+	struct bpf_timer timer;
+};
+
+/* The loader sets max_entries of these to CPUs; of plans to twice, of vm_stats to ROWS times as many. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct core);
+} cores SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct timer);
+} timers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, u32);
+	__type(value, struct core_plan);
+} plans SEC(".maps");
+
+/* 0: the core is not managed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} plan_seqs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ROWS);
+	__type(key, u32);
+	__type(value, struct vm_stats);
+} vm_stats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct core_stats);
+} core_stats SEC(".maps");
+
+static __always_inline u64 dsq_of(u32 cpu, u32 row)
+{
+	return (u64)cpu << 8 | row;
+}
+
+static __always_inline struct core *core_at(u32 cpu)
+{
+	u64 *seq = bpf_map_lookup_elem(&plan_seqs, &cpu);
+
+	return seq && *seq ? bpf_map_lookup_elem(&cores, &cpu) : 0;
+}
+
+static __always_inline struct core_stats *stats_at(u32 cpu)
+{
+	return bpf_map_lookup_elem(&core_stats, &cpu);
+}
+
+static __always_inline struct vm_stats *vm_stats_at(u32 cpu, u32 row)
+{
+	u32 key = cpu * ROWS + row;
+
+	return row < ROWS ? bpf_map_lookup_elem(&vm_stats, &key) : 0;
+}
+
+static __always_inline u32 row_of(const struct core *c, const struct thread *t)
+{
+	return t ? (u32)c->row_of[t->id & (VM_IDS - 1)] - 1 : NOBODY;
+}
+
+static __always_inline void kick(u32 cpu)
+{
+	struct core_stats *s = stats_at(cpu);
+
+	if (s)
+		s->kicks++;
+	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+}
+
+/* Takes the daemon's newest plan. */
+__sub int adopt(struct core *c __there, u32 cpu)
+{
+	u64 *seq = bpf_map_lookup_elem(&plan_seqs, &cpu);
+	struct core_plan *plan;
+	u64 number;
+	u32 i, key;
+
+	if (!seq || *seq == c->seq)
+		return 0;
+	number = *(volatile u64 *)seq;
+	key = cpu * 2 + (number & 1);
+	plan = bpf_map_lookup_elem(&plans, &key);
+	if (!plan)
+		return 0;
+	if (!c->seq) {
+		c->running = NOBODY;
+		c->last = NOBODY;
+		c->due = FOREVER;
+	}
+	slices_begin(&c->machine, plan->batch_slice, knobs.credit_ls, knobs.credit_batch);
+	each(i, ROWS) {
+		c->row_of[row_at(&c->machine, i)->params.id & (VM_IDS - 1)] = 0;
+	}
+	each(i, ROWS) {
+		struct vm_params *params = &plan->vms[i & (ROWS - 1)];
+		struct vm_stats *s;
+
+		slices_take(&c->machine, i, params);
+		if (params->id)
+			c->row_of[params->id & (VM_IDS - 1)] = i + 1;
+		s = vm_stats_at(cpu, i);
+		if (s && s->id != params->id) {
+			__builtin_memset(s, 0, sizeof(*s));
+			s->id = params->id;
+		}
+	}
+	c->row_of[0] = 0;
+	slices_end(&c->machine);
+	/* Not if it was written meanwhile: then once more, at the next occasion. */
+	if (*(volatile u64 *)seq == number)
+		c->seq = number;
+	return 0;
+}
+
+static __always_inline void uncount(struct thread *t)
+{
+	struct core *c = core_at(t->counted_cpu);
+
+	if (t->counted && c)
+		__sync_fetch_and_add(&c->runnable[t->counted & (VM_IDS - 1)], -1);
+	t->counted = 0;
+}
+
+/* The thread is runnable on this core, for its VM. */
+static __always_inline void count(struct core *c, struct thread *t, u32 cpu)
+{
+	u32 row, id = t->id & (VM_IDS - 1);
+
+	if (t->counted == id && t->counted_cpu == cpu)
+		return;
+	uncount(t);
+	if (!id)
+		return;
+	row = row_of(c, t);
+	if (row < ROWS && !c->runnable[id])
+		c->wait_since[row & (ROWS - 1)] = bpf_ktime_get_ns();
+	__sync_fetch_and_add(&c->runnable[id], 1);
+	t->counted = id;
+	t->counted_cpu = cpu;
+}
+
+/* Charges what runs, up to now. */
+static __always_inline void charge(struct core *c, u32 cpu, u64 now)
+{
+	struct vm_stats *s;
+	u64 ran = now - c->since;
+
+	if (c->running >= ROWS)
+		return;
+	row_at(&c->machine, c->running)->used += ran;
+	s = vm_stats_at(cpu, c->running);
+	if (s)
+		s->run += ran;
+	c->since = now;
+}
+
+/* The core has to decide at due. A timer that fires earlier is left to: it sees, and goes on. */
+static __always_inline void arm(struct core *c, u32 cpu, u64 now)
+{
+	struct timer *t;
+
+	if (knobs.no_timer || c->due == FOREVER || (c->armed && c->armed <= c->due))
+		return;
+	t = bpf_map_lookup_elem(&timers, &cpu);
+	if (t && !bpf_timer_start(&t->timer, c->due > now ? c->due - now : 0, BPF_F_TIMER_CPU_PIN))
+		c->armed = c->due;
+}
+
+static int on_timer(void *map, u32 *key, struct timer *t)
+{
+	struct core *c = core_at(*key);
+	u64 now = bpf_ktime_get_ns();
+	struct core_stats *s;
+
+	if (!c)
+		return 0;
+	c->armed = 0;
+	if (c->due == FOREVER)
+		return 0;
+	if (c->due > now) {
+		if (!bpf_timer_start(&t->timer, c->due - now, BPF_F_TIMER_CPU_PIN))
+			c->armed = c->due;
+		return 0;
+	}
+	s = stats_at(*key);
+	if (s && now - c->due > s->late_max)
+		s->late_max = now - c->due;
+	c->due = FOREVER;
+	kick(*key);
+	return 0;
+}
+
+struct choice {
+	u32 row;
+	u32 starved;
+};
+
+/* The row that runs next. */
+__sub int choose(struct core *c __there, u64 now, struct choice *out __there)
+{
+	u32 i, best = NOBODY, rank = CAPPED;
+	u64 since = 0;
+
+	out->starved = 0;
+	each(i, c->machine.n) {
+		struct vm_row *vm = row_at(&c->machine, i);
+		u64 idle = c->wait_since[i & (ROWS - 1)];
+		u32 starved;
+
+		vm->used = 0;
+		if (!vm->params.id || !vm->runnable || vm->rank == CAPPED)
+			continue;
+		if (knobs.starve_id && vm->params.id == knobs.starve_id)
+			continue;
+		if (c->running == i)
+			idle = now;
+		starved = now - idle > knobs.starved_after && c->machine.contenders > 1;
+		if (starved == out->starved ?
+		    vm->rank < rank || (vm->rank == rank && c->running != i && (c->running == best || idle >= since)) :
+		    out->starved)
+			continue;
+		best = i;
+		rank = vm->rank;
+		since = idle;
+		out->starved = starved;
+	}
+	out->row = best;
+	return 0;
+}
+
+/* Threads of no VM run when no VM wants to, or when they have waited for long. */
+__sub int stray_first(struct core *c __there, u32 cpu, u64 now, u32 row)
+{
+	u64 dsq = dsq_of(cpu, NOBODY);
+
+	if (scx_bpf_dsq_nr_queued(dsq) <= 0) {
+		c->stray_since = 0;
+		return 0;
+	}
+	if (!c->stray_since)
+		c->stray_since = now;
+	if (row < ROWS && now - c->stray_since < knobs.starved_after)
+		return 0;
+	c->stray_since = 0;
+	return to_local(dsq);
+}
+
+/* A thread of this row has the core from now on. Returns how long it may run. */
+static __always_inline u64 start(struct core *c, u32 cpu, struct thread *t, u32 row, u64 now)
+{
+	struct vm_stats *s = vm_stats_at(cpu, row);
+	struct core_stats *cs;
+	struct vm_row *vm;
+	u64 left;
+
+	c->running = row;
+	c->service = t->service;
+	if (s) {
+		s->turns++;
+		if (t->since && now > t->since) {
+			u64 waited = now - t->since;
+
+			s->waits++;
+			s->wait_sum += waited;
+			if (waited > s->wait_max)
+				s->wait_max = waited;
+		}
+	}
+	t->since = 0;
+	if (c->last != row) {
+		cs = stats_at(cpu);
+		if (cs)
+			cs->switches++;
+		c->last = row;
+	}
+	vm = row_at(&c->machine, row);
+	left = vm->budget;
+	/* It was interrupted by another class, and goes on without a decision. */
+	if (left != FOREVER)
+		left = left > vm->used + SHORTEST ? left - vm->used : SHORTEST;
+	c->due = sooner(c->due, later(now, left));
+	arm(c, cpu, now);
+	return sooner(left, SLICE_MOST);
+}
+
+/* Asks the algorithm, and says who is next. */
+static __always_inline void decide(struct core *c, u32 cpu, u64 now, struct choice *next)
+{
+	struct vm_row *vm;
+	u32 i;
+
+	charge(c, cpu, now);
+	each(i, c->machine.n) {
+		vm = row_at(&c->machine, i);
+		vm->runnable = vm->params.id && c->runnable[vm->params.id & (VM_IDS - 1)];
+	}
+	slices_decide(&c->machine, now);
+	c->due = c->machine.until;
+	choose(c, now, next);
+}
+
+#endif
