@@ -105,6 +105,7 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
         policy: Policy::Turbo {
             slice: 4 * MS,
             slot: viola_policy::turbo::TURBO_SLOT,
+            floor: viola_policy::turbo::RegularConfig::default().floor,
         },
         turbo_cores: 1,
         vms: slices

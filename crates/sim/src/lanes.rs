@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Virtual functions of the simulated NIC: `policy::lanes` decides who has one, from what the simulated meter sees.
 
+use std::collections::BTreeSet;
+
 use viola_policy::lanes::{
     Action, Config, CpuTime, Lanes, Nic, Observed, Pool, Samples, Setting, di2,
 };
@@ -8,6 +10,22 @@ use viola_policy::slices::{MS, Nanos};
 
 use crate::net::Packet;
 use crate::world::{Workload, World};
+
+pub mod compare;
+
+/// Who gives VFs out.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Giver {
+    /// `policy::lanes`.
+    #[default]
+    Policy,
+    /// Nobody after the start: the first VMs have them for good.
+    Fixed,
+    /// The next VMs have them after this time, ns, and so on.
+    Turns(Nanos),
+    /// One who knows the packets a second of each VM in each phase of this length (ns), and begins in time.
+    Oracle((Nanos, Vec<Vec<u64>>)),
+}
 
 /// How VFs are given out.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,7 +69,10 @@ struct Seen {
 /// The control loop of lanes on the simulated host.
 pub struct LaneControl {
     setup: LaneSetup,
+    giver: Giver,
     lanes: Lanes,
+    /// Who holds a VF where the policy does not decide.
+    given: BTreeSet<u32>,
     owner: usize,
     seen: Vec<Seen>,
     decided: Nanos,
@@ -66,9 +87,16 @@ const READY: u64 = 2;
 impl LaneControl {
     /// Nobody has a VF.
     pub fn new(setup: LaneSetup) -> Self {
+        Self::given_by(setup, Giver::Policy)
+    }
+
+    /// The same, given out by somebody else.
+    pub fn given_by(setup: LaneSetup, giver: Giver) -> Self {
         Self {
             lanes: Lanes::new(setup.config),
             setup,
+            giver,
+            given: BTreeSet::new(),
             owner: 0,
             seen: Vec::new(),
             decided: 0,
@@ -84,7 +112,56 @@ impl LaneControl {
         }
     }
 
+    /// Who is to have a VF from now on, where the policy does not decide.
+    fn wanted(&self, now: Nanos, vms: u32) -> Option<BTreeSet<u32>> {
+        let vfs = self.setup.vfs.min(vms);
+        match &self.giver {
+            Giver::Policy => None,
+            Giver::Fixed => Some((0..vfs).collect()),
+            Giver::Turns(every) => {
+                let turn = now / (*every).max(1);
+                let first = turn * u64::from(vfs) % u64::from(vms.max(1));
+                Some((0..vfs).map(|k| (first as u32 + k) % vms).collect())
+            }
+            Giver::Oracle((phase, rates)) => {
+                // a VF that is asked for now is there when it is attached
+                let at = ((now + self.setup.attach) / (*phase).max(1)) as usize;
+                let rate = |vm: u32| {
+                    let of = rates.get(vm as usize);
+                    of.and_then(|of| of.get(at).or(of.last()))
+                        .copied()
+                        .unwrap_or(0)
+                };
+                let mut order: Vec<u32> = (0..vms).collect();
+                order.sort_by_key(|&vm| (std::cmp::Reverse(rate(vm)), vm));
+                order.truncate(vfs as usize);
+                Some(order.into_iter().collect())
+            }
+        }
+    }
+
+    /// Gives and takes so that these have one.
+    fn give(&mut self, world: &mut World, wanted: BTreeSet<u32>) {
+        for &vm in self.given.difference(&wanted) {
+            world.nics[vm as usize].vf = false;
+        }
+        for &vm in wanted.difference(&self.given) {
+            self.switches += 1;
+            let at = world.now + self.setup.attach;
+            world.call(at, self.owner, READY + u64::from(vm));
+        }
+        self.given = wanted;
+    }
+
     fn decide(&mut self, world: &mut World) {
+        let vms = u32::try_from(world.vms.len()).unwrap_or(u32::MAX);
+        match self.wanted(world.now, vms) {
+            Some(wanted) => self.give(world, wanted),
+            None => self.decide_by_policy(world),
+        }
+    }
+
+    fn decide_by_policy(&mut self, world: &mut World) {
         world.cpus.settle(world.now);
         let window = world.now - self.decided;
         self.decided = world.now;
@@ -161,7 +238,8 @@ impl Workload for LaneControl {
             vm => {
                 // Unless it was taken away meanwhile.
                 let vm = (vm - READY) as u32;
-                let held = self.lanes.holders().any(|(_, nic)| nic.vm == vm);
+                let held =
+                    self.given.contains(&vm) || self.lanes.holders().any(|(_, nic)| nic.vm == vm);
                 world.nics[vm as usize].vf = held;
             }
         }

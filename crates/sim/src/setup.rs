@@ -46,6 +46,8 @@ pub enum Policy {
         slice: Nanos,
         /// Slot of the turbo cores, ns.
         slot: Nanos,
+        /// What a VM keeps of its regular core in each 150 ms whatever its turbo vCPU uses, ns. The papers have none.
+        floor: Nanos,
     },
 }
 
@@ -59,6 +61,7 @@ impl Policy {
     pub const VTURBO: Policy = Policy::Turbo {
         slice: 30 * MS,
         slot: TURBO_SLOT,
+        floor: 0,
     };
 
     fn scheduler(self, turbo: bool, cost: Nanos) -> Box<dyn Scheduler + Send> {
@@ -82,12 +85,13 @@ impl Policy {
             }
             Policy::Eevdf => Box::new(Eevdf::new(EevdfConfig::default())),
             Policy::Linux(config) => Box::new(Eevdf::new(config)),
-            Policy::Turbo { slice, .. } => {
+            Policy::Turbo { slice, floor, .. } => {
                 let driver = if turbo {
                     Driver::Pooled(Box::new(TurboCore::new(TurboConfig::default())))
                 } else {
                     let config = RegularConfig {
                         slice,
+                        floor,
                         ..RegularConfig::default()
                     };
                     Driver::Pooled(Box::new(RegularCore::new(config)))
@@ -187,6 +191,7 @@ impl Default for HostSetup {
             },
             costs: GuestCosts {
                 call: 2 * US,
+                wake: 0,
                 copy: 0.3,
                 send: US,
             },

@@ -13,6 +13,7 @@ use viola_sim::world::{Workload, World};
 
 const FREE: GuestCosts = GuestCosts {
     call: 0,
+    wake: 0,
     copy: 0.0,
     send: 0,
 };

@@ -89,6 +89,7 @@ impl Bed {
     pub fn costs(&self) -> GuestCosts {
         GuestCosts {
             call: self.get("call_ns") as Nanos,
+            wake: self.get("wake_ns") as Nanos,
             copy: self.get("copy_ns_per_kb") / 1000.0,
             send: self.get("send_ns") as Nanos,
         }

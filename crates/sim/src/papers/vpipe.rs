@@ -1,22 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vPipe: a cost model. A guest sends in its own turns and from what its ring still holds after them; the host always.
+//! vPipe: files sent by a guest in its turns, or by the host always; and a cost model of their CPU time.
 
-use super::{Bed, Claim, Papers, Plot};
+use viola_policy::slices::{MS, Nanos};
+
+use super::vslicer::first;
+use super::{Bed, Claim, Papers, Plot, figure, vturbo};
+use crate::work::Files;
 
 const P: &str = "003";
+const MINUTE: Nanos = 60_000 * MS;
 
 pub(super) fn run(all: &mut Papers) {
     let bed = Bed::xen_4_1();
-    let (turn, line) = (bed.get("slice_ms") / 1e3, bed.get("nic_mbit") * 1e6);
-    let ring = 256.0 * 1514.0 * 8.0;
-    let gain = |vms: f64| {
-        let round = vms * turn;
-        line / ((turn * line + ring) / round).min(line)
+    // Gain over the size of a file, on one connection, as httperf has one unless it is told otherwise.
+    let disk = bed.get("disk_mb_per_s") * 1e6;
+    let gain = |vms: usize, bytes: u64| {
+        let [guest, host] = [false, true].map(|vpipe| {
+            let mut setup = vturbo::host(&bed, vms, false, "load_percent");
+            setup.help.vpipe = vpipe;
+            let files = Files::new(0, bytes, 1, Some(disk), bed.costs());
+            let of = first(&setup, vec![Box::new(files)], MINUTE);
+            figure(&of, "served MB/s")
+        });
+        host / guest
     };
-    all.row(P, "fig 3", "lighttpd beside two VMs, most gain", "x", Claim::Value(3.4), gain(3.0)).because(
-        "a third of the time and a ring's worth after it give 2.7; that the guest also falls short of the line in its own \
-         turn, by reading the disk there, is not quantified in the text",
-    );
+    let sizes = [1e5, 1e6, 1e7, 1e8_f64];
+    let gains = sizes.map(|bytes| gain(3, bytes as u64));
+    let most = gains.iter().copied().fold(0.0, f64::max);
+    all.row(
+        P,
+        "fig 3",
+        "lighttpd beside two VMs, most gain",
+        "x",
+        Claim::Value(3.4),
+        most,
+    )
+    .because("the text names neither the disk nor how busy the neighbours are");
     let shape = "read and write cost the guest most, sendfile less, the pipe least, and the pipe costs the host least too";
     let costs = bed.costs();
     let (copy, send) = (costs.copy * 1448.0, costs.send as f64);
@@ -32,15 +51,7 @@ pub(super) fn run(all: &mut Papers) {
         Claim::Shape(shape),
         f64::from(u8::from(ordered)),
     );
-    // Either way a request waits for the VM's turn; then the guest sends in its turns, or hands over once.
-    let wait = 2.0 * turn * (2.0 * turn) / 2.0 / (3.0 * turn);
-    let small = |bytes: f64| {
-        let wire = bytes * 8.0 / line;
-        let turns = (wire / turn).ceil() - 1.0;
-        (wait + wire + turns * 2.0 * turn) / (wait + bed.get("handover_ms") / 1e3 + wire)
-    };
-    let sizes = [1e5, 1e6, 1e7, 1e8, 1e9];
-    let grows = sizes.windows(2).all(|w| small(w[1]) > small(w[0]));
+    let grows = gains.windows(2).all(|w| w[1] > w[0]);
     let shape = "the larger the file, the more is gained";
     all.row(
         P,
@@ -50,15 +61,11 @@ pub(super) fn run(all: &mut Papers) {
         Claim::Shape(shape),
         f64::from(u8::from(grows)),
     );
+    let curve = sizes.iter().map(|b| b.log10()).zip(gains).collect();
     all.plots.push(Plot {
-        title: "003 fig 3: gain of a pipe at the host, large files",
-        axes: ("VMs on the core", "x"),
-        curves: vec![(
-            "model".into(),
-            (1..=5)
-                .map(|n| (f64::from(n), gain(f64::from(n))))
-                .collect(),
-        )],
-        paper: vec![("3 VMs", 3.0, 3.4)],
+        title: "003 fig 3: lighttpd beside two VMs, gain of a pipe at the host",
+        axes: ("log10 of the file's bytes", "x"),
+        curves: vec![("model".into(), curve)],
+        paper: vec![("most", 8.0, 3.4)],
     });
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use serde::Serialize;
 use toml::Spanned;
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, MS, Nanos, US};
+use viola_policy::turbo::RegularConfig;
 
 use crate::lanes::LaneSetup;
 use viola_policy::lanes::Config as LaneConfig;
@@ -207,6 +208,7 @@ fn host(of: &file::Host) -> Result<HostSetup, Fault> {
         Scheduler::Turbo => Policy::Turbo {
             slice: slice(30_000)?,
             slot: checked(&of.slot_us, "slot_us", 100, (20, 10_000))? * US,
+            floor: RegularConfig::default().floor,
         },
     };
     let turbo = of.scheduler == Scheduler::Turbo;
@@ -257,6 +259,7 @@ fn host(of: &file::Host) -> Result<HostSetup, Fault> {
         nic,
         costs: GuestCosts {
             call: of.call_ns.unwrap_or(defaults.costs.call),
+            wake: 0,
             copy: copy / 1000.0,
             send: of.send_ns.unwrap_or(defaults.costs.send),
         },

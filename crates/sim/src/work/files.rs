@@ -13,7 +13,7 @@ use crate::world::{Workload, World};
 const CHUNK: u64 = 64 << 10;
 const WINDOW: u64 = 4;
 /// Of a file that is handed over: from the call to its first byte (bench/results/vpipe.json).
-const HANDOVER: Nanos = 1_400_000;
+const HANDOVER: Nanos = 500_000;
 /// A chunk that found a queue full is tried again after this.
 const RETRY: Nanos = MS;
 

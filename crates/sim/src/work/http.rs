@@ -19,8 +19,10 @@ pub struct Http {
     pub rate: f64,
     /// Bytes of a page.
     pub page: u32,
-    /// One way: uniform in these bounds, ns.
+    /// One way to the VM: uniform in these bounds, ns.
     pub delay: (Nanos, Nanos),
+    /// One way from it, as well.
+    pub delay_from: (Nanos, Nanos),
     /// Server's time for a page, ns.
     pub process: Nanos,
     /// Clients wait so long for a connection or for a page, then give up.
@@ -74,6 +76,7 @@ impl Http {
             rate,
             page: 5_000,
             delay,
+            delay_from: delay,
             process: 300_000,
             patience: 10_000 * MS,
             syn_retry: 3_000 * MS,
@@ -101,7 +104,7 @@ impl Http {
     }
 
     fn reply(&mut self, world: &mut World, id: u64, what: u64, bytes: u32) {
-        let delay = world.random.within(self.delay.0, self.delay.1);
+        let delay = world.random.within(self.delay_from.0, self.delay_from.1);
         let packet = Packet {
             owner: self.owner,
             tag: id << 3 | what,
@@ -114,7 +117,7 @@ impl Http {
     fn retry_at(&self, world: &mut World, id: u64, open: &Open) {
         let first = match open.stage {
             Stage::Connecting => self.syn_retry,
-            _ => RTO + 2 * self.delay.1,
+            _ => RTO + self.delay.1 + self.delay_from.1,
         };
         let at = world.now + (first << open.tries.min(6));
         world.call(at, self.owner, id << 3 | RETRY);
@@ -176,7 +179,7 @@ impl Workload for Http {
                         o.since
                     };
                     let first = if o.stage == Stage::Asked {
-                        RTO + 2 * self.delay.1
+                        RTO + self.delay.1 + self.delay_from.1
                     } else {
                         self.syn_retry
                     };

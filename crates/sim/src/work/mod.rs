@@ -28,8 +28,10 @@ use viola_policy::slices::Nanos;
 /// What a guest's own work for I/O costs. One for each testbed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GuestCosts {
-    /// A system call that moves data, with the wake-up of its process, ns.
+    /// A system call that moves data, ns.
     pub call: Nanos,
+    /// To wake the process that waited in it, ns; one that finds data did not wait.
+    pub wake: Nanos,
     /// Copying between kernel and process, ns per byte.
     pub copy: f64,
     /// Sending a packet, ns.
@@ -37,8 +39,13 @@ pub struct GuestCosts {
 }
 
 impl GuestCosts {
-    /// One call that copies so many bytes.
+    /// One call of a process that waited, which copies so many bytes.
     pub fn copying(&self, bytes: u64) -> Nanos {
+        self.wake + self.going_on(bytes)
+    }
+
+    /// One call of a process that is awake, which copies so many bytes.
+    pub fn going_on(&self, bytes: u64) -> Nanos {
         self.call + (bytes as f64 * self.copy).round() as Nanos
     }
 }
@@ -113,6 +120,17 @@ impl Jitter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_is_awake_is_not_woken() {
+        let costs = GuestCosts {
+            call: 100,
+            wake: 50,
+            copy: 0.5,
+            send: 0,
+        };
+        assert_eq!((costs.copying(1_000), costs.going_on(1_000)), (650, 600));
+    }
 
     #[test]
     fn quantiles_and_jitter_are_what_they_say() {

@@ -340,13 +340,14 @@ impl Tcp {
         }
     }
 
-    fn read_on(&mut self, world: &mut World) {
+    fn read_on(&mut self, world: &mut World, woken: bool) {
         let r = &mut self.receiver;
         if r.reading == 0 && r.queued > 0 {
             let most = (self.config.recv / u64::from(self.config.segment)).max(1);
             r.reading = r.queued.min(most);
             let bytes = r.reading * u64::from(self.config.segment);
-            let cost = self.costs.copying(bytes);
+            let wake = if woken { self.costs.wake } else { 0 };
+            let cost = wake + self.costs.going_on(bytes);
             let vcpu = world.vms[self.vm].app;
             world.work(vcpu, Level::App, cost, self.owner, 0);
         }
@@ -401,7 +402,7 @@ impl Workload for Tcp {
                 }
             }
         }
-        self.read_on(world);
+        self.read_on(world, true);
     }
 
     fn done(&mut self, world: &mut World, _tag: u64) {
@@ -423,7 +424,7 @@ impl Workload for Tcp {
             let next = self.receiver.next;
             self.acknowledge(world, next, None);
         }
-        self.read_on(world);
+        self.read_on(world, false);
     }
 
     fn at_peer(&mut self, world: &mut World, packet: Packet) {

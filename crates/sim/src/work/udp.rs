@@ -23,6 +23,8 @@ pub struct Udp {
     pub delay: Nanos,
     /// Socket's receive buffer, bytes.
     pub buffer: u64,
+    /// What the buffer is charged for a datagram beyond its payload, bytes: headers, and what the kernel keeps of it.
+    pub head: u32,
     /// Most datagrams that one piece of the process's work stands for: 1 where times matter.
     pub burst: usize,
     /// Guest's costs.
@@ -45,6 +47,7 @@ impl Udp {
             bytes: bytes.max(1),
             delay: 0,
             buffer,
+            head: 0,
             burst: 16,
             costs,
             owner: 0,
@@ -57,10 +60,12 @@ impl Udp {
         }
     }
 
-    fn read_on(&mut self, world: &mut World, vm: usize) {
+    /// `woken`: the process waited for what came.
+    fn read_on(&mut self, world: &mut World, vm: usize, woken: bool) {
         if self.reading == 0 && !self.socket.is_empty() {
             self.reading = self.socket.len().min(self.burst);
-            let cost = self.reading as u64 * self.costs.copying(u64::from(self.bytes));
+            let wake = if woken { self.costs.wake } else { 0 };
+            let cost = wake + self.reading as u64 * self.costs.going_on(u64::from(self.bytes));
             world.work(world.vms[vm].app, Level::App, cost, self.owner, vm as u64);
         }
     }
@@ -96,12 +101,12 @@ impl Workload for Udp {
     }
 
     fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
-        if (self.socket.len() as u64 + 1) * u64::from(self.bytes) > self.buffer {
+        if (self.socket.len() as u64 + 1) * u64::from(self.bytes + self.head) > self.buffer {
             self.dropped += 1;
         } else {
             self.socket.push_back(packet.tag);
         }
-        self.read_on(world, vm);
+        self.read_on(world, vm, true);
     }
 
     fn done(&mut self, world: &mut World, tag: u64) {
@@ -110,7 +115,7 @@ impl Workload for Udp {
         }
         self.read += self.reading as u64;
         self.reading = 0;
-        self.read_on(world, tag as usize);
+        self.read_on(world, tag as usize, false);
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
@@ -123,5 +128,43 @@ impl Workload for Udp {
             ("read".into(), self.read as f64),
             ("socket drops".into(), self.dropped as f64),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::{HostSetup, VmSetup};
+    use crate::world::Simulation;
+    use viola_policy::slices::MS;
+
+    #[test]
+    fn a_buffer_is_charged_for_more_than_the_payload() {
+        // The first read does not end, so that the buffer fills up.
+        let costs = GuestCosts {
+            call: 10_000 * MS,
+            ..HostSetup::default().costs
+        };
+        let setup = HostSetup {
+            vms: vec![VmSetup::default()],
+            ..HostSetup::default()
+        };
+        let held = |head: u32| {
+            let mut udp = Udp::new(0, MS, 1_000, 15_000, costs);
+            udp.head = head;
+            let mut sim: Simulation = setup.simulation(vec![Box::new(udp)], 1);
+            sim.run(1_000 * MS);
+            let figures = sim.workloads[0].figures(&sim.world);
+            let get = |name: &str| {
+                figures
+                    .iter()
+                    .find(|f| f.0 == name)
+                    .map_or(f64::NAN, |f| f.1)
+            };
+            (get("sent") - get("socket drops")).round() as i64
+        };
+        // A datagram may be under way still.
+        assert!((15..=16).contains(&held(0)), "{}", held(0));
+        assert!((10..=11).contains(&held(500)), "{}", held(500));
     }
 }

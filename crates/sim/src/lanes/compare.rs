@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The same shifting load under several ways to give out VFs: fixed, in turns, by the policy, and by one who knows what
+//! comes. The load is like that of Raccoon's section 4.5: some VMs receive much and others little, and from time to time
+//! they change places.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use viola_policy::slices::{MS, Nanos, US};
+
+use super::{Giver, LaneControl, LaneSetup};
+use crate::net::{NicCosts, Packet};
+use crate::random::Random;
+use crate::setup::{HostSetup, Policy, VmSetup};
+use crate::work::{Times, Udp};
+use crate::world::{Workload, World};
+
+/// One load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// VMs.
+    pub vms: u32,
+    /// VFs.
+    pub vfs: u32,
+    /// VMs that receive much at a time.
+    pub heavy: u32,
+    /// How often they change places, and one more.
+    pub phases: u32,
+    /// Time between two changes, ns.
+    pub phase: Nanos,
+}
+
+/// Packets a second of a VM that receives much, at least and at most.
+const HEAVY: (u64, u64) = (4_000, 10_000);
+/// Of one that does not.
+const LIGHT: (u64, u64) = (20, 80);
+/// Payload of a packet, bytes.
+const BYTES: u32 = 512;
+/// The host's time for a packet of the paravirtual path: 25,000 a second, a third of what is sent.
+const HOST_PACKET: Nanos = 40 * US;
+/// Of so many packets the time of one is noted.
+const NOTED: u64 = 16;
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Served {
+    /// Bytes sent to the VMs.
+    pub offered: u64,
+    /// Bytes that their processes have read.
+    pub bytes: u64,
+    /// Time until a packet is in the guest, median, ms.
+    pub p50_ms: f64,
+    /// The same, 99th percentile.
+    pub p99_ms: f64,
+    /// VFs given.
+    pub switches: u64,
+}
+
+impl Load {
+    /// Packets a second of each VM in each phase, at random, the same for the same seed.
+    pub fn rates(&self, seed: u64) -> Vec<Vec<u64>> {
+        let mut random = Random::new(seed);
+        let mut rates = vec![Vec::new(); self.vms as usize];
+        for _ in 0..self.phases {
+            let mut order: Vec<(u64, usize)> = (0..rates.len())
+                .map(|vm| (random.within(0, u64::MAX - 1), vm))
+                .collect();
+            order.sort_unstable();
+            for (place, (_, vm)) in order.into_iter().enumerate() {
+                let (least, most) = match place < self.heavy as usize {
+                    true => HEAVY,
+                    false => LIGHT,
+                };
+                rates[vm].push(random.within(least, most));
+            }
+        }
+        rates
+    }
+
+    /// Runs it, with as many VFs as the load says. An oracle is told the rates here.
+    pub fn run(&self, giver: Giver, setup: LaneSetup, seed: u64) -> Served {
+        let rates = self.rates(seed);
+        let cores = 8;
+        let host = HostSetup {
+            cores,
+            policy: Policy::Interleaved {
+                batch_slice: 4 * MS,
+            },
+            vms: (0..self.vms as usize)
+                .map(|vm| VmSetup {
+                    core: vm % cores,
+                    ..VmSetup::default()
+                })
+                .collect(),
+            nic: NicCosts {
+                host_packet: HOST_PACKET,
+                ..HostSetup::default().nic
+            },
+            ..HostSetup::default()
+        };
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let mut work: Vec<Box<dyn Workload + Send>> = Vec::new();
+        for (vm, rates) in rates.iter().enumerate() {
+            work.push(Box::new(Shifting::new(vm, rates, self.phase, &host, &seen)));
+        }
+        let setup = LaneSetup {
+            vfs: self.vfs,
+            ..setup
+        };
+        let giver = match giver {
+            Giver::Oracle(_) => Giver::Oracle((self.phase, rates)),
+            other => other,
+        };
+        work.push(Box::new(LaneControl::given_by(setup, giver)));
+        let switches = work.len() - 1;
+        let mut sim = host.simulation(work, seed);
+        sim.run(self.phase * u64::from(self.phases));
+        let switches = sim.workloads[switches].figures(&sim.world);
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Served {
+            offered: seen.sent * u64::from(BYTES),
+            bytes: seen.read * u64::from(BYTES),
+            p50_ms: seen.times.quantile_ms(0.5),
+            p99_ms: seen.times.quantile_ms(0.99),
+            switches: switches
+                .iter()
+                .find(|(name, _)| name == "switches")
+                .map_or(0, |(_, n)| *n as u64),
+        }
+    }
+}
+
+/// What all VMs saw.
+#[derive(Debug, Default)]
+struct Seen {
+    sent: u64,
+    read: u64,
+    came: u64,
+    times: Times,
+}
+
+/// Datagrams at a rate that changes with each phase.
+struct Shifting {
+    udp: Udp,
+    every: Vec<Nanos>,
+    phase: Nanos,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Shifting {
+    fn new(
+        vm: usize,
+        rates: &[u64],
+        phase: Nanos,
+        host: &HostSetup,
+        seen: &Arc<Mutex<Seen>>,
+    ) -> Self {
+        let every: Vec<Nanos> = rates.iter().map(|r| 1_000 * MS / r.max(&1)).collect();
+        let first = every.first().copied().unwrap_or(MS);
+        Self {
+            udp: Udp::new(vm, first, BYTES, 208 << 10, host.costs),
+            every,
+            phase,
+            seen: seen.clone(),
+        }
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Seen)) {
+        note(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Workload for Shifting {
+    fn start(&mut self, world: &mut World, owner: usize) {
+        self.udp.start(world, owner);
+    }
+
+    fn call(&mut self, world: &mut World, tag: u64) {
+        let phase = (world.now / self.phase.max(1)) as usize;
+        if let Some(every) = self.every.get(phase) {
+            self.udp.every = *every;
+        }
+        self.note(|seen| seen.sent += 1);
+        self.udp.call(world, tag);
+    }
+
+    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+        let time = world.now - packet.tag;
+        self.note(|seen| {
+            seen.came += 1;
+            if seen.came.is_multiple_of(NOTED) {
+                seen.times.push(time);
+            }
+        });
+        self.udp.received(world, vm, packet);
+    }
+
+    fn done(&mut self, world: &mut World, tag: u64) {
+        let before = self.udp.counts().2;
+        self.udp.done(world, tag);
+        let read = self.udp.counts().2 - before;
+        self.note(|seen| seen.read += read);
+    }
+
+    fn figures(&self, world: &World) -> Vec<(String, f64)> {
+        self.udp.figures(world)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOAD: Load = Load {
+        vms: 16,
+        vfs: 8,
+        heavy: 9,
+        phases: 3,
+        phase: 4_000 * MS,
+    };
+
+    fn setup() -> LaneSetup {
+        let mut setup = LaneSetup::default();
+        setup.config.hold = 500 * MS;
+        setup
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_load_with_so_many_that_receive_much() {
+        let rates = LOAD.rates(7);
+        assert_eq!(rates, LOAD.rates(7));
+        assert_ne!(rates, LOAD.rates(8));
+        for phase in 0..3 {
+            let heavy = rates.iter().filter(|r| r[phase] >= HEAVY.0).count();
+            assert_eq!(heavy, 9);
+        }
+    }
+
+    #[test]
+    fn who_knows_what_comes_serves_most_and_the_policy_is_next() {
+        let run = |giver| LOAD.run(giver, setup(), 3);
+        let fixed = run(Giver::Fixed);
+        let turns = run(Giver::Turns(1_000 * MS));
+        let policy = run(Giver::Policy);
+        let oracle = run(Giver::Oracle(Default::default()));
+        assert_eq!(fixed.switches, 8);
+        assert!(turns.switches > 80, "{turns:?}");
+        assert!(oracle.bytes >= policy.bytes, "{oracle:?} {policy:?}");
+        assert!(policy.bytes > fixed.bytes, "{policy:?} {fixed:?}");
+        assert!(policy.bytes > turns.bytes, "{policy:?} {turns:?}");
+        assert!(oracle.bytes * 100 > oracle.offered * 97, "{oracle:?}");
+    }
+
+    #[test]
+    fn it_comes_out_the_same_each_time() {
+        let run = || LOAD.run(Giver::Policy, setup(), 11);
+        assert_eq!(run(), run());
+    }
+}
