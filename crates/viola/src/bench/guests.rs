@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use viola_lab::wire::Workload;
+use viola_lab::wire::{Output, Workload};
 use viola_lab::{Guest, Lab, Paths, Spec};
 
 use super::side::lab_failure;
@@ -24,6 +24,22 @@ pub const OWN_WORK: &str = "set -e; c=/run/groups; \
     [ -d $c ] || { mkdir $c; mount -t cgroup2 none $c; echo +cpu >$c/cgroup.subtree_control; mkdir $c/own; }; \
     echo 1 >$c/own/cpu.idle; echo $$ >$c/own/cgroup.procs; \
     dd if=/dev/urandom of=/dev/null bs=1M 2>/dev/null >&2 & echo $!";
+
+/// Runs a script in a guest, for a minute at most.
+///
+/// # Errors
+/// It fails: with what it says.
+pub fn shell(guest: &Guest, script: &str) -> Outcome<Output> {
+    let output = guest.exec(&["sh", "-c", script]).map_err(lab_failure)?;
+    match output.status {
+        0 => Ok(output),
+        _ => Err(Failure::run(format!(
+            "in guest {}: {}",
+            guest.name(),
+            output.stderr.trim()
+        ))),
+    }
+}
 
 /// Names of `count` guests, the web server first.
 pub fn names(count: usize) -> Vec<String> {
@@ -129,14 +145,7 @@ impl Guests {
 
     /// Runs a line in the web server's shell; what it printed.
     fn shell(&self, line: &str) -> Outcome<String> {
-        let output = self.web().exec(&["sh", "-c", line]).map_err(lab_failure)?;
-        match output.status {
-            0 => Ok(output.stdout.trim().to_owned()),
-            _ => Err(Failure::run(format!(
-                "in guest {WEB}: {}",
-                output.stderr.trim()
-            ))),
-        }
+        Ok(shell(self.web(), line)?.stdout.trim().to_owned())
     }
 
     /// What the others have done so far: units of work, and the guest's own time in seconds. `None` for

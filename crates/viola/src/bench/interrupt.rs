@@ -28,9 +28,14 @@ pub fn watch() -> Outcome {
     Ok(())
 }
 
+/// Whether somebody asked for the end.
+pub fn asked() -> bool {
+    ASKED.load(Ordering::Relaxed)
+}
+
 /// Fails once somebody asked for the end.
 pub fn check() -> Outcome {
-    match ASKED.load(Ordering::Relaxed) {
+    match asked() {
         true => Err(Failure::run(
             "ended by a signal; guests and daemon are gone, nothing was written",
         )),

@@ -52,7 +52,7 @@ pub fn date() -> String {
 
 /// Seconds since 1970 as a date of the Gregorian calendar. Years are counted from March, so that the
 /// leap day is a year's last.
-fn date_of(seconds: u64) -> String {
+pub fn date_of(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let since_0000_03_01 = days + 719_468;
     let (era, day) = (since_0000_03_01 / 146_097, since_0000_03_01 % 146_097);

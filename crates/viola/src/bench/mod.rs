@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola bench NAME`: real guests, all sides in one run, interleaved; medians over the rounds with their spread.
 
+mod backlog;
 pub mod cell;
+mod copies;
 pub mod cpu;
+mod daemon;
+pub mod folder;
 pub mod guests;
 pub mod interrupt;
+mod lanes;
 pub mod machine;
 pub mod progress;
 pub mod result;
@@ -13,6 +18,7 @@ mod scx;
 pub mod side;
 mod slices;
 mod spawn;
+mod tool;
 pub mod trace;
 pub mod turbo;
 mod vpipe;
@@ -24,6 +30,8 @@ use clap::{Args, Subcommand};
 
 use crate::error::{Failure, Outcome};
 
+pub use backlog::backlog;
+pub use lanes::traffic;
 pub use scx::stand;
 
 /// Rounds of a full run.
@@ -62,7 +70,30 @@ pub enum Bench {
     ///
     /// Needs root, two cores and the lab's guest image (make build). About 25 minutes; the result is written to
     /// bench/results/vpipe.json when everything was measured, else to build/bench/vpipe.json.
-    Vpipe(Options),
+    Vpipe(vpipe::Vpipe),
+    /// Copies of files in emulated PCs with NVMe and virtio disks: by the guest, and by the host.
+    ///
+    /// Needs root, two cores, the lab's guest image (make build) and QEMU with its kernel (scripts/qemu-image.sh --new). About
+    /// 25 minutes; the result is written to bench/results/copies.json when everything was measured, else to
+    /// build/bench/copies.json.
+    Copies(Options),
+    /// What is served when VFs go out once and for all, in turns, by viola, or by one who knows what comes.
+    ///
+    /// In the simulator with 16 and 63 VMs, and in an emulated host with an SR-IOV NIC (scripts/qemu-image.sh --lanes) whose
+    /// time is counted in instructions; there what a switch costs, too. About twenty minutes; the result is written to
+    /// bench/results/lanes.json when everything was measured, else to build/bench/lanes.json.
+    Lanes(Options),
+    /// How long TCP segments wait on the backlog of a socket whose owner waits for its vCPU: as it is, and acknowledged early.
+    ///
+    /// Needs root, two cores, QEMU with its kernel (scripts/qemu-image.sh --new) and the guest's module
+    /// (scripts/guest-kmod.sh). About fifteen minutes; the result is written to bench/results/backlog.json when everything
+    /// was measured, else to build/bench/backlog.json.
+    Backlog(Options),
+    /// What the daemon itself takes, with 64 to 512 VMs.
+    ///
+    /// Threads stand for vCPUs. Needs root. About eleven minutes; the result is written to bench/results/daemon.json when
+    /// everything was measured, else to build/bench/daemon.json.
+    Daemon(Options),
 }
 
 /// Options of every benchmark.
@@ -121,6 +152,13 @@ pub fn run(bench: &Bench) -> Outcome {
         }
         Bench::Vread(vread) => vread::run(vread),
         Bench::Vpipe(options) => vpipe::run(options),
+        Bench::Copies(options) => copies::run(options),
+        Bench::Lanes(options) => lanes::run(options),
+        Bench::Backlog(options) => backlog::run(options),
+        Bench::Daemon(options) => {
+            need_root()?;
+            daemon::run(options)
+        }
     }
 }
 

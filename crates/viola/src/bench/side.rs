@@ -13,6 +13,7 @@ use viola_lab::Lab;
 use viola_proto::{Stage, Status};
 
 use super::cpu::{self, Look};
+use super::folder::Folder;
 use super::{interrupt, spawn};
 use crate::client::Client;
 use crate::error::{Failure, Outcome};
@@ -246,15 +247,6 @@ fn weigh(pid: u32, nice: i32) -> Outcome {
         }
     }
     Ok(())
-}
-
-/// Folder of the daemon's files, removed at the end.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 struct Daemon {

@@ -9,12 +9,13 @@
 mod stand;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
 use viola_lab::qemu::{Image, Machine, Program, Spec};
 
+use super::folder::Folder;
 use super::progress::{Progress, clock};
 use super::result::{Causes, Results};
 use super::row::{Goal, Row};
@@ -92,7 +93,8 @@ pub fn run(options: &Options) -> Outcome {
     for round in 0..rounds {
         let label = format!("round {} of {rounds}", round + 1);
         progress.step(&format!("{label}: boot"), BOOT);
-        let folder = Folder::new()?;
+        let at = std::env::temp_dir().join(format!("viola-scx-{}", std::process::id()));
+        let folder = Folder::new(at)?;
         let (host, program) = boot(&folder.0, options.core)?;
         if kernel.is_empty() {
             kernel = host.sh("uname -r").map_err(failed)?.trim().to_owned();
@@ -138,24 +140,6 @@ pub fn run(options: &Options) -> Outcome {
         text.push_str(&format!("missed: {}: {why}\n", row.name));
     }
     table::print(&text)
-}
-
-/// Sockets and disk of the guest.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Outcome<Self> {
-        let path = std::env::temp_dir().join(format!("viola-scx-{}", std::process::id()));
-        std::fs::create_dir_all(&path)
-            .map_err(|e| Failure::run(format!("{}: {e}", path.display())))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 fn failed(e: viola_lab::Error) -> Failure {

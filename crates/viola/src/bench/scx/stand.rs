@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Processes that stand for VMs share a core by one mechanism or another: what the benchmark and the test bed of
 //! sched_ext run in a guest whose kernel has it. As `viola internal stand WORDS`:
-//!
-//!     probe                             whether this kernel takes the scheduler
+//! ```text
+//!     probe                             whether this kernel takes the scheduler, and what verifying costs
 //!     run MECHANISM CPU SECONDS VM...   what each VM got, and how fast the first one answered; JSON
 //!     eject CPU                         never runs one VM, until the kernel ends the scheduler
 //!     policies PID...                   scheduling policy and CPU time (ns) of processes
-//!
+//!     vm VCPUS WORK SLEEP -name NAME    as a program called qemu-system-*: threads named as QEMU's, which work and sleep for so
+//!                                       many microseconds in turn
+//! ```
 //! MECHANISM is stock, eevdf, slots, sched_ext or tick (sched_ext without timers). VM is CLASS:KIND with further
 //! ,weight=N ,cap=PERMILLE ,micro=US ,threads=N. CLASS is ls or batch; KIND is busy (answers between two pieces of
 //! work), idle (sleeps until asked) or spin.
@@ -23,7 +25,7 @@ use viola_host::{CpuSet, Hypervisor, Thread, Vcpu, Vm, VmId, proc};
 use viola_meter::Meter;
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, Params, US};
 use viola_sched::eevdf::Eevdf;
-use viola_sched::scx::{Knobs, Scx, probe};
+use viola_sched::scx::{self, Knobs, Scx};
 use viola_sched::slots::{Helper, Slots};
 use viola_sched::{Algorithm, BATCH_SLICE, CorePlan, Mechanism, Plan, ThreadPlan, VmPlan};
 
@@ -41,8 +43,13 @@ fn carry_out(words: &[&str]) -> Outcome {
     match words {
         ["work", kind, path, threads] => work(kind, Path::new(path), threads.parse()?),
         ["probe"] => {
-            match probe() {
-                Ok(()) => println!("yes"),
+            match scx::load() {
+                Ok(ready) => {
+                    let verified = ready.verified();
+                    let all: u32 = verified.iter().map(|(_, n)| n).sum();
+                    println!("yes");
+                    println!("the verifier looked at {all} instructions: {verified:?}");
+                }
                 Err(e) => println!("no: {}", chain(&e)),
             }
             Ok(())
@@ -55,11 +62,48 @@ fn carry_out(words: &[&str]) -> Outcome {
             }
             Ok(())
         }
+        ["vm", vcpus, work, sleep, "-name", _] => vm(vcpus.parse()?, work.parse()?, sleep.parse()?),
         ["eject", cpu] => eject(cpu.parse()?),
         ["run", mechanism, cpu, seconds, vms @ ..] if !vms.is_empty() => {
             run(mechanism, cpu.parse()?, seconds.parse()?, vms)
         }
         _ => Err("this command is for tests, not for people".into()),
+    }
+}
+
+/// Ends with whoever has started it.
+fn vm(vcpus: u32, work: u64, sleep: u64) -> Outcome {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let (work, sleep) = (Duration::from_micros(work), Duration::from_micros(sleep));
+    let turns = move || {
+        loop {
+            let until = Instant::now() + work;
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            if !sleep.is_zero() {
+                std::thread::sleep(sleep);
+            }
+        }
+    };
+    // what every QEMU has
+    std::thread::Builder::new()
+        .name("IO iothread0".into())
+        .stack_size(64 << 10)
+        .spawn(park)?;
+    for i in 0..vcpus {
+        std::thread::Builder::new()
+            .name(format!("CPU {i}/TCG"))
+            .stack_size(64 << 10)
+            .spawn(turns)?;
+    }
+    park();
+    Ok(())
+}
+
+fn park() {
+    loop {
+        std::thread::park();
     }
 }
 
@@ -197,6 +241,8 @@ impl Stand {
             cgroup: None,
             cores,
             status: None,
+            uuid: None,
+            libvirt: false,
         })
     }
 }
@@ -363,7 +409,7 @@ fn run(mechanism: &str, cpu: u32, seconds: f64, specs: &[&str]) -> Outcome {
         "answer_p99_us": quantile(&trips, 0.99),
         "answer_max_us": quantile(&trips, 1.0),
     });
-    let ended: [Option<&'static str>; 2] = [scx.health().ended, slots.health().ended];
+    let ended: [Option<String>; 2] = [scx.health().ended, slots.health().ended];
     report["ended"] = ended.into_iter().flatten().collect();
     report["cost"] = cost(&scx);
     println!("{report}");

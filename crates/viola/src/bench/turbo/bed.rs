@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Four guests with two vCPUs each, and one measurement of the first.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::{CpuSet, attrs, proc};
 use viola_lab::load::{self, Client, Http, Ping, TcpRr, UdpFlood};
+use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 
-use super::{Part, Parts, Times};
+use super::files::{self, Files};
+use super::groups::Groups;
+use super::{Part, Parts, Setting, Times};
 use crate::bench::cpu::Eye;
-use crate::bench::guests::OWN_WORK;
+use crate::bench::folder::Folder;
+use crate::bench::guests::{OWN_WORK, shell};
 use crate::bench::side::{Active, Guests as Settings, Side, lab_failure};
 use crate::error::{Failure, Outcome};
 use crate::report::stats::Sorted;
@@ -18,12 +22,12 @@ use crate::report::stats::Sorted;
 /// Name of the guest that does I/O.
 const IO: &str = "io";
 /// Packets a second of the floods.
-pub(super) const RATES: [u32; 2] = [20_000, 50_000];
+pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
 /// More requests than there is time for.
 const MANY: usize = 1_000_000;
-/// Receive buffer of the guests' sockets, as viola-agent sets it for a guest with a turbo vCPU (`default_buffers`); on
-/// all sides, so that it is not what makes the difference.
+/// Receive buffer of the guest's sockets, as viola-agent sets it for a guest with a turbo vCPU (`default_buffers`).
 const BUFFER: u32 = 8 << 20;
+const BUFFERS: &str = "/proc/sys/net/core/rmem_default";
 /// Time to settle on a side.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -41,13 +45,15 @@ pub struct Reading {
     /// Such round trips a second, one after the other.
     pub rr_per_s: Option<f64>,
     /// Packets of a flood that a program received, percent of those sent, by [`RATES`].
-    pub udp: [Option<f64>; 2],
+    pub udp: [Option<f64>; RATES.len()],
     /// Bytes that a program received over TCP, MB/s.
     pub tcp: Option<f64>,
     /// Written to the disk and forced there, MB/s.
     pub disk: Option<f64>,
     /// Read from the disk, not from memory, MB/s.
     pub read: Option<f64>,
+    /// Copied into it by scp, written and read over NFS, MB/s.
+    pub files: [Option<f64>; 3],
     /// CPU of the guest over the cell, percent of a core.
     pub io_share: f64,
     /// Units of work a second that the others did.
@@ -56,62 +62,73 @@ pub struct Reading {
     pub controller: f64,
 }
 
-/// Folder of the guests' disks, removed at the end.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Running guests.
 pub struct Bed {
+    /// Its clients go before the guests do.
+    files: Option<Files>,
     lab: Lab,
     core: usize,
     load_core: usize,
     eye: Eye,
-    _folder: Folder,
+    /// Receive buffer of the guest's sockets as its kernel has it.
+    buffer: u32,
+    folder: Folder,
 }
 
 impl Bed {
     /// Boots them; they share `core`, which this process keeps off (see [`crate::bench::guests::split_cores`]).
-    pub fn boot(core: usize) -> Outcome<Self> {
+    pub(super) fn boot(core: usize, times: &Times, parts: &Parts) -> Outcome<Self> {
         let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
         let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
             .find(|c| *c != core && allowed.is_set(*c))
             .unwrap_or(0);
-        let folder = Folder(format!("/dev/shm/viola-bench.{}", std::process::id()).into());
-        std::fs::create_dir_all(&folder.0).map_err(Failure::run)?;
+        let folder = Folder::new(format!("/dev/shm/viola-bench.{}", std::process::id()).into())?;
+        let has_files = parts.0.iter().any(|part| part.is_of_files());
+        if has_files {
+            files::image(&folder.0.join("files.img"), times.file)?;
+        }
+        let files_disk = if has_files {
+            ", { image = \"files.img\" }"
+        } else {
+            ""
+        };
         let mut text = String::from("[lab]\nname = \"bench-turbo\"\n");
         for name in [IO, "vm2", "vm3", "vm4"] {
             text.push_str(&format!(
-                "\n[[guest]]\nname = \"{name}\"\ncpus = 2\ncores = [{core}]\nkernel_args = [\"viola.apps=1\", \"sysctl.net.core.rmem_default={BUFFER}\"]\n"
+                "\n[[guest]]\nname = \"{name}\"\ncpus = 2\ncores = [{core}]\nkernel_args = [\"viola.apps=1\"]\n"
             ));
-            text.push_str(if name == IO {
-                "disks = [{ image = \"io.img\", size = \"256M\" }]\n\
-                 workloads = [{ kind = \"nginx\" }, { kind = \"echo\" }, { kind = \"sink\" }]\n"
+            text.push_str(&if name == IO {
+                format!(
+                    "disks = [{{ image = \"io.img\", size = \"256M\" }}{files_disk}]\n\
+                     workloads = [{{ kind = \"nginx\" }}, {{ kind = \"echo\" }}, {{ kind = \"sink\" }}]\n"
+                )
             } else {
-                "workloads = [{ kind = \"hog\" }]\n"
+                "workloads = [{ kind = \"hog\" }]\n".into()
             });
         }
         let spec = Spec::from_toml(&text, "bench-turbo", &folder.0).map_err(lab_failure)?;
         let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
         let lab = Lab::up(&spec, &paths).map_err(lab_failure)?;
-        let bed = Self {
+        let mut bed = Self {
+            files: None,
             lab,
             core,
             load_core,
             eye: Eye::new()?,
-            _folder: folder,
+            buffer: 0,
+            folder,
         };
+        let said = bed.shell(&format!("cat {BUFFERS}"))?;
+        let failed = |e| Failure::run(format!("in guest {IO}: {BUFFERS}: {e}"));
+        bed.buffer = said.trim().parse().map_err(failed)?;
+        if has_files {
+            let (io, to) = (bed.io(), bed.address()?);
+            let started =
+                Files::start(&bed.lab, io, to, (&bed.folder.0, &paths.image), times.file)?;
+            bed.files = Some(started);
+        }
         bed.shell(OWN_WORK)?;
         Ok(bed)
-    }
-
-    /// The core that is turbo on that side: the one of the load, as there are no more.
-    pub fn turbo_core(&self) -> usize {
-        self.load_core
     }
 
     fn io(&self) -> &Guest {
@@ -119,17 +136,8 @@ impl Bed {
     }
 
     fn shell(&self, line: &str) -> Outcome<String> {
-        let output = self
-            .io()
-            .exec_for(&["sh", "-c", line], "", Duration::from_secs(60))
-            .map_err(lab_failure)?;
-        match output.status {
-            0 => Ok(output.stdout + &output.stderr),
-            _ => Err(Failure::run(format!(
-                "in guest {IO}: {}",
-                output.stderr.trim()
-            ))),
-        }
+        let output = shell(self.io(), line)?;
+        Ok(output.stdout + &output.stderr)
     }
 
     /// Version of their kernel.
@@ -159,24 +167,62 @@ impl Bed {
         Ok(())
     }
 
+    /// Neighbours that are busy, or idle; and new sockets have these buffers.
+    fn set_up(&self, setting: Setting, end: bool) -> Outcome {
+        let buffer = match setting.has_buffers() && !end {
+            true => BUFFER,
+            false => self.buffer,
+        };
+        if setting.has_buffers() {
+            self.shell(&format!("echo {buffer} > {BUFFERS}"))?;
+            self.io().stop("sink").map_err(lab_failure)?;
+            let started = self.io().start("sink", Workload::sink());
+            started.map_err(lab_failure)?;
+        }
+        if setting == Setting::Alone {
+            for guest in &self.lab.guests()[1..] {
+                match end {
+                    true => guest.start("hog", Workload::hog()).map_err(lab_failure)?,
+                    false => drop(guest.stop("hog").map_err(lab_failure)?),
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Measures everything on one side.
     pub fn measure(
         &mut self,
-        side: Side,
+        setting: Setting,
         times: &Times,
         parts: &Parts,
         seed: u64,
     ) -> Outcome<Reading> {
-        match side {
-            Side::Turbo(turbo) => self.allow(&[turbo, self.core])?,
+        self.set_up(setting, false)?;
+        let side = match setting {
+            Setting::Credit => Side::Credit,
+            // the core of the load, as there are no more
+            Setting::Turbo => Side::Turbo(self.load_core),
+            _ => Side::Stock,
+        };
+        match setting {
+            Setting::Turbo | Setting::Pinned => self.allow(&[self.load_core, self.core])?,
             _ => self.allow(&[self.core])?,
         }
+        let guests = self.lab.guests();
+        let groups = match setting {
+            Setting::Pinned => Some(Groups::pinned(guests, self.load_core, self.core)?),
+            Setting::Alone => Some(Groups::part_of_core(self.io(), guests.len() as u32)?),
+            _ => None,
+        };
         let active = Active::start(side, &Settings::equal(self.core, IO), &self.lab)?;
         std::thread::sleep(SETTLE);
-        let reading = self.read(&active, times, parts, seed);
+        let read = self.read(&active, times, parts, seed, setting != Setting::Alone);
         active.stop()?;
+        drop(groups);
         self.allow(&[self.core])?;
-        reading
+        self.set_up(setting, true)?;
+        read
     }
 
     fn read(
@@ -185,6 +231,7 @@ impl Bed {
         times: &Times,
         parts: &Parts,
         seed: u64,
+        others: bool,
     ) -> Outcome<Reading> {
         let pids: Vec<u32> = self.lab.guests().iter().map(Guest::pid).collect();
         let (before, controller, begun) = (
@@ -192,7 +239,7 @@ impl Bed {
             active.controller_ns()?,
             Instant::now(),
         );
-        let work = self.work()?;
+        let work = others.then(|| self.work()).transpose()?;
         let mut reading = Reading::default();
         self.answers(&mut reading, times, parts, seed)?;
         for (k, rate) in RATES.into_iter().enumerate() {
@@ -209,10 +256,26 @@ impl Bed {
         if parts.has(Part::Read) {
             reading.read = Some(self.read_disk(times.disk)?);
         }
+        if let Some(files) = &self.files {
+            let io = self.io();
+            for (part, figure) in [Part::Scp, Part::NfsWrite, Part::NfsRead]
+                .into_iter()
+                .zip(&mut reading.files)
+            {
+                *figure = match part {
+                    _ if !parts.has(part) => None,
+                    Part::Scp => Some(files.scp(&self.lab, io)?),
+                    Part::NfsWrite => Some(files.nfs_write(&self.lab, io)?),
+                    _ => Some(files.nfs_read(&self.lab, io)?),
+                };
+            }
+        }
         let seconds = begun.elapsed().as_secs_f64();
         let ns = active.controller_ns()?.saturating_sub(controller);
         reading.controller = ns as f64 / 1e9 / seconds;
-        reading.others = rate(&work, &self.work()?);
+        if let Some(before) = work {
+            reading.others = rate(&before, &self.work()?);
+        }
         let used = self.eye.vms(&pids)?.since(&before);
         reading.io_share = used.first().map_or(0.0, |u| u.share * 100.0);
         Ok(reading)

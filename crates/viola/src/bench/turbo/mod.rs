@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola bench turbo`: I/O of a guest with two vCPUs that is busy itself and has busy neighbours, under stock
-//! scheduling, the papers' 30 ms slices and with its first vCPU on a turbo core; and what that costs the others.
+//! scheduling, the papers' 30 ms slices and with its first vCPU on a turbo core; and what that costs the others. Beside them
+//! stand what larger buffers do by themselves, and the guest without neighbours.
 //!
 //! The programs of all guests keep to their second vCPU on every side, so that interrupts come to the first one
 //! undisturbed: without that a User Mode Linux guest would not see a packet before the program that runs there makes a
 //! system call, and the other sides would look worse than they are.
 
 mod bed;
+mod files;
+mod groups;
 mod rows;
 
 use std::time::Duration;
@@ -15,13 +18,12 @@ use bed::{Bed, Reading};
 
 use super::progress::{Progress, clock};
 use super::result::{Causes, Results};
-use super::side::Side;
 use super::{Options, guests, interrupt, row};
 use crate::error::{Failure, Outcome};
 use crate::table;
 
 /// Time to boot the guests and take them down, and to go from one side to the next.
-const BOOT: Duration = Duration::from_secs(6);
+const BOOT: Duration = Duration::from_secs(18);
 const SWITCH: Duration = Duration::from_secs(2);
 
 /// How long each part of a cell is measured.
@@ -33,14 +35,17 @@ struct Times {
     bulk: Duration,
     /// Data written to the disk, MiB.
     disk: u32,
+    /// Files copied, MiB.
+    file: u32,
 }
 
 impl Times {
     fn of(quick: bool) -> Self {
         Self {
-            answers: Duration::from_millis(if quick { 1000 } else { 2500 }),
-            bulk: Duration::from_millis(if quick { 1000 } else { 2500 }),
-            disk: if quick { 32 } else { 64 },
+            answers: Duration::from_millis(if quick { 1000 } else { 2000 }),
+            bulk: Duration::from_millis(if quick { 1000 } else { 1500 }),
+            disk: if quick { 32 } else { 48 },
+            file: if quick { 8 } else { 16 },
         }
     }
 
@@ -49,7 +54,7 @@ impl Times {
         let each = parts.0.iter().map(|part| match part {
             Part::Ping | Part::Connect | Part::RoundTrips => self.answers,
             Part::Udp(_) | Part::Tcp | Part::Read => self.bulk,
-            Part::Write => Duration::from_secs(4),
+            Part::Write | Part::Scp | Part::NfsWrite | Part::NfsRead => Duration::from_secs(3),
         });
         each.sum()
     }
@@ -66,30 +71,46 @@ enum Part {
     Tcp,
     Write,
     Read,
+    Scp,
+    NfsWrite,
+    NfsRead,
 }
 
 impl Part {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 12] = [
         Self::Ping,
         Self::Connect,
         Self::RoundTrips,
         Self::Udp(0),
         Self::Udp(1),
+        Self::Udp(2),
         Self::Tcp,
         Self::Write,
         Self::Read,
+        Self::Scp,
+        Self::NfsWrite,
+        Self::NfsRead,
     ];
+
+    /// Whether the guest needs servers for it that are no part of the lab.
+    fn is_of_files(self) -> bool {
+        matches!(self, Self::Scp | Self::NfsWrite | Self::NfsRead)
+    }
 
     fn name(self) -> &'static str {
         match self {
             Self::Ping => "ping",
             Self::Connect => "connect",
             Self::RoundTrips => "TCP_RR",
-            Self::Udp(0) => "UDP at 20,000/s",
+            Self::Udp(0) => "UDP at 5,000/s",
+            Self::Udp(1) => "UDP at 20,000/s",
             Self::Udp(_) => "UDP at 50,000/s",
             Self::Tcp => "TCP receive",
             Self::Write => "disk write",
             Self::Read => "disk read",
+            Self::Scp => "scp",
+            Self::NfsWrite => "NFS write",
+            Self::NfsRead => "NFS read",
         }
     }
 }
@@ -120,14 +141,66 @@ impl Parts {
         self.0.len() == Part::ALL.len()
     }
 
+    /// What needs no other programs of this machine.
+    fn plain() -> Self {
+        let plain = Part::ALL.into_iter().filter(|part| !part.is_of_files());
+        Self(plain.collect())
+    }
+
     fn has(&self, part: Part) -> bool {
         self.0.contains(&part)
     }
 }
 
-/// The sides, in the order of the first round. `turbo` is the turbo core.
-fn sides(turbo: usize) -> [Side; 3] {
-    [Side::Stock, Side::Credit, Side::Turbo(turbo)]
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Setting {
+    /// The kernel alone, and a guest as it comes.
+    Stock,
+    /// The same with the buffers that viola-agent gives the guest.
+    Buffers,
+    /// The papers' 30 ms slices.
+    Credit,
+    /// The kernel alone, with the placement of turbo: the first vCPUs on one core, the others on the other. Each vCPU has a
+    /// cgroup of its own, as libvirt makes them.
+    Pinned,
+    /// viola, with the agent's buffers.
+    Turbo,
+    /// No neighbours, and the part of the core that it is due beside them: what any scheduler could give it at most.
+    Alone,
+}
+
+impl Setting {
+    /// In the order of the first round and of tables.
+    const ALL: [Self; 6] = [
+        Self::Stock,
+        Self::Buffers,
+        Self::Credit,
+        Self::Pinned,
+        Self::Turbo,
+        Self::Alone,
+    ];
+    /// Those of a look.
+    const FEW: [Self; 3] = [Self::Stock, Self::Credit, Self::Turbo];
+
+    /// As tables have it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Buffers => "stock, buffers",
+            Self::Credit => "30 ms slices",
+            Self::Pinned => "pinned, buffers",
+            Self::Turbo => "turbo",
+            Self::Alone => "alone, a quarter",
+        }
+    }
+
+    fn has_buffers(self) -> bool {
+        matches!(
+            self,
+            Self::Buffers | Self::Pinned | Self::Turbo | Self::Alone
+        )
+    }
 }
 
 /// Runs it, prints the table and writes the result.
@@ -141,7 +214,8 @@ pub fn run(options: &Options) -> Outcome {
     }
     guests::split_cores(options.core)?;
     let rounds = options.rounds();
-    let (found, kernel) = measure(options.core, Times::of(options.quick), &parts, rounds)?;
+    let times = Times::of(options.quick);
+    let (found, kernel) = measure(options.core, &Setting::ALL, times, &parts, rounds)?;
     let mut results = Results::new(rounds, &kernel, found.rows());
     results.explain(&Causes::read("bench/why-turbo.toml".as_ref())?);
     let path = options.path("turbo", !options.quick && rounds >= 5 && parts.is_all());
@@ -155,9 +229,10 @@ pub fn run(options: &Options) -> Outcome {
 pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
     let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
     match there {
-        Ok(_) => Ok(measure(core, Times::of(true), &Parts::of(None), 1)?
-            .0
-            .rows()),
+        Ok(_) => {
+            let found = measure(core, &Setting::FEW, Times::of(true), &Parts::plain(), 1)?;
+            Ok(found.0.rows())
+        }
         Err(_) => Ok(Vec::new()),
     }
 }
@@ -165,23 +240,24 @@ pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
 /// Measures all sides, in another order each round; what was found, and the guests' kernel.
 fn measure(
     core: usize,
+    settings: &[Setting],
     times: Times,
     parts: &Parts,
     rounds: usize,
 ) -> Outcome<(rows::Found, String)> {
     let cell = times.cell(parts);
-    let whole = (BOOT + (SWITCH + cell) * 3) * rounds as u32;
+    let whole = (BOOT + (SWITCH + cell) * settings.len() as u32) * rounds as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("turbo: {rounds} rounds, about {}", clock(whole)));
     let mut found = rows::Found::default();
     let mut kernel = String::new();
     for round in 0..rounds {
         progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT);
-        let mut bed = Bed::boot(core)?;
+        let mut bed = Bed::boot(core, &times, parts)?;
         if kernel.is_empty() {
             kernel = bed.kernel()?;
         }
-        let mut order = sides(bed.turbo_core()).to_vec();
+        let mut order = settings.to_vec();
         let first = round % order.len();
         order.rotate_left(first);
         for side in order {
@@ -203,8 +279,9 @@ mod tests {
     #[test]
     fn parts_are_chosen_by_words_in_their_names() {
         assert!(Parts::of(None).is_all());
-        assert_eq!(Parts::of(Some("udp, disk read")).0.len(), 3);
-        assert_eq!(Parts::of(Some("UDP at 20,000")).0, [Part::Udp(0)]);
-        assert!(Parts::of(Some("scp")).is_empty());
+        assert_eq!(Parts::of(Some("udp, disk read")).0.len(), 4);
+        assert_eq!(Parts::of(Some("UDP at 20,000")).0, [Part::Udp(1)]);
+        assert_eq!(Parts::of(Some("nfs")).0, [Part::NfsWrite, Part::NfsRead]);
+        assert!(Parts::of(Some("ftp")).is_empty());
     }
 }

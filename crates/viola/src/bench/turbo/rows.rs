@@ -3,13 +3,15 @@
 
 use std::collections::BTreeMap;
 
+use super::Setting;
 use super::bed::Reading;
 use crate::bench::row::{Goal, Row};
-use crate::bench::side::Side;
 
-const STOCK: &str = "stock";
-const CREDIT: &str = "30 ms slices";
-const TURBO: &str = "turbo";
+const STOCK: &str = Setting::Stock.name();
+const BUFFERS: &str = Setting::Buffers.name();
+const CREDIT: &str = Setting::Credit.name();
+const TURBO: &str = Setting::Turbo.name();
+const ALONE: &str = Setting::Alone.name();
 
 /// What was read, by side and round.
 #[derive(Debug, Default)]
@@ -26,7 +28,7 @@ type Wanted = (
 );
 
 /// All figures. Of latencies less is better.
-const FIGURES: [Wanted; 16] = [
+const FIGURES: [Wanted; 20] = [
     (
         "ping p50",
         "ms",
@@ -73,16 +75,23 @@ const FIGURES: [Wanted; 16] = [
         None,
     ),
     (
-        "UDP received at 20,000/s",
+        "UDP received at 5,000/s",
         "%",
         |r| r.udp[0],
+        Some(Goal::AtLeast(1.0)),
+        Some(Goal::AtLeast(4.0)),
+    ),
+    (
+        "UDP received at 20,000/s",
+        "%",
+        |r| r.udp[1],
         Some(Goal::AtLeast(2.0)),
         Some(Goal::AtLeast(4.0)),
     ),
     (
         "UDP received at 50,000/s",
         "%",
-        |r| r.udp[1],
+        |r| r.udp[2],
         Some(Goal::AtLeast(2.0)),
         Some(Goal::AtLeast(4.0)),
     ),
@@ -108,6 +117,27 @@ const FIGURES: [Wanted; 16] = [
         None,
     ),
     (
+        "scp into the guest",
+        "MB/s",
+        |r| r.files[0],
+        Some(Goal::AtLeast(1.0)),
+        Some(Goal::AtLeast(1.5)),
+    ),
+    (
+        "NFS write",
+        "MB/s",
+        |r| r.files[1],
+        Some(Goal::AtLeast(1.0)),
+        Some(Goal::AtLeast(2.0)),
+    ),
+    (
+        "NFS read",
+        "MB/s",
+        |r| r.files[2],
+        Some(Goal::AtLeast(1.0)),
+        Some(Goal::AtLeast(2.0)),
+    ),
+    (
         "CPU of the guest, both cores",
         "%",
         |r| Some(r.io_share),
@@ -125,13 +155,8 @@ const FIGURES: [Wanted; 16] = [
 
 impl Found {
     /// Adds a round's reading.
-    pub fn add(&mut self, side: Side, reading: Reading) {
-        let name = match side {
-            Side::Credit => CREDIT,
-            Side::Turbo(_) => TURBO,
-            _ => STOCK,
-        };
-        self.0.entry(name).or_default().push(reading);
+    pub fn add(&mut self, setting: Setting, reading: Reading) {
+        self.0.entry(setting.name()).or_default().push(reading);
     }
 
     /// All rows.
@@ -139,7 +164,7 @@ impl Found {
         let mut rows = Vec::new();
         for (name, unit, figure, stock, credit) in FIGURES {
             let all = |suffix: &str| {
-                [STOCK, CREDIT, TURBO].into_iter().fold(
+                Setting::ALL.map(Setting::name).into_iter().fold(
                     Row::new(format!("{name}{suffix}"), unit),
                     |row, side| {
                         let readings = self.0.get(side).into_iter().flatten();
@@ -157,6 +182,11 @@ impl Found {
                     all(" against 30 ms slices").against(TURBO, CREDIT),
                     credit,
                 ));
+                let buffers = all(" against stock with such buffers").against(TURBO, BUFFERS);
+                rows.extend(buffers.ratio.is_some().then_some(buffers));
+                let alone = all(" against a quarter of the core alone").against(TURBO, ALONE);
+                let alone = alone.goal(Goal::AtLeast(0.9), TURBO);
+                rows.extend(alone.ratio.is_some().then_some(alone));
             }
         }
         rows.push(
@@ -183,13 +213,13 @@ mod tests {
     fn a_row_has_all_sides_and_its_goal() {
         let reading = |ms: f64, udp: f64| Reading {
             ping: Sorted::new(vec![ms; 10]),
-            udp: [Some(udp), Some(udp)],
+            udp: [Some(udp); 3],
             ..Reading::default()
         };
         let mut found = Found::default();
-        found.add(Side::Stock, reading(10.0, 30.0));
-        found.add(Side::Credit, reading(40.0, 10.0));
-        found.add(Side::Turbo(0), reading(1.0, 90.0));
+        found.add(Setting::Stock, reading(10.0, 30.0));
+        found.add(Setting::Credit, reading(40.0, 10.0));
+        found.add(Setting::Turbo, reading(1.0, 90.0));
         let rows = found.rows();
         let row = |name: &str| rows.iter().find(|r| r.name == name).unwrap();
         assert_eq!(

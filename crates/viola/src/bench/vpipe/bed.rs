@@ -15,9 +15,9 @@ use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 use viola_proto::pipe::shown::{self, Pipes};
 
-use super::super::interrupt;
 use super::super::side::lab_failure;
 use super::super::vread::daemon::{Daemon, head};
+use super::super::{interrupt, tool};
 use super::servers::{SOCKET, Work};
 use crate::error::{Failure, Outcome};
 
@@ -120,15 +120,11 @@ impl Ground {
         let image = folder.join("web.img");
         let _ = fs::remove_file(&image);
         fill(&image).map_err(failed)?;
-        let made = Command::new("/usr/sbin/mkfs.ext4")
-            .args(["-q", "-b", "4096", "-E", "nodiscard", "-d"])
-            .args([&tree, &image])
-            .output()
-            .map_err(failed)?;
-        if !made.status.success() {
-            let why = String::from_utf8_lossy(&made.stderr);
-            return Err(Failure::run(format!("mkfs.ext4: {}", why.trim())));
-        }
+        tool::output(
+            Command::new("/usr/sbin/mkfs.ext4")
+                .args(["-q", "-b", "4096", "-E", "nodiscard", "-d"])
+                .args([&tree, &image]),
+        )?;
         let extents = SIZES.iter().map(|size| extents(&image, *size));
         let extents = extents.collect::<Outcome<_>>()?;
         let own = Daemon::folder("-vpipe")?;
@@ -168,8 +164,8 @@ impl Ground {
         Lab::up(&spec, &Paths::find().map_err(lab_failure)?).map_err(lab_failure)
     }
 
-    /// Starts everything in the guest.
-    pub fn bed<'a>(&'a self, lab: &'a Lab) -> Outcome<Bed<'a>> {
+    /// Starts everything in the guest; for a control, both sides as they are.
+    pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<Bed<'a>> {
         let bed = Bed { ground: self, lab };
         bed.sh("mount -o noatime /dev/ubda /mnt")?;
         let agent = format!(
@@ -182,7 +178,7 @@ impl Ground {
         let host = bed.host().to_string();
         for work in Work::SERVERS {
             for side in [Side::Stock, Side::Viola] {
-                if let Some(script) = work.start(side, &host) {
+                if let Some(script) = work.start(side, &host, control) {
                     bed.sh(&script)?;
                 }
             }

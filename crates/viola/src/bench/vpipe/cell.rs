@@ -136,8 +136,8 @@ impl Cell {
         }
     }
 
-    /// Who is measured in a round, one after the other, each for [`Cell::length`] in all. What differs by less than the machine drifts
-    /// within a round, or with the core that a connection's client happens to be on, goes there and back, and more than once.
+    /// Who is measured in a round, one after the other, each for [`Cell::length`]. What differs by less than the machine drifts
+    /// within a round goes there and back, and more than once; each turn is a figure of its own.
     pub fn turns(&self, round: usize) -> Vec<Side> {
         let mut sides = self.sides();
         let by = round % sides.len();

@@ -12,13 +12,12 @@ mod times;
 mod tools;
 mod upload;
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bed::{Bed, Ground, SIZES, Side, noise, path};
+pub(super) use bed::noise;
+use bed::{Bed, Ground, SIZES, Side, path};
 use cell::Cell;
 use client::{Ask, Got, load};
 use host::Server;
@@ -27,8 +26,11 @@ use rows::{Found, Reading};
 use servers::{BACKEND, Work};
 use times::Turns;
 
+use clap::Args;
+
 use super::Options;
 use super::cpu::Eye;
+use super::guests::split_cores;
 use super::progress::{Progress, clock};
 use super::result::{Causes, Results};
 use super::row;
@@ -44,6 +46,17 @@ const FORGOTTEN: Duration = Duration::from_millis(500);
 /// Fewest hand-overs of which a hundredth is told.
 const ENOUGH: usize = 100;
 
+/// Options of `viola bench vpipe`.
+#[derive(Debug, Args)]
+pub struct Vpipe {
+    #[command(flatten)]
+    options: Options,
+    /// Both sides without the library, and only what it gives away on neither: what differs then is chance. The result goes to
+    /// build/bench/vpipe-control.json.
+    #[arg(long)]
+    control: bool,
+}
+
 /// Patterns that a comma separates; names have commas, too, with a space behind them.
 fn parts(only: &str) -> Vec<&str> {
     let ends = only.match_indices(',').map(|(at, _)| at);
@@ -58,13 +71,14 @@ fn parts(only: &str) -> Vec<&str> {
 }
 
 /// Runs it, prints the table and writes the result.
-pub fn run(options: &Options) -> Outcome {
+pub fn run(vpipe: &Vpipe) -> Outcome {
     super::need_root()?;
+    let options = &vpipe.options;
     let cells: Vec<Cell> = Cell::all()
         .into_iter()
         .filter(|cell| {
             let any = |only: &String| parts(only).iter().any(|part| cell.name().contains(part));
-            options.only.as_ref().is_none_or(any)
+            options.only.as_ref().is_none_or(any) && !(vpipe.control && cell.is_given_away())
         })
         .collect();
     if cells.is_empty() {
@@ -96,10 +110,13 @@ pub fn run(options: &Options) -> Outcome {
     let lab = lab.transpose()?;
     let bed = ground.as_ref().zip(lab.as_ref());
     let mut run = Run {
-        bed: bed.map(|(ground, lab)| ground.bed(lab)).transpose()?,
+        bed: bed
+            .map(|(ground, lab)| ground.bed(lab, vpipe.control))
+            .transpose()?,
         eye: Eye::new()?,
         busy: false,
         quick: options.quick,
+        core: options.core,
         sum: None,
         native: None,
         server: None,
@@ -107,7 +124,6 @@ pub fn run(options: &Options) -> Outcome {
     let mut found = Found::default();
     for round in 0..rounds {
         for cell in &cells {
-            let mut readings = BTreeMap::<Side, Reading>::new();
             for side in cell.turns(round) {
                 let label = format!(
                     "round {} of {rounds}: {}, {}",
@@ -117,12 +133,6 @@ pub fn run(options: &Options) -> Outcome {
                 );
                 progress.step(&label, cell.length(side, options.quick));
                 let reading = run.measure(cell, side)?;
-                match readings.entry(side) {
-                    Entry::Vacant(first) => drop(first.insert(reading)),
-                    Entry::Occupied(mut before) => before.get_mut().join(reading),
-                }
-            }
-            for (side, reading) in readings {
                 found.add(*cell, side, reading);
             }
         }
@@ -133,10 +143,11 @@ pub fn run(options: &Options) -> Outcome {
     let guests = "User Mode Linux, one with the servers and three neighbours on a core; clients and workers on any";
     let mut results = Results::new(rounds, guests, found.rows());
     results.explain(&Causes::read("bench/why-vpipe.toml".as_ref())?);
-    let path = options.path(
-        "vpipe",
-        options.only.is_none() && !options.quick && rounds >= 5,
-    );
+    let whole = options.only.is_none() && !options.quick && rounds >= 5;
+    let path = match vpipe.control {
+        true => options.path("vpipe-control", false),
+        false => options.path("vpipe", whole),
+    };
     results.write(&path)?;
     table::print(&row::table(&results.rows).text())?;
     table::print(&results.verdict(&path, "why-*.toml"))?;
@@ -152,6 +163,8 @@ struct Run<'a> {
     eye: Eye,
     busy: bool,
     quick: bool,
+    /// Of the guests.
+    core: usize,
     /// MD5 of what curl gets.
     sum: Option<String>,
     native: Option<Native>,
@@ -199,7 +212,8 @@ impl<'a> Run<'a> {
             self.serve(at, file.len())?;
         }
         // the host has its image in its cache, so the guest that sends by itself has to have the whole file in its own, too
-        if side == Side::Stock && !matches!(cell.work, Work::Proxy | Work::Upload) {
+        let by_itself = side == Side::Stock || !cell.is_given_away();
+        if by_itself && !matches!(cell.work, Work::Proxy | Work::Upload) {
             self.bed()?.sh(&format!("cat /mnt{path} > /dev/null"))?;
         }
         let once = Duration::from_millis(1);
@@ -302,7 +316,13 @@ impl<'a> Run<'a> {
         let mut seen = Seen::default();
         seen.got = match cell.work {
             Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
-                let loaded = || load(ask, cell.connections, length);
+                let loaded = || {
+                    // beside the guest or on its core: half or twice as much, whichever side it is
+                    if !cell.is_given_away() {
+                        split_cores(self.core)?;
+                    }
+                    load(ask, cell.connections, length)
+                };
                 self.bed()?.at_clients(loaded)??
             }
             Work::Native | Work::NativeWeb => return Err(Failure::run("it has no guest")),

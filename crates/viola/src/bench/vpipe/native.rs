@@ -25,8 +25,8 @@ use viola_vread::agent_worker::{self, Start};
 use viola_vread::control::{Control, Format, ImageSpec, Inbox, Limits, Order, Report, Session};
 use viola_vread::table;
 
-use super::super::interrupt;
 use super::super::side::lab_failure;
+use super::super::{interrupt, tool};
 use super::bed::{Side, path};
 use super::servers::{SOCKET, Work};
 use crate::error::{Failure, Outcome, chain};
@@ -67,7 +67,7 @@ impl Native {
             "channel = 'unix:/tmp/host'\nstatus = '/tmp/status'\n[pipe]\nfiles = ['/mnt']\nsocket = '{SOCKET}'\n"
         );
         fs::write(run.join("agent.toml"), agent).map_err(failed)?;
-        let web = [Side::Stock, Side::Viola].map(|side| Work::Lighttpd.start(side, ""));
+        let web = [Side::Stock, Side::Viola].map(|side| Work::Lighttpd.start(side, "", false));
         let web: Vec<String> = web.into_iter().flatten().collect();
         fs::write(run.join("web.sh"), web.join("\n")).map_err(failed)?;
         let (host, guest, client) = (netns()?, netns()?, netns()?);
@@ -216,16 +216,9 @@ fn netns() -> Outcome<Netns> {
 }
 
 /// Runs a tool to its end.
-fn output(tool: &str, arguments: &[&str]) -> Outcome<String> {
-    let output = Command::new(tool).args(arguments).output();
-    let output = output.map_err(|e| Failure::run(format!("{tool}: {e}")))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => {
-            let why = String::from_utf8_lossy(&output.stderr);
-            Err(Failure::run(format!("{tool}: {}", why.trim())))
-        }
-    }
+fn output(name: &str, arguments: &[&str]) -> Outcome<String> {
+    let output = tool::output(Command::new(name).args(arguments))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// An ext4 image with the files.

@@ -26,28 +26,6 @@ pub struct Reading {
     pub host: f64,
 }
 
-impl Reading {
-    /// Another turn of the same round.
-    pub fn join(&mut self, other: Self) {
-        let join = |got: &mut Got, other: Got| {
-            got.bytes += other.bytes;
-            got.seconds += other.seconds;
-            got.times_ms.extend(other.times_ms);
-        };
-        join(&mut self.got, other.got);
-        if let (Some(beside), Some(other)) = (&mut self.beside, other.beside) {
-            join(beside, other);
-        }
-        if let (Some(turns), Some(other)) = (&mut self.turns, other.turns) {
-            turns.first_ms.extend(other.first_ms);
-            turns.back_ms.extend(other.back_ms);
-            turns.unsure_ms = turns.unsure_ms.max(other.unsure_ms);
-        }
-        self.guest += other.guest;
-        self.host += other.host;
-    }
-}
-
 /// All readings.
 #[derive(Debug, Default)]
 pub struct Found(BTreeMap<Cell, BTreeMap<Side, Vec<Reading>>>);

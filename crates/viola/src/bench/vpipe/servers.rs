@@ -123,8 +123,8 @@ impl Work {
         first + side as u16
     }
 
-    /// Starts the server of one side in the guest; `host` is where the proxy finds other machines. Nothing for what is no server.
-    pub fn start(self, side: Side, host: &str) -> Option<String> {
+    /// Starts the server of one side in the guest; `host` is where the proxy finds other machines; without the library in a `control`. Nothing for what is no server.
+    pub fn start(self, side: Side, host: &str, control: bool) -> Option<String> {
         let (name, port) = (self.name(), self.port(side));
         let run = format!("/tmp/{name}-{port}");
         let library = match (self, side) {
@@ -135,7 +135,7 @@ impl Work {
             (Self::Given, Side::Viola) => {
                 format!("VIOLA_PIPE_MIN=1 {PRELOAD} VIOLA_PIPE_SOCKET={SOCKET}")
             }
-            (_, Side::Viola) => format!("{PRELOAD} VIOLA_PIPE_SOCKET={SOCKET}"),
+            (_, Side::Viola) if !control => format!("{PRELOAD} VIOLA_PIPE_SOCKET={SOCKET}"),
             _ => String::new(),
         };
         let (config, command) = match self {

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::client::{Got, PATIENCE};
+use crate::bench::tool::output;
 use crate::error::{Failure, Outcome};
 
 /// Threads of wrk, which is one for each core of a small machine.
@@ -22,24 +23,6 @@ const SCRIPT: &str = "done = function(summary, latency, requests)
     e.connect + e.read + e.write + e.status + e.timeout))
 end
 ";
-
-/// Runs a tool to its end, in the calling thread's network namespace.
-fn output(command: &mut Command) -> Outcome<Output> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            Failure::run(format!("there is no {name}: run scripts/setup.sh --bench"))
-        }
-        _ => Failure::run(format!("{name}: {e}")),
-    })?;
-    match output.status.success() {
-        true => Ok(output),
-        false => {
-            let why = String::from_utf8_lossy(&output.stderr);
-            Err(Failure::run(format!("{name}: {}", why.trim())))
-        }
-    }
-}
 
 /// What the script's line says.
 fn counted(text: &str) -> Result<Got, String> {
