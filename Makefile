@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-sim demo-vread demo-vpipe build setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -28,6 +28,9 @@ test-beds:
 	@scripts/lab-image.sh
 	@scripts/qemu-image.sh
 	@scripts/qemu-image.sh --new
+	@scripts/qemu-image.sh --lanes
+	@case "$(ARGS)" in *ack*) scripts/guest-kmod.sh ;; esac
+	@case "$(ARGS)" in *operator*) scripts/debian-image.sh && scripts/deb.sh ;; esac
 	@scripts/uml-smp.sh
 	@scripts/hadoop.sh
 	@$(rt) scripts/test-beds.sh $(ARGS)
@@ -62,8 +65,19 @@ demo-vpipe: guests clients build
 bench-vpipe: guests clients build
 	@$(viola) bench vpipe $(ARGS)
 
+## make bench-copies  copies in emulated PCs with NVMe and virtio disks: bench/results/copies.json, 25 minutes
+bench-copies: guests build
+	@scripts/qemu-image.sh --new
+	@$(viola) bench copies $(ARGS)
+
+## make bench-backlog the figures of bench/results/backlog.json, about fifteen minutes; ARGS="--quick" for a look
+bench-backlog: guests build
+	@scripts/qemu-image.sh --new
+	@scripts/guest-kmod.sh
+	@$(viola) bench backlog $(ARGS)
+
 ## make bench-turbo   the figures of bench/results/turbo.json, about twenty minutes; ARGS="--quick" for a look
-bench-turbo: guests build
+bench-turbo: guests clients build
 	@scripts/uml-smp.sh
 	@$(rt) $(viola) bench turbo $(ARGS)
 
@@ -72,6 +86,15 @@ bench-scx: guests build
 	@scripts/qemu-image.sh --new
 	@$(viola) bench scx $(ARGS)
 
+## make bench-lanes   the figures of bench/results/lanes.json, about twenty minutes; ARGS="--quick" for a look
+bench-lanes: guests build
+	@scripts/qemu-image.sh --lanes
+	@$(viola) bench lanes $(ARGS)
+
+## make bench-daemon  the figures of bench/results/daemon.json, about eleven minutes; ARGS="--quick" for a look
+bench-daemon: build
+	@$(viola) bench daemon $(ARGS)
+
 ## make bench-sim     the speed of the simulator: one host, and 100, 1,000 and 10,000
 bench-sim: build
 	@scripts/bench-sim.sh $(viola)
@@ -79,6 +102,10 @@ bench-sim: build
 ## make build         the program (target/release/viola) and the lab's guest image
 build: setup
 	@scripts/build.sh build --release -p viola
+
+## make deb           the packages viola and viola-agent, in build/deb
+deb: setup
+	@scripts/deb.sh
 
 ## make lab-image     only the guest image, in build/lab
 lab-image: setup
@@ -100,7 +127,7 @@ setup:
 guests:
 	@scripts/setup.sh --guests
 
-# wrk and curl
+# wrk, curl and ssh
 clients:
 	@scripts/setup.sh --bench
 

@@ -26,8 +26,11 @@ from_trixie=(busybox-static libc6 libcrypt1 libgcc-s1 libpcre2-8-0 libssl3t64 li
     lighttpd libnettle8t64 libxxhash0 apache2-bin libapr1t64 libaprutil1t64 libexpat1 libuuid1
     iproute2 libbpf1 libcap2 libelf1t64 libmnl0 libselinux1 libxtables12
     haproxy libjemalloc2 liblua5.4-0 libopentracing-c-wrapper0t64 libopentracing1 libstdc++6
-    coreutils libacl1 libattr1)
-recipe=4 # raise when the steps of build_image change
+    coreutils libacl1 libattr1
+    openssh-server openssh-sftp-server libwrap0 libaudit1 libcap-ng0 libpam0g libgssapi-krb5-2 libkrb5-3
+    libk5crypto3 libkrb5support0 libkeyutils1 libcom-err2 libwtmpdb0 libsqlite3-0
+    libnfs-utils libnfs14)
+recipe=5 # raise when the steps of build_image change
 
 say() { printf 'lab-image: %s\n' "$*"; }
 die() { printf 'lab-image: %s\n' "$*" >&2; exit 1; }
@@ -144,7 +147,8 @@ build_image() {
     ln -s ../bin/busybox "$root/usr/sbin/modprobe"
     mv "$root/usr/bin/linux.uml" "$new/linux.uml"
     mkdir -p "$root/usr/share/viola"
-    printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
+    printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\nsshd:x:100:65534::/run/sshd:/bin/false\n' \
+        >"$root/etc/passwd"
     printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
     printf 'passwd: files\ngroup: files\nhosts: files\n' >"$root/etc/nsswitch.conf"
     printf '127.0.0.1 localhost\n' >"$root/etc/hosts"

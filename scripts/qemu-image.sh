@@ -1,16 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# qemu-image.sh [--rdma|--new] [--update]: QEMU, and kernel and initramfs of its guests, under build/qemu.
+# qemu-image.sh [--rdma|--new|--lanes] [--update]: QEMU, and kernel and initramfs of its guests, under build/qemu.
 #
 #   scripts/qemu-image.sh           make what is missing or older than viola-guest and viola-agent
 #   scripts/qemu-image.sh --rdma    the same with Debian's ordinary kernel, which has RDMA, and its tools
 #   scripts/qemu-image.sh --new     the same with the kernel of Debian's backports
+#   scripts/qemu-image.sh --lanes   the backports' ordinary kernel, with drivers of an SR-IOV NIC, bonds and KVM
 #   scripts/qemu-image.sh --update  look in the archive for newer packages
 #
 # The kernel is that of Debian trixie, in the cloud's flavour; apt fetches it into a private state, checked against
 # the archive's signed index, and nothing of it is installed on this machine. So does QEMU itself. Programs in the guest
 # come from the lab's image (lab-image.sh). Results:
-#   build/qemu/cloud, rdma or new: vmlinuz, initrd.img   MANIFEST has their SHA-256, PACKAGES where they are from
+#   build/qemu/cloud, rdma, new or lanes: vmlinuz, initrd.img   MANIFEST has their SHA-256, PACKAGES where they are from
 #   build/qemu/program/root/usr/bin/qemu-system-x86_64
 set -euo pipefail
 umask 022
@@ -35,9 +36,18 @@ for arg in "$@"; do
             modules+=(rdma_rxe ib_uverbs rdma_ucm veth crc32_generic crc32_pclmul)
             tools=(perftest ibverbs-utils ibverbs-providers iproute2 iperf3)
             ;;
-        --new) kind=new suite=trixie-backports ;;
+        --new)
+            kind=new suite=trixie-backports
+            modules+=(veth bridge 8021q sch_netem)
+            tools=(iproute2)
+            ;;
+        --lanes)
+            kind=lanes meta=linux-image-amd64 suite=trixie-backports
+            modules+=(igb igbvf bonding net_failover veth bridge tun vfio_pci vfio_iommu_type1 kvm_amd sch_netem)
+            tools=(iproute2)
+            ;;
         --update) update=yes ;;
-        -h | --help) sed -n '3,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '3,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) die "unknown option $arg; see --help" ;;
     esac
 done
@@ -212,7 +222,13 @@ image_good() {
 }
 
 debs=$qemu/debs-$kind
-if [ $update = yes ] || ! debs_good "$debs"; then
+# Whether all tools are among the packages; an image that was made before they were asked for lacks them.
+has_tools() {
+    local tool
+    for tool in "${tools[@]}"; do grep -q " $tool " "$debs/PACKAGES" || return 1; done
+}
+
+if [ $update = yes ] || ! debs_good "$debs" || ! has_tools; then
     index
     more=()
     [ ${#tools[@]} -eq 0 ] || mapfile -t more < <(closure "${tools[@]}")

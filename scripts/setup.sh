@@ -3,7 +3,7 @@
 # setup.sh [--guests] [--test] [--bench] [--hadoop]: see that what the build needs is here; install what is missing by apt.
 #
 # Only ordinary build packages of Debian or Ubuntu; with --test also what some tests run against, with --bench
-# the clients of `viola bench vpipe`, with --hadoop what a private Hadoop takes, with --guests it asks for what
+# the clients of `viola bench vpipe` and `turbo`, with --hadoop what a private Hadoop takes, with --guests it asks for what
 # running guests takes. Quick and quiet when all is there. The lab's guests bring their own packages
 # (lab-image.sh), which are not installed.
 set -euo pipefail
@@ -28,7 +28,7 @@ for argument in "$@"; do
             packages+=(qemu-utils e2fsprogs xfsprogs btrfs-progs dmsetup) # images and file systems
             ;;
         --bench)
-            packages+=(wrk curl e2fsprogs)
+            packages+=(wrk curl openssh-client e2fsprogs)
             ;;
         --hadoop)
             # any Java from 11 on will do, and any Maven from 3.6 on

@@ -16,7 +16,12 @@ viola qemu_vread
 viola qemu_migration
 viola qemu_stream
 viola qemu_pipe
-- viola qemu_scx
+viola-vpipe vlan vms_of_equal
+viola qemu_scx
+- viola qemu_lanes
+- viola qemu_operator
+- viola qemu_ack
+- viola qemu_turbo
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::cgroup::Mounts;
 use crate::error::HostError;
+use crate::libvirt::Domain;
 use crate::netns::{self, NicFound};
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
@@ -80,6 +81,8 @@ pub struct Inventory {
     netns: Option<u64>,
     /// Other processes that work for a VM.
     lent: BTreeMap<VmId, Vec<Tid>>,
+    /// Domains of libvirt's that run, by UUID.
+    domains: BTreeMap<String, Domain>,
 }
 
 impl Inventory {
@@ -96,6 +99,7 @@ impl Inventory {
             warnings: Vec::new(),
             netns: None,
             lent: BTreeMap::new(),
+            domains: BTreeMap::new(),
         })
     }
 
@@ -122,6 +126,12 @@ impl Inventory {
     /// more by the time that it may be another's.
     pub fn lend(&mut self, lent: BTreeMap<VmId, Vec<Tid>>) {
         self.lent = lent;
+    }
+
+    /// From the next look on these are libvirt's domains, by UUID: what it says of their state holds for VMs that QMP
+    /// was not asked about, since libvirt keeps their monitors. Replaces what was said before.
+    pub fn domains(&mut self, domains: BTreeMap<String, Domain>) {
+        self.domains = domains;
     }
 
     /// An inventory of now.
@@ -362,6 +372,11 @@ impl Inventory {
                 vm.id = track.id.clone()?;
                 let backends = self.lent.get(&vm.id).into_iter().flatten();
                 vm.service.extend(backends.flat_map(|pid| backend(*pid)));
+                let domain = vm.uuid.as_ref().and_then(|uuid| self.domains.get(uuid));
+                vm.libvirt = domain.is_some();
+                if let (None, Some(domain)) = (&vm.status, domain) {
+                    vm.status = Some(domain.state.text().to_owned());
+                }
                 Some(vm)
             })
             .collect();
@@ -465,6 +480,11 @@ impl Track {
                 Kind::Uml(_) => None,
                 Kind::Qemu(qemu) => qemu.status(),
             },
+            uuid: match &self.kind {
+                Kind::Uml(_) => None,
+                Kind::Qemu(qemu) => qemu.uuid(),
+            },
+            libvirt: false,
         });
         Ok(true)
     }

@@ -4,7 +4,7 @@
 //! [`Inventory`] finds the VMs, [`attrs`] changes the scheduling of one thread and puts it back,
 //! [`counters`] reads what a VM sent, received, read and wrote, [`check`] tells what the host can do.
 //!
-//! Everything is read from procfs, sysfs, cgroupfs and, for QEMU, its QMP socket. A process that ends
+//! Everything is read from procfs, sysfs, cgroupfs and, for QEMU, its QMP socket; [`libvirt`] tells of its VMs as things happen. A process that ends
 //! while it is being looked at is an ordinary event: functions answer `None` or leave it out.
 
 pub mod attrs;
@@ -17,6 +17,7 @@ pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod inventory;
+pub mod libvirt;
 mod netns;
 pub mod proc;
 pub mod qemu;

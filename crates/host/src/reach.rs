@@ -99,6 +99,24 @@ pub fn event_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
     Ok(last.map(|path| seen_from(vm.pid, path)))
 }
 
+/// A QMP socket for plugging devices: of three or more the last but one, which neither the inventory nor
+/// [`event_socket`] uses, else the last. `None` when there is none.
+///
+/// # Errors
+/// [`HostError::Read`].
+pub fn device_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
+    let args = proc::cmdline(vm.pid)?.unwrap_or_default();
+    if vm.hypervisor != Hypervisor::Qemu || args.is_empty() {
+        return Ok(None);
+    }
+    let sockets = QemuArgs::parse(&args[1..]).qmp;
+    let wanted = match sockets.len() {
+        0..=2 => sockets.last(),
+        n => sockets.get(n - 2),
+    };
+    Ok(wanted.map(|path| seen_from(vm.pid, path)))
+}
+
 /// Connects without ever waiting: a full queue of other clients is [`io::ErrorKind::WouldBlock`]. The socket is opened
 /// by a descriptor, so that neither the length of its path nor the way through `/proc/PID/root` matters.
 ///
@@ -269,6 +287,8 @@ mod tests {
             cgroup: None,
             cores: CpuSet::new(),
             status: None,
+            uuid: None,
+            libvirt: false,
         }
     }
 

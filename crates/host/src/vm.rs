@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,22 +34,23 @@ impl fmt::Display for Hypervisor {
 
 /// `uml:NAME` or `qemu:NAME`; unique among the VMs that run now, and the same for as long as a VM lives.
 ///
-/// When a second VM of the same hypervisor has the same name, it is called `qemu:NAME@PID`.
+/// When a second VM of the same hypervisor has the same name, it is called `qemu:NAME@PID`. A copy is cheap: every
+/// snapshot has one of each.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct VmId(String);
+pub struct VmId(Arc<str>);
 
 impl VmId {
     /// The identity of the first VM with this name.
     #[must_use]
     pub fn new(hypervisor: Hypervisor, name: &str) -> Self {
-        Self(format!("{hypervisor}:{name}"))
+        Self(format!("{hypervisor}:{name}").into())
     }
 
     /// The identity of a further VM with this name.
     #[must_use]
     pub(crate) fn with_pid(hypervisor: Hypervisor, name: &str, pid: Tid) -> Self {
-        Self(format!("{hypervisor}:{name}@{pid}"))
+        Self(format!("{hypervisor}:{name}@{pid}").into())
     }
 
     /// The text form.
@@ -188,8 +190,14 @@ pub struct Vm {
     pub cgroup: Option<Cgroup>,
     /// CPUs that any of its vCPUs may run on.
     pub cores: CpuSet,
-    /// QEMU's run state as QMP names it (`running`, `paused`...); `None` when it was not asked.
+    /// QEMU's run state as QMP names it (`running`, `paused`...), or libvirt's; `None` when neither was asked.
     pub status: Option<String>,
+    /// What QEMU was told by `-uuid`.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// Whether libvirt says that it is one of its domains.
+    #[serde(default)]
+    pub libvirt: bool,
 }
 
 impl Vm {

@@ -281,21 +281,12 @@ impl Meter {
             self.disks_at = at;
         }
         for (i, (id, t)) in self.vms.iter_mut().enumerate() {
-            let mut hists = Vec::with_capacity(t.vcpus.len());
             let mut vcpus = Vec::with_capacity(t.vcpus.len());
-            for unit in &mut t.vcpus {
-                let mut hist = WaitHist::default();
-                vcpus.push(read(&self.source, unit, at, span, &mut hist));
-                hists.push(hist);
+            let hists = this_second(&mut t.waits, at, t.vcpus.len());
+            for (unit, hist) in t.vcpus.iter_mut().zip(hists) {
+                vcpus.push(read(&self.source, unit, at, span, Some(hist)));
             }
-            let service = read(
-                &self.source,
-                &mut t.service,
-                at,
-                span,
-                &mut WaitHist::default(),
-            );
-            keep_waits(&mut t.waits, at, hists);
+            let service = read(&self.source, &mut t.service, at, span, None);
             let mut total = t.traffic.unwrap_or_default();
             if let Some(nics) = nics.get(i) {
                 (
@@ -383,7 +374,13 @@ fn enrol(
     Ok(())
 }
 
-fn read(source: &Source, unit: &mut Unit, at: u64, span: u64, hist: &mut WaitHist) -> Times {
+fn read(
+    source: &Source,
+    unit: &mut Unit,
+    at: u64,
+    span: u64,
+    mut hist: Option<&mut WaitHist>,
+) -> Times {
     let mut t = Times::default();
     match source {
         Source::Acct(acct) => {
@@ -398,7 +395,11 @@ fn read(source: &Source, unit: &mut Unit, at: u64, span: u64, hist: &mut WaitHis
             t.wakes = new.wakes.saturating_sub(old.wakes);
             t.switches = new.switches.saturating_sub(old.switches);
             t.preempted = new.preempted.saturating_sub(old.preempted);
-            hist.add_difference(&new.hist, &old.hist);
+            // A wait ends when the thread is put on a core.
+            match hist.filter(|_| t.switches > 0) {
+                Some(hist) => hist.add_difference(&new.hist, &old.hist),
+                None => new.hist = old.hist,
+            }
             new.run = new.run.max(old.run);
             unit.last = new;
         }
@@ -413,7 +414,10 @@ fn read(source: &Source, unit: &mut Unit, at: u64, span: u64, hist: &mut WaitHis
                     t.run += new.run.saturating_sub(old.run);
                     t.wait += wait;
                     t.switches += switches;
-                    if switches > 0 && wait > 0 {
+                    if let Some(hist) = hist.as_deref_mut()
+                        && switches > 0
+                        && wait > 0
+                    {
                         hist.add(wait / switches, switches);
                     }
                 }
@@ -424,21 +428,21 @@ fn read(source: &Source, unit: &mut Unit, at: u64, span: u64, hist: &mut WaitHis
     t
 }
 
-fn keep_waits(waits: &mut VecDeque<(u64, Vec<WaitHist>)>, at: u64, hists: Vec<WaitHist>) {
-    match waits.back_mut() {
-        Some((second, last)) if *second == at / SECOND => {
-            for (sum, h) in last.iter_mut().zip(&hists) {
-                sum.merge(h);
-            }
-        }
-        _ => waits.push_back((at / SECOND, hists)),
-    }
-    while waits
-        .front()
-        .is_some_and(|(second, _)| second + WAIT_SECONDS as u64 <= at / SECOND)
-    {
+/// The histograms that waits of now are added to; those that are too old are dropped. Allocates once a second.
+fn this_second(
+    waits: &mut VecDeque<(u64, Vec<WaitHist>)>,
+    at: u64,
+    vcpus: usize,
+) -> &mut [WaitHist] {
+    let second = at / SECOND;
+    let is_old = |(kept, _): &(u64, Vec<WaitHist>)| kept + WAIT_SECONDS as u64 <= second;
+    while waits.front().is_some_and(is_old) {
         waits.pop_front();
     }
+    if waits.back().is_none_or(|(kept, _)| *kept != second) {
+        waits.push_back((second, vec![WaitHist::default(); vcpus]));
+    }
+    waits.back_mut().map_or(&mut [], |(_, hists)| hists)
 }
 
 fn difference(new: &Traffic, old: &Traffic) -> Traffic {
@@ -467,8 +471,8 @@ mod tests {
         for second in 0..30 {
             let mut h = WaitHist::default();
             h.add(5_000, 1);
-            keep_waits(&mut waits, second * SECOND + 1, vec![h.clone()]);
-            keep_waits(&mut waits, second * SECOND + 2, vec![h]);
+            this_second(&mut waits, second * SECOND + 1, 1)[0].merge(&h);
+            this_second(&mut waits, second * SECOND + 2, 1)[0].merge(&h);
         }
         assert_eq!(waits.len(), WAIT_SECONDS);
         assert_eq!(

@@ -4,9 +4,16 @@
 //! What an ioctl can do is done by one ([`NetDevices`]: works in the smallest guest), the rest by rtnetlink ([`ask`], [`look_up`]).
 
 mod devices;
+mod links;
 mod netlink;
 mod space;
+mod vfs;
 
 pub use devices::{MAX_NAME, NetDevices, add_veth, netmask};
-pub use netlink::{Interface, add_address, ask, interface, look_up};
+pub use links::{
+    Counters, Link, Mac, link, links, move_to, set_active_port, set_address_of, set_behind,
+    set_master, set_up,
+};
+pub use netlink::{Interface, add_address, ask, dump, interface, look_up};
 pub use space::{Netns, inside, tcp_socket};
+pub use vfs::{VfChange, VfState, set_vf, vfs};

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
@@ -84,11 +84,47 @@ pub fn look_up(message: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> 
     }
 }
 
+/// All there is of what the message asks for.
+///
+/// # Errors
+/// What the kernel answers.
+pub fn dump(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    let socket = send(message, NLM_F_REQUEST | NLM_F_DUMP)?;
+    let mut found = Vec::new();
+    loop {
+        let (bytes, _) = socket.recv_from_full()?;
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let answer = read(rest)?;
+            let length = answer.header.length as usize;
+            match answer.payload {
+                NetlinkPayload::InnerMessage(message) => found.push(message),
+                NetlinkPayload::Done(_) => return Ok(found),
+                NetlinkPayload::Error(e) => return Err(e.to_io()),
+                _ => {}
+            }
+            // messages begin at multiples of four bytes
+            let next = length.next_multiple_of(4).max(4);
+            rest = rest.get(next..).unwrap_or_default();
+        }
+    }
+}
+
 /// Sends a request; the first answer.
-fn request(
+pub(crate) fn request(
     message: RouteNetlinkMessage,
     flags: u16,
 ) -> io::Result<NetlinkPayload<RouteNetlinkMessage>> {
+    let (answer, _) = send(message, flags)?.recv_from_full()?;
+    Ok(read(&answer)?.payload)
+}
+
+fn read(bytes: &[u8]) -> io::Result<NetlinkMessage<RouteNetlinkMessage>> {
+    NetlinkMessage::deserialize(bytes)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
+}
+
+fn send(message: RouteNetlinkMessage, flags: u16) -> io::Result<Socket> {
     let mut request = NetlinkMessage::from(message);
     request.header.flags = flags;
     request.finalize();
@@ -98,10 +134,7 @@ fn request(
     let socket = Socket::new(NETLINK_ROUTE)?;
     socket.connect(&SocketAddr::new(0, 0))?;
     socket.send(&bytes, 0)?;
-    let (answer, _) = socket.recv_from_full()?;
-    let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
-    Ok(answer.payload)
+    Ok(socket)
 }
 
 /// Gives a device, by its index, one more address, which is not looked for on the network first.

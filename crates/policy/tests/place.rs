@@ -113,8 +113,11 @@ proptest! {
             let places = place(&topology, &demands, &Limits { threshold: 0.15, ..Limits::default() });
             follow(&mut demands, &places);
         }
+        // Many loads that change a little are a lot on a crowded core: all together less than what moving has to gain.
+        let all: f64 = demands.iter().zip(noise.iter().cycle()).map(|(d, n)| (d.wants * n).abs()).sum();
+        let scale = (0.02 / all.max(1e-9)).min(1.0);
         for (d, n) in demands.iter_mut().zip(noise.iter().cycle()) {
-            d.wants = (d.wants * (1.0 + n)).clamp(0.0, 1.0);
+            d.wants = (d.wants * (1.0 + n * scale)).clamp(0.0, 1.0);
         }
         let places = place(&topology, &demands, &Limits::default());
         prop_assert!(places.iter().all(|p| matches!(p.why, Why::Stays | Why::NoCore)), "{places:?}");

@@ -8,8 +8,11 @@
 //! | `GET /v1/vms/{name}` | | [`VmReport`] |
 //! | `PATCH /v1/vms/{name}` | [`Change`] | [`VmReport`] |
 //! | `GET /v1/status` | | [`Status`] |
+//! | `GET /v1/events` | | [`Events`] |
 //! | `GET /v1/vread` | | [`vread::Vread`] |
 //! | `GET /v1/pipes` | | [`pipe::shown::Pipes`] |
+//! | `GET /v1/lanes` | | [`lanes::Lanes`] |
+//! | `PATCH /v1/lanes/{name}` | [`lanes::LaneChange`] | [`lanes::Nic`] |
 //! | `POST /v1/stop`, `POST /v1/start` | | [`Done`] |
 //!
 //! Anything else, and everything that fails, is answered with a status of 400 or above and an [`Error`].
@@ -23,14 +26,17 @@
 //! (`_permille`), rates are per second (`_per_s`).
 
 pub mod agent;
+mod event;
+pub mod lanes;
 pub mod pipe;
 pub mod relay;
 mod status;
 mod vm;
 pub mod vread;
 
-pub use status::{Check, Core, Done, LeftOut, Row, RowState, Stage, Status};
-pub use vm::{Change, Class, ClassSetting, Source, Spent, VmList, VmReport};
+pub use event::{Event, EventKind, Events};
+pub use status::{Check, Core, Done, LeftOut, Libvirt, Row, RowState, Stage, Status};
+pub use vm::{Change, Class, ClassSetting, Source, Spent, Turns, VmList, VmReport};
 
 use serde::{Deserialize, Serialize};
 

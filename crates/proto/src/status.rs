@@ -44,6 +44,22 @@ pub struct Check {
     pub warnings: Vec<String>,
 }
 
+/// What libvirt tells the daemon.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Libvirt {
+    /// Whether it is asked; the configuration may forbid it.
+    pub on: bool,
+    /// Whether the connection stands.
+    pub connected: bool,
+    /// Why it does not.
+    #[serde(default)]
+    pub why: String,
+    /// Its domains that run.
+    pub domains: u64,
+    /// Events so far.
+    pub events: u64,
+}
+
 /// What the daemon is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -120,6 +136,9 @@ pub struct Status {
     pub left_out: Vec<LeftOut>,
     /// Times a mechanism ended without being asked to, since the daemon started.
     pub failures: u32,
+    /// What libvirt tells.
+    #[serde(default)]
+    pub libvirt: Libvirt,
     /// Settings and VMs of the configuration about which something is to be said.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -130,4 +149,24 @@ pub struct Status {
 pub struct Done {
     /// What was done, in one sentence.
     pub done: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After an upgrade the command line may be newer than the daemon that still runs, or older.
+    #[test]
+    fn another_versions_status_is_understood() {
+        // as 0.1.0 wrote it, with a key of a version to come
+        let text = r#"{"pid":1,"version":"0.1.0","config":"/etc/viola/viola.toml","uptime_ns":5,"interval_ns":100000000,
+            "stage":"idle","why":"no VM asks for it","mechanism":"slots","accounting":"exact","cores":[],"left_out":[],
+            "failures":0,"of_tomorrow":{"a":1}}"#;
+        let status: Status = serde_json::from_str(text).unwrap();
+        assert_eq!(status.stage, Stage::Idle);
+        assert_eq!(status.libvirt, Libvirt::default());
+        let mut now = serde_json::to_value(&status).unwrap();
+        assert!(now.as_object_mut().unwrap().remove("libvirt").is_some());
+        assert_eq!(serde_json::from_value::<Status>(now).unwrap(), status);
+    }
 }

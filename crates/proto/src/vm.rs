@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 /// How a VM is scheduled.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
@@ -16,6 +17,7 @@ pub enum Class {
 }
 
 /// What the operator asked for.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClassSetting {
@@ -30,6 +32,7 @@ pub enum ClassSetting {
 }
 
 /// Where a setting comes from.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -46,6 +49,7 @@ pub enum Source {
 }
 
 /// One VM: what it is promised, what it got, and what would help it.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
     /// Identity, for example `uml:g1`.
@@ -101,8 +105,11 @@ pub struct VmReport {
     pub by_vcpu: Vec<Spent>,
     /// Vhost, I/O and emulator threads together.
     pub service: Spent,
-    /// What schedules it: `slots`, `eevdf` or `stock`.
+    /// What schedules it: `slots`, `sched_ext`, `eevdf` or `stock`.
     pub scheduled_by: String,
+    /// What the sched_ext scheduler has counted of it since it took the VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<Turns>,
     /// Why it is not scheduled by viola although it was asked for, or other remarks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
@@ -115,7 +122,26 @@ pub struct VmReport {
     pub advice: Option<String>,
 }
 
+/// What a scheduler gave a VM, over all its cores.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turns {
+    /// Times that one of its threads was put on a core.
+    pub turns: u64,
+    /// Time they ran.
+    pub run_ns: u64,
+    /// Waits for a core that ended.
+    pub waits: u64,
+    /// Their sum.
+    pub wait_ns: u64,
+    /// The longest.
+    pub wait_max_ns: u64,
+    /// Times that it took a core from another VM when it woke.
+    pub boosts: u64,
+}
+
 /// Time of a vCPU, or of service threads, over the time measured (`measured_ns` of [`VmList`]).
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
     /// On a CPU.
@@ -136,6 +162,7 @@ pub struct Spent {
 }
 
 /// Answer to `GET /v1/vms`.
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmList {
     /// In the order of their names.

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this host can do, and what to change where it cannot.
 
+pub mod lanes;
+pub mod libvirt;
 pub mod peers;
 pub mod turbo;
 
 use viola_host::check::HostFacts;
 use viola_host::{CpuSet, Vm};
 use viola_proto::{Row, RowState};
+use viola_sched::scx::Ready;
 
 use crate::config::{MechanismChoice, Mode, Slices, Turbo, Vread};
 use crate::error::chain;
@@ -124,16 +127,15 @@ pub fn eevdf(facts: &HostFacts) -> Result<String, Obstacle> {
     Ok("shorter slices for VMs that wake; little for busy ones".into())
 }
 
-/// Whether the kernel takes the scheduler: it is loaded and dropped again, which takes a moment; or why it is not to
-/// be used.
-pub fn try_scheduler(facts: &HostFacts, turbo: &Turbo) -> Result<(), String> {
+/// Whether the kernel takes the scheduler: it is loaded, which takes a moment; or why it is not to be used.
+pub fn try_scheduler(facts: &HostFacts, turbo: &Turbo) -> Result<Ready, String> {
     if !facts.sched_ext {
         return Err("kernel built without CONFIG_SCHED_CLASS_EXT".into());
     }
     if !turbo.cores.is_empty() {
         return Err("it has no turbo cores, and [turbo] names some".into());
     }
-    viola_sched::scx::probe().map_err(|e| chain(&e))
+    viola_sched::scx::load().map_err(|e| chain(&e))
 }
 
 /// Whether the sched_ext scheduler can be had. `scheduler` is what [`try_scheduler`] said.
@@ -187,6 +189,21 @@ fn kept(slices: &Slices) -> String {
     format!("{cores} {} {verb} kept for VMs", slices.cores)
 }
 
+/// On what terms a mechanism can be had.
+pub fn terms(
+    choice: MechanismChoice,
+    facts: &HostFacts,
+    slices: &Slices,
+    accounting: &Result<(), String>,
+    scheduler: &Result<(), String>,
+) -> Result<String, Obstacle> {
+    match choice {
+        MechanismChoice::SchedExt => sched_ext(facts, slices, scheduler),
+        MechanismChoice::Eevdf => eevdf(facts),
+        MechanismChoice::Slots => slots(facts, slices, accounting),
+    }
+}
+
 /// The mechanism that `mechanism` in the configuration comes down to on this host.
 pub fn choose(
     facts: &HostFacts,
@@ -200,22 +217,12 @@ pub fn choose(
             change: None,
         });
     }
-    let of = |choice| match choice {
-        MechanismChoice::SchedExt => sched_ext(facts, slices, scheduler),
-        MechanismChoice::Eevdf => eevdf(facts),
-        MechanismChoice::Slots | MechanismChoice::Auto => slots(facts, slices, accounting),
-    };
-    if slices.mechanism != MechanismChoice::Auto {
-        return of(slices.mechanism).map(|_| slices.mechanism);
+    if let [only] = slices.mechanisms[..] {
+        return terms(only, facts, slices, accounting, scheduler).map(|_| only);
     }
     let mut reasons = Vec::new();
-    // sched_ext last: it has not been seen with VMs under the daemon yet, so it is there for who asks for it
-    for choice in [
-        MechanismChoice::Slots,
-        MechanismChoice::Eevdf,
-        MechanismChoice::SchedExt,
-    ] {
-        match of(choice) {
+    for &choice in &slices.mechanisms {
+        match terms(choice, facts, slices, accounting, scheduler) {
             Ok(_) => return Ok(choice),
             Err(o) => reasons.push(format!("{}: {}", choice.name(), o.sentence())),
         }
@@ -340,10 +347,18 @@ fn inventory(vms: &[Vm]) -> Row {
     }
     let kinds: Vec<String> = kinds.iter().map(|(k, n)| format!("{n} {k}")).collect();
     let readable = vms.iter().filter(|vm| !vm.vcpus.is_empty()).count();
+    let told = vms.iter().filter(|vm| vm.libvirt).count();
+    let told = match told {
+        0 => String::new(),
+        n => format!(" ({n} of libvirt)"),
+    };
     let why = if vms.is_empty() {
         "no UML or QEMU guest runs here".to_owned()
     } else {
-        format!("{}; vCPU threads of {readable} are known", kinds.join(", "))
+        format!(
+            "{}{told}; vCPU threads of {readable} are known",
+            kinds.join(", ")
+        )
     };
     Row {
         name: "VMs".into(),
@@ -486,6 +501,9 @@ mod tests {
         assert_eq!(choice(&f, &only, &Ok(())), Ok(MechanismChoice::SchedExt));
         let said = choice(&f, &only, &refused).unwrap_err().sentence();
         assert!(said.contains("refused"), "{said}");
+        let first = slices("cores = \"1\"\nmechanism = [\"sched_ext\", \"eevdf\"]");
+        assert_eq!(choice(&f, &first, &Ok(())), Ok(MechanismChoice::SchedExt));
+        assert_eq!(choice(&f, &first, &refused), Ok(MechanismChoice::Eevdf));
         assert!(why(sched_ext(&f, &paper, &Ok(()))).contains("mode interleaved"));
         let turbo = Config::parse(
             Path::new("v.toml"),
@@ -493,8 +511,8 @@ mod tests {
         )
         .unwrap()
         .turbo;
-        assert!(try_scheduler(&f, &turbo).unwrap_err().contains("[turbo]"));
-        let said = try_scheduler(&facts("6.18.1"), &turbo).unwrap_err();
+        assert!(try_scheduler(&f, &turbo).err().unwrap().contains("[turbo]"));
+        let said = try_scheduler(&facts("6.18.1"), &turbo).err().unwrap();
         assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
     }
 

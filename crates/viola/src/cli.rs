@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line. The long help texts are the text of the man page.
 
+mod internal;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use viola_proto::ClassSetting;
+use viola_proto::lanes::LaneSetting;
 
 use crate::config;
+
+pub use internal::Internal;
 
 /// Fast I/O for virtual machines that share few cores.
 ///
@@ -63,7 +68,7 @@ pub enum Command {
     Check(Check),
     /// Show all VMs: what they are promised, what they got, how long they waited.
     ///
-    /// NAME, CLASS (ls or batch; a * when the meter chose it), CORES that the vCPUs may run on, SHARE that the
+    /// NAME, CLASS (ls or batch; a * when the meter chose it), BY what it is scheduled, CORES that the vCPUs may run on, SHARE that the
     /// weight stands for when everybody is busy and USED in the last second, both in percent of those cores, WAIT
     /// as part of the time the VM wanted to run, P99 WAIT that 99 of 100 waits did not exceed in the last 10 s,
     /// NET and DISK traffic, and HELP: accelerators that would help this VM and that it does not have. slices: class ls
@@ -72,6 +77,19 @@ pub enum Command {
     ///
     /// Without a daemon it measures for one second by itself, and says so; HELP takes a daemon.
     Vms(Vms),
+    /// Watch all VMs on a terminal, or look at a recording.
+    ///
+    /// The table of `viola vms` once a second, with what the daemon did and when. Keys: arrows choose a VM, Enter shows
+    /// its history, s and r sort, / filters, e shows all events, space holds still, ? helps, q ends. With --replay: left
+    /// and right step (PgUp and PgDn by a minute's worth), Home and End, + and - for the speed, space to go on.
+    ///
+    /// While the daemon is gone it says so and goes on trying.
+    Top(Top),
+    /// Write down what the daemon shows, for viola top --replay.
+    ///
+    /// A line of JSON each second: 0.5 to 1 kB for each VM. A recording that is there is gone on with; any other file is left
+    /// alone. Ends on Ctrl-C, SIGTERM, or after --for; while the daemon is gone it notes that and goes on trying.
+    Record(Record),
     /// Change how one VM is scheduled, at once.
     ///
     /// What is not named stays as it is. The change holds until the daemon ends, and for ever with --keep; the
@@ -103,6 +121,13 @@ pub enum Command {
     /// from the disk image. The book's page on vpipe tells what the VM needs.
     #[command(subcommand)]
     Pipe(Pipe),
+    /// Show who has which VF of an SR-IOV NIC, and why.
+    ///
+    /// The few virtual functions (VFs) of a NIC go to the guests that gain most from them ([lanes] in the configuration),
+    /// and come back without a lost connection. Shown are the NICs, all guests in their networks with IF, the measure by
+    /// which VFs are given, and DI2, and the last switches with their reasons. The book's page on lanes tells what a
+    /// guest needs.
+    Lanes(VreadArgs),
     /// Make and show the key by which other hosts know this one.
     ///
     /// A host that reads blocks of another one, or serves its own, has a key of its own, and knows the others by the
@@ -188,7 +213,7 @@ pub enum Pipe {
     Ls(VreadArgs),
 }
 
-/// Options of `vread ls`, `vread stat` and `pipe ls`.
+/// Options of `vread ls`, `vread stat`, `pipe ls` and `lanes`.
 #[derive(Debug, Args)]
 pub struct VreadArgs {
     /// Print JSON.
@@ -258,9 +283,37 @@ pub struct Vms {
     pub socket: Socket,
 }
 
+/// Options of `top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// A recording to look at, instead of a daemon.
+    #[arg(long, value_name = "FILE")]
+    pub replay: Option<PathBuf>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
+/// Options of `record`.
+#[derive(Debug, Args)]
+pub struct Record {
+    /// Where to write.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Time between two lines, 100ms to 3600s.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub interval: String,
+    /// How long; without it until Ctrl-C.
+    #[arg(long = "for", value_name = "TIME")]
+    pub length: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub socket: Socket,
+}
+
 /// Options of `set`.
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("change").args(["class", "microslice", "weight", "cap", "reset"]).required(true).multiple(true)))]
+#[command(group(clap::ArgGroup::new("change").args(["class", "microslice", "weight", "cap", "lane", "reset"]).required(true).multiple(true)))]
 pub struct Set {
     /// Name of the VM, or its identity (uml:NAME, qemu:NAME) when several have that name.
     pub vm: String,
@@ -277,6 +330,9 @@ pub struct Set {
     /// Most that the VM may use, in percent of one core: 1% to 100% per vCPU; none lifts it.
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub cap: Option<String>,
+    /// Whether it may have a VF: auto, while it gains more from one than others; pin, before all others; never.
+    #[arg(long, value_parser = lane)]
+    pub lane: Option<LaneSetting>,
     /// Let the change survive a restart of the daemon.
     #[arg(long)]
     pub keep: bool,
@@ -404,26 +460,6 @@ impl Socket {
     }
 }
 
-/// Processes of the slot mechanism.
-#[derive(Debug, Subcommand)]
-pub enum Internal {
-    /// Watches the slot controller, from another core.
-    SlotsWatchdog {
-        /// What the daemon tells it.
-        json: String,
-    },
-    /// Gives the cores to the VMs, one real-time thread per core.
-    SlotsController {
-        /// What the watchdog tells it.
-        json: String,
-    },
-    /// Processes that stand for VMs, in guests of tests and benchmarks.
-    Stand {
-        /// What they do.
-        words: Vec<String>,
-    },
-}
-
 fn class(text: &str) -> Result<ClassSetting, String> {
     match text {
         "ls" => Ok(ClassSetting::Ls),
@@ -431,6 +467,15 @@ fn class(text: &str) -> Result<ClassSetting, String> {
         "auto" => Ok(ClassSetting::Auto),
         "turbo" => Ok(ClassSetting::Turbo),
         _ => Err("ls, batch, turbo or auto is allowed".into()),
+    }
+}
+
+fn lane(text: &str) -> Result<LaneSetting, String> {
+    match text {
+        "auto" => Ok(LaneSetting::Auto),
+        "pin" => Ok(LaneSetting::Pin),
+        "never" => Ok(LaneSetting::Never),
+        _ => Err("auto, pin or never is allowed".into()),
     }
 }
 

@@ -14,10 +14,12 @@ use viola_sim::toml_text::{explain, line_of};
 
 use crate::quantities::{self, BadQuantity};
 
+pub mod lanes;
 pub mod pipe;
 pub mod turbo;
 pub mod vread;
 
+pub use lanes::{Lanes, VmLane};
 pub use pipe::VmPipe;
 pub use turbo::Turbo;
 pub use vread::{Transport, VmVread, Vread};
@@ -65,6 +67,8 @@ pub struct Config {
     pub turbo: Turbo,
     /// `[vread]`
     pub vread: Vread,
+    /// `[lanes]`
+    pub lanes: Lanes,
     /// `[[vm]]`, in the order of the file.
     pub vms: Vec<VmConfig>,
 }
@@ -89,6 +93,8 @@ pub struct Daemon {
     pub run_dir: PathBuf,
     /// Which VMs there are for it.
     pub vms: Whose,
+    /// Whether libvirt is asked what happens to its VMs.
+    pub libvirt: bool,
 }
 
 /// VMs that the daemon looks at.
@@ -111,25 +117,30 @@ impl Default for Daemon {
             state_dir: "/var/lib/viola".into(),
             run_dir: DEFAULT_RUN_DIR.into(),
             vms: Whose::All,
+            libvirt: true,
         }
     }
 }
 
-/// Which mechanism is to be used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A mechanism that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MechanismChoice {
-    /// The best one that this host has.
-    #[default]
-    Auto,
-    /// A scheduler in BPF or nothing.
+    /// A scheduler in BPF.
     #[serde(rename = "sched_ext")]
     SchedExt,
-    /// Real-time slots or nothing.
+    /// Real-time slots.
     Slots,
-    /// EEVDF slices or nothing.
+    /// EEVDF slices.
     Eevdf,
 }
+
+/// What `auto` means. sched_ext last: the fair class goes before it, which not every host wants.
+const AUTO: [MechanismChoice; 3] = [
+    MechanismChoice::Slots,
+    MechanismChoice::Eevdf,
+    MechanismChoice::SchedExt,
+];
 
 impl MechanismChoice {
     /// Whether it gives whole cores to VMs, whose threads are then kept there.
@@ -141,7 +152,7 @@ impl MechanismChoice {
     pub fn name(self) -> &'static str {
         match self {
             Self::SchedExt => "sched_ext",
-            Self::Slots | Self::Auto => "slots",
+            Self::Slots => "slots",
             Self::Eevdf => "eevdf",
         }
     }
@@ -165,8 +176,8 @@ pub enum Mode {
 pub struct Slices {
     /// Whether anything is scheduled at all.
     pub enabled: bool,
-    /// By which means.
-    pub mechanism: MechanismChoice,
+    /// By which means: the first of these that can be had.
+    pub mechanisms: Vec<MechanismChoice>,
     /// Cores set aside for VMs.
     pub cores: CpuSet,
     /// By which algorithm.
@@ -198,6 +209,8 @@ pub struct VmConfig {
     pub vread: VmVread,
     /// `[vm.pipe]`
     pub pipe: Option<VmPipe>,
+    /// `[vm.lane]`
+    pub lane: VmLane,
     /// Line of its cap, or of its name.
     line: usize,
 }
@@ -252,6 +265,7 @@ impl Config {
                 cap: vm.cap.map(|c| c.into_inner().0),
                 vread: vm.vread,
                 pipe: vm.pipe,
+                lane: vm.lane,
                 line,
             });
         }
@@ -265,7 +279,7 @@ impl Config {
             daemon: raw.daemon,
             slices: Slices {
                 enabled: s.enabled,
-                mechanism: s.mechanism,
+                mechanisms: s.mechanism,
                 cores: s.cores.map(|c| c.into_inner().0).unwrap_or_default(),
                 mode: s.mode,
                 batch_slice: s.batch_slice,
@@ -279,6 +293,7 @@ impl Config {
                 raw.turbo.checked(line)
             },
             vread: raw.vread.checked().map_err(|(span, what)| at(span, what))?,
+            lanes: raw.lanes.checked().map_err(|(span, what)| at(span, what))?,
             vms,
         })
     }
@@ -349,6 +364,8 @@ struct Raw {
     #[serde(default)]
     vread: vread::Raw,
     #[serde(default)]
+    lanes: lanes::Raw,
+    #[serde(default)]
     vm: Vec<RawVm>,
 }
 
@@ -356,7 +373,8 @@ struct Raw {
 #[serde(deny_unknown_fields, default)]
 struct RawSlices {
     enabled: bool,
-    mechanism: MechanismChoice,
+    #[serde(deserialize_with = "mechanisms")]
+    mechanism: Vec<MechanismChoice>,
     cores: Option<Spanned<Cores>>,
     mode: Mode,
     #[serde(deserialize_with = "batch_slice")]
@@ -369,7 +387,7 @@ impl Default for RawSlices {
     fn default() -> Self {
         Self {
             enabled: true,
-            mechanism: MechanismChoice::default(),
+            mechanism: AUTO.to_vec(),
             cores: None,
             mode: Mode::default(),
             batch_slice: None,
@@ -392,6 +410,40 @@ struct RawVm {
     #[serde(default)]
     vread: VmVread,
     pipe: Option<VmPipe>,
+    #[serde(default)]
+    lane: VmLane,
+}
+
+/// A name, `auto`, or a list of names.
+fn mechanisms<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<MechanismChoice>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        One(String),
+        Several(Vec<String>),
+    }
+    let wrong = || {
+        <D::Error as de::Error>::custom(
+            "mechanism is auto, sched_ext, slots or eevdf, or a list of the last three such as [\"sched_ext\", \"eevdf\"]",
+        )
+    };
+    let names = match Names::deserialize(d).map_err(|_| wrong())? {
+        Names::One(name) if name == "auto" => return Ok(AUTO.to_vec()),
+        Names::One(name) => vec![name],
+        Names::Several(names) => names,
+    };
+    let mut all = Vec::new();
+    for name in names {
+        let found = AUTO.into_iter().find(|m| m.name() == name);
+        let found = found.ok_or_else(wrong)?;
+        if !all.contains(&found) {
+            all.push(found);
+        }
+    }
+    match all.is_empty() {
+        true => Err(wrong()),
+        false => Ok(all),
+    }
 }
 
 struct Cores(CpuSet);

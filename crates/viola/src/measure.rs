@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use viola_host::{CpuSet, VmId};
-use viola_meter::{Meter, Snapshot, Times, Traffic, VmSample};
+use viola_meter::{Snapshot, Times, Traffic, VmSample, WaitHist};
 use viola_proto::Spent;
 
 /// Time over which times and packets are taken.
@@ -17,7 +17,9 @@ const DISK_WINDOW: u64 = 5_000_000_000;
 pub struct Recent {
     /// Length, ns; 0 before the first snapshot.
     pub span: u64,
-    vms: BTreeMap<VmId, VmSample>,
+    /// In the order of identities, as in a snapshot.
+    vms: Vec<VmSample>,
+    /// Those that read or wrote.
     disk: BTreeMap<VmId, f64>,
 }
 
@@ -29,19 +31,16 @@ impl Recent {
         for snapshot in history.iter().rev() {
             if recent.span < WINDOW {
                 recent.span += snapshot.span;
-                for vm in &snapshot.vms {
-                    match recent.vms.get_mut(&vm.id) {
-                        Some(sum) => add(sum, vm),
-                        None => {
-                            recent.vms.insert(vm.id.clone(), vm.clone());
-                        }
-                    }
+                for (i, vm) in snapshot.vms.iter().enumerate() {
+                    recent.take(i, vm);
                 }
             }
             disk_span += snapshot.span;
             for vm in &snapshot.vms {
-                *recent.disk.entry(vm.id.clone()).or_default() +=
-                    (vm.traffic.disk_read + vm.traffic.disk_written) as f64;
+                let bytes = vm.traffic.disk_read + vm.traffic.disk_written;
+                if bytes > 0 {
+                    *recent.disk.entry(vm.id.clone()).or_default() += bytes as f64;
+                }
             }
             if disk_span >= DISK_WINDOW {
                 break;
@@ -52,9 +51,22 @@ impl Recent {
         recent
     }
 
+    /// Adds a sample; `likely` is its place unless VMs came or went since.
+    fn take(&mut self, likely: usize, vm: &VmSample) {
+        let place = match self.vms.get(likely) {
+            Some(sum) if sum.id == vm.id => Ok(likely),
+            _ => self.vms.binary_search_by(|s| s.id.cmp(&vm.id)),
+        };
+        match place {
+            Ok(at) => add(&mut self.vms[at], vm),
+            Err(at) => self.vms.insert(at, vm.clone()),
+        }
+    }
+
     /// What a VM spent, if it was there.
     pub fn vm(&self, id: &VmId) -> Option<&VmSample> {
-        self.vms.get(id)
+        let at = self.vms.binary_search_by(|s| s.id.cmp(id)).ok()?;
+        Some(&self.vms[at])
     }
 
     /// Bytes per second that a VM read and wrote.
@@ -72,7 +84,8 @@ impl Recent {
     }
 }
 
-fn add(sum: &mut VmSample, more: &VmSample) {
+/// Adds up two samples of a VM; of vCPUs those that both have.
+pub fn add(sum: &mut VmSample, more: &VmSample) {
     for (s, m) in sum.vcpus.iter_mut().zip(&more.vcpus) {
         s.add(m);
     }
@@ -113,10 +126,9 @@ pub fn shares(vms: &[(&CpuSet, usize, u32, Option<u32>)]) -> Vec<f64> {
 }
 
 /// Each vCPU of a VM with its waits.
-pub fn by_vcpu(sample: &VmSample, meter: &Meter) -> Vec<Spent> {
-    let waits = meter.waits(&sample.id);
+pub fn by_vcpu(sample: &VmSample, waits: &[WaitHist]) -> Vec<Spent> {
     let mut all: Vec<Spent> = sample.vcpus.iter().map(spent).collect();
-    for (spent, hist) in all.iter_mut().zip(&waits) {
+    for (spent, hist) in all.iter_mut().zip(waits) {
         spent.waits = hist.buckets().collect();
     }
     all

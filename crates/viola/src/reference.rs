@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether the reference in the book names everything that there is: commands and their options, keys of the
-//! configuration, metrics.
+//! Whether the book names everything that there is: commands and their options, keys of the configuration, metrics; and whether
+//! what is made for other programs, dashboard and schema, agrees with it.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory};
-use viola_proto::vread::{Datanode, Host, Peer, Reader, Vread};
+use serde_json::Value;
 
 use crate::cli::Cli;
 use crate::config::Config;
 use crate::daemon::metrics;
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A file of the project.
+fn file(path: &str) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
 fn reference() -> String {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/reference.md");
-    std::fs::read_to_string(file).unwrap()
+    file("docs/src/reference.md")
 }
 
 /// Whether a word stands in the text, and not only as a part of a longer one.
@@ -99,8 +109,12 @@ fn every_key_of_the_configuration_is_in_the_reference() {
         ("", "[vread]"),
         ("", "[[vread.allow]]"),
         ("", "[[vread.peer]]"),
+        ("", "[lanes]"),
+        ("", "[[lanes.pool]]"),
+        ("", "[[lanes.guest]]"),
         ("", vm),
         (vm, "[vm.vread]"),
+        (vm, "[vm.lane]"),
         (vm, "[[vm.vread.image]]"),
         (
             "[[vm]]\nname = \"a\"\n[[vm.vread.image]]\ndevice = \"a\"\npath = \"/a\"\nformat = \"raw\"\n",
@@ -118,21 +132,106 @@ fn every_key_of_the_configuration_is_in_the_reference() {
     assert!(lacks.is_empty(), "docs/src/reference.md lacks {lacks:?}");
 }
 
+/// Words of a text that are names of metrics.
+fn metric_names(text: &str) -> BTreeSet<String> {
+    let part = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+    let known = ["viola_", "libvirt_", "process_"];
+    text.split(part)
+        .filter(|w| known.iter().any(|k| w.starts_with(k) && w.len() > k.len()))
+        .map(str::to_owned)
+        .collect()
+}
+
 #[test]
-fn every_metric_is_in_the_reference() {
-    let shown = Vread {
-        datanodes: vec![Datanode::default()],
-        readers: vec![Reader::default()],
-        host: Some(Host::default()),
-        peers: vec![Peer::default()],
-        ..Vread::default()
-    };
-    let text = metrics::text(&shown);
-    let names = text.lines().filter_map(|l| l.strip_prefix("# TYPE "));
-    let names: Vec<String> = names
-        .filter_map(|l| Some(l.split_once(' ')?.0.to_owned()))
+fn every_metric_is_in_the_book_and_the_book_has_no_other() {
+    let text = file("docs/src/metrics.md");
+    let names: BTreeSet<String> = metrics::names().into_iter().map(|(n, _)| n).collect();
+    assert!(names.len() > 60, "{names:?}");
+    assert_eq!(
+        metric_names(&text),
+        names,
+        "docs/src/metrics.md against what is exposed"
+    );
+}
+
+#[test]
+fn every_expression_of_the_dashboard_names_metrics_that_there_are() {
+    let names: BTreeSet<String> = metrics::names().into_iter().map(|(n, _)| n).collect();
+    let dashboard: Value = serde_json::from_str(&file("dist/grafana.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|p| p["targets"].as_array().unwrap());
+    let mut expressions: Vec<&str> = targets.map(|t| t["expr"].as_str().unwrap()).collect();
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    expressions.extend(variables.iter().filter_map(|v| v["query"].as_str()));
+    assert!(expressions.len() > 20);
+    for expression in expressions {
+        let used = metric_names(expression);
+        assert!(used.is_subset(&names), "{expression}");
+        assert!(
+            !used.is_empty() || expression == "prometheus",
+            "{expression}"
+        );
+        for name in used.iter().filter(|n| n.ends_with("_total")) {
+            assert!(
+                expression.contains("rate(") || expression.contains("increase("),
+                "{name} only grows: {expression}"
+            );
+        }
+        let count = |c| expression.matches(c).count();
+        for (open, close) in [('(', ')'), ('{', '}'), ('[', ']')] {
+            assert_eq!(count(open), count(close), "{expression}");
+        }
+    }
+    let mut ids: Vec<&Value> = panels.iter().map(|p| &p["id"]).collect();
+    ids.dedup();
+    assert_eq!(ids.len(), panels.len());
+}
+
+/// The schema of `viola vms --json`, as dist/vms.schema.json has it.
+fn vms_schema() -> Value {
+    let schema = schemars::schema_for!(viola_proto::VmList);
+    let mut schema = serde_json::to_value(schema).unwrap();
+    let whole = schema.as_object_mut().unwrap();
+    whole.insert(
+        "$comment".into(),
+        concat!("SPDX-", "License-Identifier: Apache-2.0").into(),
+    );
+    whole.insert(
+        "title".into(),
+        "Answer to viola vms --json and GET /v1/vms".into(),
+    );
+    schema
+}
+
+#[test]
+fn the_schema_is_that_of_the_messages() {
+    let wanted = format!("{:#}\n", vms_schema());
+    let path = root().join("dist/vms.schema.json");
+    if std::env::var_os("WRITE").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let there = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        there == wanted,
+        "dist/vms.schema.json is another one; WRITE=1 writes it"
+    );
+}
+
+#[test]
+fn what_vms_prints_is_valid_by_the_schema_and_what_lacks_a_field_is_not() {
+    let schema: Value = serde_json::from_str(&file("dist/vms.schema.json")).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let mut list = crate::testing::view(&["a", "b"]).vms;
+    list.vms[0].cap_permille = Some(500);
+    list.vms[0].by_vcpu[0].waits = vec![(1000, 1189, 7)];
+    list.vms[1].wait_p99_ns = None;
+    let mut value = serde_json::to_value(&list).unwrap();
+    let errors: Vec<String> = validator
+        .iter_errors(&value)
+        .map(|e| e.to_string())
         .collect();
-    assert!(names.len() > 20, "{names:?}");
-    let lacks = missing(names);
-    assert!(lacks.is_empty(), "docs/src/reference.md lacks {lacks:?}");
+    assert!(errors.is_empty(), "{errors:?}");
+    value["vms"][0].as_object_mut().unwrap().remove("share");
+    assert!(!validator.is_valid(&value));
+    assert!(validator.is_valid(&serde_json::to_value(viola_proto::VmList::default()).unwrap()));
 }

@@ -24,7 +24,7 @@ pub fn vm_with_id(id: &str, name: &str, pid: u32, vcpus: &[&[u32]]) -> Vm {
     let mut cores = CpuSet::new();
     vcpus.iter().for_each(|v| cores.extend(&v.cores));
     Vm {
-        id: serde_json::from_value(id.into()).unwrap(),
+        id: serde_json::from_value(id.into()).expect("an identity"),
         name: name.into(),
         hypervisor: Hypervisor::Uml,
         pid,
@@ -36,6 +36,8 @@ pub fn vm_with_id(id: &str, name: &str, pid: u32, vcpus: &[&[u32]]) -> Vm {
         cgroup: None,
         cores,
         status: None,
+        uuid: None,
+        libvirt: false,
     }
 }
 
@@ -109,6 +111,7 @@ pub fn view(names: &[&str]) -> crate::daemon::view::View {
         by_vcpu: vec![Spent::default()],
         service: Spent::default(),
         scheduled_by: "stock".into(),
+        turns: None,
         remarks: Vec::new(),
         help: Vec::new(),
         advice: None,
@@ -126,6 +129,7 @@ pub fn view(names: &[&str]) -> crate::daemon::view::View {
             accounting: "exact".into(),
             cores: Vec::new(),
             left_out: Vec::new(),
+            libvirt: viola_proto::Libvirt::default(),
             failures: 0,
             warnings: Vec::new(),
         },
@@ -135,6 +139,44 @@ pub fn view(names: &[&str]) -> crate::daemon::view::View {
             warnings: Vec::new(),
         },
         vread: viola_proto::vread::Vread::default(),
+        lanes: viola_proto::lanes::Lanes::default(),
         check: Check::default(),
+        totals: names
+            .iter()
+            .map(|n| (format!("uml:{n}"), total(n)))
+            .collect(),
+    }
+}
+
+/// A line of the journal.
+pub fn event(at_ms: u64, vm: Option<&str>, what: &str) -> viola_proto::Event {
+    viola_proto::Event {
+        number: at_ms,
+        at_ms,
+        kind: viola_proto::EventKind::Change,
+        vm: vm.map(str::to_owned),
+        what: what.to_owned(),
+    }
+}
+
+/// What a daemon with these VMs showed at a time.
+pub fn moment(at_ms: u64, names: &[&str]) -> crate::record::Moment {
+    let view = view(names);
+    crate::record::Moment {
+        at_ms,
+        stage: view.status.stage,
+        why: view.status.why,
+        mechanism: view.status.mechanism,
+        vms: view.vms,
+    }
+}
+
+/// What a VM spent so far.
+fn total(name: &str) -> viola_meter::VmSample {
+    viola_meter::VmSample {
+        id: viola_host::VmId::new(Hypervisor::Uml, name),
+        vcpus: vec![viola_meter::Times::default()],
+        service: viola_meter::Times::default(),
+        traffic: viola_meter::Traffic::default(),
     }
 }

@@ -22,6 +22,8 @@ const MAX_CHAIN: usize = 16;
 pub(crate) struct QemuArgs {
     /// `-name guest=`.
     pub(crate) name: Option<String>,
+    /// `-uuid`, in small letters.
+    pub(crate) uuid: Option<String>,
     /// Unix sockets of QMP monitors, in the order given.
     pub(crate) qmp: Vec<String>,
     /// Disks with a file behind them.
@@ -136,6 +138,7 @@ impl QemuArgs {
                     let name = options(value, "guest");
                     found.name = get(&name, "guest").map(printable).or(found.name);
                 }
+                "uuid" => found.uuid = Some(printable(&value.to_ascii_lowercase())),
                 "qmp" | "qmp-pretty" => match value.strip_prefix("chardev:") {
                     Some(id) => monitors.push(id.to_owned()),
                     None => found.qmp.extend(compat_socket(value)),
@@ -246,8 +249,9 @@ impl QemuArgs {
 }
 
 /// Options that are understood here; each takes one value.
-const TAKES_VALUE: [&str; 16] = [
+const TAKES_VALUE: [&str; 17] = [
     "name",
+    "uuid",
     "qmp",
     "qmp-pretty",
     "chardev",

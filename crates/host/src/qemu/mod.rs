@@ -6,6 +6,7 @@
 //! `-name ...,debug-threads=on`, which libvirt and Proxmox set.
 
 mod args;
+pub mod devices;
 pub mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -120,6 +121,10 @@ impl Qemu {
             .clone()
             .or_else(from_qmp)
             .unwrap_or_else(|| format!("pid-{pid}"))
+    }
+
+    pub(crate) fn uuid(&self) -> Option<String> {
+        self.args.uuid.clone()
     }
 
     pub(crate) fn status(&self) -> Option<String> {

@@ -43,9 +43,9 @@ pub enum Cause {
     /// Another client holds the socket.
     #[error("another client is using it")]
     Busy,
-    /// No complete line within [`ANSWER_TIMEOUT`].
-    #[error("no answer within {} ms; QEMU is stopped or serves another client", ANSWER_TIMEOUT.as_millis())]
-    Timeout,
+    /// No complete line within this time.
+    #[error("no answer within {} ms; QEMU is stopped or serves another client", .0.as_millis())]
+    Timeout(Duration),
     /// The answer is not QMP.
     #[error("it does not speak QMP: {0}")]
     Garbage(String),
@@ -134,6 +134,8 @@ pub(super) struct Connection {
     stream: UnixStream,
     lines: Lines,
     end: Instant,
+    /// Longest wait for one answer.
+    patience: Duration,
     asked: u64,
     /// Names of events that came between answers, for who wants them; bounded.
     events: Vec<String>,
@@ -145,12 +147,22 @@ impl Connection {
         Self::over(connect_to(reach)?)
     }
 
+    /// The same with another longest wait for an answer.
+    pub(super) fn open_patiently(reach: &Path, patience: Duration) -> Result<Self, Cause> {
+        Self::greeted(connect_to(reach)?, patience)
+    }
+
     /// Says hello on a stream.
     pub(super) fn over(stream: UnixStream) -> Result<Self, Cause> {
+        Self::greeted(stream, ANSWER_TIMEOUT)
+    }
+
+    fn greeted(stream: UnixStream, patience: Duration) -> Result<Self, Cause> {
         let mut connection = Self {
             stream,
             lines: Lines::default(),
-            end: Instant::now() + TALK_TIMEOUT,
+            end: Instant::now() + TALK_TIMEOUT.max(patience),
+            patience,
             asked: 0,
             events: Vec::new(),
         };
@@ -206,15 +218,29 @@ impl Connection {
     }
 
     pub(super) fn command(&mut self, command: &'static str) -> Result<Value, Cause> {
+        self.command_with(command, None, self.patience)
+    }
+
+    /// With arguments, and another longest wait for the answer.
+    pub(super) fn command_with(
+        &mut self,
+        command: &'static str,
+        arguments: Option<Value>,
+        limit: Duration,
+    ) -> Result<Value, Cause> {
         self.asked += 1;
-        let mut line = json!({"execute": command, "id": self.asked}).to_string();
-        line.push('\n');
+        let mut line = json!({"execute": command, "id": self.asked});
+        if let Some(arguments) = arguments {
+            line["arguments"] = arguments;
+        }
+        let line = format!("{line}\n");
         self.stream
             .write_all(line.as_bytes())
-            .map_err(timeout_or_io)?;
-        let until = Instant::now() + ANSWER_TIMEOUT;
+            .map_err(|e| timeout_or_io(e, ANSWER_TIMEOUT))?;
+        let until = Instant::now() + limit;
+        self.end = self.end.max(until);
         loop {
-            match self.message_before(until)? {
+            match self.message_before(until, limit)? {
                 Message::Event(name) => self.note(name),
                 Message::Return { id, value } if id == self.asked => return Ok(value),
                 Message::Error { id, reason } if id == self.asked => {
@@ -230,10 +256,11 @@ impl Connection {
     }
 
     fn message(&mut self) -> Result<Message, Cause> {
-        self.message_before(Instant::now() + ANSWER_TIMEOUT)
+        self.message_before(Instant::now() + self.patience, self.patience)
     }
 
-    fn message_before(&mut self, until: Instant) -> Result<Message, Cause> {
+    /// The next message before a moment, which is so long after the question.
+    fn message_before(&mut self, until: Instant, limit: Duration) -> Result<Message, Cause> {
         let until = until.min(self.end);
         let mut chunk = [0; 16 * 1024];
         loop {
@@ -242,7 +269,7 @@ impl Connection {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Cause::Timeout);
+                return Err(Cause::Timeout(limit));
             }
             self.stream
                 .set_read_timeout(Some(left))
@@ -251,15 +278,15 @@ impl Connection {
                 Ok(0) => return Err(Cause::Garbage("it hung up".to_owned())),
                 Ok(n) => self.lines.push(&chunk[..n])?,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(timeout_or_io(e)),
+                Err(e) => return Err(timeout_or_io(e, limit)),
             }
         }
     }
 }
 
-fn timeout_or_io(error: io::Error) -> Cause {
+fn timeout_or_io(error: io::Error, limit: Duration) -> Cause {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Cause::Timeout,
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Cause::Timeout(limit),
         _ => Cause::Io(error),
     }
 }

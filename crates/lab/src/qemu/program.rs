@@ -23,6 +23,15 @@ impl Program {
     /// # Errors
     /// [`Error::Io`], also when ldd, strip or tar cannot be run.
     pub fn pack(program: &Path, folder: &Path) -> Result<Self> {
+        Self::pack_with(program, &[], folder)
+    }
+
+    /// The same with further programs that have a loader and libraries of their own, as the kernel of the lab's guests has:
+    /// each is in the guest where it is here.
+    ///
+    /// # Errors
+    /// As [`Program::pack`], also when one of them cannot be run here.
+    pub fn pack_with(program: &Path, further: &[PathBuf], folder: &Path) -> Result<Self> {
         let root = folder.join("program");
         let (bin, lib) = (root.join("viola/bin"), root.join("viola/lib"));
         for made in [&bin, &lib] {
@@ -43,13 +52,24 @@ impl Program {
                 fs::copy(path, lib.join(name)).map_err(Error::io("copy", path))?;
             }
         }
+        for program in further {
+            let listed = run(Command::new(program).env("LD_TRACE_LOADED_OBJECTS", "1"))?;
+            let needed = listed.split_whitespace().filter(|w| w.starts_with('/'));
+            for path in needed.map(Path::new).chain([program.as_path()]) {
+                let to = root.join(path.strip_prefix("/").unwrap_or(path));
+                if let Some(above) = to.parent() {
+                    fs::create_dir_all(above).map_err(Error::io("make", above))?;
+                }
+                fs::copy(path, &to).map_err(Error::io("copy", path))?;
+            }
+        }
         let archive = folder.join("program.tar");
         run(Command::new("tar")
             .arg("-cf")
             .arg(&archive)
             .arg("-C")
             .arg(&root)
-            .arg("viola"))?;
+            .arg("."))?;
         let _ = fs::remove_dir_all(&root);
         Ok(Self {
             name: name.to_string_lossy().into_owned(),

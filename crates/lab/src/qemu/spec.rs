@@ -114,6 +114,13 @@ impl Spec {
         self
     }
 
+    /// Other cores of the host for all its threads; none: any.
+    #[must_use]
+    pub fn on(mut self, cores: &[usize]) -> Self {
+        self.cores = cores.to_vec();
+        self
+    }
+
     /// So many vCPUs.
     #[must_use]
     pub fn cpus(mut self, n: u32) -> Self {

@@ -63,15 +63,17 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     warnings.extend(inventory.warnings().iter().cloned());
     // Whether the kernel takes the program is known only when it was tried.
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
-    let scheduler = ability::try_scheduler(&facts, &config.turbo);
+    let scheduler = ability::try_scheduler(&facts, &config.turbo).map(drop);
     let vms = inventory.vms();
     let mut rows = ability::rows(&facts, &config.slices, &accounting, &scheduler, vms);
+    rows.push(ability::libvirt::row(None, &config));
     rows.push(ability::turbo::row(
         &config,
         &facts,
         (&accounting, &scheduler),
         vms,
     ));
+    rows.push(ability::lanes::row(None, &config));
     rows.push(ability::vread(None, &config.vread));
     rows.extend(ability::peers::row(None, &config.vread));
     Ok(Check {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Commands that talk to the daemon: set, stop, start, status.
 
+use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Class, ClassSetting, Done, Source, Stage, Status, VmReport};
 
 use crate::cli;
-use crate::client::{Client, segment};
+use crate::client::{Client, ClientError, segment};
 use crate::error::{Failure, Outcome};
 use crate::quantities::{cap_text, exact, rounded};
 use crate::table::{Colour, align, coloured, paint, print, print_json};
@@ -28,9 +29,33 @@ pub fn set(args: &cli::Set) -> Outcome {
         keep: args.keep,
         reset: args.reset,
     };
-    let now: VmReport =
-        Client::new(&args.socket.path()).patch(&format!("/vms/{}", segment(&args.vm)), &change)?;
-    print(&described(&now))
+    let client = Client::new(&args.socket.path());
+    let lane = LaneChange {
+        lane: args.lane,
+        keep: args.keep,
+        reset: args.reset,
+    };
+    let set_lane = || -> Outcome {
+        let nic: Nic = client.patch(&format!("/lanes/{}", segment(&args.vm)), &lane)?;
+        print(&format!("{}: lane {}\n", nic.guest, nic.lane))
+    };
+    let only_lane = Change {
+        keep: args.keep,
+        reset: args.reset,
+        ..Change::default()
+    };
+    if args.lane.is_some() {
+        set_lane()?;
+        if change == only_lane {
+            return Ok(());
+        }
+    }
+    let now = client.patch::<VmReport>(&format!("/vms/{}", segment(&args.vm)), &change);
+    match now {
+        // a network namespace has lanes and nothing else
+        Err(ClientError::Refused { status: 404, .. }) if change == only_lane => set_lane(),
+        now => print(&described(&now?)),
+    }
 }
 
 /// What holds for a VM now, in a line, and what stands in its way in others.

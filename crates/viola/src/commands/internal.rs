@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes of the slot mechanism, started by the daemon and by each other, and those of test beds.
+//! Processes of the slot mechanism, started by the daemon and by each other, the one that asks libvirt, and those of test
+//! beds.
 
 use std::process::{Command, ExitCode};
 
+use viola_host::libvirt::{self, Ended};
 use viola_sched::slots::watchdog::{self, Args};
 
 use crate::cli::Internal;
@@ -13,6 +15,19 @@ pub fn internal(what: &Internal) -> ExitCode {
     let (name, json) = match what {
         Internal::SlotsWatchdog { json } => (c"viola-watchdog", json),
         Internal::SlotsController { json } => (c"viola-slots", json),
+        Internal::Libvirt => return libvirt(),
+        Internal::Traffic { json } => {
+            return match crate::bench::traffic(json) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(e) => e.tell(),
+            };
+        }
+        Internal::Backlog { words } => {
+            return match crate::bench::backlog(words) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(e) => e.tell(),
+            };
+        }
         Internal::Stand { words } => {
             return match crate::bench::stand(words) {
                 Ok(()) => ExitCode::SUCCESS,
@@ -37,9 +52,25 @@ pub fn internal(what: &Internal) -> ExitCode {
             controller.args(["internal", "slots-controller"]);
             watchdog::watchdog(&args, &mut controller).map(|end| ExitCode::from(end as u8))
         }
-        Internal::SlotsController { .. } | Internal::Stand { .. } => {
-            watchdog::controller(&args).map(|()| ExitCode::SUCCESS)
-        }
+        Internal::SlotsController { .. }
+        | Internal::Stand { .. }
+        | Internal::Libvirt
+        | Internal::Backlog { .. }
+        | Internal::Traffic { .. } => watchdog::controller(&args).map(|()| ExitCode::SUCCESS),
     };
     ended.unwrap_or_else(|e| Failure::run(format!("{}: {e}", name.to_string_lossy())).tell())
+}
+
+/// Asks libvirt until its connection ends, or the daemon does.
+fn libvirt() -> ExitCode {
+    let _ = rustix::thread::set_name(c"viola-libvirt");
+    // It ends with the thread of the daemon that has started it, whatever the library waits for.
+    let kill = Some(rustix::process::Signal::KILL);
+    if let Err(e) = rustix::process::set_parent_process_death_signal(kill) {
+        return Failure::run(format!("the end of the daemon cannot be watched: {e}")).tell();
+    }
+    match libvirt::tell(libvirt::URI, &mut std::io::stdout().lock()) {
+        Ended::Unheard => ExitCode::SUCCESS,
+        Ended::Gone | Ended::NoLibrary => ExitCode::FAILURE,
+    }
 }

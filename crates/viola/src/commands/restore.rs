@@ -5,6 +5,7 @@ use viola_proto::Done;
 
 use crate::cli;
 use crate::client::Client;
+use crate::daemon::lanes;
 use crate::daemon::leftover;
 use crate::daemon::lock::Lock;
 use crate::daemon::vread::folder;
@@ -35,6 +36,9 @@ pub fn restore(args: &cli::Restore) -> Outcome {
     if !args.keep_workers {
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         done.processes += folder::sweep(&folder::of(&run_dir));
+        for what in lanes::restore::take_back(&run_dir) {
+            text.push_str(&format!("{what}\n"));
+        }
     }
     text.push_str(&format!("{done}\n"));
     print(&text)?;

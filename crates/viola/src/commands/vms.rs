@@ -89,6 +89,7 @@ fn by_itself() -> Outcome<VmList> {
             class: slices::Class::Batch,
             turbo: false,
             scheduled_by: None,
+            turns: None,
             remarks: Vec::new(),
             advice: None,
         })
@@ -105,7 +106,7 @@ fn text(list: &VmList, colour: bool) -> String {
         return "no VM runs on this host (UML and QEMU guests are looked for)\n".into();
     }
     let head = [
-        "NAME", "CLASS", "CORES", "SHARE", "USED", "WAIT", "P99 WAIT", "NET", "DISK", "HELP",
+        "NAME", "CLASS", "BY", "CORES", "SHARE", "USED", "WAIT", "P99 WAIT", "NET", "DISK", "HELP",
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(list.vms.iter().map(|vm| row(vm, list)));
@@ -137,6 +138,7 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
             vm.id.clone()
         },
         format!("{class}{chosen}"),
+        vm.scheduled_by.clone(),
         cores_text(&cores),
         percent(vm.share),
         percent(vm.used),
@@ -163,12 +165,13 @@ mod tests {
         list.vms[0].help = vec!["slices".into()];
         list.vms[1].class = Class::Ls;
         list.vms[1].class_setting = ClassSetting::Auto;
+        list.vms[1].scheduled_by = "sched_ext".into();
         list.vms[1].wait_p99_ns = None;
         assert_eq!(
             text(&list, false),
-            "NAME  CLASS  CORES  SHARE  USED  WAIT  P99 WAIT  NET      DISK      HELP\n\
-             db01  batch  1      25 %   25 %  38 %  17 ms     12 MB/s  3.0 MB/s  slices\n\
-             web   ls*    1      25 %   25 %  38 %  -         12 MB/s  3.0 MB/s  -\n"
+            "NAME  CLASS  BY         CORES  SHARE  USED  WAIT  P99 WAIT  NET      DISK      HELP\n\
+             db01  batch  stock      1      25 %   25 %  38 %  17 ms     12 MB/s  3.0 MB/s  slices\n\
+             web   ls*    sched_ext  1      25 %   25 %  38 %  -         12 MB/s  3.0 MB/s  -\n"
         );
         assert!(text(&VmList::default(), false).contains("no VM runs"));
     }

@@ -112,11 +112,9 @@ fn an_unknown_key_is_named_with_its_line_and_those_allowed() {
         s.starts_with("v.toml:4: unknown key core; allowed are enabled, mechanism, cores"),
         "{s}"
     );
-    assert!(
-        said("[slice]\n").starts_with(
-            "v.toml:1: unknown key slice; allowed are daemon, slices, turbo, vread, vm"
-        )
-    );
+    assert!(said("[slice]\n").starts_with(
+        "v.toml:1: unknown key slice; allowed are daemon, slices, turbo, vread, lanes, vm"
+    ));
     assert!(said("[[vm]]\nname = \"a\"\nprio = 3").starts_with("v.toml:3: unknown key prio"));
 }
 

@@ -11,10 +11,13 @@ use viola_policy::slices::Class;
 
 use super::classes::Classes;
 use super::engine::Engine;
+use super::lanes::Lanes;
+use super::libvirt::{Asking, Libvirt};
 use super::placement::Placement;
 use super::plan::Draft;
 use super::pools::Pools;
 use super::settings::{Controls, Settings};
+use super::totals::Totals;
 use super::turbos::Turbos;
 use super::vread::Vread;
 use crate::ability::{self, Obstacle};
@@ -23,6 +26,7 @@ use crate::error::{Failure, Outcome, chain};
 use crate::log::{self, Level};
 
 mod act;
+mod alive;
 mod look;
 mod requests;
 mod show;
@@ -53,6 +57,8 @@ pub struct Control {
     settings: Settings,
     classes: Classes,
     turbos: Turbos,
+    totals: Totals,
+    alive: alive::Alive,
     pools: Pools,
     /// CPUs that were online at the last look.
     online: CpuSet,
@@ -60,6 +66,10 @@ pub struct Control {
     engine: Engine,
     /// Blocks past their DataNode VM; not in a dry run.
     vread: Option<Vread>,
+    /// VFs of SR-IOV NICs; not in a dry run.
+    lanes: Option<Lanes>,
+    /// Libvirt's word, unless the configuration does without.
+    libvirt: Option<Libvirt>,
     /// CPUs that the threads of each VM may run on, as far as others than viola are concerned.
     allowed: BTreeMap<VmId, BTreeMap<Tid, CpuSet>>,
     /// VMs that cannot be managed, as of the last look.
@@ -90,7 +100,13 @@ impl Control {
             Err(e) => (Meter::sampled(), Err(chain(&e))),
         };
         let (settings, warning) = Settings::read(&config.daemon.state_dir);
-        let scheduler = ability::try_scheduler(&facts, &config.turbo);
+        let (scheduler, ready) = match ability::try_scheduler(&facts, &config.turbo) {
+            Ok(ready) => (Ok(()), Some(ready)),
+            Err(why) => (Err(why), None),
+        };
+        let mut engine = Engine::new(&config.daemon.run_dir);
+        let ready = ready.filter(|_| !dry_run);
+        ready.into_iter().for_each(|ready| engine.keep(ready));
         let choice = ability::choose(&facts, &config.slices, &accounting, &scheduler);
         let now = Instant::now();
         let facts_online = facts.online();
@@ -101,9 +117,23 @@ impl Control {
         if let Some(vread) = &vread {
             vread.configure(&config);
         }
+        let lanes = match dry_run {
+            true => None,
+            false => Some(Lanes::start(&config.daemon.run_dir)?),
+        };
+        if let Some(lanes) = &lanes {
+            lanes.said(settings.lanes());
+            lanes.configure(&config);
+        }
+        let libvirt = match config.daemon.libvirt {
+            true => Some(Libvirt::start(Asking::default())?),
+            false => None,
+        };
         let mut control = Self {
             vread,
-            engine: Engine::new(&config.daemon.run_dir),
+            libvirt,
+            engine,
+            lanes,
             config,
             dry_run,
             started: now,
@@ -118,6 +148,8 @@ impl Control {
             settings,
             classes: Classes::default(),
             turbos: Turbos::default(),
+            totals: Totals::default(),
+            alive: alive::Alive::default(),
             pools: Pools::default(),
             online: facts_online,
             placement: Placement::default(),
@@ -142,18 +174,8 @@ impl Control {
         Duration::from_nanos(self.config.daemon.interval)
     }
 
-    /// The first lines in the journal.
+    /// What came of the start.
     pub fn greet(&mut self) {
-        let dry = if self.dry_run {
-            ", changing nothing (--dry-run)"
-        } else {
-            ""
-        };
-        let config = self.config.path.display();
-        log::line(
-            Level::Info,
-            format!("viola {} runs by {config}{dry}", env!("CARGO_PKG_VERSION")),
-        );
         if let Err(why) = &self.accounting {
             log::line(
                 Level::Warning,
@@ -164,26 +186,26 @@ impl Control {
     }
 
     fn tell_choice(&self) {
-        match &self.choice {
-            Ok(MechanismChoice::Eevdf) => {
-                let why = ability::slots(&self.facts, &self.config.slices, &self.accounting).err();
-                let why = why
-                    .map(|o| format!("; no slots: {}", o.sentence()))
-                    .unwrap_or_default();
-                log::line(Level::Info, format!("slices: eevdf{why}"));
+        let (slices, accounting) = (&self.config.slices, &self.accounting);
+        let terms =
+            |choice| ability::terms(choice, &self.facts, slices, accounting, &self.scheduler);
+        let choice = match &self.choice {
+            Ok(choice) => *choice,
+            Err(o) => {
+                let what = format!("slices are off: {}", o.sentence());
+                return log::line(Level::Warning, what);
             }
-            Ok(MechanismChoice::SchedExt) => {
-                let terms = ability::sched_ext(&self.facts, &self.config.slices, &self.scheduler)
-                    .unwrap_or_default();
-                log::line(Level::Info, format!("slices: sched_ext, {terms}"));
-            }
-            Ok(_) => {
-                let terms = ability::slots(&self.facts, &self.config.slices, &self.accounting)
-                    .unwrap_or_default();
-                log::line(Level::Info, format!("slices: slots, {terms}"));
-            }
-            Err(o) => log::line(Level::Warning, format!("slices are off: {}", o.sentence())),
+        };
+        let mut line = format!("slices: {}", choice.name());
+        if let (Ok(terms), true) = (terms(choice), choice.manages_cores()) {
+            line.push_str(&format!(", {terms}"));
         }
+        for other in slices.mechanisms.iter().take_while(|m| **m != choice) {
+            if let Err(o) = terms(*other) {
+                line.push_str(&format!("; no {}: {}", other.name(), o.sentence()));
+            }
+        }
+        log::line(Level::Info, line);
     }
 
     /// One look, one measurement, and what follows from them.
@@ -194,7 +216,8 @@ impl Control {
         let mut again = !self.dry_run && self.engine.look_after(now);
         again |= self.engine.trouble.is_pending() && !self.engine.trouble.holds_back(now);
         again |= self.fall_back();
-        if again || now >= self.next_look || self.somebody_died() {
+        let told = self.libvirt.as_ref().is_some_and(Libvirt::take_news);
+        if again || told || now >= self.next_look || self.somebody_died() {
             self.look(now);
             again = true;
         }
@@ -204,10 +227,10 @@ impl Control {
         }
     }
 
-    /// A scheduler in BPF that failed too often gives way to the next mechanism, where the configuration leaves the
-    /// choice. `true` when it did.
+    /// A scheduler in BPF that failed too often gives way to the next mechanism, where the configuration names one.
+    /// `true` when it did.
     fn fall_back(&mut self) -> bool {
-        let is_free = self.config.slices.mechanism == MechanismChoice::Auto;
+        let is_free = self.config.slices.mechanisms.len() > 1;
         if !is_free || self.choice != Ok(MechanismChoice::SchedExt) || !self.engine.trouble.is_off()
         {
             return false;
@@ -216,6 +239,20 @@ impl Control {
         self.engine.trouble.forgive();
         self.choose();
         true
+    }
+
+    /// Tries a scheduler again that failed before: somebody has changed something.
+    fn try_scheduler_again(&mut self) {
+        if self.scheduler.is_ok() {
+            return;
+        }
+        self.scheduler = match ability::try_scheduler(&self.facts, &self.config.turbo) {
+            Ok(ready) => {
+                self.engine.keep(ready);
+                Ok(())
+            }
+            Err(why) => Err(why),
+        };
     }
 
     fn read_facts(&mut self, now: Instant) {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use viola_host::{Thread, Vm, VmId};
 use viola_meter::acct::Acct;
 use viola_sched::eevdf::Eevdf;
-use viola_sched::scx::Scx;
+use viola_sched::scx::{Ready, Scx};
 use viola_sched::slots::{Helper, Slots};
-use viola_sched::{CoreHealth, Mechanism, Plan, SchedError, VmPlan};
+use viola_sched::{CoreHealth, Got, Mechanism, Plan, SchedError, VmPlan};
 
 use super::leftover;
 use super::pins::{Pins, Wanted};
@@ -30,6 +30,8 @@ pub struct Engine {
     run_dir: PathBuf,
     choice: Option<MechanismChoice>,
     mechanism: Option<Box<dyn Mechanism>>,
+    /// The sched_ext scheduler, verified and not at work yet.
+    ready: Option<Ready>,
     applied: Plan,
     /// What a dry run would have applied.
     pretended: Plan,
@@ -58,6 +60,7 @@ impl Engine {
             run_dir: run_dir.to_owned(),
             choice: None,
             mechanism: None,
+            ready: None,
             applied: Plan::default(),
             pretended: Plan::default(),
             again: false,
@@ -69,6 +72,11 @@ impl Engine {
         }
     }
 
+    /// Takes a sched_ext scheduler that the kernel has verified, for its next start.
+    pub fn keep(&mut self, ready: Ready) {
+        self.ready = Some(ready);
+    }
+
     /// Sets which mechanism is to be used from now on; the one in use ends when it is another.
     pub fn choose(&mut self, choice: Option<MechanismChoice>) {
         if choice != self.choice {
@@ -77,6 +85,14 @@ impl Engine {
             }
             self.choice = choice;
         }
+        if choice.is_some_and(|c| c != MechanismChoice::SchedExt) {
+            self.ready = None;
+        }
+    }
+
+    /// What each VM got, as the mechanism counts it.
+    pub fn got(&self) -> Vec<Got> {
+        self.mechanism.as_deref().map_or(Vec::new(), Mechanism::got)
     }
 
     /// Name of the mechanism that is at work.
@@ -104,7 +120,7 @@ impl Engine {
         };
         let health = mechanism.health();
         if let Some(why) = health.ended {
-            self.failed(now, why.to_owned());
+            self.failed(now, why);
             return true;
         }
         self.cores = health.cores;
@@ -218,7 +234,8 @@ impl Engine {
             if draft.plan.cores.is_empty() {
                 return Ok(Vec::new());
             }
-            self.mechanism = Some(make(choice, &self.run_dir));
+            let ready = self.ready.take();
+            self.mechanism = Some(make(choice, &self.run_dir, ready));
         }
         if let Some(mechanism) = self.mechanism.as_deref_mut() {
             mechanism.apply(&draft.plan, vms, acct)?;
@@ -277,11 +294,11 @@ fn parks(plan: &Plan, vms: &[Vm]) -> Wanted {
     parks
 }
 
-fn make(choice: MechanismChoice, run_dir: &Path) -> Box<dyn Mechanism> {
+fn make(choice: MechanismChoice, run_dir: &Path, ready: Option<Ready>) -> Box<dyn Mechanism> {
     match choice {
         MechanismChoice::Eevdf => Box::new(Eevdf::new(leftover::eevdf_file(run_dir))),
-        MechanismChoice::SchedExt => Box::new(Scx::new(leftover::sched_ext_file(run_dir))),
-        MechanismChoice::Slots | MechanismChoice::Auto => {
+        MechanismChoice::SchedExt => Box::new(Scx::new(leftover::sched_ext_file(run_dir), ready)),
+        MechanismChoice::Slots => {
             // This program itself, also when its file was replaced since.
             let program = "/proc/self/exe".into();
             let args = vec!["internal".into(), "slots-watchdog".into()];

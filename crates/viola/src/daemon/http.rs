@@ -4,9 +4,12 @@
 //! The server has a thread of its own. It reads what the control loop has published, and hands changes over through a
 //! bounded queue: nothing that a client does can hold the control loop up.
 
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -14,17 +17,23 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, patch, post};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Serialize;
-use tokio::net::UnixListener;
-use tokio::sync::{Semaphore, oneshot};
+use serde::de::DeserializeOwned;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Done, Error, VmReport};
 
 use super::metrics;
 use super::view::View;
+use crate::log;
 use crate::names;
 
 /// Largest body of a request, bytes.
@@ -37,8 +46,10 @@ const HEAD_TIME: Duration = Duration::from_secs(5);
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
 /// How long the control loop may take to answer; it sleeps a few milliseconds at a time while it starts slots.
 const LOOP_TIME: Duration = Duration::from_secs(8);
-/// Connections served at a time; others wait.
+/// Connections served at a time; see [`make_room`].
 const CONNECTIONS: usize = 64;
+/// How long one that has asked keeps its place when others want it. Longer than the control loop takes.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Who sent a request: a user number, when the kernel told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +84,17 @@ pub enum Request {
         peer: Peer,
         /// Where the answer goes.
         reply: Reply<VmReport>,
+    },
+    /// Change whether a guest may have a VF.
+    Lane {
+        /// Name or identity.
+        name: String,
+        /// What to change.
+        change: LaneChange,
+        /// Who asked.
+        peer: Peer,
+        /// Where the answer goes.
+        reply: Reply<Nic>,
     },
     /// Put everything back and leave it, or go on.
     Pause {
@@ -185,6 +207,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
             "/v1/status",
             get(async |s: Server| Answer(Ok(s.view().status.clone()))),
         )
+        .route("/v1/events", get(async || Answer(Ok(log::recent()))))
         .route(
             "/v1/vread",
             get(async |s: Server| Answer(Ok(s.view().vread.clone()))),
@@ -194,13 +217,18 @@ pub fn router(shared: Arc<Shared>) -> Router {
             get(async |s: Server| Answer(Ok(s.view().vread.pipes.clone()))),
         )
         .route(
+            "/v1/lanes",
+            get(async |s: Server| Answer(Ok(s.view().lanes.clone()))),
+        )
+        .route("/v1/lanes/{name}", patch(lane))
+        .route(
             "/v1/vms",
             get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
         )
         .route(
             "/metrics",
             get(async |s: Server| {
-                let text = metrics::text(&s.view().vread);
+                let text = metrics::text(&s.view());
                 ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
             }),
         )
@@ -216,7 +244,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
         .fallback(move || {
             refuse(
                 404,
-                "there is no such request; see GET /v1/status, /v1/vms, /v1/vread, /v1/pipes, /v1/check",
+                "there is no such request; see GET /v1/status, /v1/vms, /v1/events, /v1/vread, /v1/pipes, /v1/lanes, /v1/check",
             )
         })
         .method_not_allowed_fallback(move || refuse(405, "this method is not for that path"))
@@ -244,36 +272,63 @@ async fn change(
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<VmReport> {
-    let read = || -> Result<(String, Change), Refusal> {
-        let name = path(name)?;
-        let body = body.map_err(|e| {
-            (
-                e.status().as_u16(),
-                error(format!("the body cannot be read: {e}")),
-            )
-        })?;
-        // An array would do as well for serde.
-        let object =
-            serde_json::from_slice::<serde_json::Map<_, _>>(&body).map(serde_json::Value::Object);
-        let change = object.and_then(serde_json::from_value);
-        Ok((
-            name,
-            change.map_err(|e| (400, error(format!("the body is no change: {e}"))))?,
-        ))
-    };
-    // Nothing reaches the loop that is not a change.
-    match read() {
-        Ok((name, change)) => Answer(
-            s.ask(|reply| Request::Set {
-                name,
-                change,
-                peer,
-                reply,
-            })
-            .await,
-        ),
+    asked(&s, name, body, |name, change, reply| Request::Set {
+        name,
+        change,
+        peer,
+        reply,
+    })
+    .await
+}
+
+async fn lane(
+    s: Server,
+    Extension(peer): Extension<Peer>,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Nic> {
+    asked(&s, name, body, |name, change, reply| Request::Lane {
+        name,
+        change,
+        peer,
+        reply,
+    })
+    .await
+}
+
+/// Asks the loop for a change; nothing reaches it that is none.
+async fn asked<C: DeserializeOwned, T>(
+    s: &Server,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+    request: impl FnOnce(String, C, Reply<T>) -> Request,
+) -> Answer<T> {
+    match read(name, body) {
+        Ok((name, change)) => Answer(s.ask(|reply| request(name, change, reply)).await),
         Err(refusal) => Answer(Err(refusal)),
     }
+}
+
+/// A name and a change.
+fn read<T: DeserializeOwned>(
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(String, T), Refusal> {
+    let name = path(name)?;
+    let body = body.map_err(|e| {
+        (
+            e.status().as_u16(),
+            error(format!("the body cannot be read: {e}")),
+        )
+    })?;
+    // An array would do as well for serde.
+    let object =
+        serde_json::from_slice::<serde_json::Map<_, _>>(&body).map(serde_json::Value::Object);
+    let change = object.and_then(serde_json::from_value);
+    Ok((
+        name,
+        change.map_err(|e| (400, error(format!("the body is no change: {e}"))))?,
+    ))
 }
 
 async fn pause(s: &Shared, stop: bool, peer: Peer) -> Answer<Done> {
@@ -285,13 +340,18 @@ fn path(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
         .map_err(|_| (400, error("the VM's name in the path is no text")))
 }
 
+/// A connection that is served.
+struct Client {
+    task: AbortHandle,
+    /// Whether it has asked for anything yet.
+    asked: Arc<AtomicBool>,
+    since: Instant,
+}
+
 /// Serves for ever.
 pub async fn serve(listener: UnixListener, router: Router) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut clients = VecDeque::new();
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else {
-            return;
-        };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(_) => {
@@ -300,21 +360,56 @@ pub async fn serve(listener: UnixListener, router: Router) {
                 continue;
             }
         };
-        let peer = Peer(stream.peer_cred().ok().map(|c| c.uid()));
-        let service = TowerToHyperService::new(router.clone().layer(Extension(peer)));
-        tokio::spawn(async move {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIME)
-                // A client that has said all it has to say still wants the answer.
-                .half_close(true)
-                .max_buf_size(HEAD)
-                .serve_connection(TokioIo::new(stream), service);
+        make_room(&mut clients).await;
+        let asked = Arc::new(AtomicBool::new(false));
+        let talk = converse(stream, router.clone(), asked.clone());
+        let task = tokio::spawn(async move {
             // What a client did wrong is its own affair.
-            let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
-            drop(permit);
+            let _ = tokio::time::timeout(CONNECTION_TIME, talk).await;
+        });
+        clients.push_back(Client {
+            task: task.abort_handle(),
+            asked,
+            since: Instant::now(),
         });
     }
+}
+
+/// When all places are taken, one who has said nothing loses his, and one who does not take his answer: whoever asks something is
+/// answered, however many others hang about.
+async fn make_room(clients: &mut VecDeque<Client>) {
+    loop {
+        clients.retain(|c| !c.task.is_finished());
+        if clients.len() < CONNECTIONS {
+            return;
+        }
+        // What has come in is read before anybody is called silent.
+        tokio::task::yield_now().await;
+        let silent = clients.iter().position(|c| !c.asked.load(Relaxed));
+        let slow = clients.iter().position(|c| c.since.elapsed() >= GRACE);
+        match silent.or(slow).and_then(|at| clients.remove(at)) {
+            Some(client) => client.task.abort(),
+            None => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+/// Answers one client until it has heard enough.
+pub async fn converse(stream: UnixStream, router: Router, asked: Arc<AtomicBool>) {
+    let peer = Peer(stream.peer_cred().ok().map(|c| c.uid()));
+    let inner = TowerToHyperService::new(router.layer(Extension(peer)));
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        asked.store(true, Relaxed);
+        inner.call(request)
+    });
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        // A client that has said all it has to say still wants the answer.
+        .half_close(true)
+        .max_buf_size(HEAD)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }
 
 #[cfg(test)]

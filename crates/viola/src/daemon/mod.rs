@@ -7,18 +7,23 @@
 //! | `server`, `http`, `view`, `metrics` | the control socket, on a thread of its own |
 //! | `control` | the loop: look, measure, decide, act, tell |
 //! | `settings`, `classes` | what holds for each VM: by the operator, or as the meter finds it |
+//! | `totals` | what each VM spent so far |
 //! | `pools` | how many turbo cores there are |
 //! | `placement`, `plan` | which core runs which threads; `plan` is pure |
 //! | `aside` | the daemon itself stays off the VMs' cores |
+//! | `lanes` | VFs of SR-IOV NICs, on a thread of its own |
 //! | `vread` | blocks past their DataNode VM: workers and their descriptors, on a thread of its own |
+//! | `libvirt` | what libvirt tells of its VMs, on a thread and by a process of its own |
 //! | `engine`, `pins`, `trouble` | carrying it out, and what to do when that fails |
 
 mod aside;
 mod classes;
 mod control;
 mod engine;
-mod http;
+pub mod http;
+pub mod lanes;
 pub mod leftover;
+mod libvirt;
 pub mod lock;
 pub mod metrics;
 mod pins;
@@ -27,6 +32,7 @@ mod plan;
 mod pools;
 mod server;
 pub mod settings;
+mod totals;
 mod trouble;
 mod turbos;
 mod users;
@@ -53,6 +59,7 @@ const QUEUE: usize = 32;
 /// Runs until SIGTERM or SIGINT.
 pub fn run(args: &cli::Run) -> Outcome {
     keep_to_itself();
+    log::use_fields();
     let config = Config::read(&args.config)?;
     let facts = HostFacts::read().map_err(|e| Failure::run(e.one_line()))?;
     config.check_host(&facts.online())?;
@@ -74,6 +81,7 @@ pub fn run(args: &cli::Run) -> Outcome {
     step_aside(&config, &facts);
     let socket = config.daemon.socket.clone();
     let listener = server::bind(&socket, &config.daemon.group)?;
+    greet(&config, args.dry_run);
     let (requests, inbox) = mpsc::sync_channel(QUEUE);
     let mut control = Control::new(config, facts, args.dry_run)?;
     let shared = Arc::new(Shared::new(control.view(Instant::now()), requests));
@@ -97,6 +105,19 @@ fn keep_to_itself() {
         let what = format!("what was open at the start is open in its workers, too: {why}");
         log::line(Level::Warning, what);
     }
+}
+
+/// The first line in the journal, before the kernel verifies programs, which can take seconds.
+fn greet(config: &Config, dry_run: bool) {
+    let dry = match dry_run {
+        true => ", changing nothing (--dry-run)",
+        false => "",
+    };
+    let (version, config) = (env!("CARGO_PKG_VERSION"), config.path.display());
+    log::line(
+        Level::Info,
+        format!("viola {version} runs by {config}{dry}"),
+    );
 }
 
 /// Before any thread is made, so that all of them follow.
@@ -158,6 +179,14 @@ fn work(control: &mut Control, shared: &Shared, inbox: &mpsc::Receiver<http::Req
                 shared.publish(control.view(Instant::now()));
                 // Whoever asked may have gone.
                 let _ = reply.send(answer);
+            }
+            Ok(http::Request::Lane {
+                name,
+                change,
+                peer,
+                reply,
+            }) => {
+                let _ = reply.send(control.lane(&name, change, peer));
             }
             Ok(http::Request::Pause { stop, peer, reply }) => {
                 let answer = control.pause(stop, peer);

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use viola_host::Vm;
 use viola_policy::slices::DEFAULT_WEIGHT;
+use viola_proto::lanes::{LaneChange, LaneSetting};
 use viola_proto::{Change, ClassSetting, Source};
 
 use crate::config::Config;
@@ -35,6 +36,9 @@ pub struct Said {
     /// Cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<Cap>,
+    /// Whether it may have a VF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<LaneSetting>,
 }
 
 /// A cap, or that there is to be none.
@@ -67,6 +71,7 @@ impl Said {
             microslice_ns: self.microslice_ns.or(below.microslice_ns),
             weight: self.weight.or(below.weight),
             cap: self.cap.or(below.cap),
+            lane: self.lane.or(below.lane),
         }
     }
 }
@@ -162,6 +167,7 @@ impl Settings {
             microslice_ns: v.microslice,
             weight: v.weight,
             cap: v.cap.map(Cap::of),
+            lane: None,
         });
         let layers = [
             (live, Source::Set),
@@ -252,6 +258,21 @@ impl Settings {
             let below = kept.get(&id).copied().unwrap_or_default();
             kept.insert(id.clone(), said.over(live).over(below));
         }
+        self.keep(kept)?;
+        if change.reset || change.keep {
+            self.live.remove(&id);
+        }
+        if !change.keep && said != Said::default() {
+            let entry = self.live.entry(id).or_default();
+            *entry = said.over(*entry);
+        }
+        Ok(())
+    }
+}
+
+impl Settings {
+    /// Has this survive a restart.
+    fn keep(&mut self, kept: BTreeMap<String, Said>) -> Result<(), String> {
         if kept != self.kept {
             write(&self.file, &kept).map_err(|e| {
                 format!(
@@ -261,14 +282,45 @@ impl Settings {
             })?;
             self.kept = kept;
         }
-        if change.reset || change.keep {
-            self.live.remove(&id);
-        }
-        if !change.keep && said != Said::default() {
-            let entry = self.live.entry(id).or_default();
-            *entry = said.over(*entry);
-        }
         Ok(())
+    }
+
+    /// What was said about VFs, by the identities of guests.
+    pub fn lanes(&self) -> BTreeMap<String, (LaneSetting, Source)> {
+        let of = |said: &BTreeMap<String, Said>, source: Source| -> Vec<_> {
+            let lane = |(id, said): (&String, &Said)| Some((id.clone(), (said.lane?, source)));
+            said.iter().filter_map(lane).collect()
+        };
+        let kept = of(&self.kept, Source::Kept).into_iter();
+        kept.chain(of(&self.live, Source::Set)).collect()
+    }
+
+    /// Changes whether a guest may have a VF; what holds now, unless it is the configuration's word.
+    pub fn change_lane(
+        &mut self,
+        id: &str,
+        change: LaneChange,
+    ) -> Result<Option<(LaneSetting, Source)>, String> {
+        if change.lane.is_none() && !change.reset {
+            return Err("nothing is to be changed; name lane or reset".into());
+        }
+        let mut kept = self.kept.clone();
+        if change.reset
+            && let Some(said) = kept.get_mut(id)
+        {
+            said.lane = None;
+        }
+        if change.keep {
+            kept.entry(id.to_owned()).or_default().lane = change.lane;
+        }
+        kept.retain(|_, said| *said != Said::default());
+        self.keep(kept)?;
+        let live = self.live.entry(id.to_owned()).or_default();
+        live.lane = match change.keep {
+            true => None,
+            false => change.lane,
+        };
+        Ok(self.lanes().get(id).copied())
     }
 }
 
@@ -318,6 +370,7 @@ fn read(vm: &Vm, change: &Change) -> Result<Said, String> {
         microslice_ns,
         weight,
         cap,
+        lane: None,
     };
     if said == Said::default() && !change.reset && !change.keep {
         return Err(

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the control socket shows: drawn up by the control loop from time to time, read by the server at any time.
 
+use std::collections::BTreeMap;
+
 use viola_host::Vm;
-use viola_meter::{Meter, WaitHist};
+use viola_meter::{Meter, VmSample, WaitHist};
 use viola_policy::slices;
 use viola_proto::vread::{self, Vread};
-use viola_proto::{Check, Class, Status, VmList, VmReport};
+use viola_proto::{Check, Class, Status, Turns, VmList, VmReport};
+use viola_sched::Got;
 
 use super::settings::Controls;
 use crate::measure::{self, Recent};
@@ -19,8 +22,12 @@ pub struct View {
     pub vms: VmList,
     /// `GET /v1/vread`
     pub vread: viola_proto::vread::Vread,
+    /// `GET /v1/lanes`
+    pub lanes: viola_proto::lanes::Lanes,
     /// `GET /v1/check`
     pub check: Check,
+    /// What each VM spent since the daemon met it, by identity; for `GET /metrics`.
+    pub totals: BTreeMap<String, VmSample>,
 }
 
 /// What is known of a VM beside its measurements.
@@ -36,10 +43,27 @@ pub struct Known<'a> {
     pub turbo: bool,
     /// Mechanism that schedules it, if any.
     pub scheduled_by: Option<&'static str>,
+    /// What that counts of it.
+    pub turns: Option<Turns>,
     /// Why it is not, and the like.
     pub remarks: Vec<String>,
     /// Advice in a sentence.
     pub advice: Option<String>,
+}
+
+/// What a mechanism counted of one VM, on all its cores; nothing where it counts nothing.
+pub fn turns(got: &[Got], pid: u32) -> Option<Turns> {
+    let mut sum: Option<Turns> = None;
+    for g in got.iter().filter(|g| g.pid == pid as i32) {
+        let s = sum.get_or_insert_default();
+        s.turns += g.turns;
+        s.run_ns += g.run;
+        s.waits += g.waits;
+        s.wait_ns += g.wait_sum;
+        s.wait_max_ns = s.wait_max_ns.max(g.wait_max);
+        s.boosts += g.boosts;
+    }
+    sum
 }
 
 /// Reports of all VMs, in the order given.
@@ -102,14 +126,16 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
         class,
         turbo,
         scheduled_by,
+        turns,
         remarks,
         advice,
     } = k;
-    let waits: WaitHist = meter.vm_waits(&vm.id);
+    // Adding ten seconds up is dear, so it is done once.
+    let by_vcpu: Vec<WaitHist> = meter.waits(&vm.id);
+    let mut waits = WaitHist::default();
+    by_vcpu.iter().for_each(|hist| waits.merge(hist));
     let sample = recent.vm(&vm.id);
-    let total = sample
-        .map(viola_meter::VmSample::vcpu_total)
-        .unwrap_or_default();
+    let total = sample.map(VmSample::vcpu_total).unwrap_or_default();
     let traffic = sample.map(|s| s.traffic).unwrap_or_default();
     let core_time = recent.span as f64 * vm.cores.len().max(1) as f64;
     VmReport {
@@ -145,12 +171,13 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
         net_packets_per_s: recent.per_s(traffic.rx_packets + traffic.tx_packets),
         disk_bytes_per_s: recent.disk(&vm.id),
         by_vcpu: sample
-            .map(|s| measure::by_vcpu(s, meter))
+            .map(|s| measure::by_vcpu(s, &by_vcpu))
             .unwrap_or_default(),
         service: sample
             .map(|s| measure::spent(&s.service))
             .unwrap_or_default(),
         scheduled_by: scheduled_by.unwrap_or("stock").to_owned(),
+        turns,
         remarks,
         help: if advice.is_some() {
             vec!["slices".into()]
@@ -164,6 +191,22 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_vm_got_on_several_cores_is_added_up() {
+        let on = |cpu, pid, wait_max| Got {
+            pid,
+            cpu,
+            run: 5,
+            turns: 2,
+            wait_max,
+            ..Got::default()
+        };
+        let got = [on(1, 7, 30), on(1, 8, 90), on(2, 7, 20)];
+        let of = turns(&got, 7).unwrap();
+        assert_eq!((of.turns, of.run_ns, of.wait_max_ns), (4, 10, 30));
+        assert_eq!(turns(&got, 9), None);
+    }
 
     #[test]
     fn a_vm_that_may_read_and_has_no_mount_is_told_of_vread() {

@@ -111,11 +111,11 @@ pub(super) fn rows(all: &Papers) -> Table {
         ("000", "000: vSlicer (dissertation, chapter 2)"),
         ("001", "001: vRead, a cost model"),
         ("002", "002: vTurbo"),
-        ("003", "003: vPipe, a cost model"),
+        ("003", "003: vPipe"),
         ("004", "004: Raccoon"),
         (
             papers::LAB,
-            "viola's lab: bench/results/slices.json (within 25 %)",
+            "viola's lab: bench/results/slices.json and vpipe.json (within 25 %)",
         ),
     ];
     let mut table = Table::new([

@@ -8,7 +8,6 @@ mod client;
 #[path = "../common/mod.rs"]
 mod common;
 mod copies;
-mod figures;
 #[path = "../pipe/rig.rs"]
 mod rig;
 mod sends;

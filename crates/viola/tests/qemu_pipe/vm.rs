@@ -59,17 +59,7 @@ pub struct Vm {
 impl Vm {
     /// Boots one with files of these sizes, and starts its agent; `more` are keys of `[vm.pipe]`.
     pub fn boot(name: &str, disk: Disk, sizes: &[usize], more: &str) -> Self {
-        Self::boot_in(tempfile::tempdir().unwrap(), name, disk, sizes, more)
-    }
-
-    /// The same with its images in a folder of one's own.
-    pub fn boot_in(
-        folder: tempfile::TempDir,
-        name: &str,
-        disk: Disk,
-        sizes: &[usize],
-        more: &str,
-    ) -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let turn = turn();
         let mut daemon = Daemon::start(&format!(
             "[slices]\nenabled = false\n[[vm]]\nname = \"qemu:{name}\"\n\

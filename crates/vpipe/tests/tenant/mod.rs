@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::time::Duration;
 
 use viola_netdev::{NetDevices, Netns, add_address, add_veth};
@@ -13,6 +14,16 @@ use viola_vpipe::{Attached, Flow, Park, Space, Steering};
 const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 pub const CLIENT: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
 const PORT: u16 = 8080;
+
+/// Of iproute2, in the network namespace of whoever calls it.
+pub const BRIDGE: &str = "/usr/sbin/bridge";
+pub const IP: &str = "/usr/sbin/ip";
+
+/// Runs a tool that must succeed.
+pub fn tool(tool: &str, words: &str) {
+    let output = Command::new(tool).args(words.split(' ')).output().unwrap();
+    assert!(output.status.success(), "{tool} {words}: {output:?}");
+}
 
 /// A bridge of the host with a VM and a client on it.
 pub struct Tenant {
@@ -28,18 +39,43 @@ pub struct Tenant {
 
 impl Tenant {
     pub fn new(host: &Netns, steering: &Steering, name: &str) -> Self {
+        let bridge = format!("br{name}");
+        host.run(|| {
+            let devices = NetDevices::here().unwrap();
+            devices.add_bridge(&bridge).unwrap();
+            devices.up(&bridge).unwrap();
+        })
+        .unwrap();
+        Self::on(&bridge, None, host, steering, name)
+    }
+
+    /// On a bridge that is there. In a VLAN of it the VM's frames have no tags, and the client's have.
+    pub fn on(
+        bridge: &str,
+        vlan: Option<u16>,
+        host: &Netns,
+        steering: &Steering,
+        name: &str,
+    ) -> Self {
         let (guest, client) = (Netns::new().unwrap(), Netns::new().unwrap());
-        let [bridge, tap, other, veth] =
-            ["br", "tap", "cl", "vs"].map(|what| format!("{what}{name}"));
+        let [tap, other, veth] = ["tap", "cl", "vs"].map(|what| format!("{what}{name}"));
         let (space, park, tap, attached) = host
             .run(|| {
                 let devices = NetDevices::here().unwrap();
-                devices.add_bridge(&bridge).unwrap();
-                devices.up(&bridge).unwrap();
                 for (port, room) in [(&tap, &guest), (&other, &client)] {
                     add_veth(port, "eth0", Some(room.as_fd())).unwrap();
-                    devices.add_port(&bridge, port).unwrap();
+                    devices.add_port(bridge, port).unwrap();
                     devices.up(port).unwrap();
+                }
+                if let Some(vlan) = vlan {
+                    for port in [&tap, &other] {
+                        tool(BRIDGE, &format!("vlan del dev {port} vid 1"));
+                    }
+                    tool(
+                        BRIDGE,
+                        &format!("vlan add dev {tap} vid {vlan} pvid untagged"),
+                    );
+                    tool(BRIDGE, &format!("vlan add dev {other} vid {vlan}"));
                 }
                 let space = Space::new(&veth, GUEST, 1500).unwrap();
                 let tap = devices.index(&tap).unwrap();
@@ -48,16 +84,27 @@ impl Tenant {
                 (space, park, tap, attached)
             })
             .unwrap();
-        for (room, mac, last) in [(&guest, GUEST, 2), (&client, CLIENT, 3)] {
+        for (room, mac, last, tag) in [(&guest, GUEST, 2, None), (&client, CLIENT, 3, vlan)] {
             room.run(|| {
                 let devices = NetDevices::here().unwrap();
                 devices.up("lo").unwrap();
                 devices.set_mac("eth0", mac).unwrap();
+                let device = match tag {
+                    None => "eth0",
+                    Some(vlan) => {
+                        devices.up("eth0").unwrap();
+                        tool(
+                            IP,
+                            &format!("link add link eth0 name tagged type vlan id {vlan}"),
+                        );
+                        "tagged"
+                    }
+                };
                 devices
-                    .set_address("eth0", [10, 66, 0, last].into(), 24)
+                    .set_address(device, [10, 66, 0, last].into(), 24)
                     .unwrap();
                 let v6 = [0xfd66, 0, 0, 0, 0, 0, 0, u16::from(last)];
-                add_address(devices.index("eth0").unwrap(), IpAddr::from(v6), 64).unwrap();
+                add_address(devices.index(device).unwrap(), IpAddr::from(v6), 64).unwrap();
             })
             .unwrap();
         }

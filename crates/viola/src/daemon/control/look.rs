@@ -4,31 +4,34 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use viola_host::{Tid, VmId, proc};
-use viola_meter::Snapshot;
+use viola_host::{Tid, Vm, VmId};
+use viola_meter::{Snapshot, WaitHist};
+use viola_policy::lanes::CpuTime;
 use viola_policy::slices::Class;
 use viola_policy::slices::classify::{self, Advice};
+use viola_proto::ClassSetting;
 
 use super::Control;
 use crate::ability;
 use crate::config::MechanismChoice;
 use crate::daemon::classes::Observation;
+use crate::daemon::libvirt::Libvirt;
 use crate::daemon::settings::Controls;
 use crate::daemon::vread::named;
 use crate::error::chain;
 use crate::log::{self, Level};
 use crate::measure;
 
-/// A look at the whole host may take this part of the time, 1/50...
-const LOOK_SHARE: u32 = 50;
-/// ...but there is one so often.
-const LOOK_AGE: Duration = Duration::from_secs(1);
+/// A look at the whole host may take this part of the time, 1/500...
+const LOOK_SHARE: u32 = 500;
+/// ...but there is one so often. The ends of VMs are seen at once, and threads that they make are known to the accounting.
+const LOOK_AGE: Duration = Duration::from_secs(3);
+/// The same where libvirt says when one of its VMs starts, and all VMs are libvirt's: others may still come.
+const TOLD_AGE: Duration = Duration::from_secs(10);
 
 impl Control {
     pub(super) fn somebody_died(&self) -> bool {
-        self.inventory.vms().iter().any(|vm| {
-            !matches!(proc::stat(vm.pid), Ok(Some(s)) if s.start_time == vm.start_time && !s.is_dead())
-        })
+        self.alive.somebody_died(self.inventory.vms())
     }
 
     /// Looks at the whole host.
@@ -41,16 +44,25 @@ impl Control {
             .map(|vm| vm.id.clone())
             .collect();
         self.lend_workers();
+        let domains = self.libvirt.as_ref().and_then(Libvirt::domains);
+        let is_told = domains.is_some();
+        self.inventory.domains(domains.unwrap_or_default());
         if let Ok(online) = viola_host::topology::online() {
             self.online = online;
         }
         let looked = self.inventory.refresh().map(|_| ());
+        self.alive.follow(self.inventory.vms());
         let cost = thread_cpu_time().saturating_sub(cpu_before);
-        self.next_look = now + (cost * LOOK_SHARE).clamp(self.interval(), LOOK_AGE);
+        let is_told = is_told && self.inventory.vms().iter().all(|vm| vm.libvirt);
+        let age = if is_told { TOLD_AGE } else { LOOK_AGE };
+        self.next_look = now + (cost * LOOK_SHARE).clamp(self.interval(), age);
         let mut warnings: Vec<String> = looked.err().map(|e| e.one_line()).into_iter().collect();
         warnings.extend(self.inventory.warnings().iter().cloned());
         if let Some(vread) = &self.vread {
             vread.see(self.inventory.vms());
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.see(self.inventory.vms(), self.cpu_times());
         }
         for vm in self
             .inventory
@@ -73,6 +85,7 @@ impl Control {
             log::about(Level::Info, id, "gone");
             self.classes.forget(id);
             self.turbos.forget(id);
+            self.totals.forget(id);
         }
         let unaccounted = match self.meter.follow(self.inventory.vms()) {
             Ok(left_out) => left_out,
@@ -88,6 +101,23 @@ impl Control {
             log::line(Level::Warning, w);
         }
         self.warnings = warnings;
+    }
+
+    /// How the VMs spent the last second on each of their vCPUs, by which DI2 is found.
+    fn cpu_times(&self) -> BTreeMap<VmId, Vec<CpuTime>> {
+        if self.config.lanes.pools.is_empty() {
+            return BTreeMap::new();
+        }
+        let recent = self.recent();
+        let times = |vm: &Vm| {
+            let vcpus = &recent.vm(&vm.id)?.vcpus;
+            let time = |t: &viola_meter::Times| CpuTime {
+                gotten: t.run,
+                blocked: t.blocked,
+            };
+            Some((vm.id.clone(), vcpus.iter().map(time).collect()))
+        };
+        self.inventory.vms().iter().filter_map(times).collect()
     }
 
     /// Lets a reader's worker be part of its VM, so that it ranks with it and its time is the VM's; not where the
@@ -173,6 +203,7 @@ impl Control {
     /// Takes a snapshot, and looks at what the VMs do; `true` when one is of another class from now on.
     pub(super) fn classify(&mut self) -> bool {
         let snapshot = self.meter.snapshot();
+        self.totals.add(&snapshot);
         // Where nothing can be tried, class auto stays what it is.
         let idle = self.dry_run || self.engine.trouble.is_off() || self.engine.trouble.is_pending();
         let advice = if idle {
@@ -184,13 +215,20 @@ impl Control {
         let possible = possible.then_some(self.config.turbo.reserve);
         let mut changed = self.count_turbo_cores(&snapshot);
         for (vm, advice) in self.inventory.vms().iter().zip(advice) {
-            let Some(sample) = snapshot.vms.iter().find(|s| s.id == vm.id) else {
+            // Both are in the order of identities.
+            let Ok(at) = snapshot.vms.binary_search_by(|s| s.id.cmp(&vm.id)) else {
                 continue;
             };
-            let waits = self.meter.vm_waits(&vm.id);
+            let sample = &snapshot.vms[at];
+            let setting = self.settings.controls(&self.config, vm).class.value;
+            // Adding ten seconds up at each turn is dear, and only class auto is decided by it.
+            let waits = match setting {
+                ClassSetting::Auto => self.meter.vm_waits(&vm.id),
+                _ => WaitHist::default(),
+            };
             let observation = Observation {
                 vm,
-                setting: self.settings.controls(&self.config, vm).class.value,
+                setting,
                 sample,
                 at: snapshot.at,
                 span: snapshot.span,

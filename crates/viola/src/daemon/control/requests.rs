@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use viola_host::Vm;
+use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Done, VmReport};
 
 use super::{Control, show};
@@ -50,6 +51,9 @@ impl Control {
         self.settings
             .change(&vm, change)
             .map_err(|e| refuse(400, e))?;
+        if let Some(lanes) = &self.lanes {
+            lanes.said(self.settings.lanes());
+        }
         let by = format!(
             "viola set by {peer}{}",
             if change.keep { ", kept" } else { "" }
@@ -61,6 +65,38 @@ impl Control {
             .into_iter()
             .find(|r| r.id == vm.id.as_str())
             .ok_or_else(|| refuse(404, format!("{} is gone", vm.name)))
+    }
+
+    /// Changes whether a guest may have a VF; it takes effect with the next sample.
+    pub fn lane(&mut self, name: &str, change: LaneChange, peer: Peer) -> Result<Nic, Refusal> {
+        let refuse = |status: u16, error: String| {
+            let nearest = Vec::new();
+            (status, viola_proto::Error { error, nearest })
+        };
+        let Some(lanes) = &self.lanes else {
+            return Err(refuse(400, "this is a dry run, and moves no VFs".into()));
+        };
+        let shown = lanes.shown();
+        let known = shown
+            .nics
+            .iter()
+            .map(|n| (n.name.as_str(), n.guest.as_str()));
+        let at = names::find(known, name).map_err(|e| e.answer(name))?;
+        let mut nic = shown.nics[at].clone();
+        let said = self.settings.change_lane(&nic.guest, change);
+        let said = said.map_err(|e| refuse(400, e))?;
+        lanes.said(self.settings.lanes());
+        let kept = if change.keep { ", kept" } else { "" };
+        let word = match said {
+            Some((lane, source)) => {
+                (nic.lane, nic.source) = (lane, Some(source));
+                lane.to_string()
+            }
+            None => "as the configuration says".to_owned(),
+        };
+        let what = format!("lane {word}: viola set by {peer}{kept}");
+        log::about(Level::Notice, &nic.guest, what);
+        Ok(nic)
     }
 
     /// One line per control that is another one now.
@@ -112,6 +148,10 @@ impl Control {
                     },
                 ));
             }
+            if self.lanes.as_ref().is_some_and(|l| !l.stop(&by)) {
+                let error = "VFs are being taken back; see viola lanes".to_owned();
+                log::line(Level::Warning, &error);
+            }
             if let Some(e) = failed {
                 let error = format!(
                     "not everything could be put back: {}; try viola restore",
@@ -130,9 +170,13 @@ impl Control {
         } else {
             log::line(Level::Notice, format!("started: viola start by {peer}"));
             self.engine.trouble.forgive();
+            self.try_scheduler_again();
             self.refused.clear();
             if let Some(vread) = &self.vread {
                 vread.go_on();
+            }
+            if let Some(lanes) = &self.lanes {
+                lanes.go_on();
             }
             self.read_facts(now);
             self.look(now);
@@ -188,12 +232,16 @@ impl Control {
         if let Some(vread) = &self.vread {
             vread.configure(&self.config);
         }
+        if let Some(lanes) = &self.lanes {
+            lanes.configure(&self.config);
+        }
         for (vm, old) in &before {
             self.tell_controls(vm, old, "configuration");
         }
         crate::daemon::step_aside(&self.config, &self.facts);
         let now = Instant::now();
         self.engine.trouble.forgive();
+        self.try_scheduler_again();
         self.refused.clear();
         self.read_facts(now);
         self.look(now);

@@ -10,7 +10,8 @@ use viola_sched::{Algorithm, VmPlan};
 
 use super::{Control, PUBLISH};
 use crate::ability;
-use crate::daemon::view::{Known, View, add_vread, reports};
+use crate::daemon::libvirt::Libvirt;
+use crate::daemon::view::{self, Known, View, add_vread, reports};
 use crate::measure::Recent;
 
 /// A class as it is written.
@@ -37,7 +38,8 @@ impl Control {
 
     /// Everything that can be asked for.
     pub fn view(&self, now: Instant) -> View {
-        let mut vms = self.reports();
+        let recent = self.recent();
+        let mut vms = self.reports_of(&recent);
         let mut rows = ability::rows(
             &self.facts,
             &self.config.slices,
@@ -45,6 +47,10 @@ impl Control {
             &self.scheduler,
             self.inventory.vms(),
         );
+        rows.push(ability::libvirt::row(
+            Some(&self.shown_libvirt()),
+            &self.config,
+        ));
         let vread = self.vread.as_ref().map(|v| v.shown());
         let vread = vread.unwrap_or_else(|| viola_proto::vread::Vread {
             why: "this is a dry run".into(),
@@ -58,16 +64,20 @@ impl Control {
             (&self.accounting, &self.scheduler),
             self.inventory.vms(),
         ));
+        let lanes = self.shown_lanes();
+        rows.push(ability::lanes::row(Some(&lanes), &self.config));
         rows.push(ability::vread(Some(&vread), &self.config.vread));
         rows.extend(ability::peers::row(Some(&vread), &self.config.vread));
         View {
             status: self.status(now),
             vms: VmList {
                 vms,
-                measured_ns: self.recent().span,
+                measured_ns: recent.span,
                 warnings: self.warnings.clone(),
             },
             vread,
+            totals: self.totals.shown(),
+            lanes,
             check: Check {
                 rows,
                 advice,
@@ -76,13 +86,30 @@ impl Control {
         }
     }
 
-    fn recent(&self) -> Recent {
+    pub(super) fn shown_lanes(&self) -> viola_proto::lanes::Lanes {
+        let shown = self.lanes.as_ref().map(|l| l.shown());
+        shown.unwrap_or_else(|| viola_proto::lanes::Lanes {
+            why: "this is a dry run".into(),
+            ..Default::default()
+        })
+    }
+
+    fn shown_libvirt(&self) -> viola_proto::Libvirt {
+        let shown = self.libvirt.as_ref().map(Libvirt::shown);
+        shown.unwrap_or_default()
+    }
+
+    pub(super) fn recent(&self) -> Recent {
         Recent::of(self.meter.history())
     }
 
     pub(super) fn reports(&self) -> Vec<VmReport> {
+        self.reports_of(&self.recent())
+    }
+
+    fn reports_of(&self, recent: &Recent) -> Vec<VmReport> {
         let applied = self.engine.applied();
-        let recent = self.recent();
+        let got = self.engine.got();
         let wait = |vm: &Vm| {
             recent
                 .vm(&vm.id)
@@ -115,6 +142,7 @@ impl Control {
                     }),
                     controls,
                     scheduled_by: self.engine.at_work().filter(|_| managed),
+                    turns: view::turns(&got, vm.pid),
                     remarks: remarks.chain(self.remark(&controls)).collect(),
                     advice: self.classes.advice(
                         vm,
@@ -125,7 +153,7 @@ impl Control {
                 }
             })
             .collect();
-        reports(known, &self.meter, &recent)
+        reports(known, &self.meter, recent)
     }
 
     /// A dry run leaves to the operator what class auto would do.
@@ -245,6 +273,7 @@ impl Control {
                     why: why.clone(),
                 })
                 .collect(),
+            libvirt: self.shown_libvirt(),
             failures: self.engine.trouble.total(),
             warnings: self.warnings.clone(),
         }

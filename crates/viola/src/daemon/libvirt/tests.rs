@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use super::*;
+
+/// A daemon of libvirt's that runs: this very process, by its name.
+fn asking(folder: &Path, script: &str) -> Asking {
+    let sleeper = folder.join("libvirtd");
+    let _ = std::os::unix::fs::symlink("/bin/sleep", &sleeper);
+    Asking {
+        command: ["/bin/sh", "-c", script].map(str::to_owned).into(),
+        run: folder.to_owned(),
+    }
+}
+
+/// A process that is called as libvirt's daemon is.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(folder: &Path) -> Self {
+        let daemon = Self(
+            Command::new(folder.join("libvirtd"))
+                .arg("60")
+                .spawn()
+                .unwrap(),
+        );
+        std::fs::write(folder.join("libvirtd.pid"), format!("{}\n", daemon.0.id())).unwrap();
+        daemon
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "not {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+const HERE: &str =
+    r#"echo '{"word":"here","domains":[{"name":"db01","uuid":"u1","state":"running"}]}'; "#;
+
+#[test]
+fn what_happens_is_heard_and_a_connection_that_ended_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let wait = format!("while [ ! -e {} ]; do sleep 0.05; done; ", go.display());
+    let script = format!(
+        "{HERE}{wait}rm {0}; \
+         echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"web\",\"uuid\":\"u2\",\"state\":\"paused\"}},\"what\":\"suspended\"}}'; \
+         echo '{{\"word\":\"of tomorrow\"}}'; \
+         echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"db01\",\"uuid\":\"u1\",\"state\":\"off\"}},\"what\":\"stopped\"}}'; \
+         {wait}echo '{{\"word\":\"gone\",\"why\":\"it has ended\",\"no_library\":false}}'; rm {0}",
+        go.display()
+    );
+    let asking = asking(folder.path(), &script);
+    let libvirt = Libvirt::start(asking).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(
+        !libvirt.shown().connected,
+        "nothing is asked while no daemon runs"
+    );
+    assert_eq!(libvirt.shown().why, "libvirt's daemon does not run");
+    let daemon = Daemon::start(folder.path());
+    until("connected", || libvirt.shown().connected);
+    assert!(libvirt.take_news());
+    assert!(!libvirt.take_news());
+    assert_eq!(libvirt.domains().unwrap()["u1"].name, "db01");
+
+    std::fs::write(&go, "").unwrap();
+    until("both events", || libvirt.shown().events == 2);
+    assert!(libvirt.take_news());
+    let domains = libvirt.domains().unwrap();
+    assert_eq!(
+        domains.keys().collect::<Vec<_>>(),
+        ["u2"],
+        "the other one is off"
+    );
+    assert_eq!(domains["u2"].state, State::Paused);
+
+    until("the script has gone on", || !go.exists());
+    std::fs::write(&go, "").unwrap();
+    until("gone", || libvirt.shown().why == "it has ended");
+    assert!(libvirt.take_news());
+    assert!(libvirt.domains().is_none());
+    until("connected again", || libvirt.shown().connected);
+    assert_eq!(libvirt.domains().unwrap().len(), 1);
+    drop(daemon);
+}
+
+#[test]
+fn a_process_that_is_killed_is_started_again_and_the_last_one_ends_with_the_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = folder.path().join("pid");
+    let script = format!("echo $$ >{}; {HERE}exec sleep 60", pid.display());
+    let asking = asking(folder.path(), &script);
+    let _daemon = Daemon::start(folder.path());
+    let libvirt = Libvirt::start(asking).unwrap();
+    let number = || -> Option<i32> { std::fs::read_to_string(&pid).ok()?.trim().parse().ok() };
+    until("connected", || libvirt.shown().connected);
+    let first = number().unwrap();
+    // SAFETY: a plain system call on a process of this test.
+    unsafe { libc::kill(first, libc::SIGKILL) };
+    until("another one", || {
+        number().is_some_and(|n| n != first) && libvirt.shown().connected
+    });
+    let last = number().unwrap();
+    drop(libvirt);
+    assert!(
+        !Path::new(&format!("/proc/{last}")).exists(),
+        "it has to end, too"
+    );
+}
+
+#[test]
+fn endless_words_are_not_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let asking = asking(
+        folder.path(),
+        "head -c 3000000 /dev/zero | tr '\\0' a; sleep 60",
+    );
+    let _daemon = Daemon::start(folder.path());
+    let libvirt = Libvirt::start(asking).unwrap();
+    until("given up", || {
+        libvirt.shown().why == "the process that asks libvirt has ended"
+    });
+}

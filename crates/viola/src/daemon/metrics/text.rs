@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Prometheus' text format, version 0.0.4.
+
+use std::fmt::Write;
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows; its name ends with `_total`.
+    Counter,
+    /// As it is now.
+    Gauge,
+}
+
+/// One of a table of metrics: name, what it is, in words, and its value.
+pub type Metric<T> = (&'static str, Kind, &'static str, fn(&T) -> f64);
+
+/// An answer that is being written. Writing into a text does not fail.
+#[derive(Debug, Default)]
+pub struct Text(String);
+
+impl Text {
+    /// Begins a metric; its lines follow.
+    pub fn head(&mut self, name: &str, kind: Kind, help: &str) {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        };
+        let _ = write!(self.0, "# HELP {name} {help}.\n# TYPE {name} {kind}\n");
+    }
+
+    /// A sample.
+    pub fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        self.0.push_str(name);
+        for (i, (key, text)) in labels.iter().enumerate() {
+            let before = if i == 0 { '{' } else { ',' };
+            let _ = write!(self.0, "{before}{key}=\"{}\"", escaped(text));
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = match value {
+            v if v == f64::INFINITY => writeln!(self.0, " +Inf"),
+            v if v == f64::NEG_INFINITY => writeln!(self.0, " -Inf"),
+            v => writeln!(self.0, " {v}"),
+        };
+    }
+
+    /// All metrics of a table, whose names begin with `prefix`, each with a sample of every item, by its label.
+    pub fn all<T>(
+        &mut self,
+        prefix: &str,
+        metrics: &[Metric<T>],
+        items: &[T],
+        label: impl Fn(&T) -> (&'static str, String),
+    ) {
+        for (name, kind, help, value) in metrics {
+            let name = format!("{prefix}{name}");
+            self.head(&name, *kind, help);
+            for item in items {
+                let (key, text) = label(item);
+                self.line(&name, &[(key, &text)], value(item));
+            }
+        }
+    }
+
+    /// All that was written.
+    pub fn into_text(self) -> String {
+        self.0
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_a_name_labels_and_a_number() {
+        let mut text = Text::default();
+        text.head("a_total", Kind::Counter, "What it is");
+        text.line("a_total", &[], 3.0);
+        text.line("a_total", &[("vm", "x\"\\\n"), ("cpu", "1")], 0.25);
+        text.line("a_total", &[], f64::INFINITY);
+        assert_eq!(
+            text.into_text(),
+            "# HELP a_total What it is.\n# TYPE a_total counter\na_total 3\n\
+             a_total{vm=\"x\\\"\\\\\\n\",cpu=\"1\"} 0.25\na_total +Inf\n"
+        );
+    }
+}

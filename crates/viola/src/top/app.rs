@@ -1,0 +1,528 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What `viola top` knows and what keys make of it. No terminal, clock or file: tests and a terminal see the same.
+
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+
+use viola_proto::{Class, ClassSetting, Event, EventKind, VmReport};
+
+use crate::record::Moment;
+
+/// Moments that are kept, for histories.
+pub const KEPT: usize = 300;
+/// Events of a running daemon that are kept.
+const EVENTS: usize = 2000;
+/// Longest filter, letters.
+const FILTER: usize = 40;
+
+/// By what the table is sorted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sort {
+    /// By name, from a to z.
+    Name,
+    /// By the part of the time it waited.
+    Wait,
+    /// By the wait that 99 of 100 did not exceed.
+    P99,
+    /// By what it used.
+    Used,
+    /// By packets.
+    Packets,
+}
+
+impl Sort {
+    /// In the order of the key `s`.
+    const ALL: [Self; 5] = [Self::Name, Self::Wait, Self::P99, Self::Used, Self::Packets];
+
+    /// What it is called in the table's head.
+    pub fn column(self) -> &'static str {
+        match self {
+            Self::Name => "NAME",
+            Self::Wait => "WAIT",
+            Self::P99 => "P99 WAIT",
+            Self::Used => "USED",
+            Self::Packets => "PKT/S",
+        }
+    }
+}
+
+/// What is on the screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Page {
+    /// All VMs.
+    Table,
+    /// One VM over time.
+    History,
+    /// All events.
+    Events,
+    /// The keys.
+    Help,
+}
+
+/// Where the moments come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Link {
+    /// A daemon; why it does not answer, if so.
+    Live(Option<String>),
+    /// A recording: which moment this is, of how many; whether it goes on by itself, and how many times as fast.
+    Replay {
+        /// 0..of
+        at: usize,
+        /// How many there are.
+        of: usize,
+        /// Moments a second.
+        speed: u32,
+        /// What is wrong with it, if anything.
+        trouble: Option<String>,
+    },
+}
+
+/// A key, as far as `top` knows any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Key {
+    Char(char),
+    Enter,
+    Escape,
+    Backspace,
+    Up,
+    Down,
+    Left,
+    Right,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+}
+
+/// What the terminal has to do after a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Draw.
+    Draw,
+    /// End.
+    Quit,
+    /// Show another moment of the recording.
+    Go(usize),
+}
+
+/// The state.
+#[derive(Debug)]
+pub struct App {
+    /// Host and, for a recording, its file.
+    pub whose: String,
+    /// The last moments, newest last.
+    pub past: VecDeque<Moment>,
+    events: VecDeque<Event>,
+    /// Where they come from.
+    pub link: Link,
+    /// Whether nothing moves.
+    pub still: bool,
+    /// What is on the screen.
+    pub page: Page,
+    behind: Page,
+    /// By what the table is sorted...
+    pub sort: Sort,
+    /// ...and whether from the small to the large (names: from z to a).
+    pub reverse: bool,
+    /// Only VMs with this in name, identity or class.
+    pub filter: String,
+    /// The filter as it is typed.
+    pub typing: Option<String>,
+    /// Identity of the chosen VM.
+    pub chosen: Option<String>,
+    /// Lines by which the list of events is moved back.
+    pub scroll: usize,
+}
+
+impl App {
+    /// Nothing is known yet.
+    pub fn new(whose: String, link: Link) -> Self {
+        Self {
+            whose,
+            past: VecDeque::new(),
+            events: VecDeque::new(),
+            still: matches!(link, Link::Replay { .. }),
+            link,
+            page: Page::Table,
+            behind: Page::Table,
+            sort: Sort::Wait,
+            reverse: false,
+            filter: String::new(),
+            typing: None,
+            chosen: None,
+            scroll: 0,
+        }
+    }
+
+    /// The moment that is shown.
+    pub fn now(&self) -> Option<&Moment> {
+        self.past.back()
+    }
+
+    /// A running daemon has answered.
+    pub fn heard(&mut self, moment: Moment, events: Vec<Event>) {
+        self.link = Link::Live(None);
+        self.events.extend(events);
+        while self.events.len() > EVENTS {
+            self.events.pop_front();
+        }
+        if !self.still {
+            self.push(moment);
+        }
+    }
+
+    /// Or it has not.
+    pub fn lost(&mut self, why: String) {
+        self.link = Link::Live(Some(why));
+    }
+
+    /// All events of a recording.
+    pub fn know(&mut self, events: Vec<Event>) {
+        self.events = events.into();
+    }
+
+    /// Adds a moment.
+    pub fn push(&mut self, moment: Moment) {
+        if self.past.len() == KEPT {
+            self.past.pop_front();
+        }
+        self.past.push_back(moment);
+    }
+
+    /// Events up to the moment that is shown, oldest first; of one VM, or all.
+    pub fn events(&self, vm: Option<&str>) -> Vec<&Event> {
+        let is_replay = matches!(self.link, Link::Replay { .. });
+        let now = self.now().map_or(0, |m| m.at_ms);
+        let seen = |e: &&Event| !is_replay || e.at_ms <= now;
+        let of = |e: &&Event| vm.is_none() || e.vm.as_deref() == vm;
+        self.events.iter().filter(seen).filter(of).collect()
+    }
+
+    /// The last change of a VM.
+    pub fn last_change(&self, vm: &str) -> Option<&Event> {
+        let is_replay = matches!(self.link, Link::Replay { .. });
+        let now = self.now().map_or(0, |m| m.at_ms);
+        self.events.iter().rfind(|e| {
+            (!is_replay || e.at_ms <= now)
+                && e.kind == EventKind::Change
+                && e.vm.as_deref() == Some(vm)
+        })
+    }
+
+    /// The VMs as they stand in the table.
+    pub fn rows(&self) -> Vec<&VmReport> {
+        let all = self.now().map_or(&[][..], |m| &m.vms.vms);
+        let filter = self.typing.as_ref().unwrap_or(&self.filter).to_lowercase();
+        let mut rows: Vec<&VmReport> = all
+            .iter()
+            .filter(|vm| {
+                [vm.name.as_str(), &vm.id, class_text(vm)]
+                    .iter()
+                    .any(|text| text.to_lowercase().contains(&filter))
+            })
+            .collect();
+        let by = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
+        rows.sort_by(|a, b| {
+            let order = match self.sort {
+                Sort::Name => Ordering::Equal,
+                Sort::Wait => by(a.wait, b.wait),
+                Sort::P99 => b.wait_p99_ns.cmp(&a.wait_p99_ns),
+                Sort::Used => by(a.used, b.used),
+                Sort::Packets => by(a.net_packets_per_s, b.net_packets_per_s),
+            };
+            let order = order.then_with(|| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
+            if self.reverse { order.reverse() } else { order }
+        });
+        rows
+    }
+
+    /// Place of the chosen VM in the table; the first while none was chosen or it is gone.
+    pub fn place(&self, rows: &[&VmReport]) -> usize {
+        let chosen = self.chosen.as_deref();
+        rows.iter()
+            .position(|vm| Some(vm.id.as_str()) == chosen)
+            .unwrap_or(0)
+    }
+
+    /// Identity of the VM whose history is shown.
+    pub fn subject(&self) -> Option<String> {
+        self.chosen
+            .clone()
+            .or_else(|| self.rows().first().map(|vm| vm.id.clone()))
+    }
+
+    /// A key was pressed. `height` is that of the screen.
+    pub fn key(&mut self, key: Key, height: usize) -> Then {
+        if self.typing.is_some() {
+            self.type_filter(key);
+            return Then::Draw;
+        }
+        if let Some(to) = self.travel(key) {
+            return Then::Go(to);
+        }
+        let screen = height.saturating_sub(6).max(1) as isize;
+        match key {
+            Key::Char('q') => return Then::Quit,
+            Key::Char('?' | 'h') if self.page != Page::Help => {
+                self.behind = self.page;
+                self.page = Page::Help;
+            }
+            Key::Escape if self.page == Page::Table => self.filter.clear(),
+            Key::Escape | Key::Backspace | Key::Char('?' | 'h') => {
+                self.page = match self.page {
+                    Page::Help => self.behind,
+                    _ => Page::Table,
+                };
+                self.scroll = 0;
+            }
+            Key::Char('e') => {
+                self.page = match self.page {
+                    Page::Events => Page::Table,
+                    _ => Page::Events,
+                };
+                self.scroll = 0;
+            }
+            Key::Char(' ') => self.still = !self.still,
+            Key::Char('+') | Key::Char('-') => self.hurry(key),
+            Key::Char('s') => {
+                let at = Sort::ALL.iter().position(|s| *s == self.sort).unwrap_or(0);
+                self.sort = Sort::ALL[(at + 1) % Sort::ALL.len()];
+            }
+            Key::Char('n') => self.sort = Sort::Name,
+            Key::Char('w') => self.sort = Sort::Wait,
+            Key::Char('p') => self.sort = Sort::P99,
+            Key::Char('u') => self.sort = Sort::Used,
+            Key::Char('k') => self.sort = Sort::Packets,
+            Key::Char('r') => self.reverse = !self.reverse,
+            Key::Char('/') if self.page == Page::Table => self.typing = Some(self.filter.clone()),
+            Key::Enter if self.page == Page::Table => {
+                self.chosen = self
+                    .rows()
+                    .get(self.place(&self.rows()))
+                    .map(|v| v.id.clone());
+                if self.chosen.is_some() {
+                    self.page = Page::History;
+                }
+            }
+            Key::Enter if self.page == Page::History => self.page = Page::Table,
+            Key::Up => self.step(-1),
+            Key::Down => self.step(1),
+            Key::PageUp => self.step(-screen),
+            Key::PageDown => self.step(screen),
+            Key::Home => self.step(isize::MIN / 2),
+            Key::End => self.step(isize::MAX / 2),
+            _ => {}
+        }
+        Then::Draw
+    }
+
+    fn type_filter(&mut self, key: Key) {
+        let Some(text) = &mut self.typing else {
+            return;
+        };
+        match key {
+            Key::Char(c) if text.chars().count() < FILTER && !c.is_control() => text.push(c),
+            Key::Backspace => drop(text.pop()),
+            Key::Enter => self.filter = self.typing.take().unwrap_or_default(),
+            Key::Escape => self.typing = None,
+            _ => {}
+        }
+    }
+
+    /// To which moment of a recording a key leads.
+    fn travel(&mut self, key: Key) -> Option<usize> {
+        let Link::Replay { at, of, .. } = self.link else {
+            return None;
+        };
+        let to = match key {
+            Key::Left => at.saturating_sub(1),
+            Key::Right => at + 1,
+            Key::PageUp => at.saturating_sub(60),
+            Key::PageDown => at + 60,
+            Key::Home => 0,
+            Key::End => of,
+            _ => return None,
+        };
+        Some(to.min(of.saturating_sub(1)))
+    }
+
+    fn hurry(&mut self, key: Key) {
+        if let Link::Replay { speed, .. } = &mut self.link {
+            *speed = match key {
+                Key::Char('+') => (*speed * 2).min(64),
+                _ => (*speed / 2).max(1),
+            };
+        }
+    }
+
+    /// Moves the choice, or the list of events.
+    fn step(&mut self, by: isize) {
+        if self.page == Page::Events {
+            let most = self.events(None).len().saturating_sub(1) as isize;
+            // Up is back in time.
+            self.scroll = (self.scroll as isize).saturating_sub(by).clamp(0, most) as usize;
+            return;
+        }
+        let rows = self.rows();
+        if rows.is_empty() {
+            return;
+        }
+        let to = (self.place(&rows) as isize).saturating_add(by);
+        let to = to.clamp(0, rows.len() as isize - 1) as usize;
+        self.chosen = Some(rows[to].id.clone());
+    }
+}
+
+/// A VM's class as it is written; a star where the meter chose it.
+pub fn class_text(vm: &VmReport) -> &'static str {
+    match (vm.class, vm.class_setting == ClassSetting::Auto) {
+        (Class::Ls, false) => "ls",
+        (Class::Ls, true) => "ls*",
+        (Class::Batch, false) => "batch",
+        (Class::Batch, true) => "batch*",
+        (Class::Turbo, false) => "turbo",
+        (Class::Turbo, true) => "turbo*",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{event, moment};
+
+    fn live(names: &[&str]) -> App {
+        let mut app = App::new("h".into(), Link::Live(None));
+        let mut m = moment(1000, names);
+        for (i, vm) in m.vms.vms.iter_mut().enumerate() {
+            vm.wait = i as f64 / 10.0;
+            vm.wait_p99_ns = Some(1000 - i as u64);
+        }
+        app.heard(m, vec![]);
+        app
+    }
+
+    fn names(app: &App) -> Vec<&str> {
+        app.rows().iter().map(|vm| vm.name.as_str()).collect()
+    }
+
+    fn press(app: &mut App, keys: &str) {
+        for c in keys.chars() {
+            let key = match c {
+                '\n' => Key::Enter,
+                '\x1b' => Key::Escape,
+                '\x08' => Key::Backspace,
+                'v' => Key::Down,
+                '^' => Key::Up,
+                c => Key::Char(c),
+            };
+            app.key(key, 24);
+        }
+    }
+
+    #[test]
+    fn the_table_is_sorted_by_what_was_asked_for() {
+        let mut app = live(&["b", "a", "c"]);
+        assert_eq!(
+            names(&app),
+            ["c", "a", "b"],
+            "who waits longest comes first"
+        );
+        press(&mut app, "p");
+        assert_eq!(names(&app), ["b", "a", "c"]);
+        press(&mut app, "n");
+        assert_eq!(names(&app), ["a", "b", "c"]);
+        press(&mut app, "r");
+        assert_eq!(names(&app), ["c", "b", "a"]);
+        press(&mut app, "rsssss");
+        assert_eq!(app.sort, Sort::Name, "s goes round");
+    }
+
+    #[test]
+    fn the_choice_stays_with_its_vm_when_the_order_changes() {
+        let mut app = live(&["b", "a", "c"]);
+        press(&mut app, "nv");
+        assert_eq!(app.chosen.as_deref(), Some("uml:b"));
+        press(&mut app, "w");
+        assert_eq!(app.place(&app.rows()), 2);
+        press(&mut app, "vvvvv");
+        assert_eq!(app.chosen.as_deref(), Some("uml:b"), "there is no further");
+        press(&mut app, "\n");
+        assert_eq!(
+            (app.page, app.subject().as_deref()),
+            (Page::History, Some("uml:b"))
+        );
+        press(&mut app, "\x1b");
+        assert_eq!(app.page, Page::Table);
+    }
+
+    #[test]
+    fn a_filter_holds_when_entered_and_not_when_given_up() {
+        let mut app = live(&["web1", "web2", "db01"]);
+        press(&mut app, "/WEB");
+        assert_eq!(names(&app).len(), 2, "while it is typed");
+        press(&mut app, "2\n");
+        assert_eq!(names(&app), ["web2"]);
+        press(&mut app, "/\x08\x08\x08\x08db\x1b");
+        assert_eq!(names(&app), ["web2"]);
+        press(&mut app, "\x1b");
+        assert_eq!(names(&app).len(), 3);
+        press(&mut app, "/q\n");
+        assert_eq!(
+            names(&app).len(),
+            0,
+            "q is a letter while a filter is typed"
+        );
+        press(&mut app, "v\n");
+        assert_eq!(app.page, Page::Table, "there is no VM to look at");
+    }
+
+    #[test]
+    fn held_still_it_shows_the_same_and_hears_what_happens() {
+        let mut app = live(&["a"]);
+        press(&mut app, " ");
+        app.heard(
+            moment(2000, &["a", "b"]),
+            vec![event(1500, Some("uml:a"), "x")],
+        );
+        assert_eq!(names(&app), ["a"]);
+        assert_eq!(app.events(None).len(), 1);
+        press(&mut app, " ");
+        app.heard(moment(3000, &["a", "b"]), vec![]);
+        assert_eq!(names(&app).len(), 2);
+    }
+
+    #[test]
+    fn a_recording_is_walked_through_and_knows_no_future() {
+        let link = Link::Replay {
+            at: 5,
+            of: 100,
+            speed: 1,
+            trouble: None,
+        };
+        let mut app = App::new("h".into(), link);
+        app.know(vec![
+            event(10, Some("uml:a"), "early"),
+            event(9000, Some("uml:a"), "late"),
+        ]);
+        app.push(moment(1000, &["a"]));
+        assert_eq!(app.events(Some("uml:a")).len(), 1);
+        assert_eq!(app.last_change("uml:a").unwrap().what, "early");
+        assert_eq!(app.key(Key::Left, 24), Then::Go(4));
+        assert_eq!(app.key(Key::PageUp, 24), Then::Go(0));
+        assert_eq!(app.key(Key::End, 24), Then::Go(99));
+        press(&mut app, "++++++++++");
+        assert!(matches!(app.link, Link::Replay { speed: 64, .. }));
+        assert_eq!(app.key(Key::Char('q'), 24), Then::Quit);
+    }
+
+    #[test]
+    fn what_is_kept_has_an_end() {
+        let mut app = live(&["a"]);
+        for i in 0..KEPT as u64 + 50 {
+            let events = (0..100).map(|n| event(i * 100 + n, None, "x")).collect();
+            app.heard(moment(i, &["a"]), events);
+        }
+        assert_eq!((app.past.len(), app.events(None).len()), (KEPT, EVENTS));
+    }
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola top`: the VMs of this host on a terminal, now or from a recording.
+//!
+//! | module | does |
+//! |---|---|
+//! | `app` | what is known, and what keys make of it |
+//! | `draw` | from there to a screen |
+//! | `live`, `replay` | where moments come from |
+//! | `terminal` | raw mode and back, keys |
+
+mod app;
+mod draw;
+mod live;
+mod replay;
+mod terminal;
+
+use crate::cli;
+use crate::error::{Failure, Outcome};
+
+/// Runs until `q`.
+pub fn run(args: &cli::Top) -> Outcome {
+    use std::io::IsTerminal;
+    let looks = draw::Looks {
+        colour: std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+    };
+    let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let instead = "top needs a terminal; `viola vms` prints the table once";
+    match &args.replay {
+        Some(file) => {
+            let replay = replay::Replay::open(file).map_err(Failure::usage)?;
+            match is_terminal {
+                true => replay.run(looks),
+                false => Err(Failure::usage(instead)),
+            }
+        }
+        None if !is_terminal => Err(Failure::usage(instead)),
+        None => live::run(&args.socket.path(), looks),
+    }
+}

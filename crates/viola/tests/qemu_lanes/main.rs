@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lanes on an SR-IOV NIC: a QEMU guest is the host, its igb has seven VFs. The guests are ten network namespaces in it,
+//! each with a bond, or a nested QEMU guest to which a VF is passed through. It is emulated: part of `make test-beds`.
+#![allow(clippy::unwrap_used)]
+
+mod host;
+mod nested;
+
+use std::time::{Duration, Instant};
+
+use viola_proto::lanes::Nic;
+
+use host::{GUESTS, Host, SOON, holders, names};
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn vfs_follow_the_load_and_no_connection_breaks() {
+    let host = Host::boot("lanes-load", GUESTS);
+    host.configure("");
+    host.start();
+    // Who sends much in each phase; as in fig. 14 some go on and some change places.
+    let heavy: [&[u32]; 3] = [
+        &[1, 2, 3, 4, 5, 6, 7],
+        &[2, 3, 5, 6, 7, 8, 9],
+        &[1, 3, 4, 6, 8, 9, 10],
+    ];
+    let phase = Duration::from_secs(20);
+    let rates: Vec<Vec<u32>> = (1..=GUESTS)
+        .map(|i| {
+            heavy
+                .iter()
+                .map(|h| if h.contains(&i) { 40 } else { 1 })
+                .collect()
+        })
+        .collect();
+    let begin = Instant::now();
+    host.traffic(phase, &rates);
+    for (k, heavy) in (1..).zip(heavy) {
+        let wanted = names(heavy);
+        let lanes = host.wait("the VFs with those that send most", |l| {
+            holders(l) == wanted
+        });
+        let at = begin.elapsed().as_secs_f32();
+        println!(
+            "phase {k}: at {at:.0} s the VFs are where they are to be; {:?}",
+            lanes.counts
+        );
+        let left = (phase * k).saturating_sub(begin.elapsed());
+        std::thread::sleep(left + Duration::from_secs(1));
+    }
+    let seen = host.seen();
+    let lanes = host.lanes().unwrap();
+    println!("{}", host.sh("grep -E 'VF [0-9]' /tmp/viola.log"));
+    let sum = |key: &str| seen.iter().filter_map(|s| s[key].as_u64()).sum::<u64>();
+    let worst = |key: &str| {
+        seen.iter()
+            .filter_map(|s| s[key].as_f64())
+            .fold(0.0, f64::max)
+    };
+    let switches = lanes.counts.granted + lanes.counts.revoked;
+    let mut took: Vec<u64> = lanes.switches.iter().map(|s| s.took_ns / 1000).collect();
+    took.sort_unstable();
+    println!(
+        "{switches} switches: {} of {} packets lost, longest gap {:.0} ms, worst stall of a stream {:.0} ms; \
+         a switch took {} us at the median, {} at most",
+        sum("lost"),
+        sum("sent"),
+        worst("longest_gap_ms"),
+        worst("worst_stall_ms"),
+        took[took.len() / 2],
+        took.last().unwrap()
+    );
+    assert_eq!(
+        (lanes.counts.failed, lanes.counts.kept),
+        (0, 0),
+        "{}",
+        host.log()
+    );
+    // 7 granted, then 2 and 3 taken and granted
+    assert!(switches >= 17, "{:?}", lanes.counts);
+    // On most both paths were used.
+    let used = |n: &&Nic| n.vf_packets > 100 && n.packets > 100;
+    assert!(
+        lanes.nics.iter().filter(used).count() >= 5,
+        "{:?}",
+        lanes.nics
+    );
+    // At most one packet a switch.
+    assert!(sum("lost") <= switches, "{}", host.log());
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
+    let host = Host::boot("lanes-faults", GUESTS);
+    host.configure("");
+    host.start();
+    let all = |rate: u32| vec![vec![rate]; GUESTS as usize];
+    let long = Duration::from_secs(130);
+    let mut rates = all(1);
+    for guest in &mut rates[..7] {
+        guest[0] = 20;
+    }
+    host.traffic(long, &rates);
+    let first = names(&[1, 2, 3, 4, 5, 6, 7]);
+    host.wait("seven VFs with seven guests", |l| holders(l) == first);
+    let says = |what: &str| {
+        let end = Instant::now() + SOON;
+        while !host.sh("cat /tmp/viola.log").contains(what) {
+            assert!(Instant::now() < end, "nothing of `{what}`: {}", host.log());
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    };
+
+    // The operator's word.
+    let said = host.sh("viola set n2 --lane never; viola set n9 --lane pin");
+    assert!(
+        said.contains("netns:n2: lane never") && said.contains("netns:n9: lane pin"),
+        "{said}"
+    );
+    let word = names(&[1, 3, 4, 5, 6, 7, 9]);
+    host.wait("n9 in n2's place", |l| holders(l) == word);
+    host.sh("viola set n2 --lane auto; viola set n9 --lane never");
+    host.wait("n2 back", |l| holders(l) == first);
+
+    // Killed: the VFs stay, and the next daemon finds them.
+    host.sh("kill -9 $(cat /tmp/pid); sleep 1");
+    let there = host.sh("for i in $(seq 10); do ip -n n$i -o link show | grep -c ': vf'; done");
+    assert_eq!(there.matches('1').count(), 7, "{there}");
+    host.start();
+    let lanes = host.wait("adopted", |l| holders(l) == first);
+    assert_eq!(
+        (lanes.counts.adopted, lanes.counts.granted),
+        (7, 0),
+        "{}",
+        host.log()
+    );
+
+    // Killed between failover and unplug: the guest sends by its paravirtual path and still has its VF.
+    host.sh(
+        r#"kill -9 $(cat /tmp/pid); sleep 0.5; ip -n n4 link set bond0 type bond active_slave eth0
+        sed -i 's/\("guest":"netns:n4"[^]]*\],"stage":"\)held/\1revoking/' /run/viola/lanes.json"#,
+    );
+    assert!(host.sh("cat /run/viola/lanes.json").contains("revoking"));
+    host.start();
+    says("netns:n4: VF");
+    let lanes = host.wait("n4 with a VF again", |l| holders(l) == first);
+    assert_eq!(
+        (lanes.counts.adopted, lanes.counts.recovered),
+        (6, 1),
+        "{}",
+        host.log()
+    );
+
+    // Its journal lost as well: what guests have is found with them.
+    host.sh("kill -9 $(cat /tmp/pid); sleep 0.5; rm /run/viola/lanes.json");
+    host.start();
+    let lanes = host.wait("found with them", |l| holders(l) == first);
+    assert_eq!(lanes.counts.adopted, 7, "{}", host.log());
+
+    // The NIC's VFs vanish while they are held: all go on by the bridge, and have VFs again once they are made again.
+    host.sh("echo 0 >/sys/class/net/eth0/device/sriov_numvfs");
+    says("its VFs were taken off");
+    host.wait("VFs made anew", |l| holders(l) == first);
+
+    // The PF goes down and up.
+    host.sh("ip link set eth0 down; sleep 1; ip link set eth0 up");
+    let end = Instant::now() + SOON;
+    let active =
+        "for i in 1 2 3 4 5 6 7; do ip -n n$i -d link show bond0; done | grep -c 'active_slave vf'";
+    while host.sh(active).trim() != "7" {
+        assert!(
+            Instant::now() < end,
+            "not on their VFs again: {}",
+            host.log()
+        );
+        std::thread::sleep(Duration::from_secs(1));
+    }
+
+    // Everything back, and on again.
+    let said = host.sh("viola stop --all");
+    assert!(said.contains("stock"), "{said}");
+    let lanes = host.wait("nobody with a VF", |l| holders(l).is_empty());
+    assert!(
+        !lanes.on && lanes.why.contains("viola stop --all"),
+        "{lanes:?}"
+    );
+    let macs = host.sh("ip link show eth0 | grep -c 'link/ether 00:00:00:00:00:00'");
+    assert_eq!(macs.trim(), "7", "{}", host.sh("ip link show eth0"));
+    host.sh("viola start");
+    host.wait("VFs again", |l| holders(l) == first);
+
+    // Two with the same address: neither may have a VF.
+    host.sh("ip -n n10 link set bond0 address 52:54:00:00:20:07");
+    says("n7 and n10 have the same address 52:54:00:00:20:07 at br0");
+    host.wait("n7 without a VF", |l| {
+        l.nics.iter().all(|n| n.name != "n7" && n.name != "n10")
+    });
+    host.sh("ip -n n10 link set bond0 address 52:54:00:00:20:0a");
+
+    host.seen();
+    // A guest dies with its VF.
+    let lanes = host.lanes().unwrap();
+    let one = holders(&lanes).into_iter().next().unwrap();
+    host.sh(&format!("ip netns del {one}"));
+    let free = host.wait("its VF free", |l| !holders(l).contains(&one));
+    assert!(free.nics.iter().all(|n| n.name != one), "{free:?}");
+    let said = host.sh("viola stop --all; sleep 1; viola restore");
+    assert!(!said.contains("not taken back"), "{said}");
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An operator's host: Debian with systemd and libvirt in an emulated PC, and small VMs of libvirt's in it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use viola_lab::qemu::{Image, Machine, Spec};
+use viola_proto::{VmList, VmReport};
+
+/// How long one script may take.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+/// How long something may take to come about in an emulated host on a busy machine.
+pub const SOON: Duration = Duration::from_secs(120);
+/// VMs; the first one only answers, the others are busy.
+pub const VMS: u32 = 3;
+
+/// What an operator has before viola comes: a bridge, and VMs on core 1 that answer at 10.20.0.1N.
+const SET_UP: &str = r#"
+    set -e
+    ip link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0
+    ip addr add 10.20.0.1/24 dev br0; ip link set br0 up
+    for i in $(seq $VMS); do
+        n=db0$i; busy=; [ $i != 1 ] || busy=idle
+        cat >/root/$n.xml <<XML
+<domain type='kvm'><name>$n</name><memory unit='MiB'>128</memory><vcpu placement='static' cpuset='1'>1</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type><kernel>/srv/guests/vmlinuz</kernel><initrd>/srv/guests/initrd.img</initrd>
+<cmdline>console=ttyS0 rdinit=/boot mitigations=off tsc=reliable no_timer_check quiet net.ifnames=0 $busy address=10.20.0.1$i</cmdline></os>
+<cpu mode='host-passthrough'/><features><acpi/></features><on_reboot>restart</on_reboot>
+<devices><interface type='bridge'><source bridge='br0'/><model type='virtio'/><mac address='52:54:00:20:00:0$i'/></interface>
+<serial type='file'><source path='/var/log/libvirt/qemu/$n.console'/></serial><memballoon model='none'/></devices></domain>
+XML
+        virsh -q define /root/$n.xml
+    done
+    for i in $(seq $VMS); do
+        virsh -q start db0$i
+        for try in $(seq 90); do ping -c 1 -W 1 10.20.0.1$i >/dev/null && break; done
+        ping -c 1 -W 5 10.20.0.1$i >/dev/null
+    done
+    echo set up"#;
+
+pub struct Host {
+    pub machine: Machine,
+    _folder: tempfile::TempDir,
+}
+
+/// The package for hosts, which `make deb` has made.
+fn package() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build/deb");
+    let name = format!("viola_{}-1_amd64.deb", env!("CARGO_PKG_VERSION"));
+    let package = folder.join(&name);
+    assert!(
+        package.exists(),
+        "there is no build/deb/{name}; run `make deb`"
+    );
+    package
+}
+
+fn run(program: &str, args: &[&str]) {
+    let done = Command::new(program).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{program} {args:?}: {text}");
+}
+
+/// The package, and the same with a higher version, in folders as `make deb` leaves them.
+fn pack(folder: &Path) -> PathBuf {
+    let package = package();
+    let text = |path: &Path| path.display().to_string();
+    let deb = folder.join("build/deb");
+    std::fs::create_dir_all(&deb).unwrap();
+    std::fs::copy(&package, deb.join(package.file_name().unwrap())).unwrap();
+    let tree = folder.join("tree");
+    run("dpkg-deb", &["-R", &text(&package), &text(&tree)]);
+    let control = tree.join("DEBIAN/control");
+    let words = std::fs::read_to_string(&control).unwrap();
+    let words: Vec<String> = words
+        .lines()
+        .map(|l| match l.starts_with("Version:") {
+            true => "Version: 99.0-1".into(),
+            false => l.to_owned(),
+        })
+        .collect();
+    std::fs::write(&control, words.join("\n") + "\n").unwrap();
+    let next = text(&deb.join("viola_99.0-1_amd64.deb"));
+    run(
+        "dpkg-deb",
+        &["--root-owner-group", "-b", &text(&tree), &next],
+    );
+    let archive = folder.join("packages.tar");
+    run(
+        "tar",
+        &["-cf", &text(&archive), "-C", &text(folder), "build"],
+    );
+    archive
+}
+
+impl Host {
+    /// Boots it, with VMs and the packages in /root/build/deb.
+    pub fn boot() -> Self {
+        let begin = Instant::now();
+        let folder = tempfile::tempdir().unwrap();
+        let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "debian");
+        let image = image.unwrap_or_else(|e| panic!("{e}; scripts/debian-image.sh makes it"));
+        let root = image.kernel().with_file_name("root.img");
+        let spec = Spec::new("operator").memory(3072).cpus(2);
+        // what is written to the disk is forgotten
+        let mut spec = spec.disk("root", &root, "raw,snapshot=on");
+        spec.cores.clear();
+        spec.kernel_args.push("net.ifnames=0".into());
+        let spec = spec.disk("packages", &pack(folder.path()), "raw");
+        let machine =
+            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let host = Self {
+            machine,
+            _folder: folder,
+        };
+        host.step(begin, "the host is up");
+        host.good("tar -x -f /dev/vdb -C /root");
+        let said = host.good(&format!("VMS={VMS}; {SET_UP}"));
+        assert!(said.ends_with("set up\n"), "{said}");
+        host.step(begin, "its VMs answer");
+        host
+    }
+
+    pub fn step(&self, begin: Instant, what: &str) {
+        println!("{:4.0} s: {what}", begin.elapsed().as_secs_f32());
+    }
+
+    /// What a script says, whatever comes of it.
+    pub fn sh(&self, script: &str) -> String {
+        let output = self
+            .machine
+            .exec(&format!("cd /root; {script}"), PATIENCE)
+            .unwrap();
+        assert!(!output.timed_out, "{script}: {output:?}\n{}", self.log());
+        format!("{}{}", output.stdout, output.stderr)
+    }
+
+    /// What a script says that has to succeed.
+    pub fn good(&self, script: &str) -> String {
+        let output = self
+            .machine
+            .exec(&format!("cd /root; {script}"), PATIENCE)
+            .unwrap();
+        let is_good = !output.timed_out && output.status == 0;
+        assert!(is_good, "{script}: {output:?}\n{}", self.log());
+        format!("{}{}", output.stdout, output.stderr)
+    }
+
+    pub fn log(&self) -> String {
+        let tail =
+            "journalctl -u viola -u libvirtd --no-pager | tail -n 60; virsh list --all; uptime";
+        let output = self.machine.exec(tail, PATIENCE);
+        output.map_or_else(|e| e.to_string(), |o| o.stdout)
+    }
+
+    /// VMs as the daemon shows them; none while it does not answer.
+    pub fn vms(&self) -> Vec<VmReport> {
+        let text = self.sh("viola vms --json 2>/dev/null");
+        let list: Option<VmList> = serde_json::from_str(&text).ok();
+        list.map_or_else(Vec::new, |list| list.vms)
+    }
+
+    pub fn vm(&self, name: &str) -> Option<VmReport> {
+        self.vms().into_iter().find(|vm| vm.name == name)
+    }
+
+    /// A number of `/metrics`.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let text = self.sh("curl -s --unix-socket /run/viola/viola.sock http://viola/metrics");
+        let mut values = text
+            .lines()
+            .filter_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        values.next()?.trim().parse().ok()
+    }
+
+    /// Waits until something is so; how long that took.
+    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) -> Duration {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(
+                begin.elapsed() < SOON,
+                "not {what}:\n{}\n{}",
+                self.sh("viola vms; viola check"),
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        begin.elapsed()
+    }
+
+    /// Waits until a VM is scheduled by this, in this class.
+    pub fn until_scheduled(&self, name: &str, class: &str, by: &str) {
+        self.until(&format!("{name} of class {class} by {by}"), || {
+            let vm = self.vm(name);
+            let said = vm.and_then(|vm| serde_json::to_value(vm).ok());
+            said.is_some_and(|vm: Value| vm["class"] == class && vm["scheduled_by"] == by)
+        });
+    }
+
+    /// vCPU threads that are real-time.
+    pub fn real_time(&self) -> u32 {
+        let text = self.sh("ps -eLo cls,comm | grep -c '^ *FF.*CPU [0-9]*/'");
+        let first = text.lines().next();
+        first.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// How long the first VM takes to answer, in ms: median and 99th percentile of so many pings.
+    pub fn answers(&self, count: u32) -> (f64, f64) {
+        let text = self.sh(&format!("ping -c {count} -i 0.1 10.20.0.11"));
+        let mut times: Vec<f64> = text
+            .lines()
+            .filter_map(|l| l.split_once("time=")?.1.split(' ').next()?.parse().ok())
+            .collect();
+        assert!(
+            times.len() as u32 * 10 > count * 9,
+            "answers are lost: {text}"
+        );
+        times.sort_by(f64::total_cmp);
+        (times[times.len() / 2], times[times.len() * 99 / 100])
+    }
+}

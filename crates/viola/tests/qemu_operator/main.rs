@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! viola on an operator's host: the book's first page from the package to a VM that answers sooner, each line of it; and
+//! what happens to a host afterwards. It is an emulated PC with libvirt, and VMs in it: part of `make test-beds`.
+#![allow(clippy::unwrap_used)]
+
+mod host;
+mod page;
+
+use std::time::{Duration, Instant};
+
+use host::{Host, VMS};
+
+/// How many times sooner the VM has to answer, at the median or at the 99th percentile of pings, whichever is more.
+const SOONER: f64 = 10.0;
+
+#[test]
+#[ignore = "boots an emulated PC with VMs in it: make test-beds"]
+fn from_the_package_to_a_vm_that_answers_sooner_and_through_what_may_happen() {
+    let begin = Instant::now();
+    let host = Host::boot();
+    let stock = host.answers(60);
+    let sooner = page::follow(&host, begin, stock);
+    host.step(begin, "the page was followed to its end");
+    the_unit_lets_it_work(&host);
+    libvirt_tells(&host);
+    host.step(begin, "libvirt's quotas, its daemon's end and restart");
+    the_daemon_goes_and_comes(&host);
+    host.step(begin, "restart and kill of the daemon");
+    vms_go_and_come(&host);
+    host.step(begin, "reset, end, start and another name of VMs");
+    a_full_disk(&host);
+    an_upgrade_and_a_removal(&host);
+    host.step(begin, "a full disk, an upgrade, the removal");
+    assert!(
+        sooner >= SOONER,
+        "db01 answered {sooner:.1} times sooner only"
+    );
+}
+
+fn libvirt_tells(host: &Host) {
+    let connected = |is: f64| host.metric("viola_libvirt_connected") == Some(is);
+    let domains = || host.metric("viola_libvirt_domains") == Some(f64::from(VMS));
+    host.until("libvirt connected", || connected(1.0) && domains());
+    let check = host.good("viola check");
+    assert!(
+        check.contains(&format!("{VMS} qemu ({VMS} of libvirt)")),
+        "{check}"
+    );
+
+    // A quota holds although real-time threads are not held to it by the kernel.
+    host.good("viola start; viola set db01 --class ls");
+    host.until_scheduled("db02", "batch", "slots");
+    let before = host.metric("viola_libvirt_events_total").unwrap();
+    host.good("virsh schedinfo db02 --live vcpu_period=100000 vcpu_quota=20000");
+    assert!(host.metric("viola_libvirt_events_total").unwrap() > before);
+    let used = || host.vm("db02").map_or(0.0, |vm| vm.used);
+    // its share is 50 %: the first VM is idle
+    let took = host.until("the quota of 20 % held", || (0.0..0.3).contains(&used()));
+    std::thread::sleep(Duration::from_secs(5));
+    let mean = (0..5).map(|_| used()).sum::<f64>() / 5.0;
+    println!(
+        "with a quota of 20 % db02 used {:.0} %, {took:?} after it was set",
+        mean * 100.0
+    );
+    assert!(mean < 0.3, "{mean}");
+    host.good("virsh schedinfo db02 --live vcpu_quota=-1");
+    host.until("its share again", || used() > 0.35);
+
+    // Libvirt's daemon goes: the VMs stay with viola, which does not start it again by asking.
+    host.good("systemctl stop libvirtd 2>/dev/null");
+    host.until("libvirt gone", || connected(0.0));
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(host.sh("systemctl is-active libvirtd").trim(), "inactive");
+    assert_eq!(host.vms().len(), VMS as usize);
+    host.until_scheduled("db01", "ls", "slots");
+    host.good("systemctl start libvirtd");
+    host.until("libvirt connected again", || connected(1.0));
+    host.good("systemctl restart libvirtd");
+    host.until("connected after a restart", || connected(1.0) && domains());
+}
+
+/// What lanes and vpipe write to is writable for the service, and what viola never sets is not.
+fn the_unit_lets_it_work(host: &Host) {
+    let inside = "nsenter -m -t $(systemctl show -p MainPID --value viola)";
+    host.good(&format!(
+        "{inside} sh -ec 'echo 1 >/proc/sys/net/ipv6/conf/br0/disable_ipv6; echo >/sys/bus/pci/devices/0000:00:01.0/driver_override; \
+         test -w /sys/bus/pci/drivers_probe'"
+    ));
+    let refused = host.sh(&format!(
+        "{inside} sh -c 'echo -1 >/proc/sys/kernel/sched_rt_runtime_us'; {inside} sh -c 'echo x >/usr/x'; {inside} mkdir /sys/fs/cgroup/x"
+    ));
+    assert_eq!(
+        refused.matches("Read-only file system").count(),
+        3,
+        "{refused}"
+    );
+}
+
+fn the_daemon_goes_and_comes(host: &Host) {
+    host.good("viola set db01 --class ls --keep; viola set db02 --weight 300");
+    // Whoever scrapes meanwhile gets a whole answer or none.
+    host.good(
+        "rm -f odd; (for i in $(seq 60); do curl -s --max-time 5 --unix-socket /run/viola/viola.sock http://viola/metrics >scrape \
+         && { grep -q '^process_resident_memory_bytes [0-9]*$' scrape || cp scrape odd; }; sleep 0.2; done) \
+         </dev/null >/dev/null 2>&1 & systemctl restart viola",
+    );
+    host.until_scheduled("db01", "ls", "slots");
+    assert_eq!(
+        host.vm("db02").unwrap().weight,
+        256,
+        "it was not to be kept"
+    );
+    assert_eq!(host.sh("cat odd 2>/dev/null"), "", "half a scrape");
+
+    host.good("kill -9 $(systemctl show -p MainPID --value viola)");
+    host.until("systemd starts it again", || {
+        host.sh("systemctl show -p NRestarts --value viola").trim() == "1"
+            && host.sh("systemctl is-active viola").trim() == "active"
+    });
+    host.until_scheduled("db01", "ls", "slots");
+    host.until("one of each process", || {
+        host.sh("pgrep -xc viola-libvirt; pgrep -xc viola-watchdog") == "1\n1\n"
+    });
+}
+
+fn vms_go_and_come(host: &Host) {
+    // A reboot: the process stays, and so does all that was said of it.
+    let pid = host.vm("db01").unwrap().pid;
+    host.good(
+        "virsh -q reset db01; sleep 1; for i in $(seq 120); do ping -c 1 -W 1 10.20.0.11 >/dev/null && exit 0; done; exit 1",
+    );
+    assert_eq!(host.vm("db01").unwrap().pid, pid);
+    host.until_scheduled("db01", "ls", "slots");
+
+    host.good("virsh -q destroy db03");
+    host.until("db03 gone", || host.vm("db03").is_none());
+    host.good("virsh -q start db03");
+    let took = host.until("db03 found", || host.vm("db03").is_some());
+    println!("found {took:?} after libvirt said that it runs");
+    // Another name, which a VM of libvirt's can get while it is off.
+    host.good("virsh -q destroy db03; virsh -q domrename db03 web03 2>&1; virsh -q start web03");
+    host.until("it by its new name", || {
+        host.vm("web03").is_some() && host.vm("db03").is_none()
+    });
+    host.good("viola set web03 --class batch");
+}
+
+fn a_full_disk(host: &Host) {
+    host.sh("fallocate -l $(( $(df --output=avail -B1 / | tail -n 1) - (1 << 20) )) /var/full; dd if=/dev/zero of=/var/full2 bs=4k 2>/dev/null");
+    let said = host.sh("viola set db02 --class ls --keep; echo $?");
+    assert!(said.contains("No space left on device"), "{said}");
+    let said = host.good("viola set db02 --class batch");
+    assert!(said.contains("class batch"), "{said}");
+    assert_eq!(host.vms().len(), VMS as usize);
+    host.good("rm /var/full /var/full2; viola set db02 --class batch --keep");
+}
+
+fn an_upgrade_and_a_removal(host: &Host) {
+    let before = host.sh("systemctl show -p MainPID --value viola");
+    host.good(
+        "echo '# mine' >>/etc/viola/viola.toml; apt-get install -y ./build/deb/viola_99.0-1_amd64.deb 2>&1",
+    );
+    assert_ne!(
+        host.sh("systemctl show -p MainPID --value viola"),
+        before,
+        "the new version runs"
+    );
+    host.good("grep -q '^# mine$' /etc/viola/viola.toml");
+    host.until_scheduled("db01", "ls", "slots");
+    host.until("one that asks libvirt", || {
+        host.sh("pgrep -xc viola-libvirt").trim() == "1"
+    });
+    let said = page::removal(host);
+    assert_eq!(host.real_time(), 0, "{said}");
+    let left = host.sh("pgrep -l viola | grep -v viola-guest");
+    assert_eq!(left, "", "{said}");
+    host.good(
+        "ping -c 1 -W 10 10.20.0.11; test -e /etc/viola/viola.toml; apt-get purge -y viola 2>&1; test ! -e /etc/viola/viola.toml",
+    );
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The book's first page, line by line: each command of its part on hosts is run as it is written there. A line that is
+//! not known here fails the test, so the page and what was tried do not part.
+
+use std::time::{Duration, Instant};
+
+use crate::host::{Host, VMS};
+
+const PAGE: &str = include_str!("../../../../docs/src/start.md");
+/// After it comes what is for hosts.
+const BEGIN: &str = "On a host with VMs";
+/// Commands of the page's part for hosts: indented lines without their comments, and those in the text.
+fn commands() -> Vec<String> {
+    let (_, part) = PAGE.split_once(BEGIN).unwrap();
+    let mut found = Vec::new();
+    for line in part.lines() {
+        if let Some(line) = line.strip_prefix("    ") {
+            found.push(line.split(" #").next().unwrap_or(line).trim().to_owned());
+            continue;
+        }
+        let quoted = line.split('`').skip(1).step_by(2);
+        let is_command = |text: &&str| text.contains(' ') && !text.starts_with("viola run");
+        found.extend(quoted.filter(is_command).map(str::to_owned));
+    }
+    found
+}
+
+/// Follows the page up to its last line, which takes viola away; how many times sooner the first VM answered on the way.
+pub fn follow(host: &Host, begin: Instant, stock: (f64, f64)) -> f64 {
+    let mut ratio = 0.0;
+    let commands = commands();
+    assert!(commands.len() >= 12, "{commands:?}");
+    for command in &commands {
+        match command.as_str() {
+            // `make test-beds` has made it, and the test has put it there.
+            "make deb" => drop(host.good("ls build/deb/viola_*.deb")),
+            "adduser NAME viola" => {
+                host.until("the daemon answers", || host.vms().len() == VMS as usize);
+                host.good(
+                    "adduser --quiet --disabled-password --comment '' ann; adduser ann viola",
+                );
+                let said = host.good("su ann -c 'viola vms'");
+                assert!(said.contains("db01"), "{said}");
+            }
+            "viola check" => {
+                let said = host.good(command);
+                assert!(said.contains(&format!("{VMS} qemu")), "{said}");
+                println!("{said}");
+            }
+            "viola vms" => {
+                host.until("VMs seen", || host.vms().len() == VMS as usize);
+                println!("{}", host.good(command));
+            }
+            "viola top" => {
+                let drawn = host.sh(
+                    "(sleep 15; printf q) | timeout 60 script -qec 'stty rows 24 cols 80; viola top' /dev/null; echo ended $?",
+                );
+                assert!(
+                    drawn.contains("P99") && drawn.contains("ended 0"),
+                    "{drawn}"
+                );
+            }
+            // a key of the configuration, as it is for this host
+            "[slices]" => {}
+            "cores = \"4-15\"" => drop(host.good(
+                "sed -i '/^\\[slices\\]/,/^\\[turbo\\]/s/^#cores = .*/cores = \"1\"/' /etc/viola/viola.toml; \
+                 grep -q '^cores = \"1\"' /etc/viola/viola.toml",
+            )),
+            "systemctl reload viola" => drop(host.good(command)),
+            "viola set db01 --class ls" => ratio = sooner(host, begin, command, stock),
+            "journalctl -u viola VIOLA_KIND=change" => {
+                let said = host.good(command);
+                assert!(said.contains("db01"), "{said}");
+            }
+            // at the end, by [`removal`]
+            "apt remove viola" => {}
+            other => {
+                let plain = ["apt install ", "viola set ", "viola stop ", "viola start", "curl "];
+                assert!(
+                    plain.iter().any(|p| other.starts_with(p)),
+                    "`{other}` stands on the first page, and this test does not know it"
+                );
+                let said = host.good(&other.replace("apt install", "apt install -y"));
+                assert!(!said.trim().is_empty(), "{other}");
+                host.step(begin, other);
+            }
+        }
+    }
+    ratio
+}
+
+/// With cores of its own, and of class ls, the first VM answers many times sooner than by stock scheduling.
+fn sooner(host: &Host, begin: Instant, command: &str, stock: (f64, f64)) -> f64 {
+    host.good(command);
+    host.until_scheduled("db01", "ls", "slots");
+    assert!(host.real_time() >= 1);
+    std::thread::sleep(Duration::from_secs(5));
+    let now = host.answers(60);
+    println!("{}", host.sh("viola vms"));
+    host.step(
+        begin,
+        &format!(
+            "db01 answers in {:.1} ms, p99 {:.1}; by stock scheduling {:.1} ms, p99 {:.1}",
+            now.0, now.1, stock.0, stock.1
+        ),
+    );
+    (stock.0 / now.0).max(stock.1 / now.1)
+}
+
+/// The page's last command.
+pub fn removal(host: &Host) -> String {
+    assert!(commands().iter().any(|c| c == "apt remove viola"));
+    host.good("apt remove -y viola 2>&1")
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent's part of a turbo core in a QEMU guest: a PC's interrupts, real virtio-net with several queues, cgroups, vCPUs and
+//! interfaces that come and go. It is emulated: part of `make test-beds`.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use serde_json::{Value, json};
+use viola_lab::qemu::{Image, Machine, Spec};
+
+/// How long emulated guests may take; the agent itself looks every ten seconds.
+const SOON: Duration = Duration::from_secs(90);
+const CONFIG: &str = "/tmp/turbo.toml";
+
+struct Vm {
+    machine: Machine,
+    _folder: tempfile::TempDir,
+}
+
+impl Vm {
+    /// Boots one with so many vCPUs of three, two queues of virtio-net, and a disk.
+    fn boot(vcpus: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        network();
+        let disk = folder.path().join("d.img");
+        std::fs::File::create(&disk)
+            .unwrap()
+            .set_len(8 << 20)
+            .unwrap();
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
+        let spec = Spec::new("turbo")
+            .cpus(vcpus)
+            .on(&[])
+            .arg(&format!("-smp {vcpus},maxcpus=3"))
+            .memory(512)
+            .disk("d0", &disk, "raw")
+            .arg(
+                "-netdev tap,id=n0,ifname=tap0,script=no,downscript=no,queues=2 \
+                 -device virtio-net-pci,netdev=n0,mac=52:54:00:77:00:11,mq=on,vectors=6",
+            );
+        let machine =
+            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let vm = Self {
+            machine,
+            _folder: folder,
+        };
+        vm.sh(
+            "modprobe virtio_net; ip link set lo up; ip address add 10.77.0.11/24 dev eth0; ip link set eth0 up; \
+             mkdir -p /run/viola; mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup; \
+             ping -c 1 -w 20 10.77.0.1 >/dev/null",
+        );
+        vm
+    }
+
+    fn sh(&self, script: &str) -> String {
+        let text = self.machine.sh(script).unwrap_or_else(|e| {
+            let log = self.machine.sh("cat /tmp/agent.log").unwrap_or_default();
+            panic!("{e}\nthe agent says: {log}")
+        });
+        text.trim().to_owned()
+    }
+
+    fn start_agent(&self, cpu: u32) {
+        self.sh(&format!(
+            "printf '[turbo]\\ncpu = {cpu}\\nbandwidth_mbit = 1000\\n' >{CONFIG}; \
+             viola-agent --config {CONFIG} </dev/null >/tmp/agent.log 2>&1 & echo $! >/tmp/agent.pid"
+        ));
+        self.wait("the agent answers", || {
+            self.machine.sh(&status("status --json")).is_ok()
+        });
+    }
+
+    /// Ends it by a signal, and waits until it is gone.
+    fn end_agent(&self, signal: &str) {
+        self.sh(&format!(
+            "kill -{signal} $(cat /tmp/agent.pid); while [ -e /proc/$(cat /tmp/agent.pid)/exe ]; do usleep 50000; done"
+        ));
+    }
+
+    fn report(&self) -> Value {
+        let text = self.sh(&status("status --json"));
+        let all: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        all["turbo"].clone()
+    }
+
+    fn wait_state(&self, wanted: &str) {
+        self.wait(wanted, || self.report()["state"] == wanted);
+    }
+
+    fn wait(&self, what: &str, done: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !done() {
+            let log = || {
+                let show = status("status");
+                self.machine
+                    .sh(&format!("cat /tmp/agent.log; {show}"))
+                    .unwrap_or_default()
+            };
+            assert!(begin.elapsed() < SOON, "not: {what}\n{}", log());
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+
+    /// What is not as wished of a part, in the agent's words.
+    fn left(&self, part: &str) -> String {
+        let report = self.report();
+        let of = |left: &&Value| left["part"] == part;
+        let all = report["left"].as_array().unwrap().iter().filter(of);
+        all.map(|left| left["why"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+
+    /// All that the agent may change.
+    fn settings(&self) -> String {
+        self.sh(
+            "for f in /proc/irq/[0-9]*/smp_affinity_list /sys/class/net/eth*/queues/*/*ps_cpus /sys/class/net/eth*/queues/*/rps_flow_cnt \
+             /sys/block/vd*/queue/rq_affinity /sys/devices/virtual/workqueue/cpumask /proc/sys/net/core/rmem_* /proc/sys/net/ipv4/tcp_rmem \
+             /sys/fs/cgroup/cgroup.subtree_control /sys/fs/cgroup/*/cpuset.cpus; do [ ! -e $f ] || echo $f $(cat $f); done; \
+             grep Cpus_allowed_list /proc/1/status /proc/self/status | cut -d: -f 3; ls -d /sys/fs/cgroup/viola* 2>/dev/null || true",
+        )
+    }
+
+    /// Where the interrupts of an interface's queues are to go; the kernel moves each when it comes for the first time.
+    fn queues(&self, nic: &str) -> Vec<String> {
+        let text = self.sh(&format!(
+            "d=$(basename $(readlink -f /sys/class/net/{nic}/device)); \
+             for n in $(sed -n \"s/^ *\\([0-9]*\\):.* $d-.*put.*/\\1/p\" /proc/interrupts); do cat /proc/irq/$n/smp_affinity_list; done"
+        ));
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Interrupts of eth0 on each of the first two vCPUs so far.
+    fn interrupts(&self) -> [u64; 2] {
+        let text = self.sh("d=$(basename $(readlink -f /sys/class/net/eth0/device)); \
+             awk \"/$d-.*put/{a+=\\$2;b+=\\$3}END{print a+0,b+0}\" /proc/interrupts");
+        let mut numbers = text.split(' ').map(|n| n.parse().unwrap());
+        [numbers.next().unwrap(), numbers.next().unwrap()]
+    }
+
+    /// Interrupts of eth0 on each vCPU while packets come and go.
+    fn traffic(&self) -> [u64; 2] {
+        let before = self.interrupts();
+        self.sh("ping -q -c 40 -i 0.02 -w 20 10.77.0.1 >/dev/null");
+        let after = self.interrupts();
+        [after[0] - before[0], after[1] - before[1]]
+    }
+}
+
+fn status(words: &str) -> String {
+    format!("viola-agent --config {CONFIG} {words} 2>&1")
+}
+
+/// A network namespace for the calling thread, with a tap of two queues.
+fn network() {
+    // SAFETY: only this thread gets another network namespace; no descriptors are unshared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+    for words in [
+        "link set lo up",
+        "tuntap add dev tap0 mode tap multi_queue",
+        "address add 10.77.0.1/24 dev tap0",
+        "link set tap0 up",
+    ] {
+        let done = Command::new("ip").args(words.split(' ')).output().unwrap();
+        assert!(done.status.success(), "ip {words}: {done:?}");
+    }
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
+    let vm = Vm::boot(2);
+    vm.sh("for n in $(sed -n 's/^ *\\([0-9]*\\):.*virtio.*put.*/\\1/p' /proc/interrupts); do echo 1 >/proc/irq/$n/smp_affinity_list; done");
+    let before = vm.settings();
+    let [_, other] = vm.traffic();
+    assert!(other > 20, "interrupts come to vCPU 1: {other}");
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    let queues = vm.queues("eth0");
+    assert!(
+        queues.len() >= 4 && queues.iter().all(|q| q == "0"),
+        "{queues:?}"
+    );
+    vm.traffic();
+    let [turbo, other] = vm.traffic();
+    assert!(turbo > 20 && other == 0, "{turbo} {other}");
+    // the disk has a queue for each vCPU, whose interrupts the kernel keeps
+    let left = vm.left("interrupts");
+    assert!(
+        left.contains("-req.") && left.contains("the kernel lets nobody set its affinity"),
+        "{left}"
+    );
+    // unbound work, buffers
+    assert_eq!(vm.sh("cat /sys/devices/virtual/workqueue/cpumask"), "1");
+    let rmem: u64 = vm
+        .sh("cut -f 3 /proc/sys/net/ipv4/tcp_rmem")
+        .parse()
+        .unwrap();
+    assert!(rmem >= 45_000_000, "{rmem}");
+    // applications, also one that wants to be there
+    let report = vm.report();
+    assert_eq!(report["applications"], "partition", "{report}");
+    let cpus = vm.sh(
+        "sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 & taskset -p 3 $! >/dev/null 2>&1; sleep 1; \
+         sed -n 's/Cpus_allowed_list:.//p' /proc/$!/status; cut -d' ' -f 39 /proc/$!/stat; kill $!",
+    );
+    assert_eq!(cpus, "1\n1");
+    // threads that poll an interface in the kernel's place
+    vm.sh("echo 1 >/sys/class/net/eth0/threaded");
+    vm.wait("threads of NAPI are moved", || {
+        let cpus = vm.sh("for t in $(pgrep '^napi/eth0'); do sed -n 's/Cpus_allowed_list:.//p' /proc/$t/status; done");
+        !cpus.is_empty() && cpus.lines().all(|c| c == "0")
+    });
+    vm.sh("echo 0 >/sys/class/net/eth0/threaded");
+    // killed: all stays until the next start or a word
+    vm.end_agent("KILL");
+    assert_ne!(vm.settings(), before);
+    vm.sh(&status("restore"));
+    assert_eq!(vm.settings(), before);
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    vm.end_agent("TERM");
+    assert_eq!(vm.settings(), before);
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn vcpus_and_interfaces_that_come_and_go_are_followed() {
+    let vm = Vm::boot(2);
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    // an interface
+    let netdev = json!({"type": "user", "id": "h1"});
+    vm.machine.qmp("netdev_add", Some(netdev)).unwrap();
+    let device = json!({"driver": "virtio-net-pci", "id": "nic1", "netdev": "h1", "mac": "52:54:00:77:00:12", "bus": "rp1"});
+    vm.machine.qmp("device_add", Some(device)).unwrap();
+    vm.wait("eth1 is there", || {
+        vm.machine.sh("ls /sys/class/net/eth1").is_ok()
+    });
+    vm.sh("ip link set eth1 up");
+    vm.wait("interrupts of eth1 are moved", || {
+        let queues = vm.queues("eth1");
+        queues.len() >= 2 && queues.iter().all(|q| q == "0")
+    });
+    vm.wait("eth1 is named", || vm.report().to_string().contains("eth1"));
+    vm.machine.forget_events();
+    let nic = json!({"id": "nic1"});
+    vm.machine.qmp("device_del", Some(nic)).unwrap();
+    vm.machine
+        .wait_event("DEVICE_DELETED", |data| data["device"] == "nic1", SOON)
+        .unwrap();
+    vm.wait("eth1 is forgotten", || {
+        !vm.report().to_string().contains("eth1")
+    });
+    assert_eq!(vm.report()["state"], "in force");
+    // a vCPU
+    let xps = || vm.sh("cat /sys/class/net/eth0/queues/tx-1/xps_cpus");
+    assert_eq!(xps(), "2");
+    let cpu = json!({"driver": "max-x86_64-cpu", "id": "cpu2", "socket-id": 0, "core-id": 2, "thread-id": 0});
+    vm.machine.qmp("device_add", Some(cpu)).unwrap();
+    vm.wait("a third vCPU is there", || {
+        vm.machine
+            .sh("ls /sys/devices/system/cpu/cpu2/online")
+            .is_ok()
+    });
+    vm.sh("echo 1 >/sys/devices/system/cpu/cpu2/online");
+    vm.wait("programs may use it", || xps() == "6");
+    vm.machine.forget_events();
+    let cpu = json!({"id": "cpu2"});
+    vm.machine.qmp("device_del", Some(cpu)).unwrap();
+    vm.machine
+        .wait_event("DEVICE_DELETED", |data| data["device"] == "cpu2", SOON)
+        .unwrap();
+    vm.wait("it is forgotten", || xps() == "2");
+    assert_eq!(vm.report()["state"], "in force");
+    // the last one for programs
+    vm.sh("echo 0 >/sys/devices/system/cpu/cpu1/online");
+    vm.wait_state("off: this VM has one vCPU; turbo needs a second one for the applications");
+    assert_eq!(vm.report()["changes"], json!([]));
+    vm.sh("echo 1 >/sys/devices/system/cpu/cpu1/online");
+    vm.wait_state("in force");
+    vm.end_agent("TERM");
+    // and the turbo vCPU itself
+    vm.start_agent(1);
+    vm.wait_state("in force");
+    assert!(vm.queues("eth0").iter().all(|q| q == "1"));
+    vm.sh("echo 0 >/sys/devices/system/cpu/cpu1/online");
+    vm.wait_state("off: this VM has one vCPU; turbo needs a second one for the applications");
+    vm.sh("echo 1 >/sys/devices/system/cpu/cpu1/online");
+    vm.wait_state("in force");
+    vm.wait("interrupts are back on it", || {
+        vm.queues("eth0").iter().all(|q| q == "1")
+    });
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn a_guest_that_refuses_moves_of_interrupts_has_its_packets_passed_on() {
+    let vm = Vm::boot(2);
+    vm.sh("for n in $(sed -n 's/^ *\\([0-9]*\\):.*virtio.*put.*/\\1/p' /proc/interrupts); do echo 1 >/proc/irq/$n/smp_affinity_list; done; \
+           mount --bind /proc/irq /proc/irq; mount -o remount,bind,ro /proc/irq");
+    let before = vm.settings();
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    let left = vm.left("interrupts");
+    assert!(left.contains("-input.0)"), "{left}");
+    let queues = vm.queues("eth0");
+    assert!(
+        queues.len() >= 4 && queues.iter().all(|q| q == "1"),
+        "{queues:?}"
+    );
+    assert_eq!(vm.sh("cat /sys/class/net/eth0/queues/rx-0/rps_cpus"), "1");
+    vm.end_agent("TERM");
+    assert_eq!(vm.settings(), before);
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn a_guest_with_one_vcpu_is_left_as_it_is() {
+    let vm = Vm::boot(1);
+    let before = vm.settings();
+    vm.start_agent(0);
+    vm.wait_state("off: this VM has one vCPU; turbo needs a second one for the applications");
+    assert_eq!(vm.settings(), before);
+    vm.end_agent("TERM");
+    assert_eq!(vm.settings(), before);
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Two VMs of equal addresses in two VLANs of one bridge, whose clients see their frames tagged. A host needs a bridge that
+//! filters VLANs for that, so it is a QEMU guest, in which this program runs the other one of its tests.
+#![allow(clippy::unwrap_used)]
+
+mod tenant;
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tenant::{BRIDGE, CLIENT, IP, Tenant, noise, tool};
+use viola_extents::Extent;
+use viola_extents::host::{Image, Layer};
+use viola_handover::{drop_quietly, put, take};
+use viola_lab::qemu::{Image as Guest, Machine, Program, Spec};
+use viola_netdev::Netns;
+use viola_vpipe::moving::{Sending, Turn};
+use viola_vpipe::{HostEnd, Steering};
+
+const SIZE: u64 = 4 << 20;
+/// How long the emulated host may take for the test.
+const PATIENCE: Duration = Duration::from_secs(300);
+const TEST: &str = "the_host_stays_in_the_vlan_of_the_vm";
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn vms_of_equal_addresses_in_two_vlans_of_a_bridge_get_their_own_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let image = Guest::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
+    let this = std::env::current_exe().unwrap();
+    let tools = [BRIDGE.into(), IP.into()];
+    let program = Program::pack_with(&this, &tools, folder.path()).unwrap();
+    let spec = program.disk(Spec::new("vlan").memory(512));
+    let machine = Machine::start(&spec, &image, folder.path()).unwrap();
+    program.unpack(&machine).unwrap();
+    let script = format!(
+        "modprobe -a bridge veth 8021q && {} --ignored --exact {TEST} --nocapture 2>&1",
+        program.command()
+    );
+    let output = machine.exec(&script, PATIENCE).unwrap();
+    let said = output.stdout;
+    assert!(
+        output.status == 0 && said.contains("1 passed"),
+        "{said}{}",
+        output.stderr
+    );
+    print!("{said}");
+}
+
+/// Runs in the emulated host.
+#[test]
+#[ignore = "needs a bridge that filters VLANs: the other test runs it where there is one"]
+fn the_host_stays_in_the_vlan_of_the_vm() {
+    let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
+    host.run(|| {
+        tool(IP, "link add br0 type bridge vlan_filtering 1");
+        tool(IP, "link set br0 up");
+    })
+    .unwrap();
+    let tenants = [(10, "a"), (20, "b")]
+        .map(|(vlan, name)| Tenant::on("br0", Some(vlan), &host, &steering, name));
+    // by turns, so that each is tried when the bridge has learnt of both
+    for (seed, ipv4) in [(1, true), (2, false)] {
+        for (number, tenant) in tenants.iter().enumerate() {
+            serve(tenant, &steering, seed + 2 * number as u32, ipv4);
+        }
+    }
+}
+
+/// The host sends a file for the VM, which then says more itself.
+fn serve(tenant: &Tenant, steering: &Steering, seed: u32, ipv4: bool) {
+    let file = noise(SIZE as usize, seed);
+    let mut image = tempfile::tempfile().unwrap();
+    image.write_all(&file).unwrap();
+    let image = Arc::new(Image::open(vec![Layer::raw(image)]).unwrap());
+    let extent = Extent {
+        logical: 0,
+        physical: 0,
+        length: SIZE,
+        zero: false,
+    };
+    let map = image.check(&[extent], SIZE).unwrap();
+    let mut sending = Sending::new(image, map, 0, SIZE);
+    let (mut client, mut guest, flow) = tenant.connect(ipv4);
+    let reader = std::thread::spawn(move || {
+        let mut got = vec![0; SIZE as usize + 4];
+        client.read_exact(&mut got).unwrap();
+        got
+    });
+    let flows = steering.flows();
+    flows.hold(&flow, Some(CLIENT), None).unwrap();
+    let state = take(guest.as_fd()).unwrap().keep();
+    let socket = tenant.space.socket(flow.guest).unwrap();
+    let veth = tenant.space.veth();
+    let end = HostEnd::begin(flows, veth, socket, flow, &state, None).unwrap();
+    let begun = Instant::now();
+    loop {
+        let (_, turn) = sending.turn(end.socket(), 1 << 20).unwrap();
+        if turn == Turn::Done && end.outstanding().unwrap() == 0 {
+            break;
+        }
+        if turn != Turn::More {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(60), "{} left", sending.left());
+    }
+    let state = end.give_back(flows, None).unwrap().unwrap();
+    drop_quietly(guest.as_fd()).unwrap();
+    let ready = put(guest.as_fd(), &state).unwrap();
+    flows.release(&flow).unwrap();
+    ready.go().unwrap();
+    guest.write_all(b"tail").unwrap();
+    let got = reader.join().unwrap();
+    assert!(got[..SIZE as usize] == file && got[SIZE as usize..] == *b"tail");
+}

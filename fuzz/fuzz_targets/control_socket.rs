@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything that a client can send to the control socket.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| viola::fuzzing::control_socket(input));

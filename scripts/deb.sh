@@ -1,0 +1,43 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# deb.sh: the packages viola (hosts) and viola-agent (guests) in build/deb, and a look at what is in them (check-deb.sh).
+#
+# cargo-deb is installed into build/deb/tool; the guests' programs are static, so the package suits older guests as well.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tool_version=3.8.0
+tool=build/deb/tool/bin/cargo-deb
+musl=x86_64-unknown-linux-musl
+
+mkdir -p build/deb
+if [ "$("$tool" --version 2>/dev/null)" != "cargo-deb $tool_version" ]; then
+    echo "deb: installing cargo-deb $tool_version into build/deb/tool"
+    cargo install --quiet --locked cargo-deb --version "$tool_version" --root build/deb/tool
+fi
+
+cargo build --quiet --release -p viola
+program=${CARGO_TARGET_DIR:-target}/release/viola
+rm -rf build/deb/man build/deb/agent
+"$program" man build/deb/man
+
+# the lab's image has built both for its guests
+scripts/lab-image.sh
+mkdir build/deb/agent
+cargo=build/lab/cargo
+install -m 755 "$cargo/$musl/release/viola-agent" build/deb/agent/viola-agent
+install -m 644 "$cargo/release/libvpipe_preload.so" build/deb/agent/libvpipe_preload.so
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+date=$(git log -1 --format=%cD 2>/dev/null || date -R)
+cat >build/deb/changelog <<END
+viola ($version-1) unstable; urgency=medium
+
+  * The last changes are those of the repository.
+
+ -- The viola authors <viola@localhost>  $date
+END
+for package in viola viola-agent; do
+    "$tool" --quiet --no-build --strip --package "$package" --output build/deb/
+done
+scripts/check-deb.sh build/deb/viola_"$version"-1_amd64.deb build/deb/viola-agent_"$version"-1_amd64.deb

@@ -1,0 +1,286 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# debian-image.sh [--update]: a Debian that is a host of VMs, for a test bed, under build/qemu/debian.
+#
+#   scripts/debian-image.sh           make what is missing or older than its packages and viola-guest
+#   scripts/debian-image.sh --update  look in the archive for newer packages
+#
+# Debian trixie with systemd, libvirt and QEMU, as its packages set it up; kernel of trixie-backports, with KVM on
+# an emulated AMD processor. Packages are configured when the image is made, since an emulated PC would take minutes for
+# it. apt fetches them into a private state (see private-apt.sh), dpkg works in a root of its own, in namespaces of its own.
+# Guests of that host are in /srv/guests: a kernel and an initramfs with busybox, which answers pings and is busy.
+# Results: vmlinuz, initrd.img, root.img (ext4); MANIFEST has their SHA-256, PACKAGES where they are from.
+set -euo pipefail
+umask 022
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+lab=${VIOLA_LAB_BUILD:-$top/build/lab}
+qemu=${VIOLA_QEMU_BUILD:-$top/build/qemu}
+state=$qemu/apt
+. "$top/scripts/private-apt.sh"
+
+say() { printf 'debian-image: %s\n' "$*"; }
+die() { printf 'debian-image: %s\n' "$*" >&2; exit 1; }
+
+update=no
+case ${1-} in
+    '') ;;
+    --update) update=yes ;;
+    -h | --help) sed -n '3,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) die "unknown option $1; see --help" ;;
+esac
+[ "$(id -u)" = 0 ] || die "the packages' own scripts run as root, in a root of their own; run this as root"
+busybox=$lab/current/root/usr/bin/busybox
+for kind in cloud lanes; do
+    [ -s "$qemu/$kind/MANIFEST" ] || die "there is no $qemu/$kind yet; run scripts/qemu-image.sh, and again with --lanes"
+done
+
+packages=(systemd systemd-sysv systemd-container udev dbus kmod libvirt-daemon-system libvirt-clients
+    libvirt-daemon-driver-qemu qemu-system-x86 iproute2 iputils-ping curl adduser procps busybox-static apt)
+# What the kernel of that host needs, and that of its guests.
+modules=(virtio_pci virtio_blk virtio_console virtio_net virtio_rng ext4 bridge veth tun vhost_net kvm_amd autofs4 af_packet)
+guest_modules=(virtio_pci virtio_net af_packet)
+
+mkdir -p "$qemu"
+exec 9>"$qemu/.lock"
+flock 9
+debs=$qemu/debs-debian
+
+debs_good() {
+    [ -s "$debs/PACKAGES" ] && (cd "$debs" && awk '{print $1 "  " $2}' PACKAGES | sha256sum -c --quiet >/dev/null 2>&1)
+}
+
+fetch() {
+    local new=$debs.new deb names
+    say "reading the archive's index"
+    private_index trixie trixie-backports ||
+        die "no index: this machine's apt sources have to name a Debian mirror that ends in /debian, and it has to answer"
+    rm -rf "$new"
+    mkdir -p "$new"
+    mapfile -t names < <(private_apt install --print-uris --no-install-recommends '?essential' "${packages[@]}" |
+        sed -nE "s/^'[^']*' ([^_ ]+)_.*/\1/p")
+    [ ${#names[@]} -gt 100 ] || die "the archive does not have what this Debian needs"
+    say "fetching ${#names[@]} packages"
+    (cd "$new" && private_apt download "${names[@]}")
+    for deb in "$new"/*.deb; do
+        printf '%s %s %s %s %s\n' "$(sha256sum "$deb" | cut -d' ' -f1)" "${deb##*/}" "$(dpkg-deb -f "$deb" Package)" \
+            "$(dpkg-deb -f "$deb" Version)" "$(dpkg-deb -f "$deb" Essential | grep -o yes || echo no)"
+    done >"$new/PACKAGES"
+    rm -rf "$debs"
+    mv -T "$new" "$debs"
+}
+
+# Modules and all that they need, in $1/modules.dep's own words.
+needed() {
+    awk -v wanted="${*:2}" '
+        { name = $1; sub(/:$/, "", name); key = name; sub(/.*\//, "", key); sub(/\.ko.*/, "", key)
+          gsub(/-/, "_", key); of[key] = name; deps[name] = $0; sub(/^[^ ]*: ?/, "", deps[name]) }
+        END { n = split(wanted, w, " ")
+              for (i = 1; i <= n; i++) if (w[i] in of) { print of[w[i]]; m = split(deps[of[w[i]]], d, " ")
+                  for (j = 1; j <= m; j++) print d[j] } }' "$1/modules.dep" | sort -u
+}
+
+# take_modules KIND ROOT MODULES...: from the kernel of that kind into a root.
+take_modules() {
+    local kind=$1 to=$2 from version module deb
+    shift 2
+    if [ ! -d "$new/kernel-$kind" ]; then
+        mkdir "$new/kernel-$kind"
+        for deb in "$qemu/debs-$kind"/linux-*.deb; do dpkg-deb -x "$deb" "$new/kernel-$kind"; done
+    fi
+    from=$(find "$new/kernel-$kind" -path '*/lib/modules/*' -maxdepth 5 -name '[0-9]*' -type d | sed -n 1p)
+    version=${from##*/}
+    "$busybox" depmod -b "${from%/lib/modules/*}" "$version" 2>/dev/null
+    for module in $(needed "$from" "$@"); do
+        mkdir -p "$to/usr/lib/modules/$version/$(dirname "$module")"
+        case $module in
+            *.xz) xz -dc "$from/$module" >"$to/usr/lib/modules/$version/${module%.xz}" ;;
+            *) cp "$from/$module" "$to/usr/lib/modules/$version/$module" ;;
+        esac
+    done
+    cp "$from"/modules.builtin* "$to/usr/lib/modules/$version/" 2>/dev/null || true
+    "$busybox" depmod -b "$to/usr" "$version"
+}
+
+# An initramfs with busybox, modules and a script: initramfs FILE KIND SCRIPT-FILE MODULES...
+initramfs() {
+    local file=$1 kind=$2 script=$3 tree name
+    shift 3
+    tree=$(mktemp -d "$new/tree.XXXXXX")
+    mkdir -p "$tree"/{dev,proc,sys,root,usr/bin,usr/lib}
+    for name in bin lib; do ln -s "usr/$name" "$tree/$name"; done
+    ln -s usr/bin "$tree/sbin"
+    take_modules "$kind" "$tree" "$@"
+    cp "$busybox" "$tree/usr/bin/busybox"
+    for name in $("$busybox" --list); do [ -e "$tree/usr/bin/$name" ] || ln -s busybox "$tree/usr/bin/$name"; done
+    install -m 755 "$script" "$tree/boot"
+    ln -s boot "$tree/init"
+    (cd "$tree" && find . -print | "$busybox" cpio -o -H newc 2>/dev/null) | gzip -1 >"$file"
+    rm -r "$tree"
+}
+
+# All packages unpacked and configured, by dpkg inside.
+install_packages() {
+    local root=$1 deb name
+    mkdir -p "$root"/usr/{bin,sbin,lib,lib64} "$root"/var/cache/debs "$root"/{dev,proc,sys,run,tmp}
+    for name in bin sbin lib lib64; do ln -s "usr/$name" "$root/$name"; done
+    # enough to run dpkg and shells; dpkg then installs the same once more, as its own
+    awk '{print $2}' "$debs/PACKAGES" | while read -r deb; do
+        dpkg-deb --fsys-tarfile "$debs/$deb" | tar -x -C "$root" --keep-directory-symlink
+    done
+    mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates"
+    : >"$root/var/lib/dpkg/status"
+    printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+    chmod 755 "$root/usr/sbin/policy-rc.d"
+    cp "$root/usr/share/base-passwd/passwd.master" "$root/etc/passwd"
+    cp "$root/usr/share/base-passwd/group.master" "$root/etc/group"
+    mount --bind "$debs" "$root/var/cache/debs"
+    mount -t tmpfs none "$root/run"
+    mount -t tmpfs none "$root/dev"
+    for name in null:3 zero:5 full:7 random:8 urandom:9; do mknod -m 666 "$root/dev/${name%:*}" c 1 "${name#*:}"; done
+    ln -s /proc/self/fd "$root/dev/fd"
+    mount -t proc proc "$root/proc"
+    inside() { chroot "$root" env -i DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/sbin:/usr/bin HOME=/root "$@"; }
+    inside ldconfig
+    inside dpkg --force-all --force-confnew --unpack --recursive /var/cache/debs
+    inside dpkg --force-depends --force-confnew --configure libc6 mawk base-passwd base-files
+    inside dpkg --force-confnew --configure --pending
+    inside dpkg --audit
+    umount "$root/proc" "$root/dev" "$root/run" "$root/var/cache/debs"
+}
+
+build() {
+    local root
+    new=$qemu/.new.debian
+    rm -rf "$new"
+    mkdir -p "$new/root"
+    root=$new/root
+    if [ "$(installed_stamp)" = "$(cat "$debs/installed.stamp" 2>/dev/null)" ]; then
+        tar -x -f "$debs/installed.tar" -C "$root"
+    else
+        say "installing $(wc -l <"$debs/PACKAGES") packages into a root"
+        export -f install_packages
+        export debs root
+        unshare --mount --pid --fork --uts --ipc --net bash -euo pipefail -c 'mount --make-rprivate /; install_packages "$root"' \
+            >"$new/dpkg.log" 2>&1 || { tail -n 30 "$new/dpkg.log" >&2; die "the packages cannot be installed; all of it is in $new/dpkg.log"; }
+        rm -f "$root/usr/sbin/policy-rc.d"
+        rmdir "$root/var/cache/debs"
+        rm -rf "$root"/usr/share/{doc,man,locale,info,lintian}/* "$root"/var/cache/apt/*.bin
+        tar -c -f "$debs/installed.tar" -C "$root" .
+        installed_stamp >"$debs/installed.stamp"
+    fi
+    say "making the host's and its guests' initramfs"
+    take_modules lanes "$root" "${modules[@]}"
+    chroot "$root" depmod "$(ls "$root/usr/lib/modules")"
+    settle "$root"
+    cp "$qemu/lanes/vmlinuz" "$new/vmlinuz"
+    boot_script >"$new/boot"
+    initramfs "$new/initrd.img" lanes "$new/boot" virtio_pci virtio_blk ext4
+    mkdir -p "$root/srv/guests"
+    cp "$qemu/cloud/vmlinuz" "$root/srv/guests/vmlinuz"
+    guest_script >"$new/boot"
+    initramfs "$root/srv/guests/initrd.img" cloud "$new/boot" "${guest_modules[@]}"
+    say "making the disk"
+    truncate -s 2560M "$new/root.img"
+    mkfs.ext4 -q -L debian -O ^has_journal -E lazy_itable_init=1 -m 0 -d "$root" "$new/root.img"
+    rm -rf "$root" "$new/boot" "$new"/kernel-*
+    cp "$debs/PACKAGES" "$new/PACKAGES"
+    stamp >"$new/STAMP"
+    (cd "$new" && sha256sum vmlinuz initrd.img root.img >MANIFEST)
+    rm -rf "$qemu/debian"
+    mv -T "$new" "$qemu/debian"
+}
+
+# What the installed root is made of, which is kept since making it takes most of the time.
+installed_stamp() {
+    { declare -f install_packages; cat "$debs/PACKAGES"; } | sha256sum | cut -d' ' -f1
+}
+
+# What an installer and an operator would have set.
+settle() {
+    local root=$1 unit
+    echo debian >"$root/etc/hostname"
+    printf '127.0.0.1 localhost\n127.0.1.1 debian\n' >"$root/etc/hosts"
+    echo '/dev/vda / ext4 defaults,noatime 0 0' >"$root/etc/fstab"
+    printf 'kvm_amd\ntun\nbridge\nvhost_net\n' >"$root/etc/modules-load.d/host.conf"
+    rm -f "$root/etc/machine-id"
+    echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
+    # what an emulated PC would only wait for
+    for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \
+        fstrim.timer logrotate.timer man-db.timer getty@tty1.service systemd-pcrlock.socket systemd-hwdb-update.service \
+        systemd-binfmt.service libvirt-guests.service virtlockd.socket systemd-vconsole-setup.service \
+        systemd-update-utmp.service dev-hugepages.mount; do
+        ln -sf /dev/null "$root/etc/systemd/system/$unit"
+    done
+    install -m 755 "$lab/current/root/usr/bin/viola-guest" "$root/usr/bin/viola-guest"
+    cat >"$root/etc/systemd/system/lab.service" <<'UNIT'
+[Unit]
+Description=Scripts of the test bed come in here
+After=dbus.service systemd-logind.service libvirtd.socket
+StartLimitIntervalSec=0
+[Service]
+ExecStart=/usr/bin/viola-guest serve
+# the other end may come and go; scripts are no part of this service: what they start goes on
+Restart=always
+RestartSec=500ms
+KillMode=process
+Delegate=yes
+StandardOutput=journal+console
+[Install]
+WantedBy=multi-user.target
+UNIT
+    mkdir -p "$root/etc/systemd/system/multi-user.target.wants" "$root/etc/systemd/journald.conf.d"
+    ln -sf /etc/systemd/system/lab.service "$root/etc/systemd/system/multi-user.target.wants/lab.service"
+    printf '[Journal]\nStorage=volatile\nForwardToConsole=no\n' >"$root/etc/systemd/journald.conf.d/lab.conf"
+}
+
+# Finds the disk and goes over to the init on it.
+boot_script() {
+    cat <<'BOOT'
+#!/bin/busybox sh
+export PATH=/usr/bin
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+for module in virtio_pci virtio_blk ext4; do modprobe $module; done
+for try in 1 2 3 4 5 6 7 8 9 10; do [ -b /dev/vda ] && break; usleep 200000; done
+mount -t ext4 /dev/vda /root || exec sh
+umount /sys /proc
+mount --move /dev /root/dev
+exec switch_root /root /usr/lib/systemd/systemd "$@"
+BOOT
+}
+
+# Init of a small guest: an address, and work without end unless `idle` is among the kernel's words.
+guest_script() {
+    cat <<'BOOT'
+#!/bin/busybox sh
+export PATH=/usr/bin
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+for module in virtio_pci virtio_net; do modprobe $module; done
+for word in $(cat /proc/cmdline); do case $word in address=*) address=${word#*=} ;; idle) idle=yes ;; esac; done
+ip link set lo up
+ip addr add $address/24 dev eth0
+ip link set eth0 up
+echo "READY $address"
+[ "$idle" ] || while :; do :; done &
+while :; do sleep 1000; done
+BOOT
+}
+
+stamp() {
+    sha256sum "$top/scripts/debian-image.sh" "$debs/PACKAGES" "$lab/current/root/usr/bin/viola-guest" "$busybox" \
+        "$qemu"/{lanes,cloud}/vmlinuz | cut -d' ' -f1
+}
+
+image_good() {
+    [ -s "$qemu/debian/MANIFEST" ] && (cd "$qemu/debian" && sha256sum -c --quiet MANIFEST >/dev/null 2>&1) &&
+        [ "$(stamp)" = "$(cat "$qemu/debian/STAMP")" ]
+}
+
+if [ $update = yes ] || ! debs_good; then fetch; fi
+debs_good || die "the fetched packages do not match their checksums; remove $debs and try again"
+image_good || build
+say "ready: $(awk '$3 == "libvirt-daemon" {print "libvirt " $4}' "$qemu/debian/PACKAGES"), $(awk '$3 == "systemd" {print "systemd " $4}' "$qemu/debian/PACKAGES"), in ${qemu#"$top"/}/debian"
