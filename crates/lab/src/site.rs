@@ -115,18 +115,18 @@ mod tests {
         let listener = b
             .inside(|| TcpListener::bind((b.address(), 7000)).unwrap())
             .unwrap();
-        let call = |from: &Site| {
+        let call = |from: &Site, seconds| {
             from.inside(|| {
                 let to = (b.address(), 7000).into();
-                TcpStream::connect_timeout(&to, Duration::from_secs(2))
+                TcpStream::connect_timeout(&to, Duration::from_secs(seconds))
             })
             .unwrap()
         };
-        let mut near = call(&a).unwrap();
+        let mut near = call(&a, 30).unwrap();
         near.write_all(b"hello").unwrap();
         let mut word = [0; 5];
         listener.accept().unwrap().0.read_exact(&mut word).unwrap();
         assert_eq!(&word, b"hello");
-        assert!(call(&c).is_err());
+        assert!(call(&c, 2).is_err());
     }
 }

@@ -465,7 +465,7 @@ proptest! {
         let got = total(&host);
         let due = due[0].regular + due[0].turbo;
         // A quota that could not be used is carried over for one window only: see the departures in the module's text.
-        prop_assert!(got >= due * 0.95 - 0.02, "{got} used, {due} is due: {of:?}");
+        prop_assert!(got >= due * 0.9 - 0.02, "{got} used, {due} is due: {of:?}");
     }
 
     #[test]

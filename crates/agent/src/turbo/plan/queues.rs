@@ -59,9 +59,12 @@ fn xps(queues: &[Cpus], turbo: u32, regular: &Cpus) -> Vec<Cpus> {
     new[own] = Cpus::one(turbo);
     let others: Vec<usize> = (0..queues.len()).filter(|queue| *queue != own).collect();
     let all = new.iter().fold(Cpus::default(), |all, cpus| all.plus(cpus));
-    let left = regular.minus(&all);
-    for (cpu, queue) in left.iter().zip(others.iter().cycle()) {
-        new[*queue] = new[*queue].plus(&Cpus::one(cpu));
+    // To the queue with the fewest: also when one queue's mask was refused the others' masks come out the same again.
+    for cpu in regular.minus(&all).iter() {
+        let fewest = others.iter().min_by_key(|queue| new[**queue].len());
+        if let Some(queue) = fewest {
+            new[*queue] = new[*queue].plus(&Cpus::one(cpu));
+        }
     }
     for queue in others {
         // more queues than CPUs: a mask of none would mean that nothing is said about anybody
@@ -95,6 +98,14 @@ mod tests {
             let once = xps(&sets(before), turbo, &regular);
             assert_eq!(once, sets(after), "{before:?}");
             assert!(once.is_empty() || xps(&once, turbo, &regular) == once);
+            // one mask that is refused changes no other
+            for refused in 0..once.len() {
+                let mut now = once.clone();
+                now[refused] = sets(before)[refused].clone();
+                let mut again = xps(&now, turbo, &regular);
+                again[refused] = once[refused].clone();
+                assert_eq!(again, once, "{before:?} but for {refused}");
+            }
         }
     }
 }
