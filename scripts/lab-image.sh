@@ -29,8 +29,10 @@ from_trixie=(busybox-static libc6 libcrypt1 libgcc-s1 libpcre2-8-0 libssl3t64 li
     coreutils libacl1 libattr1
     openssh-server openssh-sftp-server libwrap0 libaudit1 libcap-ng0 libpam0g libgssapi-krb5-2 libkrb5-3
     libk5crypto3 libkrb5support0 libkeyutils1 libcom-err2 libwtmpdb0 libsqlite3-0
-    libnfs-utils libnfs14)
-recipe=5 # raise when the steps of build_image change
+    libnfs-utils libnfs14
+    mariadb-server-core libaio1t64 libnuma1 libsnappy1v5 liburing2 libsystemd0
+    php8.4-fpm php8.4-common php8.4-mysql php8.4-opcache libapparmor1 libargon2-1 libsodium23 libxml2 liblzma5)
+recipe=6 # raise when the steps of build_image change
 
 say() { printf 'lab-image: %s\n' "$*"; }
 die() { printf 'lab-image: %s\n' "$*" >&2; exit 1; }

@@ -28,3 +28,13 @@ pub fn output(command: &mut Command) -> Outcome<Output> {
         }
     }
 }
+
+/// A program of the lab's image (its path below `/usr`), run on this machine with the image's loader and libraries.
+pub fn of_image(image: &Path, program: &str) -> Command {
+    let root = image.join("root/usr");
+    let libraries = root.join("lib/x86_64-linux-gnu");
+    let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
+    command.arg("--library-path").arg(&libraries);
+    command.arg(root.join(program));
+    command
+}

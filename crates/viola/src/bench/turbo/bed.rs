@@ -9,6 +9,7 @@ use viola_lab::load::{self, Client, Http, Ping, TcpRr, UdpFlood};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 
+use super::calendar::{self, Answers, Calendar};
 use super::files::{self, Files};
 use super::groups::Groups;
 use super::{Part, Parts, Setting, Times};
@@ -21,6 +22,8 @@ use crate::report::stats::Sorted;
 
 /// Name of the guest that does I/O.
 const IO: &str = "io";
+/// Memory of that guest, MiB: a database lives there, too.
+const MEMORY: u32 = 192;
 /// Packets a second of the floods.
 pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
 /// More requests than there is time for.
@@ -54,6 +57,8 @@ pub struct Reading {
     pub read: Option<f64>,
     /// Copied into it by scp, written and read over NFS, MB/s.
     pub files: [Option<f64>; 3],
+    /// What a web application with its database answered.
+    pub web: Option<Answers>,
     /// CPU of the guest over the cell, percent of a core.
     pub io_share: f64,
     /// Units of work a second that the others did.
@@ -66,6 +71,7 @@ pub struct Reading {
 pub struct Bed {
     /// Its clients go before the guests do.
     files: Option<Files>,
+    calendar: Option<Calendar>,
     lab: Lab,
     core: usize,
     load_core: usize,
@@ -87,11 +93,16 @@ impl Bed {
         if has_files {
             files::image(&folder.0.join("files.img"), times.file)?;
         }
-        let files_disk = if has_files {
-            ", { image = \"files.img\" }"
-        } else {
-            ""
-        };
+        let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
+        let has_calendar = parts.has(Part::Calendar);
+        if has_calendar {
+            calendar::disk(&folder.0.join("calendar.img"), &paths.image)?;
+        }
+        let mut disks = vec![r#"{ image = "io.img", size = "256M" }"#];
+        disks.extend(has_files.then_some(r#"{ image = "files.img" }"#));
+        disks.extend(has_calendar.then_some(r#"{ image = "calendar.img" }"#));
+        let last = format!("/dev/ubd{}", char::from(b'a' + disks.len() as u8 - 1));
+        let disks = disks.join(", ");
         let mut text = String::from("[lab]\nname = \"bench-turbo\"\n");
         for name in [IO, "vm2", "vm3", "vm4"] {
             text.push_str(&format!(
@@ -99,7 +110,7 @@ impl Bed {
             ));
             text.push_str(&if name == IO {
                 format!(
-                    "disks = [{{ image = \"io.img\", size = \"256M\" }}{files_disk}]\n\
+                    "memory = \"{MEMORY}M\"\ndisks = [{disks}]\n\
                      workloads = [{{ kind = \"nginx\" }}, {{ kind = \"echo\" }}, {{ kind = \"sink\" }}]\n"
                 )
             } else {
@@ -107,10 +118,10 @@ impl Bed {
             });
         }
         let spec = Spec::from_toml(&text, "bench-turbo", &folder.0).map_err(lab_failure)?;
-        let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
         let lab = Lab::up(&spec, &paths).map_err(lab_failure)?;
         let mut bed = Self {
             files: None,
+            calendar: None,
             lab,
             core,
             load_core,
@@ -126,6 +137,11 @@ impl Bed {
             let started =
                 Files::start(&bed.lab, io, to, (&bed.folder.0, &paths.image), times.file)?;
             bed.files = Some(started);
+        }
+        if has_calendar {
+            let (io, to) = (bed.io(), bed.address()?);
+            let started = Calendar::start(&bed.lab, io, to, &last, &bed.folder.0)?;
+            bed.calendar = Some(started);
         }
         bed.shell(OWN_WORK)?;
         Ok(bed)
@@ -269,6 +285,9 @@ impl Bed {
                     _ => Some(files.nfs_read(&self.lab, io)?),
                 };
             }
+        }
+        if let Some(calendar) = &self.calendar {
+            reading.web = Some(calendar.measure(&self.lab, times.web, seed)?);
         }
         let seconds = begun.elapsed().as_secs_f64();
         let ns = active.controller_ns()?.saturating_sub(controller);

@@ -203,14 +203,8 @@ impl Files {
         self.timed(lab, guest, copy.arg(self.url("served")).arg(to), "served")
     }
 
-    /// The image's program with the loader and the libraries of the image.
     fn nfs_cp(&self) -> Command {
-        let root = self.image.join("root/usr");
-        let libraries = root.join("lib/x86_64-linux-gnu");
-        let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
-        command.arg("--library-path").arg(&libraries);
-        command.arg(root.join("bin/nfs-cp"));
-        command
+        tool::of_image(&self.image, "bin/nfs-cp")
     }
 
     fn url(&self, name: &str) -> String {

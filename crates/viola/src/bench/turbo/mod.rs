@@ -8,6 +8,7 @@
 //! system call, and the other sides would look worse than they are.
 
 mod bed;
+mod calendar;
 mod files;
 mod groups;
 mod rows;
@@ -37,6 +38,8 @@ struct Times {
     disk: u32,
     /// Files copied, MiB.
     file: u32,
+    /// The web application, in whole seconds.
+    web: Duration,
 }
 
 impl Times {
@@ -46,6 +49,7 @@ impl Times {
             bulk: Duration::from_millis(if quick { 1000 } else { 1500 }),
             disk: if quick { 32 } else { 48 },
             file: if quick { 8 } else { 16 },
+            web: Duration::from_secs(if quick { 3 } else { 5 }),
         }
     }
 
@@ -54,6 +58,7 @@ impl Times {
         let each = parts.0.iter().map(|part| match part {
             Part::Ping | Part::Connect | Part::RoundTrips => self.answers,
             Part::Udp(_) | Part::Tcp | Part::Read => self.bulk,
+            Part::Calendar => self.web,
             Part::Write | Part::Scp | Part::NfsWrite | Part::NfsRead => Duration::from_secs(3),
         });
         each.sum()
@@ -74,10 +79,11 @@ enum Part {
     Scp,
     NfsWrite,
     NfsRead,
+    Calendar,
 }
 
 impl Part {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Ping,
         Self::Connect,
         Self::RoundTrips,
@@ -90,11 +96,17 @@ impl Part {
         Self::Scp,
         Self::NfsWrite,
         Self::NfsRead,
+        Self::Calendar,
     ];
 
     /// Whether the guest needs servers for it that are no part of the lab.
     fn is_of_files(self) -> bool {
         matches!(self, Self::Scp | Self::NfsWrite | Self::NfsRead)
+    }
+
+    /// Whether its clients are programs of this machine.
+    fn has_tools(self) -> bool {
+        self.is_of_files() || self == Self::Calendar
     }
 
     fn name(self) -> &'static str {
@@ -111,6 +123,7 @@ impl Part {
             Self::Scp => "scp",
             Self::NfsWrite => "NFS write",
             Self::NfsRead => "NFS read",
+            Self::Calendar => "web and database",
         }
     }
 }
@@ -143,7 +156,7 @@ impl Parts {
 
     /// What needs no other programs of this machine.
     fn plain() -> Self {
-        let plain = Part::ALL.into_iter().filter(|part| !part.is_of_files());
+        let plain = Part::ALL.into_iter().filter(|part| !part.has_tools());
         Self(plain.collect())
     }
 

@@ -28,7 +28,7 @@ type Wanted = (
 );
 
 /// All figures. Of latencies less is better.
-const FIGURES: [Wanted; 20] = [
+const FIGURES: [Wanted; 23] = [
     (
         "ping p50",
         "ms",
@@ -136,6 +136,27 @@ const FIGURES: [Wanted; 20] = [
         |r| r.files[2],
         Some(Goal::AtLeast(1.0)),
         Some(Goal::AtLeast(2.0)),
+    ),
+    (
+        "web and database",
+        "1/s",
+        |r| r.web.map(|web| web.rate),
+        Some(Goal::AtLeast(1.0)),
+        Some(Goal::AtLeast(1.376)),
+    ),
+    (
+        "web and database p50",
+        "ms",
+        |r| r.web.map(|web| web.p50),
+        None,
+        None,
+    ),
+    (
+        "web and database p99",
+        "ms",
+        |r| r.web.map(|web| web.p99),
+        None,
+        None,
     ),
     (
         "CPU of the guest, both cores",
