@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::{Bench, ONE, TWO, boot, core, gone, interfaces, paths, session, turn, wait_for};
 use viola_lab::load::{
-    Client, Http, Ping, TcpRr, UdpFlood, http, ping, tcp_rr, tcp_stream, udp_flood,
+    Http, Ping, TcpBulk, TcpRr, UdpFlood, http, ping, tcp_rr, tcp_stream, udp_flood,
 };
 use viola_lab::wire::{Pattern, Workload};
 use viola_lab::{Error, Lab, Spec};
@@ -199,15 +199,28 @@ fn nginx_and_echo_and_sink_serve_the_host() {
     assert_eq!(guest.stop("sink").unwrap().bytes, sent.sent * 64);
 
     guest.start("sink", Workload::sink()).unwrap();
-    let bulk = tcp_stream(
-        &bench.lab,
-        address,
-        9,
-        Duration::from_millis(300),
-        Client::default(),
-    )
-    .unwrap();
-    assert!(bulk.bytes > 0);
+    let time = Duration::from_millis(300);
+    let stream = |pace| {
+        let options = TcpBulk {
+            time,
+            pace,
+            ..TcpBulk::default()
+        };
+        tcp_stream(&bench.lab, address, &options).unwrap()
+    };
+    let paced = stream(Some(1_000_000));
+    // what is written first may wait in the socket's own buffer
+    assert!(
+        paced.bytes <= 8_000_000 && paced.window_full < 0.5,
+        "{paced:?}"
+    );
+    guest.stop("sink").unwrap();
+    guest.start("sink", Workload::sink()).unwrap();
+    let bulk = stream(None);
+    assert!(
+        bulk.bytes > 0 && (0.0..=1.0).contains(&bulk.window_full),
+        "{bulk:?}"
+    );
     wait_for("the stream", Duration::from_secs(20), || {
         guest.stat("sink").unwrap().bytes == bulk.bytes
     });

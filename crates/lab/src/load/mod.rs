@@ -13,7 +13,7 @@ mod udp;
 
 pub use http::{Http, HttpResult, http};
 pub use ping::{Ping, ping};
-pub use tcp::{TcpRr, TcpStreamResult, tcp_rr, tcp_stream};
+pub use tcp::{TcpBulk, TcpRr, TcpStreamResult, tcp_rr, tcp_stream};
 pub use udp::{FloodResult, UdpFlood, udp_flood};
 
 use std::net::Ipv4Addr;

@@ -34,6 +34,58 @@ pub(super) fn stamp_arrivals(socket: &impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Has the kernel space a connection's packets: bytes a second.
+pub(super) fn set_pace(socket: &impl AsFd, pace: u32) -> io::Result<()> {
+    // SAFETY: the option's value is a u32 of the length given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            std::ptr::from_ref(&pace).cast(),
+            size_of_val(&pace) as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// For which part of its busy time a connection waited for the receiver's window, and how many packets were sent again.
+pub(super) fn waits(socket: &impl AsFd) -> io::Result<(f64, u32)> {
+    /// Where `struct tcp_info` (linux/tcp.h) has `tcpi_total_retrans`, `tcpi_busy_time` and `tcpi_rwnd_limited`, and what ends there.
+    const RETRANSMITS: usize = 100;
+    const BUSY: usize = 168;
+    const WINDOW: usize = 176;
+    const INFO: usize = 184;
+    let mut info = [0_u8; INFO];
+    let mut size = INFO as libc::socklen_t;
+    // SAFETY: at most `size` bytes are written, for which there is room.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &mut size,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let whole = |at: usize| {
+        let mut eight = [0; 8];
+        eight.copy_from_slice(&info[at..at + 8]);
+        u64::from_ne_bytes(eight)
+    };
+    let mut four = [0; 4];
+    four.copy_from_slice(&info[RETRANSMITS..RETRANSMITS + 4]);
+    let part = whole(WINDOW) as f64 / whole(BUSY).max(1) as f64;
+    Ok((part.min(1.0), u32::from_ne_bytes(four)))
+}
+
 /// Receives into `data`; the number of bytes and when they arrived by [`now_us`]'s clock (now, when
 /// the kernel did not stamp them).
 pub(super) fn receive(socket: &impl AsFd, data: &mut [u8]) -> io::Result<(usize, f64)> {

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::socket::{now_us, receive, stamp_arrivals, wait_readable};
+use super::socket::{now_us, receive, set_pace, stamp_arrivals, wait_readable, waits};
 use super::{Client, Intervals, Times, failed, run, sleep_until};
 use crate::error::Result;
 use crate::lab::Lab;
@@ -90,37 +90,71 @@ pub fn tcp_rr(lab: &Lab, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
     )
 }
 
-/// What a bulk stream sent.
+/// A bulk stream, as iperf's.
+#[derive(Debug, Clone)]
+pub struct TcpBulk {
+    /// Port of the guest's `sink`.
+    pub port: u16,
+    /// How long it sends, 60 s at most.
+    pub time: Duration,
+    /// Most bytes a second, as a link of that speed lets through; none for as fast as it goes. The kernel spaces the packets.
+    pub pace: Option<u32>,
+    /// How the client runs.
+    pub client: Client,
+}
+
+impl Default for TcpBulk {
+    /// A second to port 9, unpaced.
+    fn default() -> Self {
+        Self {
+            port: 9,
+            time: Duration::from_secs(1),
+            pace: None,
+            client: Client::default(),
+        }
+    }
+}
+
+/// What a bulk stream sent, and what it waited for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TcpStreamResult {
     /// Bytes that the host's kernel took; the guest's `sink` counts those that arrived.
     pub bytes: u64,
     /// Time of the run in seconds.
     pub seconds: f64,
+    /// Part of the time with data to send in which the receiver's window was full, 0..=1 (`tcpi_rwnd_limited` of
+    /// `tcpi_busy_time`); else the sender's own window bounds.
+    pub window_full: f64,
+    /// Packets that were sent again.
+    pub retransmits: u32,
 }
 
-/// Sends to a guest's `sink` on `port` as fast as it takes, for `time`.
-pub fn tcp_stream(
-    lab: &Lab,
-    to: Ipv4Addr,
-    port: u16,
-    time: Duration,
-    client: Client,
-) -> Result<TcpStreamResult> {
-    run(lab, to, 1, time, client, || {
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), ANSWER)
+/// Sends to a guest's `sink` as fast as it takes.
+///
+/// # Errors
+/// No connection, or one that breaks; an address that is not of this lab; a time that is too long.
+pub fn tcp_stream(lab: &Lab, to: Ipv4Addr, options: &TcpBulk) -> Result<TcpStreamResult> {
+    run(lab, to, 1, options.time, options.client, || {
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER)
             .map_err(failed("connecting to its sink"))?;
         stream
             .set_write_timeout(Some(ANSWER))
             .map_err(failed("time limit"))?;
+        if let Some(pace) = options.pace {
+            set_pace(&stream, pace).map_err(failed("SO_MAX_PACING_RATE"))?;
+        }
         let data = vec![0x5a_u8; 64 << 10];
         let (begin, mut bytes) = (Instant::now(), 0);
-        while begin.elapsed() < time {
+        while begin.elapsed() < options.time {
             bytes += stream.write(&data).map_err(failed("sending"))? as u64;
         }
+        let seconds = begin.elapsed().as_secs_f64();
+        let (window_full, retransmits) = waits(&stream).map_err(failed("TCP_INFO"))?;
         Ok(TcpStreamResult {
             bytes,
-            seconds: begin.elapsed().as_secs_f64(),
+            seconds,
+            window_full,
+            retransmits,
         })
     })
 }

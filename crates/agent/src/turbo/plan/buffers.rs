@@ -37,25 +37,33 @@ impl Planner<'_> {
             self.note(Part::Buffers, text);
         }
         let bytes = wanted.min(most);
-        self.raise("net/core/rmem_max", 0, bytes);
+        self.raise("net/core/rmem_max", &[0], bytes);
         if self.wish.default_buffers {
-            self.raise("net/core/rmem_default", 0, bytes);
+            self.raise("net/core/rmem_default", &[0], bytes);
         }
-        // least, first and largest size; also what TCP over IPv6 uses
-        self.raise("net/ipv4/tcp_rmem", 2, bytes);
+        // Least, first and largest size; also what TCP over IPv6 uses. From the first size on a window grows with what is read in
+        // a round trip, which is not more than the window when the sender waits for that: it stays where it is.
+        let first = if self.wish.default_buffers { 1 } else { 2 };
+        self.raise("net/ipv4/tcp_rmem", &[first, 2], bytes);
     }
 
-    /// Raises a word of a setting, if it is lower.
-    fn raise(&mut self, name: &str, word: usize, bytes: u64) {
+    /// Raises words of a setting, those that are lower.
+    fn raise(&mut self, name: &str, which: &[usize], bytes: u64) {
         let Some(old) = self.now.sysctls.get(name) else {
             return;
         };
         let mut words: Vec<String> = old.split(' ').map(str::to_owned).collect();
-        let now = words.get(word).and_then(|word| word.parse::<u64>().ok());
-        if now.is_some_and(|now| now < bytes) {
-            words[word] = bytes.to_string();
+        for word in which {
+            if let Some(word) = words.get_mut(*word)
+                && word.parse::<u64>().is_ok_and(|now| now < bytes)
+            {
+                *word = bytes.to_string();
+            }
+        }
+        let new = words.join(" ");
+        if new != *old {
             let name = name.to_owned();
-            self.step(Part::Buffers, Knob::Sysctl { name }, words.join(" "));
+            self.step(Part::Buffers, Knob::Sysctl { name }, new);
         }
     }
 }

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::{CpuSet, attrs, proc};
-use viola_lab::load::{self, Client, Http, Ping, TcpRr, UdpFlood};
+use viola_lab::load::{self, Client, Http, Ping, TcpBulk, TcpRr, UdpFlood};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 
+use super::agent;
 use super::calendar::{self, Answers, Calendar};
 use super::files::{self, Files};
 use super::groups::Groups;
@@ -28,9 +29,8 @@ const MEMORY: u32 = 192;
 pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
 /// More requests than there is time for.
 const MANY: usize = 1_000_000;
-/// Receive buffer of the guest's sockets, as viola-agent sets it for a guest with a turbo vCPU (`default_buffers`).
-const BUFFER: u32 = 8 << 20;
-const BUFFERS: &str = "/proc/sys/net/core/rmem_default";
+/// The papers' link, bytes a second.
+const GIGABIT: u32 = 125_000_000;
 /// Time to settle on a side.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -51,6 +51,10 @@ pub struct Reading {
     pub udp: [Option<f64>; RATES.len()],
     /// Bytes that a program received over TCP, MB/s.
     pub tcp: Option<f64>,
+    /// Part of that time in which the sender waited for the receiver's window, percent, and packets sent again a MB.
+    pub tcp_waits: Option<(f64, f64)>,
+    /// As `tcp`, from a sender with a link of 1 Gbit/s.
+    pub tcp_gigabit: Option<f64>,
     /// Written to the disk and forced there, MB/s.
     pub disk: Option<f64>,
     /// Read from the disk, not from memory, MB/s.
@@ -76,8 +80,6 @@ pub struct Bed {
     core: usize,
     load_core: usize,
     eye: Eye,
-    /// Receive buffer of the guest's sockets as its kernel has it.
-    buffer: u32,
     folder: Folder,
 }
 
@@ -126,12 +128,8 @@ impl Bed {
             core,
             load_core,
             eye: Eye::new()?,
-            buffer: 0,
             folder,
         };
-        let said = bed.shell(&format!("cat {BUFFERS}"))?;
-        let failed = |e| Failure::run(format!("in guest {IO}: {BUFFERS}: {e}"));
-        bed.buffer = said.trim().parse().map_err(failed)?;
         if has_files {
             let (io, to) = (bed.io(), bed.address()?);
             let started =
@@ -183,17 +181,23 @@ impl Bed {
         Ok(())
     }
 
-    /// Neighbours that are busy, or idle; and new sockets have these buffers.
-    fn set_up(&self, setting: Setting, end: bool) -> Outcome {
-        let buffer = match setting.has_buffers() && !end {
-            true => BUFFER,
-            false => self.buffer,
-        };
-        if setting.has_buffers() {
-            self.shell(&format!("echo {buffer} > {BUFFERS}"))?;
-            self.io().stop("sink").map_err(lab_failure)?;
-            let started = self.io().start("sink", Workload::sink());
+    /// Neighbours that are busy, or idle; the agent or its buffers in the guest, which new sockets have.
+    fn set_up(&mut self, setting: Setting, end: bool) -> Outcome {
+        let io = self.io();
+        match (setting.has_agent(), setting.has_buffers(), end) {
+            (true, _, false) => agent::start(io)?,
+            (true, _, true) => agent::stop(io)?,
+            (_, true, false) => agent::buffers(io)?,
+            (_, true, true) => agent::no_buffers(io)?,
+            (false, false, _) => {}
+        }
+        if setting.has_agent() || setting.has_buffers() {
+            io.stop("sink").map_err(lab_failure)?;
+            let started = io.start("sink", Workload::sink());
             started.map_err(lab_failure)?;
+            if let Some(files) = &mut self.files {
+                files.connect(&self.lab, &self.lab.guests()[0])?;
+            }
         }
         if setting == Setting::Alone {
             for guest in &self.lab.guests()[1..] {
@@ -264,7 +268,11 @@ impl Bed {
             }
         }
         if parts.has(Part::Tcp) {
-            reading.tcp = Some(self.stream(times.bulk)?);
+            let (rate, waits) = self.stream(times.stream, None)?;
+            (reading.tcp, reading.tcp_waits) = (Some(rate), Some(waits));
+        }
+        if parts.has(Part::TcpGigabit) {
+            reading.tcp_gigabit = Some(self.stream(times.stream, Some(GIGABIT))?.0);
         }
         if parts.has(Part::Write) {
             reading.disk = Some(self.write(times.disk)?);
@@ -377,14 +385,24 @@ impl Bed {
         Ok(100.0 * after.saturating_sub(before) as f64 / sent.sent.max(1) as f64)
     }
 
-    fn stream(&self, time: Duration) -> Outcome<f64> {
+    /// MB/s, percent of the time that the window was full, packets sent again a MB.
+    fn stream(&self, time: Duration, pace: Option<u32>) -> Outcome<(f64, (f64, f64))> {
         let before = self.io().stat("sink").map_err(lab_failure)?.bytes;
         let begun = Instant::now();
-        let port = 9;
-        load::tcp_stream(&self.lab, self.address()?, port, time, self.ordinary())
-            .map_err(lab_failure)?;
+        let bulk = TcpBulk {
+            time,
+            pace,
+            client: self.ordinary(),
+            ..TcpBulk::default()
+        };
+        let sent = load::tcp_stream(&self.lab, self.address()?, &bulk).map_err(lab_failure)?;
         let after = self.io().stat("sink").map_err(lab_failure)?.bytes;
-        Ok(after.saturating_sub(before) as f64 / 1e6 / begun.elapsed().as_secs_f64())
+        let mb = after.saturating_sub(before) as f64 / 1e6;
+        let again = f64::from(sent.retransmits) / mb.max(1e-3);
+        Ok((
+            mb / begun.elapsed().as_secs_f64(),
+            (sent.window_full * 100.0, again),
+        ))
     }
 
     /// MB/s of a write that ends when the data is on the disk.

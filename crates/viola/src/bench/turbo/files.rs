@@ -37,7 +37,6 @@ PidFile none
 Subsystem sftp /usr/lib/openssh/sftp-server
 END
 chmod 600 /run/ssh/host
-/usr/sbin/sshd -f /run/ssh/config </dev/null >/run/ssh/log 2>&1
 mount -t nfsd nfsd /proc/fs/nfsd
 echo "nfsd PEER 2147483647 *" >/proc/net/rpc/auth.unix.ip/channel
 echo "* /mnt 2147483647 9218 65534 65534 0" >/proc/net/rpc/nfsd.export/channel
@@ -50,6 +49,10 @@ echo "tcp 2049" >/proc/fs/nfsd/portlist
 echo 4 >/proc/fs/nfsd/threads
 for p in $(pgrep '^nfsd'); do taskset -p 1 $p >/dev/null; done
 "#;
+
+/// In the guest: ends the ssh server that listens, and starts one.
+const SSHD: &str = "p=$(cat /run/ssh/pid 2>/dev/null) && kill $p && while [ -e /proc/$p/exe ]; do usleep 50000; done
+    /usr/sbin/sshd -D -e -f /run/ssh/config </dev/null >/run/ssh/log 2>&1 & echo $! >/run/ssh/pid";
 
 /// Nobody is asked, and no host is remembered: it lives as long as the measurement.
 const OPTIONS: [&str; 8] = [
@@ -100,8 +103,10 @@ pub struct Files {
     file: PathBuf,
     /// Where the standing connection of ssh listens.
     control: PathBuf,
+    /// Its key.
+    key: PathBuf,
     /// It.
-    master: Child,
+    master: Option<Child>,
 }
 
 impl Files {
@@ -141,41 +146,67 @@ impl Files {
         let file = at("sent");
         fs::write(&file, bytes(mib)).map_err(failed)?;
         let control = at("ssh");
-        let master = lab
-            .in_netns(|| {
-                Command::new("ssh")
-                    .args(["-q", "-N", "-M", "-S"])
-                    .arg(&control)
-                    .arg("-i")
-                    .arg(at("key"))
-                    .args(OPTIONS)
-                    .arg(format!("root@{address}"))
-                    .stdin(Stdio::null())
-                    // It says that it was ended.
-                    .stderr(Stdio::null())
-                    .spawn()
-            })
-            .map_err(lab_failure)?
-            .map_err(|e| Failure::run(format!("ssh: {e}: run scripts/setup.sh --bench")))?;
-        let files = Self {
+        let mut files = Self {
             address,
             mib,
             image: image.into(),
             file,
             control,
-            master,
+            key: at("key"),
+            master: None,
         };
-        while !files.control.exists() {
-            if begun.elapsed() > PATIENCE {
-                return Err(Failure::run(format!(
-                    "guest {} takes no connection of ssh",
-                    guest.name()
-                )));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        files.connect(lab, guest)?;
         std::thread::sleep(GRACE.saturating_sub(begun.elapsed()));
         Ok(files)
+    }
+
+    /// Starts the ssh server, again if it runs, and the connection that copies use: its sockets have the buffers that new ones
+    /// have then.
+    ///
+    /// # Errors
+    /// The server takes no connection.
+    pub fn connect(&mut self, lab: &Lab, guest: &Guest) -> Outcome {
+        self.disconnect();
+        shell(guest, SSHD)?;
+        let begun = Instant::now();
+        let mut ssh = Command::new("ssh");
+        ssh.args(["-q", "-N", "-M", "-S"])
+            .arg(&self.control)
+            .arg("-i")
+            .arg(&self.key)
+            .args(OPTIONS)
+            .arg(format!("root@{}", self.address))
+            .stdin(Stdio::null())
+            // It says that it was ended.
+            .stderr(Stdio::null());
+        while !self.control.exists() {
+            // One that came before the server listened has ended.
+            let ended = |master: &mut Child| !matches!(master.try_wait(), Ok(None));
+            if self.master.as_mut().is_none_or(ended) {
+                let started = lab.in_netns(|| ssh.spawn()).map_err(lab_failure)?;
+                let master = started
+                    .map_err(|e| Failure::run(format!("ssh: {e}: run scripts/setup.sh --bench")))?;
+                self.master = Some(master);
+            }
+            if begun.elapsed() > PATIENCE {
+                let said = shell(guest, "tail -n 3 /run/ssh/log")?.stdout;
+                return Err(Failure::run(format!(
+                    "guest {} takes no connection of ssh: {}",
+                    guest.name(),
+                    said.trim()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self) {
+        if let Some(mut master) = self.master.take() {
+            let _ = master.kill();
+            let _ = master.wait();
+        }
+        let _ = fs::remove_file(&self.control);
     }
 
     /// MB/s of a copy into the guest by scp.
@@ -236,8 +267,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        let _ = self.master.kill();
-        let _ = self.master.wait();
+        self.disconnect();
     }
 }
 

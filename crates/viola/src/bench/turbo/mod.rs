@@ -7,6 +7,7 @@
 //! undisturbed: without that a User Mode Linux guest would not see a packet before the program that runs there makes a
 //! system call, and the other sides would look worse than they are.
 
+mod agent;
 mod bed;
 mod calendar;
 mod files;
@@ -32,8 +33,10 @@ const SWITCH: Duration = Duration::from_secs(2);
 struct Times {
     /// Pings, connections, requests: each.
     answers: Duration,
-    /// Floods and streams: each.
+    /// Floods: each.
     bulk: Duration,
+    /// Streams: each.
+    stream: Duration,
     /// Data written to the disk, MiB.
     disk: u32,
     /// Files copied, MiB.
@@ -47,7 +50,8 @@ impl Times {
         Self {
             answers: Duration::from_millis(if quick { 1000 } else { 2000 }),
             bulk: Duration::from_millis(if quick { 1000 } else { 1500 }),
-            disk: if quick { 32 } else { 48 },
+            stream: Duration::from_millis(if quick { 1500 } else { 2500 }),
+            disk: if quick { 32 } else { 96 },
             file: if quick { 8 } else { 16 },
             web: Duration::from_secs(if quick { 3 } else { 5 }),
         }
@@ -57,7 +61,8 @@ impl Times {
     fn cell(self, parts: &Parts) -> Duration {
         let each = parts.0.iter().map(|part| match part {
             Part::Ping | Part::Connect | Part::RoundTrips => self.answers,
-            Part::Udp(_) | Part::Tcp | Part::Read => self.bulk,
+            Part::Udp(_) | Part::Read => self.bulk,
+            Part::Tcp | Part::TcpGigabit => self.stream,
             Part::Calendar => self.web,
             Part::Write | Part::Scp | Part::NfsWrite | Part::NfsRead => Duration::from_secs(3),
         });
@@ -74,6 +79,7 @@ enum Part {
     /// A flood, by its place in [`bed::RATES`].
     Udp(usize),
     Tcp,
+    TcpGigabit,
     Write,
     Read,
     Scp,
@@ -83,7 +89,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Ping,
         Self::Connect,
         Self::RoundTrips,
@@ -91,6 +97,7 @@ impl Part {
         Self::Udp(1),
         Self::Udp(2),
         Self::Tcp,
+        Self::TcpGigabit,
         Self::Write,
         Self::Read,
         Self::Scp,
@@ -118,6 +125,7 @@ impl Part {
             Self::Udp(1) => "UDP at 20,000/s",
             Self::Udp(_) => "UDP at 50,000/s",
             Self::Tcp => "TCP receive",
+            Self::TcpGigabit => "TCP over 1 Gbit/s",
             Self::Write => "disk write",
             Self::Read => "disk read",
             Self::Scp => "scp",
@@ -175,9 +183,9 @@ enum Setting {
     /// The papers' 30 ms slices.
     Credit,
     /// The kernel alone, with the placement of turbo: the first vCPUs on one core, the others on the other. Each vCPU has a
-    /// cgroup of its own, as libvirt makes them.
+    /// cgroup of its own, as libvirt makes them. With viola-agent in the guest, as for turbo.
     Pinned,
-    /// viola, with the agent's buffers.
+    /// viola, and viola-agent in the guest.
     Turbo,
     /// No neighbours, and the part of the core that it is due beside them: what any scheduler could give it at most.
     Alone,
@@ -202,17 +210,20 @@ impl Setting {
             Self::Stock => "stock",
             Self::Buffers => "stock, buffers",
             Self::Credit => "30 ms slices",
-            Self::Pinned => "pinned, buffers",
+            Self::Pinned => "pinned",
             Self::Turbo => "turbo",
             Self::Alone => "alone, a quarter",
         }
     }
 
+    /// Whether viola-agent does in the guest what it does for a turbo core.
+    fn has_agent(self) -> bool {
+        matches!(self, Self::Pinned | Self::Turbo)
+    }
+
+    /// Whether the guest only has the buffers that the agent would give it.
     fn has_buffers(self) -> bool {
-        matches!(
-            self,
-            Self::Buffers | Self::Pinned | Self::Turbo | Self::Alone
-        )
+        matches!(self, Self::Buffers | Self::Alone)
     }
 }
 

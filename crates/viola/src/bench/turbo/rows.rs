@@ -28,7 +28,7 @@ type Wanted = (
 );
 
 /// All figures. Of latencies less is better.
-const FIGURES: [Wanted; 23] = [
+const FIGURES: [Wanted; 26] = [
     (
         "ping p50",
         "ms",
@@ -99,6 +99,27 @@ const FIGURES: [Wanted; 23] = [
         "TCP receive",
         "MB/s",
         |r| r.tcp,
+        Some(Goal::AtLeast(1.0)),
+        Some(Goal::AtLeast(3.0)),
+    ),
+    (
+        "TCP receive: sender waits for the window",
+        "%",
+        |r| r.tcp_waits.map(|waits| waits.0),
+        None,
+        None,
+    ),
+    (
+        "TCP receive: packets sent again",
+        "1/MB",
+        |r| r.tcp_waits.map(|waits| waits.1),
+        None,
+        None,
+    ),
+    (
+        "TCP receive over 1 Gbit/s",
+        "MB/s",
+        |r| r.tcp_gigabit,
         Some(Goal::AtLeast(1.0)),
         Some(Goal::AtLeast(3.0)),
     ),

@@ -193,7 +193,8 @@ fn fed(command: &mut Command, text: &str) -> Outcome {
 fn rows() -> String {
     let mut sql = String::new();
     let mut insert = |table: &str, rows: Vec<String>| {
-        for some in rows.chunks(100) {
+        for some in rows.chunks(40) {
+            // The database takes 60,000 bytes at a time here.
             // A String takes everything.
             let _ = writeln!(sql, "INSERT INTO {table} VALUES {};", some.join(", "));
         }
