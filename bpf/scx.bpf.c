@@ -5,7 +5,8 @@
  * Only threads that were given SCHED_EXT are scheduled here (partial switch); all else stays in the kernel's own
  * classes, the fair one of which goes before. Each managed core has a machine (scx_core.h) that is asked whenever
  * the core has to choose: it ranks the VMs and says how long each may run. A thread that wakes interrupts a VM of
- * lower rank at once. Slices end exactly, by a timer of the core's own: the kernel would end them at its tick.
+ * lower rank at once. Slices end exactly, by a timer of the core's own: the kernel would end them at its tick. Cores of
+ * vTurbo's two pools tell each other what their VMs ran, by the map vm_totals.
  *
  * All that touches a core's state runs under that core's run queue lock: its threads are pinned there. Threads on
  * cores without a plan, and threads of no VM, are run as they come; on a managed core when no VM wants it.
@@ -203,8 +204,10 @@ s32 OPS_SLEEPABLE(scx_init_task, struct task_struct *p, struct scx_init_task_arg
 	if (!from || !from->id)
 		return 0;
 	to = bpf_task_storage_get(&threads, p, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (to)
+	if (to) {
 		to->id = from->id;
+		to->made = 1;
+	}
 	return 0;
 }
 
@@ -255,6 +258,7 @@ int enrol(struct scx_enrol *args)
 	if (t) {
 		t->id = args->id & (VM_IDS - 1);
 		t->service = args->service;
+		t->made = 0;
 	}
 	bpf_task_release(task);
 	return 1;

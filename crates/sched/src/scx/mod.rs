@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! sched_ext: the default algorithm in the kernel, as a scheduler in BPF (bpf/scx.bpf.c).
+//! sched_ext: the default algorithm and turbo cores in the kernel, as a scheduler in BPF (bpf/scx.bpf.c).
 //!
 //! Threads of managed VMs are given SCHED_EXT, all others stay in the kernel's own classes, which go before. No
 //! real-time priority, no controller process: the kernel asks the scheduler whenever a core has to choose. When it
@@ -19,7 +19,7 @@ use viola_host::attrs::{self, Policy, RESET_ON_FORK, SchedAttr};
 use viola_meter::acct::Acct;
 use viola_policy::slices::Class;
 
-use self::layout::{CoreRows, ROWS, VM_IDS, VmParams};
+use self::layout::{CoreRows, Kind, ROWS, VM_IDS, VmParams};
 use self::load::Loaded;
 use crate::mechanism::{CoreHealth, Got, Health, Mechanism, SchedError};
 use crate::plan::{Algorithm, CorePlan, Plan, VmPlan};
@@ -215,11 +215,16 @@ fn unavailable(why: String) -> SchedError {
 
 /// The rows of a core: who was there keeps its row. New VMs get a number.
 fn rows(core: &CorePlan, before: Option<&CoreRows>, ids: &mut Ids) -> Result<CoreRows, SchedError> {
-    if core.algorithm != Algorithm::Interleaved {
-        return Err(unavailable(
-            "it knows mode interleaved only; use mechanism = \"slots\" for the others and for turbo cores".into(),
-        ));
-    }
+    let kind = match core.algorithm {
+        Algorithm::Interleaved => Kind::Interleaved,
+        Algorithm::Regular => Kind::Regular,
+        Algorithm::Turbo => Kind::Turbo,
+        Algorithm::Paper | Algorithm::Credit { .. } => {
+            return Err(unavailable(
+                "it knows mode interleaved only; use mechanism = \"slots\" for the others".into(),
+            ));
+        }
+    };
     if core.vms.len() > ROWS {
         return Err(unavailable(format!(
             "{} VMs are to share core {}, and a core has room for {ROWS}",
@@ -229,6 +234,8 @@ fn rows(core: &CorePlan, before: Option<&CoreRows>, ids: &mut Ids) -> Result<Cor
     }
     let mut rows = CoreRows {
         batch_slice: core.batch_slice,
+        kind: kind as u32,
+        reserve: core.reserve_permille,
         vms: [VmParams::default(); ROWS],
     };
     let mut new = Vec::new();
@@ -262,6 +269,8 @@ fn params(vm: &VmPlan, id: u32) -> VmParams {
         weight: vm.params.weight,
         cap_permille: vm.params.cap_permille.unwrap_or(0),
         microslice: vm.params.microslice,
+        here: vm.regular_vcpus.0,
+        of: vm.regular_vcpus.1,
     }
 }
 
@@ -476,7 +485,7 @@ mod tests {
             pid: *pid,
             sees_packets: false,
             threads: Vec::new(),
-            regular_vcpus: (0, 0),
+            regular_vcpus: (1, 2),
             park: None,
         };
         CorePlan {
@@ -484,7 +493,7 @@ mod tests {
             algorithm: Algorithm::Interleaved,
             batch_slice: 7,
             budget_permille: None,
-            reserve_permille: 0,
+            reserve_permille: 400,
             vms: pids.iter().map(vm).collect(),
         }
     }
@@ -511,7 +520,9 @@ mod tests {
                 ls: 1,
                 weight: 256,
                 cap_permille: 300,
-                microslice: 5
+                microslice: 5,
+                here: 1,
+                of: 2,
             }
         );
         known.of.remove(&20);
@@ -537,8 +548,8 @@ mod tests {
     }
 
     #[test]
-    fn other_modes_and_turbo_cores_are_refused_with_what_to_use() {
-        for algorithm in [Algorithm::Paper, Algorithm::Turbo] {
+    fn other_modes_are_refused_with_what_to_use() {
+        for algorithm in [Algorithm::Paper, Algorithm::Credit { boost: true }] {
             let plan = CorePlan {
                 algorithm,
                 ..core(&[1])
@@ -548,6 +559,19 @@ mod tests {
                 .to_string();
             assert!(said.contains("mechanism = \"slots\""), "{said}");
         }
+    }
+
+    #[test]
+    fn cores_of_both_pools_have_their_own_machines() {
+        let kinds = [Algorithm::Interleaved, Algorithm::Regular, Algorithm::Turbo].map(|a| {
+            let plan = CorePlan {
+                algorithm: a,
+                ..core(&[1])
+            };
+            let rows = rows(&plan, None, &mut Ids::default()).unwrap();
+            (rows.kind, rows.reserve)
+        });
+        assert_eq!(kinds, [(0, 400), (1, 400), (2, 400)]);
     }
 
     #[test]
