@@ -131,6 +131,7 @@ struct pool {
 	s64 weight;		/* of the members */
 	s64 rest;
 	s64 owner_left;
+	s64 ran;		/* by them since the last decision, as lag; here, so that the verifier need not follow it */
 	u32 owner;
 	u32 contenders;
 	u32 vms;

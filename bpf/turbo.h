@@ -133,9 +133,10 @@ __sub int pooled_limit_row(struct slices *c __there, u32 i)
 __sub int pooled_account(struct slices *c __there, u64 now)
 {
 	u64 begun = roll_windows(c, now);
-	s64 first = 0, second = 0;
 	u32 i;
 
+	c->pools[0].ran = 0;
+	c->pools[1].ran = 0;
 	each(i, c->n)
 		pooled_charge_row(c, i, begun);
 	each(i, c->n) {
@@ -145,20 +146,17 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 		if (!vm->params.id)
 			continue;
 		vm->lag -= ran;
-		if (vm->pool)
-			second += ran;
-		else
-			first += ran;
+		pool_of(c, vm)->ran += ran;
 	}
-	if (first)
-		share_out(c, 0, first);
-	if (second)
-		share_out(c, 1, second);
+	if (c->pools[0].ran)
+		share_out(c, 0, c->pools[0].ran);
+	if (c->pools[1].ran)
+		share_out(c, 1, c->pools[1].ran);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 		s64 due = lag_ns(vm) - vm->before + run_of(used_by(vm));
 
-		if (vm->params.id && due > 0 && (vm->pool ? second : first))
+		if (vm->params.id && due > 0 && pool_of(c, vm)->ran)
 			vm->due += (u64)due;
 	}
 	each(i, c->n)
