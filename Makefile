@@ -84,6 +84,7 @@ bench-turbo: guests clients build
 ## make bench-scx     the figures of bench/results/scx.json, about fifteen minutes; ARGS="--quick" for a look
 bench-scx: guests build
 	@scripts/qemu-image.sh --new
+	@scripts/other-schedulers.sh || echo 'bench scx: without scx_lavd and scx_bpfland' >&2
 	@$(viola) bench scx $(ARGS)
 
 ## make bench-lanes   the figures of bench/results/lanes.json, about twenty minutes; ARGS="--quick" for a look

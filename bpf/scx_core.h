@@ -50,12 +50,15 @@ struct core {
 	u64 seq;		/* number of the plan it follows */
 	u64 since;		/* what runs now is charged up to then */
 	u64 began;		/* and began then */
-	u64 due;		/* has to decide by then */
+	u64 due;		/* has to choose by then */
+	u64 until;		/* and to ask the algorithm */
 	u64 armed;		/* its timer fires then; 0: it does not */
 	u32 running;		/* row, NOBODY or STRAY */
 	u32 service;		/* what runs is a service thread */
 	u32 service_waits;	/* and one of its VM that waits is to go before it */
 	u32 last;		/* row that ran last */
+	u32 ask;		/* something has happened that the algorithm wants to hear of */
+	u32 pad;
 	u64 stray_since;	/* a thread of no VM waits since then; 0: none does */
 	u64 heard;		/* of other cores; then */
 	u64 wait_since[ROWS];	/* when the row had the core last, or became runnable */
@@ -226,6 +229,7 @@ __sub int adopt(struct core *c __there, u32 cpu)
 		c->last = NOBODY;
 		c->due = FOREVER;
 	}
+	c->ask = 1;
 	each(i, ROWS) {
 		c->row_of[row_at(&c->machine, i)->params.id & (VM_IDS - 1)] = 0;
 		untell(c, i);
@@ -275,8 +279,10 @@ static __always_inline void count(struct core *c, struct thread *t, u32 cpu)
 	row = row_of(c, t);
 	if (row >= ROWS && t->made)
 		return;
-	if (row < ROWS && !c->runnable[id])
+	if (row < ROWS && !c->runnable[id]) {
 		c->wait_since[row & (ROWS - 1)] = bpf_ktime_get_ns();
+		c->ask |= c->machine.notify_wake;
+	}
 	__sync_fetch_and_add(&c->runnable[id], 1);
 	t->counted = id;
 	t->counted_cpu = cpu;
@@ -294,6 +300,8 @@ static __always_inline void charge(struct core *c, u32 cpu, u64 now)
 		return;
 	vm = row_at(&c->machine, c->running);
 	vm->used += ran;
+	if (vm->budget != FOREVER && vm->used + SHORTEST >= vm->budget)
+		c->ask = 1;
 	s = vm_stats_at(cpu, c->running);
 	if (s)
 		s->run += ran;
@@ -417,7 +425,6 @@ __sub int choose(struct core *c __there, u64 now, struct choice *out __there)
 		u64 idle = c->wait_since[i & (ROWS - 1)];
 		u32 starved;
 
-		vm->used = 0;
 		if (!vm->params.id || !vm->runnable || vm->rank == CAPPED)
 			continue;
 		if (knobs.starve_id && vm->params.id == knobs.starve_id)
@@ -455,12 +462,19 @@ __sub int stray_first(struct core *c __there, u32 cpu, u64 now, u32 row)
 	return to_local(dsq);
 }
 
+/* How long the VM of a row may still run before the algorithm is asked again. */
+static __always_inline u64 budget_left(const struct vm_row *vm)
+{
+	if (vm->budget == FOREVER)
+		return FOREVER;
+	return vm->budget > vm->used + SHORTEST ? vm->budget - vm->used : SHORTEST;
+}
+
 /* A thread of this row has the core from now on. Returns how long it may run. */
 static __always_inline u64 start(struct core *c, u32 cpu, struct thread *t, u32 row, u64 now)
 {
 	struct vm_stats *s = vm_stats_at(cpu, row);
 	struct core_stats *cs;
-	struct vm_row *vm;
 	u64 left;
 
 	c->running = row;
@@ -483,19 +497,19 @@ static __always_inline u64 start(struct core *c, u32 cpu, struct thread *t, u32 
 			cs->switches++;
 		c->last = row;
 	}
-	vm = row_at(&c->machine, row);
-	left = vm->budget;
-	/* It was interrupted by another class, and goes on without a decision. */
-	if (left != FOREVER)
-		left = left > vm->used + SHORTEST ? left - vm->used : SHORTEST;
+	left = budget_left(row_at(&c->machine, row));
 	c->due = sooner(c->due, later(now, left));
 	arm(c, cpu, now);
 	return sooner(left, SLICE_MOST);
 }
 
-/* Asks the algorithm, and says who is next. */
+/*
+ * Says who is next: by the ranks of the last decision, unless something has happened since that the algorithm wanted to hear
+ * of. Then, or when its decision has come to its end, it is asked first.
+ */
 static __always_inline void decide(struct core *c, u32 cpu, u64 now, struct choice *next)
 {
+	struct core_stats *s = stats_at(cpu);
 	struct vm_row *vm;
 	u32 i;
 
@@ -504,6 +518,11 @@ static __always_inline void decide(struct core *c, u32 cpu, u64 now, struct choi
 		vm = row_at(&c->machine, i);
 		vm->runnable = vm->params.id && c->runnable[vm->params.id & (VM_IDS - 1)];
 	}
+	if (!c->ask && now < c->until)
+		goto out;
+	c->ask = 0;
+	if (s)
+		s->decisions++;
 	if (c->machine.kind != INTERLEAVED && now - c->heard >= EXCHANGE) {
 		c->heard = now;
 		each(i, c->machine.n)
@@ -514,7 +533,12 @@ static __always_inline void decide(struct core *c, u32 cpu, u64 now, struct choi
 		each(i, c->machine.n)
 			tell_row(c, i);
 	}
-	c->due = c->machine.until;
+	each(i, c->machine.n) {
+		row_at(&c->machine, i)->used = 0;
+	}
+	c->until = c->machine.until;
+out:
+	c->due = c->until;
 	choose(c, now, next);
 }
 
