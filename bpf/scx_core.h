@@ -414,7 +414,7 @@ struct choice {
 };
 
 /* The row that runs next. */
-__sub int choose(struct core *c __there, u64 now, struct choice *out __there)
+__sub int choose(struct core *c __there, u64 now, u32 asked, struct choice *out __there)
 {
 	u32 i, best = NOBODY, rank = CAPPED;
 	u64 since = 0;
@@ -425,6 +425,9 @@ __sub int choose(struct core *c __there, u64 now, struct choice *out __there)
 		u64 idle = c->wait_since[i & (ROWS - 1)];
 		u32 starved;
 
+		/* That is told. */
+		if (asked)
+			vm->used = 0;
 		if (!vm->params.id || !vm->runnable || vm->rank == CAPPED)
 			continue;
 		if (knobs.starve_id && vm->params.id == knobs.starve_id)
@@ -511,7 +514,7 @@ static __always_inline void decide(struct core *c, u32 cpu, u64 now, struct choi
 {
 	struct core_stats *s = stats_at(cpu);
 	struct vm_row *vm;
-	u32 i;
+	u32 i, asked = 0;
 
 	charge(c, cpu, now);
 	each(i, c->machine.n) {
@@ -533,13 +536,11 @@ static __always_inline void decide(struct core *c, u32 cpu, u64 now, struct choi
 		each(i, c->machine.n)
 			tell_row(c, i);
 	}
-	each(i, c->machine.n) {
-		row_at(&c->machine, i)->used = 0;
-	}
+	asked = 1;
 	c->until = c->machine.until;
 out:
 	c->due = c->until;
-	choose(c, now, next);
+	choose(c, now, asked, next);
 }
 
 #endif

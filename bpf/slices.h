@@ -815,12 +815,12 @@ __small void pool_begin(struct pool *p, u32 first)
 	p->weight = 0;
 	p->rest = 0;
 	p->vms = 0;
+	p->must_hear = 0;
 	if (!first)
 		return;
 	p->owner = NOBODY;
 	p->owner_left = 0;
 	p->contenders = 0;
-	p->must_hear = 0;
 }
 
 /* Before and after slices_take of every row. */

@@ -106,12 +106,14 @@ __small u64 reserve_budget(const struct vm_row *vm)
 
 /* Turns: policy's turns.rs. */
 
-__sub int pooled_charge_row(struct slices *c __there, u32 i, u64 begun)
+__sub int pooled_charge_row(struct slices *c __there, u32 i, u64 now, u64 begun)
 {
 	struct vm_row *vm = row_at(c, i);
 
 	if (!vm->params.id)
 		return 0;
+	if (c->kind == TURBO)
+		reserve_charge(vm, now);
 	charge_cap(vm, vm->used + vm->total, begun);
 	vm->before = lag_ns(vm);
 	if (used_by(vm) && vm->place != HELD)
@@ -124,9 +126,12 @@ __sub int pooled_limit_row(struct slices *c __there, u32 i)
 	struct vm_row *vm = row_at(c, i);
 	s64 most = 2 * (s64)vm->slice + (in_slots(c, vm) ? 0 : LUMP);
 
-	if (!vm->params.id || !used_by(vm))
+	if (!vm->params.id)
 		return 0;
-	limit_debt(c, i, -(most + credit_of(c, vm) * (s64)pool_of(c, vm)->vms));
+	if (used_by(vm))
+		limit_debt(c, i, -(most + credit_of(c, vm) * (s64)pool_of(c, vm)->vms));
+	vm->paid = 0;
+	vm->total = 0;
 	return 0;
 }
 
@@ -138,7 +143,7 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 	c->pools[0].ran = 0;
 	c->pools[1].ran = 0;
 	each(i, c->n)
-		pooled_charge_row(c, i, begun);
+		pooled_charge_row(c, i, now, begun);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 		s64 ran = (s64)sooner(used_by(vm), LONGEST) << LAG_ONE_SHIFT;
@@ -152,19 +157,17 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 		share_out(c, 0, c->pools[0].ran);
 	if (c->pools[1].ran)
 		share_out(c, 1, c->pools[1].ran);
-	each(i, c->n) {
-		struct vm_row *vm = row_at(c, i);
-		s64 due = lag_ns(vm) - vm->before + run_of(used_by(vm));
+	if (c->kind == REGULAR && c->pools[0].ran) {
+		each(i, c->n) {
+			struct vm_row *vm = row_at(c, i);
+			s64 due = lag_ns(vm) - vm->before + run_of(used_by(vm));
 
-		if (vm->params.id && due > 0 && pool_of(c, vm)->ran)
-			vm->due += (u64)due;
+			if (vm->params.id && due > 0)
+				vm->due += (u64)due;
+		}
 	}
 	each(i, c->n)
 		pooled_limit_row(c, i);
-	each(i, c->n) {
-		row_at(c, i)->paid = 0;
-		row_at(c, i)->total = 0;
-	}
 	return 0;
 }
 
@@ -287,9 +290,8 @@ __sub int pooled_pass(struct slices *c __there, u32 pool, u64 now)
 	return 0;
 }
 
-__sub int place_row(struct slices *c __there, u32 i)
+__small void place_row(struct slices *c, struct vm_row *vm, u32 i)
 {
-	struct vm_row *vm = row_at(c, i);
 	struct pool *p = pool_of(c, vm);
 
 	if (vm->capped || is_held(c, vm))
@@ -300,7 +302,6 @@ __sub int place_row(struct slices *c __there, u32 i)
 		vm->place = TURN;
 	else if (!(p->contenders <= 1 && vm->ready && vm->place > WAITS))
 		vm->place = WAITS;
-	return 0;
 }
 
 __sub u64 pooled_budget(const struct slices *c __there, u32 i)
@@ -386,8 +387,10 @@ __sub int pooled_answer_row(struct slices *c __there, u32 i, u64 now, u32 grante
 {
 	struct vm_row *vm = row_at(c, i);
 	u64 budget = pooled_budget(c, i);
-	u32 place = vm->place, rank;
+	u32 place, rank;
 
+	place_row(c, vm, i);
+	place = vm->place;
 	if (c->kind == REGULAR) {
 		rank = place == FIRST ? EAGER : place == TURN ? OWNER : WAITING;
 	} else if (!vm->pool) {
@@ -410,8 +413,8 @@ __sub int pooled_answer_row(struct slices *c __there, u32 i, u64 now, u32 grante
 
 __sub int pooled_answer(struct slices *c __there, u64 now)
 {
-	u32 i, granted = c->kind == TURBO ? lodger_floor(c, now) : 0;
 	struct pool *slots = &c->pools[0], *lodgers = &c->pools[1];
+	u32 i, granted = lodgers->vms ? lodger_floor(c, now) : 0;
 
 	c->until = FOREVER;
 	c->notify_block = 0;
@@ -426,7 +429,8 @@ __sub int pooled_answer(struct slices *c __there, u64 now)
 		c->notify_block |= vm->gaps && !vm->held;
 	}
 	hear_wakes(c, 0);
-	hear_wakes(c, 1);
+	if (lodgers->vms)
+		hear_wakes(c, 1);
 	c->notify_wake = c->kind == REGULAR || slots->contenders ? slots->must_hear : lodgers->must_hear;
 	c->contenders = slots->contenders + lodgers->contenders;
 	return 0;
@@ -454,23 +458,13 @@ __small void pooled_decide(struct slices *c, u64 now)
 {
 	u32 i;
 
-	if (c->kind == TURBO) {
-		each(i, c->n) {
-			struct vm_row *vm = row_at(c, i);
-
-			if (vm->params.id)
-				reserve_charge(vm, now);
-		}
-	}
 	pooled_account(c, now);
 	pooled_gather(c, now);
 	each(i, c->n)
 		pooled_eager_row(c, i);
 	pooled_pass(c, 0, now);
-	if (c->kind == TURBO)
+	if (c->pools[1].vms)
 		pooled_pass(c, 1, now);
-	each(i, c->n)
-		place_row(c, i);
 	pooled_answer(c, now);
 }
 
