@@ -134,6 +134,15 @@ impl Scx {
         }
     }
 
+    /// Has the kernel verify the scheduler now, which its start then needs not.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn prepare(&mut self) -> Result<(), ScxError> {
+        self.ready = Some(Loaded::load(self.knobs)?);
+        Ok(())
+    }
+
     /// What each VM, by its main process, got on each core so far.
     pub fn stats(&self) -> Vec<(u32, i32, VmStats)> {
         let Some(running) = &self.running else {

@@ -182,6 +182,19 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     if !matches!(mechanism, "slots" | "sched_ext" | "tick") {
         place.turbo = None;
     }
+    let knobs = Knobs {
+        no_timer: u32::from(mechanism == "tick"),
+        ..Knobs::default()
+    };
+    let mut scx = Scx::with_knobs(file("saved"), knobs);
+    // What takes a moment is done before the VMs take their part of the guest.
+    if matches!(mechanism, "sched_ext" | "tick") {
+        scx.prepare()?;
+    }
+    let mut meter = match mechanism {
+        "slots" => Some(Meter::exact()?),
+        _ => None,
+    };
     let stands = specs
         .iter()
         .enumerate()
@@ -195,12 +208,6 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     let pids: Vec<u32> = stands.iter().map(Stand::pid).collect();
     let numbers: Vec<String> = pids.iter().map(u32::to_string).collect();
     println!("pids {}", numbers.join(" "));
-    let mut meter = None;
-    let knobs = Knobs {
-        no_timer: u32::from(mechanism == "tick"),
-        ..Knobs::default()
-    };
-    let mut scx = Scx::with_knobs(file("saved"), knobs);
     let helper = Helper {
         program: "/proc/self/exe".into(),
         args: vec!["internal".into(), "slots-watchdog".into()],
@@ -212,9 +219,9 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
         "stock" => None,
         "eevdf" => Some(&mut eevdf),
         "slots" => {
-            let mut m = Meter::exact()?;
-            m.follow(&vms)?;
-            meter = Some(m);
+            if let Some(meter) = &mut meter {
+                meter.follow(&vms)?;
+            }
             Some(&mut slots)
         }
         "sched_ext" | "tick" => Some(&mut scx),
