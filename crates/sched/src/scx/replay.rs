@@ -87,7 +87,7 @@ fn with_library<T>(use_it: impl FnOnce(&Library) -> T) -> T {
 enum Theirs {
     Interleaved(Interleaved),
     Regular(RegularCore),
-    Turbo(TurboCore),
+    Turbo(Box<TurboCore>),
 }
 
 impl Theirs {
@@ -102,11 +102,11 @@ impl Theirs {
                 slice,
                 ..RegularConfig::default()
             })),
-            Kind::Turbo => Self::Turbo(TurboCore::new(TurboConfig {
+            Kind::Turbo => Self::Turbo(Box::new(TurboCore::new(TurboConfig {
                 slice,
                 reserve,
                 ..TurboConfig::default()
-            })),
+            }))),
         }
     }
 
