@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A turbo core by the scheduler: four VMs with two vCPUs on core 1, whose first ones are on core 2 in slots of 0.1 ms.
+//! A turbo core by the scheduler: four VMs with two vCPUs on core 2, whose first ones are on core 1 in slots of 0.1 ms.
 
 use super::host::Host;
 
@@ -62,7 +62,7 @@ fn a_turbo_core_ends_with_the_scheduler() {
     let host = Host::boot_with("scx-turbo-end", 3, &[]);
     // The loader is killed: all threads are in the fair class at once, those on the turbo core too.
     let killed = host.sh(
-        "/viola/bin/viola internal stand run sched_ext 1,2 600 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
+        "/viola/bin/viola internal stand run sched_ext 2,1 600 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
          echo $! >/tmp/pid; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
          P=$(sed -n 's/pids //p' /tmp/k); e() { for p in $P; do cat /proc/$p/task/*/sched; done | grep -c 'ext.enabled.* 1$'; }; \
          e; kill -9 $(cat /tmp/pid); sleep 1; cat /sys/kernel/sched_ext/state; e; \
@@ -77,10 +77,10 @@ fn a_turbo_core_ends_with_the_scheduler() {
     }
     // A turbo core goes: the kernel ends the scheduler, and says so.
     let gone = host.sh(
-        "/viola/bin/viola internal stand run sched_ext 1,2 8 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
+        "/viola/bin/viola internal stand run sched_ext 2,1 8 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
          P=$!; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
-         echo 0 >/sys/devices/system/cpu/cpu2/online; wait $P; cat /sys/kernel/sched_ext/state; cat /tmp/k; \
-         echo 1 >/sys/devices/system/cpu/cpu2/online",
+         echo 0 >/sys/devices/system/cpu/cpu1/online; wait $P; cat /sys/kernel/sched_ext/state; cat /tmp/k; \
+         echo 1 >/sys/devices/system/cpu/cpu1/online",
     );
     assert!(gone.starts_with("disabled"), "{gone}");
     // What it got until then and in the fair class afterwards.

@@ -48,9 +48,13 @@ enum What {
     Beside,
 }
 
+/// The regular core and the turbo core. The emulator gives its CPUs time in turns, from the lowest on: an interrupt that the one
+/// who asks (CPU 0) sends is seen at once by CPU 1 only.
+const TURBO: &str = "2,1";
+
 struct Cell {
     name: &'static str,
-    /// Core 1, or 1 and the turbo core 2.
+    /// The core, or the regular and the turbo core.
     cpus: &'static str,
     vms: &'static str,
     what: What,
@@ -74,14 +78,14 @@ const CELLS: [Cell; 6] = [
     },
     Cell {
         name: "turbo",
-        cpus: "1,2",
+        cpus: TURBO,
         vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
         what: What::Answers,
         sides: &TURBO_SIDES,
     },
     Cell {
         name: "turbo, others flooded",
-        cpus: "1,2",
+        cpus: TURBO,
         vms: "turbo:idle turbo:spin turbo:spin turbo:spin",
         what: What::Answers,
         sides: &TURBO_SIDES,
@@ -89,7 +93,7 @@ const CELLS: [Cell; 6] = [
     // The first has interrupts for 15 % of a core.
     Cell {
         name: "turbo, one with interrupts",
-        cpus: "1,2",
+        cpus: TURBO,
         vms: "turbo:150 turbo:idle turbo:idle turbo:idle",
         what: What::Shares,
         sides: &[SLOTS, SCHED_EXT],
