@@ -81,9 +81,10 @@ bench-turbo: guests clients build
 	@scripts/uml-smp.sh
 	@$(rt) $(viola) bench turbo $(ARGS)
 
-## make bench-scx     the figures of bench/results/scx.json, about fifteen minutes; ARGS="--quick" for a look
+## make bench-scx     the figures of bench/results/scx.json, about half an hour; ARGS="--quick" for a look
 bench-scx: guests build
 	@scripts/qemu-image.sh --new
+	@scripts/other-schedulers.sh || echo 'bench scx: without scx_lavd and scx_bpfland' >&2
 	@$(viola) bench scx $(ARGS)
 
 ## make bench-lanes   the figures of bench/results/lanes.json, about twenty minutes; ARGS="--quick" for a look

@@ -6,7 +6,7 @@ enum { BPF_MAP_TYPE_ARRAY = 2 };
 
 #include <bpf/bpf_helpers.h>
 
-#include "slices.h"
+#include "turbo.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -17,18 +17,21 @@ struct {
 	__type(value, struct slices);
 } machines SEC(".maps");
 
+/* A turbo core's machine if the VM has regular vCPUs, else the default one. */
 SEC("syscall")
 int decide(struct vm_params *params)
 {
 	u32 zero = 0;
 	struct slices *c = bpf_map_lookup_elem(&machines, &zero);
+	u64 now = bpf_ktime_get_ns();
 
 	if (!c)
 		return 0;
-	slices_begin(c, 4 * MS, 3 * MS, MS);
-	slices_take(c, 0, params);
+	slices_begin(c, params->of ? TURBO : INTERLEAVED, 4 * MS, 3 * MS, MS, 400);
+	slices_take(c, 0, params, now);
 	slices_end(c);
 	row_at(c, 0)->runnable = 1;
-	slices_decide(c, bpf_ktime_get_ns());
+	slices_hear(c, 0, 0, 0, 0, 0);
+	slices_decide(c, now);
 	return row_at(c, 0)->rank;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* bpf/slices.h as a library, for a test that compares it with policy. */
+/* bpf/slices.h and bpf/turbo.h as a library, for a test that compares it with policy. */
 #include "types.h"
-#include "slices.h"
+#include "turbo.h"
 
 static struct slices machine;
 
@@ -10,14 +10,28 @@ void replay_reset(void)
 	machine = (struct slices){};
 }
 
-void replay_configure(u64 batch_slice, u64 credit_ls, u64 credit_batch, const struct vm_params *vms)
+void replay_configure(u64 now, u32 kind, u64 batch_slice, u64 credit_ls, u64 credit_batch, u32 reserve,
+		      const struct vm_params *vms)
 {
 	u32 i;
 
-	slices_begin(&machine, batch_slice, credit_ls, credit_batch);
+	slices_begin(&machine, kind, batch_slice, credit_ls, credit_batch, reserve);
 	for (i = 0; i < ROWS; i++)
-		slices_take(&machine, i, &vms[i]);
+		slices_take(&machine, i, &vms[i], now);
 	slices_end(&machine);
+}
+
+/* What the VM of a row ran elsewhere. */
+void replay_hear(u32 row, u64 turbo, u64 total, u64 due, u32 waits)
+{
+	slices_hear(&machine, row, turbo, total, due, waits);
+}
+
+/* All that the VM of a row was ever due. */
+u64 replay_due(u32 row, u32 *waits)
+{
+	*waits = slices_waits(&machine, &machine.rows[row]);
+	return machine.rows[row].due;
 }
 
 /* used, runnable, ranks and budgets have ROWS entries; notify two. Returns until. */

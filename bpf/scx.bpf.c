@@ -5,7 +5,8 @@
  * Only threads that were given SCHED_EXT are scheduled here (partial switch); all else stays in the kernel's own
  * classes, the fair one of which goes before. Each managed core has a machine (scx_core.h) that is asked whenever
  * the core has to choose: it ranks the VMs and says how long each may run. A thread that wakes interrupts a VM of
- * lower rank at once. Slices end exactly, by a timer of the core's own: the kernel would end them at its tick.
+ * lower rank at once. Slices end exactly, by a timer of the core's own: the kernel would end them at its tick. Cores of
+ * vTurbo's two pools tell each other what their VMs ran, by the map vm_totals.
  *
  * All that touches a core's state runs under that core's run queue lock: its threads are pinned there. Threads on
  * cores without a plan, and threads of no VM, are run as they come; on a managed core when no VM wants it.
@@ -138,6 +139,8 @@ void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
 		return;
 	now = bpf_ktime_get_ns();
 	charge(c, cpu, now);
+	if (!runnable)
+		c->ask |= c->machine.notify_block;
 	if (c->running < ROWS)
 		c->wait_since[c->running & (ROWS - 1)] = now;
 	c->running = NOBODY;
@@ -149,45 +152,46 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	struct core_stats *s = stats_at(cpu);
 	struct choice choice = {};
 	u32 row, is_runnable, goes_on;
-	u64 now, budget;
+	u64 now, budget, most = FOREVER;
 
 	if (!c || !s)
 		return;
 	adopt(c, cpu);
 	now = bpf_ktime_get_ns();
 	decide(c, cpu, now, &choice);
-	s->decisions++;
 	row = choice.row;
 	is_runnable = prev && (prev->scx.flags & SCX_TASK_QUEUED);
-	budget = FOREVER;
 	if (stray_first(c, cpu, now, row)) {
 		if (row < ROWS)
-			budget = knobs.starved_turn;
+			most = knobs.starved_turn;
 	} else if (row >= ROWS) {
 		if (is_runnable && c->running == STRAY)
 			set_slice(prev, SLICE_MOST);
 	} else {
-		budget = row_at(&c->machine, row)->budget;
+		budget = budget_left(row_at(&c->machine, row));
 		if (choice.starved) {
-			budget = sooner(budget, knobs.starved_turn);
+			most = knobs.starved_turn;
 			s->starved++;
 		}
 		goes_on = is_runnable && c->running == row;
 		if (scx_bpf_dsq_nr_queued(dsq_of(cpu, row)) > 0) {
 			/* Another thread of the same VM waits. */
 			goes_on = goes_on && !c->service_waits && now - c->began < knobs.vcpu_turn;
-			budget = sooner(budget, knobs.vcpu_turn);
+			most = sooner(most, knobs.vcpu_turn);
 		}
 		c->service_waits = 0;
 		if (!goes_on && !to_local(dsq_of(cpu, row))) {
 			/* It cannot come now; once more soon. */
 			goes_on = is_runnable && c->running == row;
-			budget = sooner(budget, MS);
+			most = sooner(most, MS);
 		}
-		if (goes_on)
-			set_slice(prev, sooner(budget, SLICE_MOST));
+		/* Another thread's budget begins when it does. */
+		if (goes_on) {
+			most = sooner(most, budget);
+			set_slice(prev, sooner(most, SLICE_MOST));
+		}
 	}
-	c->due = sooner(c->due, later(now, budget));
+	c->due = sooner(c->due, later(now, most));
 	arm(c, cpu, now);
 	s->decide_ns += bpf_ktime_get_ns() - now;
 }
@@ -203,8 +207,10 @@ s32 OPS_SLEEPABLE(scx_init_task, struct task_struct *p, struct scx_init_task_arg
 	if (!from || !from->id)
 		return 0;
 	to = bpf_task_storage_get(&threads, p, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (to)
+	if (to) {
 		to->id = from->id;
+		to->made = 1;
+	}
 	return 0;
 }
 
@@ -255,6 +261,7 @@ int enrol(struct scx_enrol *args)
 	if (t) {
 		t->id = args->id & (VM_IDS - 1);
 		t->service = args->service;
+		t->made = 0;
 	}
 	bpf_task_release(task);
 	return 1;

@@ -5,7 +5,7 @@
 #ifndef VIOLA_SCX_H
 #define VIOLA_SCX_H
 
-#include "slices.h"
+#include "turbo.h"
 
 #define VM_IDS 256		/* VMs on one host: ids 1..=VM_IDS-1 */
 
@@ -13,7 +13,17 @@
  * core's number up, whose lowest bit says which one holds. */
 struct core_plan {
 	u64 batch_slice;
+	u32 kind;		/* enum kind */
+	u32 reserve;		/* on a turbo core: what a VM keeps for its regular vCPUs, thousandths */
 	struct vm_params vms[ROWS];
+};
+
+/* What a VM did on all cores of both pools; entry id. Only differences mean anything. */
+struct vm_total {
+	u64 all;		/* ran */
+	u64 turbo;		/* of that on turbo cores */
+	u64 due;		/* was due on regular cores */
+	u64 waits;		/* regular cores on which it wants to run while others do */
 };
 
 /* What a VM got on one core; entry cpu * ROWS + row. */

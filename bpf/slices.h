@@ -2,7 +2,8 @@
 /*
  * Who runs on a core next, and until when: the default algorithm of crates/policy (slices/interleaved.rs, lag.rs,
  * caps.rs), once more for the kernel. Where the two differ one of them is wrong; a test of crates/sched replays random
- * histories through both. What is said there of the why is not said again here.
+ * histories through both. What is said there of the why is not said again here. The machines of cores with turbo vCPUs
+ * (turbo.h) are made of the same ledger and caps.
  *
  * Plain C without a call to the kernel, so that the test can compile it too. What differs from policy: a VM keeps its
  * row as long as it is on the core, so rows may be vacant; and packets are not seen (policy's Io::Unseen).
@@ -24,6 +25,10 @@
 #define MICRO_LEAST (10 * US)
 #define SHORTEST_RUN ((s64)(200 * US))
 #define LAG_ONE_SHIFT 10
+#define CAP_MOST 1000000
+#define SLOT_LEAST (20 * US)
+#define SLOT_MOST (10 * MS)
+#define RESERVE_SAVED ((s64)(15 * MS))
 #define LONGEST (1LL << 50)
 #define SCALED (1LL << 40)
 
@@ -45,7 +50,7 @@ extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __weak __ksym;
 /* Not static: the verifier looks at it once, not at each of its calls. */
 #define __sub __attribute__((noinline))
 #define __there __attribute__((btf_decl_tag("arg:nonnull")))
-#define __small static __attribute__((always_inline))
+#define __small static inline __attribute__((always_inline))
 #else
 #define each(i, n) for ((i) = 0; (i) < (n); (i)++)
 #define __sub static
@@ -56,13 +61,21 @@ extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __weak __ksym;
 /* Precedence of a VM: policy's Rank, in its order. */
 enum rank { CAPPED, OUT, WAITING, OWNER, EAGER, BOOST };
 
+/* Who decides on a core: policy's Interleaved, RegularCore and TurboCore. */
+enum kind { INTERLEAVED, REGULAR, TURBO };
+
+/* Where a VM stands in its pool: policy's Place, in its order. */
+enum place { HELD, WAITS, TURN, FIRST };
+
 /* Controls of one VM: policy's Params. */
 struct vm_params {
 	u32 id;			/* not 0; 0: the row is vacant */
-	u32 ls;
+	u32 ls;			/* on a turbo core: its turbo vCPU is there */
 	u32 weight;		/* 1..=65535 */
 	u32 cap_permille;	/* 0: none */
 	u64 microslice;
+	u32 here;		/* in a pool: its regular vCPUs on this core */
+	u32 of;			/* and on all */
 };
 
 struct vm_row {
@@ -91,7 +104,38 @@ struct vm_row {
 	u8 slept;
 	u8 boosted;
 	u8 queued;
-	u8 pad[2];
+	u8 pool;		/* among whose members it is */
+	u8 held;		/* its reserve has it wait since held_since */
+	/* of the pools: turbo.h */
+	u64 paid;		/* ran on turbo cores elsewhere and counts here, since the last decision */
+	u64 total;		/* ran elsewhere and counts against the cap */
+	u64 due;		/* all it was ever due here and what it pays for here */
+	u64 since;		/* waits since then */
+	u64 slice;
+	u32 place;
+	u32 pad2;
+	u64 floor_since;	/* a regular vCPU on a turbo core waits since then */
+	u64 floor_left;		/* and may still run so long before turbo vCPUs */
+	/* policy's Reserve */
+	s64 reserve_left;
+	u64 held_since;
+	u64 ran;		/* since its last gap */
+	u8 is_short;		/* a regular vCPU of it waits */
+	u8 heard;
+	u8 gaps;
+	u8 pad[5];
+};
+
+/* Those who share by weight: all of a core, or on a turbo core its turbo vCPUs (0) and the others (1). */
+struct pool {
+	s64 weight;		/* of the members */
+	s64 rest;
+	s64 owner_left;
+	s64 ran;		/* by them since the last decision, as lag; here, so that the verifier need not follow it */
+	u32 owner;
+	u32 contenders;
+	u32 vms;
+	u32 must_hear;		/* of one that wakes */
 };
 
 struct slices {
@@ -105,8 +149,8 @@ struct slices {
 	u64 credit_batch;
 	/* state */
 	u64 window_next;	/* end of the caps' window; 0: none began */
-	s64 weight;		/* of the members */
-	s64 rest;
+	u64 floor_next;		/* the next run that is granted to who gets nothing, at the earliest */
+	struct pool pools[2];
 	u64 tickets;
 	s64 owner_left;
 	s64 turn_left;
@@ -120,6 +164,8 @@ struct slices {
 	u32 contenders;
 	u32 batch_ready;
 	u32 waiting;
+	u32 kind;
+	u32 reserve;		/* turbo cores: what a VM keeps for its regular vCPUs, thousandths */
 	struct vm_row rows[ROWS];
 };
 
@@ -131,6 +177,11 @@ __small struct vm_row *row_at(struct slices *c, u32 i)
 __small const struct vm_row *row_seen(const struct slices *c, u32 i)
 {
 	return &c->rows[i & (ROWS - 1)];
+}
+
+__small struct pool *pool_of(struct slices *c, const struct vm_row *vm)
+{
+	return &c->pools[vm->pool & 1];
 }
 
 __small s64 least_of(s64 a, s64 b) { return a < b ? a : b; }
@@ -157,25 +208,26 @@ __small s64 lag_ns(const struct vm_row *vm)
 	return vm->lag >> LAG_ONE_SHIFT;
 }
 
-/* Credits amount to the members by weight; it waits while there is none. */
-__sub int share_out(struct slices *c __there, s64 amount)
+/* Credits amount to the members of a pool by weight; it waits while there is none. */
+__sub int share_out(struct slices *c __there, u32 pool, s64 amount)
 {
+	struct pool *p = &c->pools[pool & 1];
 	s64 each_one;
 	u32 i;
 
-	amount += c->rest;
-	if (c->weight <= 0) {
-		c->rest = amount;
+	amount += p->rest;
+	if (p->weight <= 0) {
+		p->rest = amount;
 		return 0;
 	}
-	each_one = floor_div(amount, c->weight);
-	c->rest = amount - each_one * c->weight;
+	each_one = floor_div(amount, p->weight);
+	p->rest = amount - each_one * p->weight;
 	if (!each_one)
 		return 0;
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 
-		if (vm->member)
+		if (vm->member && vm->pool == pool)
 			vm->lag += vm->weight * each_one;
 	}
 	return 0;
@@ -187,9 +239,9 @@ __small void set_member(struct slices *c, struct vm_row *vm, u32 member)
 		return;
 	vm->member = member;
 	if (member)
-		c->weight += vm->weight;
+		pool_of(c, vm)->weight += vm->weight;
 	else
-		c->weight -= vm->weight;
+		pool_of(c, vm)->weight -= vm->weight;
 }
 
 /* The VM's lag becomes ns; the other members have the difference. */
@@ -201,7 +253,7 @@ __sub int move_to(struct slices *c __there, u32 i, s64 ns)
 
 	set_member(c, vm, 0);
 	vm->lag = to;
-	share_out(c, was - to);
+	share_out(c, vm->pool, was - to);
 	set_member(c, vm, member);
 	return 0;
 }
@@ -233,7 +285,7 @@ __small u32 behind(const struct vm_row *a, const struct vm_row *b)
 /* Weight of the members, counting the VM as one. */
 __small u64 weight_with(const struct slices *c, const struct vm_row *vm)
 {
-	return c->weight + (vm->member ? 0 : vm->weight);
+	return c->pools[vm->pool & 1].weight + (vm->member ? 0 : vm->weight);
 }
 
 __small u32 is_alone(const struct slices *c, const struct vm_row *vm)
@@ -299,12 +351,11 @@ __small s64 most_left(const struct vm_row *vm)
 	return most_of(2 * vm->quota, 2 * SHORTEST_RUN);
 }
 
+/* 1000 is one whole core. */
 __small void set_cap(struct vm_row *vm, u32 permille)
 {
 	u32 first = vm->quota == 0;
 
-	if (permille >= 1000)
-		permille = 0;
 	if (permille == vm->permille)
 		return;
 	vm->permille = permille;
@@ -318,11 +369,11 @@ __small void set_cap(struct vm_row *vm, u32 permille)
 	vm->left = first ? vm->quota : least_of(vm->left, most_left(vm));
 }
 
-__small void charge_cap(struct vm_row *vm, u64 begun)
+__small void charge_cap(struct vm_row *vm, u64 used, u64 begun)
 {
 	if (!vm->quota)
 		return;
-	vm->left -= (s64)sooner(vm->used, LONGEST);
+	vm->left -= (s64)sooner(used, LONGEST);
 	if (begun)
 		vm->left = least_of(vm->left + vm->quota * (s64)sooner(begun, 1 << 20), most_left(vm));
 	if (vm->capped)
@@ -362,7 +413,7 @@ __sub int charge_row(struct slices *c __there, u32 i, u64 begun)
 
 	if (!vm->params.id)
 		return 0;
-	charge_cap(vm, begun);
+	charge_cap(vm, vm->used, begun);
 	if (!vm->used)
 		return 0;
 	vm->before = lag_ns(vm);
@@ -403,7 +454,7 @@ __sub int account(struct slices *c __there, u64 now)
 	}
 	if (!total)
 		return 0;
-	share_out(c, total);
+	share_out(c, 0, total);
 	each(i, c->n)
 		limit_row(c, i);
 	return 0;
@@ -683,13 +734,14 @@ __sub int answer(struct slices *c __there, u64 now)
 	return 0;
 }
 
-/* Takes row i's controls, which are in params. Rows of VMs that left have id 0. */
-__small void slices_take(struct slices *c, u32 i, const struct vm_params *params)
+/* Takes row i's controls. Rows of VMs that left have id 0. */
+__small void slices_take(struct slices *c, u32 i, const struct vm_params *params, u64 now)
 {
 	struct vm_row *vm = row_at(c, i);
-	u32 ls = params->ls != 0;
+	u32 ls = params->ls != 0, cap = params->cap_permille, same = vm->params.id == params->id;
 
-	if (vm->params.id != params->id) {
+	/* A VM's vCPU on a turbo core is in the one pool or the other, and new there when it changes. */
+	if (!same || (c->kind == TURBO && vm->params.ls != ls)) {
 		vm->lag = 0;
 		vm->before = 0;
 		vm->stop = 0;
@@ -707,11 +759,21 @@ __small void slices_take(struct slices *c, u32 i, const struct vm_params *params
 		vm->rank = WAITING;
 		vm->used = 0;
 		vm->runnable = 0;
+		vm->paid = 0;
+		vm->total = 0;
+		vm->due = 0;
+		vm->since = now;
+		vm->place = WAITS;
+		if (c->pools[0].owner == i)
+			c->pools[0].owner = NOBODY;
+		if (c->pools[1].owner == i)
+			c->pools[1].owner = NOBODY;
 	}
-	if (vm->params.id != params->id || vm->params.ls != ls) {
+	if (!same || vm->params.ls != ls) {
 		vm->boosted = 0;
 		vm->queued = 0;
-		vm->eager = 0;
+		if (c->kind == INTERLEAVED)
+			vm->eager = 0;
 		if (c->owner == i)
 			c->owner = NOBODY;
 		if (c->turn == i)
@@ -719,47 +781,98 @@ __small void slices_take(struct slices *c, u32 i, const struct vm_params *params
 	}
 	vm->params = *params;
 	vm->params.ls = ls;
+	vm->pool = c->kind == TURBO && !ls;
 	if (!params->id)
 		return;
 	vm->weight = params->weight < 1 ? 1 : params->weight > 65535 ? 65535 : params->weight;
 	vm->micro = sooner(params->microslice > MICRO_LEAST ? params->microslice : MICRO_LEAST, 1000 * MS);
 	vm->credit = (s64)(ls ? (c->credit_ls > vm->micro ? c->credit_ls : vm->micro) : c->credit_batch);
-	set_cap(vm, params->cap_permille);
-	c->weight += vm->member ? vm->weight : 0;
+	vm->slice = c->batch_slice;
+	if (c->kind == TURBO && ls)
+		vm->slice = sooner(params->microslice > SLOT_LEAST ? params->microslice : SLOT_LEAST, SLOT_MOST);
+	vm->floor_since = now;
+	vm->floor_left = 0;
+	vm->reserve_left = RESERVE_SAVED;
+	vm->held = 0;
+	vm->held_since = 0;
+	vm->ran = 0;
+	vm->is_short = 0;
+	vm->heard = 0;
+	vm->gaps = 0;
+	/* Of one core a whole one is no cap; of several it is. */
+	set_cap(vm, c->kind == INTERLEAVED && cap >= 1000 ? 0 : cap < CAP_MOST ? cap : CAP_MOST);
+	if (vm->member)
+		pool_of(c, vm)->weight += vm->weight;
+	pool_of(c, vm)->vms++;
 	c->credits += vm->credit;
 	c->vms++;
 	c->n_ls += ls;
 	c->n = i + 1;
 }
 
+__small void pool_begin(struct pool *p, u32 first)
+{
+	p->weight = 0;
+	p->rest = 0;
+	p->vms = 0;
+	p->must_hear = 0;
+	if (!first)
+		return;
+	p->owner = NOBODY;
+	p->owner_left = 0;
+	p->contenders = 0;
+}
+
 /* Before and after slices_take of every row. */
-__small void slices_begin(struct slices *c, u64 batch_slice, u64 credit_ls, u64 credit_batch)
+__small void slices_begin(struct slices *c, u32 kind, u64 batch_slice, u64 credit_ls, u64 credit_batch, u32 reserve)
 {
 	u64 slice = batch_slice ? batch_slice : 4 * MS;
+	u32 i, first = !c->batch_slice || c->kind != kind;
 
-	if (!c->batch_slice) {
+	if (first) {
+		/* Another machine begins without what the one before knew. */
+		each(i, ROWS) {
+			row_at(c, i)->params.id = 0;
+		}
 		c->owner = NOBODY;
 		c->turn = NOBODY;
 		c->patience = FOREVER;
+		c->window_next = 0;
+		c->floor_next = 0;
+		c->tickets = 0;
+		c->owner_left = 0;
+		c->turn_left = 0;
+		c->contenders = 0;
+		c->batch_ready = 0;
 	}
+	c->kind = kind;
+	c->reserve = reserve < 1000 ? reserve : 1000;
 	c->batch_slice = sooner(slice > 100 * US ? slice : 100 * US, 1000 * MS);
 	c->credit_ls = sooner(credit_ls, 100 * MS);
 	c->credit_batch = sooner(credit_batch > (u64)EAGER_LEAST ? credit_batch : (u64)EAGER_LEAST, 100 * MS);
-	c->weight = 0;
-	c->rest = 0;
+	pool_begin(&c->pools[0], first);
+	pool_begin(&c->pools[1], first);
 	c->credits = 0;
 	c->vms = 0;
 	c->n_ls = 0;
 	c->n = 0;
 }
 
+__small void pool_end(struct slices *c, struct pool *p)
+{
+	if (p->owner < ROWS)
+		p->owner_left = least_of(p->owner_left, (s64)row_at(c, p->owner)->slice);
+}
+
 __small void slices_end(struct slices *c)
 {
 	c->owner_left = least_of(c->owner_left, (s64)c->batch_slice);
+	pool_end(c, &c->pools[0]);
+	pool_end(c, &c->pools[1]);
 }
 
-/* Decides: takes .used and .runnable of every row, fills in the answers. */
-__small void slices_decide(struct slices *c, u64 now)
+/* The default algorithm's decision. */
+__small void interleaved_decide(struct slices *c, u64 now)
 {
 	account(c, now);
 	gather(c);

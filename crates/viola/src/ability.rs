@@ -11,7 +11,7 @@ use viola_host::{CpuSet, Vm};
 use viola_proto::{Row, RowState};
 use viola_sched::scx::Ready;
 
-use crate::config::{MechanismChoice, Mode, Slices, Turbo, Vread};
+use crate::config::{MechanismChoice, Mode, Slices, Vread};
 use crate::error::chain;
 
 /// Something that stands in the way.
@@ -128,12 +128,9 @@ pub fn eevdf(facts: &HostFacts) -> Result<String, Obstacle> {
 }
 
 /// Whether the kernel takes the scheduler: it is loaded, which takes a moment; or why it is not to be used.
-pub fn try_scheduler(facts: &HostFacts, turbo: &Turbo) -> Result<Ready, String> {
+pub fn try_scheduler(facts: &HostFacts) -> Result<Ready, String> {
     if !facts.sched_ext {
         return Err("kernel built without CONFIG_SCHED_CLASS_EXT".into());
-    }
-    if !turbo.cores.is_empty() {
-        return Err("it has no turbo cores, and [turbo] names some".into());
     }
     viola_sched::scx::load().map_err(|e| chain(&e))
 }
@@ -505,14 +502,7 @@ mod tests {
         assert_eq!(choice(&f, &first, &Ok(())), Ok(MechanismChoice::SchedExt));
         assert_eq!(choice(&f, &first, &refused), Ok(MechanismChoice::Eevdf));
         assert!(why(sched_ext(&f, &paper, &Ok(()))).contains("mode interleaved"));
-        let turbo = Config::parse(
-            Path::new("v.toml"),
-            "[slices]\ncores = \"1\"\n[turbo]\ncores = \"2\"",
-        )
-        .unwrap()
-        .turbo;
-        assert!(try_scheduler(&f, &turbo).err().unwrap().contains("[turbo]"));
-        let said = try_scheduler(&facts("6.18.1"), &turbo).err().unwrap();
+        let said = try_scheduler(&facts("6.18.1")).err().unwrap();
         assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
     }
 

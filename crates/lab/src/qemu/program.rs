@@ -32,26 +32,47 @@ impl Program {
     /// # Errors
     /// As [`Program::pack`], also when one of them cannot be run here.
     pub fn pack_with(program: &Path, further: &[PathBuf], folder: &Path) -> Result<Self> {
+        Self::pack_all(&[program], further, folder)
+    }
+
+    /// The same with others beside it that use the libraries of this machine, as it does: they are in the guest's /viola/bin.
+    ///
+    /// # Errors
+    /// As [`Program::pack`].
+    pub fn pack_beside(program: &Path, beside: &[PathBuf], folder: &Path) -> Result<Self> {
+        let mut all = vec![program];
+        all.extend(beside.iter().map(PathBuf::as_path));
+        Self::pack_all(&all, &[], folder)
+    }
+
+    /// The first one is what [`Program::command`] runs.
+    fn pack_all(programs: &[&Path], further: &[PathBuf], folder: &Path) -> Result<Self> {
         let root = folder.join("program");
         let (bin, lib) = (root.join("viola/bin"), root.join("viola/lib"));
         for made in [&bin, &lib] {
             fs::create_dir_all(made).map_err(Error::io("make", made))?;
         }
-        let name = program.file_name().unwrap_or(OsStr::new("program"));
-        run(Command::new("strip")
-            .arg("-o")
-            .arg(bin.join(name))
-            .arg(program))?;
-        let needed = run(Command::new("ldd").arg(program))?;
-        let paths = needed
-            .split_whitespace()
-            .filter(|word| word.starts_with('/'))
-            .map(Path::new);
-        for path in paths {
-            if let Some(name) = path.file_name() {
-                fs::copy(path, lib.join(name)).map_err(Error::io("copy", path))?;
+        let name_of = |program: &Path| {
+            let name = program.file_name().unwrap_or(OsStr::new("program"));
+            name.to_owned()
+        };
+        for program in programs {
+            run(Command::new("strip")
+                .arg("-o")
+                .arg(bin.join(name_of(program)))
+                .arg(program))?;
+            let needed = run(Command::new("ldd").arg(program))?;
+            let paths = needed
+                .split_whitespace()
+                .filter(|word| word.starts_with('/'))
+                .map(Path::new);
+            for path in paths {
+                if let Some(name) = path.file_name() {
+                    fs::copy(path, lib.join(name)).map_err(Error::io("copy", path))?;
+                }
             }
         }
+        let name = programs.first().map(|p| name_of(p)).unwrap_or_default();
         for program in further {
             let listed = run(Command::new(program).env("LD_TRACE_LOADED_OBJECTS", "1"))?;
             let needed = listed.split_whitespace().filter(|w| w.starts_with('/'));

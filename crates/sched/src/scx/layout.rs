@@ -22,6 +22,19 @@ pub struct VmParams {
     pub cap_permille: u32,
     /// ns
     pub microslice: Nanos,
+    /// Regular vCPUs of the VM on this core, where the core is of a pool.
+    pub here: u32,
+    /// And on all cores.
+    pub of: u32,
+}
+
+/// `enum kind`: who decides on a core.
+#[repr(u32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Interleaved = 0,
+    Regular = 1,
+    Turbo = 2,
 }
 
 /// `struct core_plan`
@@ -30,6 +43,10 @@ pub struct VmParams {
 pub struct CoreRows {
     /// Slice of a batch VM, ns.
     pub batch_slice: Nanos,
+    /// A [`Kind`].
+    pub kind: u32,
+    /// On a turbo core: what a VM keeps of its share for its regular vCPUs, thousandths.
+    pub reserve: u32,
     /// By row.
     pub vms: [VmParams; ROWS],
 }
@@ -155,6 +172,8 @@ pub(super) unsafe trait Plain: Copy {
 }
 
 // SAFETY: integers only, the fields leave no gaps.
+unsafe impl Plain for VmParams {}
+// SAFETY: as above.
 unsafe impl Plain for CoreRows {}
 // SAFETY: as above.
 unsafe impl Plain for VmStats {}
@@ -168,8 +187,8 @@ unsafe impl Plain for Enrol {}
 unsafe impl Plain for Knobs {}
 
 const _: () = {
-    assert!(size_of::<VmParams>() == 24);
-    assert!(size_of::<CoreRows>() == 8 + 24 * ROWS);
+    assert!(size_of::<VmParams>() == 32);
+    assert!(size_of::<CoreRows>() == 16 + 32 * ROWS);
     assert!(size_of::<VmStats>() == 56);
     assert!(size_of::<CoreStats>() == 48);
     assert!(size_of::<EndRow>() == 392);

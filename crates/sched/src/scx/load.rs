@@ -273,30 +273,26 @@ mod tests {
             verified[0].1 > 100 && verified[0].1 < 20_000,
             "{verified:?}"
         );
-        let vm = VmParams {
-            id: 1,
-            ls: 1,
-            weight: 256,
-            cap_permille: 0,
-            microslice: 300_000,
-        };
-        let words = [
-            vm.id,
-            vm.ls,
-            vm.weight,
-            vm.cap_permille,
-            vm.microslice as u32,
-            0,
-        ];
-        let mut vm: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
-        let ranks = object.progs_mut().map(|prog| {
-            let input = ProgramInput {
-                context_in: Some(&mut vm),
-                ..Default::default()
+        // Alone, latency-sensitive and awake: BOOST. A turbo vCPU that is alone and has not slept: in its slot, OWNER.
+        for (of, rank) in [(0, 5), (1, 3)] {
+            let vm = VmParams {
+                id: 1,
+                ls: 1,
+                weight: 256,
+                cap_permille: 0,
+                microslice: 300_000,
+                here: of,
+                of,
             };
-            prog.test_run(input).unwrap().return_value
-        });
-        // alone, latency-sensitive and awake: BOOST
-        assert_eq!(ranks.collect::<Vec<_>>(), [5]);
+            let mut vm = vm.bytes().to_vec();
+            let ranks = object.progs_mut().map(|prog| {
+                let input = ProgramInput {
+                    context_in: Some(&mut vm),
+                    ..Default::default()
+                };
+                prog.test_run(input).unwrap().return_value
+            });
+            assert_eq!(ranks.collect::<Vec<_>>(), [rank]);
+        }
     }
 }

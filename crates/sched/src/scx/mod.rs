@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! sched_ext: the default algorithm in the kernel, as a scheduler in BPF (bpf/scx.bpf.c).
+//! sched_ext: the default algorithm and turbo cores in the kernel, as a scheduler in BPF (bpf/scx.bpf.c).
 //!
 //! Threads of managed VMs are given SCHED_EXT, all others stay in the kernel's own classes, which go before. No
 //! real-time priority, no controller process: the kernel asks the scheduler whenever a core has to choose. When it
@@ -9,6 +9,7 @@ mod layout;
 mod load;
 #[cfg(test)]
 mod replay;
+mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -17,12 +18,12 @@ use std::path::PathBuf;
 use viola_host::Vm;
 use viola_host::attrs::{self, Policy, RESET_ON_FORK, SchedAttr};
 use viola_meter::acct::Acct;
-use viola_policy::slices::Class;
 
-use self::layout::{CoreRows, ROWS, VM_IDS, VmParams};
+use self::layout::CoreRows;
 use self::load::Loaded;
+use self::rows::{Ids, rows};
 use crate::mechanism::{CoreHealth, Got, Health, Mechanism, SchedError};
-use crate::plan::{Algorithm, CorePlan, Plan, VmPlan};
+use crate::plan::Plan;
 use crate::restore::{SavedState, restore_file, restore_threads, restore_vm};
 use crate::slots::lock_core;
 
@@ -71,31 +72,6 @@ struct Core {
     rows: CoreRows,
 }
 
-/// Numbers of VMs, by main process.
-#[derive(Default)]
-struct Ids {
-    of: BTreeMap<i32, u32>,
-    last: u32,
-}
-
-impl Ids {
-    /// The number that a VM has, or one that nobody has had for long: the scheduler takes one that it knows for the
-    /// same VM.
-    fn get(&mut self, pid: i32) -> Option<u32> {
-        if let Some(id) = self.of.get(&pid) {
-            return Some(*id);
-        }
-        let all = VM_IDS - 1;
-        let used: BTreeSet<u32> = self.of.values().copied().collect();
-        let id = (0..all)
-            .map(|k| (self.last + k) % all + 1)
-            .find(|id| !used.contains(id))?;
-        self.last = id;
-        self.of.insert(pid, id);
-        Some(id)
-    }
-}
-
 struct Running {
     loaded: Loaded,
     cores: Vec<Core>,
@@ -132,6 +108,15 @@ impl Scx {
             state: SavedState::default(),
             running: None,
         }
+    }
+
+    /// Has the kernel verify the scheduler now, which its start then needs not.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn prepare(&mut self) -> Result<(), ScxError> {
+        self.ready = Some(Loaded::load(self.knobs)?);
+        Ok(())
     }
 
     /// What each VM, by its main process, got on each core so far.
@@ -210,58 +195,6 @@ fn unavailable(why: String) -> SchedError {
     SchedError::Unavailable {
         mechanism: NAME,
         why,
-    }
-}
-
-/// The rows of a core: who was there keeps its row. New VMs get a number.
-fn rows(core: &CorePlan, before: Option<&CoreRows>, ids: &mut Ids) -> Result<CoreRows, SchedError> {
-    if core.algorithm != Algorithm::Interleaved {
-        return Err(unavailable(
-            "it knows mode interleaved only; use mechanism = \"slots\" for the others and for turbo cores".into(),
-        ));
-    }
-    if core.vms.len() > ROWS {
-        return Err(unavailable(format!(
-            "{} VMs are to share core {}, and a core has room for {ROWS}",
-            core.vms.len(),
-            core.cpu
-        )));
-    }
-    let mut rows = CoreRows {
-        batch_slice: core.batch_slice,
-        vms: [VmParams::default(); ROWS],
-    };
-    let mut new = Vec::new();
-    for vm in &core.vms {
-        let id = ids
-            .get(vm.pid)
-            .ok_or_else(|| unavailable(format!("one host has room for {} VMs", VM_IDS - 1)))?;
-        let params = params(vm, id);
-        let old = before.and_then(|b| b.vms.iter().position(|v| v.id == id));
-        match old {
-            Some(row) => rows.vms[row] = params,
-            None => new.push(params),
-        }
-    }
-    for params in new {
-        // Rather one that was vacant before: in one that is given up a thread may still wait.
-        let vacant = |row: &usize| rows.vms[*row].id == 0;
-        let was_vacant = |row: &usize| before.is_none_or(|b| b.vms[*row].id == 0);
-        let row = (0..ROWS).find(|r| vacant(r) && was_vacant(r));
-        if let Some(row) = row.or_else(|| (0..ROWS).find(vacant)) {
-            rows.vms[row] = params;
-        }
-    }
-    Ok(rows)
-}
-
-fn params(vm: &VmPlan, id: u32) -> VmParams {
-    VmParams {
-        id,
-        ls: u32::from(vm.params.class == Class::Ls),
-        weight: vm.params.weight,
-        cap_permille: vm.params.cap_permille.unwrap_or(0),
-        microslice: vm.params.microslice,
     }
 }
 
@@ -461,94 +394,6 @@ impl Drop for Scx {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use viola_policy::slices::Params;
-
-    fn core(pids: &[i32]) -> CorePlan {
-        let vm = |pid: &i32| VmPlan {
-            params: Params {
-                id: 0,
-                class: Class::Ls,
-                weight: 256,
-                cap_permille: Some(300),
-                microslice: 5,
-            },
-            index: 0,
-            pid: *pid,
-            sees_packets: false,
-            threads: Vec::new(),
-            regular_vcpus: (0, 0),
-            park: None,
-        };
-        CorePlan {
-            cpu: 1,
-            algorithm: Algorithm::Interleaved,
-            batch_slice: 7,
-            budget_permille: None,
-            reserve_permille: 0,
-            vms: pids.iter().map(vm).collect(),
-        }
-    }
-
-    /// Ids by row, without the vacant ones at the end.
-    fn ids(rows: &CoreRows) -> Vec<u32> {
-        let n = rows
-            .vms
-            .iter()
-            .rposition(|v| v.id != 0)
-            .map_or(0, |i| i + 1);
-        rows.vms[..n].iter().map(|v| v.id).collect()
-    }
-
-    #[test]
-    fn who_stays_keeps_its_row_and_who_comes_takes_one_that_was_vacant() {
-        let mut known = Ids::default();
-        let first = rows(&core(&[10, 20, 30]), None, &mut known).unwrap();
-        assert_eq!(ids(&first), [1, 2, 3]);
-        assert_eq!(
-            first.vms[0],
-            VmParams {
-                id: 1,
-                ls: 1,
-                weight: 256,
-                cap_permille: 300,
-                microslice: 5
-            }
-        );
-        known.of.remove(&20);
-        let second = rows(&core(&[30, 40, 10]), Some(&first), &mut known).unwrap();
-        assert_eq!(ids(&second), [1, 0, 3, 4], "and a number of its own");
-    }
-
-    #[test]
-    fn a_full_core_gives_a_new_vm_the_row_of_one_that_leaves() {
-        let mut known = Ids::default();
-        let all: Vec<i32> = (1..=ROWS as i32).collect();
-        let first = rows(&core(&all), None, &mut known).unwrap();
-        known.of.remove(&1);
-        let mut next = all[1..].to_vec();
-        next.push(100);
-        let second = rows(&core(&next), Some(&first), &mut known).unwrap();
-        assert_eq!(second.vms[0].id, known.of[&100]);
-        next.push(101);
-        let said = rows(&core(&next), None, &mut known)
-            .unwrap_err()
-            .to_string();
-        assert!(said.contains("65 VMs"), "{said}");
-    }
-
-    #[test]
-    fn other_modes_and_turbo_cores_are_refused_with_what_to_use() {
-        for algorithm in [Algorithm::Paper, Algorithm::Turbo] {
-            let plan = CorePlan {
-                algorithm,
-                ..core(&[1])
-            };
-            let said = rows(&plan, None, &mut Ids::default())
-                .unwrap_err()
-                .to_string();
-            assert!(said.contains("mechanism = \"slots\""), "{said}");
-        }
-    }
 
     #[test]
     fn how_it_ended_is_one_sentence_with_the_kernels_own_words() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's copy of the algorithm (bpf/slices.h) against the one in `policy`: the same random histories through
-//! both, and the same decisions.
+//! The kernel's copy of the algorithms (bpf/slices.h, bpf/turbo.h) against those in `policy`: the same random histories
+//! through both, and the same decisions.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -12,10 +12,13 @@ use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm};
 use viola_policy::slices::{
     Class, Decision, Interleaved, InterleavedConfig, MS, Machine, Nanos, Params, Rank, Seen, US,
 };
+use viola_policy::turbo::{Elsewhere, Pooled, RegularConfig, RegularCore, TurboConfig, TurboCore};
 
-use super::layout::{ROWS, VmParams};
+use super::layout::{Kind, ROWS, VmParams};
 
-type Configure = unsafe extern "C" fn(u64, u64, u64, *const VmParams);
+type Configure = unsafe extern "C" fn(u64, u32, u64, u64, u64, u32, *const VmParams);
+type Hear = unsafe extern "C" fn(u32, u64, u64, u64, u32);
+type Due = unsafe extern "C" fn(u32, *mut u32) -> u64;
 type Decide =
     unsafe extern "C" fn(u64, *const u64, *const u32, *mut u32, *mut u64, *mut u32) -> u64;
 
@@ -23,6 +26,8 @@ type Decide =
 struct Library {
     reset: unsafe extern "C" fn(),
     configure: Configure,
+    hear: Hear,
+    due: Due,
     decide: Decide,
 }
 
@@ -63,6 +68,8 @@ fn load() -> Library {
             configure: std::mem::transmute::<*mut libc::c_void, Configure>(symbol(
                 c"replay_configure",
             )),
+            hear: std::mem::transmute::<*mut libc::c_void, Hear>(symbol(c"replay_hear")),
+            due: std::mem::transmute::<*mut libc::c_void, Due>(symbol(c"replay_due")),
             decide: std::mem::transmute::<*mut libc::c_void, Decide>(symbol(c"replay_decide")),
         }
     }
@@ -76,11 +83,57 @@ fn with_library<T>(use_it: impl FnOnce(&Library) -> T) -> T {
     use_it(library)
 }
 
+/// The machine in `policy`.
+enum Theirs {
+    Interleaved(Interleaved),
+    Regular(RegularCore),
+    Turbo(Box<TurboCore>),
+}
+
+impl Theirs {
+    fn new(kind: Kind, slice: Nanos, reserve: u32) -> Self {
+        match kind {
+            Kind::Interleaved => {
+                let mut machine = Interleaved::default();
+                machine.set_batch_slice(slice);
+                Self::Interleaved(machine)
+            }
+            Kind::Regular => Self::Regular(RegularCore::new(RegularConfig {
+                slice,
+                ..RegularConfig::default()
+            })),
+            Kind::Turbo => Self::Turbo(Box::new(TurboCore::new(TurboConfig {
+                slice,
+                reserve,
+                ..TurboConfig::default()
+            }))),
+        }
+    }
+
+    fn machine(&mut self) -> &mut dyn Machine {
+        match self {
+            Self::Interleaved(m) => m,
+            Self::Regular(m) => m,
+            Self::Turbo(m) => m,
+        }
+    }
+
+    fn pooled(&mut self) -> Option<&mut dyn Pooled> {
+        match self {
+            Self::Interleaved(_) => None,
+            Self::Regular(m) => Some(m),
+            Self::Turbo(m) => Some(m),
+        }
+    }
+}
+
 /// Both machines; fails at the first difference.
 struct Both<'a> {
     library: &'a Library,
-    policy: Interleaved,
+    policy: Theirs,
+    kind: Kind,
     slice: Nanos,
+    reserve: u32,
     /// Ids by row, 0 for a vacant one.
     rows: [VmParams; ROWS],
     /// Rows in the order that policy has them.
@@ -89,16 +142,53 @@ struct Both<'a> {
 }
 
 impl<'a> Both<'a> {
-    fn new(library: &'a Library, slice: Nanos) -> Self {
-        let mut policy = Interleaved::default();
-        policy.set_batch_slice(slice);
+    fn new(library: &'a Library, kind: Kind, slice: Nanos, reserve: u32) -> Self {
         Self {
             library,
-            policy,
+            policy: Theirs::new(kind, slice, reserve),
+            kind,
             slice,
+            reserve,
             rows: [VmParams::default(); ROWS],
             order: Vec::new(),
             decisions: 0,
+        }
+    }
+
+    /// The core gets another machine, which knows nothing.
+    fn become_of(&mut self, kind: Kind, now: Nanos) {
+        if kind != self.kind {
+            self.kind = kind;
+            self.policy = Theirs::new(kind, self.slice, self.reserve);
+        }
+        self.configured(now);
+    }
+
+    /// What the VMs ran elsewhere, by row.
+    fn hear(&mut self, of: impl Fn(usize) -> Elsewhere) {
+        let heard: Vec<Elsewhere> = self.order.iter().map(|row| of(*row)).collect();
+        let Some(pooled) = self.policy.pooled() else {
+            return;
+        };
+        pooled.elsewhere(&heard);
+        for (row, e) in self.order.iter().zip(&heard) {
+            // SAFETY: a row that is in use.
+            unsafe {
+                (self.library.hear)(*row as u32, e.turbo, e.total, e.due, u32::from(e.waits));
+            }
+        }
+    }
+
+    /// What each VM was due is the same in both.
+    fn same_dues(&mut self) {
+        let Theirs::Regular(policy) = &self.policy else {
+            return;
+        };
+        for (i, row) in self.order.iter().enumerate() {
+            let mut waits = 9;
+            // SAFETY: a row that is in use, and a live number.
+            let due = unsafe { (self.library.due)(*row as u32, &raw mut waits) };
+            assert_eq!((due, waits != 0), policy.due(i), "row {row}");
         }
     }
 
@@ -116,14 +206,17 @@ impl<'a> Both<'a> {
     fn configured(&mut self, now: Nanos) {
         self.order = (0..ROWS).filter(|r| self.rows[*r].id != 0).collect();
         let params: Vec<Params> = self.order.iter().map(|r| self.params(*r)).collect();
-        self.policy.configure(now, &params);
+        self.policy.machine().configure(now, &params);
         let config = InterleavedConfig::default();
         // SAFETY: ROWS rows.
         unsafe {
             (self.library.configure)(
+                now,
+                self.kind as u32,
                 self.slice,
                 config.credit_ls,
                 config.credit_batch,
+                self.reserve,
                 self.rows.as_ptr(),
             );
         }
@@ -144,20 +237,14 @@ impl Machine for Both<'_> {
         }
         for p in vms {
             let row = self.row_of(p.id).or_else(|| self.row_of(0)).unwrap();
-            self.rows[row] = VmParams {
-                id: p.id,
-                ls: u32::from(p.class == Class::Ls),
-                weight: p.weight,
-                cap_permille: p.cap_permille.unwrap_or(0),
-                microslice: p.microslice,
-            };
+            self.rows[row] = row_for(p, p.id);
         }
         self.configured(now);
     }
 
     /// `seen` in the order of the rows.
     fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
-        self.policy.decide(now, seen, out);
+        self.policy.machine().decide(now, seen, out);
         let (mut used, mut runnable) = ([0; ROWS], [0; ROWS]);
         for (row, seen) in self.order.iter().zip(seen) {
             (used[*row], runnable[*row]) = (seen.used, u32::from(seen.runnable));
@@ -195,12 +282,25 @@ impl Machine for Both<'_> {
         assert_eq!(until, out.until, "{at}");
         let notify = notify.map(|n| n != 0);
         assert_eq!(notify, [out.notify_wake, out.notify_block], "{at}");
+        self.same_dues();
+    }
+}
+
+fn row_for(p: &Params, id: u32) -> VmParams {
+    VmParams {
+        id,
+        ls: u32::from(p.class == Class::Ls),
+        weight: p.weight,
+        cap_permille: p.cap_permille.unwrap_or(0),
+        microslice: p.microslice,
+        here: 1,
+        of: 1,
     }
 }
 
 fn params() -> impl Strategy<Value = Params> {
     let weight = prop_oneof![Just(256), 1..65_536u32];
-    let cap = prop_oneof![3 => Just(None), 1 => (1..1_000u32).prop_map(Some)];
+    let cap = prop_oneof![3 => Just(None), 1 => (1..2_000u32).prop_map(Some)];
     let micro = prop_oneof![Just(300 * US), 10 * US..5 * MS];
     (any::<bool>(), weight, cap, micro).prop_map(|(ls, weight, cap_permille, microslice)| Params {
         id: 0,
@@ -234,16 +334,31 @@ enum Step {
     /// Another one's controls change.
     Change(usize, Params),
     Go(usize),
+    /// VMs ran so long elsewhere: each a part of this, by row.
+    Hear(Nanos, Vec<(u16, bool)>),
+    /// The core comes into a pool, or leaves it.
+    Become(Kind),
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        Just(Kind::Interleaved),
+        Just(Kind::Regular),
+        Just(Kind::Turbo)
+    ]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let seen = proptest::collection::vec((0..1_000u16, any::<bool>()), 8);
+    let heard = proptest::collection::vec((0..1_000u16, any::<bool>()), 8);
     let span = prop_oneof![5 => 1..5 * MS, 1 => 1..100 * US, 1 => 1..2_000 * MS];
     prop_oneof![
         20 => (span, seen).prop_map(|(span, seen)| Step::Decide(span, seen)),
         1 => (0..8usize, params()).prop_map(|(row, p)| Step::Come(row, p)),
         1 => (0..8usize, params()).prop_map(|(row, p)| Step::Change(row, p)),
         1 => (0..8usize).prop_map(Step::Go),
+        6 => (prop_oneof![9 => 1..2 * MS, 1 => 1..100 * MS], heard).prop_map(|(span, heard)| Step::Hear(span, heard)),
+        1 => kind().prop_map(Step::Become),
     ]
 }
 
@@ -255,19 +370,18 @@ proptest! {
     fn any_history_gives_equal_decisions(
         first in proptest::collection::vec(params(), 1..6),
         steps in proptest::collection::vec(step(), 1..300),
-        slice in prop_oneof![Just(0), Just(4 * MS), 10 * US..40 * MS],
+        (kind, slice, reserve) in (
+            kind(),
+            prop_oneof![Just(4 * MS), 10 * US..40 * MS],
+            prop_oneof![Just(0), Just(400), 0..1_100u32],
+        ),
     ) {
         with_library(|library| {
-            let mut both = Both::new(library, slice);
+            let mut both = Both::new(library, kind, slice, reserve);
             let (mut now, mut ids) = (5 * MS, 0);
             let mut put = |both: &mut Both<'_>, row: usize, p: Params, id: Option<u32>| {
-                both.rows[row] = VmParams {
-                    id: id.unwrap_or_else(|| { ids += 1; ids }),
-                    ls: u32::from(p.class == Class::Ls),
-                    weight: p.weight,
-                    cap_permille: p.cap_permille.unwrap_or(0),
-                    microslice: p.microslice,
-                };
+                let id = id.unwrap_or_else(|| { ids += 1; ids });
+                both.rows[row] = row_for(&p, id);
             };
             for (row, p) in first.into_iter().enumerate() {
                 put(&mut both, row, p, None);
@@ -296,6 +410,12 @@ proptest! {
                         both.configured(now);
                     }
                     Step::Change(..) => {}
+                    Step::Hear(span, heard) => both.hear(|row| {
+                        let (part, waits) = heard[row % heard.len()];
+                        let total = if part < 300 { 0 } else { span * u64::from(part) / 1_000 };
+                        Elsewhere { turbo: total / 2, total, due: total * 3 / 2, waits }
+                    }),
+                    Step::Become(kind) => both.become_of(kind, now),
                     Step::Go(row) => {
                         both.rows[row] = VmParams::default();
                         both.configured(now);
@@ -305,12 +425,14 @@ proptest! {
         });
     }
 
-    /// Histories of a simulated core, which follows the decisions.
+    /// Histories of a simulated core, which follows the decisions, and hears of others that it shares VMs with.
     #[test]
     fn a_core_that_follows_them_is_led_the_same_way(
         vms in proptest::collection::vec((params(), behaviour()), 1..9),
         late in 0..50 * US,
         seed in any::<u64>(),
+        (kind, reserve) in (kind(), prop_oneof![Just(0), Just(400)]),
+        heard in proptest::collection::vec((0..1_000u16, any::<bool>()), 8),
     ) {
         with_library(|library| {
             let vms: Vec<SimVm> = vms.into_iter().enumerate().map(|(i, (params, behaviour))| SimVm {
@@ -318,8 +440,15 @@ proptest! {
                 behaviour,
             }).collect();
             let driver = Driver { overhead: 0, late, record: false };
-            let mut core = Core::new(Both::new(library, 0), &vms, driver, seed);
-            core.run_until(200 * MS).unwrap();
+            let mut core = Core::new(Both::new(library, kind, 4 * MS, reserve), &vms, driver, seed);
+            for at in 1..=200 {
+                core.run_until(at * MS).unwrap();
+                core.machine_mut().hear(|row| {
+                    let (part, waits) = heard[(row + at as usize) % heard.len()];
+                    let turbo = u64::from(part) * US / 3;
+                    Elsewhere { turbo, total: 2 * turbo, due: turbo * 2, waits }
+                });
+            }
             assert!(core.machine().decisions > 0);
         });
     }

@@ -7,7 +7,7 @@ use viola_proto::{Row, RowState};
 
 use crate::config::{Config, MechanismChoice};
 
-/// What can be said of turbo cores with these VMs, if `slots` (what would drive them) can be had.
+/// What can be said of turbo cores with these VMs, if slots or sched_ext, which would drive them, can be had.
 pub fn row(
     config: &Config,
     facts: &HostFacts,
@@ -16,8 +16,7 @@ pub fn row(
 ) -> Row {
     let driven = super::choose(facts, &config.slices, accounting, scheduler);
     let driven = match driven {
-        Ok(MechanismChoice::Slots) => Ok(()),
-        Ok(_) => Err("it needs the slots mechanism".to_owned()),
+        Ok(choice) => drives(choice),
         Err(o) => Err(o.sentence()),
     };
     let (state, value, why, change) = told(&config.turbo.cores, &facts.online(), driven, vms);
@@ -27,6 +26,14 @@ pub fn row(
         value: value.into(),
         why,
         change: change.map(str::to_owned),
+    }
+}
+
+/// Whether a mechanism knows turbo cores.
+fn drives(choice: MechanismChoice) -> Result<(), String> {
+    match choice {
+        MechanismChoice::Slots | MechanismChoice::SchedExt => Ok(()),
+        MechanismChoice::Eevdf => Err("it needs slots or sched_ext".to_owned()),
     }
 }
 
@@ -88,6 +95,13 @@ mod tests {
         let (_, _, why, change) = told(&cpus("2"), &cpus("0-3"), Ok(()), &kvm);
         assert!(why.starts_with("core 2; "), "{why}");
         assert!(change.is_some());
+    }
+
+    #[test]
+    fn slots_and_sched_ext_have_turbo_cores_and_eevdf_has_none() {
+        assert_eq!(drives(MechanismChoice::Slots), Ok(()));
+        assert_eq!(drives(MechanismChoice::SchedExt), Ok(()));
+        assert!(drives(MechanismChoice::Eevdf).is_err());
     }
 
     #[test]

@@ -51,8 +51,8 @@ pub enum Bench {
     ///
     /// The host is a QEMU guest whose kernel has sched_ext (scripts/qemu-image.sh --new), processes in it stand for
     /// VMs, and its time is counted in instructions: figures compare mechanisms, they are not those of this machine.
-    /// About ten minutes; the result is written to bench/results/scx.json when everything was measured, else to
-    /// build/bench/scx.json.
+    /// scx_lavd and scx_bpfland take part where scripts/other-schedulers.sh has built them. About half an hour; the
+    /// result is written to bench/results/scx.json when everything was measured, else to build/bench/scx.json.
     Scx(Options),
     /// I/O of a busy guest with two vCPUs whose core others want too: as it is, and with a vCPU on a turbo core.
     ///

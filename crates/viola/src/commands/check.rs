@@ -63,7 +63,7 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     warnings.extend(inventory.warnings().iter().cloned());
     // Whether the kernel takes the program is known only when it was tried.
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
-    let scheduler = ability::try_scheduler(&facts, &config.turbo).map(drop);
+    let scheduler = ability::try_scheduler(&facts).map(drop);
     let vms = inventory.vms();
     let mut rows = ability::rows(&facts, &config.slices, &accounting, &scheduler, vms);
     rows.push(ability::libvirt::row(None, &config));

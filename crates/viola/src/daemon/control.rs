@@ -100,7 +100,7 @@ impl Control {
             Err(e) => (Meter::sampled(), Err(chain(&e))),
         };
         let (settings, warning) = Settings::read(&config.daemon.state_dir);
-        let (scheduler, ready) = match ability::try_scheduler(&facts, &config.turbo) {
+        let (scheduler, ready) = match ability::try_scheduler(&facts) {
             Ok(ready) => (Ok(()), Some(ready)),
             Err(why) => (Err(why), None),
         };
@@ -246,7 +246,7 @@ impl Control {
         if self.scheduler.is_ok() {
             return;
         }
-        self.scheduler = match ability::try_scheduler(&self.facts, &self.config.turbo) {
+        self.scheduler = match ability::try_scheduler(&self.facts) {
             Ok(ready) => {
                 self.engine.keep(ready);
                 Ok(())

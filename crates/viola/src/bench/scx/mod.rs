@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola bench scx`: how long one of four VMs takes to get its core when it is asked something, by sched_ext, slots,
-//! EEVDF slices and stock scheduling, and what each of them gets.
+//! EEVDF slices and stock scheduling, and what each of them gets; the same with turbo vCPUs; and what is left of a core to
+//! the VMs beside a busy program of the host. scx_lavd and scx_bpfland take part where scripts/other-schedulers.sh has made
+//! them; they schedule the whole host.
 //!
 //! This needs a kernel with sched_ext, so the host is a QEMU guest, and its VMs are processes ([`stand`]). Its time is
 //! counted in instructions of 8 ns, so that nothing else on this machine is measured; a decision of a scheduler costs
@@ -9,7 +11,7 @@
 mod stand;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -29,12 +31,80 @@ const STOCK: &str = "stock";
 const EEVDF: &str = "eevdf";
 const SLOTS: &str = "slots";
 const SCHED_EXT: &str = "sched_ext";
-const SIDES: [&str; 4] = [STOCK, EEVDF, SLOTS, SCHED_EXT];
+const LAVD: &str = "scx_lavd";
+const BPFLAND: &str = "scx_bpfland";
+const SIDES: [&str; 6] = [STOCK, EEVDF, SLOTS, SCHED_EXT, LAVD, BPFLAND];
+/// Those that know turbo cores, and what they are compared with.
+const TURBO_SIDES: [&str; 3] = [STOCK, SLOTS, SCHED_EXT];
 
-/// The VM that is asked, and its three neighbours.
-const CELLS: [(&str, &str); 2] = [
-    ("LSVM busy", "ls:busy batch:spin batch:spin batch:spin"),
-    ("LSVM idle", "ls:idle batch:spin batch:spin batch:spin"),
+/// What is measured of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// How soon the first VM answers, and what it and all get.
+    Answers,
+    /// How far the VMs are from equal shares of both cores.
+    Shares,
+    /// What all get beside a program of the host.
+    Beside,
+}
+
+/// The regular core and the turbo core. The emulator gives its CPUs time in turns, from the lowest on: an interrupt that the one
+/// who asks (CPU 0) sends is seen at once by CPU 1 only.
+const TURBO: &str = "2,1";
+
+struct Cell {
+    name: &'static str,
+    /// The core, or the regular and the turbo core.
+    cpus: &'static str,
+    vms: &'static str,
+    what: What,
+    sides: &'static [&'static str],
+}
+
+const CELLS: [Cell; 6] = [
+    Cell {
+        name: "LSVM busy",
+        cpus: "1",
+        vms: "ls:busy batch:spin batch:spin batch:spin",
+        what: What::Answers,
+        sides: &SIDES,
+    },
+    Cell {
+        name: "LSVM idle",
+        cpus: "1",
+        vms: "ls:idle batch:spin batch:spin batch:spin",
+        what: What::Answers,
+        sides: &SIDES,
+    },
+    Cell {
+        name: "turbo",
+        cpus: TURBO,
+        vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
+        what: What::Answers,
+        sides: &TURBO_SIDES,
+    },
+    Cell {
+        name: "turbo, others flooded",
+        cpus: TURBO,
+        vms: "turbo:idle turbo:spin turbo:spin turbo:spin",
+        what: What::Answers,
+        sides: &TURBO_SIDES,
+    },
+    // The first has interrupts for 15 % of a core.
+    Cell {
+        name: "turbo, one with interrupts",
+        cpus: TURBO,
+        vms: "turbo:150 turbo:idle turbo:idle turbo:idle",
+        what: What::Shares,
+        sides: &[SLOTS, SCHED_EXT],
+    },
+    Cell {
+        name: "a program of the host",
+        cpus: "1",
+        vms: "batch:spin batch:spin batch:spin batch:spin fair:spin",
+        what: What::Beside,
+        sides: &SIDES,
+    },
 ];
 
 /// Nanoseconds per instruction, as a power of two.
@@ -45,6 +115,7 @@ const PATIENCE: Duration = Duration::from_secs(900);
 
 /// What one run of a cell gave.
 struct Reading {
+    /// NaN where nobody was asked.
     p50_us: f64,
     p99_us: f64,
     shares: Vec<f64>,
@@ -59,10 +130,22 @@ impl Reading {
             return None;
         }
         Some(Self {
-            p50_us: value["answer_p50_us"].as_f64()?,
-            p99_us: value["answer_p99_us"].as_f64()?,
+            p50_us: value["answer_p50_us"].as_f64().unwrap_or(f64::NAN),
+            p99_us: value["answer_p99_us"].as_f64().unwrap_or(f64::NAN),
             shares: shares.iter().filter_map(Value::as_f64).collect(),
         })
+    }
+
+    /// Percent of a core.
+    fn all(&self) -> f64 {
+        self.shares.iter().sum()
+    }
+
+    /// How far any VM is from an equal share, points.
+    fn unfair(&self) -> f64 {
+        let mean = self.all() / self.shares.len().max(1) as f64;
+        let far = self.shares.iter().map(|s| (s - mean).abs());
+        far.fold(0.0, f64::max)
     }
 }
 
@@ -71,22 +154,33 @@ type Found = BTreeMap<(&'static str, &'static str), Vec<Reading>>;
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
-    let seconds = if options.quick { 2 } else { 6 };
+    // Answers are some 90 a second; a share is known sooner.
+    let seconds = |what: What| match (what, options.quick) {
+        (_, true) => 2,
+        (What::Answers, false) => 6,
+        (_, false) => 3,
+    };
     let wanted = |cell: &str| {
         options
             .only
             .as_deref()
             .is_none_or(|only| cell.contains(only))
     };
-    let cells: Vec<_> = CELLS.iter().filter(|(cell, _)| wanted(cell)).collect();
+    let cells: Vec<_> = CELLS.iter().filter(|cell| wanted(cell.name)).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
-            "no cell has that in its name; try busy or idle",
+            "no cell has that in its name; try busy, idle, turbo or host",
         ));
     }
     // A guest's second takes one to two here.
-    let each = Duration::from_secs(seconds * 2 + 4);
-    let whole = (BOOT + each * (SIDES.len() * cells.len()) as u32) * rounds as u32;
+    let each = |cell: &Cell| Duration::from_secs(seconds(cell.what) * 2 + 6);
+    let others = others();
+    let is_there = |side: &&str| !OTHERS.contains(side) || others.contains_key(*side);
+    let sides = |cell: &Cell| -> Vec<&'static str> {
+        cell.sides.iter().copied().filter(is_there).collect()
+    };
+    let of = |cell: &&Cell| each(cell) * sides(cell).len() as u32;
+    let whole = (BOOT + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("scx: {rounds} rounds, about {}", clock(whole)));
     let (mut found, mut kernel) = (Found::new(), String::new());
@@ -95,33 +189,41 @@ pub fn run(options: &Options) -> Outcome {
         progress.step(&format!("{label}: boot"), BOOT);
         let at = std::env::temp_dir().join(format!("viola-scx-{}", std::process::id()));
         let folder = Folder::new(at)?;
-        let (host, program) = boot(&folder.0, options.core)?;
+        let (host, program) = boot(&folder.0, options.core, &others)?;
         if kernel.is_empty() {
             kernel = host.sh("uname -r").map_err(failed)?.trim().to_owned();
         }
-        for (cell, vms) in &cells {
-            let mut order = SIDES;
-            order.rotate_left(round % SIDES.len());
+        for cell in &cells {
+            let (mut order, name) = (sides(cell), cell.name);
+            let turn = round % order.len().max(1);
+            order.rotate_left(turn);
             for side in order {
                 interrupt::check()?;
-                progress.step(&format!("{label}: {cell}, {side}"), each);
+                progress.step(&format!("{label}: {name}, {side}"), each(cell));
+                let mechanism = match OTHERS.contains(&side) {
+                    true => format!("/viola/bin/{side}"),
+                    false => side.to_owned(),
+                };
                 let words = format!(
-                    "{} internal stand run {side} 1 {seconds} {vms}",
-                    program.command()
+                    "{} internal stand run {mechanism} {} {} {}",
+                    program.command(),
+                    cell.cpus,
+                    seconds(cell.what),
+                    cell.vms
                 );
                 let output = host.exec(&words, PATIENCE).map_err(failed)?;
                 let reading = Reading::parse(&output.stdout).ok_or_else(|| {
                     Failure::run(format!(
-                        "{cell}, {side}: {}{}",
+                        "{name}, {side}: {}{}",
                         output.stdout, output.stderr
                     ))
                 })?;
-                found.entry((*cell, side)).or_default().push(reading);
+                found.entry((name, side)).or_default().push(reading);
             }
         }
     }
     let guests = format!(
-        "processes in a QEMU guest with 2 vCPUs, Linux {kernel}, {} ns per instruction",
+        "processes in a QEMU guest with 3 vCPUs, Linux {kernel}, {} ns per instruction",
         1 << SHIFT
     );
     let mut results = Results::new(rounds, &guests, rows(&found));
@@ -146,13 +248,32 @@ fn failed(e: viola_lab::Error) -> Failure {
     Failure::run(e.to_string())
 }
 
-fn boot(folder: &Path, core: usize) -> Outcome<(Machine, Program)> {
+const OTHERS: [&str; 2] = [LAVD, BPFLAND];
+
+/// Those of the other schedulers that have been made, with where they are.
+fn others() -> BTreeMap<&'static str, PathBuf> {
+    let built = std::env::var_os("VIOLA_SCHEDULERS_BUILD");
+    let built = built.map_or_else(|| PathBuf::from("build/schedulers"), PathBuf::from);
+    let of = |name: &'static str| (name, built.join("bin").join(name));
+    OTHERS
+        .map(of)
+        .into_iter()
+        .filter(|(_, path)| path.is_file())
+        .collect()
+}
+
+fn boot(
+    folder: &Path,
+    core: usize,
+    others: &BTreeMap<&'static str, PathBuf>,
+) -> Outcome<(Machine, Program)> {
     let here = std::env::current_dir().ok();
     let me = std::env::current_exe().map_err(|e| Failure::run(e.to_string()))?;
     let starts = here.iter().map(|f| f.as_path()).chain([me.as_path()]);
     let image = Image::find_from(starts, "new").map_err(failed)?;
-    let program = Program::pack(&me, folder).map_err(failed)?;
-    let mut spec = program.disk(Spec::new("scx").cpus(2).memory(768).counted(SHIFT));
+    let beside: Vec<PathBuf> = others.values().cloned().collect();
+    let program = Program::pack_beside(&me, &beside, folder).map_err(failed)?;
+    let mut spec = program.disk(Spec::new("scx").cpus(3).memory(768).counted(SHIFT));
     spec.cores = vec![core];
     let host = Machine::start(&spec, &image, folder).map_err(failed)?;
     program.unpack(&host).map_err(failed)?;
@@ -167,21 +288,38 @@ fn rows(found: &Found) -> Vec<Row> {
             row.side(side, readings.map(of))
         })
     };
-    for (cell, _) in CELLS {
+    for Cell {
+        name: cell, what, ..
+    } in CELLS
+    {
         let name = |what: &str| format!("{cell}, {what}");
         let answer = |row: Row, of: &dyn Fn(&Reading) -> f64| {
             side(row, cell, of)
                 .against(SCHED_EXT, SLOTS)
                 .goal(Goal::AtMost(1.0), SCHED_EXT)
         };
-        rows.push(answer(Row::new(name("answer p50"), "us"), &|r| r.p50_us));
-        rows.push(answer(Row::new(name("answer p99"), "us"), &|r| r.p99_us));
-        let share = Row::new(name("share of the LSVM"), "%");
-        rows.push(side(share, cell, &|r| {
-            r.shares.first().copied().unwrap_or(0.0)
-        }));
         let all = Row::new(name("all four together"), "%");
-        rows.push(side(all, cell, &|r| r.shares.iter().sum()));
+        match what {
+            What::Answers => {
+                rows.push(answer(Row::new(name("answer p50"), "us"), &|r| r.p50_us));
+                rows.push(answer(Row::new(name("answer p99"), "us"), &|r| r.p99_us));
+                let share = Row::new(name("share of the one that is asked"), "%");
+                rows.push(side(share, cell, &|r| {
+                    r.shares.first().copied().unwrap_or(0.0)
+                }));
+                rows.push(side(all, cell, &Reading::all).against(SCHED_EXT, SLOTS));
+            }
+            What::Shares => {
+                let far = Row::new(name("farthest from an equal share"), "points");
+                let far = side(far, cell, &Reading::unfair).against(SCHED_EXT, SLOTS);
+                rows.push(far.goal(Goal::FigureAtMost(1.0), SCHED_EXT));
+                rows.push(side(all, cell, &Reading::all).against(SCHED_EXT, SLOTS));
+            }
+            // What goes first there is not the same, by design: no goal.
+            What::Beside => rows.push(side(all, cell, &|r| {
+                r.all() - r.shares.last().copied().unwrap_or(0.0)
+            })),
+        }
     }
     rows.retain(Row::is_measured);
     rows
@@ -199,6 +337,9 @@ mod tests {
         assert_eq!(reading.shares, [25.0, 75.0]);
         assert!(Reading::parse(&text.replace("[]", "[\"why\"]")).is_none());
         assert!(Reading::parse("pids 1 2").is_none());
+        let unasked = Reading::parse(&text.replace("1.5", "null")).unwrap();
+        assert!(unasked.p50_us.is_nan());
+        assert_eq!((reading.all(), reading.unfair()), (100.0, 25.0));
     }
 
     #[test]

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Another sched_ext scheduler, which has all threads of the host.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use viola_sched::scx;
+
+use super::Outcome;
+
+/// A scheduler that is at work. Dropping it ends it.
+pub struct Other {
+    child: Child,
+    log: std::path::PathBuf,
+}
+
+impl Other {
+    /// Starts the program and waits until the kernel has taken its scheduler.
+    pub fn start(program: &Path) -> Outcome<Self> {
+        let log = super::file("other");
+        let said = std::fs::File::create(&log)?;
+        let child = Command::new(program)
+            .stdin(Stdio::null())
+            .stdout(said.try_clone()?)
+            .stderr(said)
+            .spawn()?;
+        let mut other = Self { child, log };
+        let end = Instant::now() + Duration::from_secs(60);
+        while std::fs::read_to_string("/sys/kernel/sched_ext/state")?.trim() != "enabled" {
+            if Instant::now() > end || other.child.try_wait()?.is_some() {
+                return Err(format!("it did not start: {}", other.said()).into());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(other)
+    }
+
+    /// Why it is not at work any more.
+    pub fn ended(&mut self) -> Option<String> {
+        match self.child.try_wait() {
+            Ok(None) if scx::at_work().is_some() => None,
+            _ => Some(format!("it has ended: {}", self.said())),
+        }
+    }
+
+    fn said(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("; ")
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+        let end = Instant::now() + Duration::from_secs(10);
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > end {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

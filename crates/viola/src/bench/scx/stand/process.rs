@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Processes that stand for VMs: what they do, and how they are started.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use viola_host::{CpuSet, Hypervisor, Thread, Vcpu, Vm, VmId, attrs, proc};
+use viola_policy::slices::{DEFAULT_WEIGHT, US};
+
+use super::{Outcome, now};
+
+/// Ends with whoever has started it.
+pub fn vm(vcpus: u32, work: u64, sleep: u64) -> Outcome {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let (work, sleep) = (Duration::from_micros(work), Duration::from_micros(sleep));
+    let turns = move || {
+        loop {
+            let until = Instant::now() + work;
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            if !sleep.is_zero() {
+                std::thread::sleep(sleep);
+            }
+        }
+    };
+    // what every QEMU has
+    std::thread::Builder::new()
+        .name("IO iothread0".into())
+        .stack_size(64 << 10)
+        .spawn(park)?;
+    for i in 0..vcpus {
+        std::thread::Builder::new()
+            .name(format!("CPU {i}/TCG"))
+            .stack_size(64 << 10)
+            .spawn(turns)?;
+    }
+    park();
+    Ok(())
+}
+
+fn park() {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// What a VM does: `kind` its first thread, the others spin.
+pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
+    for _ in 1..threads {
+        std::thread::spawn(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+    }
+    let socket = UnixDatagram::bind(path)?;
+    socket.set_nonblocking(kind == "busy")?;
+    let mut ask = [0; 64];
+    loop {
+        if kind == "spin" {
+            std::hint::spin_loop();
+            continue;
+        }
+        if let Ok(permille) = kind.parse::<u64>() {
+            let end = cpu_time() + Duration::from_micros(permille);
+            while cpu_time() < end {
+                std::hint::spin_loop();
+            }
+            std::thread::sleep(Duration::from_micros(1000_u64.saturating_sub(permille)));
+            continue;
+        }
+        match socket.recv_from(&mut ask) {
+            Ok((n, from)) => {
+                let now = now().to_ne_bytes();
+                if let Some(path) = from.as_pathname().filter(|_| n == 8) {
+                    ask[8..16].copy_from_slice(&now);
+                    let _ = socket.send_to(&ask[..16], path);
+                }
+            }
+            // its own work
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                for _ in 0..50 {
+                    std::hint::spin_loop();
+                }
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// CPU time of the calling thread.
+fn cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
+/// What a process stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Ls,
+    Batch,
+    /// Its first thread is a turbo vCPU.
+    Turbo,
+    /// A program of the host.
+    Fair,
+}
+
+/// Cores that the VMs are on.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    pub regular: u32,
+    pub turbo: Option<u32>,
+}
+
+impl Place {
+    /// `CPU` or `CPU,TURBO`.
+    pub fn parse(cpus: &str) -> Outcome<Self> {
+        let mut words = cpus.split(',');
+        let regular = words.next().ok_or("CPU")?.parse()?;
+        let turbo = words.next().map(str::parse).transpose()?;
+        Ok(Self { regular, turbo })
+    }
+
+    pub fn has(self, cpu: u32) -> bool {
+        self.regular == cpu || self.turbo == Some(cpu)
+    }
+}
+
+/// A process that stands for a VM.
+pub struct Stand {
+    child: Child,
+    pub kind: Kind,
+    /// Whether its first thread answers.
+    pub answers: bool,
+    pub weight: u32,
+    pub cap: Option<u32>,
+    pub micro: u64,
+    /// What VMs keep for their regular vCPUs, thousandths.
+    pub reserve: u32,
+    pub path: PathBuf,
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Stand {
+    pub fn start(number: usize, spec: &str, place: Place) -> Outcome<Self> {
+        let mut words = spec.split(',');
+        let (class, does) = words
+            .next()
+            .and_then(|w| w.split_once(':'))
+            .ok_or("CLASS:KIND")?;
+        let kind = match class {
+            "ls" => Kind::Ls,
+            "batch" => Kind::Batch,
+            "turbo" => Kind::Turbo,
+            "fair" => Kind::Fair,
+            _ => return Err(format!("unknown {class}").into()),
+        };
+        let (mut weight, mut cap, mut micro, mut reserve) = (DEFAULT_WEIGHT, None, 300, 400);
+        let mut threads = if kind == Kind::Turbo { 2 } else { 1 };
+        for word in words {
+            match word.split_once('=').ok_or("NAME=VALUE")? {
+                ("weight", n) => weight = n.parse()?,
+                ("cap", n) => cap = Some(n.parse()?),
+                ("micro", n) => micro = n.parse()?,
+                ("threads", n) => threads = n.parse()?,
+                ("reserve", n) => reserve = n.parse()?,
+                (name, _) => return Err(format!("unknown {name}").into()),
+            }
+        }
+        let path = std::env::temp_dir().join(format!("scx-{}-{number}", std::process::id()));
+        let child = Command::new("/proc/self/exe")
+            .args(["internal", "stand", "work", does])
+            .arg(&path)
+            .arg(threads.to_string())
+            .spawn()?;
+        let stand = Self {
+            child,
+            kind,
+            answers: matches!(does, "busy" | "idle"),
+            weight,
+            cap,
+            micro: micro * US,
+            reserve,
+            path,
+        };
+        let end = Instant::now() + Duration::from_secs(20);
+        let there = |s: &Self| {
+            s.path.exists() && tids(s.child.id()).len() == usize::try_from(threads).unwrap_or(1)
+        };
+        while !there(&stand) {
+            if Instant::now() > end {
+                return Err("a stand-in did not start".into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for tid in tids(stand.pid()) {
+            let _ = attrs::set_affinity(tid, &stand.cores(tid, place))?;
+        }
+        Ok(stand)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where a thread has its place.
+    fn cores(&self, tid: u32, place: Place) -> CpuSet {
+        let turbo = place.turbo.filter(|_| self.is_turbo_vcpu(tid));
+        std::iter::once(turbo.unwrap_or(place.regular)).collect()
+    }
+
+    fn is_turbo_vcpu(&self, tid: u32) -> bool {
+        self.kind == Kind::Turbo && tid == self.pid()
+    }
+
+    /// Its threads on the turbo core, or on the regular one.
+    pub fn threads(&self, turbo: bool, place: Place) -> Vec<u32> {
+        let there = |tid: &u32| turbo == (place.turbo.is_some() && self.is_turbo_vcpu(*tid));
+        tids(self.pid()).into_iter().filter(there).collect()
+    }
+
+    /// Time that its threads ran, and of that its first one, ns.
+    pub fn ran(&self) -> (u64, u64) {
+        (run_time(self.pid()), thread_time(self.pid(), self.pid()))
+    }
+
+    pub fn vm(&self, place: Place) -> Outcome<Vm> {
+        let pid = self.pid();
+        let start_time = proc::stat(pid)?.ok_or("it has ended")?.start_time;
+        let thread = |tid| Thread {
+            pid,
+            tid,
+            start_time,
+        };
+        let vcpu = |(index, tid): (usize, u32)| Vcpu {
+            index: index as u32,
+            threads: vec![thread(tid)],
+            kernel_thread: None,
+            cores: self.cores(tid, place),
+        };
+        let mut cores: CpuSet = std::iter::once(place.regular).collect();
+        cores.extend(&place.turbo.into_iter().collect());
+        Ok(Vm {
+            id: VmId::new(Hypervisor::Uml, &format!("pid-{pid:06}")),
+            name: format!("pid-{pid}"),
+            hypervisor: Hypervisor::Uml,
+            pid,
+            start_time,
+            vcpus: tids(pid).into_iter().enumerate().map(vcpu).collect(),
+            service: Vec::new(),
+            disks: Vec::new(),
+            nics: Vec::new(),
+            cgroup: None,
+            cores,
+            status: None,
+            uuid: None,
+            libvirt: false,
+        })
+    }
+}
+
+fn tids(pid: u32) -> Vec<u32> {
+    let tasks = proc::task_numbers(pid).unwrap_or_default();
+    tasks.into_iter().collect()
+}
+
+/// Time that a process' threads ran, ns.
+pub fn run_time(pid: u32) -> u64 {
+    tids(pid).into_iter().map(|tid| thread_time(pid, tid)).sum()
+}
+
+fn thread_time(pid: u32, tid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat"));
+    let text = text.unwrap_or_default();
+    let first = text.split_whitespace().next();
+    first.and_then(|ns| ns.parse().ok()).unwrap_or(0)
+}

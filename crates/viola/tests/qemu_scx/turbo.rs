@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A turbo core by the scheduler: four VMs with two vCPUs on core 2, whose first ones are on core 1 in slots of 0.1 ms.
+
+use super::host::Host;
+
+/// Equal shares of what the first VM and all others run: its interrupts take `turbo` percent of a core, the regular core is
+/// always busy.
+fn fair(turbo: f64) -> f64 {
+    (100.0 + turbo) / 4.0
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn interrupts_wait_for_no_turn_and_are_paid_for_on_the_regular_core() {
+    let host = Host::boot_with("scx-turbo", 3, &[]);
+    let one = "turbo:idle turbo:idle turbo:idle turbo:idle";
+    let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run_turbo(m, 2, one));
+    let both = format!("{ours:?}, stock {stock:?}");
+    assert!(ours.p99_us < 600.0, "{both}");
+    assert!(ours.p50_us < stock.p50_us / 2.0, "{both}");
+    // Nothing is decided for a turbo vCPU that sleeps: to give it the core, and when it has answered.
+    assert!(ours.decisions[1] < 4 * ours.answers + 20, "{both}");
+
+    // The turbo vCPUs of the three others always want to run: a slot of each, and what a decision costs here.
+    let flooded = "turbo:idle turbo:spin turbo:spin turbo:spin";
+    let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run_turbo(m, 2, flooded));
+    let both = format!("{ours:?}, stock {stock:?}");
+    assert!(ours.p99_us < 1_200.0, "{both}");
+    assert!(ours.p99_us < stock.p99_us / 5.0, "{both}");
+
+    // What the first has of the turbo core it has less of the other: FS^R = FS - td.
+    let ours = host.run_turbo("sched_ext", 3, "turbo:150 turbo:idle turbo:idle turbo:idle");
+    assert!((ours.turbo[0] - 15.0).abs() < 3.0, "{ours:?}");
+    ours.assert_shares(&[fair(ours.turbo[0]); 4]);
+
+    // Both cores by weight.
+    let weights = "turbo:spin,reserve=0,weight=512 turbo:spin turbo:spin turbo:spin";
+    let ours = host.run_turbo("sched_ext", 3, weights);
+    ours.assert_shares(&[80.0, 40.0, 40.0, 40.0]);
+
+    // One wants all of the turbo core and nobody else any. By the papers' rule it has that, and 1 ms of each 150 of the regular
+    // core; with a reserve of 40 % it has 60 % of its share there and the rest where its programs are.
+    let greedy = "turbo:spin,reserve=0 turbo:idle turbo:idle turbo:idle";
+    let ours = host.run_turbo("sched_ext", 3, greedy);
+    assert!(ours.turbo[0] > 90.0, "{ours:?}");
+    assert!(ours.shares[0] - ours.turbo[0] < 3.0, "{ours:?}");
+    let kept = "turbo:spin,reserve=400 turbo:idle turbo:idle turbo:idle";
+    let ours = host.run_turbo("sched_ext", 3, kept);
+    let part = 0.6 * fair(ours.turbo[0]);
+    assert!((ours.turbo[0] - part).abs() < 2.0, "{ours:?}");
+    ours.assert_shares(&[fair(ours.turbo[0]); 4]);
+
+    // A cap holds over both cores together.
+    let capped = "turbo:spin,reserve=0,cap=300 turbo:idle";
+    let ours = host.run_turbo("sched_ext", 3, capped);
+    assert!((ours.shares[0] - 30.0).abs() < 3.0, "{ours:?}");
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn a_turbo_core_ends_with_the_scheduler() {
+    let host = Host::boot_with("scx-turbo-end", 3, &[]);
+    // The loader is killed: all threads are in the fair class at once, those on the turbo core too.
+    let killed = host.sh(
+        "/viola/bin/viola internal stand run sched_ext 2,1 600 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
+         echo $! >/tmp/pid; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
+         P=$(sed -n 's/pids //p' /tmp/k); e() { for p in $P; do cat /proc/$p/task/*/sched; done | grep -c 'ext.enabled.* 1$'; }; \
+         e; kill -9 $(cat /tmp/pid); sleep 1; cat /sys/kernel/sched_ext/state; e; \
+         viola internal stand policies $P; sleep 2; viola internal stand policies $P; kill $P",
+    );
+    let lines: Vec<&str> = killed.lines().collect();
+    assert_eq!(&lines[..3], ["4", "disabled", "0"], "{killed}");
+    let ran = |line: &str| line.split(' ').nth(2).unwrap().parse::<u64>().unwrap();
+    for vm in 0..2 {
+        let span = ran(lines[5 + vm]) - ran(lines[3 + vm]);
+        assert!(span > 1_500_000_000, "half of two cores for 2 s: {killed}");
+    }
+    // A turbo core goes: the kernel ends the scheduler, and says so.
+    let gone = host.sh(
+        "/viola/bin/viola internal stand run sched_ext 2,1 8 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
+         P=$!; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
+         echo 0 >/sys/devices/system/cpu/cpu1/online; wait $P; cat /sys/kernel/sched_ext/state; cat /tmp/k; \
+         echo 1 >/sys/devices/system/cpu/cpu1/online",
+    );
+    assert!(gone.starts_with("disabled"), "{gone}");
+    // What it got until then and in the fair class afterwards.
+    assert!(gone.contains("shares_percent"), "{gone}");
+    let again = host.run_turbo("sched_ext", 2, "turbo:spin,reserve=0 turbo:spin");
+    again.assert_shares(&[100.0; 2]);
+}
