@@ -155,6 +155,16 @@ fn what_is_acknowledged_early_is_kept() {
     assert!(vm.count("gap") > gaps);
     vm.arrives("262144 0 0 0", "delay 3ms reorder 75% 50%");
     vm.arrives("262144 0 0 0", "delay 2ms duplicate 5%");
+    // what is sent again overtakes what was sent before: timestamps go back and forth
+    vm.arrives("262144 0 0 0", "delay 4ms 3ms loss 1% duplicate 2%");
+    // A sender without timestamps; and one that would take the kernel's later acknowledgements for a loss.
+    vm.sh(&format!("{THERE} sysctl -q -w net.ipv4.tcp_timestamps=0"));
+    assert!(vm.arrives("262144 0 0 0", "delay 1ms loss 1%") > 0);
+    vm.sh(&format!(
+        "{THERE} sysctl -q -w net.ipv4.tcp_timestamps=1 net.ipv4.tcp_sack=0"
+    ));
+    assert_eq!(vm.arrives("262144 0 0 0", "delay 1ms"), 0);
+    vm.sh(&format!("{THERE} sysctl -q -w net.ipv4.tcp_sack=1"));
     // A window of a few segments, which the receiver opens seldom.
     vm.arrives("2048 4096 500 0", "");
     vm.arrives("16384 32768 200 0", "delay 1ms loss 1%");
@@ -178,6 +188,30 @@ fn what_is_acknowledged_early_is_kept() {
         assert!(sent["seconds"].as_f64().unwrap() < 19.0, "{sent}");
     }
     assert_eq!(vm.count("reset"), 0);
+
+    // Memory is taken away while segments that were acknowledged wait: whole, or reset at both ends, and soon.
+    vm.sh(&format!(
+        "touch /tmp/short; (while [ -e /tmp/short ]; do echo 1 2 3 >/proc/sys/net/ipv4/tcp_mem; usleep 20000; \
+         echo {memory} >/proc/sys/net/ipv4/tcp_mem; usleep 60000; done) </dev/null >/dev/null 2>&1 &",
+        memory = memory.trim()
+    ));
+    let mut broken = 0;
+    for _ in 0..5 {
+        let (sent, received) = vm.stream("262144 0 0 0", "", 3);
+        assert_eq!(received["right"], true, "{received}");
+        assert!(received["seconds"].as_f64().unwrap() < 30.0, "{received}");
+        if received["ended"] == "end" {
+            assert_eq!(received["bytes"], sent["bytes"], "{sent} {received}");
+        } else {
+            broken += 1;
+            let ended = sent["ended"].as_str().unwrap();
+            assert!(ended.contains("reset") || ended.contains("pipe"), "{sent}");
+        }
+    }
+    vm.sh("rm /tmp/short; sleep 1");
+    println!("{broken} streams were reset");
+    assert!(broken > 0, "the look after drops was not put to the test");
+    assert_eq!(vm.count("reset"), broken);
 
     // Taken out and put in again while data comes.
     vm.sh(
