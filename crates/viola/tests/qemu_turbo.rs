@@ -28,8 +28,13 @@ impl Vm {
         let disk = folder.path().join("d.img");
         std::fs::File::create(&disk)
             .unwrap()
-            .set_len(8 << 20)
+            .set_len(32 << 20)
             .unwrap();
+        let made = Command::new("mkfs.ext4")
+            .args(["-q", "-F"])
+            .arg(&disk)
+            .status();
+        assert!(made.unwrap().success());
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
         let spec = Spec::new("turbo")
@@ -216,6 +221,15 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
         !cpus.is_empty() && cpus.lines().all(|c| c == "0")
     });
     vm.sh("echo 0 >/sys/class/net/eth0/threaded");
+    // and the one that writes a journal, of a file system that is mounted now
+    vm.sh("mkdir -p /mnt/d; modprobe ext4; mount -t ext4 /dev/vda /mnt/d");
+    vm.wait("the journal's thread is moved", || {
+        let cpus = vm.sh(
+            "for t in $(pgrep '^jbd2/vda'); do sed -n 's/Cpus_allowed_list:.//p' /proc/$t/status; done",
+        );
+        cpus == "0"
+    });
+    vm.sh("umount /mnt/d");
     // killed: all stays until the next start or a word
     vm.end_agent("KILL");
     assert_ne!(vm.settings(), before);
@@ -316,6 +330,56 @@ fn a_guest_that_refuses_moves_of_interrupts_has_its_packets_passed_on() {
     assert_eq!(vm.sh("cat /sys/class/net/eth0/queues/rx-0/rps_cpus"), "1");
     vm.end_agent("TERM");
     assert_eq!(vm.settings(), before);
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn irqbalance_leaves_alone_what_was_moved_and_is_told_when_it_is_over() {
+    let vm = Vm::boot(2);
+    vm.sh("mkdir -p /run/irqbalance; irqbalance -f -t 1 </dev/null >/tmp/irqbalance.log 2>&1 & echo $! >/tmp/irqbalance.pid");
+    vm.wait("irqbalance listens", || {
+        vm.machine.sh("ls /run/irqbalance/*.sock").is_ok()
+    });
+    let banned = |report: &Value| {
+        let all = report["changes"].as_array().unwrap().clone();
+        all.into_iter().find(|change| {
+            let what = change["what"].as_str().unwrap();
+            what.starts_with("interrupts banned in irqbalance")
+        })
+    };
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    let report = vm.report();
+    let ban = banned(&report).unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(ban["from"], "", "{ban}");
+    // several of its rounds, with something to balance
+    for _ in 0..4 {
+        vm.traffic();
+    }
+    let queues = vm.queues("eth0");
+    assert!(
+        queues.len() >= 4 && queues.iter().all(|q| q == "0"),
+        "{queues:?}"
+    );
+    assert_eq!(vm.report()["state"], "in force");
+    vm.end_agent("TERM");
+    // one that does not answer would move them back: they stay, and that is said
+    let settings = vm.queues("eth0");
+    vm.sh("kill -STOP $(cat /tmp/irqbalance.pid)");
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    let left = vm.left("interrupts");
+    assert!(left.contains("does not let them alone"), "{left}");
+    assert_eq!(vm.queues("eth0"), settings);
+    // once it answers again they are moved, and nothing is left of what it was told first
+    vm.sh("kill -CONT $(cat /tmp/irqbalance.pid)");
+    vm.wait("interrupts are moved", || {
+        vm.queues("eth0").iter().all(|q| q == "0")
+    });
+    let report = vm.report();
+    let ban = banned(&report).unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(ban["from"], "", "{ban}");
+    vm.end_agent("TERM");
 }
 
 #[test]

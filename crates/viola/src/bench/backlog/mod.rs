@@ -175,7 +175,8 @@ impl Vm {
         let at = format!("/dev/shm/viola-backlog.{}", std::process::id());
         let folder = Folder::new(at.into())?;
         let own = std::env::current_exe().map_err(Failure::run)?;
-        let module = module()?;
+        let image = Image::find_from([Path::new(".")], "new").map_err(lab_failure)?;
+        let module = module(&image)?;
         let program = Program::pack(&own, &folder.0).map_err(lab_failure)?;
         let spec = program
             .disk(Spec::new("bench-backlog").cpus(2).on(&[]).memory(768))
@@ -186,7 +187,6 @@ impl Vm {
             ))
             .arg("-device virtio-blk-pci,drive=module")
             .tap("tap0", "52:54:00:77:00:11");
-        let image = Image::find_from([Path::new(".")], "new").map_err(lab_failure)?;
         let machine = Machine::start(&spec, &image, &folder.0).map_err(lab_failure)?;
         program.unpack(&machine).map_err(lab_failure)?;
         let size = std::fs::metadata(&module).map_err(Failure::run)?.len();
@@ -316,10 +316,10 @@ fn cores(core: usize, this: bool) -> CpuSet {
 }
 
 /// The module, as scripts/guest-kmod.sh leaves it.
-fn module() -> Outcome<PathBuf> {
-    let path = Path::new("build/qemu/kmod/viola_ack.ko");
+fn module(image: &Image) -> Outcome<PathBuf> {
+    let path = image.beside("kmod/viola_ack.ko");
     match path.is_file() {
-        true => std::path::absolute(path).map_err(Failure::run),
+        true => Ok(path),
         false => Err(Failure::run(format!(
             "{}: there is no module; run scripts/guest-kmod.sh",
             path.display()
