@@ -220,11 +220,14 @@ fn what_is_acknowledged_early_is_kept() {
 
     // Taken out and put in again while data comes.
     vm.sh(
-        "(for n in 1 2 3; do sleep 0.6; rmmod viola_ack; sleep 0.3; insmod /tmp/viola_ack.ko ports=5001; done) \
+        "(for n in 1 2 3; do sleep 0.6; rmmod viola_ack; sleep 0.3; insmod /tmp/viola_ack.ko ports=5001; done; echo done) \
          </dev/null >/tmp/again 2>&1 &",
     );
     vm.whole("262144 0 0 0", "delay 1ms");
-    assert_eq!(vm.sh("sleep 1; cat /tmp/again"), "");
+    let again = vm.sh("while ! grep -q done /tmp/again; do usleep 100000; done; cat /tmp/again");
+    assert_eq!(again, "done\n");
+    vm.ports("5001");
+    vm.whole("262144 0 0 0", "");
     assert!(vm.count("sent") > 0);
 
     let words = vm.sh("dmesg | grep -E 'BUG|WARNING|Oops|Call Trace|stall' || true");

@@ -14,8 +14,8 @@ use rustix::net::{
 };
 use rustix::process::{getgid, getpid, getuid};
 
-/// Longest wait for its answer: it serves its socket between two rounds of work.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Longest wait for each of its steps: it serves its socket between two rounds of work.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Says something; its answer, which is empty when it has none to give.
 ///
@@ -27,13 +27,13 @@ pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
     let by_name = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let open = |address: &SocketAddrUnix| {
         let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+        // before: of one that hangs, few connections are taken at all
+        for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+            sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
+        }
         connect(&socket, address).map(|()| socket)
     };
     let socket = open(&by_path).or_else(|_| open(&by_name))?;
-    let both = [sockopt::Timeout::Recv, sockopt::Timeout::Send];
-    for timeout in both {
-        sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
-    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let (pid, uid, gid) = (getpid(), getuid(), getgid());
@@ -124,6 +124,24 @@ mod tests {
         assert!(ask(folder.path(), 8, "setup").is_err());
         assert_eq!(ban("4 5"), "settings ban irqs 4 5");
         assert_eq!(ban(""), "settings ban irqs NONE");
+    }
+
+    #[test]
+    fn one_that_hangs_is_not_waited_for_however_often_it_is_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let address = SocketAddrUnix::new(folder.path().join("irqbalance7.sock")).unwrap();
+        bind(&listener, &address).unwrap();
+        listen(&listener, 1).unwrap();
+        let begun = std::time::Instant::now();
+        for _ in 0..4 {
+            assert!(ask(folder.path(), 7, "setup").is_err());
+        }
+        let waited = begun.elapsed();
+        assert!(
+            waited >= PATIENCE * 4 && waited < PATIENCE * 8,
+            "{waited:?}"
+        );
     }
 
     #[test]
