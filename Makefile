@@ -29,7 +29,7 @@ test-beds:
 	@scripts/qemu-image.sh
 	@scripts/qemu-image.sh --new
 	@scripts/qemu-image.sh --lanes
-	@case "$(ARGS)" in *ack*) scripts/guest-kmod.sh ;; esac
+	@scripts/guest-kmod.sh
 	@case "$(ARGS)" in *operator*) scripts/debian-image.sh && scripts/deb.sh ;; esac
 	@scripts/uml-smp.sh
 	@scripts/hadoop.sh
@@ -70,7 +70,7 @@ bench-copies: guests build
 	@scripts/qemu-image.sh --new
 	@$(viola) bench copies $(ARGS)
 
-## make bench-backlog the figures of bench/results/backlog.json, about fifteen minutes; ARGS="--quick" for a look
+## make bench-backlog the figures of bench/results/backlog.json, about twenty minutes; ARGS="--quick" for a look
 bench-backlog: guests build
 	@scripts/qemu-image.sh --new
 	@scripts/guest-kmod.sh
