@@ -70,7 +70,7 @@ bench-copies: guests build
 	@scripts/qemu-image.sh --new
 	@$(viola) bench copies $(ARGS)
 
-## make bench-backlog the figures of bench/results/backlog.json, about fifteen minutes; ARGS="--quick" for a look
+## make bench-backlog the figures of bench/results/backlog.json, about twenty minutes; ARGS="--quick" for a look
 bench-backlog: guests build
 	@scripts/qemu-image.sh --new
 	@scripts/guest-kmod.sh

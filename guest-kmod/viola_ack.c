@@ -13,13 +13,16 @@
  *
  * It may not lie: what is acknowledged has to be kept. So a segment is acknowledged only if
  *  - it follows without a gap what the socket has, or what is on the backlog and was itself found good;
- *  - it is within the window that the socket has announced, which is not made larger;
+ *  - it is within the window that the socket has announced, which is not made larger and may not be made smaller;
  *  - it fits into the receive buffer together with all that is there and on the backlog;
  *  - TCP's memory is below the first number of tcp_mem, and neither the host nor the cgroup is short of it;
- *  - it passes the test of timestamps (PAWS), and needs nothing that only the socket's owner can say: no ECN, MD5,
- *    TCP-AO, MPTCP, PSP, no SYN, FIN, RST, urgent data.
- * Should the kernel drop such a segment all the same (somebody makes the receive buffer of an open connection smaller, or
- * memory runs out in between), the connection is reset, as by a host that lost its memory: no hole, no silence.
+ *  - it passes the test of timestamps (PAWS) also after all that is on the backlog before it, acknowledges nothing that
+ *    was not sent, and needs nothing that only the socket's owner can say: no ECN, MD5, TCP-AO, MPTCP, PSP, IP options,
+ *    no SYN, FIN, RST, urgent data;
+ *  - the sender does selective acknowledgements: another one counts the kernel's own that come later as duplicates.
+ * The kernel joins segments on the backlog, and takes or drops them together: one that is not good is not joined to one
+ * that is. Should the kernel drop such a segment all the same (somebody makes the receive buffer of an open connection
+ * smaller, or memory runs out in between), the connection is reset, as by a host that lost its memory: no hole, no silence.
  *
  * Off until ports are named: echo 80,8000-8010 >/sys/module/viola_ack/parameters/ports. IPv4.
  */
@@ -35,6 +38,7 @@
 #include <linux/version.h>
 #include <linux/workqueue.h>
 #include <net/dst.h>
+#include <net/inet_ecn.h>
 #include <net/ip.h>
 #include <net/mptcp.h>
 #include <net/proto_memory.h>
@@ -45,23 +49,34 @@
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 14, 0)
 #error "viola_ack needs Linux 6.14 or newer: before, probes of functions have another form"
 #endif
+#if IS_ENABLED(CONFIG_PREEMPT_RT)
+#error "viola_ack counts on softirqs that are not preempted"
+#endif
 #if !IS_ENABLED(CONFIG_FPROBE)
 #error "viola_ack needs a kernel with CONFIG_FPROBE"
 #endif
 
-/* Sockets whose backlog is followed; two that share a place only lose acknowledgements. A power of two. */
+/* Sockets whose backlog is followed; of two that share a place the later one has to wait. A power of two. */
 #define PLACES 4096
 #define PORTS 65536
+/* After so long without a segment another socket may have the place: what was on the backlog has been taken by then. */
+#define KEPT (60 * HZ)
 
-/* What was found good of a socket's backlog. Only used by who holds the socket's spinlock; see good(). */
+/* What is known of a socket's backlog. */
 struct place {
+	raw_spinlock_t lock;
 	const struct sock *sk;
 	const struct sk_buff *tail; /* last of the backlog when this was written */
+	struct sock *lost; /* to be reset */
+	unsigned long used; /* jiffies of the last segment */
 	__be32 peer;
 	__be16 peer_port;
 	u16 port;
 	u32 next; /* all before this is in the socket or good: bl.nxt of the algorithm */
 	u32 since; /* acknowledged from here to next: for the look after drops */
+	u32 stamp; /* latest timestamp of what was put on the backlog */
+	bool acked; /* whether anything was acknowledged */
+	bool whole; /* since then nothing that is not good has been put on the backlog */
 };
 
 enum count {
@@ -71,7 +86,7 @@ enum count {
 	WINDOW,		/* not sent: beyond the window, or it was just changing */
 	BUFFER,		/* not sent: the receive buffer is full */
 	MEMORY,		/* not sent: memory is short, or none for the packet */
-	OTHER,		/* not sent: flags, options or a state that are left to the owner */
+	OTHER,		/* not sent: flags, options or a state that are left to the owner, or no place for the socket */
 	RESET,		/* connections reset, since the kernel dropped what was acknowledged */
 	COUNTS
 };
@@ -91,6 +106,9 @@ static DEFINE_PER_CPU(u64[COUNTS], counts);
 static DEFINE_PER_CPU(struct outgoing, outgoing);
 static struct workqueue_struct *resets;
 
+static void reset_lost(struct work_struct *work);
+static DECLARE_WORK(reset_work, reset_lost);
+
 static void add(enum count which, u64 n)
 {
 	this_cpu_add(counts[which], n);
@@ -104,8 +122,32 @@ static struct place *place_of(const struct sock *sk)
 /* Whether the place is this connection's: sockets are reused. */
 static bool is_of(const struct place *p, const struct sock *sk)
 {
-	return READ_ONCE(p->sk) == sk && p->peer == sk->sk_daddr && p->peer_port == sk->sk_dport &&
-	       p->port == sk->sk_num;
+	return p->sk == sk && p->peer == sk->sk_daddr && p->peer_port == sk->sk_dport && p->port == sk->sk_num;
+}
+
+/* Whether it is or becomes the socket's. */
+static bool take(struct place *p, const struct sock *sk)
+{
+	bool ours = is_of(p, sk);
+
+	/* what is on the backlog already is not known; a later segment finds it empty */
+	if (!ours && (p->lost || sk->sk_backlog.len || (p->sk && time_before(jiffies, p->used + KEPT))))
+		return false;
+	p->used = jiffies;
+	if (!ours) {
+		p->sk = sk;
+		p->tail = NULL;
+		p->peer = sk->sk_daddr;
+		p->peer_port = sk->sk_dport;
+		p->port = sk->sk_num;
+		p->acked = false;
+	}
+	/* nothing waits, and the owner is not working through anything: the socket knows all */
+	if (!sk->sk_backlog.len) {
+		p->stamp = READ_ONCE(tcp_sk(sk)->rx_opt.ts_recent);
+		p->whole = false;
+	}
+	return true;
 }
 
 /* A segment on its way to the backlog, between the probe's two halves. */
@@ -115,14 +157,15 @@ struct segment {
 	u32 end;
 	u32 stamp; /* its timestamp, to be echoed */
 	u32 edge; /* right edge of the announced window */
+	bool good; /* if it stays there it is as good as received */
 };
 
-/* The timestamp option as everybody sends it (RFC 7323, appendix A). */
+/* The timestamp option where everybody has it (RFC 7323, appendix A). */
 static bool timestamp(const struct tcphdr *th, u32 *value)
 {
 	const __be32 *option = (const __be32 *)(th + 1);
 
-	if (th->doff != (sizeof(*th) + TCPOLEN_TSTAMP_ALIGNED) / 4 ||
+	if (th->doff < (sizeof(*th) + TCPOLEN_TSTAMP_ALIGNED) / 4 ||
 	    *option != htonl((TCPOPT_NOP << 24) | (TCPOPT_NOP << 16) | (TCPOPT_TIMESTAMP << 8) | TCPOLEN_TIMESTAMP))
 		return false;
 	*value = ntohl(option[1]);
@@ -130,14 +173,20 @@ static bool timestamp(const struct tcphdr *th, u32 *value)
 }
 
 /* States and options that are the owner's business. */
-static bool is_plain(const struct sock *sk, const struct tcp_sock *tp, const struct sk_buff *skb, u32 *stamp)
+static bool is_plain(const struct sock *sk, const struct tcp_sock *tp, const struct sk_buff *skb)
 {
 	const struct tcphdr *th = (const struct tcphdr *)skb->data;
-	u8 flags = TCP_SKB_CB(skb)->tcp_flags;
+	u32 flags = TCP_SKB_CB(skb)->tcp_flags, acked = TCP_SKB_CB(skb)->ack_seq;
 
 	if (sk->sk_state != TCP_ESTABLISHED || sock_flag(sk, SOCK_DEAD) || READ_ONCE(sk->sk_shutdown) & RCV_SHUTDOWN)
 		return false;
 	if ((flags & ~TCPHDR_PSH) != TCPHDR_ACK || tcp_ecn_mode_any(tp) || sk_is_mptcp(sk) || tp->repair)
+		return false;
+	if (!tcp_is_sack(tp) || rcu_access_pointer(inet_sk(sk)->inet_opt) ||
+	    READ_ONCE(sock_net(sk)->ipv4.sysctl_tcp_shrink_window))
+		return false;
+	/* the owner may advance the first meanwhile: what was good before is good then, too */
+	if (before(acked, READ_ONCE(tp->snd_una)) || after(acked, READ_ONCE(tp->snd_nxt)))
 		return false;
 #ifdef CONFIG_TCP_MD5SIG
 	if (rcu_access_pointer(tp->md5sig_info))
@@ -151,37 +200,39 @@ static bool is_plain(const struct sock *sk, const struct tcp_sock *tp, const str
 	if (rcu_access_pointer(sk->psp_assoc))
 		return false;
 #endif
-	if (!tp->rx_opt.tstamp_ok)
-		return th->doff == sizeof(*th) / 4;
-	return timestamp(th, stamp) && (s32)(*stamp - READ_ONCE(tp->rx_opt.ts_recent)) >= 0;
+	return th->doff == (sizeof(*th) + (tp->rx_opt.tstamp_ok ? TCPOLEN_TSTAMP_ALIGNED : 0)) / 4;
 }
 
 /* The right edge of the window, unless the owner is just changing it. */
 static bool edge_of(const struct tcp_sock *tp, u32 *edge)
 {
-	u32 up = READ_ONCE(tp->rcv_wup), window = READ_ONCE(tp->rcv_wnd);
+	u32 up = READ_ONCE(tp->rcv_wup), window;
 
+	smp_rmb();
+	window = READ_ONCE(tp->rcv_wnd);
 	smp_rmb();
 	*edge = up + window;
 	return up == READ_ONCE(tp->rcv_wup) && window == READ_ONCE(tp->rcv_wnd) &&
 	       !after(up, READ_ONCE(tp->rcv_nxt));
 }
 
-/* Whether the segment follows what the socket has, or what is on its backlog and good. */
-static bool follows(const struct sock *sk, const struct tcp_sock *tp, const struct place *p, u32 seq)
+/* Whether the segment comes after what is on the backlog and good. */
+static bool continues(const struct sock *sk, const struct place *p, u32 seq, u32 nxt)
 {
 	const struct sk_buff *tail = sk->sk_backlog.tail;
-	u32 nxt = READ_ONCE(tp->rcv_nxt);
 
-	if (is_of(p, sk) && p->next == seq) {
-		/* nobody else has added to it */
-		if (tail)
-			return tail == p->tail && TCP_SKB_CB(tail)->end_seq == seq;
-		/* the owner is working through it, and has not come to the end */
-		if (before(nxt, seq))
-			return true;
-	}
-	return !tail && nxt == seq;
+	if (!p->whole || p->next != seq)
+		return false;
+	if (tail) /* and nobody else has added to it */
+		return tail == p->tail && TCP_SKB_CB(tail)->end_seq == seq;
+	/* the owner is working through it, and has not come to the end */
+	return before(nxt, seq);
+}
+
+/* Whether the segment follows what the socket has, or what is on its backlog and good. */
+static bool follows(const struct sock *sk, const struct place *p, u32 seq, u32 nxt)
+{
+	return (!sk->sk_backlog.tail && nxt == seq) || continues(sk, p, seq, nxt);
 }
 
 static bool has_memory(const struct sock *sk, const struct sk_buff *skb)
@@ -190,44 +241,67 @@ static bool has_memory(const struct sock *sk, const struct sk_buff *skb)
 	       sk_memory_allocated(sk) < sk_prot_mem_limits(sk, 0);
 }
 
-/* Before a segment is put on the backlog; 0 when it is to be acknowledged if it stays there. */
+/* Why a segment is not to be acknowledged; SENT if it is. */
+static enum count judge(const struct sock *sk, const struct sk_buff *skb, const struct place *p, struct segment *segment)
+{
+	const struct tcp_sock *tp = tcp_sk(sk);
+	u32 nxt = READ_ONCE(tp->rcv_nxt);
+	u64 filled;
+
+	if (!follows(sk, p, segment->seq, nxt))
+		return GAP;
+	if (!is_plain(sk, tp, skb))
+		return OTHER;
+	/* the timestamp of what is before it was written before rcv_nxt */
+	smp_rmb();
+	if (tp->rx_opt.tstamp_ok && ((s32)(segment->stamp - READ_ONCE(tp->rx_opt.ts_recent)) < 0 ||
+				     (s32)(segment->stamp - p->stamp) < 0))
+		return OTHER;
+	if (!edge_of(tp, &segment->edge) || after(segment->end, segment->edge))
+		return WINDOW;
+	filled = (u64)sk->sk_backlog.len + atomic_read(&sk->sk_rmem_alloc) + skb->truesize;
+	if (filled > READ_ONCE(sk->sk_rcvbuf))
+		return BUFFER;
+	return has_memory(sk, skb) ? SENT : MEMORY;
+}
+
+/* Before a segment is put on the backlog; 0 when there is something to do afterwards. */
 static int before_add(struct fprobe *probe, unsigned long ip, unsigned long back, struct ftrace_regs *regs, void *data)
 {
 	struct sock *sk = (struct sock *)ftrace_regs_get_argument(regs, 0);
 	struct sk_buff *skb = (struct sk_buff *)ftrace_regs_get_argument(regs, 1);
-	const struct tcp_sock *tp = tcp_sk(sk);
+	const struct sk_buff *tail = sk->sk_backlog.tail;
 	struct segment *segment = data;
-	u32 seq = TCP_SKB_CB(skb)->seq, end = TCP_SKB_CB(skb)->end_seq;
-	u64 filled;
+	struct place *p;
+	unsigned long flags;
+	enum count verdict = OTHER;
+	bool taken;
 
-	if (sk->sk_family != AF_INET || !test_bit(sk->sk_num, ports) || seq == end)
+	if (sk->sk_family != AF_INET || sk->sk_state != TCP_ESTABLISHED || !test_bit(sk->sk_num, ports))
 		return 1;
-	segment->stamp = 0;
-	if (!is_plain(sk, tp, skb, &segment->stamp)) {
-		add(OTHER, 1);
-		return 1;
-	}
-	if (!follows(sk, tp, place_of(sk), seq)) {
-		add(GAP, 1);
-		return 1;
-	}
-	if (!edge_of(tp, &segment->edge) || after(end, segment->edge)) {
-		add(WINDOW, 1);
-		return 1;
-	}
-	filled = (u64)sk->sk_backlog.len + atomic_read(&sk->sk_rmem_alloc) + skb->truesize;
-	if (filled > READ_ONCE(sk->sk_rcvbuf)) {
-		add(BUFFER, 1);
-		return 1;
-	}
-	if (!has_memory(sk, skb)) {
-		add(MEMORY, 1);
-		return 1;
-	}
 	segment->sk = sk;
-	segment->seq = seq;
-	segment->end = end;
-	return 0;
+	segment->seq = TCP_SKB_CB(skb)->seq;
+	segment->end = TCP_SKB_CB(skb)->end_seq;
+	segment->stamp = 0;
+	p = place_of(sk);
+	raw_spin_lock_irqsave(&p->lock, flags);
+	taken = take(p, sk);
+	if (taken) {
+		if (!tcp_sk(sk)->rx_opt.tstamp_ok ||
+		    timestamp((const struct tcphdr *)skb->data, &segment->stamp))
+			verdict = judge(sk, skb, p, segment);
+		else
+			/* of no known time: nothing after it is good as long as the place is this socket's */
+			segment->stamp = READ_ONCE(tcp_sk(sk)->rx_opt.ts_recent) + S32_MAX;
+		/* not to be taken or dropped together with one that was acknowledged */
+		if (verdict != SENT && p->whole && tail && tail == p->tail)
+			TCP_SKB_CB(skb)->ip_dsfield = TCP_SKB_CB(tail)->ip_dsfield ^ (INET_ECN_MASK + 1);
+	}
+	raw_spin_unlock_irqrestore(&p->lock, flags);
+	segment->good = verdict == SENT;
+	if (!segment->good && segment->seq != segment->end)
+		add(verdict, 1);
+	return !taken;
 }
 
 static struct sk_buff *acknowledgement(struct sock *sk, const struct segment *segment)
@@ -302,24 +376,39 @@ static void after_add(struct fprobe *probe, unsigned long ip, unsigned long back
 	const struct segment *segment = data;
 	struct sock *sk = segment->sk;
 	struct place *p = place_of(sk);
-	struct sk_buff *skb;
+	bool empty = segment->seq == segment->end;
+	struct sk_buff *skb = NULL;
+	unsigned long flags;
+	bool ours;
 
 	if ((u32)ftrace_regs_get_return_value(regs))
 		return;
-	skb = acknowledgement(sk, segment);
-	if (!skb) {
-		add(MEMORY, 1);
-		return;
+	if (segment->good && !empty) {
+		skb = acknowledgement(sk, segment);
+		if (!skb)
+			add(MEMORY, 1);
 	}
-	if (!is_of(p, sk) || !before(READ_ONCE(tcp_sk(sk)->rcv_nxt), p->next)) {
-		p->peer = sk->sk_daddr;
-		p->peer_port = sk->sk_dport;
-		p->port = sk->sk_num;
-		p->since = segment->seq;
-		WRITE_ONCE(p->sk, sk);
+	raw_spin_lock_irqsave(&p->lock, flags);
+	ours = is_of(p, sk);
+	if (!ours)
+		goto out;
+	if ((s32)(segment->stamp - p->stamp) > 0)
+		p->stamp = segment->stamp;
+	if (skb) {
+		if (!p->acked || !before(READ_ONCE(tcp_sk(sk)->rcv_nxt), p->next))
+			p->since = segment->seq;
+		p->acked = p->whole = true;
+		p->next = segment->end;
+	} else if (!segment->good || !empty || p->next != segment->seq) {
+		p->whole = false;
 	}
 	p->tail = sk->sk_backlog.tail;
-	WRITE_ONCE(p->next, segment->end);
+out:
+	raw_spin_unlock_irqrestore(&p->lock, flags);
+	if (!skb || !ours) {
+		kfree_skb(skb);
+		return;
+	}
 	add(SENT, 1);
 	add(BYTES, segment->end - segment->seq);
 	/* not from here: the packet may come back to this very socket */
@@ -336,48 +425,49 @@ static void send_all(struct work_struct *work)
 		ip_local_out(dev_net(skb->dev), NULL, skb);
 }
 
-struct reset {
-	struct work_struct work;
-	struct sock *sk;
-};
-
-static void reset_it(struct work_struct *work)
+static void reset_lost(struct work_struct *work)
 {
-	struct reset *reset = container_of(work, struct reset, work);
+	int at;
 
-	tcp_abort(reset->sk, ECONNABORTED);
-	sock_put(reset->sk);
-	kfree(reset);
+	for (at = 0; at < PLACES; at++) {
+		struct sock *sk = READ_ONCE(places[at].lost);
+
+		if (!sk)
+			continue;
+		tcp_abort(sk, ECONNABORTED);
+		WRITE_ONCE(places[at].lost, NULL);
+		sock_put(sk);
+	}
 }
 
 /* The kernel drops a segment of a socket; was it acknowledged? */
 static void dropped(void *unused, struct sk_buff *skb, void *location, enum skb_drop_reason reason,
 		    const struct sock *sk)
 {
+	unsigned long flags;
 	struct place *p;
-	struct reset *reset;
+	u32 seq, end, nxt;
 
 	/* the owner works through the backlog in its own context; a softirq drops what was not acknowledged */
 	if (!sk || in_serving_softirq() || reason == SKB_CONSUMED || sk->sk_family != AF_INET)
 		return;
-	if (sk->sk_state != TCP_ESTABLISHED || sk->sk_protocol != IPPROTO_TCP)
+	if (sk->sk_state != TCP_ESTABLISHED || sk->sk_protocol != IPPROTO_TCP || sk->sk_type != SOCK_STREAM)
 		return;
 	p = place_of(sk);
-	if (!is_of(p, sk))
+	if (READ_ONCE(p->sk) != sk)
 		return;
-	if (before(TCP_SKB_CB(skb)->seq, p->since) || !before(TCP_SKB_CB(skb)->seq, READ_ONCE(p->next)) ||
-	    before(TCP_SKB_CB(skb)->seq, tcp_sk(sk)->rcv_nxt))
-		return;
-	reset = kmalloc(sizeof(*reset), GFP_ATOMIC);
-	if (!reset || !refcount_inc_not_zero((refcount_t *)&sk->sk_refcnt)) {
-		kfree(reset);
-		return;
+	seq = TCP_SKB_CB(skb)->seq;
+	end = TCP_SKB_CB(skb)->end_seq;
+	nxt = tcp_sk(sk)->rcv_nxt;
+	raw_spin_lock_irqsave(&p->lock, flags);
+	if (is_of(p, sk) && p->acked && before(nxt, p->next) && before(seq, p->next) && after(end, p->since) &&
+	    after(end, nxt) && !p->lost && refcount_inc_not_zero((refcount_t *)&sk->sk_refcnt)) {
+		p->lost = (struct sock *)sk;
+		p->acked = p->whole = false;
+		add(RESET, 1);
+		queue_work(resets, &reset_work);
 	}
-	add(RESET, 1);
-	WRITE_ONCE(p->sk, NULL);
-	reset->sk = (struct sock *)sk;
-	INIT_WORK(&reset->work, reset_it);
-	queue_work(resets, &reset->work);
+	raw_spin_unlock_irqrestore(&p->lock, flags);
 }
 
 static struct fprobe probe = {
@@ -430,8 +520,10 @@ MODULE_PARM_DESC(counts, "what was done, and why not");
 static int __init viola_ack_init(void)
 {
 	static const char *symbols[] = { "tcp_add_backlog" };
-	int cpu, failed;
+	int at, cpu, failed;
 
+	for (at = 0; at < PLACES; at++)
+		raw_spin_lock_init(&places[at].lock);
 	for_each_possible_cpu(cpu) {
 		struct outgoing *out = per_cpu_ptr(&outgoing, cpu);
 

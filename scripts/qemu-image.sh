@@ -39,7 +39,7 @@ for arg in "$@"; do
         --new)
             kind=new suite=trixie-backports
             modules+=(veth bridge 8021q sch_netem)
-            tools=(iproute2)
+            tools=(iproute2 irqbalance)
             ;;
         --lanes)
             kind=lanes meta=linux-image-amd64 suite=trixie-backports

@@ -21,21 +21,31 @@ struct Vm {
 }
 
 impl Vm {
-    /// Boots one with so many vCPUs of three, two queues of virtio-net, and a disk.
+    /// Boots one with so many vCPUs, two queues of virtio-net, and a disk.
     fn boot(vcpus: u32) -> Self {
+        Self::boot_with(vcpus, "")
+    }
+
+    fn boot_with(vcpus: u32, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         network();
         let disk = folder.path().join("d.img");
         std::fs::File::create(&disk)
             .unwrap()
-            .set_len(8 << 20)
+            .set_len(32 << 20)
             .unwrap();
+        let made = Command::new("mkfs.ext4")
+            .args(["-q", "-F"])
+            .arg(&disk)
+            .status();
+        assert!(made.unwrap().success());
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
         let spec = Spec::new("turbo")
             .cpus(vcpus)
             .on(&[])
             .arg(&format!("-smp {vcpus},maxcpus=3"))
+            .arg(more)
             .memory(512)
             .disk("d0", &disk, "raw")
             .arg(
@@ -134,6 +144,15 @@ impl Vm {
         text.lines().map(str::to_owned).collect()
     }
 
+    /// Where each of the kernel's threads whose names begin so may run.
+    fn threads(&self, name: &str) -> Vec<String> {
+        let text = self.sh(&format!(
+            "for d in /proc/[0-9]*; do read -r n <$d/comm || continue; case $n in {name}*) \
+             sed -n 's/Cpus_allowed_list:.//p' $d/status;; esac; done 2>/dev/null"
+        ));
+        text.lines().map(str::to_owned).collect()
+    }
+
     /// Interrupts of eth0 on each of the first two vCPUs so far.
     fn interrupts(&self) -> [u64; 2] {
         let text = self.sh("d=$(basename $(readlink -f /sys/class/net/eth0/device)); \
@@ -185,9 +204,11 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
         queues.len() >= 4 && queues.iter().all(|q| q == "0"),
         "{queues:?}"
     );
-    vm.traffic();
-    let [turbo, other] = vm.traffic();
-    assert!(turbo > 20 && other == 0, "{turbo} {other}");
+    // each comes once more to where it was before it is moved
+    vm.wait("interrupts come to the turbo vCPU alone", || {
+        let [turbo, other] = vm.traffic();
+        turbo > 20 && other == 0
+    });
     // the disk has a queue for each vCPU, whose interrupts the kernel keeps
     let left = vm.left("interrupts");
     assert!(
@@ -212,10 +233,16 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
     // threads that poll an interface in the kernel's place
     vm.sh("echo 1 >/sys/class/net/eth0/threaded");
     vm.wait("threads of NAPI are moved", || {
-        let cpus = vm.sh("for t in $(pgrep '^napi/eth0'); do sed -n 's/Cpus_allowed_list:.//p' /proc/$t/status; done");
-        !cpus.is_empty() && cpus.lines().all(|c| c == "0")
+        let cpus = vm.threads("napi/eth0");
+        !cpus.is_empty() && cpus.iter().all(|c| c == "0")
     });
     vm.sh("echo 0 >/sys/class/net/eth0/threaded");
+    // and the one that writes a journal, of a file system that is mounted now
+    vm.sh("mkdir -p /mnt/d; modprobe ext4; mount -t ext4 /dev/vda /mnt/d");
+    vm.wait("the journal's thread is moved", || {
+        vm.threads("jbd2/vda") == ["0"]
+    });
+    vm.sh("umount /mnt/d");
     // killed: all stays until the next start or a word
     vm.end_agent("KILL");
     assert_ne!(vm.settings(), before);
@@ -230,7 +257,9 @@ fn io_goes_to_the_turbo_vcpu_applications_leave_it_and_all_is_put_back() {
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
 fn vcpus_and_interfaces_that_come_and_go_are_followed() {
-    let vm = Vm::boot(2);
+    // without a hypervisor that it knows, a kernel takes only vCPUs that were there when it booted
+    let third = "max-x86_64-cpu,id=cpu2,socket-id=0,core-id=2,thread-id=0";
+    let vm = Vm::boot_with(2, &format!("-device {third}"));
     vm.start_agent(0);
     vm.wait_state("in force");
     // an interface
@@ -259,7 +288,18 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     assert_eq!(vm.report()["state"], "in force");
     // a vCPU
     let xps = || vm.sh("cat /sys/class/net/eth0/queues/tx-1/xps_cpus");
-    assert_eq!(xps(), "2");
+    assert_eq!(xps(), "6");
+    let unplug = || {
+        vm.machine.forget_events();
+        let cpu = json!({"id": "cpu2"});
+        vm.machine.qmp("device_del", Some(cpu)).unwrap();
+        vm.machine
+            .wait_event("DEVICE_DELETED", |data| data["device"] == "cpu2", SOON)
+            .unwrap();
+        vm.wait("it is forgotten", || xps() == "2");
+        assert_eq!(vm.report()["state"], "in force");
+    };
+    unplug();
     let cpu = json!({"driver": "max-x86_64-cpu", "id": "cpu2", "socket-id": 0, "core-id": 2, "thread-id": 0});
     vm.machine.qmp("device_add", Some(cpu)).unwrap();
     vm.wait("a third vCPU is there", || {
@@ -269,14 +309,7 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     });
     vm.sh("echo 1 >/sys/devices/system/cpu/cpu2/online");
     vm.wait("programs may use it", || xps() == "6");
-    vm.machine.forget_events();
-    let cpu = json!({"id": "cpu2"});
-    vm.machine.qmp("device_del", Some(cpu)).unwrap();
-    vm.machine
-        .wait_event("DEVICE_DELETED", |data| data["device"] == "cpu2", SOON)
-        .unwrap();
-    vm.wait("it is forgotten", || xps() == "2");
-    assert_eq!(vm.report()["state"], "in force");
+    unplug();
     // the last one for programs
     vm.sh("echo 0 >/sys/devices/system/cpu/cpu1/online");
     vm.wait_state("off: this VM has one vCPU; turbo needs a second one for the applications");
@@ -316,6 +349,58 @@ fn a_guest_that_refuses_moves_of_interrupts_has_its_packets_passed_on() {
     assert_eq!(vm.sh("cat /sys/class/net/eth0/queues/rx-0/rps_cpus"), "1");
     vm.end_agent("TERM");
     assert_eq!(vm.settings(), before);
+}
+
+#[test]
+#[ignore = "boots an emulated PC: make test-beds"]
+fn irqbalance_leaves_alone_what_was_moved_and_is_told_when_it_is_over() {
+    let vm = Vm::boot(2);
+    vm.sh("mkdir -p /run/irqbalance; irqbalance -f -t 1 </dev/null >/tmp/irqbalance.log 2>&1 & echo $! >/tmp/irqbalance.pid");
+    vm.wait("irqbalance listens", || {
+        vm.machine.sh("ls /run/irqbalance/*.sock").is_ok()
+    });
+    let banned = |report: &Value| {
+        let all = report["changes"].as_array().unwrap().clone();
+        all.into_iter().find(|change| {
+            let what = change["what"].as_str().unwrap();
+            what.starts_with("interrupts banned in irqbalance")
+        })
+    };
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    let report = vm.report();
+    let ban = banned(&report).unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(ban["from"], "", "{ban}");
+    // several of its rounds, with something to balance
+    for _ in 0..4 {
+        vm.traffic();
+    }
+    let queues = vm.queues("eth0");
+    assert!(
+        queues.len() >= 4 && queues.iter().all(|q| q == "0"),
+        "{queues:?}"
+    );
+    assert_eq!(vm.report()["state"], "in force");
+    vm.end_agent("TERM");
+    // one that does not answer would move them back: they stay, and that is said
+    let settings = vm.queues("eth0");
+    vm.sh("kill -STOP $(cat /tmp/irqbalance.pid)");
+    vm.start_agent(0);
+    vm.wait_state("in force");
+    let left = vm.left("interrupts");
+    assert!(left.contains("does not let them alone"), "{left}");
+    assert_eq!(vm.queues("eth0"), settings);
+    // several looks, none of which it may come to harm by when it answers at last
+    std::thread::sleep(Duration::from_secs(15));
+    // once it answers again they are moved, and nothing is left of what it was told first
+    vm.sh("kill -CONT $(cat /tmp/irqbalance.pid)");
+    vm.wait("interrupts are moved", || {
+        vm.queues("eth0").iter().all(|q| q == "0")
+    });
+    let report = vm.report();
+    let ban = banned(&report).unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(ban["from"], "", "{ban}");
+    vm.end_agent("TERM");
 }
 
 #[test]

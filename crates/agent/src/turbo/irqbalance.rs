@@ -3,37 +3,60 @@
 //! it does, `settings ban irqs N...` says which interrupts it leaves alone, in place of those that it was told before.
 
 use std::collections::BTreeSet;
-use std::io::{self, IoSlice};
+use std::io::{self, ErrorKind, IoSlice};
 use std::mem::MaybeUninit;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketType, UCred, connect, recv, sendmsg, socket, sockopt,
 };
 use rustix::process::{getgid, getpid, getuid};
 
-/// Longest wait for its answer: it serves its socket between two rounds of work.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Longest wait for each of its steps: it serves its socket between two rounds of work.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Connections that it has not answered yet. It dies of SIGPIPE when it answers one that was closed meanwhile, so they
+/// are kept until it has.
+static UNANSWERED: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
+
+/// Whether there is an answer, or nobody who could give one.
+fn is_answered(connection: &OwnedFd) -> bool {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut fds = [PollFd::new(connection, PollFlags::IN)];
+    poll(&mut fds, Some(&now)).is_ok_and(|count| count > 0)
+}
 
 /// Says something; its answer, which is empty when it has none to give.
 ///
 /// # Errors
-/// When nobody listens at a socket below `folder` or at the abstract one.
+/// When nobody listens at a socket below `folder` or at the abstract one, or it has not answered the last one yet.
 pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
     let name = format!("irqbalance{pid}.sock");
-    let by_path = SocketAddrUnix::new(folder.join(&name))?;
+    let at = folder.join(&name);
+    let mut unanswered = UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
+    unanswered.retain(|(_, connection)| !is_answered(connection));
+    if unanswered.iter().any(|(of, _)| *of == at) {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    let by_path = SocketAddrUnix::new(&at)?;
     let by_name = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let open = |address: &SocketAddrUnix| {
         let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+        // before: of one that hangs, few connections are taken at all
+        for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+            sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
+        }
         connect(&socket, address).map(|()| socket)
     };
     let socket = open(&by_path).or_else(|_| open(&by_name))?;
-    let both = [sockopt::Timeout::Recv, sockopt::Timeout::Send];
-    for timeout in both {
-        sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
-    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let (pid, uid, gid) = (getpid(), getuid(), getgid());
@@ -52,11 +75,14 @@ pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
     let mut answer = Vec::new();
     loop {
         let mut part = [0; 4096];
-        let (count, _) = recv(&socket, &mut part, rustix::net::RecvFlags::empty())?;
-        if count == 0 {
-            return Ok(String::from_utf8_lossy(&answer).into_owned());
+        match recv(&socket, &mut part, rustix::net::RecvFlags::empty()) {
+            Ok((0, _)) => return Ok(String::from_utf8_lossy(&answer).into_owned()),
+            Ok((count, _)) => answer.extend_from_slice(&part[..count]),
+            Err(e) => {
+                unanswered.push((at, socket));
+                return Err(e.into());
+            }
         }
-        answer.extend_from_slice(&part[..count]);
     }
 }
 
@@ -124,6 +150,28 @@ mod tests {
         assert!(ask(folder.path(), 8, "setup").is_err());
         assert_eq!(ban("4 5"), "settings ban irqs 4 5");
         assert_eq!(ban(""), "settings ban irqs NONE");
+    }
+
+    #[test]
+    fn one_that_hangs_is_waited_for_once_and_finds_who_has_asked_when_it_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let address = SocketAddrUnix::new(folder.path().join("irqbalance7.sock")).unwrap();
+        bind(&listener, &address).unwrap();
+        listen(&listener, 1).unwrap();
+        let begun = std::time::Instant::now();
+        for _ in 0..4 {
+            assert!(ask(folder.path(), 7, "setup").is_err());
+        }
+        let waited = begun.elapsed();
+        assert!(waited >= PATIENCE && waited < PATIENCE * 2, "{waited:?}");
+        // at last
+        let client = accept(&listener).unwrap();
+        let words = rustix::net::SendFlags::NOSIGNAL;
+        rustix::net::send(&client, b"SLEEP 10 BANNED 0", words).unwrap();
+        drop(client);
+        assert!(ask(folder.path(), 7, "setup").is_err());
+        assert!(begun.elapsed() >= PATIENCE * 2, "it was asked anew");
     }
 
     #[test]

@@ -277,6 +277,7 @@ impl Keeper {
                 };
                 format!("interrupt {irq} ({}): {MANAGED}{fine}", step.identity)
             }
+            Knob::Irq { irq } => format!("interrupt {irq} ({}): {e}", step.identity),
             Knob::Partition => format!("partition of kind {TYPE}: {e}"),
             knob => format!("{knob}: {e}"),
         }

@@ -10,6 +10,9 @@ use super::machine::Machine;
 use super::spec::Spec;
 use crate::error::{Error, Result};
 
+/// Where the guest has the program's loader.
+const LOADER: &str = "/viola/lib/ld-linux-x86-64.so.2";
+
 /// A program and its libraries in an archive, which the guest finds as its first disk.
 #[derive(Debug)]
 pub struct Program {
@@ -21,7 +24,7 @@ impl Program {
     /// Packs it, without debugging symbols; the archive is in `folder`.
     ///
     /// # Errors
-    /// [`Error::Io`], also when ldd, strip or tar cannot be run.
+    /// [`Error::Io`], also when ldd, strip, patchelf or tar cannot be run.
     pub fn pack(program: &Path, folder: &Path) -> Result<Self> {
         Self::pack_with(program, &[], folder)
     }
@@ -61,6 +64,11 @@ impl Program {
                 .arg("-o")
                 .arg(bin.join(name_of(program)))
                 .arg(program))?;
+            // its own loader and libraries: the guest's programs have others
+            run(Command::new("patchelf")
+                .args(["--set-interpreter", LOADER, "--force-rpath"])
+                .args(["--set-rpath", "/viola/lib"])
+                .arg(bin.join(name_of(program))))?;
             let needed = run(Command::new("ldd").arg(program))?;
             let paths = needed
                 .split_whitespace()
@@ -109,15 +117,13 @@ impl Program {
     /// # Errors
     /// [`Error::Guest`].
     pub fn unpack(&self, machine: &Machine) -> Result<()> {
-        let script = "tar -x -f /dev/vda -C / && mkdir -p /lib64 && \
-                      ln -sfn /viola/lib/ld-linux-x86-64.so.2 /lib64/ld-linux-x86-64.so.2";
-        machine.sh(script).map(drop)
+        machine.sh("tar -x -f /dev/vda -C /").map(drop)
     }
 
     /// The words that run it in the guest.
     #[must_use]
     pub fn command(&self) -> String {
-        format!("LD_LIBRARY_PATH=/viola/lib /viola/bin/{}", self.name)
+        format!("/viola/bin/{}", self.name)
     }
 }
 

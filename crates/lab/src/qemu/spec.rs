@@ -66,6 +66,11 @@ impl Image {
         found.filter(|folder| folder.is_dir()).collect()
     }
 
+    /// What was made for it and is beside its folder.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.0.with_file_name(name)
+    }
+
     /// Initramfs of it.
     pub fn initrd(&self) -> PathBuf {
         self.0.join("initrd.img")

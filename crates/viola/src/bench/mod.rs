@@ -86,7 +86,7 @@ pub enum Bench {
     /// How long TCP segments wait on the backlog of a socket whose owner waits for its vCPU: as it is, and acknowledged early.
     ///
     /// Needs root, two cores, QEMU with its kernel (scripts/qemu-image.sh --new) and the guest's module
-    /// (scripts/guest-kmod.sh). About fifteen minutes; the result is written to bench/results/backlog.json when everything
+    /// (scripts/guest-kmod.sh). About twenty minutes; the result is written to bench/results/backlog.json when everything
     /// was measured, else to build/bench/backlog.json.
     Backlog(Options),
     /// What the daemon itself takes, with 64 to 512 VMs.

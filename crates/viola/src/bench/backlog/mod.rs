@@ -3,6 +3,7 @@
 //! round trip, on a current kernel; and the same with early acknowledgements (`guest-kmod/`). The guest is an emulated PC with two
 //! vCPUs. The sender is on this machine, beside the guest's first vCPU, which takes the interrupts.
 
+mod cells;
 mod peer;
 mod trace;
 
@@ -19,6 +20,7 @@ use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use viola_lab::qemu::{Image, Machine, Program, Spec};
 use viola_netdev::Netns;
 
+use cells::{CELLS, Cell, Load};
 pub use peer::backlog;
 use peer::{Sent, ask, send};
 use trace::Waits;
@@ -33,88 +35,16 @@ use crate::error::{Failure, Outcome};
 use crate::table;
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 11);
+/// Where the guest passes packets on to over a longer way, in a namespace of its own.
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const PORT: u16 = 5001;
 const NEIGHBOURS: usize = 3;
 const SIDES: [&str; 2] = ["stock", "early"];
 const BOOT: Duration = Duration::from_secs(25);
-const STREAM: Duration = Duration::from_millis(2500);
-/// A stream with what stands around it.
-const CELL: Duration = Duration::from_secs(9);
 const PATIENCE: Duration = Duration::from_secs(120);
+const TC: &str = "/usr/sbin/tc";
+const IN_FAR: &str = "/usr/bin/ip netns exec far";
 const TRACING: &str = "/sys/kernel/tracing";
-
-/// Who else wants the receiver's vCPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Cell {
-    name: &'static str,
-    /// The vCPU of the receiver; interrupts are served by vCPU 0.
-    vcpu: u32,
-    /// A program in the guest that never rests, beside the receiver.
-    spinner: bool,
-    /// Threads on the core of this machine that vCPU 1 has.
-    neighbours: bool,
-    /// Bytes of one recv(); 0: one byte to and fro.
-    read: usize,
-    /// Delay that netem adds to the guest's packets, in milliseconds.
-    delay_ms: u32,
-}
-
-const fn cell(name: &'static str, vcpu: u32, spinner: bool, neighbours: bool, read: usize) -> Cell {
-    Cell {
-        name,
-        vcpu,
-        spinner,
-        neighbours,
-        read,
-        delay_ms: 0,
-    }
-}
-
-const KIB: usize = 1 << 10;
-const CELLS: [Cell; 9] = [
-    cell(
-        "one vCPU for all, a spinner, 4 KiB reads",
-        0,
-        true,
-        false,
-        4 * KIB,
-    ),
-    cell(
-        "one vCPU for all, a spinner, 256 KiB reads",
-        0,
-        true,
-        false,
-        256 * KIB,
-    ),
-    cell("turbo, alone, 256 KiB reads", 1, false, false, 256 * KIB),
-    cell("turbo, a spinner, 256 KiB reads", 1, true, false, 256 * KIB),
-    cell("turbo, neighbours, 4 KiB reads", 1, false, true, 4 * KIB),
-    cell(
-        "turbo, neighbours, 256 KiB reads",
-        1,
-        false,
-        true,
-        256 * KIB,
-    ),
-    cell(
-        "turbo, neighbours and a spinner, 256 KiB reads",
-        1,
-        true,
-        true,
-        256 * KIB,
-    ),
-    Cell {
-        delay_ms: 5,
-        ..cell(
-            "turbo, neighbours, 5 ms away, 256 KiB reads",
-            1,
-            false,
-            true,
-            256 * KIB,
-        )
-    },
-    cell("turbo, neighbours, one byte to and fro", 1, false, true, 0),
-];
 
 struct Reading {
     sent: Sent,
@@ -138,7 +68,8 @@ pub fn run(options: &Options) -> Outcome {
         ));
     }
     let rounds = options.rounds();
-    let whole = BOOT + CELL * (rounds * cells.len() * SIDES.len()) as u32;
+    let round: Duration = cells.iter().map(|at| CELLS[*at].whole()).sum();
+    let whole = BOOT + round * (rounds * SIDES.len()) as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("backlog: {rounds} rounds, about {}", clock(whole)));
     progress.step("boot", BOOT);
@@ -173,7 +104,7 @@ fn measure(
                 interrupt::check()?;
                 let side = (round + turn) % SIDES.len();
                 let label = format!("round {} of {rounds}: {}", round + 1, cell.name);
-                progress.step(&label, CELL);
+                progress.step(&label, cell.whole());
                 let reading = vm.measure(cell, side == 1, options.core)?;
                 found.entry(*at).or_default()[side].push(reading);
             }
@@ -204,9 +135,11 @@ fn rows(found: &Found) -> Vec<Row> {
         rows.push(row("sent again", "segments", &|r| {
             f64::from(r.sent.retransmits)
         }));
-        let speed = match cell.read {
-            0 => row("answers", "1/s", &|r| r.sent.bytes as f64 / r.sent.seconds),
-            _ => row("received", "MB/s", &|r| {
+        let speed = match cell.load {
+            Load::Requests(size) => row("answers", "1/s", &|r| {
+                r.sent.bytes as f64 / size as f64 / r.sent.seconds
+            }),
+            Load::Bulk(_) => row("received", "MB/s", &|r| {
                 r.sent.bytes as f64 / 1e6 / r.sent.seconds
             }),
         };
@@ -235,13 +168,15 @@ impl Vm {
             "link set br0 up",
             "tuntap add dev tap0 mode tap",
             "link set tap0 master br0 up",
+            &format!("route add {FAR} via {GUEST}"),
         ] {
             ip(words)?;
         }
         let at = format!("/dev/shm/viola-backlog.{}", std::process::id());
         let folder = Folder::new(at.into())?;
         let own = std::env::current_exe().map_err(Failure::run)?;
-        let module = module()?;
+        let image = Image::find_from([Path::new(".")], "new").map_err(lab_failure)?;
+        let module = module(&image)?;
         let program = Program::pack(&own, &folder.0).map_err(lab_failure)?;
         let spec = program
             .disk(Spec::new("bench-backlog").cpus(2).on(&[]).memory(768))
@@ -252,7 +187,6 @@ impl Vm {
             ))
             .arg("-device virtio-blk-pci,drive=module")
             .tap("tap0", "52:54:00:77:00:11");
-        let image = Image::find_from([Path::new(".")], "new").map_err(lab_failure)?;
         let machine = Machine::start(&spec, &image, &folder.0).map_err(lab_failure)?;
         program.unpack(&machine).map_err(lab_failure)?;
         let size = std::fs::metadata(&module).map_err(Failure::run)?.len();
@@ -268,7 +202,12 @@ impl Vm {
             "head -c {size} /dev/vdb >/tmp/viola_ack.ko; insmod /tmp/viola_ack.ko; modprobe virtio_net; modprobe sch_netem; \
              ip link set lo up; ip address add {GUEST}/24 dev eth0; ip link set eth0 up; \
              for n in $(sed -n 's/^ *\\([0-9]*\\):.*virtio.*put.*/\\1/p' /proc/interrupts); do echo 0 >/proc/irq/$n/smp_affinity_list; done; \
-             sysctl -q -w net.core.rmem_max=45000000 'net.ipv4.tcp_rmem=4096 131072 45000000'; \
+             modprobe veth; mkdir -p /var/run; sysctl -q -w net.ipv4.ip_forward=1; /usr/bin/ip netns add far; \
+             /usr/bin/ip link add way type veth peer name end netns far; /usr/bin/ip address add 10.78.0.1/24 dev way; \
+             /usr/bin/ip link set way up; {IN_FAR} /usr/bin/ip address add {FAR}/24 dev end; \
+             {IN_FAR} /usr/bin/ip link set end up; {IN_FAR} /usr/bin/ip route add default via 10.78.0.1; \
+             sysctl -q -w net.core.rmem_max=45000000; for there in '' '{IN_FAR}'; do \
+             $there sysctl -q -w 'net.ipv4.tcp_rmem=4096 131072 45000000'; done; \
              mount -t tracefs t {TRACING}; echo 0 >{TRACING}/tracing_on; echo mono >{TRACING}/trace_clock; \
              echo 30000 >{TRACING}/buffer_size_kb; {events} echo 1 >{TRACING}/events/viola/enable"
         ))?;
@@ -312,9 +251,9 @@ impl Vm {
             String::new()
         };
         let mask = 1 << cell.vcpu;
-        let receiver = match cell.read {
-            0 => format!("echo {PORT}"),
-            read => format!("recv {PORT} {read} 0 0 0"),
+        let receiver = match cell.load {
+            Load::Requests(size) => format!("echo {PORT} {size}"),
+            Load::Bulk(read) => format!("recv {PORT} {read} 0 0 0"),
         };
         let spinner = match cell.spinner {
             true => format!(
@@ -322,24 +261,27 @@ impl Vm {
             ),
             false => String::new(),
         };
-        let delay = match cell.delay_ms {
-            0 => String::new(),
-            ms => format!("/usr/sbin/tc qdisc add dev eth0 root netem delay {ms}ms limit 100000; "),
+        let (way, inside, to) = match cell.way {
+            "" => (String::new(), "", GUEST),
+            netem => {
+                let way = format!("{TC} qdisc add dev way root netem {netem} limit 100000; ");
+                (way, IN_FAR, FAR)
+            }
         };
         self.sh(&format!(
-            "echo '{ports}' >/sys/module/viola_ack/parameters/ports; {delay}\
-             taskset {mask} env {viola} {receiver} </dev/null >/tmp/received 2>&1 & {spinner}\
-             while ! grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; \
+            "echo '{ports}' >/sys/module/viola_ack/parameters/ports; {way}\
+             taskset {mask} {inside} env {viola} {receiver} </dev/null >/tmp/received 2>&1 & {spinner}\
+             while ! {inside} grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; \
              echo >{TRACING}/trace; echo 1 >{TRACING}/tracing_on"
         ))?;
-        let to = SocketAddr::new(GUEST.into(), PORT);
+        let to = SocketAddr::new(to.into(), PORT);
         let sent = std::thread::scope(|scope| {
             let sender = scope.spawn(|| {
                 // beside the vCPU that takes the interrupts, as far as there is another core
                 let _ = sched_setaffinity(None, &cores(core, false));
-                let sent = match cell.read {
-                    0 => ask(to, STREAM),
-                    _ => send(to, STREAM),
+                let sent = match cell.load {
+                    Load::Requests(size) => ask(to, cell.length(), size),
+                    Load::Bulk(_) => send(to, cell.length()),
                 };
                 sent.map_err(|e| e.to_string())
             });
@@ -349,8 +291,8 @@ impl Vm {
         let sent = sent.map_err(|e| Failure::run(format!("{}: {e}", cell.name)))?;
         let text = self.sh(&format!(
             "echo 0 >{TRACING}/tracing_on; [ ! -e /tmp/spinner ] || {{ kill $(cat /tmp/spinner); rm /tmp/spinner; }}; \
-             /usr/sbin/tc qdisc del dev eth0 root 2>/dev/null || true; cat {TRACING}/trace >/tmp/trace; {viola} waits /tmp/trace; \
-             while grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; grep -q error /tmp/received && exit 1; true"
+             {TC} qdisc del dev way root 2>/dev/null || true; cat {TRACING}/trace >/tmp/trace; {viola} waits /tmp/trace; \
+             while {inside} grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; grep -q error /tmp/received && exit 1; true"
         ))?;
         let last = text.lines().last().unwrap_or_default();
         let waits = serde_json::from_str(last)
@@ -374,10 +316,10 @@ fn cores(core: usize, this: bool) -> CpuSet {
 }
 
 /// The module, as scripts/guest-kmod.sh leaves it.
-fn module() -> Outcome<PathBuf> {
-    let path = Path::new("build/qemu/kmod/viola_ack.ko");
+fn module(image: &Image) -> Outcome<PathBuf> {
+    let path = image.beside("kmod/viola_ack.ko");
     match path.is_file() {
-        true => std::path::absolute(path).map_err(Failure::run),
+        true => Ok(path),
         false => Err(Failure::run(format!(
             "{}: there is no module; run scripts/guest-kmod.sh",
             path.display()

@@ -4,8 +4,8 @@
 //!     recv PORT SIZE RCVBUF PAUSE_US STOP   takes one stream by reads of SIZE bytes, RCVBUF (0: the kernel's) as its buffer, with a
 //!                                           pause after each read, and closes after STOP bytes (0: at its end); JSON
 //!     send ADDRESS PORT SECONDS             sends for so long, then waits for the other end to close; JSON
-//!     echo PORT                             answers the bytes of one stream
-//!     ask ADDRESS PORT SECONDS              asks for one byte after the other; JSON
+//!     echo PORT SIZE                        answers each SIZE bytes of one stream by a byte
+//!     ask ADDRESS PORT SECONDS SIZE         sends SIZE bytes after the other when the last ones are answered; JSON
 //!     waits FILE                            waits on the backlog in what tracefs has recorded; JSON
 //!     spin                                  uses its CPU
 //! ```
@@ -71,11 +71,12 @@ fn carry_out(words: &[&str]) -> Outcome {
             let to = SocketAddr::new(address.parse()?, port.parse()?);
             serde_json::to_string(&send(to, Duration::from_secs_f64(seconds.parse()?))?)?
         }
-        ["ask", address, port, seconds] => {
+        ["ask", address, port, seconds, size] => {
             let to = SocketAddr::new(address.parse()?, port.parse()?);
-            serde_json::to_string(&ask(to, Duration::from_secs_f64(seconds.parse()?))?)?
+            let length = Duration::from_secs_f64(seconds.parse()?);
+            serde_json::to_string(&ask(to, length, size.parse()?)?)?
         }
-        ["echo", port] => return echo(port.parse()?),
+        ["echo", port, size] => return echo(port.parse()?, size.parse()?),
         ["waits", file] => serde_json::to_string(&trace::waits(&std::fs::read_to_string(file)?))?,
         ["spin"] => loop {
             std::hint::spin_loop();
@@ -199,35 +200,41 @@ fn info(stream: &TcpStream) -> std::io::Result<libc::tcp_info> {
     }
 }
 
-fn echo(port: u16) -> Outcome {
+fn echo(port: u16, size: usize) -> Outcome {
     let mut stream = accept(port, 0)?;
     stream.set_nodelay(true)?;
-    let mut bytes = [0; 64];
+    let mut request = vec![0; size];
+    let mut got = 0;
     loop {
-        match stream.read(&mut bytes)? {
+        match stream.read(&mut request[got..])? {
             0 => return Ok(()),
-            n => stream.write_all(&bytes[..n])?,
+            n => got += n,
+        }
+        if got == size {
+            stream.write_all(b"!")?;
+            got = 0;
         }
     }
 }
 
-/// One byte to and fro, for this long.
-pub fn ask(to: SocketAddr, length: Duration) -> Outcome<Sent> {
+/// Requests of so many bytes, one after the other, for this long.
+pub fn ask(to: SocketAddr, length: Duration, size: usize) -> Outcome<Sent> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
+    let request = contents(size);
     let begun = Instant::now();
-    let mut bytes = 0;
+    let mut answers = 0_u64;
     while begun.elapsed() < length {
-        stream.write_all(b"?")?;
+        stream.write_all(&request[..size])?;
         stream.read_exact(&mut [0])?;
-        bytes += 1;
+        answers += 1;
     }
     let seconds = begun.elapsed().as_secs_f64();
     Ok(Sent {
-        bytes,
+        bytes: answers * size as u64,
         seconds,
-        round_trip_us: seconds * 1e6 / (bytes as f64).max(1.0),
+        round_trip_us: seconds * 1e6 / (answers as f64).max(1.0),
         retransmits: info(&stream)?.tcpi_total_retrans,
         ended: "end".into(),
     })
