@@ -46,8 +46,8 @@ impl Host {
     /// A script in which `viola` is the program.
     pub fn sh(&self, script: &str) -> String {
         let script = format!(
-            "export {}; viola() {{ /viola/bin/viola \"$@\"; }}; {script}",
-            self.program.command().split(' ').next().unwrap()
+            "viola() {{ {} \"$@\"; }}; {script}",
+            self.program.command()
         );
         let output = self.machine.exec(&script, PATIENCE).unwrap();
         assert!(!output.timed_out, "{script}: {output:?}");
