@@ -89,7 +89,7 @@ fn a_host_with_another_key_is_refused_and_both_sides_say_so() {
         let peer = two.a.peer();
         strangers > 0 && !peer.connected && !peer.why.is_empty()
     });
-    assert!(two.is_absent(1));
+    within(SOON, "nothing of it is read", || two.is_absent(1));
     let ls = stdout(&two.b.daemon.ask(&["vread", "ls"]));
     assert!(ls.contains("connections refused"), "{ls}");
     two.allow();

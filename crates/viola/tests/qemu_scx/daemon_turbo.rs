@@ -67,8 +67,9 @@ impl Bed {
     /// Time that the vCPUs of both VMs ran, ns: q1's first and second, then q2's. And which core each is on.
     fn vcpus(&self) -> Vec<(u64, u32)> {
         let text = self.0.sh(
-            "for q in q1 q2; do p=$(pgrep -f -- \"-name $q\" | head -n 1); for v in 0 1; do \
-             for t in /proc/$p/task/*; do grep -q \"CPU $v/TCG\" $t/comm && \
+            "for q in q1 q2; do for p in /proc/[0-9]*; do case $(readlink $p/exe) in *qemu-system*) \
+             tr '\\0' ' ' <$p/cmdline | grep -q -- \"-name $q\" && break;; esac; done; for v in 0 1; do \
+             for t in $p/task/*; do grep -q \"CPU $v/TCG\" $t/comm && \
              echo $(cut -d' ' -f1 $t/schedstat) $(sed -n 's/Cpus_allowed_list:.//p' $t/status); done; done; done",
         );
         let line = |line: &str| {
@@ -120,7 +121,10 @@ fn vms_of_class_turbo_have_both_their_cores_by_sched_ext() {
 
     // The turbo core goes: the kernel ends the scheduler, and what is left goes on as ordinary slices, or stock.
     bed.0.sh("echo 0 >/sys/devices/system/cpu/cpu2/online");
-    bed.says("core 2: back to stock scheduling", 1);
+    bed.says(
+        "q1: stock scheduling: it has no turbo vCPU: core 2 is offline",
+        1,
+    );
     let said = bed.0.sh("sleep 2; viola vms --socket /tmp/v.sock");
     assert!(said.contains("q1") && said.contains("q2"), "{said}");
     bed.0.sh("echo 1 >/sys/devices/system/cpu/cpu2/online");
@@ -130,7 +134,7 @@ fn vms_of_class_turbo_have_both_their_cores_by_sched_ext() {
     // The daemon is killed: no thread is left to a scheduler that is gone.
     let left = bed.0.sh(
         "kill -9 $(cat /tmp/v.pid); sleep 1; cat /sys/kernel/sched_ext/state; \
-         for p in $(pgrep -f -- '-name q'); do cat /proc/$p/task/*/sched; done | grep -c 'ext.enabled.* 1$'",
+         for p in /proc/[0-9]*; do case $(readlink $p/exe) in *qemu-system*) cat $p/task/*/sched;; esac; done | grep -c 'ext.enabled.* 1$'",
     );
     let left: Vec<&str> = left.split_whitespace().collect();
     assert_eq!(left, ["disabled", "0"]);

@@ -45,10 +45,7 @@ impl Host {
 
     /// A script in which `viola` is the program.
     pub fn sh(&self, script: &str) -> String {
-        let script = format!(
-            "viola() {{ {} \"$@\"; }}; {script}",
-            self.program.command()
-        );
+        let script = format!("viola() {{ {} \"$@\"; }}; {script}", self.program.command());
         let output = self.machine.exec(&script, PATIENCE).unwrap();
         assert!(!output.timed_out, "{script}: {output:?}");
         format!("{}{}", output.stdout, output.stderr)
