@@ -123,6 +123,7 @@ void OPS(scx_running, struct task_struct *p)
 	row = row_of(c, t);
 	c->since = now;
 	c->began = now;
+	c->left = NOBODY;
 	if (t && row < ROWS)
 		set_slice(p, start(c, cpu, t, row, now));
 	else
@@ -143,6 +144,8 @@ void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
 		c->ask |= c->machine.notify_block;
 	if (c->running < ROWS)
 		c->wait_since[c->running & (ROWS - 1)] = now;
+	c->left = runnable ? NOBODY : c->running;
+	c->left_thread = p->pid;
 	c->running = NOBODY;
 }
 
@@ -193,6 +196,7 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	}
 	c->due = sooner(c->due, later(now, most));
 	arm(c, cpu, now);
+	charge_leaving(c, cpu, prev);
 	s->decide_ns += bpf_ktime_get_ns() - now;
 }
 

@@ -9,6 +9,9 @@ use viola_sched::scx;
 
 use super::Outcome;
 
+/// The guest's time for a start. The kernel's verifier reads hundreds of thousands of instructions, at 8 ns for each of its own.
+const LOADING: Duration = Duration::from_secs(400);
+
 /// A scheduler that is at work. Dropping it ends it.
 pub struct Other {
     child: Child,
@@ -26,7 +29,7 @@ impl Other {
             .stderr(said)
             .spawn()?;
         let mut other = Self { child, log };
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + LOADING;
         while std::fs::read_to_string("/sys/kernel/sched_ext/state")?.trim() != "enabled" {
             if Instant::now() > end || other.child.try_wait()?.is_some() {
                 return Err(format!("it did not start: {}", other.said()).into());
