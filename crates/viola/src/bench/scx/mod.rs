@@ -194,33 +194,44 @@ pub fn run(options: &Options) -> Outcome {
         if kernel.is_empty() {
             kernel = host.sh("uname -r").map_err(failed)?.trim().to_owned();
         }
-        for cell in &cells {
-            let (mut order, name) = (sides(cell), cell.name);
-            let turn = round % order.len().max(1);
-            order.rotate_left(turn);
-            for side in order {
-                interrupt::check()?;
-                progress.step(&format!("{label}: {name}, {side}"), each(cell));
-                let mechanism = match OTHERS.contains(&side) {
-                    true => format!("/viola/bin/{side}"),
-                    false => side.to_owned(),
-                };
-                let words = format!(
-                    "{} internal stand run {mechanism} {} {} {}",
-                    program.command(),
-                    cell.cpus,
-                    seconds(cell.what),
-                    cell.vms
-                );
-                let output = host.exec(&words, PATIENCE).map_err(failed)?;
-                let reading = Reading::parse(&output.stdout).ok_or_else(|| {
-                    Failure::run(format!(
-                        "{name}, {side}: {}{}",
-                        output.stdout, output.stderr
-                    ))
-                })?;
-                found.entry((name, side)).or_default().push(reading);
+        let mut one = |cell: &Cell, side: &'static str| -> Outcome {
+            interrupt::check()?;
+            let name = cell.name;
+            progress.step(&format!("{label}: {name}, {side}"), each(cell));
+            let words = format!(
+                "{} internal stand run {} {} {} {}",
+                program.command(),
+                mechanism(side),
+                cell.cpus,
+                seconds(cell.what),
+                cell.vms
+            );
+            let output = host.exec(&words, PATIENCE).map_err(failed)?;
+            let reading = Reading::parse(&output.stdout).ok_or_else(|| {
+                let said = format!("{}{}", output.stdout, output.stderr);
+                Failure::run(format!("{name}, {side}: {said}"))
+            })?;
+            found.entry((name, side)).or_default().push(reading);
+            Ok(())
+        };
+        // The others take long to start: once a round, for all cells. Who comes first changes.
+        let mut turns = vec![None];
+        turns.extend(others.keys().copied().map(Some));
+        let first = round % turns.len();
+        turns.rotate_left(first);
+        for turn in turns {
+            let held = turn.map(|other| Held::start(&host, &program, other));
+            let held = held.transpose()?;
+            for cell in &cells {
+                let mut order = sides(cell);
+                order.retain(|side| others.contains_key(side).then_some(*side) == turn);
+                let first = round % order.len().max(1);
+                order.rotate_left(first);
+                for side in order {
+                    one(cell, side)?;
+                }
             }
+            held.map_or(Ok(()), Held::end)?;
         }
     }
     let guests = format!(
@@ -243,6 +254,43 @@ pub fn run(options: &Options) -> Outcome {
         text.push_str(&format!("missed: {}: {why}\n", row.name));
     }
     table::print(&text)
+}
+
+/// What `stand run` calls it.
+fn mechanism(side: &str) -> String {
+    match OTHERS.contains(&side) {
+        true => format!("/viola/bin/{side}"),
+        false => side.to_owned(),
+    }
+}
+
+/// One of the others, at work in the guest.
+struct Held<'a> {
+    host: &'a Machine,
+}
+
+impl<'a> Held<'a> {
+    fn start(host: &'a Machine, program: &Program, other: &str) -> Outcome<Self> {
+        let hold = format!(
+            "touch /tmp/held; {} internal stand hold {} /tmp/held </dev/null >/tmp/hold.log 2>&1 & p=$!; \
+             until grep -q enabled /sys/kernel/sched_ext/state; do sleep 1; \
+             [ -e /proc/$p/exe ] || {{ cat /tmp/hold.log; exit 1; }}; done",
+            program.command(),
+            mechanism(other)
+        );
+        let output = host.exec(&hold, PATIENCE).map_err(failed)?;
+        match output.status {
+            0 => Ok(Self { host }),
+            _ => Err(Failure::run(format!("{other}: {}", output.stdout))),
+        }
+    }
+
+    fn end(self) -> Outcome {
+        let end =
+            "rm /tmp/held; while grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done";
+        self.host.sh(end).map_err(failed)?;
+        Ok(())
+    }
 }
 
 fn failed(e: viola_lab::Error) -> Failure {

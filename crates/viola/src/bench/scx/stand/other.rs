@@ -39,12 +39,15 @@ impl Other {
         Ok(other)
     }
 
-    /// Why it is not at work any more.
-    pub fn ended(&mut self) -> Option<String> {
-        match self.child.try_wait() {
-            Ok(None) if scx::at_work().is_some() => None,
-            _ => Some(format!("it has ended: {}", self.said())),
+    /// Keeps it at work until the file is gone; an error if it ends before.
+    pub fn stay(mut self, file: &Path) -> Outcome {
+        while file.exists() {
+            if self.child.try_wait()?.is_some() || scx::at_work().is_none() {
+                return Err(format!("it has ended: {}", self.said()).into());
+            }
+            std::thread::sleep(Duration::from_millis(200));
         }
+        Ok(())
     }
 
     fn said(&self) -> String {
