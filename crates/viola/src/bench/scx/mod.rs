@@ -59,15 +59,23 @@ struct Cell {
     vms: &'static str,
     what: What,
     sides: &'static [&'static str],
+    /// Nanoseconds per instruction, as a power of two.
+    shift: u32,
 }
 
-const CELLS: [Cell; 6] = [
+/// As slow as an emulator can do without the result taking hours.
+const SLOW: u32 = 3;
+/// Nearer to a real core, for what the cost of a decision is part of.
+const FAST: u32 = 1;
+
+const CELLS: [Cell; 8] = [
     Cell {
         name: "LSVM busy",
         cpus: "1",
         vms: "ls:busy batch:spin batch:spin batch:spin",
         what: What::Answers,
         sides: &SIDES,
+        shift: SLOW,
     },
     Cell {
         name: "LSVM idle",
@@ -75,6 +83,7 @@ const CELLS: [Cell; 6] = [
         vms: "ls:idle batch:spin batch:spin batch:spin",
         what: What::Answers,
         sides: &SIDES,
+        shift: SLOW,
     },
     Cell {
         name: "turbo",
@@ -82,6 +91,7 @@ const CELLS: [Cell; 6] = [
         vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
         what: What::Answers,
         sides: &TURBO_SIDES,
+        shift: SLOW,
     },
     Cell {
         name: "turbo, others flooded",
@@ -89,6 +99,7 @@ const CELLS: [Cell; 6] = [
         vms: "turbo:idle turbo:spin turbo:spin turbo:spin",
         what: What::Answers,
         sides: &TURBO_SIDES,
+        shift: SLOW,
     },
     // The first has interrupts for 15 % of a core.
     Cell {
@@ -97,6 +108,7 @@ const CELLS: [Cell; 6] = [
         vms: "turbo:150 turbo:idle turbo:idle turbo:idle",
         what: What::Shares,
         sides: &[SLOTS, SCHED_EXT],
+        shift: SLOW,
     },
     Cell {
         name: "a program of the host",
@@ -104,11 +116,26 @@ const CELLS: [Cell; 6] = [
         vms: "batch:spin batch:spin batch:spin batch:spin fair:spin",
         what: What::Beside,
         sides: &SIDES,
+        shift: SLOW,
+    },
+    Cell {
+        name: "LSVM idle, 2 ns",
+        cpus: "1",
+        vms: "ls:idle batch:spin batch:spin batch:spin",
+        what: What::Answers,
+        sides: &TURBO_SIDES,
+        shift: FAST,
+    },
+    Cell {
+        name: "turbo, 2 ns",
+        cpus: TURBO,
+        vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
+        what: What::Answers,
+        sides: &TURBO_SIDES,
+        shift: FAST,
     },
 ];
 
-/// Nanoseconds per instruction, as a power of two.
-const SHIFT: u32 = 3;
 const BOOT: Duration = Duration::from_secs(30);
 /// Longest that a cell may take, however busy this machine is.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -173,24 +200,28 @@ pub fn run(options: &Options) -> Outcome {
             "no cell has that in its name; try busy, idle, turbo or host",
         ));
     }
-    // A guest's second takes one to two here.
-    let each = |cell: &Cell| Duration::from_secs(seconds(cell.what) * 2 + 6);
+    // A guest's second takes one to two here, and as many times longer as its instructions are shorter.
+    let each =
+        |cell: &Cell| Duration::from_secs(seconds(cell.what) * 2 + 2) * (1 << (SLOW - cell.shift));
     let others = others();
     let is_there = |side: &&str| !OTHERS.contains(side) || others.contains_key(*side);
     let sides = |cell: &Cell| -> Vec<&'static str> {
         cell.sides.iter().copied().filter(is_there).collect()
     };
     let of = |cell: &&Cell| each(cell) * sides(cell).len() as u32;
-    let whole = (BOOT + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
+    let whole = (BOOT * 2 + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("scx: {rounds} rounds, about {}", clock(whole)));
     let (mut found, mut kernel) = (Found::new(), String::new());
-    for round in 0..rounds {
+    let shifts = [SLOW, FAST].map(|shift| (shift, cells.iter().filter(move |c| c.shift == shift)));
+    let shifts = shifts.map(|(shift, cells)| (shift, cells.copied().collect::<Vec<_>>()));
+    let turns = (0..rounds).flat_map(|round| shifts.iter().map(move |(s, c)| (round, *s, c)));
+    for (round, shift, cells) in turns.filter(|(.., cells)| !cells.is_empty()) {
         let label = format!("round {} of {rounds}", round + 1);
         progress.step(&format!("{label}: boot"), BOOT);
         let at = std::env::temp_dir().join(format!("viola-scx-{}", std::process::id()));
         let folder = Folder::new(at)?;
-        let (host, program) = boot(&folder.0, options.core, &others)?;
+        let (host, program) = boot(&folder.0, options.core, shift, &others)?;
         if kernel.is_empty() {
             kernel = host.sh("uname -r").map_err(failed)?.trim().to_owned();
         }
@@ -216,13 +247,14 @@ pub fn run(options: &Options) -> Outcome {
         };
         // The others take long to start: once a round, for all cells. Who comes first changes.
         let mut turns = vec![None];
-        turns.extend(others.keys().copied().map(Some));
+        let at_all = |other: &&str| cells.iter().any(|cell| cell.sides.contains(other));
+        turns.extend(others.keys().copied().filter(at_all).map(Some));
         let first = round % turns.len();
         turns.rotate_left(first);
         for turn in turns {
             let held = turn.map(|other| Held::start(&host, &program, other));
             let held = held.transpose()?;
-            for cell in &cells {
+            for cell in cells {
                 let mut order = sides(cell);
                 order.retain(|side| others.contains_key(side).then_some(*side) == turn);
                 let first = round % order.len().max(1);
@@ -235,8 +267,8 @@ pub fn run(options: &Options) -> Outcome {
         }
     }
     let guests = format!(
-        "processes in a QEMU guest with 3 vCPUs, Linux {kernel}, {} ns per instruction",
-        1 << SHIFT
+        "processes in a QEMU guest with 3 vCPUs, Linux {kernel}, {} ns per instruction if a row says nothing else",
+        1 << SLOW
     );
     let mut results = Results::new(rounds, &guests, rows(&found));
     results.explain(&Causes::read("bench/why-scx.toml".as_ref())?);
@@ -314,6 +346,7 @@ fn others() -> BTreeMap<&'static str, PathBuf> {
 fn boot(
     folder: &Path,
     core: usize,
+    shift: u32,
     others: &BTreeMap<&'static str, PathBuf>,
 ) -> Outcome<(Machine, Program)> {
     let here = std::env::current_dir().ok();
@@ -322,7 +355,7 @@ fn boot(
     let image = Image::find_from(starts, "new").map_err(failed)?;
     let beside: Vec<PathBuf> = others.values().cloned().collect();
     let program = Program::pack_beside(&me, &beside, folder).map_err(failed)?;
-    let mut spec = program.disk(Spec::new("scx").cpus(3).memory(768).counted(SHIFT));
+    let mut spec = program.disk(Spec::new("scx").cpus(3).memory(768).counted(shift));
     spec.cores = vec![core];
     let host = Machine::start(&spec, &image, folder).map_err(failed)?;
     program.unpack(&host).map_err(failed)?;

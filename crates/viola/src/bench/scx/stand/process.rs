@@ -89,13 +89,14 @@ pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
     }
 }
 
-/// Some microseconds of work. Without the hint for spinning: an emulator that counts instructions takes it for a reason to stop,
-/// and comes to a twentieth of its speed.
+/// Some microseconds of work. The hint for spinning has an emulator that counts instructions go on with its next CPU: with nothing
+/// else a guest comes to a twentieth of its speed, and without any its CPUs see each other's interrupts up to milliseconds late.
 fn compute() {
     let mut x = 1_u64;
     for _ in 0..100 {
         x = std::hint::black_box(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
     }
+    std::hint::spin_loop();
 }
 
 /// CPU time of the calling thread.
