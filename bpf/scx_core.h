@@ -49,6 +49,7 @@ struct exchange {
 struct core {
 	u64 seq;		/* number of the plan it follows */
 	u64 since;		/* what runs now is charged up to then */
+	u64 cost;		/* of the last choice: who was chosen pays */
 	u64 began;		/* and began then */
 	u64 due;		/* has to choose by then */
 	u64 until;		/* and to ask the algorithm */
@@ -57,10 +58,7 @@ struct core {
 	u32 service;		/* what runs is a service thread */
 	u32 service_waits;	/* and one of its VM that waits is to go before it */
 	u32 last;		/* row that ran last */
-	u32 left;		/* row whose thread has just gone to sleep, NOBODY */
-	u32 left_thread;
 	u32 ask;		/* something has happened that the algorithm wants to hear of */
-	u32 pad;
 	u64 stray_since;	/* a thread of no VM waits since then; 0: none does */
 	u64 heard;		/* of other cores; then */
 	u64 wait_since[ROWS];	/* when the row had the core last, or became runnable */
@@ -232,7 +230,6 @@ __sub int adopt(struct core *c __there, u32 cpu)
 		c->due = FOREVER;
 	}
 	c->ask = 1;
-	c->left = NOBODY;
 	each(i, ROWS) {
 		c->row_of[row_at(&c->machine, i)->params.id & (VM_IDS - 1)] = 0;
 		untell(c, i);
@@ -291,51 +288,33 @@ static __always_inline void count(struct core *c, struct thread *t, u32 cpu)
 	t->counted_cpu = cpu;
 }
 
-/* Charges a row, up to now. */
-static __always_inline void charge_time(struct core *c, u32 cpu, u32 row, u64 now)
+/* Charges what runs, up to now. */
+static __always_inline void charge(struct core *c, u32 cpu, u64 now)
 {
 	struct vm_stats *s;
 	struct vm_total *t;
 	struct vm_row *vm;
-	u64 ran = now - c->since;
+	u64 ran = now > c->since ? now - c->since : 0;
 
-	if (row >= ROWS)
+	if (c->running >= ROWS)
 		return;
-	vm = row_at(&c->machine, row);
+	vm = row_at(&c->machine, c->running);
 	vm->used += ran;
 	if (vm->budget != FOREVER && vm->used + SHORTEST >= vm->budget)
 		c->ask = 1;
-	s = vm_stats_at(cpu, row);
+	s = vm_stats_at(cpu, c->running);
 	if (s)
 		s->run += ran;
 	c->since = now;
 	if (c->machine.kind == INTERLEAVED)
 		return;
-	exchange_at(c, row)->here += ran;
+	exchange_at(c, c->running)->here += ran;
 	t = total_of(vm->params.id & (VM_IDS - 1));
 	if (!t)
 		return;
 	__sync_fetch_and_add(&t->all, ran);
 	if (c->machine.kind == TURBO)
 		__sync_fetch_and_add(&t->turbo, ran);
-}
-
-/* Charges what runs. */
-static __always_inline void charge(struct core *c, u32 cpu, u64 now)
-{
-	charge_time(c, cpu, c->running, now);
-}
-
-/*
- * The decision that a VM's going to sleep calls for is that VM's: the kernel takes the thread off the core after it, and
- * has that time in the thread's own books.
- */
-static __always_inline void charge_leaving(struct core *c, u32 cpu, const struct task_struct *prev)
-{
-	/* Another one where the fair class had the core in between. */
-	if (c->left < ROWS && prev && (u32)prev->pid == c->left_thread)
-		charge_time(c, cpu, c->left, bpf_ktime_get_ns());
-	c->left = NOBODY;
 }
 
 static __always_inline u64 less(u64 a, u64 b)
