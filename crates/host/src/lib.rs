@@ -22,6 +22,7 @@ mod netns;
 pub mod proc;
 pub mod qemu;
 pub mod reach;
+mod tasks;
 pub mod topology;
 pub mod uml;
 pub mod vm;

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The meter on this process, by schedstat: that needs no privilege.
+
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use viola_host::{CpuSet, Hypervisor, Nic, Vcpu, proc};
+
+use super::*;
+use crate::waits::WAIT_SECONDS;
+
+/// This thread as a VM of one vCPU, whose NIC is the loopback interface.
+fn me(name: &str) -> Vm {
+    let pid = std::process::id();
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let start_time = |tid| proc::stat(tid).unwrap().unwrap().start_time;
+    Vm {
+        id: VmId::new(Hypervisor::Qemu, name),
+        name: name.into(),
+        hypervisor: Hypervisor::Qemu,
+        pid,
+        start_time: start_time(pid),
+        vcpus: vec![Vcpu {
+            index: 0,
+            threads: vec![Thread {
+                pid,
+                tid,
+                start_time: start_time(tid),
+            }],
+            kernel_thread: None,
+            cores: CpuSet::new(),
+        }],
+        service: Vec::new(),
+        disks: Vec::new(),
+        nics: vec![Nic {
+            tap: "lo".into(),
+            kind: NicKind::Raw,
+            mac: None,
+            netns: proc::netns(pid).unwrap().unwrap(),
+            ifindex: Some(1),
+        }],
+        cgroup: None,
+        cores: CpuSet::new(),
+        status: None,
+        uuid: None,
+        libvirt: false,
+    }
+}
+
+fn spin(span: Duration) {
+    let begin = Instant::now();
+    while begin.elapsed() < span {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn what_nics_and_disks_did_waits_for_the_next_whole_snapshot() {
+    let mut meter = Meter::sampled();
+    meter.follow(&[me("a")]).unwrap();
+    meter.snapshot();
+    let (from, to) = (
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+    );
+    for _ in 0..50 {
+        from.send_to(&[0; 100], to.local_addr().unwrap()).unwrap();
+    }
+    spin(Duration::from_millis(20));
+    let times = meter.snapshot_of_times().clone();
+    assert_eq!(times.vms[0].traffic, Traffic::default());
+    assert!(times.vms[0].vcpus[0].run >= 5_000_000, "{times:?}");
+    assert!(!times.with_disks);
+    let whole = meter.snapshot().clone();
+    assert!(whole.vms[0].traffic.rx_packets >= 50, "{whole:?}");
+    assert!(whole.vms[0].vcpus[0].run < times.vms[0].vcpus[0].run);
+}
+
+#[test]
+fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
+    let mut meter = Meter::sampled();
+    meter.follow(&[me("a"), me("b")]).unwrap();
+    let long_ago = now() - 60 * SECOND;
+    for _ in 0..HISTORY + 9 {
+        let mut old = Snapshot {
+            at: long_ago,
+            ..Snapshot::default()
+        };
+        meter.shape(&mut old);
+        old.vms[0].traffic.rx_packets = 77;
+        old.vms[1].vcpus[0].run = u64::MAX;
+        old.vms[1].service.wait = 5;
+        meter.history.push_back(old);
+    }
+    meter.snapshot_of_times();
+    let new = meter.snapshot_of_times().clone();
+    assert_eq!(new.vms.len(), 2);
+    assert_eq!(new.vms[0].traffic, Traffic::default());
+    assert!(new.vms[1].vcpus[0].run < SECOND);
+    assert_eq!(new.vms[1].service.wait, 0);
+    // Others are followed than the old one had room for.
+    meter.follow(&[me("b")]).unwrap();
+    let ids: Vec<VmId> = meter.snapshot().vms.iter().map(|s| s.id.clone()).collect();
+    assert_eq!(ids, [me("b").id]);
+    for _ in 0..20 {
+        meter.snapshot_of_times();
+    }
+    assert_eq!(meter.history().len(), HISTORY, "old ones go");
+}
+
+#[test]
+fn recent_snapshots_are_kept_but_not_without_bounds() {
+    let mut meter = Meter::sampled();
+    for _ in 0..MOST_HISTORY + 50 {
+        meter.snapshot_of_times();
+    }
+    assert_eq!(meter.history().len(), MOST_HISTORY);
+    let newest = meter
+        .history()
+        .iter()
+        .rev()
+        .zip(meter.history().iter().rev().skip(1));
+    assert!(newest.into_iter().all(|(new, old)| new.at >= old.at));
+}
+
+#[test]
+fn sampled_waits_are_counted_since_the_vm_was_met() {
+    let mut meter = Meter::sampled();
+    meter.follow(&[me("a")]).unwrap();
+    let id = me("a").id;
+    assert_eq!(meter.vm_waits(&id).count(), 0);
+    let t = meter.vms.get_mut(&id).unwrap();
+    let mut sampled = [0; HIST_BUCKETS];
+    sampled[bucket_of(5_000_000)] = 7;
+    t.vcpus[0].sampled = Some(Box::new(sampled));
+    let waits = meter.vm_waits(&id);
+    assert_eq!(waits.count(), 7);
+    assert!((4_000_000..6_300_000).contains(&waits.quantile(0.99).unwrap()));
+    // Long after, they are not recent.
+    let t = meter.vms.get_mut(&id).unwrap();
+    let now = now() / SECOND;
+    for second in 1..=WAIT_SECONDS as u64 + 1 {
+        t.vcpus[0].mark(&Source::SchedStat, now + second);
+    }
+    assert_eq!(meter.vm_waits(&id).count(), 0);
+    assert_eq!(meter.vm_waits(&me("b").id).count(), 0);
+}
