@@ -107,10 +107,12 @@ impl Host {
         // what is written to the disk is forgotten
         let mut spec = spec.disk("root", &root, "raw,snapshot=on");
         spec.cores.clear();
+        spec.boot = PATIENCE;
         spec.kernel_args.push("net.ifnames=0".into());
         let spec = spec.disk("packages", &pack(folder.path()), "raw");
-        let machine =
-            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let console = || std::fs::read_to_string(folder.path().join("operator.log"));
+        let machine = Machine::start(&spec, &image, folder.path())
+            .unwrap_or_else(|e| panic!("{e}; all of it: {}", console().unwrap_or_default()));
         let host = Self {
             machine,
             _folder: folder,
