@@ -35,7 +35,6 @@ struct Unit {
     /// Slot in the accounting program.
     slot: u32,
     threads: Vec<Thread>,
-    last: SlotTimes,
     stats: BTreeMap<Tid, SchedStat>,
     /// Waits as sampled, where there is no accounting program.
     sampled: Option<Box<[u32; HIST_BUCKETS]>>,
@@ -47,7 +46,6 @@ impl Unit {
         Self {
             slot,
             threads: Vec::new(),
-            last: SlotTimes::default(),
             stats: BTreeMap::new(),
             sampled: None,
             marks: Marks::default(),
@@ -75,6 +73,37 @@ impl Unit {
     }
 }
 
+/// Counters of a slot that is in use.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    is_used: bool,
+    /// At the last snapshot.
+    before: SlotTimes,
+    /// As read last.
+    now: SlotTimes,
+}
+
+impl Row {
+    /// What was spent since this was asked for last.
+    fn spent(&mut self, span: u64) -> Times {
+        let (old, new) = (&self.before, &self.now);
+        let (run, wait) = (
+            new.run.saturating_sub(old.run),
+            new.wait.saturating_sub(old.wait),
+        );
+        let times = Times {
+            run,
+            wait,
+            blocked: span.saturating_sub(run + wait),
+            wakes: new.wakes.saturating_sub(old.wakes),
+            switches: new.switches.saturating_sub(old.switches),
+            preempted: new.preempted.saturating_sub(old.preempted),
+        };
+        self.before = self.now;
+        times
+    }
+}
+
 struct Tracked {
     index: u32,
     pid: Tid,
@@ -88,6 +117,8 @@ struct Tracked {
 pub struct Meter {
     source: Source,
     vms: BTreeMap<VmId, Tracked>,
+    /// By slot: read at each turn, so close together.
+    rows: Vec<Row>,
     free_slots: Vec<u32>,
     free_indexes: Vec<u32>,
     last: u64,
@@ -124,6 +155,7 @@ impl Meter {
         Self {
             source,
             vms: BTreeMap::new(),
+            rows: Vec::new(),
             free_slots: (0..MAX_SLOTS as u32).rev().collect(),
             free_indexes: (0..MAX_VMS as u32).rev().collect(),
             last: now(),
@@ -213,10 +245,20 @@ impl Meter {
         for unit in &mut tracked.vcpus {
             unit.mark(&self.source, second);
         }
-        if let Source::Acct(acct) = &self.source {
-            for unit in tracked.vcpus.iter_mut().chain([&mut tracked.service]) {
-                unit.last = acct.slots().times(unit.slot);
+        for unit in tracked.vcpus.iter().chain([&tracked.service]) {
+            let start = match &self.source {
+                Source::Acct(acct) => acct.slots().times(unit.slot),
+                Source::SchedStat => SlotTimes::default(),
+            };
+            let at = unit.slot as usize;
+            if self.rows.len() <= at {
+                self.rows.resize(at + 1, Row::default());
             }
+            self.rows[at] = Row {
+                is_used: true,
+                before: start,
+                now: start,
+            };
         }
         self.vms.insert(vm.id.clone(), tracked);
         true
@@ -232,6 +274,7 @@ impl Meter {
                     acct.forget(thread.tid as i32)?;
                 }
             }
+            self.rows[unit.slot as usize].is_used = false;
             self.free_slots.push(unit.slot);
         }
         // Reused last, so that a late event about the old VM is not taken for one about a new VM.
@@ -291,23 +334,46 @@ impl Meter {
         Ok(served)
     }
 
-    /// Reads all counters and returns what was spent since the last call; the snapshot is kept for
-    /// [`Meter::history`]. Costs no system call per vCPU; one small file per network namespace, and once a second one per process.
+    /// Reads the times of all vCPUs; what was spent is in the next [`Meter::snapshot`]. No system call, and no memory is asked for,
+    /// where the accounting program runs.
+    pub fn read_times(&mut self) {
+        self.read_times_at(now());
+    }
+
+    fn read_times_at(&mut self, at: u64) {
+        match &self.source {
+            Source::Acct(acct) => {
+                let slots = acct.slots();
+                for (slot, row) in self.rows.iter_mut().enumerate().filter(|(_, r)| r.is_used) {
+                    let mut new = slots.times(slot as u32);
+                    // Time since the last switch; the next reading takes it off again.
+                    if new.on_since != 0 {
+                        new.run += at.saturating_sub(new.on_since);
+                    }
+                    new.run = new.run.max(row.now.run);
+                    row.now = new;
+                }
+            }
+            Source::SchedStat => {
+                for t in self.vms.values_mut() {
+                    for unit in &mut t.vcpus {
+                        sample(unit, &mut self.rows[unit.slot as usize].now, true);
+                    }
+                    let unit = &mut t.service;
+                    sample(unit, &mut self.rows[unit.slot as usize].now, false);
+                }
+            }
+        }
+    }
+
+    /// Reads all counters and returns what was spent since the last snapshot; it is kept for [`Meter::history`]. Costs no system
+    /// call per vCPU; one small file per network namespace, and once a second one per process.
     pub fn snapshot(&mut self) -> &Snapshot {
-        self.take(true)
-    }
-
-    /// The same without what the VMs' NICs and disks did, which the next [`Meter::snapshot`] has: no system call at all, and in the
-    /// long run no memory is asked for.
-    pub fn snapshot_of_times(&mut self) -> &Snapshot {
-        self.take(false)
-    }
-
-    fn take(&mut self, with_traffic: bool) -> &Snapshot {
         let at = now();
         let span = at.saturating_sub(self.last);
         self.last = at;
-        let with_disks = with_traffic && at.saturating_sub(self.disks_at) >= DISK_INTERVAL;
+        self.read_times_at(at);
+        let with_disks = at.saturating_sub(self.disks_at) >= DISK_INTERVAL;
         if with_disks {
             self.disks_at = at;
         }
@@ -315,18 +381,15 @@ impl Meter {
         self.shape(&mut snapshot);
         (snapshot.at, snapshot.span, snapshot.with_disks) = (at, span, with_disks);
         // A VM that just ended is no reason to lose the others' counters: its own are missing then.
-        let nics = with_traffic.then(|| counters::nic_counters(&self.followed).unwrap_or_default());
+        let nics = counters::nic_counters(&self.followed).unwrap_or_default();
         let samples = snapshot.vms.iter_mut().enumerate();
         for ((i, sample), t) in samples.zip(self.vms.values_mut()) {
             for (times, unit) in sample.vcpus.iter_mut().zip(&mut t.vcpus) {
-                *times = read(&self.source, unit, at, span, true);
+                *times = self.rows[unit.slot as usize].spent(span);
                 unit.mark(&self.source, at / SECOND);
             }
-            sample.service = read(&self.source, &mut t.service, at, span, false);
+            sample.service = self.rows[t.service.slot as usize].spent(span);
             sample.traffic = Traffic::default();
-            let Some(nics) = &nics else {
-                continue;
-            };
             let mut total = t.traffic.unwrap_or_default();
             if let Some(nics) = nics.get(i) {
                 (
@@ -431,48 +494,28 @@ fn enrol(
     Ok(())
 }
 
-fn read(source: &Source, unit: &mut Unit, at: u64, span: u64, is_vcpu: bool) -> Times {
-    let mut t = Times::default();
-    match source {
-        Source::Acct(acct) => {
-            let mut new = acct.slots().times(unit.slot);
-            // Time since the last switch; the next reading takes it off again.
-            if new.on_since != 0 {
-                new.run += at.saturating_sub(new.on_since);
-            }
-            let old = &unit.last;
-            t.run = new.run.saturating_sub(old.run);
-            t.wait = new.wait.saturating_sub(old.wait);
-            t.wakes = new.wakes.saturating_sub(old.wakes);
-            t.switches = new.switches.saturating_sub(old.switches);
-            t.preempted = new.preempted.saturating_sub(old.preempted);
-            new.run = new.run.max(old.run);
-            unit.last = new;
-        }
-        Source::SchedStat => {
-            for thread in &unit.threads {
-                let Some(new) = schedstat::read(thread) else {
-                    continue;
-                };
-                if let Some(old) = unit.stats.insert(thread.tid, new) {
-                    let switches = new.switches.saturating_sub(old.switches);
-                    let wait = new.wait.saturating_sub(old.wait);
-                    t.run += new.run.saturating_sub(old.run);
-                    t.wait += wait;
-                    t.switches += switches;
-                    if is_vcpu && switches > 0 && wait > 0 {
-                        let sampled = unit
-                            .sampled
-                            .get_or_insert_with(|| Box::new([0; HIST_BUCKETS]));
-                        let count = &mut sampled[bucket_of(wait / switches)];
-                        *count = count.wrapping_add(switches as u32);
-                    }
-                }
-            }
+/// Adds what a unit's threads spent since this was called last, by schedstat.
+fn sample(unit: &mut Unit, sum: &mut SlotTimes, is_vcpu: bool) {
+    for thread in &unit.threads {
+        let Some(new) = schedstat::read(thread) else {
+            continue;
+        };
+        let Some(old) = unit.stats.insert(thread.tid, new) else {
+            continue;
+        };
+        let switches = new.switches.saturating_sub(old.switches);
+        let wait = new.wait.saturating_sub(old.wait);
+        sum.run += new.run.saturating_sub(old.run);
+        sum.wait += wait;
+        sum.switches += switches;
+        if is_vcpu && switches > 0 && wait > 0 {
+            let sampled = unit
+                .sampled
+                .get_or_insert_with(|| Box::new([0; HIST_BUCKETS]));
+            let count = &mut sampled[bucket_of(wait / switches)];
+            *count = count.wrapping_add(switches as u32);
         }
     }
-    t.blocked = span.saturating_sub(t.run + t.wait);
-    t
 }
 
 fn difference(new: &Traffic, old: &Traffic) -> Traffic {

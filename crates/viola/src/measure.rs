@@ -85,26 +85,6 @@ impl Recent {
     }
 }
 
-/// The last so many snapshots as one: of the VMs that are in the newest.
-pub fn sum(history: &VecDeque<Snapshot>, snapshots: usize) -> Snapshot {
-    let mut newest_first = history.iter().rev().take(snapshots.max(1));
-    let mut sum = newest_first.next().cloned().unwrap_or_default();
-    for older in newest_first {
-        sum.span += older.span;
-        sum.with_disks |= older.with_disks;
-        for (i, vm) in older.vms.iter().enumerate() {
-            let place = match sum.vms.get(i) {
-                Some(s) if s.id == vm.id => Ok(i),
-                _ => sum.vms.binary_search_by(|s| s.id.cmp(&vm.id)),
-            };
-            if let Ok(at) = place {
-                add(&mut sum.vms[at], vm);
-            }
-        }
-    }
-    sum
-}
-
 /// Adds up two samples of a VM; of vCPUs those that both have.
 pub fn add(sum: &mut VmSample, more: &VmSample) {
     for (s, m) in sum.vcpus.iter_mut().zip(&more.vcpus) {
@@ -212,44 +192,6 @@ mod tests {
         let s = shares(&[(&a, 1, 256, None), (&b, 2, 256, None)]);
         assert_eq!(round(s), [50, 75]);
         assert_eq!(shares(&[(&CpuSet::new(), 0, 256, None)]), [0.0]);
-    }
-
-    #[test]
-    fn snapshots_add_up_to_one_of_the_vms_that_are_still_there() {
-        let snapshot = |at: u64, vms: &[(&str, u64)]| Snapshot {
-            at,
-            span: 30,
-            with_disks: at == 2,
-            vms: vms
-                .iter()
-                .map(|(name, run)| VmSample {
-                    id: VmId::new(viola_host::Hypervisor::Uml, name),
-                    vcpus: vec![Times {
-                        run: *run,
-                        ..Times::default()
-                    }],
-                    service: Times::default(),
-                    traffic: Traffic::default(),
-                })
-                .collect(),
-        };
-        let history: VecDeque<Snapshot> = [
-            snapshot(1, &[("a", 1000), ("c", 1000)]),
-            snapshot(2, &[("a", 1), ("b", 2), ("c", 3)]),
-            snapshot(3, &[("b", 10), ("c", 20)]),
-            snapshot(4, &[("b", 100), ("c", 200), ("d", 5)]),
-        ]
-        .into();
-        let three = sum(&history, 3);
-        assert_eq!((three.at, three.span, three.with_disks), (4, 90, true));
-        let runs: Vec<(&str, u64)> = three
-            .vms
-            .iter()
-            .map(|vm| (vm.id.as_str(), vm.vcpus[0].run))
-            .collect();
-        assert_eq!(runs, [("uml:b", 112), ("uml:c", 223), ("uml:d", 5)]);
-        assert_eq!(sum(&history, 0), history[3], "there is always one");
-        assert_eq!(sum(&VecDeque::new(), 3), Snapshot::default());
     }
 
     #[test]

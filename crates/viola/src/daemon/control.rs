@@ -59,9 +59,8 @@ pub struct Control {
     turbos: Turbos,
     totals: Totals,
     alive: alive::Alive,
-    /// When the VMs' doings were judged last, and how many turns ago.
+    /// When the VMs' doings were judged last.
     classified: Instant,
-    turns: usize,
     pools: Pools,
     /// CPUs that were online at the last look.
     online: CpuSet,
@@ -154,7 +153,6 @@ impl Control {
             totals: Totals::default(),
             alive: alive::Alive::default(),
             classified: now,
-            turns: 0,
             pools: Pools::default(),
             online: facts_online,
             placement: Placement::default(),

@@ -204,16 +204,14 @@ impl Control {
         }
     }
 
-    /// Takes a snapshot, and looks, each [`WINDOW`], at what the VMs do; `true` when one is of another class from now on.
+    /// Reads what all VMs spent, and looks, each [`WINDOW`], at what that means; `true` when one is of another class from now on.
     pub(super) fn classify(&mut self, now: Instant) -> bool {
-        self.turns += 1;
         if now.saturating_duration_since(self.classified) < WINDOW {
-            self.meter.snapshot_of_times();
+            self.meter.read_times();
             return false;
         }
-        self.meter.snapshot();
-        let snapshot = measure::sum(self.meter.history(), self.turns);
-        (self.turns, self.classified) = (0, now);
+        self.classified = now;
+        let snapshot = self.meter.snapshot().clone();
         self.totals.add(&snapshot);
         // Where nothing can be tried, class auto stays what it is.
         let idle = self.dry_run || self.engine.trouble.is_off() || self.engine.trouble.is_pending();
