@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::cgroup::Mounts;
 use crate::error::HostError;
 use crate::libvirt::Domain;
+use crate::micro::{self, Micro};
 use crate::netns::{self, NicFound};
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
@@ -96,6 +97,7 @@ struct Track {
 enum Kind {
     Uml(UmlArgs),
     Qemu(Box<Qemu>),
+    Micro(Box<Micro>),
 }
 
 impl Kind {
@@ -103,6 +105,7 @@ impl Kind {
         match self {
             Self::Uml(_) => Hypervisor::Uml,
             Self::Qemu(_) => Hypervisor::Qemu,
+            Self::Micro(micro) => micro.hypervisor(),
         }
     }
 }
@@ -472,6 +475,10 @@ impl Track {
                 warnings.extend(look.warning);
                 (look.vcpus, look.service, look.asked)
             }
+            Kind::Micro(micro) => {
+                let look = micro.look(pid)?;
+                (look.vcpus, look.service, look.asked)
+            }
         };
         if vcpus.is_empty() && service.is_empty() {
             return Ok(false);
@@ -479,6 +486,7 @@ impl Track {
         let (name, disks) = match (&self.vm, &self.kind) {
             (Some(vm), _) if !asked => (vm.name.clone(), vm.disks.clone()),
             (Some(vm), Kind::Qemu(qemu)) => (vm.name.clone(), qemu.disks(pid)),
+            (_, Kind::Micro(micro)) => (micro.name(pid), micro.disks(pid)),
             (_, Kind::Qemu(qemu)) => (printable(&qemu.name(pid)), qemu.disks(pid)),
             (_, Kind::Uml(args)) => {
                 let mut disks = args.disks.clone();
@@ -492,6 +500,7 @@ impl Track {
             self.nics = match &self.kind {
                 Kind::Uml(args) => args.nics.clone(),
                 Kind::Qemu(qemu) => qemu.nics(pid)?,
+                Kind::Micro(micro) => micro.nics(pid)?,
             };
         }
         let is_complete = |vm: &Vm| {
@@ -531,9 +540,10 @@ impl Track {
             status: match &self.kind {
                 Kind::Uml(_) => None,
                 Kind::Qemu(qemu) => qemu.status(),
+                Kind::Micro(micro) => micro.status(),
             },
             uuid: match &self.kind {
-                Kind::Uml(_) => None,
+                Kind::Uml(_) | Kind::Micro(_) => None,
                 Kind::Qemu(qemu) => qemu.uuid(),
             },
             libvirt: false,
@@ -550,6 +560,10 @@ fn identify(stat: &Stat) -> Result<Option<Kind>, HostError> {
     if qemu::is_qemu(stat, &args)? {
         let qemu = Qemu::new(QemuArgs::parse(after_name));
         return Ok(Some(Kind::Qemu(Box::new(qemu))));
+    }
+    if let Some(hypervisor) = micro::hypervisor(stat, &args)? {
+        let micro = Micro::new(hypervisor, after_name);
+        return Ok(Some(Kind::Micro(Box::new(micro))));
     }
     if uml::is_uml(stat.tid, &args)? {
         return Ok(Some(Kind::Uml(UmlArgs::parse(after_name))));

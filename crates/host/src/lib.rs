@@ -18,6 +18,7 @@ pub mod error;
 pub mod fuzzing;
 pub mod inventory;
 pub mod libvirt;
+mod micro;
 mod netns;
 pub mod proc;
 pub mod qemu;
