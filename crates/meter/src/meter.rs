@@ -111,6 +111,8 @@ struct Tracked {
     vcpus: Vec<Unit>,
     service: Unit,
     traffic: Option<Traffic>,
+    /// Whether `traffic` has what its disks did so far; it is met between two readings of them.
+    has_disks: bool,
 }
 
 /// Follows VMs and accounts their time.
@@ -240,6 +242,7 @@ impl Meter {
             vcpus,
             service,
             traffic: None,
+            has_disks: false,
         };
         let second = now() / SECOND;
         for unit in &mut tracked.vcpus {
@@ -408,6 +411,11 @@ impl Meter {
             if with_disks && let Some(disk) = self.disks.read(&self.followed[i]) {
                 total.disk_read = disk.read_bytes;
                 total.disk_written = disk.write_bytes;
+                if !std::mem::replace(&mut t.has_disks, true)
+                    && let Some(old) = &mut t.traffic
+                {
+                    (old.disk_read, old.disk_written) = (disk.read_bytes, disk.write_bytes);
+                }
             }
             if let Some(old) = &t.traffic {
                 sample.traffic = difference(&total, old);

@@ -135,6 +135,27 @@ fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
 }
 
 #[test]
+fn what_disks_did_before_a_vm_was_met_is_not_counted() {
+    let folder = std::env::current_exe().unwrap();
+    let file = folder.with_file_name(format!("written-{}", std::process::id()));
+    std::fs::write(&file, vec![1; 1 << 20]).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let mut meter = Meter::sampled();
+    meter.snapshot();
+    meter.follow(&[me("a")]).unwrap();
+    let written = |m: &Meter| m.disks.read(&m.followed[0]).unwrap().write_bytes;
+    assert!(
+        written(&meter) >= 1 << 20,
+        "the test's programs lie on no disk"
+    );
+    assert!(!meter.snapshot().with_disks);
+    meter.disks_at = 0;
+    let first = meter.snapshot().clone();
+    assert!(first.with_disks);
+    assert!(first.vms[0].traffic.disk_written < 1 << 20, "{first:?}");
+}
+
+#[test]
 fn recent_snapshots_are_kept_but_not_without_bounds() {
     let mut meter = Meter::sampled();
     for _ in 0..MOST_HISTORY + 50 {
