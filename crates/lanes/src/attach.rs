@@ -5,6 +5,7 @@ use viola_netdev::Mac;
 
 use crate::error::LaneError;
 use crate::pool::Pf;
+use crate::steps::Steps;
 
 /// A VF and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub trait Attachment {
     ///
     /// # Errors
     /// Any [`LaneError`].
-    fn plug(&mut self, vf: &VfAt) -> Result<(), LaneError>;
+    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError>;
 
     /// Lets it use the paravirtual path again while it still has the VF, as far as that can be done from here.
     ///
@@ -63,7 +64,12 @@ pub trait Attachment {
     ///
     /// # Errors
     /// [`LaneError::Kept`] when the guest does not give it back; `released` has not been called then.
-    fn unplug(&mut self, vf: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError>;
+    fn unplug(
+        &mut self,
+        vf: &VfAt,
+        released: &mut dyn FnMut(),
+        steps: &mut Steps,
+    ) -> Result<(), LaneError>;
 
     /// Lets it use a VF again that it has and does not use.
     ///

@@ -8,6 +8,7 @@ use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
 use crate::netns::NetnsGuest;
 use crate::qemu::QemuGuest;
+use crate::steps::Steps;
 
 /// How a guest is reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,16 +34,21 @@ impl Attachment for Guest {
         self.inner().mac()
     }
 
-    fn plug(&mut self, vf: &VfAt) -> Result<(), LaneError> {
-        self.inner().plug(vf)
+    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
+        self.inner().plug(vf, steps)
     }
 
     fn fail_over(&mut self, vf: &VfAt) -> Result<GoesOver, LaneError> {
         self.inner().fail_over(vf)
     }
 
-    fn unplug(&mut self, vf: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError> {
-        self.inner().unplug(vf, released)
+    fn unplug(
+        &mut self,
+        vf: &VfAt,
+        released: &mut dyn FnMut(),
+        steps: &mut Steps,
+    ) -> Result<(), LaneError> {
+        self.inner().unplug(vf, released, steps)
     }
 
     fn resume(&mut self, vf: &VfAt) -> Result<(), LaneError> {

@@ -11,6 +11,7 @@
 //! | [`qemu`] | a QEMU guest: hot-plug by QMP |
 //! | [`guest`] | either, as it is kept |
 //! | [`switch`] | the steps of a grant and of a revocation, in their order |
+//! | [`steps`] | how long each of them took |
 //! | [`journal`] | what holds at this moment, for whoever comes after a daemon that was killed |
 //!
 //! Who is to have a VF is not decided here but in `viola_policy::lanes`.
@@ -23,6 +24,7 @@ pub mod journal;
 pub mod netns;
 pub mod pool;
 pub mod qemu;
+pub mod steps;
 pub mod switch;
 
 pub use attach::{Attachment, GoesOver, Presence, VfAt};
@@ -31,6 +33,7 @@ pub use error::LaneError;
 pub use guest::Guest;
 pub use journal::{Entry, Journal, Stage};
 pub use pool::Pf;
+pub use steps::Steps;
 pub use viola_netdev::Mac;
 
 /// `52:54:00:12:34:56`.

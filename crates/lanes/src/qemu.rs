@@ -20,6 +20,7 @@ use viola_netdev::Mac;
 use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
 use crate::mac_text;
+use crate::steps::Steps;
 
 /// Time between two looks whether a device is gone...
 const LOOK: Duration = Duration::from_millis(20);
@@ -120,10 +121,12 @@ impl Attachment for QemuGuest {
         Ok(self.mac)
     }
 
-    fn plug(&mut self, vf: &VfAt) -> Result<(), LaneError> {
+    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
         let mut devices = self.connect()?;
         self.check_memory(&mut devices)?;
-        vf.pf.bind(&vf.address, Some("vfio-pci"), false)?;
+        steps.time("driver", || {
+            vf.pf.bind(&vf.address, Some("vfio-pci"), false)
+        })?;
         if vf.pf.iommu_group(&vf.address).is_none() {
             let what = format!("{} has no IOMMU group: the host's IOMMU is off", vf.address);
             return Err(LaneError::Unfit(what));
@@ -144,7 +147,7 @@ impl Attachment for QemuGuest {
             }
             device["failover_pair_id"] = nic.id.into();
         }
-        devices.plug(device).map_err(qmp)?;
+        steps.time("plug", || devices.plug(device)).map_err(qmp)?;
         match devices.has(&id_of(vf)).map_err(qmp)? {
             true => Ok(()),
             false => Err(LaneError::Qmp("it keeps the VF back from the guest".into())),
@@ -163,7 +166,12 @@ impl Attachment for QemuGuest {
         })
     }
 
-    fn unplug(&mut self, vf: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError> {
+    fn unplug(
+        &mut self,
+        vf: &VfAt,
+        released: &mut dyn FnMut(),
+        steps: &mut Steps,
+    ) -> Result<(), LaneError> {
         if self.is_gone() {
             released();
             return Ok(());
@@ -172,12 +180,14 @@ impl Attachment for QemuGuest {
         if devices.has(&id).map_err(qmp)? {
             devices.unplug(&id).map_err(qmp)?;
         }
-        let end = Instant::now() + self.patience;
+        let begin = Instant::now();
+        let end = begin + self.patience;
         let mut had = interrupts(&vf.address);
         let mut next = Instant::now();
         loop {
             if had && !interrupts(&vf.address) {
                 had = false;
+                steps.add("stops", begin.elapsed());
                 released();
             }
             let now = Instant::now();
@@ -202,6 +212,7 @@ impl Attachment for QemuGuest {
             }
             std::thread::sleep(GLANCE);
         }
+        steps.add("unplug", begin.elapsed());
         released();
         Ok(())
     }
@@ -260,7 +271,9 @@ mod tests {
         assert_eq!(id_of(&vf), "viola-vf-0000-01-10-0");
         assert_eq!(guest.presence(&vf).unwrap(), Presence::Absent);
         let mut released = 0;
-        guest.unplug(&vf, &mut || released += 1).unwrap();
+        guest
+            .unplug(&vf, &mut || released += 1, &mut Steps::default())
+            .unwrap();
         assert_eq!(released, 1);
     }
 
@@ -318,7 +331,9 @@ mod tests {
         let monitor = monitor(&path, vec![vec![true, true], vec![true, false]]);
         let mut guest = running(path, Duration::from_secs(20));
         let mut released = 0;
-        guest.unplug(&vf(), &mut || released += 1).unwrap();
+        guest
+            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unwrap();
         assert_eq!(released, 1);
         monitor.join().unwrap();
     }
@@ -330,7 +345,9 @@ mod tests {
         let monitor = monitor(&path, vec![vec![true; 10_000]]);
         let mut guest = running(path, Duration::from_millis(200));
         let mut released = 0;
-        let said = guest.unplug(&vf(), &mut || released += 1).unwrap_err();
+        let said = guest
+            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unwrap_err();
         assert!(matches!(said, LaneError::Kept { .. }), "{said}");
         assert_eq!(released, 0);
         monitor.join().unwrap();
@@ -357,7 +374,9 @@ mod tests {
             process.wait().unwrap();
         });
         let mut released = 0;
-        guest.unplug(&vf(), &mut || released += 1).unwrap();
+        guest
+            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unwrap();
         assert_eq!(released, 1);
         killer.join().unwrap();
         monitor.join().unwrap();

@@ -56,7 +56,7 @@ impl Attachment for FakeGuest<'_> {
         Ok(MAC)
     }
 
-    fn plug(&mut self, _: &VfAt) -> Result<(), LaneError> {
+    fn plug(&mut self, _: &VfAt, _: &mut Steps) -> Result<(), LaneError> {
         self.log.borrow_mut().push("plug");
         match self.refuses {
             true => Err(LaneError::Unfit("no".into())),
@@ -72,7 +72,12 @@ impl Attachment for FakeGuest<'_> {
         })
     }
 
-    fn unplug(&mut self, _: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError> {
+    fn unplug(
+        &mut self,
+        _: &VfAt,
+        released: &mut dyn FnMut(),
+        _: &mut Steps,
+    ) -> Result<(), LaneError> {
         self.log.borrow_mut().push("unplug");
         if self.refuses {
             return Err(LaneError::Kept { seconds: 10 });
@@ -127,6 +132,7 @@ impl Bed {
             id: "netns:a",
             how: &how(),
             attachment: &mut guest,
+            steps: Steps::default(),
         })
     }
 

@@ -87,7 +87,20 @@ fn vfs_follow_the_load_and_no_connection_breaks() {
     );
     // At most one packet a switch.
     assert!(sum("lost") <= switches, "{}", host.log());
+    println!("{}", host.sh(&format!("viola stop --all; {BARE}")));
 }
+
+/// What the NIC and its driver take by themselves, with nobody else at it: a VF's interface goes up, has its link, goes
+/// down, and moves to a namespace and back, five times. `ip` alone is a part of each.
+const BARE: &str = r#"
+    v=$(ls /sys/class/net | grep ^vf | head -n 1); echo "bare $v, s:"
+    t() { read T rest </proc/uptime; printf ' %s' $T; }
+    for i in 1 2 3 4 5; do
+        t; ip link set lo up; t; printf ' (ip alone)'; ip link set $v up; t; printf ' (up)'
+        until read c </sys/class/net/$v/carrier && [ $c = 1 ]; do :; done 2>/dev/null; t; printf ' (link)'
+        ip link set $v down; t; printf ' (down)'; ip link set $v netns n1; t; printf ' (away)'
+        ip -n n1 link set $v netns 1; t; echo ' (back)'
+    done"#;
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
