@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NetlinkPayload};
 use netlink_packet_route::address::{
     AddressAttribute, AddressHeaderFlags, AddressMessage, AddressScope,
 };
@@ -70,6 +70,15 @@ pub fn remove(index: u32) -> io::Result<()> {
 
 fn plain(message: RouteNetlinkMessage) -> io::Result<()> {
     match request(message, NLM_F_REQUEST | NLM_F_ACK)? {
+        NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
+        _ => Ok(()),
+    }
+}
+
+/// Makes a route beside one to the same place by another interface.
+fn append(route: RouteMessage) -> io::Result<()> {
+    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND;
+    match request(RouteNetlinkMessage::NewRoute(route), flags)? {
         NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
         _ => Ok(()),
     }
@@ -160,7 +169,7 @@ impl Belongings {
         Ok(())
     }
 
-    /// Gives all of them to an interface, which has to be up. What it has already is left.
+    /// Gives all of them to an interface, which has to be up; who has them now keeps them. What it has already is left.
     ///
     /// # Errors
     /// What the kernel answers to the first address, or else to the first route, that it did not take; all others are there.
@@ -182,15 +191,13 @@ impl Belongings {
         loop {
             let before = left.len();
             let mut last = None;
-            left.retain(
-                |route| match ask(RouteNetlinkMessage::NewRoute(route.clone())) {
-                    Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                        last.get_or_insert(e);
-                        true
-                    }
-                    _ => false,
-                },
-            );
+            left.retain(|route| match append(route.clone()) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                    last.get_or_insert(e);
+                    true
+                }
+                _ => false,
+            });
             match last {
                 Some(e) if left.len() == before => return Err(failed.unwrap_or(e)),
                 Some(_) => {}
@@ -360,11 +367,12 @@ mod tests {
             let address = (IpAddr::V4(Ipv4Addr::new(10, 7, 0, 2)), 24);
             assert_eq!(had.addresses().collect::<Vec<_>>(), [address]);
             assert_eq!(had.routes(), 3);
+            // both have them for a moment, so that at no moment nobody has
+            had.give_to(b).unwrap();
             had.take_from(a).unwrap();
             set_up(a, false).unwrap();
             set_up(a, true).unwrap();
             assert_eq!(Belongings::of(a).unwrap(), Belongings::default());
-            had.give_to(b).unwrap();
             let has = Belongings::of(b).unwrap();
             assert_eq!(has.addresses().collect::<Vec<_>>(), [address]);
             assert_eq!(has.routes(), 3);
