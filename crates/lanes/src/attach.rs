@@ -71,7 +71,7 @@ pub trait Attachment {
         steps: &mut Steps,
     ) -> Result<(), LaneError>;
 
-    /// Lets it use a VF again that it has and does not use.
+    /// Lets it use a VF again that it has and does not use, or was asked for.
     ///
     /// # Errors
     /// Any [`LaneError`]; everything is as before then.

@@ -9,6 +9,7 @@ use crate::error::LaneError;
 use crate::netns::NetnsGuest;
 use crate::qemu::QemuGuest;
 use crate::steps::Steps;
+use crate::uml::UmlGuest;
 
 /// How a guest is reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub enum Guest {
     Netns(NetnsGuest),
     /// A QEMU guest.
     Qemu(QemuGuest),
+    /// A UML guest.
+    Uml(UmlGuest),
 }
 
 impl Guest {
@@ -25,6 +28,7 @@ impl Guest {
         match self {
             Self::Netns(guest) => guest,
             Self::Qemu(guest) => guest,
+            Self::Uml(guest) => guest,
         }
     }
 }

@@ -9,7 +9,9 @@
 //! | [`attach`] | what a guest does with a VF, whatever kind of guest it is |
 //! | [`netns`] | a guest that is a network namespace with a bond |
 //! | [`qemu`] | a QEMU guest: hot-plug by QMP |
-//! | [`guest`] | either, as it is kept |
+//! | [`uml`] | a UML guest: hot-plug by its console |
+//! | [`voice`] | words to the agent in a guest that has a bond |
+//! | [`guest`] | any of them, as it is kept |
 //! | [`switch`] | the steps of a grant and of a revocation, in their order |
 //! | [`steps`] | how long each of them took |
 //! | [`journal`] | what holds at this moment, for whoever comes after a daemon that was killed |
@@ -26,6 +28,8 @@ pub mod pool;
 pub mod qemu;
 pub mod steps;
 pub mod switch;
+pub mod uml;
+pub mod voice;
 
 pub use attach::{Attachment, GoesOver, Presence, VfAt};
 pub use card::{Card, PfCard, Terms};

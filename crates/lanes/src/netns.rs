@@ -188,14 +188,19 @@ impl Attachment for NetnsGuest {
     }
 }
 
-/// The interface of a device in the calling thread's namespace.
-fn find(device: &str) -> io::Result<Option<Link>> {
-    let has = |l: &Link| l.device.as_deref() == Some(device);
+/// The interface of a device in the calling thread's namespace. Kernels before 5.14 do not tell the device; there it is the
+/// one with the name that it has from here.
+pub(crate) fn find(device: &str) -> io::Result<Option<Link>> {
+    let name = name_of(device);
+    let has = |l: &Link| match &l.device {
+        Some(own) => own == device,
+        None => l.name == name,
+    };
     Ok(links()?.into_iter().find(has))
 }
 
 /// What a VF's interface is called while viola has it: `vf` and what its address says, so that two never have one name.
-fn name_of(address: &str) -> String {
+pub(crate) fn name_of(address: &str) -> String {
     let short = address.strip_prefix("0000:").unwrap_or(address);
     let word: String = short.chars().filter(char::is_ascii_alphanumeric).collect();
     format!("vf{word}")
@@ -210,7 +215,7 @@ fn home() -> Result<OwnedFd, LaneError> {
 
 /// The VF's interface here, with the address that the PF has set. Some drivers take that at once, some when the VF is
 /// reset, which a VF that goes down is, and some when they are bound.
-fn ready(vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<Link, LaneError> {
+pub(crate) fn ready(vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<Link, LaneError> {
     steps.time("driver", || vf.pf.bind(&vf.address, None, false))?;
     let wait = |for_long: Duration| -> Result<Option<Link>, LaneError> {
         let end = Instant::now() + for_long;

@@ -5,6 +5,8 @@
 //! changes paths by itself when the VF comes and goes. The moment in which it lets the VF go is not told by QEMU, which
 //! tells when the device is gone, up to half a second later; but the VF's interrupts are gone from the host at that
 //! moment, and that can be seen.
+//!
+//! Where the guest has a bond by viola-agent instead, it is told before, and goes over first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +18,13 @@ use viola_host::qemu::devices::{Devices, VirtioNic};
 use viola_host::qemu::qmp::Cause;
 use viola_host::{Tid, proc};
 use viola_netdev::Mac;
+use viola_proto::lanes::guest::Wish;
 
 use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
 use crate::mac_text;
 use crate::steps::Steps;
+use crate::voice;
 
 /// Time between two looks whether a device is gone...
 const LOOK: Duration = Duration::from_millis(20);
@@ -42,6 +46,9 @@ pub struct QemuGuest {
     pub mac: Mac,
     /// Root port to plug into; `None`: one that is free.
     pub port: Option<String>,
+    /// Way to the agent that keeps its VF in a bond, if it has one.
+    #[serde(default)]
+    pub voice: Option<PathBuf>,
     /// How long it may take to give a VF back.
     pub patience: Duration,
 }
@@ -158,6 +165,11 @@ impl Attachment for QemuGuest {
         if self.is_gone() {
             return Ok(GoesOver::Now);
         }
+        if let Some(voice) = &self.voice
+            && voice::ask(voice, self.mac, Wish::Leave).is_ok()
+        {
+            return Ok(GoesOver::Now);
+        }
         let mut devices = self.connect()?;
         let paired = self.nic(&mut devices)?.is_some_and(|n| n.failover);
         Ok(match paired {
@@ -217,6 +229,15 @@ impl Attachment for QemuGuest {
         Ok(())
     }
 
+    fn resume(&mut self, _: &VfAt) -> Result<(), LaneError> {
+        match &self.voice {
+            Some(voice) => voice::ask(voice, self.mac, Wish::Use).map_err(|e| {
+                LaneError::Unfit(format!("its agent does not take the VF again: {e}"))
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn presence(&mut self, vf: &VfAt) -> Result<Presence, LaneError> {
         if self.is_gone() {
             return Ok(Presence::Absent);
@@ -261,6 +282,7 @@ mod tests {
             start_time: 0,
             mac: [2, 0, 0, 0, 0, 1],
             port: None,
+            voice: None,
             patience: Duration::from_secs(1),
         };
         let vf = VfAt {
@@ -320,6 +342,7 @@ mod tests {
             start_time: proc::stat(pid).unwrap().unwrap().start_time,
             mac: [2, 0, 0, 0, 0, 1],
             port: None,
+            voice: None,
             patience,
         }
     }

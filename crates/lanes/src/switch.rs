@@ -102,6 +102,7 @@ impl Switch<'_> {
             Err(e) => {
                 let _ = card.link(vf.index, true);
                 let _ = card.admit(vf.index, mac, terms);
+                let _ = self.attachment.resume(vf);
                 let _ = journal.note(self.entry(mac, Stage::Held));
                 Err(e)
             }
