@@ -48,6 +48,15 @@ pub trait Attachment {
     /// Any [`LaneError`].
     fn mac(&mut self) -> Result<Mac, LaneError>;
 
+    /// Makes the VF ready for it while the NIC's switch knows no address of the VF, so that its driver may choose one.
+    ///
+    /// # Errors
+    /// Any [`LaneError`]; the guest does not have it.
+    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+        let _ = (vf, mac, steps);
+        Ok(())
+    }
+
     /// Gives the VF to it. The NIC's switch knows it already. On error the guest does not have it.
     ///
     /// # Errors

@@ -38,6 +38,10 @@ impl Attachment for Guest {
         self.inner().mac()
     }
 
+    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+        self.inner().prepare(vf, mac, steps)
+    }
+
     fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
         self.inner().plug(vf, steps)
     }

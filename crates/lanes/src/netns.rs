@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use viola_netdev::{Link, Mac, inside, link, links, move_to, set_active_port, set_master, set_up};
+use viola_netdev::{
+    Link, Mac, inside, link, links, move_to, set_active_port, set_address_of, set_master, set_up,
+};
 
 use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
@@ -91,6 +93,10 @@ impl Attachment for NetnsGuest {
         bond.mac.ok_or_else(|| unfit("has no Ethernet address"))
     }
 
+    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+        prepare(vf, mac, steps)
+    }
+
     fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
         let mac = self.mac()?;
         let ours = ready(vf, mac, steps)?;
@@ -100,7 +106,7 @@ impl Attachment for NetnsGuest {
         let (bond, device) = (self.bond.clone(), vf.address.clone());
         let there = &mut *steps;
         let plugged = self.there("takes the VF", move || {
-            let bond = link(&bond)?;
+            let (name, bond) = (&bond, link(&bond)?);
             let port = find(&device)?.ok_or(io::ErrorKind::NotFound)?;
             // a bond takes ports that are down, and takes them up itself
             there.time("into the bond", || set_master(port.index, Some(bond.index)))?;
@@ -109,10 +115,7 @@ impl Attachment for NetnsGuest {
             loop {
                 // EINVAL until the bond has seen its link
                 let set = set_active_port(bond.index, port.index);
-                let active = links()?
-                    .iter()
-                    .find(|l| l.index == bond.index)
-                    .and_then(|l| l.active);
+                let active = link(name)?.active;
                 match set {
                     _ if active == Some(port.index) => {
                         there.add("link", begin.elapsed());
@@ -196,7 +199,23 @@ pub(crate) fn find(device: &str) -> io::Result<Option<Link>> {
         Some(own) => own == device,
         None => l.name == name,
     };
-    Ok(links()?.into_iter().find(has))
+    // the list of all takes long where there are many
+    match link(&name) {
+        Ok(found) if has(&found) => Ok(Some(found)),
+        _ => Ok(links()?.into_iter().find(has)),
+    }
+}
+
+/// The VF's interface here gets the guest's address from its own driver, where that takes it while the PF has none for the VF:
+/// it need not be reset to learn it then.
+pub(crate) fn prepare(vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+    steps.time("driver", || vf.pf.bind(&vf.address, None, false))?;
+    let found = find(&vf.address).map_err(LaneError::net(&vf.address))?;
+    if let Some(found) = found.filter(|l| l.mac != Some(mac)) {
+        // where it does not, there are other ways
+        let _ = steps.time("own address", || set_address_of(found.index, mac));
+    }
+    Ok(())
 }
 
 /// What a VF's interface is called while viola has it: `vf` and what its address says, so that two never have one name.

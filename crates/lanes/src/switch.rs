@@ -69,8 +69,10 @@ impl Switch<'_> {
         journal.note(self.entry(mac, Stage::Granting))?;
         let (card, vf) = (self.card, self.vf);
         let steps = &mut self.steps;
-        let given = steps
-            .time("address", || card.admit(vf.index, mac, terms))
+        let given = self
+            .attachment
+            .prepare(vf, mac, steps)
+            .and_then(|()| steps.time("address", || card.admit(vf.index, mac, terms)))
             .and_then(|()| self.attachment.plug(vf, steps));
         match given {
             Ok(()) => journal.note(self.entry(mac, Stage::Held)),

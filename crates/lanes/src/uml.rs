@@ -22,7 +22,7 @@ use viola_proto::lanes::guest::Wish;
 use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
 use crate::mac_text;
-use crate::netns::{find, name_of, ready};
+use crate::netns::{find, name_of, prepare, ready};
 use crate::steps::Steps;
 use crate::voice;
 
@@ -30,6 +30,8 @@ use crate::voice;
 const LINE: &str = "ssl3";
 /// How long its kernel may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How long its agent may take to have the line open again.
+const OPENS: Duration = Duration::from_secs(1);
 /// Time between two tries to take the device out.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -63,10 +65,25 @@ impl UmlGuest {
         inside(netns.as_fd(), || console.command(text, ANSWER))?
     }
 
-    /// The terminal behind which its agent is.
-    fn voice(&self) -> Option<PathBuf> {
-        let said = self.command(&format!("config {LINE}")).ok()?;
-        terminal(&said).map(Path::to_owned)
+    /// Asks its agent. The terminal is another one each time that the agent has it open anew, which it has a moment after
+    /// whoever asked before has gone.
+    fn ask(&self, wish: Wish) -> Result<(), String> {
+        let end = Instant::now() + OPENS;
+        loop {
+            let said = self.command(&format!("config {LINE}"));
+            let said = said.map_err(|e| e.to_string())?;
+            if !said.trim().starts_with("pts") {
+                return Err(format!("its {LINE} is no terminal"));
+            }
+            let asked = match terminal(&said) {
+                Some(path) => voice::ask(path, self.mac, wish).map_err(|e| e.to_string()),
+                None => Err("its agent does not run".into()),
+            };
+            if asked.is_ok() || Instant::now() > end {
+                return asked;
+            }
+            std::thread::sleep(STEP);
+        }
     }
 
     /// What stands beside a VF's interface while this guest has it.
@@ -106,6 +123,10 @@ impl Attachment for UmlGuest {
         Ok(self.mac)
     }
 
+    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+        prepare(vf, mac, steps)
+    }
+
     fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
         let ours = ready(vf, self.mac, steps)?;
         let changed = |what| LaneError::net(format!("{}: {what}", ours.name));
@@ -131,10 +152,9 @@ impl Attachment for UmlGuest {
         if self.is_gone() {
             return Ok(GoesOver::Now);
         }
-        let asked = self.voice().map(|v| voice::ask(&v, self.mac, Wish::Leave));
-        Ok(match asked {
-            Some(Ok(())) => GoesOver::Now,
-            _ => GoesOver::WithTheVf,
+        Ok(match self.ask(Wish::Leave) {
+            Ok(()) => GoesOver::Now,
+            Err(_) => GoesOver::WithTheVf,
         })
     }
 
@@ -169,12 +189,8 @@ impl Attachment for UmlGuest {
     }
 
     fn resume(&mut self, _: &VfAt) -> Result<(), LaneError> {
-        match self.voice() {
-            Some(voice) => voice::ask(&voice, self.mac, Wish::Use).map_err(|e| {
-                LaneError::Unfit(format!("its agent does not take the VF again: {e}"))
-            }),
-            None => Ok(()),
-        }
+        self.ask(Wish::Use)
+            .map_err(|e| LaneError::Unfit(format!("it does not take the VF again: {e}")))
     }
 
     fn presence(&mut self, vf: &VfAt) -> Result<Presence, LaneError> {

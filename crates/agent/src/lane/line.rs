@@ -83,8 +83,8 @@ impl Line {
                 self.next = Instant::now() + AGAIN;
                 self.reader.clear();
                 self.writer.clear();
-                // a device stays; who comes next to its other end is heard on it
-                if !matches!(self.address, Address::Device(_)) {
+                // A port stays; who comes next to its other end is heard on it. A terminal that was hung up is dead.
+                if channel.window() > 0 || !matches!(self.address, Address::Device(_)) {
                     self.channel = None;
                 }
                 return asked;
