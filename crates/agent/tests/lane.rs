@@ -354,4 +354,16 @@ fn killed_with_its_vf_in_use_it_is_put_back_or_goes_on_and_a_guest_without_it_ke
     assert!(said.contains("nothing to be put back"), "{said}");
     bench.revoke().unwrap();
     assert_eq!(bench.presence(), Presence::Absent);
+    // it dies while its VF is being taken
+    bench.grant();
+    assert_eq!(bench.presence(), Presence::InUse);
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| bench.revoke());
+        std::thread::sleep(Duration::from_millis(100));
+        bench.guest().kill();
+        taken.join().unwrap().unwrap();
+    });
+    assert_eq!(bench.presence(), Presence::Absent);
+    let vf = bench.lab.in_netns(|| link("vf01100").unwrap()).unwrap();
+    assert!(!vf.up && vf.alias.is_none(), "{vf:?}");
 }
