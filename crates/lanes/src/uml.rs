@@ -115,7 +115,9 @@ fn console(e: ConsoleError) -> LaneError {
 /// `pts:/dev/pts/7`
 fn terminal(said: &str) -> Option<&Path> {
     let path = said.trim().strip_prefix("pts:")?;
-    path.starts_with("/dev/pts/").then(|| Path::new(path))
+    let number = path.strip_prefix("/dev/pts/")?;
+    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    is_number.then(|| Path::new(path))
 }
 
 impl Attachment for UmlGuest {
@@ -208,7 +210,7 @@ mod tests {
     #[test]
     fn only_a_terminal_is_a_way_to_its_agent() {
         assert_eq!(terminal("pts:/dev/pts/7\n"), Some(Path::new("/dev/pts/7")));
-        for other in ["null", "fd:9", "pts:/etc/passwd", ""] {
+        for other in ["null", "fd:9", "pts:/etc/passwd", "pts:/dev/pts/../x", ""] {
             assert_eq!(terminal(other), None, "{other}");
         }
     }

@@ -222,7 +222,7 @@ impl Bed {
     fn traffic(&self, rate: u32, seconds: u64) {
         let spec = json!({
             "address": "10.9.0.2", "phase_ms": seconds * 1000,
-            "guests": [{"netns": "peer", "rates": [rate], "pieces": 50}],
+            "guests": [{"netns": "peer", "rates": [rate], "pieces": 10}],
         });
         self.host.sh(&format!(
             "rm -f /tmp/seen; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
@@ -232,7 +232,7 @@ impl Bed {
     /// The fastest stream that this guest answers whole, with no VF; an emulated one cannot do with one packet each millisecond.
     fn fastest(&self) -> Calm {
         let mut last = None;
-        for rate in [1000, 500, 200, 100] {
+        for rate in [1000, 500, 200, 100, 50, 20] {
             self.traffic(rate, 5);
             let seen = self.host.seen().remove(0);
             let gap_ms = seen["longest_gap_ms"].as_f64().unwrap();
