@@ -65,17 +65,24 @@ impl UmlGuest {
         inside(netns.as_fd(), || console.command(text, ANSWER))?
     }
 
+    /// What its kernel says of the line, which has to be a terminal.
+    fn line(&self) -> Result<String, String> {
+        let said = self.command(&format!("config {LINE}"));
+        let said = said.map_err(|e| e.to_string())?;
+        match said.trim().starts_with("pts") {
+            true => Ok(said),
+            false => Err(format!(
+                "its {LINE} is no terminal for viola-agent (ssl3=pts)"
+            )),
+        }
+    }
+
     /// Asks its agent. The terminal is another one each time that the agent has it open anew, which it has a moment after
     /// whoever asked before has gone.
     fn ask(&self, wish: Wish) -> Result<(), String> {
         let end = Instant::now() + OPENS;
         loop {
-            let said = self.command(&format!("config {LINE}"));
-            let said = said.map_err(|e| e.to_string())?;
-            if !said.trim().starts_with("pts") {
-                return Err(format!("its {LINE} is no terminal"));
-            }
-            let asked = match terminal(&said) {
+            let asked = match terminal(&self.line()?) {
                 Some(path) => voice::ask(path, self.mac, wish).map_err(|e| e.to_string()),
                 None => Err("its agent does not run".into()),
             };
@@ -130,6 +137,7 @@ impl Attachment for UmlGuest {
     }
 
     fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
+        self.line().map_err(LaneError::Unfit)?;
         let ours = ready(vf, self.mac, steps)?;
         let changed = |what| LaneError::net(format!("{}: {what}", ours.name));
         let mark = self.mark();
