@@ -63,9 +63,9 @@ impl Lane {
             .name("viola-lane".into())
             .spawn(move || {
                 loop {
-                    let soon = keeper.round();
+                    let due = Instant::now() + keeper.round();
                     *lock(&there) = keeper.report();
-                    if keeper.wait(&stop_there, &news, soon) {
+                    if keeper.wait(&stop_there, &news, due) {
                         break;
                     }
                 }
@@ -117,8 +117,8 @@ impl Keeper {
         report
     }
 
-    /// Does what is to be done; whether there is soon more.
-    fn round(&mut self) -> bool {
+    /// Does what is to be done; how long it may take until it looks again.
+    fn round(&mut self) -> Duration {
         if self.pair.is_none() && Instant::now() >= self.retry {
             match pair::begin(&self.settings) {
                 Ok(pair) => {
@@ -131,12 +131,14 @@ impl Keeper {
                 }
             }
         }
-        let Some(pair) = self.pair else { return false };
+        let Some(pair) = self.pair else {
+            return RETRY;
+        };
         let mut all = match links() {
             Ok(all) => all,
             Err(e) => {
                 self.report.why = Some(format!("interfaces: {e}"));
-                return true;
+                return RETRY;
             }
         };
         for act in self.plan.next(&pair, &all) {
@@ -158,7 +160,10 @@ impl Keeper {
             self.retry = Instant::now() + RETRY;
             self.report.why = Some("the bond is gone".into());
         }
-        self.plan.waits(&pair, &all)
+        match self.plan.waits(&pair, &all) {
+            true => SOON,
+            false => POLL,
+        }
     }
 
     fn tell(&mut self, pair: &Pair, all: &[Link]) {
@@ -172,33 +177,33 @@ impl Keeper {
     }
 
     /// Until there is news, or it is time to look; whether this is the end.
-    fn wait(&mut self, stop: &OwnedFd, news: &LinkNews, soon: bool) -> bool {
-        let most = match (soon, self.pair) {
-            (true, _) => SOON,
-            (false, None) => RETRY,
-            (false, Some(_)) => POLL,
-        };
-        let (line, quiet) = self.line.rest();
-        let most = most.min(quiet);
-        let most = Timespec {
-            tv_sec: most.as_secs() as i64,
-            tv_nsec: most.subsec_nanos().into(),
-        };
-        let mut fds = vec![
-            PollFd::new(stop, PollFlags::IN),
-            PollFd::new(news, PollFlags::IN),
-        ];
-        fds.extend(line.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        // an interrupted wait is as good as a short one
-        let _ = poll(&mut fds, Some(&most));
-        let over = !fds[0].revents().is_empty();
-        let said = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
-        drop(fds);
-        news.take();
-        for asked in self.line.hear(said) {
-            self.answer(&asked);
+    fn wait(&mut self, stop: &OwnedFd, news: &LinkNews, due: Instant) -> bool {
+        loop {
+            let (line, quiet) = self.line.rest();
+            let most = quiet.min(due.saturating_duration_since(Instant::now()));
+            let most = Timespec {
+                tv_sec: most.as_secs() as i64,
+                tv_nsec: most.subsec_nanos().into(),
+            };
+            let mut fds = vec![
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(news, PollFlags::IN),
+            ];
+            fds.extend(line.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            // an interrupted wait is as good as a short one
+            let _ = poll(&mut fds, Some(&most));
+            let over = !fds[0].revents().is_empty();
+            let said = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
+            drop(fds);
+            let asked = self.line.hear(said);
+            for asked in &asked {
+                self.answer(asked);
+            }
+            // a look at a port where nobody is changes nothing
+            if over || news.take() || !asked.is_empty() || Instant::now() >= due {
+                return over;
+            }
         }
-        over
     }
 
     fn answer(&mut self, asked: &ToGuest) {
