@@ -8,7 +8,6 @@
 //! down by itself.
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -180,10 +179,8 @@ impl Attachment for UmlGuest {
         while self.has(vf)? && !self.is_gone() {
             match self.command(&text) {
                 Ok(_) => break,
-                // it is up in the guest
-                Err(ConsoleError::Refused(_)) if Instant::now() < end => {}
-                Err(ConsoleError::Socket(e))
-                    if e.kind() == io::ErrorKind::TimedOut && Instant::now() < end => {}
+                // it is up in the guest, or the guest is busy, or about to be gone
+                Err(_) if Instant::now() < end => {}
                 Err(ConsoleError::Refused(_)) => {
                     let seconds = self.patience.as_secs();
                     return Err(LaneError::Kept { seconds });
