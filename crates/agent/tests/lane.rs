@@ -270,6 +270,15 @@ impl Bench {
     }
 }
 
+/// Says that it is over when it is dropped, also by a panic: nobody waits for ever then.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_vf_comes_and_goes_under_a_bond_and_the_end_is_as_the_beginning() {
     let bench = Bench::boot("lane-vf");
@@ -300,6 +309,7 @@ fn a_vf_comes_and_goes_under_a_bond_and_the_end_is_as_the_beginning() {
             }
             (sent, lost, worst)
         });
+        let pinged = Over(&over);
         for _ in 0..TURNS {
             let before = bench.carried();
             bench.grant();
@@ -310,7 +320,7 @@ fn a_vf_comes_and_goes_under_a_bond_and_the_end_is_as_the_beginning() {
             assert_eq!(bench.presence(), Presence::Absent);
             bench.sends_by("vec0");
         }
-        over.store(true, Ordering::Relaxed);
+        drop(pinged);
         pings.join().unwrap()
     });
     println!(

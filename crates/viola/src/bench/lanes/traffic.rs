@@ -283,7 +283,8 @@ impl Pace {
         self.0 = self.0.min(now + interval);
         let early = self.0.saturating_duration_since(now);
         if early.is_zero() {
-            self.0 = (self.0 + interval).max(now);
+            let missed = now.duration_since(self.0) > interval;
+            self.0 = if missed { now } else { self.0 } + interval;
         }
         early
     }
