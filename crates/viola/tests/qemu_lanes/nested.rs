@@ -177,6 +177,8 @@ impl Bed {
         );
         println!("{said}");
         host.configure("");
+        // none before it is asked for: while the guest boots, a VF would be one more NIC
+        host.sh("printf '[[vm]]\\nname = \"l2\"\\n[vm.lane]\\nset = \"never\"\\n' >>/tmp/v.toml");
         host.start();
         let q = "/q/root/usr";
         let (failover, port) = match pair {
@@ -215,7 +217,6 @@ impl Bed {
             begin.elapsed().as_secs_f32()
         );
         host.wait("the guest seen", |l| l.nics.iter().any(|n| n.name == "l2"));
-        host.sh("viola set l2 --lane never");
         Self { host }
     }
 

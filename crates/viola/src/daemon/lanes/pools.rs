@@ -174,10 +174,12 @@ impl Pool {
         Ok(())
     }
 
-    /// The VFs are gone, and with them what the switch knew: this guest is behind the PF.
+    /// The VFs are gone, and with them what the switch knew: this guest is behind the PF, where that is the bridge's way out.
     pub fn give_up(&self, vf: u32, mac: Mac) {
         // neither may work: the NIC may be gone too
         let _ = self.card().withdraw(vf, mac);
-        let _ = self.card().behind(mac);
+        if self.uplink {
+            let _ = self.card().behind(mac);
+        }
     }
 }
