@@ -87,7 +87,7 @@ bench-scx: guests build
 	@scripts/other-schedulers.sh || echo 'bench scx: without scx_lavd and scx_bpfland' >&2
 	@$(viola) bench scx $(ARGS)
 
-## make bench-lanes   the figures of bench/results/lanes.json, about twenty minutes; ARGS="--quick" for a look
+## make bench-lanes   the figures of bench/results/lanes.json, about half an hour; ARGS="--quick" for a look
 bench-lanes: guests build
 	@scripts/qemu-image.sh --lanes
 	@$(viola) bench lanes $(ARGS)

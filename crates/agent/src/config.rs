@@ -9,6 +9,7 @@ use crate::agent::{CannotRun, cannot};
 use crate::core::block::Times;
 use crate::core::place::Bounds;
 use crate::io::channel::Address;
+use crate::lane::settings::Settings as Lane;
 use crate::pipe::settings::{Settings, User};
 use crate::relay::Relay;
 use crate::turbo::settings::{Applications, Settings as Turbo};
@@ -54,6 +55,8 @@ pub struct Config {
     pub pipe: Option<Settings>,
     /// A vCPU of this VM that the host runs on a turbo core.
     pub turbo: Option<Turbo>,
+    /// A virtual function of the host's NIC that comes and goes.
+    pub lane: Option<Lane>,
 }
 
 /// `[mount]`
@@ -97,6 +100,7 @@ impl Default for Config {
             mount: None,
             pipe: None,
             turbo: None,
+            lane: None,
         }
     }
 }
@@ -193,6 +197,9 @@ impl Config {
                 self.turbo.get_or_insert_default().default_buffers =
                     value.parse().map_err(|_| bad())?;
             }
+            "lane" => self.lane.get_or_insert_default().nic = value.into(),
+            "lane_bond" => self.lane.get_or_insert_default().bond = value.into(),
+            "lane_port" => self.lane.get_or_insert_default().port = value.into(),
             "turbo_journal" => self.turbo.get_or_insert_default().journal = value.into(),
             _ => {
                 return Err(Bad(format!(
@@ -205,15 +212,19 @@ impl Config {
 
     fn check(&self, origin: &str) -> Result<(), Bad> {
         let bad = |what: String| Err(Bad(format!("{origin}: {what}")));
-        let does_more = self.mount.is_some() || self.pipes().is_some() || self.turbo.is_some();
+        let alone = self.turbo.is_some() || self.lane.is_some();
+        let does_more = self.mount.is_some() || self.pipes().is_some() || alone;
         if self.data.is_empty() && !does_more {
             return bad(
-                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] what is moved, or [turbo] a turbo vCPU"
+                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] what is moved, or [turbo] a turbo vCPU, or [lane] a NIC"
                     .into(),
             );
         }
         if let Some(turbo) = &self.turbo {
             turbo.check().or_else(bad)?;
+        }
+        if let Some(lane) = &self.lane {
+            lane.check().or_else(bad)?;
         }
         if let Some(pipe) = &self.pipe {
             pipe.check().or_else(bad)?;
@@ -258,7 +269,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether this VM gives nothing to its host: it only reads, or has a turbo vCPU.
+    /// Whether this VM gives nothing to its host: it only reads, or has a turbo vCPU or a lane.
     #[must_use]
     pub fn only_reads(&self) -> bool {
         self.data.is_empty() && self.pipes().is_none()
@@ -332,7 +343,7 @@ mod tests {
     fn every_key_is_in_the_reference() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/reference.md");
         let text = std::fs::read_to_string(file).unwrap();
-        for table in ["", "[mount]\n", "[pipe]\n", "[turbo]\n"] {
+        for table in ["", "[mount]\n", "[pipe]\n", "[turbo]\n", "[lane]\n"] {
             let said = Config::read(&format!("{table}no_such_key = 1"), "x", "").unwrap_err();
             let said = said.to_string();
             let keys = said.split_once("expected ").unwrap().1;
@@ -392,6 +403,10 @@ mod tests {
             ..Turbo::default()
         };
         assert_eq!(turbo.turbo, Some(wanted));
+        let lane = read("[lane]\nnic = 'e'", "viola.agent.lane_bond=b9").unwrap();
+        assert!(lane.only_reads());
+        let lane = lane.lane.unwrap();
+        assert_eq!((lane.nic.as_str(), lane.bond.as_str()), ("e", "b9"));
         let reads = read("[mount]", "viola.agent.port=unix:/p").unwrap();
         assert!(reads.only_reads());
         let mount = reads.mount.unwrap();
@@ -475,6 +490,16 @@ mod tests {
                 "",
                 "`journal` in [turbo] must be a whole path",
             ),
+            (
+                "[lane]\nbond = 'a/b'",
+                "",
+                "`bond` in [lane]: `a/b` is no name of an interface",
+            ),
+            (
+                "",
+                "viola.agent.lane_port=x",
+                "`port` in [lane]: `x` must be a device",
+            ),
             ("[turbo]\ncpus = 1", "", "line 2: unknown field `cpus`"),
             (
                 "",
@@ -525,6 +550,7 @@ mod tests {
                 ..Settings::default()
             }),
             turbo: Some(Turbo::default()),
+            lane: Some(Lane::default()),
             ..Config::default()
         };
         assert_eq!(config, defaults);
@@ -534,7 +560,7 @@ mod tests {
             .keys()
             .cloned()
             .collect();
-        assert_eq!(keys.len(), 14, "{keys:?}");
+        assert_eq!(keys.len(), 15, "{keys:?}");
         assert!(read(sample, "").is_ok());
     }
 }

@@ -11,6 +11,8 @@
 //!
 //! Bytes that the host moves for this VM's programs, from files and connections to others: [`pipe`].
 //!
+//! A virtual function of the host's NIC that comes and goes: [`lane`].
+//!
 //! A vCPU of this VM that the host runs on a turbo core, and the kernel's I/O on it: [`turbo`].
 //!
 //! # What is noticed, and what is not
@@ -34,6 +36,7 @@ pub mod agent;
 pub mod config;
 pub mod core;
 pub mod io;
+pub mod lane;
 pub mod pipe;
 pub mod reading;
 pub mod relay;

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use viola_agent::agent::{Agent, CannotRun};
 use viola_agent::config::Config;
 use viola_agent::io::status;
+use viola_agent::lane::pair;
 use viola_agent::reading;
 use viola_agent::turbo::restore::leftovers;
 use viola_agent::turbo::settings::JOURNAL;
@@ -18,6 +19,7 @@ viola-agent names finished HDFS blocks of this VM to its host, so that other VMs
 VM that reads such blocks, and shares no memory with its host, it keeps the mount that they are in.
 In a VM whose files the host sends, it hands programs' connections to the host and takes them back.
 In a VM with a vCPU on a turbo core, it moves the kernel's I/O to that vCPU, and applications off it.
+In a VM that gets a virtual function of a NIC now and then, it keeps that and its other NIC in one bond.
 
   viola-agent [--config FILE]            runs, until a signal ends it
   viola-agent [--config FILE] status     how the running agent is; with --json as JSON
@@ -25,7 +27,8 @@ In a VM with a vCPU on a turbo core, it moves the kernel's I/O to that vCPU, and
                                          when a read is still in flight after five seconds
   viola-agent [--config FILE] resume     goes on
   viola-agent [--config FILE] check      says whether the configuration is good
-  viola-agent [--config FILE] restore    puts back what an agent that was killed has set for a turbo vCPU
+  viola-agent [--config FILE] restore    puts back what an agent that was killed has set for a turbo
+                                         vCPU or a lane
 
 FILE is /etc/viola/agent.toml unless it is given; viola.agent.KEY=VALUE on the kernel's command line
 comes before it. Exits with 2 when the configuration is not usable.";
@@ -107,21 +110,27 @@ fn main() -> ExitCode {
 fn restore(config: &Config) -> ExitCode {
     let journal = config.turbo.as_ref().map(|turbo| turbo.journal.as_path());
     let journal = journal.unwrap_or(Path::new(JOURNAL));
-    match leftovers(&Real::new(Path::new("/")), journal) {
-        Ok(None) => {
-            println!("there is nothing to be put back");
-            ExitCode::SUCCESS
-        }
-        Ok(Some(done)) if done.failed.is_empty() => {
-            println!("{done}");
-            ExitCode::SUCCESS
-        }
-        Ok(Some(done)) => fail(&done.to_string()),
-        Err(e) if e.kind() == ErrorKind::WouldBlock => {
-            fail("an agent runs; it puts everything back when it ends")
-        }
-        Err(e) => fail(&format!("{}: {e}", journal.display())),
+    let runs = "an agent runs; it puts everything back when it ends";
+    let turbo = match leftovers(&Real::new(Path::new("/")), journal) {
+        Ok(Some(done)) if !done.failed.is_empty() => return fail(&done.to_string()),
+        Ok(done) => done.map(|done| done.to_string()),
+        Err(e) if e.kind() == ErrorKind::WouldBlock => return fail(runs),
+        Err(e) => return fail(&format!("{}: {e}", journal.display())),
+    };
+    if status::ask(&config.status, "status").is_ok() {
+        return fail(runs);
     }
+    let lane = match pair::leftovers(&config.lane.clone().unwrap_or_default()) {
+        Ok(done) => done,
+        Err(sentence) => return fail(&sentence),
+    };
+    for done in turbo.iter().chain(&lane) {
+        println!("{done}");
+    }
+    if turbo.is_none() && lane.is_none() {
+        println!("there is nothing to be put back");
+    }
+    ExitCode::SUCCESS
 }
 
 fn run(config: Config) -> Result<(), CannotRun> {

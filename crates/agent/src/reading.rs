@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An agent in a VM that gives nothing to its host: it keeps a mount or a turbo vCPU, and answers questions about them.
+//! An agent in a VM that gives nothing to its host: it keeps a mount, a turbo vCPU or a lane, and answers questions about them.
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::agent::{CannotRun, cannot, signals};
 use crate::config::Config;
 use crate::io::status::{self, Report};
+use crate::lane::service::{self as lane, Lane};
 use crate::turbo::service::{self, Turbo};
 
 /// Works until a signal ends it.
@@ -24,6 +25,7 @@ pub fn run(config: &Config) -> Result<(), CannotRun> {
         None => None,
     };
     let turbo = cannot("turbo", service::begin(config.turbo.as_ref()))?;
+    let lane = cannot("lane", lane::begin(config.lane.as_ref()))?;
     loop {
         let mut fds = [
             PollFd::new(&signals, PollFlags::IN),
@@ -41,6 +43,7 @@ pub fn run(config: &Config) -> Result<(), CannotRun> {
                 version: env!("CARGO_PKG_VERSION").into(),
                 mount: relay.as_ref().map(|r| r.report()),
                 turbo: turbo.as_ref().map(Turbo::report),
+                lane: lane.as_ref().map(Lane::report),
                 ..Report::default()
             };
             // whoever has asked may be gone

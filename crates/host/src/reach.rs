@@ -86,6 +86,29 @@ fn port_socket(vm: &Vm, args: &[String], name: &str) -> Result<Option<PathBuf>, 
     Ok(path.or_else(named).map(|p| seen_from(vm.pid, &p)))
 }
 
+/// The folder of a UML guest's umid, with its console's socket; `None` when there is none, or it is no UML guest.
+///
+/// # Errors
+/// [`HostError::Read`].
+pub fn uml_folder(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
+    let args = proc::cmdline(vm.pid)?.unwrap_or_default();
+    if vm.hypervisor != Hypervisor::Uml || args.is_empty() {
+        return Ok(None);
+    }
+    uml::folder(vm.pid, &UmlArgs::parse(&args[1..]))
+}
+
+/// The unix socket behind the port of a VM of QEMU on which an agent hears that a VF is about to go; `None` when it has none.
+///
+/// # Errors
+/// [`HostError::Read`].
+pub fn lane_socket(vm: &Vm, port: &str) -> Result<Option<PathBuf>, HostError> {
+    match (vm.hypervisor, proc::cmdline(vm.pid)?) {
+        (Hypervisor::Qemu, Some(args)) if !args.is_empty() => port_socket(vm, &args[1..], port),
+        _ => Ok(None),
+    }
+}
+
 /// A QMP socket that the inventory leaves alone, on which events may be waited for: the last one of a QEMU that has
 /// several. `None` when there is no such.
 ///

@@ -15,6 +15,8 @@
 //!   them apart: they have the name of the program and no fixed order.
 //! - With `vecN:transport=tap` the main thread itself reads and writes the tap.
 
+pub mod console;
+
 use std::path::{Path, PathBuf};
 
 use crate::elf;

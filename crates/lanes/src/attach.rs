@@ -5,6 +5,7 @@ use viola_netdev::Mac;
 
 use crate::error::LaneError;
 use crate::pool::Pf;
+use crate::steps::Steps;
 
 /// A VF and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,11 +48,20 @@ pub trait Attachment {
     /// Any [`LaneError`].
     fn mac(&mut self) -> Result<Mac, LaneError>;
 
+    /// Makes the VF ready for it while the NIC's switch knows no address of the VF, so that its driver may choose one.
+    ///
+    /// # Errors
+    /// Any [`LaneError`]; the guest does not have it.
+    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+        let _ = (vf, mac, steps);
+        Ok(())
+    }
+
     /// Gives the VF to it. The NIC's switch knows it already. On error the guest does not have it.
     ///
     /// # Errors
     /// Any [`LaneError`].
-    fn plug(&mut self, vf: &VfAt) -> Result<(), LaneError>;
+    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError>;
 
     /// Lets it use the paravirtual path again while it still has the VF, as far as that can be done from here.
     ///
@@ -63,9 +73,14 @@ pub trait Attachment {
     ///
     /// # Errors
     /// [`LaneError::Kept`] when the guest does not give it back; `released` has not been called then.
-    fn unplug(&mut self, vf: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError>;
+    fn unplug(
+        &mut self,
+        vf: &VfAt,
+        released: &mut dyn FnMut(),
+        steps: &mut Steps,
+    ) -> Result<(), LaneError>;
 
-    /// Lets it use a VF again that it has and does not use.
+    /// Lets it use a VF again that it has and does not use, or was asked for.
     ///
     /// # Errors
     /// Any [`LaneError`]; everything is as before then.

@@ -8,6 +8,8 @@ use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
 use crate::netns::NetnsGuest;
 use crate::qemu::QemuGuest;
+use crate::steps::Steps;
+use crate::uml::UmlGuest;
 
 /// How a guest is reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +19,8 @@ pub enum Guest {
     Netns(NetnsGuest),
     /// A QEMU guest.
     Qemu(QemuGuest),
+    /// A UML guest.
+    Uml(UmlGuest),
 }
 
 impl Guest {
@@ -24,6 +28,7 @@ impl Guest {
         match self {
             Self::Netns(guest) => guest,
             Self::Qemu(guest) => guest,
+            Self::Uml(guest) => guest,
         }
     }
 }
@@ -33,16 +38,25 @@ impl Attachment for Guest {
         self.inner().mac()
     }
 
-    fn plug(&mut self, vf: &VfAt) -> Result<(), LaneError> {
-        self.inner().plug(vf)
+    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+        self.inner().prepare(vf, mac, steps)
+    }
+
+    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
+        self.inner().plug(vf, steps)
     }
 
     fn fail_over(&mut self, vf: &VfAt) -> Result<GoesOver, LaneError> {
         self.inner().fail_over(vf)
     }
 
-    fn unplug(&mut self, vf: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError> {
-        self.inner().unplug(vf, released)
+    fn unplug(
+        &mut self,
+        vf: &VfAt,
+        released: &mut dyn FnMut(),
+        steps: &mut Steps,
+    ) -> Result<(), LaneError> {
+        self.inner().unplug(vf, released, steps)
     }
 
     fn resume(&mut self, vf: &VfAt) -> Result<(), LaneError> {

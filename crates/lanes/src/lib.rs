@@ -9,8 +9,11 @@
 //! | [`attach`] | what a guest does with a VF, whatever kind of guest it is |
 //! | [`netns`] | a guest that is a network namespace with a bond |
 //! | [`qemu`] | a QEMU guest: hot-plug by QMP |
-//! | [`guest`] | either, as it is kept |
+//! | [`uml`] | a UML guest: hot-plug by its console |
+//! | [`voice`] | words to the agent in a guest that has a bond |
+//! | [`guest`] | any of them, as it is kept |
 //! | [`switch`] | the steps of a grant and of a revocation, in their order |
+//! | [`steps`] | how long each of them took |
 //! | [`journal`] | what holds at this moment, for whoever comes after a daemon that was killed |
 //!
 //! Who is to have a VF is not decided here but in `viola_policy::lanes`.
@@ -23,7 +26,10 @@ pub mod journal;
 pub mod netns;
 pub mod pool;
 pub mod qemu;
+pub mod steps;
 pub mod switch;
+pub mod uml;
+pub mod voice;
 
 pub use attach::{Attachment, GoesOver, Presence, VfAt};
 pub use card::{Card, PfCard, Terms};
@@ -31,6 +37,7 @@ pub use error::LaneError;
 pub use guest::Guest;
 pub use journal::{Entry, Journal, Stage};
 pub use pool::Pf;
+pub use steps::Steps;
 pub use viola_netdev::Mac;
 
 /// `52:54:00:12:34:56`.

@@ -9,10 +9,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use viola_netdev::{Link, Mac, inside, link, links, move_to, set_active_port, set_master, set_up};
+use viola_netdev::{
+    Link, Mac, inside, link, links, move_to, set_active_port, set_address_of, set_master, set_up,
+};
 
 use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
+use crate::steps::Steps;
 
 /// How long an interface may take to come up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -58,7 +61,7 @@ impl NetnsGuest {
     }
 
     /// Takes the VF's interface out of the bond and the namespace.
-    fn take_out(&self, vf: &VfAt) -> Result<(), LaneError> {
+    fn take_out(&self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
         let home = home()?;
         let device = vf.address.clone();
         self.there("gives its VF back", move || {
@@ -66,10 +69,12 @@ impl NetnsGuest {
                 return Ok(());
             };
             if found.master.is_some() {
-                set_master(found.index, None)?;
+                // which takes it down as well
+                steps.time("out of the bond", || set_master(found.index, None))?;
             }
-            set_up(found.index, false)?;
-            move_to(found.index, home.as_fd(), &name_of(&device))
+            steps.time("down", || set_up(found.index, false))?;
+            let name = name_of(&device);
+            steps.time("move", || move_to(found.index, home.as_fd(), &name))
         })
     }
 }
@@ -88,28 +93,34 @@ impl Attachment for NetnsGuest {
         bond.mac.ok_or_else(|| unfit("has no Ethernet address"))
     }
 
-    fn plug(&mut self, vf: &VfAt) -> Result<(), LaneError> {
+    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+        prepare(vf, mac, steps)
+    }
+
+    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
         let mac = self.mac()?;
-        let ours = ready(vf, mac)?;
+        let ours = ready(vf, mac, steps)?;
         let netns = self.open()?;
-        let moved = move_to(ours.index, netns.as_fd(), &ours.name);
+        let moved = steps.time("move", || move_to(ours.index, netns.as_fd(), &ours.name));
         moved.map_err(LaneError::net(format!("{} moves", ours.name)))?;
         let (bond, device) = (self.bond.clone(), vf.address.clone());
+        let there = &mut *steps;
         let plugged = self.there("takes the VF", move || {
-            let bond = link(&bond)?;
+            let (name, bond) = (&bond, link(&bond)?);
             let port = find(&device)?.ok_or(io::ErrorKind::NotFound)?;
             // a bond takes ports that are down, and takes them up itself
-            set_master(port.index, Some(bond.index))?;
-            let end = Instant::now() + PATIENCE;
+            there.time("into the bond", || set_master(port.index, Some(bond.index)))?;
+            let begin = Instant::now();
+            let end = begin + PATIENCE;
             loop {
                 // EINVAL until the bond has seen its link
                 let set = set_active_port(bond.index, port.index);
-                let active = links()?
-                    .iter()
-                    .find(|l| l.index == bond.index)
-                    .and_then(|l| l.active);
+                let active = link(name)?.active;
                 match set {
-                    _ if active == Some(port.index) => return Ok(()),
+                    _ if active == Some(port.index) => {
+                        there.add("link", begin.elapsed());
+                        return Ok(());
+                    }
                     Err(e) if Instant::now() > end => return Err(e),
                     Ok(()) if Instant::now() > end => return Err(io::ErrorKind::TimedOut.into()),
                     _ => std::thread::sleep(STEP),
@@ -119,7 +130,7 @@ impl Attachment for NetnsGuest {
         plugged.inspect_err(|_| {
             // what went wrong is what is told
             let _ = self.fail_over(vf);
-            let _ = self.take_out(vf);
+            let _ = self.take_out(vf, steps);
         })
     }
 
@@ -137,8 +148,13 @@ impl Attachment for NetnsGuest {
         })
     }
 
-    fn unplug(&mut self, vf: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError> {
-        match self.take_out(vf) {
+    fn unplug(
+        &mut self,
+        vf: &VfAt,
+        released: &mut dyn FnMut(),
+        steps: &mut Steps,
+    ) -> Result<(), LaneError> {
+        match self.take_out(vf, steps) {
             // a namespace that is gone has given its devices back
             Err(LaneError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             done => done?,
@@ -175,14 +191,35 @@ impl Attachment for NetnsGuest {
     }
 }
 
-/// The interface of a device in the calling thread's namespace.
-fn find(device: &str) -> io::Result<Option<Link>> {
-    let has = |l: &Link| l.device.as_deref() == Some(device);
-    Ok(links()?.into_iter().find(has))
+/// The interface of a device in the calling thread's namespace. Kernels before 5.14 do not tell the device; there it is the
+/// one with the name that it has from here.
+pub(crate) fn find(device: &str) -> io::Result<Option<Link>> {
+    let name = name_of(device);
+    let has = |l: &Link| match &l.device {
+        Some(own) => own == device,
+        None => l.name == name,
+    };
+    // the list of all takes long where there are many
+    match link(&name) {
+        Ok(found) if has(&found) => Ok(Some(found)),
+        _ => Ok(links()?.into_iter().find(has)),
+    }
+}
+
+/// The VF's interface here gets the guest's address from its own driver, where that takes it while the PF has none for the VF:
+/// it need not be reset to learn it then.
+pub(crate) fn prepare(vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+    steps.time("driver", || vf.pf.bind(&vf.address, None, false))?;
+    let found = find(&vf.address).map_err(LaneError::net(&vf.address))?;
+    if let Some(found) = found.filter(|l| l.mac != Some(mac)) {
+        // where it does not, there are other ways
+        let _ = steps.time("own address", || set_address_of(found.index, mac));
+    }
+    Ok(())
 }
 
 /// What a VF's interface is called while viola has it: `vf` and what its address says, so that two never have one name.
-fn name_of(address: &str) -> String {
+pub(crate) fn name_of(address: &str) -> String {
     let short = address.strip_prefix("0000:").unwrap_or(address);
     let word: String = short.chars().filter(char::is_ascii_alphanumeric).collect();
     format!("vf{word}")
@@ -197,8 +234,8 @@ fn home() -> Result<OwnedFd, LaneError> {
 
 /// The VF's interface here, with the address that the PF has set. Some drivers take that at once, some when the VF is
 /// reset, which a VF that goes down is, and some when they are bound.
-fn ready(vf: &VfAt, mac: Mac) -> Result<Link, LaneError> {
-    vf.pf.bind(&vf.address, None, false)?;
+pub(crate) fn ready(vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<Link, LaneError> {
+    steps.time("driver", || vf.pf.bind(&vf.address, None, false))?;
     let wait = |for_long: Duration| -> Result<Option<Link>, LaneError> {
         let end = Instant::now() + for_long;
         loop {
@@ -213,12 +250,14 @@ fn ready(vf: &VfAt, mac: Mac) -> Result<Link, LaneError> {
     let changed = |what| LaneError::net(format!("{}: {what}", vf.address));
     let mut found = wait(PATIENCE)?.ok_or_else(gone)?;
     if found.mac != Some(mac) {
-        set_up(found.index, true).map_err(changed("up"))?;
-        set_up(found.index, false).map_err(changed("down"))?;
+        let up = steps.time("up", || set_up(found.index, true));
+        up.map_err(changed("up"))?;
+        let down = steps.time("down", || set_up(found.index, false));
+        down.map_err(changed("down"))?;
         found = wait(PATIENCE)?.ok_or_else(gone)?;
     }
     if found.mac != Some(mac) {
-        vf.pf.bind(&vf.address, None, true)?;
+        steps.time("driver", || vf.pf.bind(&vf.address, None, true))?;
         found = wait(PATIENCE)?.ok_or_else(gone)?;
     }
     if found.up {
@@ -228,7 +267,7 @@ fn ready(vf: &VfAt, mac: Mac) -> Result<Link, LaneError> {
     if found.name != name {
         let here = home()?;
         // into its own namespace: another name
-        let renamed = move_to(found.index, here.as_fd(), &name);
+        let renamed = steps.time("name", || move_to(found.index, here.as_fd(), &name));
         renamed.map_err(changed("another name"))?;
         found.name = name;
     }
@@ -260,7 +299,9 @@ mod tests {
         };
         assert_eq!(guest.presence(&vf).unwrap(), Presence::Absent);
         let mut released = 0;
-        guest.unplug(&vf, &mut || released += 1).unwrap();
+        guest
+            .unplug(&vf, &mut || released += 1, &mut Steps::default())
+            .unwrap();
         assert_eq!(released, 1);
         assert!(guest.mac().is_err());
     }

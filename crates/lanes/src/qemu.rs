@@ -5,6 +5,8 @@
 //! changes paths by itself when the VF comes and goes. The moment in which it lets the VF go is not told by QEMU, which
 //! tells when the device is gone, up to half a second later; but the VF's interrupts are gone from the host at that
 //! moment, and that can be seen.
+//!
+//! Where the guest has a bond by viola-agent instead, it is told before, and goes over first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,10 +18,13 @@ use viola_host::qemu::devices::{Devices, VirtioNic};
 use viola_host::qemu::qmp::Cause;
 use viola_host::{Tid, proc};
 use viola_netdev::Mac;
+use viola_proto::lanes::guest::Wish;
 
 use crate::attach::{Attachment, GoesOver, Presence, VfAt};
 use crate::error::LaneError;
 use crate::mac_text;
+use crate::steps::Steps;
+use crate::voice;
 
 /// Time between two looks whether a device is gone...
 const LOOK: Duration = Duration::from_millis(20);
@@ -41,6 +46,9 @@ pub struct QemuGuest {
     pub mac: Mac,
     /// Root port to plug into; `None`: one that is free.
     pub port: Option<String>,
+    /// Way to the agent that keeps its VF in a bond, if it has one.
+    #[serde(default)]
+    pub voice: Option<PathBuf>,
     /// How long it may take to give a VF back.
     pub patience: Duration,
 }
@@ -120,10 +128,12 @@ impl Attachment for QemuGuest {
         Ok(self.mac)
     }
 
-    fn plug(&mut self, vf: &VfAt) -> Result<(), LaneError> {
+    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
         let mut devices = self.connect()?;
         self.check_memory(&mut devices)?;
-        vf.pf.bind(&vf.address, Some("vfio-pci"), false)?;
+        steps.time("driver", || {
+            vf.pf.bind(&vf.address, Some("vfio-pci"), false)
+        })?;
         if vf.pf.iommu_group(&vf.address).is_none() {
             let what = format!("{} has no IOMMU group: the host's IOMMU is off", vf.address);
             return Err(LaneError::Unfit(what));
@@ -144,7 +154,7 @@ impl Attachment for QemuGuest {
             }
             device["failover_pair_id"] = nic.id.into();
         }
-        devices.plug(device).map_err(qmp)?;
+        steps.time("plug", || devices.plug(device)).map_err(qmp)?;
         match devices.has(&id_of(vf)).map_err(qmp)? {
             true => Ok(()),
             false => Err(LaneError::Qmp("it keeps the VF back from the guest".into())),
@@ -155,6 +165,11 @@ impl Attachment for QemuGuest {
         if self.is_gone() {
             return Ok(GoesOver::Now);
         }
+        if let Some(voice) = &self.voice
+            && voice::ask(voice, self.mac, Wish::Leave).is_ok()
+        {
+            return Ok(GoesOver::Now);
+        }
         let mut devices = self.connect()?;
         let paired = self.nic(&mut devices)?.is_some_and(|n| n.failover);
         Ok(match paired {
@@ -163,7 +178,12 @@ impl Attachment for QemuGuest {
         })
     }
 
-    fn unplug(&mut self, vf: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError> {
+    fn unplug(
+        &mut self,
+        vf: &VfAt,
+        released: &mut dyn FnMut(),
+        steps: &mut Steps,
+    ) -> Result<(), LaneError> {
         if self.is_gone() {
             released();
             return Ok(());
@@ -172,12 +192,14 @@ impl Attachment for QemuGuest {
         if devices.has(&id).map_err(qmp)? {
             devices.unplug(&id).map_err(qmp)?;
         }
-        let end = Instant::now() + self.patience;
+        let begin = Instant::now();
+        let end = begin + self.patience;
         let mut had = interrupts(&vf.address);
         let mut next = Instant::now();
         loop {
             if had && !interrupts(&vf.address) {
                 had = false;
+                steps.add("stops", begin.elapsed());
                 released();
             }
             let now = Instant::now();
@@ -202,8 +224,18 @@ impl Attachment for QemuGuest {
             }
             std::thread::sleep(GLANCE);
         }
+        steps.add("unplug", begin.elapsed());
         released();
         Ok(())
+    }
+
+    fn resume(&mut self, _: &VfAt) -> Result<(), LaneError> {
+        match &self.voice {
+            Some(voice) => voice::ask(voice, self.mac, Wish::Use).map_err(|e| {
+                LaneError::Unfit(format!("its agent does not take the VF again: {e}"))
+            }),
+            None => Ok(()),
+        }
     }
 
     fn presence(&mut self, vf: &VfAt) -> Result<Presence, LaneError> {
@@ -250,6 +282,7 @@ mod tests {
             start_time: 0,
             mac: [2, 0, 0, 0, 0, 1],
             port: None,
+            voice: None,
             patience: Duration::from_secs(1),
         };
         let vf = VfAt {
@@ -260,7 +293,9 @@ mod tests {
         assert_eq!(id_of(&vf), "viola-vf-0000-01-10-0");
         assert_eq!(guest.presence(&vf).unwrap(), Presence::Absent);
         let mut released = 0;
-        guest.unplug(&vf, &mut || released += 1).unwrap();
+        guest
+            .unplug(&vf, &mut || released += 1, &mut Steps::default())
+            .unwrap();
         assert_eq!(released, 1);
     }
 
@@ -307,6 +342,7 @@ mod tests {
             start_time: proc::stat(pid).unwrap().unwrap().start_time,
             mac: [2, 0, 0, 0, 0, 1],
             port: None,
+            voice: None,
             patience,
         }
     }
@@ -318,7 +354,9 @@ mod tests {
         let monitor = monitor(&path, vec![vec![true, true], vec![true, false]]);
         let mut guest = running(path, Duration::from_secs(20));
         let mut released = 0;
-        guest.unplug(&vf(), &mut || released += 1).unwrap();
+        guest
+            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unwrap();
         assert_eq!(released, 1);
         monitor.join().unwrap();
     }
@@ -330,7 +368,9 @@ mod tests {
         let monitor = monitor(&path, vec![vec![true; 10_000]]);
         let mut guest = running(path, Duration::from_millis(200));
         let mut released = 0;
-        let said = guest.unplug(&vf(), &mut || released += 1).unwrap_err();
+        let said = guest
+            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unwrap_err();
         assert!(matches!(said, LaneError::Kept { .. }), "{said}");
         assert_eq!(released, 0);
         monitor.join().unwrap();
@@ -357,7 +397,9 @@ mod tests {
             process.wait().unwrap();
         });
         let mut released = 0;
-        guest.unplug(&vf(), &mut || released += 1).unwrap();
+        guest
+            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unwrap();
         assert_eq!(released, 1);
         killer.join().unwrap();
         monitor.join().unwrap();

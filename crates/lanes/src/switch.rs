@@ -8,7 +8,7 @@
 //! Each step is noted before it is made. [`settle`] brings what a daemon left that was killed between two of them to
 //! one end.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use viola_netdev::Mac;
 
@@ -17,6 +17,7 @@ use crate::card::{Card, Terms};
 use crate::error::LaneError;
 use crate::guest::Guest;
 use crate::journal::{Entry, Journal, Stage};
+use crate::steps::Steps;
 
 /// By then a guest's bond has noticed that a link is down, by the usual `miimon` of 100 ms.
 const NOTICED: Duration = Duration::from_millis(150);
@@ -33,6 +34,8 @@ pub struct Switch<'a> {
     pub how: &'a Guest,
     /// The guest.
     pub attachment: &'a mut dyn Attachment,
+    /// How long what was done took.
+    pub steps: Steps,
 }
 
 /// What became of a VF that was found after a restart.
@@ -65,9 +68,12 @@ impl Switch<'_> {
         let mac = self.attachment.mac()?;
         journal.note(self.entry(mac, Stage::Granting))?;
         let (card, vf) = (self.card, self.vf);
-        let given = card
-            .admit(vf.index, mac, terms)
-            .and_then(|()| self.attachment.plug(vf));
+        let steps = &mut self.steps;
+        let given = self
+            .attachment
+            .prepare(vf, mac, steps)
+            .and_then(|()| steps.time("address", || card.admit(vf.index, mac, terms)))
+            .and_then(|()| self.attachment.plug(vf, steps));
         match given {
             Ok(()) => journal.note(self.entry(mac, Stage::Held)),
             Err(e) => {
@@ -98,6 +104,7 @@ impl Switch<'_> {
             Err(e) => {
                 let _ = card.link(vf.index, true);
                 let _ = card.admit(vf.index, mac, terms);
+                let _ = self.attachment.resume(vf);
                 let _ = journal.note(self.entry(mac, Stage::Held));
                 Err(e)
             }
@@ -106,6 +113,7 @@ impl Switch<'_> {
 
     fn take(&mut self, mac: Mac) -> Result<(), LaneError> {
         let (card, vf) = (self.card, self.vf);
+        let begin = Instant::now();
         let has_gone_over = match self.attachment.fail_over(vf)? {
             GoesOver::Now => true,
             GoesOver::WithTheLink if card.link(vf.index, false) => {
@@ -114,16 +122,19 @@ impl Switch<'_> {
             }
             GoesOver::WithTheLink | GoesOver::WithTheVf => false,
         };
+        self.steps.add("failover", begin.elapsed());
         // Packets go where the guest looks for them: at once, or at the moment when it looks elsewhere.
         let mut withdrawn = None;
         if has_gone_over {
-            withdrawn = Some(card.withdraw(vf.index, mac));
+            let withdraw = || card.withdraw(vf.index, mac);
+            withdrawn = Some(self.steps.time("address", withdraw));
         }
-        self.attachment.unplug(vf, &mut || {
+        let mut released = || {
             if !matches!(withdrawn, Some(Ok(()))) {
                 withdrawn = Some(card.withdraw(vf.index, mac));
             }
-        })?;
+        };
+        self.attachment.unplug(vf, &mut released, &mut self.steps)?;
         // It is out, whatever the NIC says: where its address cannot be cleared it is nobody's, and the next guest's takes
         // its place; where neither can be done the PF is gone, and its VFs with it.
         let _ = card.clear(vf.index);

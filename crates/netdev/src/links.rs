@@ -64,6 +64,10 @@ pub struct Link {
     pub device: Option<String>,
     /// `bond`, `veth`...; none for hardware.
     pub kind: Option<String>,
+    /// A word that somebody wrote beside it (`ip link set DEV alias WORD`).
+    pub alias: Option<String>,
+    /// Its largest packet, bytes.
+    pub mtu: u32,
     /// For a bond: the port that it sends by.
     pub active: Option<u32>,
     /// What went through it.
@@ -86,6 +90,10 @@ impl Link {
                 LinkAttribute::Controller(master) => {
                     link.master = Some(*master).filter(|m| *m != 0);
                 }
+                LinkAttribute::IfAlias(alias) => {
+                    link.alias = Some(alias.clone()).filter(|a| !a.is_empty());
+                }
+                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
                 LinkAttribute::ParentDevName(name) => link.device = Some(name.clone()),
                 LinkAttribute::Stats64(s) => {
                     link.counters = Counters {

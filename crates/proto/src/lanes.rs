@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who has which virtual function (VF) of an SR-IOV NIC, and why.
 
+pub mod guest;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};

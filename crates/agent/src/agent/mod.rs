@@ -32,6 +32,7 @@ use crate::io::channel::{Address, Channel};
 use crate::io::status::{self, Question, Wish};
 use crate::io::watch::Watch;
 use crate::io::worker::{self, Job, Outcome, now};
+use crate::lane::service::{self as lane, Lane};
 use crate::pipe::{Pipes, Woken};
 use crate::relay::Relay;
 use crate::turbo::service::{self, Turbo};
@@ -114,6 +115,8 @@ pub struct Agent {
     fresh: u64,
     /// The vCPU that the kernel's I/O is on.
     turbo: Option<Turbo>,
+    /// The bond with a virtual function of the host's NIC.
+    lane: Option<Lane>,
 }
 
 /// Which descriptors are to be read. A program may wait, and in some guests a system call takes long: what has nothing to say is
@@ -169,6 +172,7 @@ impl Agent {
             None => None,
         };
         let turbo = cannot("turbo", service::begin(config.turbo.as_ref()))?;
+        let lane = cannot("lane", lane::begin(config.lane.as_ref()))?;
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .unwrap_or_default()
             .trim()
@@ -212,6 +216,7 @@ impl Agent {
             woken: Woken::default(),
             fresh: random(),
             turbo,
+            lane,
         })
     }
 
@@ -449,6 +454,7 @@ impl Agent {
             mount: self.relay.as_ref().map(Relay::report),
             pipe: self.pipes.as_ref().map(Pipes::report),
             turbo: self.turbo.as_ref().map(Turbo::report),
+            lane: self.lane.as_ref().map(Lane::report),
         }
     }
 

@@ -18,6 +18,7 @@ use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use viola_proto::agent::Stats;
 
+use crate::lane::report::Report as LaneReport;
 use crate::turbo::report::Report as TurboReport;
 
 /// What a client wants.
@@ -69,6 +70,9 @@ pub struct Report {
     /// The turbo vCPU, where there is to be one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turbo: Option<TurboReport>,
+    /// The bond with a VF, where there is to be one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lane: Option<LaneReport>,
 }
 
 /// What the host moves for this VM's programs. Counts are since the start.
@@ -229,13 +233,18 @@ pub fn ask(path: &Path, wish: &str) -> std::io::Result<Report> {
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let s = &self.stats;
-        if self.host.is_empty() && (self.mount.is_some() || self.turbo.is_some()) {
-            let what = self.mount.as_ref().map_or("turbo only", |_| "reads only");
+        let alone = match (&self.mount, &self.turbo, &self.lane) {
+            (Some(_), ..) => Some("reads only"),
+            (None, Some(_), _) => Some("turbo only"),
+            (None, None, Some(_)) => Some("lane only"),
+            (None, None, None) => None,
+        };
+        if let Some(what) = alone.filter(|_| self.host.is_empty()) {
             writeln!(f, "viola-agent {}, {what}", self.version)?;
             if let Some(mount) = &self.mount {
                 mount.fmt(f)?;
             }
-            return self.turbo.as_ref().map_or(Ok(()), |turbo| turbo.fmt(f));
+            return self.put_last(f);
         }
         writeln!(f, "viola-agent {}, {}", self.version, self.host)?;
         if self.paused {
@@ -276,10 +285,19 @@ impl std::fmt::Display for Report {
         if let Some(mount) = &self.mount {
             mount.fmt(f)?;
         }
-        match &self.turbo {
-            Some(turbo) => turbo.fmt(f),
-            None => Ok(()),
+        self.put_last(f)
+    }
+}
+
+impl Report {
+    /// What may be there alone.
+    fn put_last(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(turbo) = &self.turbo {
+            write!(f, "{turbo}")?;
         }
+        self.lane
+            .as_ref()
+            .map_or(Ok(()), |lane| write!(f, "{lane}"))
     }
 }
 

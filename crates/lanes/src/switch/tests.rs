@@ -56,7 +56,13 @@ impl Attachment for FakeGuest<'_> {
         Ok(MAC)
     }
 
-    fn plug(&mut self, _: &VfAt) -> Result<(), LaneError> {
+    fn prepare(&mut self, _: &VfAt, mac: Mac, _: &mut Steps) -> Result<(), LaneError> {
+        assert_eq!(mac, MAC);
+        self.log.borrow_mut().push("prepare");
+        Ok(())
+    }
+
+    fn plug(&mut self, _: &VfAt, _: &mut Steps) -> Result<(), LaneError> {
         self.log.borrow_mut().push("plug");
         match self.refuses {
             true => Err(LaneError::Unfit("no".into())),
@@ -72,7 +78,12 @@ impl Attachment for FakeGuest<'_> {
         })
     }
 
-    fn unplug(&mut self, _: &VfAt, released: &mut dyn FnMut()) -> Result<(), LaneError> {
+    fn unplug(
+        &mut self,
+        _: &VfAt,
+        released: &mut dyn FnMut(),
+        _: &mut Steps,
+    ) -> Result<(), LaneError> {
         self.log.borrow_mut().push("unplug");
         if self.refuses {
             return Err(LaneError::Kept { seconds: 10 });
@@ -127,6 +138,7 @@ impl Bed {
             id: "netns:a",
             how: &how(),
             attachment: &mut guest,
+            steps: Steps::default(),
         })
     }
 
@@ -157,7 +169,7 @@ fn the_failover_comes_first_and_the_vf_is_free_last() {
     let mut journal = bed.journal();
     let grant = |s: &mut Switch<'_>| s.grant(&mut journal, Terms::default());
     bed.with(bed.guest(), grant).unwrap();
-    assert_eq!(bed.log(), ["admit", "plug"]);
+    assert_eq!(bed.log(), ["prepare", "admit", "plug"]);
     assert_eq!(bed.noted(), [Stage::Held]);
     let revoke = |s: &mut Switch<'_>| s.revoke(&mut journal, MAC, Terms::default());
     bed.with(bed.guest(), revoke).unwrap();
@@ -209,7 +221,7 @@ fn a_vf_that_a_guest_did_not_take_is_free() {
     };
     let grant = |s: &mut Switch<'_>| s.grant(&mut journal, Terms::default());
     bed.with(guest, grant).unwrap_err();
-    assert_eq!(bed.log(), ["admit", "plug", "withdraw", "clear"]);
+    assert_eq!(bed.log(), ["prepare", "admit", "plug", "withdraw", "clear"]);
     assert_eq!(bed.noted(), []);
 }
 

@@ -12,7 +12,7 @@ use viola_proto::lanes::{Lanes, Nic};
 /// How long a script may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 /// How long something may take to come about in an emulated host.
-pub const SOON: Duration = Duration::from_secs(60);
+pub const SOON: Duration = Duration::from_secs(120);
 /// Guests.
 pub const GUESTS: u32 = 10;
 /// VFs of the NIC.

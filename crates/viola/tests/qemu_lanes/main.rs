@@ -24,7 +24,7 @@ fn vfs_follow_the_load_and_no_connection_breaks() {
         &[2, 3, 5, 6, 7, 8, 9],
         &[1, 3, 4, 6, 8, 9, 10],
     ];
-    let phase = Duration::from_secs(20);
+    let phase = Duration::from_secs(30);
     let rates: Vec<Vec<u32>> = (1..=GUESTS)
         .map(|i| {
             heavy
@@ -87,7 +87,68 @@ fn vfs_follow_the_load_and_no_connection_breaks() {
     );
     // At most one packet a switch.
     assert!(sum("lost") <= switches, "{}", host.log());
+    println!("{}", host.sh(&format!("viola stop --all; {BARE}")));
 }
+
+/// The bridge's own way out goes, and the PF takes its place: guests on the bridge, guests with VFs and the world reach each
+/// other, also when one changes sides. For that the NIC's switch has to know who is behind the PF.
+fn the_pf_is_the_bridges_way_out(host: &Host) {
+    host.sh("ip link set eth2 nomaster; ip link set eth0 master br0");
+    let end = Instant::now() + SOON;
+    let behind = |n: u32| {
+        let known = host.sh("/usr/sbin/bridge fdb show dev eth0 || bridge fdb show dev eth0");
+        let mac = format!("52:54:00:00:20:{n:02x} self");
+        known.lines().any(|l| l.starts_with(&mac))
+    };
+    while ![8, 9, 10].into_iter().all(behind) {
+        assert!(Instant::now() < end, "not behind the PF: {}", host.log());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(!behind(1), "n1 has a VF");
+    let reaches = |from: u32, to: &str| {
+        let ping =
+            format!("ip netns exec n{from} busybox ping -c 3 -W 3 {to} | grep -c 'bytes from'");
+        let answers = host.sh(&ping);
+        assert!(
+            answers.trim() != "0",
+            "n{from} does not reach {to}: {}",
+            host.log()
+        );
+    };
+    // n1 is 10.9.0.11
+    let all = || {
+        for (from, to) in [(1, "10.9.0.18"), (8, "10.9.0.11"), (1, "10.9.0.12")] {
+            reaches(from, to);
+        }
+        for from in [1, 8] {
+            reaches(from, "10.9.0.1");
+        }
+    };
+    all();
+    host.sh("viola set n1 --lane never; viola set n8 --lane pin");
+    host.wait("n8 in n1's place", |l| {
+        let with = holders(l);
+        with.contains("n8") && !with.contains("n1")
+    });
+    assert!(behind(1) && !behind(8));
+    all();
+    host.sh("viola set n1 --lane auto; viola set n8 --lane auto; ip link set eth0 nomaster; ip link set eth2 master br0");
+    host.sh(
+        "/usr/sbin/bridge link set dev eth2 learning off || bridge link set dev eth2 learning off",
+    );
+}
+
+/// What the NIC and its driver take by themselves, with nobody else at it: a VF's interface goes up, has its link, goes
+/// down, and moves to a namespace and back, five times. `ip` alone is a part of each.
+const BARE: &str = r#"
+    v=$(ls /sys/class/net | grep ^vf | head -n 1); echo "bare $v, s:"
+    t() { read T rest </proc/uptime; printf ' %s' $T; }
+    for i in 1 2 3 4 5; do
+        t; ip link set lo up; t; printf ' (ip alone)'; ip link set $v up; t; printf ' (up)'
+        until read c </sys/class/net/$v/carrier && [ $c = 1 ]; do :; done 2>/dev/null; t; printf ' (link)'
+        ip link set $v down; t; printf ' (down)'; ip link set $v netns n1; t; printf ' (away)'
+        ip -n n1 link set $v netns 1; t; echo ' (back)'
+    done"#;
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
@@ -189,6 +250,8 @@ fn whatever_happens_the_guests_go_on_and_vfs_are_found_again() {
     assert_eq!(macs.trim(), "7", "{}", host.sh("ip link show eth0"));
     host.sh("viola start");
     host.wait("VFs again", |l| holders(l) == first);
+
+    the_pf_is_the_bridges_way_out(&host);
 
     // Two with the same address: neither may have a VF.
     host.sh("ip -n n10 link set bond0 address 52:54:00:00:20:07");

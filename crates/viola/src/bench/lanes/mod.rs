@@ -58,8 +58,8 @@ pub fn run(options: &Options) -> Outcome {
             "no cell has that in its name; try simulated, emulated or a switch",
         ));
     }
-    let (phase, turns) = if options.quick { (4, 4) } else { (8, 20) };
-    let cell = Duration::from_secs(if options.quick { 10 } else { 45 });
+    let (phase, turns) = if options.quick { (6, 4) } else { (12, 20) };
+    let cell = Duration::from_secs(if options.quick { 40 } else { 70 });
     let swap = Duration::from_secs(if options.quick { 20 } else { 100 });
     let boot = Duration::from_secs(60);
     let of_bed = u32::from(in_bed) * boot

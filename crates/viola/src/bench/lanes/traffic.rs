@@ -28,6 +28,8 @@ const UDP: u16 = 7001;
 const PIECE: usize = 1024;
 /// Gaps that are listed, ms.
 const LONG_GAP: f64 = 50.0;
+/// Longest time between two looks whether another phase has begun.
+const GLANCE: Duration = Duration::from_millis(100);
 /// How long answers are waited for at the end.
 const LAST: Duration = Duration::from_secs(3);
 
@@ -252,20 +254,40 @@ fn send(
 ) -> Outcome<(u64, Duration)> {
     stream.write_all(&number.to_le_bytes())?;
     let (mut bytes, mut piece) = (Bytes::of(number), vec![0; piece]);
-    let (mut sent, mut worst, mut next) = (0, Duration::ZERO, begin);
-    while let Some(rate) = rate(Instant::now()) {
+    let (mut sent, mut worst, mut pace) = (0, Duration::ZERO, Pace(begin));
+    loop {
+        let now = Instant::now();
+        let Some(rate) = rate(now) else {
+            return Ok((sent, worst));
+        };
+        let early = pace.early(now, Duration::from_secs(2) / rate.max(1));
+        if !early.is_zero() {
+            std::thread::sleep(early.min(GLANCE));
+            continue;
+        }
         bytes.fill(&mut piece);
         let before = Instant::now();
         stream.write_all(&piece)?;
         worst = worst.max(before.elapsed());
         sent += piece.len() as u64;
-        next = (next + Duration::from_secs(2) / rate.max(1)).max(before);
-        std::thread::sleep(
-            next.saturating_duration_since(Instant::now())
-                .min(Duration::from_secs(1)),
-        );
     }
-    Ok((sent, worst))
+}
+
+/// When the next piece is due.
+struct Pace(Instant);
+
+impl Pace {
+    /// How long before its time this is, when there is to be one in each interval; if it is none, the one is made. What could
+    /// not be made is not made up for, and a faster phase begins at once.
+    fn early(&mut self, now: Instant, interval: Duration) -> Duration {
+        self.0 = self.0.min(now + interval);
+        let early = self.0.saturating_duration_since(now);
+        if early.is_zero() {
+            let missed = now.duration_since(self.0) > interval;
+            self.0 = if missed { now } else { self.0 } + interval;
+        }
+        early
+    }
 }
 
 /// Sends numbered packets and counts what comes back.
@@ -365,6 +387,24 @@ mod tests {
         assert_eq!((seen.sent, seen.lost), (6, 3));
         assert_eq!(seen.holes, [(10, 2), (50, 1)]);
         assert!((seen.longest_gap_ms - 30.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn after_a_slow_phase_a_fast_one_is_fast_from_its_beginning() {
+        let (begin, ms) = (Instant::now(), Duration::from_millis);
+        let (slow, fast) = (ms(2000), ms(100));
+        let mut pace = Pace(begin);
+        let mut made = |from: u64, to: u64, interval| {
+            let times = (from..to).map(|at| begin + ms(at));
+            times
+                .filter(|now| pace.early(*now, interval).is_zero())
+                .count()
+        };
+        assert_eq!(made(0, 4000, slow), 2);
+        assert_eq!(made(4000, 8000, fast), 40);
+        assert_eq!(made(8000, 12_000, slow), 2);
+        // it could not be made for a while
+        assert_eq!(made(20_000, 21_000, fast), 10);
     }
 
     #[test]

@@ -9,18 +9,21 @@ use std::time::{Duration, Instant};
 use viola_host::{Hypervisor, Vm, VmId, proc, reach};
 use viola_lanes::netns::NetnsGuest;
 use viola_lanes::qemu::QemuGuest;
+use viola_lanes::uml::UmlGuest;
 use viola_lanes::{Attachment, Guest, Mac, VfAt};
 use viola_netdev::{Counters, Link};
 use viola_policy::lanes::{CpuTime, Samples, di2};
 use viola_proto::lanes::LaneSetting;
+use viola_proto::lanes::guest::PORT;
 
 use crate::config::Config;
+use crate::config::lanes::VmLane;
 use crate::config::pipe::parse_mac;
 
 /// A NIC of a guest in the network of a pool.
 #[derive(Debug, Clone)]
 pub struct Nic {
-    /// Identity of the guest: `qemu:NAME`, `netns:NAME`.
+    /// Identity of the guest: `qemu:NAME`, `uml:NAME`, `netns:NAME`.
     pub id: String,
     /// Its name.
     pub name: String,
@@ -76,11 +79,7 @@ impl Sight<'_> {
             }
         }
         let here = proc::netns(std::process::id()).ok().flatten();
-        for vm in self
-            .vms
-            .iter()
-            .filter(|vm| vm.hypervisor == Hypervisor::Qemu)
-        {
+        for vm in self.vms {
             for nic in vm.nics.iter().filter(|n| Some(n.netns) == here) {
                 let Some(link) = self.link(&nic.tap) else {
                     continue;
@@ -96,7 +95,7 @@ impl Sight<'_> {
                     ));
                     continue;
                 }
-                match self.qemu(vm, nic.mac.as_deref(), link, bridge) {
+                match self.vm(vm, nic.mac.as_deref(), link, bridge) {
                     Ok(nic) => nics.push(nic),
                     Err(e) => why.push(format!("{}: {e}", vm.name)),
                 }
@@ -133,33 +132,54 @@ impl Sight<'_> {
         })
     }
 
-    fn qemu(&self, vm: &Vm, mac: Option<&str>, link: &Link, bridge: String) -> Result<Nic, String> {
+    fn vm(&self, vm: &Vm, mac: Option<&str>, link: &Link, bridge: String) -> Result<Nic, String> {
         let said = self.config.vm(vm.id.as_str(), &vm.name).map(|v| &v.lane);
         let mac = mac.and_then(parse_mac);
         let mac =
             mac.ok_or_else(|| format!("the address of its NIC at {} is not known", link.name))?;
-        let qmp = match said.and_then(|s| s.qmp.clone()) {
-            Some(path) => Some(path),
-            None => reach::device_socket(vm).map_err(|e| e.one_line())?,
+        let how = match vm.hypervisor {
+            Hypervisor::Qemu => Guest::Qemu(self.qemu(vm, mac, said)?),
+            Hypervisor::Uml => Guest::Uml(self.uml(vm, mac)?),
         };
-        let qmp = qmp.ok_or("it has no QMP socket to plug a VF by")?;
         Ok(Nic {
             id: vm.id.to_string(),
             name: vm.name.clone(),
             interface: link.name.clone(),
             bridge,
             mac,
-            how: Guest::Qemu(QemuGuest {
-                qmp,
-                pid: vm.pid,
-                start_time: vm.start_time,
-                mac,
-                port: said.and_then(|s| s.port.clone()),
-                patience: self.config.lanes.patience,
-            }),
+            how,
             setting: said.map(|s| s.set),
             di2: self.cpus.get(&vm.id).map(|cpus| di2(cpus)),
             counters: link.counters,
+        })
+    }
+
+    fn qemu(&self, vm: &Vm, mac: Mac, said: Option<&VmLane>) -> Result<QemuGuest, String> {
+        let qmp = match said.and_then(|s| s.qmp.clone()) {
+            Some(path) => Some(path),
+            None => reach::device_socket(vm).map_err(|e| e.one_line())?,
+        };
+        Ok(QemuGuest {
+            qmp: qmp.ok_or("it has no QMP socket to plug a VF by")?,
+            pid: vm.pid,
+            start_time: vm.start_time,
+            mac,
+            port: said.and_then(|s| s.port.clone()),
+            voice: reach::lane_socket(vm, PORT).map_err(|e| e.one_line())?,
+            patience: self.config.lanes.patience,
+        })
+    }
+
+    fn uml(&self, vm: &Vm, mac: Mac) -> Result<UmlGuest, String> {
+        let folder = reach::uml_folder(vm).map_err(|e| e.one_line())?;
+        Ok(UmlGuest {
+            folder: folder.ok_or("its folder with its console is not found")?,
+            pid: vm.pid,
+            start_time: vm.start_time,
+            mac,
+            // behind those that it was started with
+            unit: vm.nics.len() as u32,
+            patience: self.config.lanes.patience,
         })
     }
 }
@@ -251,19 +271,17 @@ fn more(now: Counters, last: Counters) -> Counters {
     }
 }
 
-/// What went through a VF: its interface knows where that is in a namespace, the PF where its driver tells, and for one
+/// What went through a VF: its interface knows where the host or a namespace has one, the PF where its driver tells, and for one
 /// that is passed through otherwise its interrupts are counted: each stands for a packet at least.
 pub fn vf_counters(how: &Guest, vf: &VfAt, by_pf: Option<Counters>, interrupts: &str) -> Counters {
+    let of = |links: Vec<Link>| {
+        let is_it = |l: &&Link| l.device.as_deref() == Some(vf.address.as_str());
+        let found = links.iter().find(is_it);
+        found.map(|l| l.counters).unwrap_or_default()
+    };
     match how {
-        Guest::Netns(guest) => {
-            let links = guest.links().unwrap_or_default();
-            let is_it = |l: &&Link| l.device.as_deref() == Some(vf.address.as_str());
-            links
-                .iter()
-                .find(is_it)
-                .map(|l| l.counters)
-                .unwrap_or_default()
-        }
+        Guest::Netns(guest) => of(guest.links().unwrap_or_default()),
+        Guest::Uml(_) => of(viola_netdev::links().unwrap_or_default()),
         Guest::Qemu(_) => match by_pf.filter(|c| *c != Counters::default()) {
             Some(counters) => counters,
             None => Counters {

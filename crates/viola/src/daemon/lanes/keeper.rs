@@ -439,3 +439,6 @@ impl Keeper {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,6 +88,7 @@ impl Pool {
     /// Looks after it: `Some(true)` when it works from now on, `Some(false)` when no longer.
     pub fn look_after(&mut self, now: Instant, links: &[Link]) -> Option<bool> {
         if !self.vfs.is_empty() {
+            self.follow(links);
             let why = match self.pf().made() {
                 Ok(made) if made as usize >= self.vfs.len() => return None,
                 Ok(_) => "its VFs were taken off".to_owned(),
@@ -111,6 +112,23 @@ impl Pool {
             Err(why) => {
                 self.why = Some(why);
                 None
+            }
+        }
+    }
+
+    /// The PF may become the bridge's way out, or be it no longer, at any time.
+    fn follow(&mut self, links: &[Link]) {
+        let named = |name: &str| links.iter().find(|l| l.name == name);
+        let (pf, bridge) = (named(&self.config.pf), named(&self.config.bridge));
+        let (Some(pf), Some(bridge)) = (pf, bridge) else {
+            return;
+        };
+        let uplink = pf.master == Some(bridge.index);
+        if uplink != self.uplink {
+            self.uplink = uplink;
+            for mac in std::mem::take(&mut self.behind) {
+                // what the switch knew goes with the PF's place; it is told anew of whoever is there
+                let _ = viola_netdev::set_behind(pf.index, mac, false);
             }
         }
     }
@@ -156,10 +174,12 @@ impl Pool {
         Ok(())
     }
 
-    /// The VFs are gone, and with them what the switch knew: this guest is behind the PF.
+    /// The VFs are gone, and with them what the switch knew: this guest is behind the PF, where that is the bridge's way out.
     pub fn give_up(&self, vf: u32, mac: Mac) {
         // neither may work: the NIC may be gone too
         let _ = self.card().withdraw(vf, mac);
-        let _ = self.card().behind(mac);
+        if self.uplink {
+            let _ = self.card().behind(mac);
+        }
     }
 }

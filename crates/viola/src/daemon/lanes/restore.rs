@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use viola_lanes::switch::Switch;
-use viola_lanes::{Entry, Journal, Pf, PfCard, Terms, VfAt};
+use viola_lanes::{Entry, Journal, Pf, PfCard, Steps, Terms, VfAt};
 use viola_netdev::Link;
 
 use super::JOURNAL;
@@ -40,6 +40,7 @@ pub fn take_one(journal: &mut Journal, entry: &Entry, links: &[Link]) -> String 
         id: &entry.guest,
         how: &entry.how,
         attachment: &mut guest,
+        steps: Steps::default(),
     };
     let taken = switch.revoke(journal, entry.mac, Terms::default());
     let what = format!("VF {} of {}", entry.vf, entry.pf);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use viola_lanes::switch::{Found, Switch};
-use viola_lanes::{Attachment, Card, Entry, Presence, Stage, VfAt};
+use viola_lanes::{Attachment, Card, Entry, Presence, Stage, Steps, VfAt};
 use viola_policy::lanes::{self as policy, Vf};
 
 use super::{FOREIGN, Keeper};
@@ -95,6 +95,7 @@ impl Keeper {
             id: &entry.guest,
             how: &entry.how,
             attachment: &mut guest,
+            steps: Steps::default(),
         };
         let settled = switch.settle(&mut self.journal, entry, terms);
         let (pf, index) = (&vf.pf.name, vf.index);

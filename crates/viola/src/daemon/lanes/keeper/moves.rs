@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use viola_lanes::switch::Switch;
-use viola_lanes::{Entry, Guest, LaneError, VfAt};
+use viola_lanes::{Entry, Guest, LaneError, Steps, VfAt};
 use viola_policy::lanes::{self as policy, Vf};
 use viola_proto::lanes as shown;
 
@@ -30,14 +30,15 @@ impl Keeper {
             id: &id,
             how: &nic.how,
             attachment: &mut guest,
+            steps: Steps::default(),
         };
         let done = switch.grant(&mut self.journal, terms);
-        let took = begin.elapsed();
+        let took = (begin.elapsed(), std::mem::take(&mut switch.steps));
         if let Some(count) = self
             .counts
             .get_mut(&(nic.id.clone(), nic.interface.clone()))
         {
-            count.attach = took.as_nanos() as u64;
+            count.attach = took.0.as_nanos() as u64;
         }
         if done.is_ok() {
             self.totals.granted += 1;
@@ -73,12 +74,14 @@ impl Keeper {
             id: &entry.guest,
             how: &entry.how,
             attachment: &mut guest,
+            steps: Steps::default(),
         };
         let done = switch.revoke(&mut self.journal, entry.mac, terms);
         if done.is_ok() {
             self.totals.revoked += 1;
         }
-        self.record((&entry.guest, false), &place, why, &done, begin.elapsed());
+        let took = (begin.elapsed(), std::mem::take(&mut switch.steps));
+        self.record((&entry.guest, false), &place, why, &done, took);
         done
     }
 
@@ -88,7 +91,7 @@ impl Keeper {
         vf: &VfAt,
         why: &str,
         done: &Result<(), LaneError>,
-        took: Duration,
+        (took, steps): (Duration, Steps),
     ) {
         self.totals.switching_ns += took.as_nanos() as u64;
         let seconds = took.as_secs_f64();
@@ -96,7 +99,7 @@ impl Keeper {
         let word = if granted { "granted" } else { "taken back" };
         let (level, what, why) = match done {
             Ok(()) => {
-                let what = format!("VF {index} of {pf} {word} in {seconds:.3} s: {why}");
+                let what = format!("VF {index} of {pf} {word} in {seconds:.3} s ({steps}): {why}");
                 (Level::Notice, what, why.to_owned())
             }
             Err(e) => {

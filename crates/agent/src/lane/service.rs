@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The thread of a lane in a running agent.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::OwnedFd;
+use viola_netdev::{Link, LinkNews, links, set_active_port, set_master, set_up};
+use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
+
+use super::line::Line;
+use super::pair::{self, MADE, release};
+use super::plan::{Act, Pair, Plan};
+use super::report::Report;
+use super::settings::Settings;
+use crate::io::channel::Address;
+
+/// It looks so often without being told to.
+const POLL: Duration = Duration::from_secs(10);
+/// It looks so often while a VF in the bond has no link: not each driver tells.
+const SOON: Duration = Duration::from_millis(20);
+/// A bond that cannot be made is tried again after so long.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// A lane that is kept. Everything is put back when this is dropped.
+pub struct Lane {
+    report: Arc<Mutex<Report>>,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Begins, where it is configured.
+///
+/// # Errors
+/// Those of [`Lane::start`].
+pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Lane>> {
+    settings.map(Lane::start).transpose()
+}
+
+impl Lane {
+    /// Begins; a bond that cannot be made is reported, and tried again.
+    ///
+    /// # Errors
+    /// When nothing can be heard of interfaces, or there can be no thread.
+    pub fn start(settings: &Settings) -> io::Result<Self> {
+        let address = Address::parse(&settings.port).map_err(io::Error::other)?;
+        let news = LinkNews::open()?;
+        let report = Arc::new(Mutex::new(Report::default()));
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let (there, stop_there) = (Arc::clone(&report), Arc::clone(&stop));
+        let mut keeper = Keeper {
+            settings: settings.clone(),
+            pair: None,
+            retry: Instant::now(),
+            plan: Plan::default(),
+            line: Line::new(address),
+            report: Report::default(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("viola-lane".into())
+            .spawn(move || {
+                loop {
+                    let due = Instant::now() + keeper.round();
+                    *lock(&there) = keeper.report();
+                    if keeper.wait(&stop_there, &news, due) {
+                        break;
+                    }
+                }
+                keeper.end();
+                *lock(&there) = keeper.report();
+            })?;
+        Ok(Self {
+            report,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// How it is.
+    pub fn report(&self) -> Report {
+        lock(&self.report).clone()
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(report: &Mutex<Report>) -> MutexGuard<'_, Report> {
+    report.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Keeper {
+    settings: Settings,
+    pair: Option<Pair>,
+    /// When a bond is tried to be made again.
+    retry: Instant,
+    plan: Plan,
+    line: Line,
+    report: Report,
+}
+
+impl Keeper {
+    fn report(&self) -> Report {
+        let mut report = self.report.clone();
+        if report.why.is_none() {
+            report.why.clone_from(&self.line.why);
+        }
+        report
+    }
+
+    /// Does what is to be done; how long it may take until it looks again.
+    fn round(&mut self) -> Duration {
+        if self.pair.is_none() && Instant::now() >= self.retry {
+            match pair::begin(&self.settings) {
+                Ok(pair) => {
+                    self.pair = Some(pair);
+                    self.report.why = None;
+                }
+                Err(why) => {
+                    self.retry = Instant::now() + RETRY;
+                    self.report.why = Some(why);
+                }
+            }
+        }
+        let Some(pair) = self.pair else {
+            return RETRY;
+        };
+        let mut all = match links() {
+            Ok(all) => all,
+            Err(e) => {
+                self.report.why = Some(format!("interfaces: {e}"));
+                return RETRY;
+            }
+        };
+        for act in self.plan.next(&pair, &all) {
+            let (done, what) = match act {
+                Act::Take(vf) => (take(&pair, vf), "a VF goes into no bond"),
+                Act::Use(vf) => {
+                    let done = set_active_port(pair.bond, vf);
+                    self.report.taken += u64::from(done.is_ok());
+                    (done, "the bond does not go over to its VF")
+                }
+            };
+            self.report.why = done.err().map(|e| format!("{what}: {e}"));
+            all = links().unwrap_or(all);
+        }
+        self.tell(&pair, &all);
+        if !all.iter().any(|l| l.index == pair.bond) {
+            // somebody has taken it apart
+            self.pair = None;
+            self.retry = Instant::now() + RETRY;
+            self.report.why = Some("the bond is gone".into());
+        }
+        match self.plan.waits(&pair, &all) {
+            true => SOON,
+            false => POLL,
+        }
+    }
+
+    fn tell(&mut self, pair: &Pair, all: &[Link]) {
+        let of = |index: u32| all.iter().find(|l| l.index == index);
+        let name = |index: Option<u32>| index.and_then(of).map(|l| l.name.clone());
+        let bond = of(pair.bond);
+        self.report.bond = bond.map(|b| b.name.clone()).unwrap_or_default();
+        self.report.nic = name(Some(pair.nic)).unwrap_or_default();
+        self.report.active = name(bond.and_then(|b| b.active)).unwrap_or_else(|| "none".into());
+        self.report.made = bond.is_some_and(|b| b.alias.as_deref() == Some(MADE));
+    }
+
+    /// Until there is news, or it is time to look; whether this is the end.
+    fn wait(&mut self, stop: &OwnedFd, news: &LinkNews, due: Instant) -> bool {
+        loop {
+            let (line, quiet) = self.line.rest();
+            let most = quiet.min(due.saturating_duration_since(Instant::now()));
+            let most = Timespec {
+                tv_sec: most.as_secs() as i64,
+                tv_nsec: most.subsec_nanos().into(),
+            };
+            let mut fds = vec![
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(news, PollFlags::IN),
+            ];
+            fds.extend(line.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            // an interrupted wait is as good as a short one
+            let _ = poll(&mut fds, Some(&most));
+            let over = !fds[0].revents().is_empty();
+            let said = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
+            drop(fds);
+            let asked = self.line.hear(said);
+            for asked in &asked {
+                self.answer(asked);
+            }
+            // a look at a port where nobody is changes nothing
+            if over || news.take() || !asked.is_empty() || Instant::now() >= due {
+                return over;
+            }
+        }
+    }
+
+    fn answer(&mut self, asked: &ToGuest) {
+        let n = asked.n;
+        let ours = self.pair.filter(|pair| pair.mac == asked.mac);
+        let all = links().map_err(|e| e.to_string());
+        let (pair, all) = match (ours, all) {
+            (Some(pair), Ok(all)) => (pair, all),
+            (ours, all) => {
+                let failed = match (ours, all) {
+                    (_, Err(e)) => format!("interfaces: {e}"),
+                    _ => "no bond here has this address".into(),
+                };
+                let failed = Some(failed);
+                return self.line.say(&FromGuest { n, failed });
+            }
+        };
+        if asked.wish == Wish::Use {
+            self.plan.stay();
+            return self.line.say(&FromGuest { n, failed: None });
+        }
+        let vfs = self.plan.leave(&pair, &all);
+        let active = all.iter().find(|l| l.index == pair.bond);
+        let active = active.and_then(|bond| bond.active);
+        let failed = match active {
+            Some(active) if active == pair.nic => None,
+            _ => set_active_port(pair.bond, pair.nic).err(),
+        };
+        // first the answer: from now on the host may send everything by the paravirtual NIC
+        let failed = failed.map(|e| format!("the bond does not go over: {e}"));
+        self.report.left += u64::from(failed.is_none());
+        self.line.say(&FromGuest { n, failed });
+        vfs.into_iter().for_each(release);
+    }
+
+    fn end(&mut self) {
+        if let Some(pair) = self.pair.take() {
+            self.report.why = pair::end(&pair).err();
+            if let Some(why) = &self.report.why {
+                eprintln!("viola-agent: lane: {why}; `viola-agent restore` tries again");
+            }
+        }
+    }
+}
+
+/// Makes a VF a port of the bond, which takes only what is down, and takes it up.
+fn take(pair: &Pair, vf: u32) -> io::Result<()> {
+    set_up(vf, false)?;
+    set_master(vf, Some(pair.bond))
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The management console of a UML guest: a datagram socket in the folder of its umid, on which its kernel takes
+//! `config` and `remove` of devices (arch/um/drivers/mconsole_kern.c).
+//!
+//! The answer comes to an abstract name, so whoever asks has to be in the network namespace of the guest's process.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, recv,
+    sendto, socket_with,
+};
+
+/// First word of each question.
+const MAGIC: u32 = 0xcafe_babe;
+/// Version of the protocol.
+const VERSION: u32 = 2;
+/// Longest text of a question or of one part of an answer, with its end.
+const TEXT: usize = 512;
+/// Bytes before the text in an answer, and in a question.
+const HEAD: usize = 12;
+/// Most parts of an answer.
+const PARTS: usize = 64;
+
+/// A guest's console.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Console(PathBuf);
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsoleError {
+    /// The socket.
+    #[error("the guest's console: {0}")]
+    Socket(#[from] io::Error),
+    /// The guest's kernel refused; its words.
+    #[error("the guest's kernel: {0}")]
+    Refused(String),
+}
+
+impl Console {
+    /// That of the guest with this folder ([`crate::reach::uml_folder`]).
+    #[must_use]
+    pub fn of(folder: &Path) -> Self {
+        Self(folder.join("mconsole"))
+    }
+
+    /// Gives a command; the kernel's words.
+    ///
+    /// # Errors
+    /// [`ConsoleError`]; [`io::ErrorKind::TimedOut`] when the guest's kernel does not answer in time.
+    pub fn command(&self, text: &str, patience: Duration) -> Result<String, ConsoleError> {
+        if text.len() >= TEXT || text.contains(['\0', '\n']) {
+            let what = "a command is too long, or no line";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
+        }
+        // by a descriptor: its path may be too long for a socket's address
+        let node = rustix::fs::open(&self.0, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(io::Error::from)?;
+        let there = SocketAddrUnix::new(format!("/proc/self/fd/{}", node.as_raw_fd()))
+            .map_err(io::Error::from)?;
+        let socket = unnamed().map_err(io::Error::from)?;
+        let mut question = Vec::with_capacity(HEAD + TEXT);
+        for word in [MAGIC, VERSION, text.len() as u32] {
+            question.extend(word.to_ne_bytes());
+        }
+        question.extend(text.as_bytes());
+        question.resize(HEAD + TEXT, 0);
+        sendto(&socket, &question, SendFlags::empty(), &there).map_err(io::Error::from)?;
+        let mut words = String::new();
+        for _ in 0..PARTS {
+            let (failed, more, part) = answer(&socket, patience)?;
+            words.push_str(&part);
+            match (failed, more) {
+                (_, true) => {}
+                (false, false) => return Ok(words),
+                (true, false) => {
+                    return Err(ConsoleError::Refused(crate::vm::printable(words.trim())));
+                }
+            }
+        }
+        Err(io::Error::from(io::ErrorKind::InvalidData).into())
+    }
+}
+
+/// A socket with a name that the kernel chooses: the guest answers to it.
+fn unnamed() -> rustix::io::Result<OwnedFd> {
+    let (kind, flags) = (SocketType::DGRAM, SocketFlags::CLOEXEC);
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    let name = format!(
+        "viola-console-{}-{}",
+        std::process::id(),
+        socket.as_raw_fd()
+    );
+    bind(
+        &socket,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
+    Ok(socket)
+}
+
+fn answer(socket: &OwnedFd, patience: Duration) -> io::Result<(bool, bool, String)> {
+    let wait = Timespec {
+        tv_sec: patience.as_secs() as i64,
+        tv_nsec: patience.subsec_nanos().into(),
+    };
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    if poll(&mut fds, Some(&wait))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut bytes = [0; HEAD + TEXT];
+    let (count, _) = recv(socket, &mut bytes, RecvFlags::empty())?;
+    read(&bytes[..count]).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Whether it failed, whether there is more, and the words.
+fn read(bytes: &[u8]) -> Option<(bool, bool, String)> {
+    let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let (failed, more, length) = (word(0)?, word(4)?, word(8)? as usize);
+    let text = bytes.get(HEAD..HEAD + length.min(TEXT))?;
+    let text = text.split(|b| *b == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(text).into_owned();
+    Some((failed != 0, more != 0, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    fn part(failed: u32, more: u32, text: &str) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for word in [failed, more, text.len() as u32 + 1] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(text.as_bytes());
+        bytes.resize(HEAD + TEXT, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_command_is_answered_in_parts_and_a_refusal_has_the_kernels_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = UnixDatagram::bind(folder.path().join("mconsole")).unwrap();
+        let guest = std::thread::spawn(move || {
+            for parts in [
+                vec![part(0, 1, "a "), part(0, 0, "b")],
+                vec![part(1, 0, "no\n")],
+            ] {
+                let mut asked = [0; HEAD + TEXT];
+                let (count, from) = there.recv_from(&mut asked).unwrap();
+                assert_eq!(count, HEAD + TEXT);
+                assert_eq!(&asked[..4], &MAGIC.to_ne_bytes());
+                assert_eq!(&asked[8..12], &7_u32.to_ne_bytes());
+                assert_eq!(&asked[12..20], b"version\0");
+                for part in parts {
+                    there.send_to_addr(&part, &from).unwrap();
+                }
+            }
+            there
+        });
+        let console = Console::of(folder.path());
+        let patience = Duration::from_secs(20);
+        assert_eq!(console.command("version", patience).unwrap(), "a b");
+        let said = console.command("version", patience).unwrap_err();
+        assert_eq!(said.to_string(), "the guest's kernel: no");
+        let _there = guest.join().unwrap();
+        let short = Duration::from_millis(20);
+        let said = console.command("version", short).unwrap_err();
+        assert!(matches!(said, ConsoleError::Socket(e) if e.kind() == io::ErrorKind::TimedOut));
+        assert!(console.command(&"x".repeat(TEXT), short).is_err());
+    }
+
+    #[test]
+    fn what_is_no_answer_is_none() {
+        assert_eq!(read(&[0; 11]), None);
+        let mut long = part(0, 0, "x");
+        long[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert_eq!(read(&long).unwrap().2, "x");
+        assert_eq!(read(&long[..20]), None);
+    }
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Words to the agent in a guest that keeps the VF and its paravirtual NIC in a bond ([`viola_proto::lanes::guest`]).
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use viola_host::reach;
+use viola_netdev::Mac;
+use viola_proto::agent::{FrameReader, encode};
+use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
+
+/// How long an agent may take: it looks for somebody at its port five times a second.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks the agent behind a unix socket or a terminal.
+///
+/// # Errors
+/// The kernel's; [`io::ErrorKind::TimedOut`] where nobody answers, [`io::ErrorKind::Other`] with the agent's sentence.
+pub fn ask(path: &Path, mac: Mac, wish: Wish) -> io::Result<()> {
+    ask_for(path, mac, wish, PATIENCE)
+}
+
+fn ask_for(path: &Path, mac: Mac, wish: Wish, patience: Duration) -> io::Result<()> {
+    let mut stream = open(path)?;
+    let end = Instant::now() + patience;
+    let asked = ToGuest {
+        n: number(),
+        mac,
+        wish,
+    };
+    let frame = encode(&asked).map_err(io::Error::other)?;
+    stream.write_all(&frame)?;
+    let mut reader = FrameReader::new();
+    loop {
+        while let Some(answer) = reader.next::<FromGuest>() {
+            match answer {
+                Ok(FromGuest { n, failed }) if n == asked.n => {
+                    return failed.map_or(Ok(()), |why| Err(io::Error::other(printable(&why))));
+                }
+                // to somebody before, or no answer at all
+                _ => {}
+            }
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let what = "the agent in the guest does not answer";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+        }
+        let left = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
+        // an interrupted wait is as good as a short one
+        let _ = poll(&mut fds, Some(&left));
+        if reader.fill(&mut stream)? == Some(0) {
+            let what = "the guest has closed its agent's port";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        }
+    }
+}
+
+/// A guest's sentence goes to the journal.
+fn printable(text: &str) -> String {
+    let is_odd = |c: char| c.is_control();
+    text.chars().take(200).filter(|c| !is_odd(*c)).collect()
+}
+
+/// No two questions that may meet on one way have one number.
+fn number() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |d| d.as_nanos() as u64)
+}
+
+trait Stream: Read + Write + AsFd {}
+impl<T: Read + Write + AsFd> Stream for T {}
+
+fn open(path: &Path) -> io::Result<Box<dyn Stream>> {
+    if std::fs::metadata(path)?.file_type().is_char_device() {
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        let mut modes = tcgetattr(&file)?;
+        modes.make_raw();
+        tcsetattr(&file, OptionalActions::Now, &modes)?;
+        return Ok(Box::new(file));
+    }
+    let stream = reach::connect(path)?;
+    let flags = fcntl_getfl(&stream)?;
+    fcntl_setfl(&stream, flags | OFlags::NONBLOCK)?;
+    Ok(Box::new(stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const MAC: Mac = [2, 0, 0, 0, 0, 1];
+
+    /// An agent that answers so; what it was asked.
+    fn agent(path: &Path, answer: impl Fn(u64) -> Vec<FromGuest> + Send + 'static) {
+        let listener = UnixListener::bind(path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut reader = FrameReader::new();
+            let asked = reader
+                .wait::<ToGuest>(&mut stream)
+                .unwrap()
+                .unwrap()
+                .unwrap();
+            assert_eq!((asked.mac, asked.wish), (MAC, Wish::Leave));
+            for answer in answer(asked.n) {
+                stream.write_all(&encode(&answer).unwrap()).unwrap();
+            }
+            // open until the other end is closed
+            let _ = stream.read(&mut [0; 8]);
+        });
+    }
+
+    #[test]
+    fn the_answer_to_this_question_counts_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let failed = |n, text: Option<&str>| FromGuest {
+            n,
+            failed: text.map(str::to_owned),
+        };
+        let done = folder.path().join("done");
+        agent(&done, move |n| {
+            vec![failed(n - 1, Some("an old one")), failed(n, None)]
+        });
+        ask(&done, MAC, Wish::Leave).unwrap();
+        let not = folder.path().join("not");
+        agent(&not, move |n| vec![failed(n, Some("no bond\n here"))]);
+        let said = ask(&not, MAC, Wish::Leave).unwrap_err();
+        assert_eq!(said.to_string(), "no bond here");
+    }
+
+    #[test]
+    fn nobody_is_waited_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("silent");
+        agent(&path, |_| Vec::new());
+        let short = Duration::from_millis(50);
+        let said = ask_for(&path, MAC, Wish::Leave, short).unwrap_err();
+        assert_eq!(said.kind(), io::ErrorKind::TimedOut);
+        let said = ask(&folder.path().join("none"), MAC, Wish::Use).unwrap_err();
+        assert_eq!(said.kind(), io::ErrorKind::NotFound);
+    }
+}
