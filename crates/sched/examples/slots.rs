@@ -128,7 +128,7 @@ fn run(
     meter.snapshot();
     let before = slots.health();
     std::thread::sleep(Duration::from_secs_f64(seconds));
-    let s = meter.snapshot();
+    let s = meter.snapshot().clone();
     let after = slots.health();
     for (vm, id) in s.vms.iter().zip(&vms) {
         let t = vm.vcpu_total();

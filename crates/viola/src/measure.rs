@@ -200,7 +200,7 @@ mod tests {
         let snapshot = |at: u64, run: u64| Snapshot {
             at,
             span: 500_000_000,
-            with_disks: at % 2 == 0,
+            with_disks: at.is_multiple_of(2),
             vms: vec![VmSample {
                 id: id.clone(),
                 vcpus: vec![Times {
@@ -210,7 +210,7 @@ mod tests {
                 service: Times::default(),
                 traffic: Traffic {
                     rx_packets: 50,
-                    disk_read: if at % 2 == 0 { 2000 } else { 0 },
+                    disk_read: if at.is_multiple_of(2) { 2000 } else { 0 },
                     ..Traffic::default()
                 },
             }],

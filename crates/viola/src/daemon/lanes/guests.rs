@@ -140,6 +140,9 @@ impl Sight<'_> {
         let how = match vm.hypervisor {
             Hypervisor::Qemu => Guest::Qemu(self.qemu(vm, mac, said)?),
             Hypervisor::Uml => Guest::Uml(self.uml(vm, mac)?),
+            Hypervisor::Firecracker | Hypervisor::CloudHypervisor => {
+                return Err("lanes do not plug VFs into VMs of its hypervisor yet".into());
+            }
         };
         Ok(Nic {
             id: vm.id.to_string(),
