@@ -128,6 +128,13 @@ void OPS(scx_running, struct task_struct *p)
 		set_slice(p, start(c, cpu, t, row, now));
 	else
 		c->running = STRAY;
+	/*
+	 * The kernel (7.2, 7.3) takes the move to an idle core's local queue for a wake-up, and so leaves out the next reading of its
+	 * clock, at the end of this turn: nobody would be charged for it. This way that reading is one that matters to nobody.
+	 */
+	if (c->idle_beside)
+		scx_bpf_kick_cpu(cpu, 0);
+	c->idle_beside = 0;
 }
 
 void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
@@ -198,6 +205,8 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	s->decide_ns += cost;
 	/* The kernel reads its clock before it asks: in its books too, who runs next has run since then. */
 	c->cost = goes_on ? 0 : cost;
+	if (row >= ROWS)
+		c->idle_beside = choice.kept;
 }
 
 /* What a thread of a VM makes is of that VM. */

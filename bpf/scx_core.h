@@ -59,6 +59,7 @@ struct core {
 	u32 service_waits;	/* and one of its VM that waits is to go before it */
 	u32 last;		/* row that ran last */
 	u32 ask;		/* something has happened that the algorithm wants to hear of */
+	u32 idle_beside;	/* it was idle last although a VM wanted to run */
 	u64 stray_since;	/* a thread of no VM waits since then; 0: none does */
 	u64 heard;		/* of other cores; then */
 	u64 wait_since[ROWS];	/* when the row had the core last, or became runnable */
@@ -411,6 +412,7 @@ static int on_timer(void *map, u32 *key, struct timer *t)
 struct choice {
 	u32 row;
 	u32 starved;
+	u32 kept;		/* somebody wants to run and may not */
 };
 
 /* The row that runs next. */
@@ -420,6 +422,7 @@ __sub int choose(struct core *c __there, u64 now, u32 asked, struct choice *out 
 	u64 since = 0;
 
 	out->starved = 0;
+	out->kept = 0;
 	each(i, c->machine.n) {
 		struct vm_row *vm = row_at(&c->machine, i);
 		u64 idle = c->wait_since[i & (ROWS - 1)];
@@ -428,8 +431,12 @@ __sub int choose(struct core *c __there, u64 now, u32 asked, struct choice *out 
 		/* That is told. */
 		if (asked)
 			vm->used = 0;
-		if (!vm->params.id || !vm->runnable || vm->rank == CAPPED)
+		if (!vm->params.id || !vm->runnable)
 			continue;
+		if (vm->rank == CAPPED) {
+			out->kept = 1;
+			continue;
+		}
 		if (knobs.starve_id && vm->params.id == knobs.starve_id)
 			continue;
 		if (c->running == i)
