@@ -41,6 +41,21 @@ s32 OPS(scx_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 	return prev_cpu;
 }
 
+/*
+ * Whether a VM's thread that has woken is next for certain: the core is idle, or runs one of lower rank, and the algorithm has
+ * no wish to be asked. What runs was the best of those that wanted to, so nothing is to be chosen.
+ */
+static __always_inline u32 is_next(const struct core *c, const struct thread *t, u32 row, u64 now)
+{
+	u32 rank = row_seen(&c->machine, row)->rank;
+
+	if (c->ask || now >= c->until || c->taken || c->runnable[t->id & (VM_IDS - 1)] != 1 || rank == CAPPED)
+		return 0;
+	if (c->running == NOBODY)
+		return c->idle;
+	return c->running < ROWS && rank > row_seen(&c->machine, c->running)->rank;
+}
+
 void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 {
 	struct thread *t = thread_of(p);
@@ -66,6 +81,18 @@ void OPS(scx_enqueue, struct task_struct *p, u64 enq_flags)
 	/* One that ran before it was a VM's. */
 	count(c, t, cpu);
 	t->since = now;
+	if (is_next(c, t, row, now)) {
+		s = vm_stats_at(cpu, row);
+		if (s && c->running != NOBODY)
+			s->boosts++;
+		c->taken = row + 1;
+		c->due = c->until;
+		c->cost = 0;
+		insert_local(p, SLICE_MOST, enq_flags | SCX_ENQ_HEAD | SCX_ENQ_PREEMPT);
+		return;
+	}
+	if (c->taken && row_seen(&c->machine, row)->rank > row_seen(&c->machine, c->taken - 1)->rank)
+		c->again = 1;
 	insert(p, dsq_of(cpu, row), SLICE_MOST, t->service ? now - knobs.service_start : now, enq_flags);
 	running = c->running;
 	/* Nobody's: idle, which the kernel ends by itself, or one that has just stopped, after which the core chooses. */
@@ -132,9 +159,14 @@ void OPS(scx_running, struct task_struct *p)
 	 * The kernel (7.2, 7.3) takes the move to an idle core's local queue for a wake-up, and so leaves out the next reading of its
 	 * clock, at the end of this turn: nobody would be charged for it. This way that reading is one that matters to nobody.
 	 */
-	if (c->idle_beside)
+	if (c->again)
+		kick(cpu);
+	else if (c->idle_beside)
 		scx_bpf_kick_cpu(cpu, 0);
+	c->idle = 0;
 	c->idle_beside = 0;
+	c->taken = 0;
+	c->again = 0;
 }
 
 void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
@@ -149,6 +181,9 @@ void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
 	charge(c, cpu, now - c->cost);
 	if (!runnable)
 		c->ask |= c->machine.notify_block;
+	if (c->lone)
+		c->machine.notify_wake = c->lone - 1;
+	c->lone = 0;
 	if (c->running < ROWS)
 		c->wait_since[c->running & (ROWS - 1)] = now;
 	c->running = NOBODY;
@@ -205,8 +240,8 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	s->decide_ns += cost;
 	/* The kernel reads its clock before it asks: in its books too, who runs next has run since then. */
 	c->cost = goes_on ? 0 : cost;
-	if (row >= ROWS)
-		c->idle_beside = choice.kept;
+	c->idle_beside = row >= ROWS && choice.kept;
+	c->idle = row >= ROWS && !choice.kept && !is_runnable;
 }
 
 /* What a thread of a VM makes is of that VM. */

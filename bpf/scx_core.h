@@ -59,7 +59,11 @@ struct core {
 	u32 service_waits;	/* and one of its VM that waits is to go before it */
 	u32 last;		/* row that ran last */
 	u32 ask;		/* something has happened that the algorithm wants to hear of */
-	u32 idle_beside;	/* it was idle last although a VM wanted to run */
+	u32 idle;		/* nobody wanted it at the last choice, and nothing has begun since */
+	u32 idle_beside;	/* the same, but for VMs that have to wait */
+	u32 taken;		/* row + 1 of a thread that has just woken and is next, without a choice */
+	u32 again;		/* one of higher rank has woken since */
+	u32 lone;		/* what runs has the core to itself: notify_wake is set for that, and was this less one */
 	u64 stray_since;	/* a thread of no VM waits since then; 0: none does */
 	u64 heard;		/* of other cores; then */
 	u64 wait_since[ROWS];	/* when the row had the core last, or became runnable */
@@ -480,11 +484,18 @@ static __always_inline u64 budget_left(const struct vm_row *vm)
 	return vm->budget > vm->used + SHORTEST ? vm->budget - vm->used : SHORTEST;
 }
 
+/* Whether a turbo vCPU that has woken is the only one on its core, and no cap has to be seen to. */
+static __always_inline u32 has_idle_slot(const struct core *c, const struct vm_row *vm)
+{
+	return c->idle && in_slots(&c->machine, vm) && !vm->quota;
+}
+
 /* A thread of this row has the core from now on. Returns how long it may run. */
 static __always_inline u64 start(struct core *c, u32 cpu, struct thread *t, u32 row, u64 now)
 {
 	struct vm_stats *s = vm_stats_at(cpu, row);
 	struct core_stats *cs;
+	struct vm_row *vm;
 	u64 left;
 
 	c->running = row;
@@ -507,8 +518,19 @@ static __always_inline u64 start(struct core *c, u32 cpu, struct thread *t, u32 
 			cs->switches++;
 		c->last = row;
 	}
-	left = budget_left(row_at(&c->machine, row));
-	c->due = sooner(c->due, later(now, left));
+	vm = row_at(&c->machine, row);
+	left = budget_left(vm);
+	if (has_idle_slot(c, vm)) {
+		/*
+		 * Nobody waits for its slot to end: the algorithm hears of it when another wakes, or at the tick after its reserve
+		 * may have been used up. Starting a timer would be dearer than what most wake for.
+		 */
+		c->lone = c->machine.notify_wake + 1;
+		c->machine.notify_wake = 1;
+		left = c->machine.reserve ? reserve_budget(vm) : FOREVER;
+	} else {
+		c->due = sooner(c->due, later(now, left));
+	}
 	arm(c, cpu, now);
 	return sooner(left, SLICE_MOST);
 }
@@ -531,6 +553,7 @@ static __always_inline void decide(struct core *c, u32 cpu, u64 now, struct choi
 	if (!c->ask && now < c->until)
 		goto out;
 	c->ask = 0;
+	c->lone = 0;
 	if (s)
 		s->decisions++;
 	if (c->machine.kind != INTERLEAVED && now - c->heard >= EXCHANGE) {

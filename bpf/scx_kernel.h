@@ -73,6 +73,8 @@ enum {
 #define SCX_DSQ_LOCAL ((1ULL << 63) | 2)
 #define SCX_TASK_QUEUED 1
 #define SCX_KICK_PREEMPT 2ULL
+#define SCX_ENQ_HEAD (1ULL << 4)
+#define SCX_ENQ_PREEMPT (1ULL << 32)
 #define SCX_OPS_ENQ_LAST 2
 #define SCX_OPS_SWITCH_PARTIAL 8
 
