@@ -240,7 +240,9 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	s->decide_ns += cost;
 	/* The kernel reads its clock before it asks: in its books too, who runs next has run since then. */
 	c->cost = goes_on ? 0 : cost;
-	c->idle_beside = row >= ROWS && choice.kept;
+	/* Until the next one begins. */
+	if (row >= ROWS)
+		c->idle_beside = choice.kept;
 	c->idle = row >= ROWS && !choice.kept && !is_runnable;
 }
 

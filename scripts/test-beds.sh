@@ -17,8 +17,7 @@ viola qemu_migration
 viola qemu_stream
 viola qemu_pipe
 viola-vpipe vlan vms_of_equal
-viola qemu_scx daemon:: mechanism::
-- viola qemu_scx turbo
+viola qemu_scx
 - viola qemu_lanes
 - viola qemu_operator
 - viola qemu_ack
