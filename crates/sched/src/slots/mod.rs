@@ -174,14 +174,20 @@ impl Slots {
             .all(|c| c.ready.load(Ordering::Acquire) == 1)
         {
             let ended = running.watchdog.try_wait().ok().flatten();
-            if ended.is_some() || Instant::now() > deadline {
-                return Err(SchedError::Unavailable {
-                    mechanism: NAME,
-                    why: "the slot controller did not start; its reason is in the line above"
-                        .into(),
-                });
-            }
-            std::thread::sleep(Duration::from_millis(2));
+            let why = match ended {
+                Some(_) => "the slot controller did not start; its reason is in the line above",
+                None if Instant::now() > deadline => {
+                    "the slot controller did not start in time; is the host very busy?"
+                }
+                None => {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
+            };
+            return Err(SchedError::Unavailable {
+                mechanism: NAME,
+                why: why.into(),
+            });
         }
         Ok(())
     }
