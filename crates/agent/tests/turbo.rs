@@ -301,6 +301,17 @@ fn devices_and_vcpus_that_come_and_go_are_followed() {
     keeper.round();
     assert_eq!(irq(&guest, 25), "1");
     assert_eq!(why(&keeper.report(), Part::Interrupts), "");
+    // some of them only when it has been there for a moment
+    guest.put("/proc/irq/25/smp_affinity_list", "0-1");
+    keeper.round();
+    assert_eq!(irq(&guest, 25), "1");
+    assert_eq!(why(&keeper.report(), Part::Interrupts), "");
+    // but what is set later is set by somebody
+    guest.put("/proc/irq/25/smp_affinity_list", "0");
+    keeper.round_at(std::time::Instant::now() + std::time::Duration::from_secs(60));
+    assert_eq!(irq(&guest, 25), "0");
+    assert!(why(&keeper.report(), Part::Interrupts).contains("somebody else"));
+    guest.put("/proc/irq/25/smp_affinity_list", "0-2");
     keeper.end();
     assert_eq!(irq(&guest, 25), "0-2");
 }

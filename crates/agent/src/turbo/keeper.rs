@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::time::{Duration, Instant};
 
 use super::journal::Journal;
 use super::knob::{Knob, Step};
@@ -16,6 +17,9 @@ use super::write::set;
 
 /// Most times that is planned anew at once: once for each way that can be refused, and once to see that all is done.
 const ROUNDS: usize = 8;
+
+/// Drivers spread their interrupts and queues anew while a vCPU comes or goes: the kernel says that it is online before they have.
+const HOTPLUG: Duration = Duration::from_secs(5);
 
 /// A thing that is left, and which thing it was.
 struct Skipped {
@@ -33,6 +37,8 @@ pub struct Keeper {
     theirs: BTreeMap<Knob, Skipped>,
     /// What was set a moment ago and has not been seen yet.
     fresh: Vec<Knob>,
+    /// When a vCPU came or went last, by what was seen.
+    hotplug: Option<Instant>,
     mode: Mode,
     notes: Vec<Note>,
     /// Why nothing is changed.
@@ -51,6 +57,7 @@ impl Keeper {
             refused: BTreeMap::new(),
             theirs: BTreeMap::new(),
             fresh: Vec::new(),
+            hotplug: None,
             mode: Mode::Leave,
             notes: Vec::new(),
             off: Some("it has not been looked yet".into()),
@@ -60,9 +67,14 @@ impl Keeper {
 
     /// Makes everything as it is wished, as far as that goes.
     pub fn round(&mut self) {
+        self.round_at(Instant::now());
+    }
+
+    /// The same at this time.
+    pub fn round_at(&mut self, at: Instant) {
         for _ in 0..ROUNDS {
             let now = look(&*self.system, self.mode.needs_threads());
-            self.compare(&now);
+            self.compare(&now, at);
             match plan(&now, &self.wish, &self.skips()) {
                 Err(off) => {
                     self.off = Some(off.0);
@@ -116,9 +128,15 @@ impl Keeper {
     }
 
     /// What has become of the changes: gone with their thing, without effect, or changed by somebody else.
-    fn compare(&mut self, now: &Snapshot) {
+    fn compare(&mut self, now: &Snapshot, at: Instant) {
         let online = now.online.to_string();
-        let by_kernel = self.journal.contents.online != online;
+        let before = &self.journal.contents.online;
+        if !before.is_empty() && *before != online {
+            self.hotplug = Some(at);
+        }
+        let by_kernel = self
+            .hotplug
+            .is_some_and(|then| at.saturating_duration_since(then) < HOTPLUG);
         for all in [&mut self.refused, &mut self.theirs] {
             all.retain(|knob, skipped| match knob {
                 // with other CPUs it may be possible, and masks are the kernel's doing
