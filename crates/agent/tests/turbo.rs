@@ -312,6 +312,11 @@ fn devices_and_vcpus_that_come_and_go_are_followed() {
     assert_eq!(irq(&guest, 25), "0");
     assert!(why(&keeper.report(), Part::Interrupts).contains("somebody else"));
     guest.put("/proc/irq/25/smp_affinity_list", "0-2");
+    // a vCPU that went and is back already
+    let later = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    keeper.cpus_changed(later);
+    keeper.round_at(later);
+    assert_eq!(irq(&guest, 25), "1");
     keeper.end();
     assert_eq!(irq(&guest, 25), "0-2");
 }

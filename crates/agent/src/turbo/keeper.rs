@@ -18,8 +18,9 @@ use super::write::set;
 /// Most times that is planned anew at once: once for each way that can be refused, and once to see that all is done.
 const ROUNDS: usize = 8;
 
-/// Drivers spread their interrupts and queues anew while a vCPU comes or goes: the kernel says that it is online before they have.
-const HOTPLUG: Duration = Duration::from_secs(5);
+/// Drivers spread their interrupts and queues anew when a vCPU comes or goes, and the kernel says that it is online before they have.
+/// Longer than the time between two looks.
+const HOTPLUG: Duration = Duration::from_secs(15);
 
 /// A thing that is left, and which thing it was.
 struct Skipped {
@@ -98,6 +99,11 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    /// The kernel has told of a vCPU that came or went; it may be as before by now.
+    pub fn cpus_changed(&mut self, at: Instant) {
+        self.hotplug = Some(at);
     }
 
     /// Puts everything back.

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -17,7 +17,7 @@ use super::report::Report;
 use super::restore::{boot, leftovers, restore};
 use super::settings::{JOURNAL, Settings};
 use super::system::Real;
-use super::uevents::Uevents;
+use super::uevents::{News, Uevents};
 
 /// It looks so often without being told to: for what no event tells of, as new threads and settings of others.
 const POLL: Timespec = Timespec {
@@ -77,8 +77,11 @@ impl Turbo {
                 loop {
                     keeper.round();
                     *lock(&report_there) = keeper.report();
-                    if wait(&stop_there, uevents.as_ref()) {
+                    let Some(news) = wait(&stop_there, uevents.as_ref()) else {
                         break;
+                    };
+                    if news.cpus {
+                        keeper.cpus_changed(Instant::now());
                     }
                 }
                 keeper.end();
@@ -110,26 +113,27 @@ fn lock(report: &Mutex<Report>) -> std::sync::MutexGuard<'_, Report> {
     report.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until there is news, or it is time to look; whether this is the end.
-fn wait(stop: &OwnedFd, uevents: Option<&Uevents>) -> bool {
+/// Until there is news, or it is time to look; none: this is the end.
+fn wait(stop: &OwnedFd, uevents: Option<&Uevents>) -> Option<News> {
     let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
     fds.extend(uevents.map(|events| PollFd::new(events, PollFlags::IN)));
     loop {
         // an interrupted wait is as good as a short one
         let count = poll(&mut fds, Some(&POLL));
         if !fds[0].revents().is_empty() {
-            return true;
+            return None;
         }
         let Some(events) = uevents else {
-            return false;
+            return Some(News::default());
         };
         if count == Ok(0) {
-            return false;
+            return Some(News::default());
         }
-        if events.take() {
+        let news = events.take();
+        if news.matters {
             std::thread::sleep(SETTLE);
-            events.take();
-            return false;
+            let cpus = news.cpus | events.take().cpus;
+            return Some(News { cpus, ..news });
         }
     }
 }

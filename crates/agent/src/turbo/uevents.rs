@@ -17,6 +17,22 @@ const SUBSYSTEMS: [&str; 7] = ["net", "cpu", "block", "pci", "virtio", "nvme", "
 /// A socket that is readable when there is news.
 pub struct Uevents(OwnedFd);
 
+/// What has been said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct News {
+    /// Of something that a plan depends on.
+    pub matters: bool,
+    /// Of CPUs; one that went may be back by now.
+    pub cpus: bool,
+}
+
+impl News {
+    fn add(&mut self, more: Self) {
+        self.matters |= more.matters;
+        self.cpus |= more.cpus;
+    }
+}
+
 impl Uevents {
     /// Begins to listen.
     ///
@@ -30,9 +46,9 @@ impl Uevents {
         Ok(Self(socket))
     }
 
-    /// Takes all that has been said; whether it matters here.
-    pub fn take(&self) -> bool {
-        let mut matters = false;
+    /// Takes all that has been said.
+    pub fn take(&self) -> News {
+        let mut all = News::default();
         loop {
             let mut message = [0; 8192];
             match recvfrom(&self.0, &mut message, RecvFlags::empty()) {
@@ -40,13 +56,18 @@ impl Uevents {
                     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
                     // anybody of this VM could send; port 0 is the kernel's
                     if from.is_some_and(|from| from.pid() == 0) {
-                        matters |= is_news(&message[..count]);
+                        all.add(news(&message[..count]));
                     }
                 }
                 // something was lost
-                Err(rustix::io::Errno::NOBUFS) => matters = true,
+                Err(rustix::io::Errno::NOBUFS) => {
+                    all = News {
+                        matters: true,
+                        cpus: true,
+                    }
+                }
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return matters,
+                Err(_) => return all,
             }
         }
     }
@@ -59,27 +80,32 @@ impl AsFd for Uevents {
 }
 
 /// `add@/devices/...`, then words `KEY=VALUE`, each ended by a zero byte.
-fn is_news(message: &[u8]) -> bool {
-    message
-        .split(|byte| *byte == 0)
-        .filter_map(|word| word.strip_prefix(b"SUBSYSTEM="))
-        .any(|word| SUBSYSTEMS.iter().any(|name| name.as_bytes() == word))
+fn news(message: &[u8]) -> News {
+    let mut all = News::default();
+    let words = message.split(|byte| *byte == 0);
+    for subsystem in words.filter_map(|word| word.strip_prefix(b"SUBSYSTEM=")) {
+        all.add(News {
+            matters: SUBSYSTEMS.iter().any(|name| name.as_bytes() == subsystem),
+            cpus: subsystem == b"cpu",
+        });
+    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_news;
+    use super::{News, news};
 
     #[test]
     fn news_is_of_devices_that_a_plan_depends_on() {
-        let says = |text: &str| is_news(text.replace(' ', "\0").as_bytes());
-        assert!(says(
-            "online@/devices/system/cpu/cpu1 ACTION=online SUBSYSTEM=cpu SEQNUM=9 "
-        ));
-        assert!(says(
-            "add@/devices/x ACTION=add SUBSYSTEM=net INTERFACE=eth1"
-        ));
-        assert!(!says("change@/devices/y ACTION=change SUBSYSTEM=thermal"));
-        assert!(!says(""));
+        let says = |text: &str| news(text.replace(' ', "\0").as_bytes());
+        let of = |matters, cpus| News { matters, cpus };
+        let cpu = "online@/devices/system/cpu/cpu1 ACTION=online SUBSYSTEM=cpu SEQNUM=9 ";
+        assert_eq!(says(cpu), of(true, true));
+        let nic = "add@/devices/x ACTION=add SUBSYSTEM=net INTERFACE=eth1";
+        assert_eq!(says(nic), of(true, false));
+        let other = "change@/devices/y ACTION=change SUBSYSTEM=thermal";
+        assert_eq!(says(other), News::default());
+        assert_eq!(says(""), News::default());
     }
 }
