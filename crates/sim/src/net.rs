@@ -65,8 +65,9 @@ pub fn wire_time(bytes: u64, bits_per_second: u64) -> Nanos {
     u64::try_from(ns).unwrap_or(Nanos::MAX)
 }
 
-/// Bytes of a frame, and of a page, which is what a slot of a ring holds of a merged packet.
-const FRAME: u32 = 1514;
+/// Most bytes that a frame takes on the wire, as packets are counted here (headers, check sum, preamble and gap included), and
+/// bytes of a page, which is what a slot of a ring holds of a merged packet.
+const FRAME: u32 = 1538;
 const PAGE: u32 = 4096;
 
 /// What receiving costs a guest, and what its NIC holds.

@@ -3,7 +3,7 @@
 //! acknowledgement, backlog while the process owns the socket (paper vTurbo, sections 2 and 3.2). Prequeues are left out,
 //! as less than 0.1 % of the packets see one there (section 4).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use viola_policy::slices::{MS, Nanos};
 
@@ -64,6 +64,8 @@ struct Sender {
     ssthresh: f64,
     sacked: BTreeSet<u64>,
     lost: BTreeSet<u64>,
+    /// Sent again, with what was the next new segment then.
+    again: BTreeMap<u64, u64>,
     /// All below were looked at for losses.
     judged: u64,
     recover: Option<u64>,
@@ -109,6 +111,8 @@ struct Receiver {
     early_next: Option<u64>,
     /// Acknowledged early: all below.
     early_acked: u64,
+    /// End of what was offered to the sender.
+    offered: u64,
     reading: u64,
     read: u64,
     unacked: u32,
@@ -154,6 +158,7 @@ impl Tcp {
                 ssthresh: f64::INFINITY,
                 sacked: BTreeSet::new(),
                 lost: BTreeSet::new(),
+                again: BTreeMap::new(),
                 judged: 0,
                 recover: None,
                 srtt: None,
@@ -194,6 +199,7 @@ impl Tcp {
             }
             if let Some(segment) = self.sender.lost.pop_first() {
                 self.sender.retransmitted += 1;
+                self.sender.again.insert(segment, self.sender.next);
                 self.transmit(world, segment);
                 continue;
             }
@@ -237,6 +243,7 @@ impl Tcp {
             s.una = ack.next;
             s.sacked = s.sacked.split_off(&ack.next);
             s.lost = s.lost.split_off(&ack.next);
+            s.again = s.again.split_off(&ack.next);
             s.backoff = 0;
             s.timer = 0;
             match s.recover {
@@ -254,9 +261,13 @@ impl Tcp {
             && s.sacked.insert(segment)
         {
             s.lost.remove(&segment);
+            s.again.remove(&segment);
             // Three later ones came: what is missing below is lost (RFC 6675).
             let highest = *s.sacked.last().unwrap_or(&segment);
             let below = highest.saturating_sub(2);
+            // What was sent again is lost once more when something came that was first sent after it (Linux's
+            // tcp_mark_lost_retrans).
+            s.lost.extend(s.again.extract_if(.., |_, next| *next < below).map(|(segment, _)| segment));
             let from = s.judged.max(s.una);
             if s.sacked.len() >= 3 && from < below {
                 let holes = (from..below).filter(|k| !s.sacked.contains(k));
@@ -283,6 +294,7 @@ impl Tcp {
         s.recover = None;
         s.backoff += 1;
         s.lost = (s.una..s.next).filter(|k| !s.sacked.contains(k)).collect();
+        s.again.clear();
         s.judged = s.next;
         s.timer = 0;
         self.sent_at.clear();
@@ -292,17 +304,17 @@ impl Tcp {
     fn window(&self) -> u64 {
         let r = &self.receiver;
         let held = r.queued + r.early.len() as u64 + r.backlog.len() as u64;
-        (self.config.buffer / u64::from(self.config.segment)).saturating_sub(held)
+        let free = (self.config.buffer / u64::from(self.config.segment)).saturating_sub(held);
+        // What was offered is not taken back (RFC 1122, section 4.2.2.16).
+        free.max(r.offered.saturating_sub(r.next))
     }
 
     fn acknowledge(&mut self, world: &mut World, next: u64, sack: Option<u64>) {
         self.receiver.unacked = 0;
         self.receiver.delayed = 0;
-        let ack = Ack {
-            next,
-            sack,
-            window: self.window(),
-        };
+        let window = self.window();
+        self.receiver.offered = self.receiver.offered.max(next + window);
+        let ack = Ack { next, sack, window };
         self.acks.push_back(ack);
         let packet = Packet {
             owner: self.owner,
