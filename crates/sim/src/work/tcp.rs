@@ -301,18 +301,19 @@ impl Tcp {
         self.send(world);
     }
 
-    fn window(&self) -> u64 {
+    /// What is offered beyond `next`, segments.
+    fn window(&self, next: u64) -> u64 {
         let r = &self.receiver;
         let held = r.queued + r.early.len() as u64 + r.backlog.len() as u64;
         let free = (self.config.buffer / u64::from(self.config.segment)).saturating_sub(held);
         // What was offered is not taken back (RFC 1122, section 4.2.2.16).
-        free.max(r.offered.saturating_sub(r.next))
+        free.max(r.offered.saturating_sub(next))
     }
 
     fn acknowledge(&mut self, world: &mut World, next: u64, sack: Option<u64>) {
         self.receiver.unacked = 0;
         self.receiver.delayed = 0;
-        let window = self.window();
+        let window = self.window(next);
         self.receiver.offered = self.receiver.offered.max(next + window);
         let ack = Ack { next, sack, window };
         self.acks.push_back(ack);
@@ -418,7 +419,7 @@ impl Workload for Tcp {
     }
 
     fn done(&mut self, world: &mut World, _tag: u64) {
-        let before = self.window();
+        let before = self.window(self.receiver.next);
         let r = &mut self.receiver;
         r.read += r.reading;
         r.queued -= r.reading;
@@ -432,7 +433,7 @@ impl Workload for Tcp {
         }
         // A window that was nearly shut is told of when it opens.
         let all = self.config.buffer / u64::from(self.config.segment);
-        if before < all / 8 && self.window() >= all / 8 {
+        if before < all / 8 && self.window(self.receiver.next) >= all / 8 {
             let next = self.receiver.next;
             self.acknowledge(world, next, None);
         }
