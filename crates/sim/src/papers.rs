@@ -3,6 +3,7 @@
 
 mod calibration;
 mod lab;
+mod lab_turbo;
 mod raccoon;
 mod vpipe;
 mod vread;
