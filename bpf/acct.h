@@ -5,8 +5,8 @@
 #ifndef VIOLA_ACCT_H
 #define VIOLA_ACCT_H
 
-#define MAX_VMS 256		/* VMs on one host that are accounted per core */
-#define MAX_SLOTS 2048		/* accounting slots: one per vCPU, one per VM for its service threads */
+#define MAX_VMS 1024		/* VMs on one host that are accounted per core */
+#define MAX_SLOTS 8192		/* accounting slots: one per vCPU, one per VM for its service threads */
 #define HIST_BUCKETS 80		/* wait histogram: 4 buckets an octave, from 1.02 us (2^10 ns) on */
 #define NO_VM 0xffffffffu
 

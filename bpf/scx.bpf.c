@@ -121,7 +121,8 @@ void OPS(scx_running, struct task_struct *p)
 		return;
 	now = bpf_ktime_get_ns();
 	row = row_of(c, t);
-	c->since = now;
+	c->since = now - c->cost;
+	c->cost = 0;
 	c->began = now;
 	if (t && row < ROWS)
 		set_slice(p, start(c, cpu, t, row, now));
@@ -138,7 +139,7 @@ void OPS(scx_stopping, struct task_struct *p, _Bool runnable)
 	if (!c)
 		return;
 	now = bpf_ktime_get_ns();
-	charge(c, cpu, now);
+	charge(c, cpu, now - c->cost);
 	if (!runnable)
 		c->ask |= c->machine.notify_block;
 	if (c->running < ROWS)
@@ -151,8 +152,8 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	struct core *c = core_at(cpu);
 	struct core_stats *s = stats_at(cpu);
 	struct choice choice = {};
-	u32 row, is_runnable, goes_on;
-	u64 now, budget, most = FOREVER;
+	u32 row, is_runnable, goes_on = 0;
+	u64 now, budget, cost, most = FOREVER;
 
 	if (!c || !s)
 		return;
@@ -193,7 +194,10 @@ void OPS(scx_dispatch, s32 cpu, struct task_struct *prev)
 	}
 	c->due = sooner(c->due, later(now, most));
 	arm(c, cpu, now);
-	s->decide_ns += bpf_ktime_get_ns() - now;
+	cost = bpf_ktime_get_ns() - now;
+	s->decide_ns += cost;
+	/* The kernel reads its clock before it asks: in its books too, who runs next has run since then. */
+	c->cost = goes_on ? 0 : cost;
 }
 
 /* What a thread of a VM makes is of that VM. */

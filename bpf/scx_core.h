@@ -49,6 +49,7 @@ struct exchange {
 struct core {
 	u64 seq;		/* number of the plan it follows */
 	u64 since;		/* what runs now is charged up to then */
+	u64 cost;		/* of the last choice: who was chosen pays */
 	u64 began;		/* and began then */
 	u64 due;		/* has to choose by then */
 	u64 until;		/* and to ask the algorithm */
@@ -58,7 +59,6 @@ struct core {
 	u32 service_waits;	/* and one of its VM that waits is to go before it */
 	u32 last;		/* row that ran last */
 	u32 ask;		/* something has happened that the algorithm wants to hear of */
-	u32 pad;
 	u64 stray_since;	/* a thread of no VM waits since then; 0: none does */
 	u64 heard;		/* of other cores; then */
 	u64 wait_since[ROWS];	/* when the row had the core last, or became runnable */
@@ -294,7 +294,7 @@ static __always_inline void charge(struct core *c, u32 cpu, u64 now)
 	struct vm_stats *s;
 	struct vm_total *t;
 	struct vm_row *vm;
-	u64 ran = now - c->since;
+	u64 ran = now > c->since ? now - c->since : 0;
 
 	if (c->running >= ROWS)
 		return;

@@ -96,7 +96,7 @@ index() {
     indexed=yes
 }
 
-# The real packages behind the name that always means the newest kernel: one, or since 7.0 three.
+# The real packages behind the name that always means the newest kernel: one, or since 7.0 four.
 kernel() {
     local folder name
     folder=$(mktemp -d "$qemu/.meta.XXXXXX")
@@ -105,7 +105,7 @@ kernel() {
     [ -n "$name" ] || die "the archive's $meta names no kernel"
     echo "$name"
     (cd "$folder" && private_apt download "$name")
-    dpkg-deb -f "$folder/$name"_*.deb Depends | grep -oE 'linux-(binary|modules)-[0-9][^ ,]*' || true
+    dpkg-deb -f "$folder/$name"_*.deb Depends | grep -oE 'linux-(base|binary|modules)-[0-9][^ ,]*' || true
     rm -r "$folder"
 }
 
@@ -155,7 +155,7 @@ build() {
     for module in bin sbin lib lib64; do ln -s "usr/$module" "$tree/$module"; done
     for deb in $(awk '{print $2}' "$debs/PACKAGES"); do
         case $deb in
-            linux-image-* | linux-binary-* | linux-modules-*) dpkg-deb -x "$debs/$deb" "$new/kernel" ;;
+            linux-image-* | linux-base-* | linux-binary-* | linux-modules-*) dpkg-deb -x "$debs/$deb" "$new/kernel" ;;
             *) unpack "$debs/$deb" "$tree" ;;
         esac
     done
@@ -163,6 +163,10 @@ build() {
     for version in $from; do [ -d "$version" ] && from=$version; done
     version=${from##*/}
     mv "$from/vmlinuz" "$new/vmlinuz" 2>/dev/null || mv "$new"/kernel/boot/vmlinuz-* "$new/vmlinuz"
+    # where distributions with one tree for /usr have it; BPF programs of others ask for it
+    mkdir -p "$tree/usr/lib/modules/$version"
+    cp "$from/config" "$tree/usr/lib/modules/$version/config" 2>/dev/null ||
+        cp "$new"/kernel/boot/config-* "$tree/usr/lib/modules/$version/config" || die "the kernel's packages have no config"
     # the same program of the guests that makes the archive below
     "$busybox" depmod -b "${from%/lib/modules/*}" "$version" 2>/dev/null
     for module in $(needed "$from"); do
@@ -228,7 +232,12 @@ has_tools() {
     for tool in "${tools[@]}"; do grep -q " $tool " "$debs/PACKAGES" || return 1; done
 }
 
-if [ $update = yes ] || ! debs_good "$debs" || ! has_tools; then
+# Kernels in several packages have their configuration in one that was not fetched before it was asked for.
+has_config() {
+    ! grep -q ' linux-binary-' "$debs/PACKAGES" || grep -q ' linux-base-[0-9]' "$debs/PACKAGES"
+}
+
+if [ $update = yes ] || ! debs_good "$debs" || ! has_tools || ! has_config; then
     index
     more=()
     [ ${#tools[@]} -eq 0 ] || mapfile -t more < <(closure "${tools[@]}")

@@ -74,12 +74,17 @@ impl CpuSet {
 
     /// From the bit mask of `sched_getaffinity(2)`.
     pub(crate) fn from_mask(mask: &[u64]) -> Self {
-        (0..MAX_CPUS)
-            .filter(|&c| {
-                mask.get(c as usize / 64)
-                    .is_some_and(|w| w >> (c % 64) & 1 == 1)
+        let bits = |(i, word): (usize, &u64)| {
+            let mut rest = *word;
+            std::iter::from_fn(move || {
+                let bit = rest.trailing_zeros();
+                (bit < 64).then(|| {
+                    rest &= rest - 1;
+                    i as u32 * 64 + bit
+                })
             })
-            .collect()
+        };
+        mask.iter().enumerate().flat_map(bits).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 //! All VMs of this host, found once and kept up to date cheaply.
 //!
 //! A look over the host reads one line per process. Only a process that was not seen before is examined
-//! further. What was seen is recognised by number, start time, name and stack address: the first two tell
+//! further, and of one that is no VM for ten seconds the line is read each ten seconds only. What was seen is recognised by number, start time, name and stack address: the first two tell
 //! a reused number, the other two a process that has become another program since.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::cgroup::Mounts;
 use crate::error::HostError;
 use crate::libvirt::Domain;
+use crate::micro::{self, Micro};
 use crate::netns::{self, NicFound};
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
@@ -19,6 +20,10 @@ use crate::vm::{Hypervisor, Service, ServiceKind, Thread, Tid, Vm, VmId, printab
 
 /// Interfaces are asked for their numbers again after this time, for one that was made anew.
 const NIC_AGE: Duration = Duration::from_secs(60);
+
+/// A process that is no VM hardly becomes one later: it is looked at each time until it is known for so long, and this often
+/// afterwards.
+const OTHER_AGE: Duration = Duration::from_secs(10);
 
 /// One program in one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +48,40 @@ impl Mark {
     }
 }
 
+/// A process that is no VM, or a thread in the kernel.
+struct Other {
+    mark: Mark,
+    /// The VM's process that it works for, if it is a thread in the kernel that does.
+    serves: Option<Tid>,
+    met: Instant,
+    read: Instant,
+}
+
+impl Other {
+    fn new(stat: &Stat, serves: Option<Tid>, at: Instant) -> Self {
+        Self {
+            mark: Mark::of(stat),
+            serves,
+            met: at,
+            read: at,
+        }
+    }
+
+    /// Whether it is believed to be what it was.
+    fn is_settled(&self, at: Instant) -> bool {
+        at.saturating_duration_since(self.met) >= OTHER_AGE
+            && at.saturating_duration_since(self.read) < OTHER_AGE
+    }
+
+    fn thread(&self, pid: Tid) -> Thread {
+        Thread {
+            pid,
+            tid: pid,
+            start_time: self.mark.start_time,
+        }
+    }
+}
+
 /// What is remembered of a VM between two looks.
 struct Track {
     mark: Mark,
@@ -58,6 +97,7 @@ struct Track {
 enum Kind {
     Uml(UmlArgs),
     Qemu(Box<Qemu>),
+    Micro(Box<Micro>),
 }
 
 impl Kind {
@@ -65,6 +105,7 @@ impl Kind {
         match self {
             Self::Uml(_) => Hypervisor::Uml,
             Self::Qemu(_) => Hypervisor::Qemu,
+            Self::Micro(micro) => micro.hypervisor(),
         }
     }
 }
@@ -73,7 +114,7 @@ impl Kind {
 pub struct Inventory {
     mounts: Mounts,
     /// Processes that are no VM.
-    others: HashMap<Tid, Mark>,
+    others: HashMap<Tid, Other>,
     tracks: HashMap<Tid, Track>,
     vms: Vec<Vm>,
     warnings: Vec<String>,
@@ -187,11 +228,18 @@ impl Inventory {
     /// # Errors
     /// [`HostError::Read`] when `/proc` cannot be listed. What concerns one VM is a warning.
     pub fn refresh(&mut self) -> Result<&[Vm], HostError> {
+        self.refresh_at(Instant::now())
+    }
+
+    fn refresh_at(&mut self, now: Instant) -> Result<&[Vm], HostError> {
         let pids = proc::processes()?;
         self.warnings.clear();
-        let mut vhosts: HashMap<Tid, Vec<Thread>> = HashMap::new();
         let mut seen = HashSet::with_capacity(pids.len());
         for pid in pids {
+            if self.others.get(&pid).is_some_and(|o| o.is_settled(now)) {
+                seen.insert(pid);
+                continue;
+            }
             let stat = match proc::stat(pid) {
                 Ok(Some(stat)) if !stat.is_dead() => stat,
                 Ok(_) => continue,
@@ -200,21 +248,24 @@ impl Inventory {
                     continue;
                 }
             };
-            if stat.is_kernel_thread() {
-                if let Some(owner) = qemu::vhost_owner(&stat.comm) {
-                    let start_time = stat.start_time;
-                    vhosts.entry(owner).or_default().push(Thread {
-                        pid,
-                        tid: pid,
-                        start_time,
-                    });
-                }
-                continue;
-            }
             seen.insert(pid);
-            self.meet(&stat);
+            if stat.is_kernel_thread() {
+                self.remember(&stat, qemu::vhost_owner(&stat.comm), now);
+            } else {
+                self.meet(&stat, now);
+            }
         }
         self.others.retain(|pid, _| seen.contains(pid));
+        let mut vhosts: HashMap<Tid, Vec<Thread>> = HashMap::new();
+        for (pid, other) in &self.others {
+            if let Some(owner) = other.serves {
+                vhosts.entry(owner).or_default().push(other.thread(*pid));
+            }
+        }
+        // In the order of their numbers, as the kernel lists them.
+        vhosts
+            .values_mut()
+            .for_each(|threads| threads.sort_by_key(|t| t.tid));
         self.tracks.retain(|pid, _| seen.contains(pid));
         self.drop_forks();
         let mut pids: Vec<Tid> = self.tracks.keys().copied().collect();
@@ -253,8 +304,16 @@ impl Inventory {
         self.get(id)
     }
 
+    /// Notes that something is no VM.
+    fn remember(&mut self, stat: &Stat, serves: Option<Tid>, now: Instant) {
+        let new = Other::new(stat, serves, now);
+        let known = self.others.get(&stat.tid).filter(|o| o.mark == new.mark);
+        let met = known.map_or(now, |o| o.met);
+        self.others.insert(stat.tid, Other { met, ..new });
+    }
+
     /// Decides what a process is, unless that is known.
-    fn meet(&mut self, stat: &Stat) {
+    fn meet(&mut self, stat: &Stat, now: Instant) {
         let pid = stat.tid;
         if let Some(track) = self.tracks.get_mut(&pid) {
             if track.mark.is_same_vm(stat) {
@@ -265,13 +324,11 @@ impl Inventory {
             self.tracks.remove(&pid);
         }
         let mark = Mark::of(stat);
-        if self.others.get(&pid) == Some(&mark) {
-            return;
+        if self.others.get(&pid).is_some_and(|o| o.mark == mark) {
+            return self.remember(stat, None, now);
         }
         match identify(stat) {
-            Ok(Some(_)) if !self.is_near(pid) => {
-                self.others.insert(pid, mark);
-            }
+            Ok(Some(_)) if !self.is_near(pid) => self.remember(stat, None, now),
             Ok(Some(kind)) => {
                 self.others.remove(&pid);
                 let track = Track {
@@ -286,9 +343,7 @@ impl Inventory {
                 };
                 self.tracks.insert(pid, track);
             }
-            Ok(None) => {
-                self.others.insert(pid, mark);
-            }
+            Ok(None) => self.remember(stat, None, now),
             // Not remembered: the right to look may come.
             Err(e) => self.warnings.push(e.one_line()),
         }
@@ -420,6 +475,10 @@ impl Track {
                 warnings.extend(look.warning);
                 (look.vcpus, look.service, look.asked)
             }
+            Kind::Micro(micro) => {
+                let look = micro.look(pid)?;
+                (look.vcpus, look.service, look.asked)
+            }
         };
         if vcpus.is_empty() && service.is_empty() {
             return Ok(false);
@@ -427,6 +486,7 @@ impl Track {
         let (name, disks) = match (&self.vm, &self.kind) {
             (Some(vm), _) if !asked => (vm.name.clone(), vm.disks.clone()),
             (Some(vm), Kind::Qemu(qemu)) => (vm.name.clone(), qemu.disks(pid)),
+            (_, Kind::Micro(micro)) => (micro.name(pid), micro.disks(pid)),
             (_, Kind::Qemu(qemu)) => (printable(&qemu.name(pid)), qemu.disks(pid)),
             (_, Kind::Uml(args)) => {
                 let mut disks = args.disks.clone();
@@ -440,6 +500,7 @@ impl Track {
             self.nics = match &self.kind {
                 Kind::Uml(args) => args.nics.clone(),
                 Kind::Qemu(qemu) => qemu.nics(pid)?,
+                Kind::Micro(micro) => micro.nics(pid)?,
             };
         }
         let is_complete = |vm: &Vm| {
@@ -479,9 +540,10 @@ impl Track {
             status: match &self.kind {
                 Kind::Uml(_) => None,
                 Kind::Qemu(qemu) => qemu.status(),
+                Kind::Micro(micro) => micro.status(),
             },
             uuid: match &self.kind {
-                Kind::Uml(_) => None,
+                Kind::Uml(_) | Kind::Micro(_) => None,
                 Kind::Qemu(qemu) => qemu.uuid(),
             },
             libvirt: false,
@@ -499,8 +561,15 @@ fn identify(stat: &Stat) -> Result<Option<Kind>, HostError> {
         let qemu = Qemu::new(QemuArgs::parse(after_name));
         return Ok(Some(Kind::Qemu(Box::new(qemu))));
     }
+    if let Some(hypervisor) = micro::hypervisor(stat, &args)? {
+        let micro = Micro::new(hypervisor, after_name);
+        return Ok(Some(Kind::Micro(Box::new(micro))));
+    }
     if uml::is_uml(stat.tid, &args)? {
         return Ok(Some(Kind::Uml(UmlArgs::parse(after_name))));
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests;

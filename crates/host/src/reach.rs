@@ -57,6 +57,8 @@ pub fn agent_socket(vm: &Vm) -> Result<Option<PathBuf>, HostError> {
             Ok(folder.map(|f| f.join("agent")).filter(|p| p.exists()))
         }
         Hypervisor::Qemu => port_socket(vm, &args[1..], AGENT_PORT),
+        // They have neither a port nor a line of their own.
+        Hypervisor::Firecracker | Hypervisor::CloudHypervisor => Ok(None),
     }
 }
 

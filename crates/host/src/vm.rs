@@ -21,6 +21,11 @@ pub enum Hypervisor {
     Uml,
     /// QEMU, with KVM or TCG.
     Qemu,
+    /// Firecracker.
+    Firecracker,
+    /// Cloud Hypervisor.
+    #[serde(rename = "cloud-hypervisor")]
+    CloudHypervisor,
 }
 
 impl fmt::Display for Hypervisor {
@@ -28,6 +33,8 @@ impl fmt::Display for Hypervisor {
         f.write_str(match self {
             Self::Uml => "uml",
             Self::Qemu => "qemu",
+            Self::Firecracker => "firecracker",
+            Self::CloudHypervisor => "cloud-hypervisor",
         })
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use common::{Qemu, alone, comm, until, warnings};
 use viola_host::attrs::{self, Outcome, Saved, SchedAttr};
-use viola_host::counters::{disk_counters, nic_counters};
+use viola_host::counters::{DiskFiles, disk_counters, nic_counters};
 use viola_host::{Hypervisor, Inventory, ServiceKind, Vm, proc};
 
 /// A QMP client that stays connected.
@@ -106,6 +106,10 @@ fn a_vm_is_found_with_its_vcpus_iothread_and_disk() {
     assert_eq!(vm.status.as_deref(), Some("prelaunch"));
     assert_eq!(vm.processes(), [vm.pid]);
     assert!(disk_counters(vm).unwrap().unwrap().read_chars > 0);
+    let mut files = DiskFiles::default();
+    assert_eq!(files.read(vm), None, "it is not followed");
+    files.follow(std::slice::from_ref(vm));
+    assert!(files.read(vm).unwrap().read_chars > 0);
     assert!(!vm.cores.is_empty());
 }
 
@@ -241,6 +245,8 @@ fn two_vms_of_one_name_keep_apart_and_one_that_ends_disappears() {
     assert_eq!(inventory.find(id.as_str()).unwrap().pid, second.pid());
 
     let gone = vms.iter().find(|vm| vm.pid == first.pid()).unwrap().clone();
+    let mut files = DiskFiles::default();
+    files.follow(std::slice::from_ref(&gone));
     first.end();
     let vms = until(&mut inventory, &first.name, |vms, _| vms.len() == 1);
     assert_eq!(id_of(&vms, second.pid()), id, "it keeps its name");
@@ -248,6 +254,9 @@ fn two_vms_of_one_name_keep_apart_and_one_that_ends_disappears() {
     assert!(inventory.refresh_vm(&id).is_some());
     assert!(inventory.refresh_vm(&gone.id).is_none());
     assert_eq!(disk_counters(&gone).unwrap(), None);
+    assert_eq!(files.read(&gone), None);
+    files.follow(std::slice::from_ref(&gone));
+    assert_eq!(files.read(&gone), None);
 }
 
 #[test]

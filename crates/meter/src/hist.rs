@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::acct::{HIST_BUCKETS, bucket_bounds};
+use crate::acct::{HIST_BUCKETS, bucket_bounds, bucket_of};
 
 /// Counts of waits by length, in quarter octaves from about 1 us to 1 s (see [`bucket_bounds`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,11 +26,7 @@ impl WaitHist {
 
     /// Adds `count` waits of `ns` each.
     pub fn add(&mut self, ns: u64, count: u64) {
-        let bucket = (0..HIST_BUCKETS)
-            .rev()
-            .find(|&b| bucket_bounds(b).0 <= ns)
-            .unwrap_or(0);
-        self.0[bucket] += count;
+        self.0[bucket_of(ns)] += count;
     }
 
     /// Adds all counts of another.

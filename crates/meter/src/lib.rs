@@ -6,7 +6,9 @@ mod hist;
 mod meter;
 mod schedstat;
 mod snapshot;
+mod waits;
 
 pub use hist::WaitHist;
-pub use meter::{HISTORY, Meter, WAIT_SECONDS};
+pub use meter::{HISTORY, Meter};
 pub use snapshot::{Snapshot, Times, Traffic, VmSample};
+pub use waits::WAIT_SECONDS;

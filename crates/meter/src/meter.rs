@@ -3,17 +3,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use viola_host::counters::DiskFiles;
 use viola_host::{NicKind, Thread, Tid, Vm, VmId, counters};
 
-use crate::acct::{Acct, AcctError, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotAcct, Way};
+use crate::acct::{Acct, AcctError, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotTimes, Way, bucket_of};
 use crate::hist::WaitHist;
 use crate::schedstat::{self, SchedStat};
 use crate::snapshot::{Snapshot, Times, Traffic, VmSample};
+use crate::waits::Marks;
 
-/// Snapshots kept.
-pub const HISTORY: usize = 300;
-/// Waits are kept per second for so many seconds, for quantiles over the recent past.
-pub const WAIT_SECONDS: usize = 10;
+/// So many snapshots are kept at least...
+pub const HISTORY: usize = 50;
+/// ...and all of so much time, but never more than [`MOST_HISTORY`].
+const HISTORY_TIME: u64 = 6 * SECOND;
+const MOST_HISTORY: usize = 300;
 
 /// Disk counters are a file per process, so they are read less often.
 const DISK_INTERVAL: u64 = SECOND;
@@ -32,27 +35,72 @@ struct Unit {
     /// Slot in the accounting program.
     slot: u32,
     threads: Vec<Thread>,
-    last: SlotAcct,
     stats: BTreeMap<Tid, SchedStat>,
+    /// Waits as sampled, where there is no accounting program.
+    sampled: Option<Box<[u32; HIST_BUCKETS]>>,
+    marks: Marks,
 }
 
 impl Unit {
     fn new(slot: u32) -> Self {
-        let last = SlotAcct {
-            run: 0,
-            wait: 0,
-            wakes: 0,
-            switches: 0,
-            preempted: 0,
-            on_since: 0,
-            hist: [0; HIST_BUCKETS],
-        };
         Self {
             slot,
             threads: Vec::new(),
-            last,
             stats: BTreeMap::new(),
+            sampled: None,
+            marks: Marks::default(),
         }
+    }
+
+    /// How many waits of each length there were so far.
+    fn waits(&self, source: &Source) -> [u32; HIST_BUCKETS] {
+        match source {
+            Source::Acct(acct) => acct.slots().hist(self.slot),
+            Source::SchedStat => self
+                .sampled
+                .as_deref()
+                .copied()
+                .unwrap_or([0; HIST_BUCKETS]),
+        }
+    }
+
+    /// Notes once a second where the waits stand.
+    fn mark(&mut self, source: &Source, second: u64) {
+        if self.marks.is_due(second) {
+            let waits = self.waits(source);
+            self.marks.note(second, waits);
+        }
+    }
+}
+
+/// Counters of a slot that is in use.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    is_used: bool,
+    /// At the last snapshot.
+    before: SlotTimes,
+    /// As read last.
+    now: SlotTimes,
+}
+
+impl Row {
+    /// What was spent since this was asked for last.
+    fn spent(&mut self, span: u64) -> Times {
+        let (old, new) = (&self.before, &self.now);
+        let (run, wait) = (
+            new.run.saturating_sub(old.run),
+            new.wait.saturating_sub(old.wait),
+        );
+        let times = Times {
+            run,
+            wait,
+            blocked: span.saturating_sub(run + wait),
+            wakes: new.wakes.saturating_sub(old.wakes),
+            switches: new.switches.saturating_sub(old.switches),
+            preempted: new.preempted.saturating_sub(old.preempted),
+        };
+        self.before = self.now;
+        times
     }
 }
 
@@ -63,20 +111,24 @@ struct Tracked {
     vcpus: Vec<Unit>,
     service: Unit,
     traffic: Option<Traffic>,
-    waits: VecDeque<(u64, Vec<WaitHist>)>,
+    /// Whether `traffic` has what its disks did so far; it is met between two readings of them.
+    has_disks: bool,
 }
 
 /// Follows VMs and accounts their time.
 pub struct Meter {
     source: Source,
     vms: BTreeMap<VmId, Tracked>,
+    /// By slot: read at each turn, so close together.
+    rows: Vec<Row>,
     free_slots: Vec<u32>,
     free_indexes: Vec<u32>,
     last: u64,
     /// The VMs followed, by id.
     followed: Vec<Vm>,
-    /// When disk counters were read last, and what they were, in the order of `followed`.
+    /// When disk counters were read last.
     disks_at: u64,
+    disks: DiskFiles,
     /// Interfaces (ifindex, network namespace) whose packets are announced: VM index and core.
     watched: BTreeMap<(u32, u32), (u32, u32, Way)>,
     history: VecDeque<Snapshot>,
@@ -105,11 +157,13 @@ impl Meter {
         Self {
             source,
             vms: BTreeMap::new(),
+            rows: Vec::new(),
             free_slots: (0..MAX_SLOTS as u32).rev().collect(),
             free_indexes: (0..MAX_VMS as u32).rev().collect(),
             last: now(),
             followed: Vec::new(),
             disks_at: 0,
+            disks: DiskFiles::default(),
             watched: BTreeMap::new(),
             history: VecDeque::new(),
         }
@@ -171,6 +225,7 @@ impl Meter {
             .cloned()
             .collect();
         self.followed.sort_by(|a, b| a.id.cmp(&b.id));
+        self.disks.follow(&self.followed);
         Ok(left_out)
     }
 
@@ -187,12 +242,26 @@ impl Meter {
             vcpus,
             service,
             traffic: None,
-            waits: VecDeque::new(),
+            has_disks: false,
         };
-        if let Source::Acct(acct) = &self.source {
-            for unit in tracked.vcpus.iter_mut().chain([&mut tracked.service]) {
-                unit.last = acct.slots().get(unit.slot);
+        let second = now() / SECOND;
+        for unit in &mut tracked.vcpus {
+            unit.mark(&self.source, second);
+        }
+        for unit in tracked.vcpus.iter().chain([&tracked.service]) {
+            let start = match &self.source {
+                Source::Acct(acct) => acct.slots().times(unit.slot),
+                Source::SchedStat => SlotTimes::default(),
+            };
+            let at = unit.slot as usize;
+            if self.rows.len() <= at {
+                self.rows.resize(at + 1, Row::default());
             }
+            self.rows[at] = Row {
+                is_used: true,
+                before: start,
+                now: start,
+            };
         }
         self.vms.insert(vm.id.clone(), tracked);
         true
@@ -208,6 +277,7 @@ impl Meter {
                     acct.forget(thread.tid as i32)?;
                 }
             }
+            self.rows[unit.slot as usize].is_used = false;
             self.free_slots.push(unit.slot);
         }
         // Reused last, so that a late event about the old VM is not taken for one about a new VM.
@@ -267,26 +337,62 @@ impl Meter {
         Ok(served)
     }
 
-    /// Reads all counters and returns what was spent since the last call; the snapshot is kept for
-    /// [`Meter::history`]. Costs no system call per vCPU; one small file per network namespace, and once a second one per process.
-    pub fn snapshot(&mut self) -> Snapshot {
+    /// Reads the times of all vCPUs; what was spent is in the next [`Meter::snapshot`]. No system call, and no memory is asked for,
+    /// where the accounting program runs.
+    pub fn read_times(&mut self) {
+        self.read_times_at(now());
+    }
+
+    fn read_times_at(&mut self, at: u64) {
+        match &self.source {
+            Source::Acct(acct) => {
+                let slots = acct.slots();
+                for (slot, row) in self.rows.iter_mut().enumerate().filter(|(_, r)| r.is_used) {
+                    let mut new = slots.times(slot as u32);
+                    // Time since the last switch; the next reading takes it off again.
+                    if new.on_since != 0 {
+                        new.run += at.saturating_sub(new.on_since);
+                    }
+                    new.run = new.run.max(row.now.run);
+                    row.now = new;
+                }
+            }
+            Source::SchedStat => {
+                for t in self.vms.values_mut() {
+                    for unit in &mut t.vcpus {
+                        sample(unit, &mut self.rows[unit.slot as usize].now, true);
+                    }
+                    let unit = &mut t.service;
+                    sample(unit, &mut self.rows[unit.slot as usize].now, false);
+                }
+            }
+        }
+    }
+
+    /// Reads all counters and returns what was spent since the last snapshot; it is kept for [`Meter::history`]. Costs no system
+    /// call per vCPU; one small file per network namespace, and once a second one per process.
+    pub fn snapshot(&mut self) -> &Snapshot {
         let at = now();
         let span = at.saturating_sub(self.last);
         self.last = at;
-        let mut vms = Vec::with_capacity(self.vms.len());
-        // A VM that just ended is no reason to lose the others' counters: its own are missing then.
-        let nics = counters::nic_counters(&self.followed).unwrap_or_default();
+        self.read_times_at(at);
         let with_disks = at.saturating_sub(self.disks_at) >= DISK_INTERVAL;
         if with_disks {
             self.disks_at = at;
         }
-        for (i, (id, t)) in self.vms.iter_mut().enumerate() {
-            let mut vcpus = Vec::with_capacity(t.vcpus.len());
-            let hists = this_second(&mut t.waits, at, t.vcpus.len());
-            for (unit, hist) in t.vcpus.iter_mut().zip(hists) {
-                vcpus.push(read(&self.source, unit, at, span, Some(hist)));
+        let mut snapshot = self.oldest(at);
+        self.shape(&mut snapshot);
+        (snapshot.at, snapshot.span, snapshot.with_disks) = (at, span, with_disks);
+        // A VM that just ended is no reason to lose the others' counters: its own are missing then.
+        let nics = counters::nic_counters(&self.followed).unwrap_or_default();
+        let samples = snapshot.vms.iter_mut().enumerate();
+        for ((i, sample), t) in samples.zip(self.vms.values_mut()) {
+            for (times, unit) in sample.vcpus.iter_mut().zip(&mut t.vcpus) {
+                *times = self.rows[unit.slot as usize].spent(span);
+                unit.mark(&self.source, at / SECOND);
             }
-            let service = read(&self.source, &mut t.service, at, span, None);
+            sample.service = self.rows[t.service.slot as usize].spent(span);
+            sample.traffic = Traffic::default();
             let mut total = t.traffic.unwrap_or_default();
             if let Some(nics) = nics.get(i) {
                 (
@@ -302,46 +408,68 @@ impl Meter {
                     total.tx_bytes += nic.from_guest_bytes;
                 }
             }
-            if with_disks && let Ok(Some(disk)) = counters::disk_counters(&self.followed[i]) {
+            if with_disks && let Some(disk) = self.disks.read(&self.followed[i]) {
                 total.disk_read = disk.read_bytes;
                 total.disk_written = disk.write_bytes;
+                if !std::mem::replace(&mut t.has_disks, true)
+                    && let Some(old) = &mut t.traffic
+                {
+                    (old.disk_read, old.disk_written) = (disk.read_bytes, disk.write_bytes);
+                }
             }
-            let traffic = t
-                .traffic
-                .map_or_else(Traffic::default, |old| difference(&total, &old));
+            if let Some(old) = &t.traffic {
+                sample.traffic = difference(&total, old);
+            }
             t.traffic = Some(total);
-            vms.push(VmSample {
-                id: id.clone(),
-                vcpus,
-                service,
-                traffic,
-            });
         }
-        let snapshot = Snapshot { at, span, vms };
-        if self.history.len() == HISTORY {
-            self.history.pop_front();
-        }
-        self.history.push_back(snapshot.clone());
-        snapshot
+        self.history.push_back(snapshot);
+        &self.history[self.history.len() - 1]
     }
 
-    /// The last [`HISTORY`] snapshots, oldest first.
+    /// The oldest snapshot, to be filled anew, when it is not needed any more.
+    fn oldest(&mut self, at: u64) -> Snapshot {
+        let is_old = |s: &Snapshot| s.at + HISTORY_TIME < at;
+        let enough = |kept: usize, oldest: Option<&Snapshot>| {
+            kept >= MOST_HISTORY || (kept >= HISTORY && oldest.is_some_and(is_old))
+        };
+        let mut oldest = None;
+        // Twice where there are too many, after a shorter interval than now.
+        for _ in 0..2 {
+            if enough(self.history.len(), self.history.front()) {
+                oldest = self.history.pop_front().or(oldest);
+            }
+        }
+        oldest.unwrap_or_default()
+    }
+
+    /// Gives a snapshot room for exactly the VMs that are followed.
+    fn shape(&self, snapshot: &mut Snapshot) {
+        let has = |s: &VmSample, (id, t): (&VmId, &Tracked)| {
+            s.id == *id && s.vcpus.len() == t.vcpus.len()
+        };
+        let fits = snapshot.vms.len() == self.vms.len()
+            && snapshot.vms.iter().zip(&self.vms).all(|(s, vm)| has(s, vm));
+        if !fits {
+            let blank = |(id, t): (&VmId, &Tracked)| VmSample {
+                id: id.clone(),
+                vcpus: vec![Times::default(); t.vcpus.len()],
+                service: Times::default(),
+                traffic: Traffic::default(),
+            };
+            snapshot.vms = self.vms.iter().map(blank).collect();
+        }
+    }
+
+    /// The last snapshots, oldest first: at least [`HISTORY`] of them once there were so many.
     pub fn history(&self) -> &VecDeque<Snapshot> {
         &self.history
     }
 
-    /// Waits of each vCPU over the last [`WAIT_SECONDS`] seconds.
+    /// Waits of each vCPU over the last [`crate::WAIT_SECONDS`] seconds, up to now.
     pub fn waits(&self, id: &VmId) -> Vec<WaitHist> {
-        let Some(t) = self.vms.get(id) else {
-            return Vec::new();
-        };
-        let mut sum = vec![WaitHist::default(); t.vcpus.len()];
-        for (_, hists) in &t.waits {
-            for (s, h) in sum.iter_mut().zip(hists) {
-                s.merge(h);
-            }
-        }
-        sum
+        let units = self.vms.get(id).map_or(&[][..], |t| &t.vcpus);
+        let since = |unit: &Unit| unit.marks.since(&unit.waits(&self.source));
+        units.iter().map(since).collect()
     }
 
     /// Waits of all vCPUs of a VM together, see [`Meter::waits`].
@@ -374,75 +502,28 @@ fn enrol(
     Ok(())
 }
 
-fn read(
-    source: &Source,
-    unit: &mut Unit,
-    at: u64,
-    span: u64,
-    mut hist: Option<&mut WaitHist>,
-) -> Times {
-    let mut t = Times::default();
-    match source {
-        Source::Acct(acct) => {
-            let mut new = acct.slots().get(unit.slot);
-            // Time since the last switch; the next reading takes it off again.
-            if new.on_since != 0 {
-                new.run += at.saturating_sub(new.on_since);
-            }
-            let old = &unit.last;
-            t.run = new.run.saturating_sub(old.run);
-            t.wait = new.wait.saturating_sub(old.wait);
-            t.wakes = new.wakes.saturating_sub(old.wakes);
-            t.switches = new.switches.saturating_sub(old.switches);
-            t.preempted = new.preempted.saturating_sub(old.preempted);
-            // A wait ends when the thread is put on a core.
-            match hist.filter(|_| t.switches > 0) {
-                Some(hist) => hist.add_difference(&new.hist, &old.hist),
-                None => new.hist = old.hist,
-            }
-            new.run = new.run.max(old.run);
-            unit.last = new;
-        }
-        Source::SchedStat => {
-            for thread in &unit.threads {
-                let Some(new) = schedstat::read(thread) else {
-                    continue;
-                };
-                if let Some(old) = unit.stats.insert(thread.tid, new) {
-                    let switches = new.switches.saturating_sub(old.switches);
-                    let wait = new.wait.saturating_sub(old.wait);
-                    t.run += new.run.saturating_sub(old.run);
-                    t.wait += wait;
-                    t.switches += switches;
-                    if let Some(hist) = hist.as_deref_mut()
-                        && switches > 0
-                        && wait > 0
-                    {
-                        hist.add(wait / switches, switches);
-                    }
-                }
-            }
+/// Adds what a unit's threads spent since this was called last, by schedstat.
+fn sample(unit: &mut Unit, sum: &mut SlotTimes, is_vcpu: bool) {
+    for thread in &unit.threads {
+        let Some(new) = schedstat::read(thread) else {
+            continue;
+        };
+        let Some(old) = unit.stats.insert(thread.tid, new) else {
+            continue;
+        };
+        let switches = new.switches.saturating_sub(old.switches);
+        let wait = new.wait.saturating_sub(old.wait);
+        sum.run += new.run.saturating_sub(old.run);
+        sum.wait += wait;
+        sum.switches += switches;
+        if is_vcpu && switches > 0 && wait > 0 {
+            let sampled = unit
+                .sampled
+                .get_or_insert_with(|| Box::new([0; HIST_BUCKETS]));
+            let count = &mut sampled[bucket_of(wait / switches)];
+            *count = count.wrapping_add(switches as u32);
         }
     }
-    t.blocked = span.saturating_sub(t.run + t.wait);
-    t
-}
-
-/// The histograms that waits of now are added to; those that are too old are dropped. Allocates once a second.
-fn this_second(
-    waits: &mut VecDeque<(u64, Vec<WaitHist>)>,
-    at: u64,
-    vcpus: usize,
-) -> &mut [WaitHist] {
-    let second = at / SECOND;
-    let is_old = |(kept, _): &(u64, Vec<WaitHist>)| kept + WAIT_SECONDS as u64 <= second;
-    while waits.front().is_some_and(is_old) {
-        waits.pop_front();
-    }
-    if waits.back().is_none_or(|(kept, _)| *kept != second) {
-        waits.push_back((second, vec![WaitHist::default(); vcpus]));
-    }
-    waits.back_mut().map_or(&mut [], |(_, hists)| hists)
 }
 
 fn difference(new: &Traffic, old: &Traffic) -> Traffic {
@@ -462,22 +543,4 @@ fn now() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_older_than_ten_seconds_are_forgotten() {
-        let mut waits = VecDeque::new();
-        for second in 0..30 {
-            let mut h = WaitHist::default();
-            h.add(5_000, 1);
-            this_second(&mut waits, second * SECOND + 1, 1)[0].merge(&h);
-            this_second(&mut waits, second * SECOND + 2, 1)[0].merge(&h);
-        }
-        assert_eq!(waits.len(), WAIT_SECONDS);
-        assert_eq!(
-            waits.iter().map(|(_, h)| h[0].count()).sum::<u64>(),
-            2 * WAIT_SECONDS as u64
-        );
-    }
-}
+mod tests;

@@ -86,12 +86,15 @@ impl VmSample {
 }
 
 /// What all VMs spent in a span of time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// CLOCK_MONOTONIC (ns) at its end.
     pub at: u64,
     /// Length, ns.
     pub span: u64,
+    /// Whether disk counters were read at its end: only then it has bytes of disks, of all the time since the last such one.
+    #[serde(default)]
+    pub with_disks: bool,
     /// VMs in the order of their names.
     pub vms: Vec<VmSample>,
 }

@@ -324,6 +324,11 @@ impl Config {
         Ok(())
     }
 
+    /// Whether anybody's blocks or files are served by workers (vread, vpipe).
+    pub fn has_workers(&self) -> bool {
+        !self.vread.is_off() || self.vms.iter().any(|vm| vm.pipe.is_some())
+    }
+
     /// What the file says about a VM; its identity is asked for before its name.
     pub fn vm(&self, id: &str, name: &str) -> Option<&VmConfig> {
         self.vms

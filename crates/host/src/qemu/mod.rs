@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use crate::error::HostError;
 use crate::netns::NicFound;
 use crate::proc::{self, Stat};
+use crate::tasks::Tasks;
 use crate::uml::{completed, seen_from};
 use crate::vm::{Disk, Service, ServiceKind, Thread, Tid, Vcpu};
 
@@ -80,6 +81,7 @@ pub(crate) struct Qemu {
     wait: Duration,
     /// Threads that were there when QMP was last asked.
     at_ask: Vec<Thread>,
+    tasks: Tasks,
 }
 
 /// An answer of QMP in terms of the host's threads.
@@ -110,6 +112,7 @@ impl Qemu {
             asked: None,
             wait: SHORTEST_WAIT,
             at_ask: Vec::new(),
+            tasks: Tasks::default(),
         }
     }
 
@@ -152,12 +155,23 @@ impl Qemu {
     /// Looks at the threads of the VM, and asks QMP when there is reason to. `kernel` are its threads in
     /// the kernel.
     pub(crate) fn look(&mut self, pid: Tid, kernel: &[Thread]) -> Result<Look, HostError> {
-        let tasks = proc::tasks(pid)?;
-        let asked = self.is_time_to_ask(&tasks);
+        let mut remembered = std::mem::take(&mut self.tasks);
+        let look = self.look_at(pid, kernel, remembered.look(pid, Instant::now())?);
+        self.tasks = remembered;
+        look
+    }
+
+    fn look_at(
+        &mut self,
+        pid: Tid,
+        kernel: &[Thread],
+        tasks: &[(Thread, String)],
+    ) -> Result<Look, HostError> {
+        let asked = self.is_time_to_ask(tasks);
         if asked {
-            self.ask(pid, &tasks)?;
+            self.ask(pid, tasks)?;
         }
-        let mut vcpus = self.vcpus(&tasks);
+        let mut vcpus = self.vcpus(tasks);
         for vcpu in &mut vcpus {
             if let Some(first) = vcpu.threads.first() {
                 vcpu.cores = proc::affinity(first.tid)?.unwrap_or_default();

@@ -21,8 +21,6 @@ use crate::wire::{Command, Output, Workload};
 
 /// Longest wait for QEMU's sockets.
 const START: Duration = Duration::from_secs(20);
-/// Longest wait for an emulated guest to boot on a busy core.
-const BOOT: Duration = Duration::from_secs(120);
 /// Longest wait for an answer that needs no work.
 const ANSWER: Duration = Duration::from_secs(60);
 
@@ -33,6 +31,7 @@ pub struct Machine {
     child: Mutex<Child>,
     pid: u32,
     channel: Channel,
+    boot: Duration,
     qmp: Mutex<Qmp>,
 }
 
@@ -107,6 +106,7 @@ impl Machine {
             child: Mutex::new(child),
             channel,
             qmp: Mutex::new(qmp),
+            boot: spec.boot,
         };
         if !spec.incoming {
             machine.wait_boot(0)?;
@@ -150,7 +150,7 @@ impl Machine {
     /// # Errors
     /// [`Error::Guest`] with the end of its console.
     pub fn wait_boot(&self, before: u64) -> Result<()> {
-        if self.channel.wait_up(before, BOOT) {
+        if self.channel.wait_up(before, self.boot) {
             return Ok(());
         }
         let console = self.console();

@@ -2,8 +2,12 @@
 //! What a QEMU guest is made of, and the words of its command line.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
+
+/// Longest wait for an emulated guest to boot on a busy core.
+const BOOT: Duration = Duration::from_secs(120);
 
 /// Kernel and initramfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +98,8 @@ pub struct Spec {
     pub kernel_args: Vec<String>,
     /// Whether its state comes from another one; it does not boot then.
     pub incoming: bool,
+    /// How long it may take to boot.
+    pub boot: Duration,
     has_agent: bool,
 }
 
@@ -108,6 +114,7 @@ impl Spec {
             args: Vec::new(),
             kernel_args: Vec::new(),
             incoming: false,
+            boot: BOOT,
             has_agent: false,
         }
     }

@@ -2,9 +2,9 @@
 //! The shapes of bpf/acct.h. Times are nanoseconds of CLOCK_MONOTONIC.
 
 /// VMs that can be accounted per core.
-pub const MAX_VMS: usize = 256;
+pub const MAX_VMS: usize = 1024;
 /// Accounting slots: one per vCPU and one per VM for its service threads.
-pub const MAX_SLOTS: usize = 2048;
+pub const MAX_SLOTS: usize = 8192;
 /// Buckets of a wait histogram; see [`bucket_bounds`].
 pub const HIST_BUCKETS: usize = 80;
 /// "Belongs to no VM".
@@ -28,6 +28,23 @@ pub struct SlotAcct {
     pub on_since: u64,
     /// Waits by length, see [`bucket_bounds`].
     pub hist: [u32; HIST_BUCKETS],
+}
+
+/// The counters of a [`SlotAcct`] without its histogram, which is seven times as long as they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SlotTimes {
+    /// Time on a CPU, up to the last switch.
+    pub run: u64,
+    /// Time runnable while something else ran.
+    pub wait: u64,
+    /// Times a thread of it woke.
+    pub wakes: u64,
+    /// Times a thread of it was put on a CPU.
+    pub switches: u64,
+    /// Times it lost the CPU while it wanted to go on.
+    pub preempted: u64,
+    /// On a CPU since then; 0 when it is not.
+    pub on_since: u64,
 }
 
 /// One VM on one core.
@@ -137,9 +154,29 @@ pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
     )
 }
 
+/// The bucket that a wait (ns) falls into.
+pub fn bucket_of(ns: u64) -> usize {
+    if ns < 1024 {
+        return 0;
+    }
+    let octave = ns.ilog2() as usize;
+    let quarter = (ns >> (octave - 2)) & 3;
+    ((octave - 10) * 4 + quarter as usize).min(HIST_BUCKETS - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_wait_falls_between_the_bounds_of_its_bucket() {
+        for shift in 0..64 {
+            for ns in [1 << shift, (1_u64 << shift) - 1, (1 << shift) | 12_345] {
+                let (low, high) = bucket_bounds(bucket_of(ns));
+                assert!(low <= ns && (ns < high || high == u64::MAX), "{ns}");
+            }
+        }
+    }
 
     #[test]
     fn buckets_are_quarter_octaves_without_gaps() {

@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::layout::{CoreCtl, CoreVm, MAX_SLOTS, MAX_VMS, SlotAcct};
+use super::layout::{CoreCtl, CoreVm, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotAcct, SlotTimes};
 
 /// A map of the accounting program could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +100,32 @@ impl Slots {
     /// Accounting of one slot (below [`MAX_SLOTS`]). Fields are each consistent, but may be a switch apart.
     pub fn get(&self, slot: u32) -> SlotAcct {
         self.0.read(slot as usize)
+    }
+
+    /// The same without the histogram: one cache line.
+    pub fn times(&self, slot: u32) -> SlotTimes {
+        let slot = self.0.ptr(slot as usize);
+        // SAFETY: in bounds and mapped; aligned words. A switch clears `on_since` before it adds to `run`, so that order of
+        // reading misses a run that ends meanwhile, and never counts it twice.
+        unsafe {
+            let run = (&raw const (*slot).run).read_volatile();
+            fence(Ordering::Acquire);
+            SlotTimes {
+                run,
+                on_since: (&raw const (*slot).on_since).read_volatile(),
+                wait: (&raw const (*slot).wait).read_volatile(),
+                wakes: (&raw const (*slot).wakes).read_volatile(),
+                switches: (&raw const (*slot).switches).read_volatile(),
+                preempted: (&raw const (*slot).preempted).read_volatile(),
+            }
+        }
+    }
+
+    /// The histogram alone.
+    pub fn hist(&self, slot: u32) -> [u32; HIST_BUCKETS] {
+        let slot = self.0.ptr(slot as usize);
+        // SAFETY: in bounds and mapped; words, of which each is read whole.
+        unsafe { (&raw const (*slot).hist).read_volatile() }
     }
 }
 

@@ -16,7 +16,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuild
 
 pub use layout::{
     CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, NO_VM, SlotAcct,
-    bucket_bounds,
+    SlotTimes, bucket_bounds, bucket_of,
 };
 pub use maps::{CoreView, MapError, Slots};
 pub use ring::Ring;

@@ -17,7 +17,7 @@ use super::{Options, cpu, interrupt, row, spawn};
 use crate::client::Client;
 use crate::error::{Failure, Outcome};
 use crate::table;
-use viola_proto::VmList;
+use viola_proto::{Spent, VmList, VmReport};
 
 /// So many VMs, how many vCPUs each, and the time between two looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,15 +271,20 @@ impl Bed {
 
     /// Whether what was paid for is there: each VM's vCPUs ran, and each interval was kept.
     fn check(&self) -> Outcome {
-        let list = self.seen().unwrap_or_default();
-        let wrong = list.vms.iter().find(|vm| {
-            vm.vcpus != self.cell.vcpus || vm.by_vcpu.iter().any(|vcpu| vcpu.run_ns == 0)
-        });
-        match wrong {
-            _ if list.vms.len() != self.cell.vms => Err(Failure::run("VMs were lost")),
-            Some(vm) => Err(Failure::run(format!("{} was not metered", vm.name))),
-            None => Ok(()),
-        }
+        not_metered(&self.seen().unwrap_or_default(), self.cell)
+            .map_or(Ok(()), |why| Err(Failure::run(why)))
+    }
+}
+
+/// What of it was not there, if anything. A VM that the accounting has no room for is shown without any vCPU's times.
+fn not_metered(list: &VmList, cell: Cell) -> Option<String> {
+    let is_wrong = |vm: &&VmReport| {
+        let ran = |vcpu: &Spent| vcpu.run_ns > 0;
+        vm.vcpus != cell.vcpus || vm.by_vcpu.len() != cell.vcpus || !vm.by_vcpu.iter().all(ran)
+    };
+    match list.vms.iter().find(is_wrong) {
+        _ if list.vms.len() != cell.vms => Some("VMs were lost".to_owned()),
+        wrong => wrong.map(|vm| format!("{} was not metered", vm.name)),
     }
 }
 
@@ -337,5 +342,29 @@ mod tests {
         let linear = by_name("CPU for each VM");
         assert_eq!(linear.met, Some(true), "{:?}", linear.ratio);
         assert!(!rows.iter().any(|r| r.name.starts_with("256")));
+    }
+
+    #[test]
+    fn a_vm_without_times_was_not_metered() {
+        let mut list = crate::testing::view(&["a", "b"]).vms;
+        let cell = Cell {
+            vms: 2,
+            vcpus: 1,
+            interval_ms: 100,
+        };
+        for vm in &mut list.vms {
+            vm.vcpus = 1;
+            vm.by_vcpu = vec![Spent {
+                run_ns: 5,
+                ..Spent::default()
+            }];
+        }
+        assert_eq!(not_metered(&list, cell), None);
+        list.vms[1].by_vcpu.clear();
+        assert_eq!(not_metered(&list, cell).unwrap(), "b was not metered");
+        list.vms[1].by_vcpu.push(Spent::default());
+        assert_eq!(not_metered(&list, cell).unwrap(), "b was not metered");
+        list.vms.pop();
+        assert_eq!(not_metered(&list, cell).unwrap(), "VMs were lost");
     }
 }

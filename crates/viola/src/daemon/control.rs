@@ -59,6 +59,8 @@ pub struct Control {
     turbos: Turbos,
     totals: Totals,
     alive: alive::Alive,
+    /// When the VMs' doings were judged last.
+    classified: Instant,
     pools: Pools,
     /// CPUs that were online at the last look.
     online: CpuSet,
@@ -150,6 +152,7 @@ impl Control {
             turbos: Turbos::default(),
             totals: Totals::default(),
             alive: alive::Alive::default(),
+            classified: now,
             pools: Pools::default(),
             online: facts_online,
             placement: Placement::default(),
@@ -221,7 +224,7 @@ impl Control {
             self.look(now);
             again = true;
         }
-        again |= self.classify();
+        again |= self.classify(now);
         if again {
             self.act(now);
         }

@@ -53,6 +53,7 @@ mod tests {
         Snapshot {
             at: 0,
             span: 1,
+            with_disks: false,
             vms: vec![VmSample {
                 id: VmId::new(viola_host::Hypervisor::Uml, "a"),
                 vcpus: runs.iter().map(times).collect(),

@@ -10,9 +10,9 @@ use viola_lab::qemu::{Image, Machine, Spec};
 use viola_proto::{VmList, VmReport};
 
 /// How long one script may take.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+pub const PATIENCE: Duration = Duration::from_secs(900);
 /// How long something may take to come about in an emulated host on a busy machine.
-pub const SOON: Duration = Duration::from_secs(120);
+pub const SOON: Duration = Duration::from_secs(300);
 /// VMs; the first one only answers, the others are busy.
 pub const VMS: u32 = 3;
 
@@ -103,14 +103,18 @@ impl Host {
         let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "debian");
         let image = image.unwrap_or_else(|e| panic!("{e}; scripts/debian-image.sh makes it"));
         let root = image.kernel().with_file_name("root.img");
-        let spec = Spec::new("operator").memory(3072).cpus(2);
+        // Emulated, leaving a VM and coming back takes a thousand times as long as its instructions do, and an answer ten
+        // milliseconds of them; counted in instructions it takes what it would.
+        let spec = Spec::new("operator").memory(3072).cpus(2).counted(3);
         // what is written to the disk is forgotten
         let mut spec = spec.disk("root", &root, "raw,snapshot=on");
         spec.cores.clear();
+        spec.boot = PATIENCE;
         spec.kernel_args.push("net.ifnames=0".into());
         let spec = spec.disk("packages", &pack(folder.path()), "raw");
-        let machine =
-            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let console = || std::fs::read_to_string(folder.path().join("operator.log"));
+        let machine = Machine::start(&spec, &image, folder.path())
+            .unwrap_or_else(|e| panic!("{e}; all of it: {}", console().unwrap_or_default()));
         let host = Self {
             machine,
             _folder: folder,

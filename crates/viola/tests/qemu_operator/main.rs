@@ -53,18 +53,32 @@ fn libvirt_tells(host: &Host) {
     let before = host.metric("viola_libvirt_events_total").unwrap();
     host.good("virsh schedinfo db02 --live vcpu_period=100000 vcpu_quota=20000");
     assert!(host.metric("viola_libvirt_events_total").unwrap() > before);
-    let used = || host.vm("db02").map_or(0.0, |vm| vm.used);
-    // its share is 50 %: the first VM is idle
-    let took = host.until("the quota of 20 % held", || (0.0..0.3).contains(&used()));
+    // Both are busy and equal otherwise; what the emulated host does itself on that core is nobody's.
+    let used = || {
+        let vms = host.vms();
+        let of = |name: &str| {
+            vms.iter()
+                .find(|vm| vm.name == name)
+                .map_or(0.0, |vm| vm.used)
+        };
+        (of("db02"), of("db03"))
+    };
+    let took = host.until("the quota of 20 % held", || {
+        let (bound, free) = used();
+        bound > 0.0 && bound < 0.7 * free
+    });
     std::thread::sleep(Duration::from_secs(5));
-    let mean = (0..5).map(|_| used()).sum::<f64>() / 5.0;
+    let mean = (0..5).map(|_| used().0).sum::<f64>() / 5.0;
     println!(
         "with a quota of 20 % db02 used {:.0} %, {took:?} after it was set",
         mean * 100.0
     );
-    assert!(mean < 0.3, "{mean}");
+    assert!(mean < 0.25, "{mean}");
     host.good("virsh schedinfo db02 --live vcpu_quota=-1");
-    host.until("its share again", || used() > 0.35);
+    host.until("its share again", || {
+        let (bound, free) = used();
+        bound > 0.85 * free
+    });
 
     // Libvirt's daemon goes: the VMs stay with viola, which does not start it again by asking.
     host.good("systemctl stop libvirtd 2>/dev/null");

@@ -16,22 +16,22 @@ fn interrupts_wait_for_no_turn_and_are_paid_for_on_the_regular_core() {
     let one = "turbo:idle turbo:idle turbo:idle turbo:idle";
     let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run_turbo(m, 2, one));
     let both = format!("{ours:?}, stock {stock:?}");
-    assert!(ours.p99_us < 600.0, "{both}");
-    assert!(ours.p50_us < stock.p50_us / 2.0, "{both}");
+    assert!(ours.p99_us < stock.p99_us / 3.0, "{both}");
+    assert!(ours.p50_us < stock.p50_us / 3.0, "{both}");
     // Nothing is decided for a turbo vCPU that sleeps: to give it the core, and when it has answered.
     assert!(ours.decisions[1] < 4 * ours.answers + 20, "{both}");
 
-    // The turbo vCPUs of the three others always want to run: a slot of each, and what a decision costs here.
+    // The turbo vCPUs of the three others always want to run: a slot of each, and what a decision costs here, as much again.
     let flooded = "turbo:idle turbo:spin turbo:spin turbo:spin";
     let [stock, ours] = ["stock", "sched_ext"].map(|m| host.run_turbo(m, 2, flooded));
     let both = format!("{ours:?}, stock {stock:?}");
-    assert!(ours.p99_us < 1_200.0, "{both}");
     assert!(ours.p50_us < stock.p50_us / 2.0, "{both}");
-    assert!(ours.p99_us < stock.p99_us, "{both}");
+    assert!(ours.p99_us < stock.p99_us / 1.5, "{both}");
 
-    // What the first has of the turbo core it has less of the other: FS^R = FS - td.
-    let ours = host.run_turbo("sched_ext", 3, "turbo:150 turbo:idle turbo:idle turbo:idle");
-    assert!((ours.turbo[0] - 15.0).abs() < 3.0, "{ours:?}");
+    // What the first has of the turbo core it has less of the other: FS^R = FS - td. Its interrupts take 15 % of a core, less
+    // what its own sleeping takes too long, and deciding for each of them as much as that again in this guest.
+    let ours = host.run_turbo("sched_ext", 8, "turbo:150 turbo:idle turbo:idle turbo:idle");
+    assert!((10.0..30.0).contains(&ours.turbo[0]), "{ours:?}");
     ours.assert_shares(&[fair(ours.turbo[0]); 4]);
 
     // Both cores by weight.

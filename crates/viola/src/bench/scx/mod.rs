@@ -59,15 +59,23 @@ struct Cell {
     vms: &'static str,
     what: What,
     sides: &'static [&'static str],
+    /// Nanoseconds per instruction, as a power of two.
+    shift: u32,
 }
 
-const CELLS: [Cell; 6] = [
+/// As slow as an emulator can do without the result taking hours.
+const SLOW: u32 = 3;
+/// Nearer to a real core, for what the cost of a decision is part of.
+const FAST: u32 = 1;
+
+const CELLS: [Cell; 8] = [
     Cell {
         name: "LSVM busy",
         cpus: "1",
         vms: "ls:busy batch:spin batch:spin batch:spin",
         what: What::Answers,
         sides: &SIDES,
+        shift: SLOW,
     },
     Cell {
         name: "LSVM idle",
@@ -75,6 +83,7 @@ const CELLS: [Cell; 6] = [
         vms: "ls:idle batch:spin batch:spin batch:spin",
         what: What::Answers,
         sides: &SIDES,
+        shift: SLOW,
     },
     Cell {
         name: "turbo",
@@ -82,6 +91,7 @@ const CELLS: [Cell; 6] = [
         vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
         what: What::Answers,
         sides: &TURBO_SIDES,
+        shift: SLOW,
     },
     Cell {
         name: "turbo, others flooded",
@@ -89,6 +99,7 @@ const CELLS: [Cell; 6] = [
         vms: "turbo:idle turbo:spin turbo:spin turbo:spin",
         what: What::Answers,
         sides: &TURBO_SIDES,
+        shift: SLOW,
     },
     // The first has interrupts for 15 % of a core.
     Cell {
@@ -97,6 +108,7 @@ const CELLS: [Cell; 6] = [
         vms: "turbo:150 turbo:idle turbo:idle turbo:idle",
         what: What::Shares,
         sides: &[SLOTS, SCHED_EXT],
+        shift: SLOW,
     },
     Cell {
         name: "a program of the host",
@@ -104,11 +116,26 @@ const CELLS: [Cell; 6] = [
         vms: "batch:spin batch:spin batch:spin batch:spin fair:spin",
         what: What::Beside,
         sides: &SIDES,
+        shift: SLOW,
+    },
+    Cell {
+        name: "LSVM idle, 2 ns",
+        cpus: "1",
+        vms: "ls:idle batch:spin batch:spin batch:spin",
+        what: What::Answers,
+        sides: &TURBO_SIDES,
+        shift: FAST,
+    },
+    Cell {
+        name: "turbo, 2 ns",
+        cpus: TURBO,
+        vms: "turbo:idle turbo:idle turbo:idle turbo:idle",
+        what: What::Answers,
+        sides: &TURBO_SIDES,
+        shift: FAST,
     },
 ];
 
-/// Nanoseconds per instruction, as a power of two.
-const SHIFT: u32 = 3;
 const BOOT: Duration = Duration::from_secs(30);
 /// Longest that a cell may take, however busy this machine is.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -154,77 +181,93 @@ type Found = BTreeMap<(&'static str, &'static str), Vec<Reading>>;
 /// Runs it, prints the table and writes the result.
 pub fn run(options: &Options) -> Outcome {
     let rounds = options.rounds();
-    // Answers are some 90 a second; a share is known sooner.
+    // Answers are some 90 a second. A VM may be ahead of its share on two cores by two accounting periods, 60 ms.
     let seconds = |what: What| match (what, options.quick) {
+        (What::Shares, _) => 10,
         (_, true) => 2,
         (What::Answers, false) => 6,
-        (_, false) => 3,
+        (What::Beside, false) => 3,
     };
-    let wanted = |cell: &str| {
-        options
-            .only
-            .as_deref()
-            .is_none_or(|only| cell.contains(only))
+    // Those at 2 ns take four times as long, and say nothing but where a part of the others' times is from: by name.
+    let wanted = |cell: &&Cell| match &options.only {
+        Some(only) => cell.name.contains(only.as_str()),
+        None => cell.shift == SLOW,
     };
-    let cells: Vec<_> = CELLS.iter().filter(|cell| wanted(cell.name)).collect();
+    let cells: Vec<_> = CELLS.iter().filter(wanted).collect();
     if cells.is_empty() {
         return Err(Failure::usage(
-            "no cell has that in its name; try busy, idle, turbo or host",
+            "no cell has that in its name; try busy, idle, turbo, host or 2 ns",
         ));
     }
-    // A guest's second takes one to two here.
-    let each = |cell: &Cell| Duration::from_secs(seconds(cell.what) * 2 + 6);
+    // A guest's second takes one to two here, and as many times longer as its instructions are shorter.
+    let each =
+        |cell: &Cell| Duration::from_secs(seconds(cell.what) * 2 + 2) * (1 << (SLOW - cell.shift));
     let others = others();
     let is_there = |side: &&str| !OTHERS.contains(side) || others.contains_key(*side);
     let sides = |cell: &Cell| -> Vec<&'static str> {
         cell.sides.iter().copied().filter(is_there).collect()
     };
     let of = |cell: &&Cell| each(cell) * sides(cell).len() as u32;
-    let whole = (BOOT + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
+    let whole = (BOOT * 2 + cells.iter().map(of).sum::<Duration>()) * rounds as u32;
     let mut progress = Progress::new(whole);
     progress.say(&format!("scx: {rounds} rounds, about {}", clock(whole)));
     let (mut found, mut kernel) = (Found::new(), String::new());
-    for round in 0..rounds {
+    let shifts = [SLOW, FAST].map(|shift| (shift, cells.iter().filter(move |c| c.shift == shift)));
+    let shifts = shifts.map(|(shift, cells)| (shift, cells.copied().collect::<Vec<_>>()));
+    let turns = (0..rounds).flat_map(|round| shifts.iter().map(move |(s, c)| (round, *s, c)));
+    for (round, shift, cells) in turns.filter(|(.., cells)| !cells.is_empty()) {
         let label = format!("round {} of {rounds}", round + 1);
         progress.step(&format!("{label}: boot"), BOOT);
         let at = std::env::temp_dir().join(format!("viola-scx-{}", std::process::id()));
         let folder = Folder::new(at)?;
-        let (host, program) = boot(&folder.0, options.core, &others)?;
+        let (host, program) = boot(&folder.0, options.core, shift, &others)?;
         if kernel.is_empty() {
             kernel = host.sh("uname -r").map_err(failed)?.trim().to_owned();
         }
-        for cell in &cells {
-            let (mut order, name) = (sides(cell), cell.name);
-            let turn = round % order.len().max(1);
-            order.rotate_left(turn);
-            for side in order {
-                interrupt::check()?;
-                progress.step(&format!("{label}: {name}, {side}"), each(cell));
-                let mechanism = match OTHERS.contains(&side) {
-                    true => format!("/viola/bin/{side}"),
-                    false => side.to_owned(),
-                };
-                let words = format!(
-                    "{} internal stand run {mechanism} {} {} {}",
-                    program.command(),
-                    cell.cpus,
-                    seconds(cell.what),
-                    cell.vms
-                );
-                let output = host.exec(&words, PATIENCE).map_err(failed)?;
-                let reading = Reading::parse(&output.stdout).ok_or_else(|| {
-                    Failure::run(format!(
-                        "{name}, {side}: {}{}",
-                        output.stdout, output.stderr
-                    ))
-                })?;
-                found.entry((name, side)).or_default().push(reading);
+        let mut one = |cell: &Cell, side: &'static str| -> Outcome {
+            interrupt::check()?;
+            let name = cell.name;
+            progress.step(&format!("{label}: {name}, {side}"), each(cell));
+            let words = format!(
+                "{} internal stand run {} {} {} {}",
+                program.command(),
+                mechanism(side),
+                cell.cpus,
+                seconds(cell.what),
+                cell.vms
+            );
+            let output = host.exec(&words, PATIENCE).map_err(failed)?;
+            let reading = Reading::parse(&output.stdout).ok_or_else(|| {
+                let said = format!("{}{}", output.stdout, output.stderr);
+                Failure::run(format!("{name}, {side}: {said}"))
+            })?;
+            found.entry((name, side)).or_default().push(reading);
+            Ok(())
+        };
+        // The others take long to start: once a round, for all cells. Who comes first changes.
+        let mut turns = vec![None];
+        let at_all = |other: &&str| cells.iter().any(|cell| cell.sides.contains(other));
+        turns.extend(others.keys().copied().filter(at_all).map(Some));
+        let first = round % turns.len();
+        turns.rotate_left(first);
+        for turn in turns {
+            let held = turn.map(|other| Held::start(&host, &program, other));
+            let held = held.transpose()?;
+            for cell in cells {
+                let mut order = sides(cell);
+                order.retain(|side| others.contains_key(side).then_some(*side) == turn);
+                let first = round % order.len().max(1);
+                order.rotate_left(first);
+                for side in order {
+                    one(cell, side)?;
+                }
             }
+            held.map_or(Ok(()), Held::end)?;
         }
     }
     let guests = format!(
-        "processes in a QEMU guest with 3 vCPUs, Linux {kernel}, {} ns per instruction",
-        1 << SHIFT
+        "processes in a QEMU guest with 3 vCPUs, Linux {kernel}, {} ns per instruction if a row says nothing else",
+        1 << SLOW
     );
     let mut results = Results::new(rounds, &guests, rows(&found));
     results.explain(&Causes::read("bench/why-scx.toml".as_ref())?);
@@ -242,6 +285,43 @@ pub fn run(options: &Options) -> Outcome {
         text.push_str(&format!("missed: {}: {why}\n", row.name));
     }
     table::print(&text)
+}
+
+/// What `stand run` calls it.
+fn mechanism(side: &str) -> String {
+    match OTHERS.contains(&side) {
+        true => format!("/viola/bin/{side}"),
+        false => side.to_owned(),
+    }
+}
+
+/// One of the others, at work in the guest.
+struct Held<'a> {
+    host: &'a Machine,
+}
+
+impl<'a> Held<'a> {
+    fn start(host: &'a Machine, program: &Program, other: &str) -> Outcome<Self> {
+        let hold = format!(
+            "touch /tmp/held; {} internal stand hold {} /tmp/held </dev/null >/tmp/hold.log 2>&1 & p=$!; \
+             until grep -q enabled /sys/kernel/sched_ext/state; do sleep 1; \
+             [ -e /proc/$p/exe ] || {{ cat /tmp/hold.log; exit 1; }}; done",
+            program.command(),
+            mechanism(other)
+        );
+        let output = host.exec(&hold, PATIENCE).map_err(failed)?;
+        match output.status {
+            0 => Ok(Self { host }),
+            _ => Err(Failure::run(format!("{other}: {}", output.stdout))),
+        }
+    }
+
+    fn end(self) -> Outcome {
+        let end =
+            "rm /tmp/held; while grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done";
+        self.host.sh(end).map_err(failed)?;
+        Ok(())
+    }
 }
 
 fn failed(e: viola_lab::Error) -> Failure {
@@ -265,6 +345,7 @@ fn others() -> BTreeMap<&'static str, PathBuf> {
 fn boot(
     folder: &Path,
     core: usize,
+    shift: u32,
     others: &BTreeMap<&'static str, PathBuf>,
 ) -> Outcome<(Machine, Program)> {
     let here = std::env::current_dir().ok();
@@ -273,10 +354,14 @@ fn boot(
     let image = Image::find_from(starts, "new").map_err(failed)?;
     let beside: Vec<PathBuf> = others.values().cloned().collect();
     let program = Program::pack_beside(&me, &beside, folder).map_err(failed)?;
-    let mut spec = program.disk(Spec::new("scx").cpus(3).memory(768).counted(SHIFT));
+    let mut spec = program.disk(Spec::new("scx").cpus(3).memory(768).counted(shift));
     spec.cores = vec![core];
     let host = Machine::start(&spec, &image, folder).map_err(failed)?;
     program.unpack(&host).map_err(failed)?;
+    // scx_lavd and scx_bpfland ask debugfs, and what they take for the kernel's configuration, what it can do.
+    let prepare = "mount -t debugfs debugfs /sys/kernel/debug && rm -f /boot && mkdir /boot && \
+                   cp /lib/modules/$(uname -r)/config /boot/config-$(uname -r)";
+    host.sh(prepare).map_err(failed)?;
     Ok((host, program))
 }
 

@@ -5,13 +5,14 @@
 //!     probe                             whether this kernel takes the scheduler, and what verifying costs
 //!     run MECHANISM CPU[,TURBO] SECONDS VM...
 //!                                       what each VM got, and how fast the first one answered; JSON
+//!     hold PROGRAM FILE                 has another sched_ext scheduler at work as long as the file is there
 //!     eject CPU                         never runs one VM, until the kernel ends the scheduler
 //!     policies PID...                   scheduling policy and CPU time (ns) of processes
 //!     vm VCPUS WORK SLEEP -name NAME    as a program called qemu-system-*: threads named as QEMU's, which work and sleep for so
 //!                                       many microseconds in turn
 //! ```
 //! MECHANISM is stock, eevdf, slots, sched_ext, tick (sched_ext without timers), or the path of another sched_ext
-//! scheduler. VM is CLASS:KIND with further ,weight=N ,cap=PERMILLE ,micro=US ,threads=N ,reserve=PERMILLE (the first
+//! scheduler, which has to be at work. VM is CLASS:KIND with further ,weight=N ,cap=PERMILLE ,micro=US ,threads=N ,reserve=PERMILLE (the first
 //! one's holds for all). CLASS is ls, batch, turbo (its first thread is its turbo vCPU: on CPU TURBO where the mechanism
 //! knows such; two threads if nothing is said) or fair (no VM but a program of the host); KIND is what the first thread
 //! does: busy (answers between two pieces of work), idle (sleeps until asked), spin, or a number: runs for so many
@@ -72,6 +73,7 @@ fn carry_out(words: &[&str]) -> Outcome {
             Ok(())
         }
         ["vm", vcpus, work, sleep, "-name", _] => vm(vcpus.parse()?, work.parse()?, sleep.parse()?),
+        ["hold", program, file] => Other::start(Path::new(program))?.stay(Path::new(file)),
         ["eject", cpu] => eject(cpu.parse()?),
         ["run", mechanism, cpu, seconds, vms @ ..] if !vms.is_empty() => {
             run(mechanism, cpu, seconds.parse()?, vms)
@@ -214,7 +216,6 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     };
     let mut slots = Slots::new(helper, file("slots"));
     let mut eevdf = Eevdf::new(file("eevdf"));
-    let mut other = None;
     let used: Option<&mut dyn Mechanism> = match mechanism {
         "stock" => None,
         "eevdf" => Some(&mut eevdf),
@@ -225,10 +226,8 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
             Some(&mut slots)
         }
         "sched_ext" | "tick" => Some(&mut scx),
-        path if path.starts_with('/') => {
-            other = Some(Other::start(Path::new(path))?);
-            None
-        }
+        path if path.starts_with('/') && scx::at_work().is_some() => None,
+        path if path.starts_with('/') => return Err(format!("{path} is not at work").into()),
         _ => return Err("no such mechanism".into()),
     };
     if let Some(used) = used {
@@ -264,7 +263,8 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
         "answer_p99_us": quantile(&trips, 0.99),
         "answer_max_us": quantile(&trips, 1.0),
     });
-    let other = other.as_mut().and_then(Other::ended);
+    let other = mechanism.starts_with('/') && scx::at_work().is_none();
+    let other = other.then(|| format!("{mechanism} has ended"));
     let ended = [scx.health().ended, slots.health().ended, other];
     report["ended"] = ended.into_iter().flatten().collect();
     report["cost"] = cost(&scx);

@@ -29,9 +29,13 @@ const LOOK_AGE: Duration = Duration::from_secs(3);
 /// The same where libvirt says when one of its VMs starts, and all VMs are libvirt's: others may still come.
 const TOLD_AGE: Duration = Duration::from_secs(10);
 
+/// What VMs do is judged by windows of a tenth of a second, in which there is enough of it; one that is over a little early
+/// is over. Times are read at each turn, what NICs count only then.
+const WINDOW: Duration = Duration::from_millis(95);
+
 impl Control {
     pub(super) fn somebody_died(&self) -> bool {
-        self.alive.somebody_died(self.inventory.vms())
+        self.alive.somebody_died()
     }
 
     /// Looks at the whole host.
@@ -200,9 +204,14 @@ impl Control {
         }
     }
 
-    /// Takes a snapshot, and looks at what the VMs do; `true` when one is of another class from now on.
-    pub(super) fn classify(&mut self) -> bool {
-        let snapshot = self.meter.snapshot();
+    /// Reads what all VMs spent, and looks, each [`WINDOW`], at what that means; `true` when one is of another class from now on.
+    pub(super) fn classify(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.classified) < WINDOW {
+            self.meter.read_times();
+            return false;
+        }
+        self.classified = now;
+        let snapshot = self.meter.snapshot().clone();
         self.totals.add(&snapshot);
         // Where nothing can be tried, class auto stays what it is.
         let idle = self.dry_run || self.engine.trouble.is_off() || self.engine.trouble.is_pending();

@@ -149,7 +149,8 @@ fn claims(vm: &Vm, config: &VmVread, chains: Option<&[Chain]>) -> (Vec<Claim>, V
                 (d.device.clone(), vec![(d.path.clone(), format)])
             })
             .collect(),
-        (Hypervisor::Qemu, None) => Vec::new(),
+        // Nobody tells of snapshots and resets of theirs.
+        (Hypervisor::Qemu | Hypervisor::Firecracker | Hypervisor::CloudHypervisor, _) => Vec::new(),
     };
     for (device, layers) in told {
         let mut known = Vec::new();

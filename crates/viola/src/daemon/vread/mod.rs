@@ -49,6 +49,8 @@ pub use supervisor::named;
 
 /// Time between two looks; QEMU's events are noticed so soon.
 const STEP: Duration = Duration::from_millis(50);
+/// The same while there is nothing to look after.
+const REST: Duration = Duration::from_secs(2);
 /// How long everything may take to be withdrawn.
 const STOP_TIME: Duration = Duration::from_secs(6);
 
@@ -145,12 +147,18 @@ fn work(mut supervisor: Supervisor, inbox: &mpsc::Receiver<Request>, shown: &Mut
         if now >= next {
             supervisor.step(now);
             publish(&supervisor, shown);
-            next = Instant::now() + STEP;
+            next = Instant::now() + if supervisor.rests() { REST } else { STEP };
         }
         match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(Request::Configure(config)) => supervisor.configure(*config),
+            Ok(Request::Configure(config)) => {
+                supervisor.configure(*config);
+                next = next.min(Instant::now() + STEP);
+            }
             Ok(Request::See(vms)) => supervisor.see(vms),
-            Ok(Request::GoOn) => supervisor.go_on(),
+            Ok(Request::GoOn) => {
+                supervisor.go_on();
+                next = next.min(Instant::now() + STEP);
+            }
             Ok(Request::Stop(why, done)) => {
                 supervisor.stop(&why);
                 publish(&supervisor, shown);

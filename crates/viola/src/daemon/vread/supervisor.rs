@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use viola_host::Vm;
@@ -33,7 +34,7 @@ const HELD: u64 = 10_000;
 pub struct Supervisor {
     dir: PathBuf,
     run_dir: PathBuf,
-    config: Option<Config>,
+    config: Option<Arc<Config>>,
     /// Whether the VMs of this host are known.
     has_looked: bool,
     vms: Vec<Vm>,
@@ -90,7 +91,7 @@ impl Supervisor {
 
     /// Takes another configuration.
     pub fn configure(&mut self, config: Config) {
-        self.config = Some(config);
+        self.config = Some(Arc::new(config));
         self.agents.values_mut().for_each(Agent::forgive);
         self.readers.values_mut().for_each(Reader::forgive);
         self.peers.forgive();
@@ -136,6 +137,13 @@ impl Supervisor {
         self.peers.forgive();
     }
 
+    /// Whether there is nothing to be looked at before the next request: nobody may read or send anything, and nobody does.
+    pub fn rests(&self) -> bool {
+        let is_off = |config: &Config| !config.has_workers();
+        let nobody = self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
+        nobody && self.has_looked && self.config.as_deref().is_some_and(is_off)
+    }
+
     /// Does what is to be done now.
     pub fn step(&mut self, now: Instant) {
         let Some(config) = self.config.clone() else {
@@ -144,8 +152,7 @@ impl Supervisor {
         if self.stopped.is_some() || !self.has_looked {
             return;
         }
-        let pipes = config.vms.iter().any(|vm| vm.pipe.is_some());
-        if config.vread.is_off() && !pipes {
+        if !config.has_workers() {
             let nobody =
                 self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
             if !nobody {

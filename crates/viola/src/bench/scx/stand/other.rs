@@ -9,6 +9,9 @@ use viola_sched::scx;
 
 use super::Outcome;
 
+/// The guest's time for a start. The kernel's verifier reads hundreds of thousands of instructions, at 8 ns for each of its own.
+const LOADING: Duration = Duration::from_secs(400);
+
 /// A scheduler that is at work. Dropping it ends it.
 pub struct Other {
     child: Child,
@@ -26,7 +29,7 @@ impl Other {
             .stderr(said)
             .spawn()?;
         let mut other = Self { child, log };
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + LOADING;
         while std::fs::read_to_string("/sys/kernel/sched_ext/state")?.trim() != "enabled" {
             if Instant::now() > end || other.child.try_wait()?.is_some() {
                 return Err(format!("it did not start: {}", other.said()).into());
@@ -36,12 +39,15 @@ impl Other {
         Ok(other)
     }
 
-    /// Why it is not at work any more.
-    pub fn ended(&mut self) -> Option<String> {
-        match self.child.try_wait() {
-            Ok(None) if scx::at_work().is_some() => None,
-            _ => Some(format!("it has ended: {}", self.said())),
+    /// Keeps it at work until the file is gone; an error if it ends before.
+    pub fn stay(mut self, file: &Path) -> Outcome {
+        while file.exists() {
+            if self.child.try_wait()?.is_some() || scx::at_work().is_none() {
+                return Err(format!("it has ended: {}", self.said()).into());
+            }
+            std::thread::sleep(Duration::from_millis(200));
         }
+        Ok(())
     }
 
     fn said(&self) -> String {

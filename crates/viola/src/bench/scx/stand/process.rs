@@ -19,7 +19,7 @@ pub fn vm(vcpus: u32, work: u64, sleep: u64) -> Outcome {
         loop {
             let until = Instant::now() + work;
             while Instant::now() < until {
-                std::hint::spin_loop();
+                compute();
             }
             if !sleep.is_zero() {
                 std::thread::sleep(sleep);
@@ -52,7 +52,7 @@ pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
     for _ in 1..threads {
         std::thread::spawn(|| {
             loop {
-                std::hint::spin_loop();
+                compute();
             }
         });
     }
@@ -61,13 +61,13 @@ pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
     let mut ask = [0; 64];
     loop {
         if kind == "spin" {
-            std::hint::spin_loop();
+            compute();
             continue;
         }
         if let Ok(permille) = kind.parse::<u64>() {
             let end = cpu_time() + Duration::from_micros(permille);
             while cpu_time() < end {
-                std::hint::spin_loop();
+                compute();
             }
             std::thread::sleep(Duration::from_micros(1000_u64.saturating_sub(permille)));
             continue;
@@ -82,13 +82,21 @@ pub fn work(kind: &str, path: &Path, threads: u32) -> Outcome {
             }
             // its own work
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                for _ in 0..50 {
-                    std::hint::spin_loop();
-                }
+                compute();
             }
             Err(e) => return Err(e.into()),
         }
     }
+}
+
+/// Some microseconds of work. The hint for spinning has an emulator that counts instructions go on with its next CPU: with nothing
+/// else a guest comes to a twentieth of its speed, and without any its CPUs see each other's interrupts up to milliseconds late.
+fn compute() {
+    let mut x = 1_u64;
+    for _ in 0..100 {
+        x = std::hint::black_box(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+    }
+    std::hint::spin_loop();
 }
 
 /// CPU time of the calling thread.

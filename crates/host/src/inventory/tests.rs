@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How often processes that are no VM are looked at.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A shell that becomes a program of QEMU's name when it is told to.
+struct Shell(Child);
+
+impl Shell {
+    fn start(program: &Path) -> Self {
+        std::fs::copy("/bin/sleep", program).unwrap();
+        let script = "echo here; read word; exec \"$0\" 600";
+        let child = Command::new("sh")
+            .args(["-c", script])
+            .arg(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut shell = Self(child);
+        let mut line = String::new();
+        let out = shell.0.stdout.as_mut().unwrap();
+        BufReader::new(out).read_line(&mut line).unwrap();
+        shell
+    }
+
+    fn becomes(&mut self, program: &Path) {
+        self.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        let begin = Instant::now();
+        while proc::exe(self.0.id()).unwrap().as_deref() != Some(program) {
+            assert!(begin.elapsed().as_secs() < 20);
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_process_that_becomes_a_vm_is_found_at_the_next_look_while_it_is_young_and_within_ten_seconds_later()
+ {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().canonicalize().unwrap().join("qemu-system-x");
+    let (mut young, mut old) = (Shell::start(&program), Shell::start(&program));
+    let start = Instant::now();
+    let mut inventory = Inventory::new().unwrap();
+    let mut look = |seconds: u64| -> Vec<Tid> {
+        let at = start + Duration::from_secs(seconds);
+        let vms = inventory.refresh_at(at).unwrap();
+        vms.iter().map(|vm| vm.pid).collect()
+    };
+    let (a, b) = (young.0.id(), old.0.id());
+    assert!(!look(0).contains(&a));
+    young.becomes(&program);
+    assert!(look(3).contains(&a));
+    assert!(!look(9).contains(&b));
+    old.becomes(&program);
+    assert!(!look(12).contains(&b), "it was no VM for ten seconds");
+    let found = look(20);
+    assert!(found.contains(&a) && found.contains(&b), "{found:?}");
+    drop((young, old));
+    assert!(!look(21).iter().any(|pid| [a, b].contains(pid)));
+}
+
+#[test]
+fn what_has_ended_is_forgotten_though_it_was_settled() {
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    let start = Instant::now();
+    let mut inventory = Inventory::new().unwrap();
+    for seconds in [0, 9, 12] {
+        inventory
+            .refresh_at(start + Duration::from_secs(seconds))
+            .unwrap();
+    }
+    let pid = child.id();
+    let read = |i: &Inventory| i.others.get(&pid).map(|o| o.read - start);
+    assert_eq!(read(&inventory), Some(Duration::from_secs(9)));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    inventory
+        .refresh_at(start + Duration::from_secs(13))
+        .unwrap();
+    assert_eq!(read(&inventory), None);
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A question to the HTTP interface of a VM: bounded in time and in bytes, since whoever sits behind the socket may be
+//! a VM that has taken its hypervisor over.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::vm::{Disk, Hypervisor, printable};
+
+/// How long all questions to one VM may take together.
+const LIMIT: Duration = Duration::from_millis(500);
+/// Longest answer, bytes.
+const LONGEST: usize = 1 << 20;
+/// More disks or NICs than this no VM has.
+const MOST: usize = 256;
+
+/// What a VM told.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// `running`, `paused`..., in small letters.
+    pub(super) state: String,
+    pub(super) disks: Vec<Disk>,
+    /// MAC addresses by tap.
+    pub(super) macs: BTreeMap<String, String>,
+}
+
+/// Asks a VM for its state and what it is made of.
+///
+/// # Errors
+/// What the kernel says; [`io::ErrorKind::InvalidData`] for what is no answer.
+pub(super) fn ask(hypervisor: Hypervisor, socket: &Path) -> io::Result<Answer> {
+    let end = Instant::now() + LIMIT;
+    if hypervisor == Hypervisor::Firecracker {
+        let about = get(socket, "/", end)?;
+        let config = get(socket, "/vm/config", end)?;
+        return Ok(firecracker(&about, &config));
+    }
+    let info = get(socket, "/api/v1/vm.info", end)?;
+    Ok(cloud_hypervisor(&info))
+}
+
+fn get(socket: &Path, path: &str, end: Instant) -> io::Result<Value> {
+    let mut stream = crate::reach::connect(socket)?;
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
+    stream.set_write_timeout(Some(left(end)?))?;
+    stream.write_all(request.as_bytes())?;
+    let body = read(&mut stream, end)?;
+    serde_json::from_slice(&body).map_err(io::Error::other)
+}
+
+fn left(end: Instant) -> io::Result<Duration> {
+    let left = end.saturating_duration_since(Instant::now());
+    match left.is_zero() {
+        true => Err(io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
+    }
+}
+
+/// The body of an answer; the connection stays open after it.
+fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut more = [0; 4096];
+    loop {
+        if let Some((head, length)) = head(&bytes)?
+            && bytes.len() >= head + length
+        {
+            return Ok(bytes[head..head + length].to_vec());
+        }
+        stream.set_read_timeout(Some(left(end)?))?;
+        match stream.read(&mut more)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => bytes.extend_from_slice(&more[..n]),
+        }
+        if bytes.len() > LONGEST {
+            return Err(invalid());
+        }
+    }
+}
+
+fn invalid() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+/// Length of the head and of the body, once the head is there; only for an answer of status 200.
+fn head(bytes: &[u8]) -> io::Result<Option<(usize, usize)>> {
+    let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else {
+        return Ok(None);
+    };
+    let head = std::str::from_utf8(&bytes[..end]).map_err(|_| invalid())?;
+    let mut lines = head.split("\r\n");
+    let status = lines.next().and_then(|line| line.split(' ').nth(1));
+    if status != Some("200") {
+        return Err(invalid());
+    }
+    let length = lines.find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let is_it = name.eq_ignore_ascii_case("content-length");
+        is_it.then(|| value.trim().parse::<usize>().ok())?
+    });
+    let length = length.filter(|n| *n <= LONGEST).ok_or_else(invalid)?;
+    Ok(Some((end + 4, length)))
+}
+
+fn text(value: &Value, key: &str) -> Option<String> {
+    value.get(key)?.as_str().map(printable)
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    let list = value.get(key).and_then(Value::as_array);
+    list.into_iter().flatten().take(MOST)
+}
+
+fn firecracker(about: &Value, config: &Value) -> Answer {
+    let disk = |drive: &Value| {
+        Some(Disk {
+            path: PathBuf::from(text(drive, "path_on_host")?),
+            device: text(drive, "drive_id").unwrap_or_default(),
+            read_only: drive.get("is_read_only") == Some(&Value::Bool(true)),
+            format: Some("raw".to_owned()),
+        })
+    };
+    let mac = |nic: &Value| Some((text(nic, "host_dev_name")?, text(nic, "guest_mac")?));
+    Answer {
+        state: text(about, "state").unwrap_or_default().to_lowercase(),
+        disks: list(config, "drives").filter_map(disk).collect(),
+        macs: list(config, "network-interfaces").filter_map(mac).collect(),
+    }
+}
+
+fn cloud_hypervisor(info: &Value) -> Answer {
+    let none = Value::Null;
+    let config = info.get("config").unwrap_or(&none);
+    // It looks into the image for its format, which is not for viola to do.
+    let disk = |disk: &Value| {
+        Some(Disk {
+            path: PathBuf::from(text(disk, "path")?),
+            device: text(disk, "id").unwrap_or_default(),
+            read_only: disk.get("readonly") == Some(&Value::Bool(true)),
+            format: None,
+        })
+    };
+    let mac = |nic: &Value| Some((text(nic, "tap")?, text(nic, "mac")?));
+    Answer {
+        state: text(info, "state").unwrap_or_default().to_lowercase(),
+        disks: list(config, "disks").filter_map(disk).collect(),
+        macs: list(config, "net").filter_map(mac).collect(),
+    }
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! VMs of Firecracker and Cloud Hypervisor: vCPUs by the names of their threads, state and disks by the socket of
+//! their HTTP interface (Firecracker: `docs/api_requests`; Cloud Hypervisor: `docs/api.md`).
+
+mod api;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::error::HostError;
+use crate::netns::{Interface, NicFound};
+use crate::proc::{self, Stat, TapFd};
+use crate::tasks::Tasks;
+use crate::uml::{completed, seen_from};
+use crate::vm::{Disk, Hypervisor, NicKind, Service, ServiceKind, Thread, Tid, Vcpu, printable};
+use api::Answer;
+
+/// After an answer it is asked again after this time, or sooner after none.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const SHORTEST_WAIT: Duration = Duration::from_secs(2);
+
+/// Which of the two a process is, if it is one of them: by the name of the program that it runs.
+pub(crate) fn hypervisor(stat: &Stat, args: &[String]) -> Result<Option<Hypervisor>, HostError> {
+    let Some(called) = args.first() else {
+        return Ok(None);
+    };
+    let hints = |name: &str| name.contains("firecracker") || name.contains("cloud-hyper");
+    if !hints(&stat.comm) && !hints(called) {
+        return Ok(None);
+    }
+    let program = match proc::exe(stat.tid) {
+        Ok(Some(exe)) => exe,
+        Ok(None) => return Ok(None),
+        Err(_) => PathBuf::from(called),
+    };
+    Ok(of_program(&program))
+}
+
+/// Releases are called by their version, as `firecracker-v1.12.0-x86_64`.
+fn of_program(program: &Path) -> Option<Hypervisor> {
+    let name = program.file_name()?.to_string_lossy();
+    let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
+    let is = |what: &str| {
+        name.strip_prefix(what)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with("-v") || rest == "-static")
+    };
+    if is("firecracker") {
+        Some(Hypervisor::Firecracker)
+    } else if is("cloud-hypervisor") {
+        Some(Hypervisor::CloudHypervisor)
+    } else {
+        None
+    }
+}
+
+/// What is remembered of a VM between two looks.
+pub(crate) struct Micro {
+    hypervisor: Hypervisor,
+    name: Option<String>,
+    socket: Option<String>,
+    tasks: Tasks,
+    answer: Option<Answer>,
+    asked: Option<Instant>,
+    wait: Duration,
+}
+
+/// What may change while it runs.
+pub(crate) struct Look {
+    pub(crate) vcpus: Vec<Vcpu>,
+    pub(crate) service: Vec<Service>,
+    /// Whether its interface was asked.
+    pub(crate) asked: bool,
+}
+
+impl Micro {
+    /// By its arguments, without the program's name.
+    pub(crate) fn new(hypervisor: Hypervisor, args: &[String]) -> Self {
+        let (name, socket) = match hypervisor {
+            Hypervisor::Firecracker => (value(args, "--id"), value(args, "--api-sock")),
+            _ => {
+                let socket = value(args, "--api-socket").and_then(|s| path_of(&s));
+                let name = socket.as_deref().and_then(name_of_socket);
+                (name, socket)
+            }
+        };
+        Self {
+            hypervisor,
+            name: name.filter(|name| !name.is_empty()),
+            socket,
+            tasks: Tasks::default(),
+            answer: None,
+            asked: None,
+            wait: SHORTEST_WAIT,
+        }
+    }
+
+    pub(crate) fn hypervisor(&self) -> Hypervisor {
+        self.hypervisor
+    }
+
+    /// Firecracker: its `--id`. Cloud Hypervisor knows no names: what its socket is called by, as libvirt calls it.
+    pub(crate) fn name(&self, pid: Tid) -> String {
+        let name = self.name.clone();
+        printable(&name.unwrap_or_else(|| format!("pid-{pid}")))
+    }
+
+    pub(crate) fn status(&self) -> Option<String> {
+        self.answer.as_ref().map(|a| a.state.clone())
+    }
+
+    pub(crate) fn disks(&self, pid: Tid) -> Vec<Disk> {
+        let mut disks = self.answer.as_ref().map_or(Vec::new(), |a| a.disks.clone());
+        for disk in &mut disks {
+            disk.path = completed(pid, std::mem::take(&mut disk.path));
+        }
+        disks
+    }
+
+    /// Taps that its process has open; their MAC addresses are in its answer.
+    pub(crate) fn nics(&self, pid: Tid) -> Result<Vec<NicFound>, HostError> {
+        let mut found: Vec<NicFound> = Vec::new();
+        for tap in proc::taps(pid)? {
+            let (interface, kind, mac) = match tap {
+                TapFd::Tap { name, .. } => {
+                    let macs = self.answer.as_ref().map(|a| &a.macs);
+                    let mac = macs.and_then(|macs| macs.get(&name).cloned());
+                    (Interface::Name(name), NicKind::Tap, mac)
+                }
+                TapFd::Macvtap { ifindex, .. } => {
+                    (Interface::Index(ifindex), NicKind::Macvtap, None)
+                }
+            };
+            // A tap with several queues has as many descriptors.
+            if !found.iter().any(|n| n.interface == interface) {
+                found.push(NicFound {
+                    interface,
+                    kind,
+                    mac,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Looks at the threads of the VM, and asks its interface when there is reason to.
+    pub(crate) fn look(&mut self, pid: Tid) -> Result<Look, HostError> {
+        let now = Instant::now();
+        let tasks = self.tasks.look(pid, now)?.to_vec();
+        let due = |at: Instant| now.saturating_duration_since(at) >= self.wait;
+        let asked = self.socket.is_some() && self.asked.is_none_or(due);
+        if asked {
+            self.ask(pid, now);
+        }
+        let mut vcpus = Vec::new();
+        let mut service = Vec::new();
+        for (thread, name) in &tasks {
+            match vcpu_of_name(self.hypervisor, name) {
+                Some(index) => vcpus.push(Vcpu {
+                    index,
+                    threads: vec![*thread],
+                    kernel_thread: None,
+                    cores: proc::affinity(thread.tid)?.unwrap_or_default(),
+                }),
+                None => service.push(Service {
+                    thread: *thread,
+                    kind: kind_of(pid, thread, name),
+                }),
+            }
+        }
+        vcpus.sort_by_key(|vcpu| vcpu.index);
+        vcpus.dedup_by_key(|vcpu| vcpu.index);
+        Ok(Look {
+            vcpus,
+            service,
+            asked,
+        })
+    }
+
+    fn ask(&mut self, pid: Tid, now: Instant) {
+        self.asked = Some(now);
+        let socket = self.socket.as_deref().map(|s| seen_from(pid, s));
+        match socket.and_then(|socket| api::ask(self.hypervisor, &socket).ok()) {
+            Some(answer) => {
+                self.answer = Some(answer);
+                self.wait = LONGEST_WAIT;
+            }
+            // Its threads are told apart by name in any case.
+            None => self.wait = (self.wait * 2).min(LONGEST_WAIT),
+        }
+    }
+}
+
+/// Value of `--key VALUE` or `--key=VALUE`.
+fn value(args: &[String], key: &str) -> Option<String> {
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        if arg == key {
+            return args.next().cloned();
+        }
+        if let Some(value) = arg.strip_prefix(key).and_then(|v| v.strip_prefix('=')) {
+            return Some(value.to_owned());
+        }
+    }
+    None
+}
+
+/// `PATH` or `path=PATH`; none for a descriptor.
+fn path_of(text: &str) -> Option<String> {
+    let first = text.split(',').next()?;
+    match first.split_once('=') {
+        Some(("path", path)) => Some(path.to_owned()),
+        Some(_) => None,
+        None => Some(first.to_owned()),
+    }
+}
+
+/// libvirt calls the socket of a domain `NAME-socket`.
+fn name_of_socket(socket: &str) -> Option<String> {
+    let name = Path::new(socket).file_name()?.to_string_lossy();
+    let ends = ["-socket", ".socket", ".sock"];
+    let stem = ends.iter().find_map(|end| name.strip_suffix(end));
+    Some(stem.unwrap_or(&name).to_owned())
+}
+
+fn vcpu_of_name(hypervisor: Hypervisor, name: &str) -> Option<u32> {
+    let number = match hypervisor {
+        Hypervisor::Firecracker => name.strip_prefix("fc_vcpu ")?,
+        _ => name.strip_prefix("vcpu")?,
+    };
+    number.parse().ok()
+}
+
+/// Cloud Hypervisor calls the threads of its devices `_disk0_q0`, `_net1_qp0`; Firecracker has one for all devices.
+fn kind_of(pid: Tid, thread: &Thread, name: &str) -> ServiceKind {
+    let is_device = ["_disk", "_net", "_fs", "_pmem"]
+        .iter()
+        .any(|device| name.starts_with(device));
+    match thread.tid == pid || name == "vmm" {
+        true => ServiceKind::Emulator,
+        false if is_device => ServiceKind::Iothread,
+        false => ServiceKind::Helper,
+    }
+}
+
+#[cfg(test)]
+mod tests;

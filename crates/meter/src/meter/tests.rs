@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The meter on this process, by schedstat: that needs no privilege.
+
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use viola_host::{CpuSet, Hypervisor, Nic, Vcpu, proc};
+
+use super::*;
+use crate::waits::WAIT_SECONDS;
+
+/// This thread as a VM of one vCPU, whose NIC is the loopback interface.
+fn me(name: &str) -> Vm {
+    let pid = std::process::id();
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let start_time = |tid| proc::stat(tid).unwrap().unwrap().start_time;
+    Vm {
+        id: VmId::new(Hypervisor::Qemu, name),
+        name: name.into(),
+        hypervisor: Hypervisor::Qemu,
+        pid,
+        start_time: start_time(pid),
+        vcpus: vec![Vcpu {
+            index: 0,
+            threads: vec![Thread {
+                pid,
+                tid,
+                start_time: start_time(tid),
+            }],
+            kernel_thread: None,
+            cores: CpuSet::new(),
+        }],
+        service: Vec::new(),
+        disks: Vec::new(),
+        nics: vec![Nic {
+            tap: "lo".into(),
+            kind: NicKind::Raw,
+            mac: None,
+            netns: proc::netns(pid).unwrap().unwrap(),
+            ifindex: Some(1),
+        }],
+        cgroup: None,
+        cores: CpuSet::new(),
+        status: None,
+        uuid: None,
+        libvirt: false,
+    }
+}
+
+fn spin(span: Duration) {
+    let begin = Instant::now();
+    while begin.elapsed() < span {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn a_snapshot_is_of_all_the_time_since_the_last_one_however_often_times_were_read() {
+    let mut meter = Meter::sampled();
+    meter.follow(&[me("a")]).unwrap();
+    meter.snapshot();
+    let (from, to) = (
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+    );
+    for _ in 0..50 {
+        from.send_to(&[0; 100], to.local_addr().unwrap()).unwrap();
+    }
+    for _ in 0..3 {
+        spin(Duration::from_millis(10));
+        meter.read_times();
+    }
+    assert_eq!(meter.history().len(), 1);
+    let whole = meter.snapshot().clone();
+    let vcpu = whole.vms[0].vcpus[0];
+    // A busy machine gives this thread a part of the time.
+    assert!(vcpu.run >= 5_000_000 && vcpu.run <= whole.span, "{whole:?}");
+    assert!(whole.span >= 30_000_000);
+    assert!(whole.vms[0].traffic.rx_packets >= 50, "{whole:?}");
+    let next = meter.snapshot().clone();
+    assert!(next.vms[0].vcpus[0].run <= next.span, "{next:?}");
+    assert_eq!(next.at - next.span, whole.at);
+}
+
+#[test]
+fn spent_is_what_came_since_it_was_asked_for() {
+    let at = |run, wait| SlotTimes {
+        run,
+        wait,
+        ..SlotTimes::default()
+    };
+    let mut row = Row {
+        is_used: true,
+        before: at(100, 10),
+        now: at(160, 15),
+    };
+    let spent = row.spent(80);
+    assert_eq!((spent.run, spent.wait, spent.blocked), (60, 5, 15));
+    assert_eq!(row.spent(80).run, 0);
+    row.now = at(300, 15);
+    let spent = row.spent(80);
+    assert_eq!((spent.run, spent.blocked), (140, 0), "never below nothing");
+}
+
+#[test]
+fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
+    let mut meter = Meter::sampled();
+    meter.follow(&[me("a"), me("b")]).unwrap();
+    let long_ago = now() - 60 * SECOND;
+    for _ in 0..HISTORY + 9 {
+        let mut old = Snapshot {
+            at: long_ago,
+            ..Snapshot::default()
+        };
+        meter.shape(&mut old);
+        old.vms[0].traffic.rx_packets = u64::MAX;
+        old.vms[1].vcpus[0].run = u64::MAX;
+        old.vms[1].service.wait = 5;
+        meter.history.push_back(old);
+    }
+    meter.snapshot();
+    let new = meter.snapshot().clone();
+    assert_eq!(new.vms.len(), 2);
+    assert_ne!(new.vms[0].traffic.rx_packets, u64::MAX);
+    assert!(new.vms[1].vcpus[0].run < 10 * SECOND);
+    assert_eq!(new.vms[1].service.wait, 0);
+    // Others are followed than the old one had room for.
+    meter.follow(&[me("b")]).unwrap();
+    let ids: Vec<VmId> = meter.snapshot().vms.iter().map(|s| s.id.clone()).collect();
+    assert_eq!(ids, [me("b").id]);
+    for _ in 0..20 {
+        meter.snapshot();
+    }
+    assert_eq!(meter.history().len(), HISTORY, "old ones go");
+}
+
+#[test]
+fn what_disks_did_before_a_vm_was_met_is_not_counted() {
+    let folder = std::env::current_exe().unwrap();
+    let file = folder.with_file_name(format!("written-{}", std::process::id()));
+    std::fs::write(&file, vec![1; 1 << 20]).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let mut meter = Meter::sampled();
+    meter.snapshot();
+    meter.follow(&[me("a")]).unwrap();
+    let written = |m: &Meter| m.disks.read(&m.followed[0]).unwrap().write_bytes;
+    assert!(
+        written(&meter) >= 1 << 20,
+        "the test's programs lie on no disk"
+    );
+    assert!(!meter.snapshot().with_disks);
+    meter.disks_at = 0;
+    let first = meter.snapshot().clone();
+    assert!(first.with_disks);
+    assert!(first.vms[0].traffic.disk_written < 1 << 20, "{first:?}");
+}
+
+#[test]
+fn recent_snapshots_are_kept_but_not_without_bounds() {
+    let mut meter = Meter::sampled();
+    for _ in 0..MOST_HISTORY + 50 {
+        meter.snapshot();
+    }
+    assert_eq!(meter.history().len(), MOST_HISTORY);
+    let newest = meter
+        .history()
+        .iter()
+        .rev()
+        .zip(meter.history().iter().rev().skip(1));
+    assert!(newest.into_iter().all(|(new, old)| new.at >= old.at));
+}
+
+#[test]
+fn sampled_waits_are_counted_since_the_vm_was_met() {
+    let mut meter = Meter::sampled();
+    meter.follow(&[me("a")]).unwrap();
+    let id = me("a").id;
+    assert_eq!(meter.vm_waits(&id).count(), 0);
+    let t = meter.vms.get_mut(&id).unwrap();
+    let mut sampled = [0; HIST_BUCKETS];
+    sampled[bucket_of(5_000_000)] = 7;
+    t.vcpus[0].sampled = Some(Box::new(sampled));
+    let waits = meter.vm_waits(&id);
+    assert_eq!(waits.count(), 7);
+    assert!((4_000_000..6_300_000).contains(&waits.quantile(0.99).unwrap()));
+    // Long after, they are not recent.
+    let t = meter.vms.get_mut(&id).unwrap();
+    let now = now() / SECOND;
+    for second in 1..=WAIT_SECONDS as u64 + 1 {
+        t.vcpus[0].mark(&Source::SchedStat, now + second);
+    }
+    assert_eq!(meter.vm_waits(&id).count(), 0);
+    assert_eq!(meter.vm_waits(&me("b").id).count(), 0);
+}
