@@ -117,7 +117,7 @@ fn mpi(all: &mut Papers, bed: &Bed) {
         setup
     };
     let round = |ls: usize, pattern, message: u64| {
-        let vms = vec![(0, 0), (4, 1), (1, 0), (5, 1)];
+        let vms = vec![(0, 0), (1, 0), (4, 1), (5, 1)];
         let mut job = Mpi::new(vms, pattern, message, bed.costs());
         job.window = (bed.get("mpi_window_kb") * 1024.0) as u64;
         let setup = setup(ls);

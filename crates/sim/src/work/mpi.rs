@@ -31,6 +31,8 @@ pub struct Mpi {
     pub message: u64,
     /// Bytes under way before the receiver must have answered (socket buffers).
     pub window: u64,
+    /// Bytes that are sent and answered at once, at most the window, which slides by them.
+    pub part: u64,
     /// One way between the hosts, ns.
     pub delay: Nanos,
     /// Guest's costs.
@@ -47,8 +49,11 @@ pub struct Mpi {
 
 #[derive(Debug, Clone, Default)]
 struct Rank {
-    /// By sender: messages that came whole, of all rounds.
+    /// By sender: parts that were read, of all rounds.
     came: Vec<u64>,
+    /// By receiver: parts of this round that were begun, and that were answered.
+    begun: Vec<u64>,
+    answered: Vec<u64>,
     /// Messages of this round that were sent whole and acknowledged.
     sent: u32,
     round: u64,
@@ -103,6 +108,8 @@ impl Mpi {
     ) -> Self {
         let rank = Rank {
             came: vec![0; vms.len()],
+            begun: vec![0; vms.len()],
+            answered: vec![0; vms.len()],
             ..Rank::default()
         };
         let ranks = vec![rank; vms.len()];
@@ -111,6 +118,7 @@ impl Mpi {
             pattern,
             message: message.max(1),
             window: 64 << 10,
+            part: 2896,
             delay: 50_000,
             costs,
             owner: 0,
@@ -122,8 +130,12 @@ impl Mpi {
         }
     }
 
+    fn part(&self) -> u64 {
+        self.part.clamp(1, self.window.max(1))
+    }
+
     fn parts(&self) -> u64 {
-        self.message.div_ceil(self.window)
+        self.message.div_ceil(self.part())
     }
 
     fn targets(&self, rank: usize) -> Vec<usize> {
@@ -135,11 +147,17 @@ impl Mpi {
     }
 
     fn bytes(&self, part: u64) -> u64 {
-        (self.message - part * self.window).min(self.window)
+        (self.message - part * self.part()).min(self.part())
     }
 
-    /// The process of `mark.from` puts a part into its socket.
+    /// The process of `mark.from` puts the next part into its socket, if there is one.
     fn begin_part(&mut self, world: &mut World, mark: Mark) {
+        let part = self.ranks[mark.from].begun[mark.to];
+        if part >= self.parts() {
+            return;
+        }
+        self.ranks[mark.from].begun[mark.to] += 1;
+        let mark = Mark { part, ..mark };
         let bytes = self.bytes(mark.part);
         let packets = bytes.div_ceil(1448);
         let cost = self.costs.copying(bytes) + packets * self.costs.send;
@@ -155,6 +173,8 @@ impl Mpi {
 
     fn begin_round(&mut self, world: &mut World, rank: usize) {
         let round = self.ranks[rank].round;
+        self.ranks[rank].begun.fill(0);
+        self.ranks[rank].answered.fill(0);
         for to in self.targets(rank) {
             let mark = Mark {
                 from: rank,
@@ -163,7 +183,9 @@ impl Mpi {
                 part: 0,
                 kind: DATA,
             };
-            self.begin_part(world, mark);
+            for _ in 0..(self.window / self.part()).max(1) {
+                self.begin_part(world, mark);
+            }
         }
     }
 
@@ -187,7 +209,7 @@ impl Mpi {
         let round = self.ranks[rank].round;
         let whole = (0..self.vms.len())
             .filter(|&from| self.targets(from).contains(&rank))
-            .all(|from| self.ranks[rank].came[from] > round);
+            .all(|from| self.ranks[rank].came[from] >= (round + 1) * self.parts());
         let r = &mut self.ranks[rank];
         if whole && r.sent >= sends {
             r.sent = 0;
@@ -241,8 +263,8 @@ impl Workload for Mpi {
                     .pack(),
                     0,
                 );
-                if mark.part + 1 == self.parts() {
-                    self.ranks[mark.to].came[mark.from] += 1;
+                self.ranks[mark.to].came[mark.from] += 1;
+                if self.ranks[mark.to].came[mark.from].is_multiple_of(self.parts()) {
                     self.check(world, mark.to);
                 }
             }
@@ -270,12 +292,15 @@ impl Workload for Mpi {
             .is_none()
         {
             // An answer that was repeated.
-        } else if mark.part + 1 < self.parts() {
-            let part = mark.part + 1;
-            self.begin_part(world, Mark { part, ..mark });
         } else {
-            self.ranks[mark.from].sent += 1;
-            self.check(world, mark.from);
+            let answered = &mut self.ranks[mark.from].answered[mark.to];
+            *answered += 1;
+            if *answered < self.parts() {
+                self.begin_part(world, mark);
+            } else {
+                self.ranks[mark.from].sent += 1;
+                self.check(world, mark.from);
+            }
         }
     }
 
