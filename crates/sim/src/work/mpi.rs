@@ -31,14 +31,21 @@ pub struct Mpi {
     pub message: u64,
     /// Bytes under way before the receiver must have answered (socket buffers).
     pub window: u64,
-    /// Bytes that are sent and answered at once, at most the window, which slides by them.
+    /// Bytes that are sent and answered at once, by which the window slides: two segments, of which the second is
+    /// acknowledged (RFC 1122, section 4.2.3.2).
     pub part: u64,
+    /// Rounds that end before this are not counted: not all VMs compute yet.
+    pub warm: Nanos,
     /// One way between the hosts, ns.
     pub delay: Nanos,
     /// Guest's costs.
     pub costs: GuestCosts,
     owner: usize,
     rounds: u64,
+    /// When the first round after [`Mpi::warm`] ended that all have finished, and the last one; and rounds in between.
+    began: Option<Nanos>,
+    ended: Nanos,
+    counted: u64,
     ranks: Vec<Rank>,
     /// Parts on their way that were not answered, with how often they were sent again.
     unanswered: BTreeMap<u64, u32>,
@@ -74,6 +81,8 @@ struct Mark {
 /// Linux's shortest retransmission timeout.
 const RTO: Nanos = 200 * MS;
 
+/// Place of the round in a mark, above all else.
+const ROUND: u32 = 34;
 const DATA: u64 = 0;
 const READ: u64 = 1;
 const ANSWER: u64 = 2;
@@ -84,7 +93,7 @@ impl Mark {
             | (self.from as u64) << 2
             | (self.to as u64) << 10
             | (self.part & 0xffff) << 18
-            | (self.round & 0x3fff_ffff) << 34
+            | (self.round & 0x3fff_ffff) << ROUND
     }
 
     fn of(tag: u64) -> Self {
@@ -93,7 +102,7 @@ impl Mark {
             from: (tag >> 2 & 0xff) as usize,
             to: (tag >> 10 & 0xff) as usize,
             part: tag >> 18 & 0xffff,
-            round: tag >> 34,
+            round: tag >> ROUND,
         }
     }
 }
@@ -118,11 +127,15 @@ impl Mpi {
             pattern,
             message: message.max(1),
             window: 64 << 10,
-            part: 2896,
+            part: 2 * 1448,
+            warm: 1_000 * MS,
             delay: 50_000,
             costs,
             owner: 0,
             rounds: 0,
+            began: None,
+            ended: 0,
+            counted: 0,
             ranks,
             unanswered: BTreeMap::new(),
             taken: BTreeSet::new(),
@@ -215,7 +228,18 @@ impl Mpi {
             r.sent = 0;
             r.round += 1;
             r.finished += 1;
-            self.rounds = self.ranks.iter().map(|r| r.finished).min().unwrap_or(0);
+            let rounds = self.ranks.iter().map(|r| r.finished).min().unwrap_or(0);
+            if rounds > self.rounds {
+                if self.began.is_some() {
+                    self.counted += rounds - self.rounds;
+                } else if world.now >= self.warm {
+                    self.began = Some(world.now);
+                }
+                self.rounds = rounds;
+                self.ended = world.now;
+                // Of rounds that all have finished nothing is sent again.
+                self.taken = self.taken.split_off(&(rounds << ROUND));
+            }
             self.begin_round(world, rank);
         }
     }
@@ -305,7 +329,12 @@ impl Workload for Mpi {
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
-        let time = world.now as f64 / 1e6 / self.rounds.max(1) as f64;
+        // Before one was counted it takes at least so long.
+        let took = match self.began {
+            Some(began) if self.counted > 0 => self.ended - began,
+            _ => world.now,
+        };
+        let time = took as f64 / 1e6 / self.counted.max(1) as f64;
         vec![
             ("round ms".into(), time),
             ("rounds".into(), self.rounds as f64),
