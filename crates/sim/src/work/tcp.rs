@@ -31,6 +31,8 @@ pub struct TcpConfig {
     pub beta: f64,
     /// Shortest retransmission timeout.
     pub rto_min: Nanos,
+    /// When the sender begins, ns.
+    pub start: Nanos,
 }
 
 impl Default for TcpConfig {
@@ -44,6 +46,7 @@ impl Default for TcpConfig {
             early_ack: false,
             beta: 0.7,
             rto_min: 200 * MS,
+            start: 0,
         }
     }
 }
@@ -138,6 +141,8 @@ pub struct Tcp {
 /// Marks of calls: the number of a timer, with what it is for.
 const RTO: u64 = 0;
 const DELAYED: u64 = 1;
+/// The sender begins.
+const BEGIN: u64 = u64::MAX;
 /// A delayed acknowledgement comes after this.
 const DELAY: Nanos = 40 * MS;
 
@@ -284,9 +289,6 @@ impl Tcp {
                 }
             }
         }
-        if self.finished.is_none() && self.sender.una >= self.config.total {
-            self.finished = Some(now);
-        }
         self.send(world);
     }
 
@@ -374,12 +376,14 @@ impl Tcp {
 impl Workload for Tcp {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        self.send(world);
+        world.call(self.config.start, owner, BEGIN);
     }
 
     fn call(&mut self, world: &mut World, tag: u64) {
         let at = tag >> 1;
-        if tag & 1 == DELAYED {
+        if tag == BEGIN {
+            self.send(world);
+        } else if tag & 1 == DELAYED {
             if self.receiver.delayed == at && self.receiver.unacked > 0 {
                 let next = self.receiver.next;
                 self.acknowledge(world, next, None);
@@ -426,6 +430,10 @@ impl Workload for Tcp {
         r.read += r.reading;
         r.queued -= r.reading;
         r.reading = 0;
+        // What counts is what the process has, as iperf's server says it, not what is acknowledged.
+        if self.finished.is_none() && r.read >= self.config.total {
+            self.finished = Some(world.now);
+        }
         r.early_next = None;
         let acked = r.early_acked;
         let backlog = std::mem::take(&mut r.backlog);
@@ -454,10 +462,11 @@ impl Workload for Tcp {
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
-        let end = self.finished.unwrap_or(world.now).max(1);
+        let end = self.finished.unwrap_or(world.now);
+        let took = end.saturating_sub(self.config.start).max(1);
         let bits = self.receiver.read as f64 * f64::from(self.config.segment) * 8.0;
         vec![
-            ("throughput Mbit/s".into(), bits / 1e6 / (end as f64 / 1e9)),
+            ("throughput Mbit/s".into(), bits / 1e6 / (took as f64 / 1e9)),
             ("retransmitted".into(), self.sender.retransmitted as f64),
             ("timeouts".into(), self.sender.timeouts as f64),
             ("backlog drops".into(), self.receiver.dropped as f64),
