@@ -2,7 +2,7 @@
 //! What the lab measured of turbo cores (bench/results/turbo.json), predicted: four guests on a core, one of which does I/O.
 
 use viola_policy::slices::{MS, Nanos};
-use viola_policy::turbo::TURBO_SLOT;
+use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
 use super::lab::{SECOND, stock_linux};
 use super::vslicer::ran;
@@ -49,6 +49,7 @@ pub(super) fn run(all: &mut Papers, bed: &Bed) {
                 slice: viola_policy::turbo::REGULAR_SLICE,
                 slot: TURBO_SLOT,
                 floor: MS,
+                reserve: TurboConfig::default().reserve,
             },
             ping: [0.1914, 0.3936],
             udp: [100.0, 52.39, 19.6933],

@@ -30,6 +30,7 @@ pub(super) fn host(bed: &Bed, vms: usize, turbo: bool, load: &str) -> HostSetup 
                 slice,
                 slot: bed.us("slot_us"),
                 floor: 0,
+                reserve: 0,
             }
         } else {
             bed.xen(slice)
