@@ -40,7 +40,8 @@ pub(super) fn run(all: &mut Papers) {
         gain(1.6, 1.0),
     );
     let drop = 100.0 * (1.0 - vanilla(1.6, 1.0) / vanilla(1.6, slower));
-    let why = "how much of a read waits for threads is taken from netperf's transactions (figure 3)";
+    let why =
+        "how much of a read waits for threads is taken from netperf's transactions (figure 3)";
     all.row(
         P,
         fig,
