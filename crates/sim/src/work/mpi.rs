@@ -342,3 +342,67 @@ impl Workload for Mpi {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Hog;
+    use crate::setup::{HostSetup, Policy, VmSetup};
+
+    #[test]
+    fn rounds_before_all_vms_compute_are_not_counted() {
+        let mut setup = HostSetup {
+            policy: Policy::XEN,
+            cores: 2,
+            ..HostSetup::default()
+        };
+        for core in [0, 0, 1, 1] {
+            setup.vms.push(VmSetup {
+                core,
+                ..VmSetup::default()
+            });
+        }
+        let mut job = Mpi::new(vec![(0, 0), (2, 1)], Pattern::Sendrecv, 1024, setup.costs);
+        let mut round = |warm| {
+            job.warm = warm;
+            let mut sim = setup.simulation(vec![Box::new(job.clone())], 1);
+            // A round takes well below a millisecond until then; turns of 30 ms that do not overlap make it longer.
+            for (vcpu, at) in [(0, 300), (1, 301), (3, 300), (2, 301)] {
+                sim.world.hogs.push((at * MS, vcpu, Hog::Busy));
+            }
+            sim.run(5_000 * MS);
+            sim.workloads[0].figures(&sim.world)[0].1
+        };
+        assert!(round(1_000 * MS) > 5.0 * round(0));
+    }
+
+    #[test]
+    fn a_window_slides_with_what_is_answered() {
+        let setup = HostSetup {
+            cores: 2,
+            vms: vec![
+                VmSetup::default(),
+                VmSetup {
+                    core: 1,
+                    ..VmSetup::default()
+                },
+            ],
+            ..HostSetup::default()
+        };
+        let round = |part| {
+            let mut job = Mpi::new(
+                vec![(0, 0), (1, 1)],
+                Pattern::Sendrecv,
+                1 << 20,
+                setup.costs,
+            );
+            (job.part, job.warm) = (part, 0);
+            let mut sim = setup.simulation(vec![Box::new(job)], 1);
+            sim.run(1_000 * MS);
+            sim.workloads[0].figures(&sim.world)[0].1
+        };
+        // Whole windows wait for each other's answers.
+        let (slides, waits) = (round(2 * 1448), round(64 << 10));
+        assert!(slides < 0.9 * waits, "{slides} {waits}");
+    }
+}

@@ -520,6 +520,20 @@ mod tests {
     }
 
     #[test]
+    fn a_transfer_ends_when_it_is_read_not_when_it_is_acknowledged() {
+        // 8 MB take 68 ms on the line, and begin when the VM's turn is over: its process comes back 90 ms later.
+        let config = TcpConfig {
+            buffer: 40_000_000,
+            early_ack: true,
+            total: 5_524,
+            start: 31 * MS,
+            ..TcpConfig::default()
+        };
+        let rate = stream(Policy::VTURBO, 4, 256, config).0;
+        assert!((300.0..850.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
     fn the_last_segment_is_acknowledged_though_it_has_no_second() {
         let config = TcpConfig {
             buffer: 40_000_000,
