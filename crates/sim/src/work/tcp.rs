@@ -272,11 +272,12 @@ impl Tcp {
             let below = highest.saturating_sub(2);
             // What was sent again is lost once more when something came that was first sent after it (Linux's
             // tcp_mark_lost_retrans).
-            s.lost.extend(
-                s.again
-                    .extract_if(.., |_, next| *next < below)
-                    .map(|(segment, _)| segment),
-            );
+            let again = s.again.iter().filter(|&(_, next)| *next < below);
+            let gone: Vec<u64> = again.map(|(segment, _)| *segment).collect();
+            for segment in gone {
+                s.again.remove(&segment);
+                s.lost.insert(segment);
+            }
             let from = s.judged.max(s.una);
             if s.sacked.len() >= 3 && from < below {
                 let holes = (from..below).filter(|k| !s.sacked.contains(k));
