@@ -106,6 +106,7 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
             slice: 4 * MS,
             slot: viola_policy::turbo::TURBO_SLOT,
             floor: viola_policy::turbo::RegularConfig::default().floor,
+            reserve: viola_policy::turbo::TurboConfig::default().reserve,
         },
         turbo_cores: 1,
         vms: slices

@@ -155,8 +155,9 @@ pub enum Pool {
 pub struct Cpus {
     cores: Vec<Core>,
     vcpus: Vec<Vcpu>,
-    /// By VM: all it ever ran on turbo cores.
+    /// By VM: all it ever ran on turbo cores, and all it was ever due on regular ones.
     on_turbo: Vec<Nanos>,
+    due: Vec<Nanos>,
     /// Cost of a switch from one vCPU to another, ns.
     pub switch_cost: Nanos,
     /// Cores whose timers went off at this moment.
@@ -198,6 +199,7 @@ impl Cpus {
         one.params.push(params);
         one.views.push(View::default());
         self.on_turbo.resize(self.on_turbo.len().max(vm + 1), 0);
+        self.due.resize(self.on_turbo.len(), 0);
         self.vcpus.push(Vcpu {
             core,
             slot,
@@ -329,6 +331,14 @@ impl Cpus {
                 regular[v.vm] += 1;
             }
         }
+        let mut dues = vec![(0, false); vms];
+        for core in self.cores.iter().filter(|c| c.pool == Pool::Regular) {
+            for (slot, &id) in core.vcpus.iter().enumerate() {
+                let (due, waits) = core.scheduler.due(slot);
+                let of = &mut dues[self.vcpus[id].vm];
+                *of = (of.0 + due, of.1 | waits);
+            }
+        }
         for core in &mut self.cores {
             if core.pool == Pool::Alone {
                 continue;
@@ -343,12 +353,15 @@ impl Cpus {
                     Elsewhere {
                         turbo: portion(after, 1, all) - portion(before, 1, all),
                         total: ran[v.vm] - (v.usage.ran - v.told),
-                        // The papers know no reserve.
-                        ..Elsewhere::default()
+                        due: dues[v.vm].0.saturating_sub(self.due[v.vm]),
+                        waits: dues[v.vm].1,
                     }
                 })
                 .collect();
             core.scheduler.elsewhere(&told);
+        }
+        for (due, (all, _)) in self.due.iter_mut().zip(dues) {
+            *due = all;
         }
         for v in &mut self.vcpus {
             v.told = v.usage.ran;

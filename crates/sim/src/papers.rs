@@ -3,6 +3,7 @@
 
 mod calibration;
 mod lab;
+mod lab_turbo;
 mod raccoon;
 mod vpipe;
 mod vread;
@@ -24,6 +25,9 @@ pub enum Claim {
     Within(f64, f64),
     /// Only a picture, which the texts here lack: a sentence that holds or does not.
     Shape(&'static str),
+    /// A number, or numbers between these, of its text or tables that hangs on something that the paper does not state, so that
+    /// nothing foretells it: it is shown beside what the model gives for an assumed value, and not counted. The row says what is missing.
+    Unstated(f64, f64),
     /// It is in the paper, and not in the model.
     Missing,
 }
@@ -67,6 +71,8 @@ pub enum Verdict {
     Explained,
     /// Off.
     Off,
+    /// The paper does not state what it hangs on.
+    Unstated,
     /// Not modelled.
     Missing,
 }
@@ -76,7 +82,7 @@ impl Row {
     pub fn ratio(&self) -> Option<f64> {
         match self.claim {
             Claim::Value(paper) if paper != 0.0 => Some(self.ours / paper),
-            Claim::Value(_) | Claim::Shape(_) | Claim::Missing => None,
+            Claim::Value(_) | Claim::Unstated(..) | Claim::Shape(_) | Claim::Missing => None,
             Claim::Within(low, _) if self.ours < low && low != 0.0 => Some(self.ours / low),
             Claim::Within(_, high) if self.ours > high && high != 0.0 => Some(self.ours / high),
             Claim::Within(low, high) => (self.ours >= low && self.ours <= high).then_some(1.0),
@@ -87,6 +93,7 @@ impl Row {
     pub fn verdict(&self) -> Verdict {
         let agrees = match self.claim {
             Claim::Missing => return Verdict::Missing,
+            Claim::Unstated(..) => return Verdict::Unstated,
             Claim::Shape(_) => self.ours > 0.5,
             // Of a paper's 0 % there is no ratio: half a percent is as good as none.
             Claim::Value(0.0) => self.ours.abs() < 0.5,
@@ -158,7 +165,8 @@ impl Papers {
         &mut self.rows[last]
     }
 
-    /// Rows of the papers that agree, and rows there are, of those held out or of the others; without those not modelled.
+    /// Rows of the papers that agree, and rows there are, of those held out or of the others; without those
+    /// not modelled, and those whose input is not stated.
     pub fn score(&self, held_out: bool) -> (usize, usize) {
         self.agreeing(|r| r.paper != LAB && r.held_out == held_out)
     }
@@ -172,7 +180,7 @@ impl Papers {
         let of: Vec<_> = self
             .rows
             .iter()
-            .filter(|r| which(r) && r.claim != Claim::Missing)
+            .filter(|r| which(r) && r.counts())
             .collect();
         let agree = of.iter().filter(|r| r.verdict() == Verdict::Agrees).count();
         (agree, of.len())
@@ -180,6 +188,11 @@ impl Papers {
 }
 
 impl Row {
+    /// Whether it can agree or not.
+    fn counts(&self) -> bool {
+        !matches!(self.claim, Claim::Missing | Claim::Unstated(..))
+    }
+
     /// Says why it is off. It is only shown where it is.
     fn because(&mut self, why: &'static str) {
         self.why = Some(why);

@@ -48,6 +48,8 @@ pub enum Policy {
         slot: Nanos,
         /// What a VM keeps of its regular core in each 150 ms whatever its turbo vCPU uses, ns. The papers have none.
         floor: Nanos,
+        /// What a VM keeps of its share for its regular vCPUs while they wait, thousandths. The papers have none.
+        reserve: u32,
     },
 }
 
@@ -62,6 +64,7 @@ impl Policy {
         slice: 30 * MS,
         slot: TURBO_SLOT,
         floor: 0,
+        reserve: 0,
     };
 
     fn scheduler(self, turbo: bool, cost: Nanos) -> Box<dyn Scheduler + Send> {
@@ -85,9 +88,18 @@ impl Policy {
             }
             Policy::Eevdf => Box::new(Eevdf::new(EevdfConfig::default())),
             Policy::Linux(config) => Box::new(Eevdf::new(config)),
-            Policy::Turbo { slice, floor, .. } => {
+            Policy::Turbo {
+                slice,
+                floor,
+                reserve,
+                ..
+            } => {
                 let driver = if turbo {
-                    Driver::Pooled(Box::new(TurboCore::new(TurboConfig::default())))
+                    let config = TurboConfig {
+                        reserve,
+                        ..TurboConfig::default()
+                    };
+                    Driver::Pooled(Box::new(TurboCore::new(config)))
                 } else {
                     let config = RegularConfig {
                         slice,

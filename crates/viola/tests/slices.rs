@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -288,4 +289,68 @@ fn sighup_reads_the_configuration_again() {
     );
     rig.daemon.signal(Signal::HUP);
     within(Duration::from_secs(10), "slots on", || rig.all_by_slots());
+}
+
+/// What `viola sim ARGS` prints for this input.
+fn sim(args: &[&str], input: &[u8]) -> String {
+    let mut viola = Command::new(env!("CARGO_BIN_EXE_viola"))
+        .arg("sim")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    viola.stdin.take().unwrap().write_all(input).unwrap();
+    let out = viola.wait_with_output().unwrap();
+    assert!(out.status.success(), "{args:?}: {}", stderr(&out));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn the_simulator_takes_over_a_running_host() {
+    let guests = [("va", HOG), ("vb", HOG), ("vc", "")];
+    let config = "[[vm]]\nname = \"va\"\nclass = \"ls\"\nweight = 512\n";
+    let mut rig = Rig::boot(&guests, config);
+    rig.wait_for_slots();
+    let shares = rig.shares(&["va", "vb", "vc"], SPAN);
+    let seen = rig.daemon.ask(&["vms", "--json"]);
+    assert!(seen.status.success(), "{}", stderr(&seen));
+
+    let made = sim(&["import"], &seen.stdout);
+    let file = rig.daemon.dir.path().join("host.toml");
+    std::fs::write(&file, &made).unwrap();
+    let file = file.to_str().unwrap();
+    sim(&["check", file], b"");
+    let value: toml::Value = toml::from_str(&made).unwrap();
+    assert_eq!(value["host"]["scheduler"].as_str(), Some("viola"), "{made}");
+    let mut loads = Vec::new();
+    for (vm, (name, weight)) in
+        value["vm"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip([("va", 512), ("vb", 256), ("vc", 256)])
+    {
+        assert_eq!(vm["name"].as_str(), Some(name), "{made}");
+        assert_eq!(vm["weight"].as_integer(), Some(weight), "{made}");
+        let ls = vm.get("class").and_then(toml::Value::as_str) == Some("ls");
+        assert!(ls || name != "va", "{made}");
+        loads.push(
+            vm.get("load_percent")
+                .map_or(0, |l| l.as_integer().unwrap()),
+        );
+    }
+    assert!(loads[0] > 85 && loads[1] > 85 && loads[2] < 15, "{made}");
+
+    // Run, each VM gets there what it got here.
+    let ran: serde_json::Value = serde_json::from_str(&sim(&["run", file, "--json"], b"")).unwrap();
+    for (k, share) in shares.iter().enumerate() {
+        let there = 100.0 * ran["vms"][k]["ran"].as_f64().unwrap();
+        assert!((there - share).abs() < 2.0 * POINTS, "{shares:?}: {ran}");
+    }
+    let said = sim(&["host", file, "--seeds", "2"], b"");
+    for name in ["va: class ", "vb: class batch", "vc: class "] {
+        assert!(said.contains(name), "{said}");
+    }
 }

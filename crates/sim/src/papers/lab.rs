@@ -10,12 +10,22 @@ use crate::sched::EevdfConfig;
 use crate::setup::{HostSetup, Policy, VmSetup};
 use crate::work::{Files, GuestCosts, Ping};
 
-const SECOND: Nanos = 1_000 * MS;
+pub(super) const SECOND: Nanos = 1_000 * MS;
 
 pub(super) fn run(all: &mut Papers) {
     let bed = Bed::lab();
     slices(all, &bed);
     files(all, &bed);
+    super::lab_turbo::run(all, &bed);
+}
+
+/// Stock Linux under UML guests.
+pub(super) fn stock_linux(bed: &Bed) -> Policy {
+    Policy::Linux(EevdfConfig {
+        packets_wake: true,
+        own_tick: bed.ms("guest_tick_ms"),
+        ..EevdfConfig::default()
+    })
 }
 
 fn slices(all: &mut Papers, bed: &Bed) {
@@ -26,11 +36,7 @@ fn slices(all: &mut Papers, bed: &Bed) {
     let viola = Policy::Interleaved {
         batch_slice: 4 * MS,
     };
-    let stock_linux = Policy::Linux(EevdfConfig {
-        packets_wake: true,
-        own_tick: bed.ms("guest_tick_ms"),
-        ..EevdfConfig::default()
-    });
+    let stock_linux = stock_linux(bed);
     let four = Cell {
         vms: 4,
         busy: true,
@@ -158,11 +164,7 @@ fn files(all: &mut Papers, bed: &Bed) {
     for (server, cpu, alone, beside) in cells {
         for (others, state, measured) in [(0, "alone", alone), (3, "beside three", beside)] {
             let mut setup = HostSetup {
-                policy: Policy::Linux(EevdfConfig {
-                    packets_wake: true,
-                    own_tick: bed.ms("guest_tick_ms"),
-                    ..EevdfConfig::default()
-                }),
+                policy: stock_linux(bed),
                 vms: vec![VmSetup::default(); 1 + others],
                 ..bed.host()
             };

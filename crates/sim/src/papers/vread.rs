@@ -10,16 +10,18 @@ const P: &str = "001";
 const CLOCK: f64 = 3.2;
 
 /// Time of a read in units of the disk's.
-fn time(path: f64, ghz: f64, slower: f64) -> f64 {
-    1.0 + path * slower * CLOCK / ghz
+fn time(path: f64, ghz: f64) -> f64 {
+    1.0 + path * CLOCK / ghz
 }
 
 pub(super) fn run(all: &mut Papers) {
     let bed = Bed::kvm();
     let (guest, vread) = (bed.get("guest_path_of_disk"), bed.get("vread_path_of_disk"));
     let slower = bed.get("hop_slower");
-    // Without other VMs, and with two more that compute; vRead has no inter-VM hop to be slowed.
-    let gain = |ghz, slower| 100.0 * (time(guest, ghz, slower) / time(vread, ghz, 1.0) - 1.0);
+    // Without other VMs, and with two more that compute. A disk is a thread of the host too (section 2.1: network or disk),
+    // so that all of a read through the guests waits for threads; vRead's only does at the ring.
+    let vanilla = |ghz, slower: f64| slower * time(guest, ghz);
+    let gain = |ghz, slower| 100.0 * (vanilla(ghz, slower) / time(vread * slower, ghz) - 1.0);
     let fig = "fig 11";
     all.row(
         P,
@@ -37,9 +39,9 @@ pub(super) fn run(all: &mut Papers) {
         Claim::Value(41.0),
         gain(1.6, 1.0),
     );
-    let drop = 100.0 * (1.0 - time(guest, 1.6, 1.0) / time(guest, 1.6, slower));
-    let why = "slower hops as figure 3 has them explain a third of it: a read of HDFS has more hops in a row than a netperf \
-               transaction, and the text does not count them";
+    let drop = 100.0 * (1.0 - vanilla(1.6, 1.0) / vanilla(1.6, slower));
+    let why =
+        "how much of a read waits for threads is taken from netperf's transactions (figure 3)";
     all.row(
         P,
         fig,
@@ -58,21 +60,21 @@ pub(super) fn run(all: &mut Papers) {
         gain(1.6, slower),
     )
     .because(why);
-    // Without the disk only the steps through guests and host are left, and those of HDFS wait for busy neighbours.
+    // Without the disk only the steps through guests and host are left. The DataNode sends a block ahead of who reads it, and the
+    // sides run on cores of their own, so that the slower one counts; those of HDFS wait for busy neighbours.
     let steps =
         |of: &str| bed.get(&format!("client_steps{of}")) + bed.get(&format!("datanode_steps{of}"));
-    let again = |slower: f64| steps("") * slower / steps("_vread");
-    all.row(
-        P,
-        fig,
-        "re-read, most gain",
-        "%",
-        Claim::Value(150.0),
-        100.0 * (again(slower) - 1.0),
+    let side = |of: &str| {
+        let [client, datanode] = ["client", "datanode"].map(|s| bed.get(&format!("{s}_steps{of}")));
+        client.max(datanode)
+    };
+    let again = |slower: f64| side("") * slower / side("_vread");
+    all.row(P, fig, "re-read, most gain", "%", Claim::Value(150.0), 100.0 * (again(slower) - 1.0)).because(
+        "here the sides take their steps at the same time, which gives figure 9's delays; one after the other they would give the \
+         150 %, and 50 and 60 % there. Why a program of Map/Reduce gains more than one that only reads is not stated",
     );
     let delay = |slower: f64| 100.0 * (1.0 - 1.0 / again(slower));
-    let why = "the most is that of re-reading, which the model takes from steps of equal cost alone; what a request costs the \
-               paper's Java program besides is not stated";
+    let why = "the steps are taken to cost the same each; what a request costs the paper's Java program besides is not stated";
     for (what, paper, slower) in [
         ("delay, 2 VMs, lower by up to", 40.0, 1.0),
         ("delay, 4 VMs, lower by up to", 50.0, slower),
@@ -107,7 +109,7 @@ pub(super) fn run(all: &mut Papers) {
         "fig 2",
         "delay of HDFS against local files",
         "higher through HDFS, with the disk and without it",
-        time(guest, 2.0, 1.0) > 1.0 && steps("") > bed.get("local_steps"),
+        time(guest, 2.0) > 1.0 && steps("") > bed.get("local_steps"),
     );
     let what = "transactions with busy neighbours (an input here)";
     all.row(P, "fig 3", what, "", Claim::Missing, f64::NAN)

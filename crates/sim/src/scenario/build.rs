@@ -209,6 +209,7 @@ fn host(of: &file::Host) -> Result<HostSetup, Fault> {
             slice: slice(30_000)?,
             slot: checked(&of.slot_us, "slot_us", 100, (20, 10_000))? * US,
             floor: RegularConfig::default().floor,
+            reserve: viola_policy::turbo::TurboConfig::default().reserve,
         },
     };
     let turbo = of.scheduler == Scheduler::Turbo;

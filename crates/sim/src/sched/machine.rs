@@ -174,6 +174,13 @@ impl Scheduler for Slots {
         }
     }
 
+    fn due(&self, index: usize) -> (Nanos, bool) {
+        match &self.driver {
+            Driver::Alone(_) => (0, false),
+            Driver::Pooled(m) => m.due(index),
+        }
+    }
+
     fn hears_io(&self) -> bool {
         self.sees_io
     }

@@ -47,6 +47,12 @@ pub trait Scheduler {
     /// Takes what each VM ran on other cores since the last call. For pools only.
     fn elsewhere(&mut self, _ran: &[Elsewhere]) {}
 
+    /// All that a VM was ever due on this core, ns, and whether it wants the core while others do. For regular cores of pools
+    /// only.
+    fn due(&self, _index: usize) -> (Nanos, bool) {
+        (0, false)
+    }
+
     /// Whether it wants to be asked when an interrupt comes for a vCPU that waits.
     fn hears_io(&self) -> bool {
         false

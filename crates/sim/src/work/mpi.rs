@@ -31,12 +31,21 @@ pub struct Mpi {
     pub message: u64,
     /// Bytes under way before the receiver must have answered (socket buffers).
     pub window: u64,
+    /// Bytes that are sent and answered at once, by which the window slides: two segments, of which the second is
+    /// acknowledged (RFC 1122, section 4.2.3.2).
+    pub part: u64,
+    /// Rounds that end before this are not counted: not all VMs compute yet.
+    pub warm: Nanos,
     /// One way between the hosts, ns.
     pub delay: Nanos,
     /// Guest's costs.
     pub costs: GuestCosts,
     owner: usize,
     rounds: u64,
+    /// When the first round after [`Mpi::warm`] ended that all have finished, and the last one; and rounds in between.
+    began: Option<Nanos>,
+    ended: Nanos,
+    counted: u64,
     ranks: Vec<Rank>,
     /// Parts on their way that were not answered, with how often they were sent again.
     unanswered: BTreeMap<u64, u32>,
@@ -47,8 +56,11 @@ pub struct Mpi {
 
 #[derive(Debug, Clone, Default)]
 struct Rank {
-    /// By sender: messages that came whole, of all rounds.
+    /// By sender: parts that were read, of all rounds.
     came: Vec<u64>,
+    /// By receiver: parts of this round that were begun, and that were answered.
+    begun: Vec<u64>,
+    answered: Vec<u64>,
     /// Messages of this round that were sent whole and acknowledged.
     sent: u32,
     round: u64,
@@ -69,6 +81,8 @@ struct Mark {
 /// Linux's shortest retransmission timeout.
 const RTO: Nanos = 200 * MS;
 
+/// Place of the round in a mark, above all else.
+const ROUND: u32 = 34;
 const DATA: u64 = 0;
 const READ: u64 = 1;
 const ANSWER: u64 = 2;
@@ -79,7 +93,7 @@ impl Mark {
             | (self.from as u64) << 2
             | (self.to as u64) << 10
             | (self.part & 0xffff) << 18
-            | (self.round & 0x3fff_ffff) << 34
+            | (self.round & 0x3fff_ffff) << ROUND
     }
 
     fn of(tag: u64) -> Self {
@@ -88,7 +102,7 @@ impl Mark {
             from: (tag >> 2 & 0xff) as usize,
             to: (tag >> 10 & 0xff) as usize,
             part: tag >> 18 & 0xffff,
-            round: tag >> 34,
+            round: tag >> ROUND,
         }
     }
 }
@@ -103,6 +117,8 @@ impl Mpi {
     ) -> Self {
         let rank = Rank {
             came: vec![0; vms.len()],
+            begun: vec![0; vms.len()],
+            answered: vec![0; vms.len()],
             ..Rank::default()
         };
         let ranks = vec![rank; vms.len()];
@@ -111,10 +127,15 @@ impl Mpi {
             pattern,
             message: message.max(1),
             window: 64 << 10,
+            part: 2 * 1448,
+            warm: 1_000 * MS,
             delay: 50_000,
             costs,
             owner: 0,
             rounds: 0,
+            began: None,
+            ended: 0,
+            counted: 0,
             ranks,
             unanswered: BTreeMap::new(),
             taken: BTreeSet::new(),
@@ -122,8 +143,12 @@ impl Mpi {
         }
     }
 
+    fn part(&self) -> u64 {
+        self.part.clamp(1, self.window.max(1))
+    }
+
     fn parts(&self) -> u64 {
-        self.message.div_ceil(self.window)
+        self.message.div_ceil(self.part())
     }
 
     fn targets(&self, rank: usize) -> Vec<usize> {
@@ -135,11 +160,17 @@ impl Mpi {
     }
 
     fn bytes(&self, part: u64) -> u64 {
-        (self.message - part * self.window).min(self.window)
+        (self.message - part * self.part()).min(self.part())
     }
 
-    /// The process of `mark.from` puts a part into its socket.
+    /// The process of `mark.from` puts the next part into its socket, if there is one.
     fn begin_part(&mut self, world: &mut World, mark: Mark) {
+        let part = self.ranks[mark.from].begun[mark.to];
+        if part >= self.parts() {
+            return;
+        }
+        self.ranks[mark.from].begun[mark.to] += 1;
+        let mark = Mark { part, ..mark };
         let bytes = self.bytes(mark.part);
         let packets = bytes.div_ceil(1448);
         let cost = self.costs.copying(bytes) + packets * self.costs.send;
@@ -155,6 +186,8 @@ impl Mpi {
 
     fn begin_round(&mut self, world: &mut World, rank: usize) {
         let round = self.ranks[rank].round;
+        self.ranks[rank].begun.fill(0);
+        self.ranks[rank].answered.fill(0);
         for to in self.targets(rank) {
             let mark = Mark {
                 from: rank,
@@ -163,7 +196,9 @@ impl Mpi {
                 part: 0,
                 kind: DATA,
             };
-            self.begin_part(world, mark);
+            for _ in 0..(self.window / self.part()).max(1) {
+                self.begin_part(world, mark);
+            }
         }
     }
 
@@ -187,13 +222,24 @@ impl Mpi {
         let round = self.ranks[rank].round;
         let whole = (0..self.vms.len())
             .filter(|&from| self.targets(from).contains(&rank))
-            .all(|from| self.ranks[rank].came[from] > round);
+            .all(|from| self.ranks[rank].came[from] >= (round + 1) * self.parts());
         let r = &mut self.ranks[rank];
         if whole && r.sent >= sends {
             r.sent = 0;
             r.round += 1;
             r.finished += 1;
-            self.rounds = self.ranks.iter().map(|r| r.finished).min().unwrap_or(0);
+            let rounds = self.ranks.iter().map(|r| r.finished).min().unwrap_or(0);
+            if rounds > self.rounds {
+                if self.began.is_some() {
+                    self.counted += rounds - self.rounds;
+                } else if world.now >= self.warm {
+                    self.began = Some(world.now);
+                }
+                self.rounds = rounds;
+                self.ended = world.now;
+                // Of rounds that all have finished nothing is sent again.
+                self.taken = self.taken.split_off(&(rounds << ROUND));
+            }
             self.begin_round(world, rank);
         }
     }
@@ -241,8 +287,8 @@ impl Workload for Mpi {
                     .pack(),
                     0,
                 );
-                if mark.part + 1 == self.parts() {
-                    self.ranks[mark.to].came[mark.from] += 1;
+                self.ranks[mark.to].came[mark.from] += 1;
+                if self.ranks[mark.to].came[mark.from].is_multiple_of(self.parts()) {
                     self.check(world, mark.to);
                 }
             }
@@ -270,21 +316,105 @@ impl Workload for Mpi {
             .is_none()
         {
             // An answer that was repeated.
-        } else if mark.part + 1 < self.parts() {
-            let part = mark.part + 1;
-            self.begin_part(world, Mark { part, ..mark });
         } else {
-            self.ranks[mark.from].sent += 1;
-            self.check(world, mark.from);
+            let answered = &mut self.ranks[mark.from].answered[mark.to];
+            *answered += 1;
+            if *answered < self.parts() {
+                self.begin_part(world, mark);
+            } else {
+                self.ranks[mark.from].sent += 1;
+                self.check(world, mark.from);
+            }
         }
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
-        let time = world.now as f64 / 1e6 / self.rounds.max(1) as f64;
+        // Before one was counted it takes at least so long.
+        let took = match self.began {
+            Some(began) if self.counted > 0 => self.ended - began,
+            _ => world.now,
+        };
+        let time = took as f64 / 1e6 / self.counted.max(1) as f64;
         vec![
             ("round ms".into(), time),
             ("rounds".into(), self.rounds as f64),
             ("sent again".into(), self.retries as f64),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Hog;
+    use crate::sched::XenConfig;
+    use crate::setup::{HostSetup, Policy, VmSetup};
+
+    #[test]
+    fn rounds_before_all_vms_compute_are_not_counted() {
+        let xen = XenConfig {
+            slice: 30 * MS,
+            cores: 2,
+            by_tick: true,
+            domain_0: true,
+        };
+        let mut setup = HostSetup {
+            policy: Policy::Xen(xen),
+            cores: 2,
+            phase: 300 * MS,
+            ..HostSetup::default()
+        };
+        for k in 0..8 {
+            setup.vms.push(VmSetup {
+                core: k / 4,
+                hog: Hog::Busy,
+                ..VmSetup::default()
+            });
+        }
+        let mut job = Mpi::new(
+            vec![(0, 0), (1, 0), (4, 1), (5, 1)],
+            Pattern::Sendrecv,
+            4096,
+            setup.costs,
+        );
+        let mut round = |warm| {
+            job.warm = warm;
+            let mut sim = setup.simulation(vec![Box::new(job.clone())], 1);
+            sim.run(5_000 * MS);
+            sim.workloads[0].figures(&sim.world)[0].1
+        };
+        // Until then a round takes well below a millisecond.
+        let (late, all) = (round(1_000 * MS), round(0));
+        assert!(late > 2.0 * all, "{late} {all}");
+    }
+
+    #[test]
+    fn a_window_slides_with_what_is_answered() {
+        let setup = HostSetup {
+            cores: 2,
+            vms: vec![
+                VmSetup::default(),
+                VmSetup {
+                    core: 1,
+                    ..VmSetup::default()
+                },
+            ],
+            ..HostSetup::default()
+        };
+        let round = |part| {
+            let mut job = Mpi::new(
+                vec![(0, 0), (1, 1)],
+                Pattern::Sendrecv,
+                1 << 20,
+                setup.costs,
+            );
+            (job.part, job.warm) = (part, 0);
+            let mut sim = setup.simulation(vec![Box::new(job)], 1);
+            sim.run(1_000 * MS);
+            sim.workloads[0].figures(&sim.world)[0].1
+        };
+        // Whole windows wait for each other's answers.
+        let (slides, waits) = (round(2 * 1448), round(64 << 10));
+        assert!(slides < 0.95 * waits, "{slides} {waits}");
     }
 }

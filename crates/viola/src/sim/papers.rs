@@ -73,6 +73,9 @@ pub(super) fn summary(all: &Papers) -> String {
         .iter()
         .filter(|r| r.claim == Claim::Missing)
         .count();
+    let unstated = (all.rows.iter())
+        .filter(|r| matches!(r.claim, Claim::Unstated(..)))
+        .count();
     let shapes = all
         .rows
         .iter()
@@ -80,7 +83,7 @@ pub(super) fn summary(all: &Papers) -> String {
         .count();
     format!(
         "Rows that agree: {} of those looked at, {} of those held out, {} of the lab's own. {shapes} rows are judged by shape, as only a figure \
-         shows them; {missing} are not modelled.",
+         shows them; {unstated} hang on what their paper does not state, and are not counted; {missing} are not modelled.",
         of(false),
         of(true),
         text(all.lab_score())
@@ -92,6 +95,7 @@ fn verdict(row: &Row) -> &'static str {
         Verdict::Agrees => "agrees",
         Verdict::Explained => "off, see why",
         Verdict::Off => "OFF",
+        Verdict::Unstated => "input not stated",
         Verdict::Missing => "not modelled",
     }
 }
@@ -99,7 +103,10 @@ fn verdict(row: &Row) -> &'static str {
 fn paper(claim: Claim) -> String {
     match claim {
         Claim::Value(v) => number(v),
-        Claim::Within(low, high) => format!("{} .. {}", number(low), number(high)),
+        Claim::Unstated(low, high) if low == high => number(low),
+        Claim::Within(low, high) | Claim::Unstated(low, high) => {
+            format!("{} .. {}", number(low), number(high))
+        }
         Claim::Shape(_) => "shape".into(),
         Claim::Missing => String::new(),
     }
@@ -115,7 +122,7 @@ pub(super) fn rows(all: &Papers) -> Table {
         ("004", "004: Raccoon"),
         (
             papers::LAB,
-            "viola's lab: bench/results/slices.json and vpipe.json (within 25 %)",
+            "viola's lab: bench/results/slices.json, vpipe.json and turbo.json (within 25 %)",
         ),
     ];
     let mut table = Table::new([
