@@ -322,6 +322,25 @@ fn devices_and_vcpus_that_come_and_go_are_followed() {
 }
 
 #[test]
+fn what_was_on_a_vcpu_that_is_gone_comes_to_those_that_are_left() {
+    let (_folder, guest, settings) = bed();
+    guest.put("/proc/irq/25/smp_affinity_list", "2");
+    let mut keeper = guest.keeper(&settings);
+    keeper.round();
+    assert_eq!(irq(&guest, 25), "0");
+    // the kernel takes no mask without a vCPU that is there
+    guest.put("/sys/devices/system/cpu/online", "0");
+    keeper.round();
+    let report = keeper.report();
+    assert_eq!(
+        report.state,
+        "off: this VM has one vCPU; turbo needs a second one for the applications"
+    );
+    assert!(report.changes.is_empty());
+    assert_eq!(irq(&guest, 25), "0");
+}
+
+#[test]
 fn a_vm_with_one_vcpu_is_refused_and_nothing_is_changed() {
     let (_folder, guest, settings) = bed();
     guest.put("/sys/devices/system/cpu/online", "0");

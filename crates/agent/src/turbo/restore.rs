@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
+use super::cpus::Cpus;
 use super::journal::Journal;
 use super::knob::{Knob, OFF, Part, Step};
 use super::read::look;
@@ -101,12 +102,21 @@ fn back(
             step.knob
         )));
     }
-    match set(system, &step.knob, &step.old) {
+    match set(system, &step.knob, &reachable(now, step)) {
         // others have come to need it
         Err(e) if step.knob == Knob::Controller && step.old == OFF => {
             Ok(Some(format!("{} stays on: {e}", step.knob)))
         }
         done => done.map(|()| None),
+    }
+}
+
+/// The old value; where that names only vCPUs that are gone, which the kernel takes from nobody, all that are there.
+fn reachable(now: &Snapshot, step: &Step) -> String {
+    let pins = matches!(step.knob, Knob::Irq { .. } | Knob::Thread { .. });
+    match Cpus::list(&step.old) {
+        Some(old) if pins && old.both(&now.online).is_empty() => now.online.to_string(),
+        _ => step.old.clone(),
     }
 }
 
