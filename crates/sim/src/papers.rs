@@ -28,6 +28,9 @@ pub enum Claim {
     /// A number, or numbers between these, of its text or tables that hangs on something that the paper does not state, so that
     /// nothing foretells it: it is shown beside what the model gives for an assumed value, and not counted. The row says what is missing.
     Unstated(f64, f64),
+    /// A number that is not what the paper's own equation gives for the paper's own inputs: a misprint, which no model can give.
+    /// Shown, and not counted.
+    Contradicted(f64),
     /// It is in the paper, and not in the model.
     Missing,
 }
@@ -73,6 +76,8 @@ pub enum Verdict {
     Off,
     /// The paper does not state what it hangs on.
     Unstated,
+    /// The paper contradicts itself.
+    Contradicted,
     /// Not modelled.
     Missing,
 }
@@ -82,7 +87,11 @@ impl Row {
     pub fn ratio(&self) -> Option<f64> {
         match self.claim {
             Claim::Value(paper) if paper != 0.0 => Some(self.ours / paper),
-            Claim::Value(_) | Claim::Unstated(..) | Claim::Shape(_) | Claim::Missing => None,
+            Claim::Value(_)
+            | Claim::Unstated(..)
+            | Claim::Contradicted(_)
+            | Claim::Shape(_)
+            | Claim::Missing => None,
             Claim::Within(low, _) if self.ours < low && low != 0.0 => Some(self.ours / low),
             Claim::Within(_, high) if self.ours > high && high != 0.0 => Some(self.ours / high),
             Claim::Within(low, high) => (self.ours >= low && self.ours <= high).then_some(1.0),
@@ -94,6 +103,7 @@ impl Row {
         let agrees = match self.claim {
             Claim::Missing => return Verdict::Missing,
             Claim::Unstated(..) => return Verdict::Unstated,
+            Claim::Contradicted(_) => return Verdict::Contradicted,
             Claim::Shape(_) => self.ours > 0.5,
             // Of a paper's 0 % there is no ratio: half a percent is as good as none.
             Claim::Value(0.0) => self.ours.abs() < 0.5,
@@ -190,7 +200,10 @@ impl Papers {
 impl Row {
     /// Whether it can agree or not.
     fn counts(&self) -> bool {
-        !matches!(self.claim, Claim::Missing | Claim::Unstated(..))
+        !matches!(
+            self.claim,
+            Claim::Missing | Claim::Unstated(..) | Claim::Contradicted(_)
+        )
     }
 
     /// Says why it is off. It is only shown where it is.

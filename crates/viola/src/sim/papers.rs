@@ -76,6 +76,9 @@ pub(super) fn summary(all: &Papers) -> String {
     let unstated = (all.rows.iter())
         .filter(|r| matches!(r.claim, Claim::Unstated(..)))
         .count();
+    let contradicted = (all.rows.iter())
+        .filter(|r| matches!(r.claim, Claim::Contradicted(_)))
+        .count();
     let shapes = all
         .rows
         .iter()
@@ -83,7 +86,7 @@ pub(super) fn summary(all: &Papers) -> String {
         .count();
     format!(
         "Rows that agree: {} of those looked at, {} of those held out, {} of the lab's own. {shapes} rows are judged by shape, as only a figure \
-         shows them; {unstated} hang on what their paper does not state, and are not counted; {missing} are not modelled.",
+         shows them; {unstated} hang on what their paper does not state and {contradicted} are not what their paper's own equation gives, and these are not counted; {missing} are not modelled.",
         of(false),
         of(true),
         text(all.lab_score())
@@ -96,13 +99,14 @@ fn verdict(row: &Row) -> &'static str {
         Verdict::Explained => "off, see why",
         Verdict::Off => "OFF",
         Verdict::Unstated => "input not stated",
+        Verdict::Contradicted => "misprint",
         Verdict::Missing => "not modelled",
     }
 }
 
 fn paper(claim: Claim) -> String {
     match claim {
-        Claim::Value(v) => number(v),
+        Claim::Value(v) | Claim::Contradicted(v) => number(v),
         Claim::Unstated(low, high) if low == high => number(low),
         Claim::Within(low, high) | Claim::Unstated(low, high) => {
             format!("{} .. {}", number(low), number(high))
