@@ -234,6 +234,14 @@ impl Bed {
             begin.elapsed().as_secs_f32()
         );
         host.wait("the guest seen", |l| l.nics.iter().any(|n| n.name == "l2"));
+        // its server is a large program that this guest starts slowly
+        let one = json!({
+            "address": "10.9.0.2", "phase_ms": 100, "guests": [{"netns": "peer", "rates": [10]}],
+        });
+        let said = host.sh(&format!(
+            "for i in $(seq 60); do viola internal traffic '{one}' && break; sleep 1; done 2>&1"
+        ));
+        assert!(said.contains("stream_whole\":true"), "{said}");
         Self { host }
     }
 
@@ -241,7 +249,7 @@ impl Bed {
     fn fastest(&self) -> u32 {
         let rates = [1000, 500, 200, 100, 50];
         for rate in rates {
-            let seen = &self.traffic(rate, 5, "")[0];
+            let seen = &self.traffic(rate, "sleep 5")[0];
             let (sent, lost) = (seen["sent"].as_u64().unwrap(), &seen["lost"]);
             let gap_ms = seen["longest_gap_ms"].as_f64().unwrap();
             println!(
@@ -254,17 +262,18 @@ impl Bed {
         rates[rates.len() - 1]
     }
 
-    /// What the peer sees of a fast stream, and of pings each 50 ms, with a script beside them whose output is [`STEPS`].
-    fn traffic(&self, rate: u32, seconds: u64, beside: &str) -> Vec<Value> {
+    /// What the peer sees of a fast stream, and of pings each 50 ms, as long as a script takes, which may write [`STEPS`].
+    fn traffic(&self, rate: u32, beside: &str) -> Vec<Value> {
         let spec = json!({
-            "address": "10.9.0.2", "phase_ms": seconds * 1000,
+            "address": "10.9.0.2", "phase_ms": 3_600_000, "until": "/tmp/enough",
             "guests": [{"netns": "peer", "rates": [rate], "pieces": 10}, {"netns": "peer", "rates": [20], "pieces": 1}],
         });
         // all in one script there: asking the host takes time of it
         self.host.sh(&format!(
-            "rm -f /tmp/seen {STEPS}; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
+            "rm -f /tmp/seen /tmp/enough {STEPS}; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
              now() {{ read up rest </proc/uptime; echo $up; }}; begin=$(now)
              {beside}
+             touch /tmp/enough
              while ! [ -e /tmp/seen ]; do sleep 0.5; done"
         ));
         self.host.seen()
@@ -284,7 +293,7 @@ impl Bed {
              }}
              for turn in $(seq {TURNS}); do step given pin ' granted in'; step taken never ' taken back in'; done"
         );
-        let guests = self.traffic(rate, 20 * TURNS as u64 + 10, &steer);
+        let guests = self.traffic(rate, &steer);
         let lanes = host.lanes().unwrap();
         println!(
             "{}",
