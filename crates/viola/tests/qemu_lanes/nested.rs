@@ -106,12 +106,17 @@ fn a_nested_guests_vf_comes_and_goes_under_its_agents_bond_and_nothing_is_held_u
     let bed = Bed::boot("lanes-agent", Pair::Agent);
     let rate = bed.fastest();
     let seen = bed.to_and_fro(rate);
-    let mut pings: Vec<u64> = seen.switches.iter().map(|s| s.pings).collect();
-    pings.sort_unstable();
-    assert_eq!(pings[pings.len() / 2], 0, "{pings:?}");
-    assert!(pings.iter().all(|n| *n <= 1), "{pings:?}");
-    // beside what there is between switches
-    let most = GAP_MS + seen.calm_ms;
+    // Each beside what there is between switches: nothing at all where the machine is quick enough.
+    let sorted = |felt: &[Felt]| -> Vec<u64> {
+        let mut pings: Vec<u64> = felt.iter().map(|s| s.pings).collect();
+        pings.sort_unstable();
+        pings
+    };
+    let (pings, calm) = (sorted(&seen.switches), sorted(&seen.calm));
+    let (half, last) = (calm[calm.len() / 2], calm[calm.len() - 1]);
+    assert!(pings[pings.len() / 2] <= half, "{pings:?}, {calm:?}");
+    assert!(pings.iter().all(|n| *n <= 1 + last), "{pings:?}, {calm:?}");
+    let most = GAP_MS + seen.calm_ms();
     for switch in &seen.switches {
         assert!(switch.gap_ms <= most, "{most:.0} ms: {switch:?}");
     }
@@ -133,11 +138,12 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
     // twice what its kernel takes, and a tenth of a second
     let most = ((2.0 * control + 0.1) * f64::from(rate)) as u64;
     for switch in &seen.switches {
-        let most = if switch.given {
-            u64::from(rate) / 10
-        } else {
-            most
-        };
+        let most = seen.calm_lost()
+            + if switch.given {
+                u64::from(rate) / 10
+            } else {
+                most
+            };
         assert!(
             switch.lost <= most,
             "{most}: {switch:?}\n{}",
@@ -149,12 +155,12 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
 /// Longest gap that a switch may make, ms.
 const GAP_MS: f64 = 100.0;
 
-/// What a switch did to the traffic.
+/// What the traffic saw while there was a switch, or in the time until the next.
 #[derive(Debug)]
 #[allow(dead_code, reason = "shown")]
 struct Felt {
     given: bool,
-    /// When it began, s after the traffic's start, and how long until viola was done with it.
+    /// When this began, s after the traffic's start, and how long until viola was done with it.
     at: f64,
     took: f64,
     /// Pings of 50 ms without an answer.
@@ -165,11 +171,23 @@ struct Felt {
     gap_ms: f64,
 }
 
-/// What all of them did.
+/// All of them.
 struct Seen {
     switches: Vec<Felt>,
+    /// The times between.
+    calm: Vec<Felt>,
+}
+
+impl Seen {
     /// Longest time without an answer between switches, ms.
-    calm_ms: f64,
+    fn calm_ms(&self) -> f64 {
+        self.calm.iter().map(|c| c.gap_ms).fold(0.0, f64::max)
+    }
+
+    /// Most packets lost between two switches.
+    fn calm_lost(&self) -> u64 {
+        self.calm.iter().map(|c| c.lost).max().unwrap_or(0)
+    }
 }
 
 struct Bed {
@@ -312,13 +330,13 @@ impl Bed {
         assert!(lanes.nics[0].vf_packets > 100, "{:?}", lanes.nics);
         let steps = host.sh(&format!("cat {STEPS}"));
         let seen = felt(&steps, &guests);
-        for switch in &seen.switches {
-            println!("{switch:?}");
+        for (switch, calm) in seen.switches.iter().zip(&seen.calm) {
+            println!("{switch:?}\n  then {calm:?}");
         }
         println!(
             "{} switches, {rate} packets a second; between switches {:.0} ms without an answer",
             seen.switches.len(),
-            seen.calm_ms
+            seen.calm_ms()
         );
         assert_eq!(seen.switches.len(), 2 * TURNS, "{steps}");
         seen
@@ -338,32 +356,37 @@ fn felt(steps: &str, guests: &[Value]) -> Seen {
     };
     let (gaps, holes) = (pairs(fast, "gaps"), pairs(fast, "holes"));
     let missed = pairs(pings, "holes");
-    let mut within: Vec<(f64, f64)> = Vec::new();
-    let mut switches = Vec::new();
-    for line in steps.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let at = |k: usize| words[k].parse::<f64>().unwrap();
-        // a stream begins a moment after its program was started
-        let (from, done) = (at(2) - at(1) - 0.3, at(3) - at(1));
-        let to = done + AFTER;
+    let times: Vec<(bool, f64, f64)> = steps
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let at = |k: usize| words[k].parse::<f64>().unwrap();
+            // a stream begins a moment after its program was started
+            (words[0] == "given", at(2) - at(1) - 0.3, at(3) - at(1))
+        })
+        .collect();
+    let between = |given: bool, from: f64, done: f64, to: f64| {
         let in_it = |list: &[(f64, f64)]| -> Vec<f64> {
             let is = |(at, _): &&(f64, f64)| (from..to).contains(at);
             list.iter().filter(is).map(|(_, n)| *n).collect()
         };
-        switches.push(Felt {
-            given: words[0] == "given",
+        Felt {
+            given,
             at: from,
             took: done - from,
             pings: in_it(&missed).iter().sum::<f64>() as u64,
             lost: in_it(&holes).iter().sum::<f64>() as u64,
             gap_ms: in_it(&gaps).into_iter().fold(0.0, f64::max),
-        });
-        within.push((from, to));
+        }
+    };
+    let (mut switches, mut calm) = (Vec::new(), Vec::new());
+    for (k, &(given, from, done)) in times.iter().enumerate() {
+        let to = done + AFTER;
+        switches.push(between(given, from, done, to));
+        let next = times.get(k + 1).map_or(to + AFTER, |(_, next, _)| *next);
+        calm.push(between(given, to, next, next));
     }
-    let calm = |at: f64| !within.iter().any(|(from, to)| (*from..*to).contains(&at));
-    let quiet = gaps.iter().filter(|(at, _)| calm(*at));
-    let calm_ms = quiet.map(|(_, ms)| *ms).fold(0.0, f64::max);
-    Seen { switches, calm_ms }
+    Seen { switches, calm }
 }
 
 /// Seconds that the guest's kernel takes to let its first VF go by itself.
