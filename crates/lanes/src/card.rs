@@ -25,6 +25,9 @@ pub trait Card {
     /// [`LaneError::Net`].
     fn admit(&self, vf: u32, mac: Mac, terms: Terms) -> Result<(), LaneError>;
 
+    /// The guest sends by its VF from now on: the bridge looks for it elsewhere than at its paravirtual path.
+    fn went(&self, mac: Mac);
+
     /// They go to the paravirtual path from now on, and nothing else to the VF, whatever address whoever still has it
     /// asks for.
     ///
@@ -49,6 +52,8 @@ pub struct PfCard {
     pub pf: String,
     /// Whether the PF is the way out of the bridge with the paravirtual NICs, so that it has to take their packets.
     pub uplink: bool,
+    /// The bridge's port with the guest's paravirtual path, where that is known.
+    pub port: Option<String>,
 }
 
 impl PfCard {
@@ -64,6 +69,17 @@ impl PfCard {
     pub fn behind(&self, mac: Mac) -> Result<(), LaneError> {
         let behind = viola_netdev::set_behind(self.index()?, mac, true);
         behind.map_err(LaneError::net(format!("{}: {}", self.pf, mac_text(mac))))
+    }
+
+    /// Tells the bridge that the guest is at its paravirtual path, or no longer: a bridge that still looks for it there
+    /// brings it nothing, and one that looks for it at the PF or its way out drops what comes from there. It would learn
+    /// by what the guest sends to all, which not each guest does, and not each port learns by; so it is no error either
+    /// where this cannot be done.
+    fn at_port(&self, mac: Mac, there: bool) {
+        let port = self.port.as_deref().map(viola_netdev::link);
+        if let Some(Ok(port)) = port {
+            let _ = viola_netdev::set_at_port(port.index, mac, there);
+        }
     }
 
     fn set(&self, pf: u32, vf: u32, what: VfChange, word: &str) -> Result<(), LaneError> {
@@ -116,7 +132,12 @@ impl Card for PfCard {
         self.may(pf, vf, VfChange::MaxRate(rate), "rate", rate != 0)
     }
 
+    fn went(&self, mac: Mac) {
+        self.at_port(mac, false);
+    }
+
     fn withdraw(&self, vf: u32, mac: Mac) -> Result<(), LaneError> {
+        self.at_port(mac, true);
         let pf = self.index()?;
         // Not none: a VF without an address of the PF's chooses its own, and a bond that lets it go gives it the guest's
         // again, whose packets would be lost there.

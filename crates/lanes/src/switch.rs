@@ -75,7 +75,10 @@ impl Switch<'_> {
             .and_then(|()| steps.time("address", || card.admit(vf.index, mac, terms)))
             .and_then(|()| self.attachment.plug(vf, steps));
         match given {
-            Ok(()) => journal.note(self.entry(mac, Stage::Held)),
+            Ok(()) => {
+                card.went(mac);
+                journal.note(self.entry(mac, Stage::Held))
+            }
             Err(e) => {
                 // what went wrong first is what is told
                 let _ = card.withdraw(vf.index, mac);
@@ -105,6 +108,7 @@ impl Switch<'_> {
                 let _ = card.link(vf.index, true);
                 let _ = card.admit(vf.index, mac, terms);
                 let _ = self.attachment.resume(vf);
+                card.went(mac);
                 let _ = journal.note(self.entry(mac, Stage::Held));
                 Err(e)
             }

@@ -13,8 +13,8 @@ mod vfs;
 pub use bond::{Belongings, LinkNews, add_bond, ports_of, remove, set_alias};
 pub use devices::{MAX_NAME, NetDevices, add_veth, netmask};
 pub use links::{
-    Counters, Link, Mac, link, links, move_to, set_active_port, set_address_of, set_behind,
-    set_master, set_up,
+    Counters, Link, Mac, link, links, move_to, set_active_port, set_address_of, set_at_port,
+    set_behind, set_master, set_up,
 };
 pub use netlink::{Interface, add_address, ask, dump, interface, look_up};
 pub use space::{Netns, inside, tcp_socket};

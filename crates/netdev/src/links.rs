@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkPayload};
 use netlink_packet_route::link::{
     InfoBond, InfoData, InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
 };
@@ -235,6 +235,30 @@ pub fn set_behind(index: u32, mac: Mac, behind: bool) -> io::Result<()> {
     }
 }
 
+/// Tells a bridge that the owner of an Ethernet address is at this port of it, until it hears the owner elsewhere, or no
+/// longer. What is so already is no error.
+///
+/// # Errors
+/// What the kernel answers; EOPNOTSUPP for what is no port of a bridge, EPERM for one without a link.
+pub fn set_at_port(port: u32, mac: Mac, there: bool) -> io::Result<()> {
+    let mut message = NeighbourMessage::default();
+    message.header.family = AddressFamily::Bridge;
+    message.header.ifindex = port;
+    // as if it had been learned, so that it is moved and forgotten as well
+    message.header.state = NeighbourState::Reachable;
+    message.header.flags = NeighbourFlags::Controller;
+    message.attributes = vec![NeighbourAttribute::LinkLayerAddress(mac.to_vec())];
+    let plain = NLM_F_REQUEST | NLM_F_ACK;
+    if there {
+        let message = RouteNetlinkMessage::NewNeighbour(message);
+        return answered(request(message, plain | NLM_F_CREATE | NLM_F_REPLACE)?);
+    }
+    match set(RouteNetlinkMessage::DelNeighbour(message)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 pub(crate) fn change(index: u32, attributes: Vec<LinkAttribute>) -> io::Result<()> {
     set(RouteNetlinkMessage::SetLink(about(index, attributes)))
 }
@@ -247,7 +271,11 @@ fn about(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
 }
 
 fn set(message: RouteNetlinkMessage) -> io::Result<()> {
-    match request(message, NLM_F_REQUEST | NLM_F_ACK)? {
+    answered(request(message, NLM_F_REQUEST | NLM_F_ACK)?)
+}
+
+fn answered(answer: NetlinkPayload<RouteNetlinkMessage>) -> io::Result<()> {
+    match answer {
         NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
         _ => Ok(()),
     }
@@ -291,6 +319,53 @@ mod tests {
             assert!(!moved.up);
             assert_eq!(moved.mac, Some([0x52, 0x54, 0, 0, 0, 9]));
             assert!(links().unwrap().iter().any(|l| l.name == "a0"));
+        });
+    }
+
+    /// Ports at which a bridge looks for the owner of an address.
+    fn looked_for(mac: Mac) -> Vec<u32> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = AddressFamily::Bridge;
+        let all = dump(RouteNetlinkMessage::GetNeighbour(message)).unwrap();
+        let wanted = NeighbourAttribute::LinkLayerAddress(mac.to_vec());
+        let port = |m: RouteNetlinkMessage| match m {
+            RouteNetlinkMessage::NewNeighbour(m) if m.attributes.contains(&wanted) => {
+                Some(m.header.ifindex)
+            }
+            _ => None,
+        };
+        all.into_iter().filter_map(port).collect()
+    }
+
+    #[test]
+    fn a_bridge_is_told_where_somebody_is_and_forgets_it() {
+        alone(|_| {
+            let devices = crate::NetDevices::here().unwrap();
+            devices.add_bridge("br0").unwrap();
+            add_veth("a0", "b0", None).unwrap();
+            add_veth("c0", "d0", None).unwrap();
+            for port in ["a0", "c0"] {
+                devices.add_port("br0", port).unwrap();
+            }
+            // a port without a link learns nothing, and is told nothing
+            for name in ["br0", "a0", "b0", "c0", "d0"] {
+                devices.up(name).unwrap();
+            }
+            let [a, b, c] = ["a0", "b0", "c0"].map(|name| link(name).unwrap().index);
+            let mac = [0x52, 0x54, 0, 0, 9, 2];
+            set_at_port(a, mac, false).unwrap();
+            assert_eq!(looked_for(mac), []);
+            set_at_port(a, mac, true).unwrap();
+            set_at_port(a, mac, true).unwrap();
+            assert_eq!(looked_for(mac), [a]);
+            set_at_port(c, mac, true).unwrap();
+            assert_eq!(looked_for(mac), [c]);
+            // it is elsewhere already
+            set_at_port(a, mac, false).unwrap();
+            assert_eq!(looked_for(mac), [c]);
+            set_at_port(c, mac, false).unwrap();
+            assert_eq!(looked_for(mac), []);
+            assert!(set_at_port(b, mac, true).is_err(), "b0 is no port");
         });
     }
 

@@ -26,6 +26,11 @@ impl Card for FakeCard<'_> {
         Ok(())
     }
 
+    fn went(&self, mac: Mac) {
+        assert_eq!(mac, MAC);
+        self.0.borrow_mut().push("went");
+    }
+
     fn withdraw(&self, _: u32, mac: Mac) -> Result<(), LaneError> {
         assert_eq!(mac, MAC);
         self.0.borrow_mut().push("withdraw");
@@ -169,7 +174,7 @@ fn the_failover_comes_first_and_the_vf_is_free_last() {
     let mut journal = bed.journal();
     let grant = |s: &mut Switch<'_>| s.grant(&mut journal, Terms::default());
     bed.with(bed.guest(), grant).unwrap();
-    assert_eq!(bed.log(), ["prepare", "admit", "plug"]);
+    assert_eq!(bed.log(), ["prepare", "admit", "plug", "went"]);
     assert_eq!(bed.noted(), [Stage::Held]);
     let revoke = |s: &mut Switch<'_>| s.revoke(&mut journal, MAC, Terms::default());
     bed.with(bed.guest(), revoke).unwrap();
@@ -207,7 +212,10 @@ fn a_guest_that_keeps_its_vf_goes_on_with_it() {
     let revoke = |s: &mut Switch<'_>| s.revoke(&mut journal, MAC, Terms::default());
     let said = bed.with(guest, revoke).unwrap_err().to_string();
     assert_eq!(said, "the guest has not given it back within 10 s");
-    assert_eq!(bed.log(), ["fail over", "withdraw", "unplug", "admit"]);
+    assert_eq!(
+        bed.log(),
+        ["fail over", "withdraw", "unplug", "admit", "went"]
+    );
     assert_eq!(bed.noted(), [Stage::Held]);
 }
 

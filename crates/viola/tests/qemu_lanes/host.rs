@@ -121,7 +121,7 @@ impl Host {
         }
     }
 
-    /// Starts traffic; `rates` are packets a second of each guest in each phase.
+    /// Starts traffic, which ends when [`Host::enough`] is said; `rates` are packets a second of each guest in each phase.
     pub fn traffic(&self, phase: Duration, rates: &[Vec<u32>]) {
         let guests: Vec<Value> = (1..)
             .zip(rates)
@@ -129,10 +129,16 @@ impl Host {
             .collect();
         let spec = json!({
             "server": "peer", "address": "10.9.0.1", "phase_ms": phase.as_millis() as u64, "guests": guests,
+            "until": "/tmp/enough",
         });
         self.sh(&format!(
-            "rm -f /tmp/seen; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
+            "rm -f /tmp/seen /tmp/enough; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
         ));
+    }
+
+    /// The traffic ends, whatever phase it is in.
+    pub fn enough(&self) {
+        self.sh("touch /tmp/enough");
     }
 
     /// What all guests saw; every stream is whole.

@@ -11,7 +11,11 @@ use serde_json::{Value, json};
 use super::host::{Host, image};
 
 /// Switches of each kind.
-const TURNS: usize = 8;
+const TURNS: usize = 6;
+/// How long a switch may make itself felt after viola is done with it: the guest's kernel looks at its VF.
+const AFTER: f64 = 3.0;
+/// How long a guest may take to boot, by this machine's clock.
+const BOOTS: Duration = Duration::from_secs(240);
 
 /// A host with an IOMMU and KVM, both emulated.
 const IOMMU: &str =
@@ -100,21 +104,22 @@ fn root_of_loader() -> String {
 #[ignore = "boots an emulated PC: make test-beds"]
 fn a_nested_guests_vf_comes_and_goes_under_its_agents_bond_and_nothing_is_held_up() {
     let bed = Bed::boot("lanes-agent", Pair::Agent);
-    let calm = bed.fastest();
-    let (lost, gaps) = bed.to_and_fro(calm.rate);
-    // A bar: at most one ping of 50 ms in each, and no gap over 100 ms beside what there is without any switch.
-    let pings = |packets: u64| packets * 20 / u64::from(calm.rate);
-    assert!(
-        lost.iter().all(|n| pings(*n) <= 1),
-        "{lost:?} of {}/s",
-        calm.rate
-    );
-    let most = GAP_MS + calm.gap_ms;
-    assert!(
-        gaps.iter().all(|ms| *ms <= most),
-        "{gaps:?}, and {:.0} ms without a switch",
-        calm.gap_ms
-    );
+    let rate = bed.fastest();
+    let seen = bed.to_and_fro(rate);
+    // Each beside what there is between switches: nothing at all where the machine is quick enough.
+    let sorted = |felt: &[Felt]| -> Vec<u64> {
+        let mut pings: Vec<u64> = felt.iter().map(|s| s.pings).collect();
+        pings.sort_unstable();
+        pings
+    };
+    let (pings, calm) = (sorted(&seen.switches), sorted(&seen.calm));
+    let (half, last) = (calm[calm.len() / 2], calm[calm.len() - 1]);
+    assert!(pings[pings.len() / 2] <= half, "{pings:?}, {calm:?}");
+    assert!(pings.iter().all(|n| *n <= 1 + last), "{pings:?}, {calm:?}");
+    let most = GAP_MS + seen.calm_ms();
+    for switch in &seen.switches {
+        assert!(switch.gap_ms <= most, "{most:.0} ms: {switch:?}");
+    }
 }
 
 #[test]
@@ -125,30 +130,64 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
     bed.host.sh("viola set l2 --lane never");
     bed.host
         .wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
-    let rate = 100;
-    let (lost, _) = bed.to_and_fro(rate);
-    // One hole for each time that the VF is taken, none when it is given. QEMU's unplug is the guest's own failover, so a hole
-    // is as long as the guest's kernel takes to let the VF go, which the control measures.
+    let rate = bed.fastest();
+    let seen = bed.to_and_fro(rate);
+    // Nothing is lost when it is given. QEMU's unplug is the guest's own failover, so what is lost then is what comes while
+    // the guest's kernel lets the VF go, which the control measures.
     println!("the guest's kernel alone takes {control:.2} s to let a VF go");
-    assert!(lost.len() <= 2 * TURNS, "{lost:?}");
     // twice what its kernel takes, and a tenth of a second
     let most = ((2.0 * control + 0.1) * f64::from(rate)) as u64;
-    assert!(
-        lost.iter().all(|n| *n <= most),
-        "{most}: {lost:?}\n{}",
-        bed.host.log()
-    );
+    for switch in &seen.switches {
+        let most = seen.calm_lost()
+            + if switch.given {
+                u64::from(rate) / 10
+            } else {
+                most
+            };
+        assert!(
+            switch.lost <= most,
+            "{most}: {switch:?}\n{}",
+            bed.host.log()
+        );
+    }
 }
 
 /// Longest gap that a switch may make, ms.
 const GAP_MS: f64 = 100.0;
 
-/// Traffic without a switch.
-struct Calm {
-    /// Packets a second.
-    rate: u32,
-    /// Longest time without an answer, ms.
+/// What the traffic saw while there was a switch, or in the time until the next.
+#[derive(Debug)]
+#[allow(dead_code, reason = "shown")]
+struct Felt {
+    given: bool,
+    /// When this began, s after the traffic's start, and how long until viola was done with it.
+    at: f64,
+    took: f64,
+    /// Pings of 50 ms without an answer.
+    pings: u64,
+    /// Packets of the fast stream without one.
+    lost: u64,
+    /// Longest time without one in the fast stream, ms.
     gap_ms: f64,
+}
+
+/// All of them.
+struct Seen {
+    switches: Vec<Felt>,
+    /// The times between.
+    calm: Vec<Felt>,
+}
+
+impl Seen {
+    /// Longest time without an answer between switches, ms.
+    fn calm_ms(&self) -> f64 {
+        self.calm.iter().map(|c| c.gap_ms).fold(0.0, f64::max)
+    }
+
+    /// Most packets lost between two switches.
+    fn calm_lost(&self) -> u64 {
+        self.calm.iter().map(|c| c.lost).max().unwrap_or(0)
+    }
 }
 
 struct Bed {
@@ -205,11 +244,7 @@ impl Bed {
             if said.contains("L2 READY") {
                 break;
             }
-            assert!(
-                begin.elapsed() < Duration::from_secs(150),
-                "{said}\n{}",
-                host.log()
-            );
+            assert!(begin.elapsed() < BOOTS, "{said}\n{}", host.log());
             std::thread::sleep(Duration::from_secs(1));
         }
         println!(
@@ -217,61 +252,71 @@ impl Bed {
             begin.elapsed().as_secs_f32()
         );
         host.wait("the guest seen", |l| l.nics.iter().any(|n| n.name == "l2"));
+        // its server is a large program that this guest starts slowly
+        let one = json!({
+            "address": "10.9.0.2", "phase_ms": 100, "guests": [{"netns": "peer", "rates": [10]}],
+        });
+        let said = host.sh(&format!(
+            "for i in $(seq 60); do viola internal traffic '{one}' && break; sleep 1; done 2>&1"
+        ));
+        assert!(said.contains("stream_whole\":true"), "{said}");
         Self { host }
     }
 
-    fn traffic(&self, rate: u32, seconds: u64) {
-        let spec = json!({
-            "address": "10.9.0.2", "phase_ms": seconds * 1000,
-            "guests": [{"netns": "peer", "rates": [rate], "pieces": 10}],
-        });
-        self.host.sh(&format!(
-            "rm -f /tmp/seen; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
-        ));
-    }
-
-    /// The fastest stream that this guest answers whole, with no VF; an emulated one cannot do with one packet each millisecond.
-    fn fastest(&self) -> Calm {
-        let mut last = None;
-        for rate in [1000, 500, 200, 100, 50, 20] {
-            self.traffic(rate, 5);
-            let seen = self.host.seen().remove(0);
+    /// The fastest stream that this guest answers whole, with no VF: packets a second.
+    fn fastest(&self) -> u32 {
+        let rates = [1000, 500, 200, 100, 50];
+        for rate in rates {
+            let seen = &self.traffic(rate, "sleep 5")[0];
+            let (sent, lost) = (seen["sent"].as_u64().unwrap(), &seen["lost"]);
             let gap_ms = seen["longest_gap_ms"].as_f64().unwrap();
             println!(
-                "without a switch: {rate} packets a second, {} lost, {gap_ms:.0} ms without an answer",
-                seen["lost"]
+                "without a switch: {sent} of {rate} packets a second in 5 s, {lost} lost, {gap_ms:.0} ms without an answer"
             );
-            last = Some(Calm { rate, gap_ms });
-            if seen["lost"] == 0 && gap_ms < GAP_MS {
-                break;
+            if *lost == 0 && gap_ms < GAP_MS / 2.0 && sent > u64::from(rate) * 9 / 2 {
+                return rate;
             }
         }
-        last.unwrap()
+        rates[rates.len() - 1]
     }
 
-    /// The VF comes and goes under traffic: lost packets of each hole, and times without an answer of 50 ms and more.
-    fn to_and_fro(&self, rate: u32) -> (Vec<u64>, Vec<f64>) {
+    /// What the peer sees of a fast stream, and of pings each 50 ms, as long as a script takes, which may write [`STEPS`].
+    fn traffic(&self, rate: u32, beside: &str) -> Vec<Value> {
+        let spec = json!({
+            "address": "10.9.0.2", "phase_ms": 3_600_000, "until": "/tmp/enough",
+            "guests": [{"netns": "peer", "rates": [rate], "pieces": 10}, {"netns": "peer", "rates": [20], "pieces": 1}],
+        });
+        // all in one script there: asking the host takes time of it
+        self.host.sh(&format!(
+            "rm -f /tmp/seen /tmp/enough {STEPS}; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
+             now() {{ read up rest </proc/uptime; echo $up; }}; begin=$(now)
+             {beside}
+             touch /tmp/enough
+             while ! [ -e /tmp/seen ]; do sleep 0.5; done"
+        ));
+        self.host.seen()
+    }
+
+    /// The VF comes and goes under traffic.
+    fn to_and_fro(&self, rate: u32) -> Seen {
         let host = &self.host;
         host.wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
         let before = host.lanes().unwrap().counts;
-        self.traffic(rate, 12 * TURNS as u64 + 10);
-        std::thread::sleep(Duration::from_secs(4));
-        let has = |l: &viola_proto::lanes::Lanes| l.nics.iter().any(|n| n.vf.is_some());
-        for _ in 0..TURNS {
-            host.sh("viola set l2 --lane pin");
-            host.wait("a VF", has);
-            std::thread::sleep(Duration::from_secs(4));
-            host.sh("viola set l2 --lane never");
-            host.wait("no VF", |l| !has(l));
-            std::thread::sleep(Duration::from_secs(3));
-        }
-        let seen = host.seen();
+        let steer = format!(
+            "sleep 3
+             step() {{
+                 n=$(grep -c \"$3\" /tmp/viola.log); a=$(now); viola set l2 --lane $2 >/dev/null
+                 for i in $(seq 300); do [ $(grep -c \"$3\" /tmp/viola.log) -gt $n ] && break; sleep 0.1; done
+                 echo $1 $begin $a $(now) >>{STEPS}; sleep 6
+             }}
+             for turn in $(seq {TURNS}); do step given pin ' granted in'; step taken never ' taken back in'; done"
+        );
+        let guests = self.traffic(rate, &steer);
         let lanes = host.lanes().unwrap();
         println!(
             "{}",
             host.sh("grep -E 'VF [0-9]|lane ' /tmp/viola.log; tail -n 12 /tmp/l2.log")
         );
-        let guest: &Value = &seen[0];
         println!("{:?}", lanes.counts);
         let revoked = lanes.counts.revoked - before.revoked;
         assert_eq!(revoked, TURNS as u64, "{}", host.log());
@@ -283,14 +328,65 @@ impl Bed {
         );
         // The NIC does not tell what went through the VF; its interrupts do.
         assert!(lanes.nics[0].vf_packets > 100, "{:?}", lanes.nics);
-        let list = |key: &str| guest[key].as_array().unwrap().clone();
-        let lost: Vec<u64> = list("holes").iter().filter_map(|h| h[1].as_u64()).collect();
-        let gaps: Vec<f64> = list("gaps").iter().filter_map(|g| g[1].as_f64()).collect();
+        let steps = host.sh(&format!("cat {STEPS}"));
+        let seen = felt(&steps, &guests);
+        for (switch, calm) in seen.switches.iter().zip(&seen.calm) {
+            println!("{switch:?}\n  then {calm:?}");
+        }
         println!(
-            "{TURNS} times to and fro, {rate} packets a second: holes of {lost:?} packets, gaps of {gaps:.0?} ms"
+            "{} switches, {rate} packets a second; between switches {:.0} ms without an answer",
+            seen.switches.len(),
+            seen.calm_ms()
         );
-        (lost, gaps)
+        assert_eq!(seen.switches.len(), 2 * TURNS, "{steps}");
+        seen
     }
+}
+
+/// Where the host notes when switches were.
+const STEPS: &str = "/tmp/steps";
+
+/// Lines of [`STEPS`] (what, the traffic's start, the switch's, its end: s of uptime), and what the two streams saw.
+fn felt(steps: &str, guests: &[Value]) -> Seen {
+    let (fast, pings) = (&guests[0], &guests[1]);
+    let pairs = |of: &Value, key: &str| -> Vec<(f64, f64)> {
+        let list = of[key].as_array().unwrap().iter();
+        list.map(|p| (p[0].as_f64().unwrap() / 1000.0, p[1].as_f64().unwrap()))
+            .collect()
+    };
+    let (gaps, holes) = (pairs(fast, "gaps"), pairs(fast, "holes"));
+    let missed = pairs(pings, "holes");
+    let times: Vec<(bool, f64, f64)> = steps
+        .lines()
+        .map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let at = |k: usize| words[k].parse::<f64>().unwrap();
+            // a stream begins a moment after its program was started
+            (words[0] == "given", at(2) - at(1) - 0.3, at(3) - at(1))
+        })
+        .collect();
+    let between = |given: bool, from: f64, done: f64, to: f64| {
+        let in_it = |list: &[(f64, f64)]| -> Vec<f64> {
+            let is = |(at, _): &&(f64, f64)| (from..to).contains(at);
+            list.iter().filter(is).map(|(_, n)| *n).collect()
+        };
+        Felt {
+            given,
+            at: from,
+            took: done - from,
+            pings: in_it(&missed).iter().sum::<f64>() as u64,
+            lost: in_it(&holes).iter().sum::<f64>() as u64,
+            gap_ms: in_it(&gaps).into_iter().fold(0.0, f64::max),
+        }
+    };
+    let (mut switches, mut calm) = (Vec::new(), Vec::new());
+    for (k, &(given, from, done)) in times.iter().enumerate() {
+        let to = done + AFTER;
+        switches.push(between(given, from, done, to));
+        let next = times.get(k + 1).map_or(to + AFTER, |(_, next, _)| *next);
+        calm.push(between(given, to, next, next));
+    }
+    Seen { switches, calm }
 }
 
 /// Seconds that the guest's kernel takes to let its first VF go by itself.

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,9 @@ struct Spec {
     address: Ipv4Addr,
     /// Length of a phase.
     phase_ms: u64,
+    /// It is over before that when this file is there.
+    #[serde(default)]
+    until: Option<PathBuf>,
     guests: Vec<GuestSpec>,
 }
 
@@ -112,15 +115,22 @@ fn run(json: &str) -> Outcome {
     let server = spec.server.as_ref().map(|name| in_netns(name, here));
     let server = server.transpose()?;
     let (count, over, spec) = (spec.guests.len(), &over, &spec);
+    let enough = &AtomicBool::new(false);
     let seen: Outcome<Vec<Seen>> = std::thread::scope(|scope| {
         if let Some((tcp, udp)) = &server {
             scope.spawn(move || echo(udp, over));
             scope.spawn(move || serve(tcp, count));
         }
-        let guests: Vec<_> = (0..)
+        let guests: Vec<std::thread::ScopedJoinHandle<'_, _>> = (0..)
             .zip(&spec.guests)
-            .map(|(number, guest)| scope.spawn(move || one(spec, guest, number)))
+            .map(|(number, guest)| scope.spawn(move || one(spec, guest, number, enough)))
             .collect();
+        if let Some(file) = &spec.until {
+            while !file.exists() && !guests.iter().all(|g| g.is_finished()) {
+                std::thread::sleep(GLANCE);
+            }
+            enough.store(true, Ordering::Relaxed);
+        }
         let joined = guests
             .into_iter()
             .map(|g| g.join().map_err(|_| "a guest's thread failed")?);
@@ -208,7 +218,7 @@ fn check(mut stream: TcpStream) -> Outcome {
     Ok(())
 }
 
-fn one(spec: &Spec, guest: &GuestSpec, number: u32) -> Outcome<Seen> {
+fn one(spec: &Spec, guest: &GuestSpec, number: u32, enough: &AtomicBool) -> Outcome<Seen> {
     let (stream, socket) = in_netns(&guest.netns, || {
         let stream = TcpStream::connect((spec.address, TCP))?;
         stream.set_nodelay(true)?;
@@ -219,6 +229,9 @@ fn one(spec: &Spec, guest: &GuestSpec, number: u32) -> Outcome<Seen> {
     let begin = Instant::now();
     let phase = Duration::from_millis(spec.phase_ms);
     let rate = |now: Instant| {
+        if enough.load(Ordering::Relaxed) {
+            return None;
+        }
         let at = now.duration_since(begin).as_millis() / phase.as_millis().max(1);
         guest
             .rates

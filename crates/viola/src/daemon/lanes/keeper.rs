@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::{Vm, VmId};
-use viola_lanes::{Attachment, Entry, Journal, LaneError, Mac, Presence, VfAt};
+use viola_lanes::{Attachment, Card, Entry, Journal, LaneError, Mac, PfCard, Presence, VfAt};
 use viola_netdev::Link;
 use viola_policy::lanes::{self as policy, Action, CpuTime, Decision, Observed, Vf, Why};
 use viola_proto::lanes::{self as shown, Counts, LaneSetting};
@@ -55,6 +55,8 @@ pub struct Keeper {
     begun: Instant,
     looked: Option<Instant>,
     told: BTreeSet<String>,
+    /// Guests that got a VF a moment ago, when, and their addresses.
+    went: Vec<(Instant, PfCard, Mac)>,
     /// VFs of other NICs that were tried to be taken back.
     others: BTreeSet<(String, u32)>,
 }
@@ -87,6 +89,7 @@ impl Keeper {
             begun: Instant::now(),
             looked: None,
             told: BTreeSet::new(),
+            went: Vec::new(),
             others: BTreeSet::new(),
         }
     }
@@ -302,6 +305,7 @@ impl Keeper {
             return;
         }
         self.looked = Some(now);
+        self.forget_again(now);
         for entry in self.journal.entries().to_vec() {
             let Some((at, vf)) = self.place_of(&entry) else {
                 continue;
@@ -325,6 +329,26 @@ impl Keeper {
             };
             self.policy.failed(self.now(), place);
         }
+    }
+
+    /// What a guest sent while its VF was there and not up yet has told the bridge again that it is at its paravirtual path.
+    fn forget_again(&mut self, now: Instant) {
+        let (due, later) = std::mem::take(&mut self.went)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(at, _, _)| now - *at >= LOOK_AGAIN);
+        self.went = later;
+        for (_, card, mac) in due {
+            if self.journal.entries().iter().any(|e| e.mac == mac) {
+                card.went(mac);
+            }
+        }
+    }
+
+    /// A guest's NIC in the network of a pool.
+    fn nic_of(&self, at: usize, id: &str) -> Option<&Nic> {
+        let bridge = &self.pools[at].config.bridge;
+        let mut nics = self.nics.iter();
+        nics.find(|n| n.id == id && n.bridge == *bridge)
     }
 
     fn place_of(&self, entry: &Entry) -> Option<(usize, VfAt)> {

@@ -126,25 +126,91 @@ fn work(mut keeper: Keeper, inbox: &mpsc::Receiver<Request>, shown: &Mutex<Shown
     let publish = |keeper: &Keeper| {
         *shown.lock().unwrap_or_else(PoisonError::into_inner) = keeper.show();
     };
-    let mut next = Instant::now();
-    loop {
-        if Instant::now() >= next {
-            next = Instant::now() + keeper.interval();
-            keeper.step();
-            publish(&keeper);
-        }
-        match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(Request::Configure(config)) => keeper.configure(&config),
-            Ok(Request::See(vms, cpus)) => keeper.see(vms, cpus),
-            Ok(Request::Said(said)) => keeper.said(said),
-            Ok(Request::GoOn) => keeper.go_on(),
-            Ok(Request::Stop(why, done)) => {
+    let step = |keeper: &mut Keeper| {
+        keeper.step();
+        publish(keeper);
+        keeper.interval()
+    };
+    let take = |keeper: &mut Keeper, request: Request| {
+        match request {
+            Request::Configure(config) => keeper.configure(&config),
+            Request::See(vms, cpus) => keeper.see(vms, cpus),
+            Request::Said(said) => keeper.said(said),
+            Request::GoOn => keeper.go_on(),
+            Request::Stop(why, done) => {
                 keeper.stop(&why);
-                publish(&keeper);
+                publish(keeper);
                 let _ = done.try_send(());
             }
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(Request::End) | Err(RecvTimeoutError::Disconnected) => return,
+            Request::End => return false,
         }
+        true
+    };
+    serve(&mut keeper, inbox, step, take);
+}
+
+/// Makes steps, each of which answers how long it is from its beginning to the next one's, and takes what comes in between,
+/// until `take` answers `false`. Before each step all is taken that has come: steps may take longer than it is between two
+/// of them, and longer than until the next requests come.
+fn serve<K, R>(
+    keeper: &mut K,
+    inbox: &mpsc::Receiver<R>,
+    mut step: impl FnMut(&mut K) -> Duration,
+    mut take: impl FnMut(&mut K, R) -> bool,
+) {
+    let mut next = Instant::now();
+    loop {
+        let begin = Instant::now();
+        if begin >= next {
+            next = begin + step(keeper);
+        }
+        let left = next.saturating_duration_since(Instant::now());
+        let mut request = inbox.recv_timeout(left);
+        loop {
+            match request {
+                Ok(request) => {
+                    if !take(keeper, request) {
+                        return;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            request = inbox.try_recv().map_err(|e| match e {
+                mpsc::TryRecvError::Empty => RecvTimeoutError::Timeout,
+                mpsc::TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_holds_for_the_next_step_however_long_steps_take() {
+        /// Steps, and what came before each of them.
+        #[derive(Default)]
+        struct Keeper {
+            taken: Vec<u32>,
+            at_step: Vec<usize>,
+        }
+        let (requests, inbox) = mpsc::channel();
+        let mut keeper = Keeper::default();
+        let step = |keeper: &mut Keeper| {
+            keeper.at_step.push(keeper.taken.len());
+            // while it lasts three more come
+            for n in 0..3 {
+                requests.send(n).unwrap();
+            }
+            Duration::ZERO
+        };
+        let take = |keeper: &mut Keeper, n: u32| {
+            keeper.taken.push(n);
+            keeper.at_step.len() < 5
+        };
+        serve(&mut keeper, &inbox, step, take);
+        assert_eq!(keeper.at_step, [0, 3, 6, 9, 12]);
     }
 }

@@ -9,6 +9,7 @@ use viola_lanes::{Card, LaneError, Mac, Pf, PfCard, Terms, VfAt};
 use viola_netdev::Link;
 use viola_policy::lanes::sizing::{self, Capacity};
 
+use super::guests::Nic;
 use crate::config::lanes as config;
 
 /// A NIC that failed is tried again after this time.
@@ -52,6 +53,15 @@ impl Pool {
         PfCard {
             pf: self.config.pf.clone(),
             uplink: self.uplink,
+            port: None,
+        }
+    }
+
+    /// The NIC's switch, and the port of the bridge with a guest's paravirtual path.
+    pub fn card_of(&self, nic: Option<&Nic>) -> PfCard {
+        PfCard {
+            port: nic.map(|n| n.interface.clone()),
+            ..self.card()
         }
     }
 

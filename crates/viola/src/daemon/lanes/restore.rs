@@ -32,6 +32,7 @@ pub fn take_one(journal: &mut Journal, entry: &Entry, links: &[Link]) -> String 
         uplink: links
             .iter()
             .any(|l| l.name == entry.pf && l.master.is_some()),
+        port: None,
     };
     let mut guest = entry.how.clone();
     let mut switch = Switch {

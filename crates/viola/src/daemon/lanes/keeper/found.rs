@@ -87,7 +87,8 @@ impl Keeper {
     }
 
     pub(super) fn settle(&mut self, at: usize, vf: &VfAt, entry: &Entry) -> Found {
-        let (card, terms) = (self.pools[at].card(), self.pools[at].terms());
+        let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
+        let terms = self.pools[at].terms();
         let mut guest = entry.how.clone();
         let mut switch = Switch {
             card: &card,
@@ -125,7 +126,7 @@ impl Keeper {
         self.totals.lost += 1;
         let what = format!("VF {} of {} went from it", vf.index, vf.pf.name);
         log::about(Level::Warning, &entry.guest, what);
-        let card = self.pools[at].card();
+        let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
         let done = card.withdraw(vf.index, entry.mac);
         let done = done.and_then(|()| card.clear(vf.index));
         let done = done.and_then(|()| self.journal.forget(&entry.pf, entry.vf));

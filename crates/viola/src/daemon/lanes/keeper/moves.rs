@@ -21,7 +21,7 @@ impl Keeper {
         let (Some(nic), Some(place)) = (found.cloned(), place.cloned()) else {
             return Err(LaneError::Unfit("it is gone".into()));
         };
-        let (card, terms) = (self.pools[at].card(), self.pools[at].terms());
+        let (card, terms) = (self.pools[at].card_of(Some(&nic)), self.pools[at].terms());
         let begin = Instant::now();
         let mut guest = nic.how.clone();
         let mut switch = Switch {
@@ -42,6 +42,7 @@ impl Keeper {
         }
         if done.is_ok() {
             self.totals.granted += 1;
+            self.went.push((begin, card, nic.mac));
         }
         self.record((&id, true), &place, why, &done, took);
         done
@@ -65,7 +66,8 @@ impl Keeper {
         let Some((at, place)) = self.place_of(entry) else {
             return Ok(());
         };
-        let (card, terms) = (self.pools[at].card(), self.pools[at].terms());
+        let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
+        let terms = self.pools[at].terms();
         let begin = Instant::now();
         let mut guest: Guest = entry.how.clone();
         let mut switch = Switch {
