@@ -21,7 +21,7 @@ viola qemu_scx
 - viola qemu_lanes
 - viola qemu_operator
 - viola qemu_ack
-- viola qemu_turbo
+viola qemu_turbo
 viola vread_safety
 viola-agent datanode
 viola vread_hdfs

@@ -33,6 +33,7 @@ impl Card for NoCard {
     fn admit(&self, _: u32, _: Mac, _: Terms) -> Result<(), LaneError> {
         Ok(())
     }
+    fn went(&self, _: Mac) {}
     fn withdraw(&self, _: u32, _: Mac) -> Result<(), LaneError> {
         Ok(())
     }
