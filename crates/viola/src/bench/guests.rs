@@ -12,9 +12,9 @@ use crate::error::{Failure, Outcome};
 /// Name of the latency-sensitive guest.
 pub const WEB: &str = "web";
 /// Name of the work that keeps a guest busy.
-const HOG: &str = "hog";
+pub const HOG: &str = "hog";
 /// Period of a neighbour that works less than all the time, ms.
-const PERIOD: u32 = 20;
+pub const PERIOD: u32 = 20;
 /// The web server's own work: it yields to the servers, as work of low importance beside serving does, and
 /// it is done inside the guest's kernel. A User Mode Linux kernel that is told of a packet while a guest's
 /// *program* runs lets that run on until its next system call or tick, up to 10 ms, where hardware would
