@@ -29,6 +29,8 @@ const REMOTE: Delay = Delay {
 /// What a player has in store: a packet that takes this much longer than the quickest is discarded, milliseconds.
 const VOICE_BUFFER: f64 = 60.0;
 const VIDEO_BUFFER: f64 = 100.0;
+/// Looks at a stream's rest, five a second.
+const DRAIN: usize = 25;
 /// Films of one packet, for the times until they begin.
 const BEGINNINGS: usize = 8;
 /// Clients that ask Apache for as much as it gives.
@@ -183,10 +185,17 @@ impl Bed {
             ..TcpBulk::default()
         };
         load::tcp_stream(from, self.address()?, &options).map_err(lab_failure)?;
-        let came = bytes()?.saturating_sub(before);
-        Ok(vec![Some(
-            came as f64 / 1e6 / begun.elapsed().as_secs_f64(),
-        )])
+        let mut last = bytes()?;
+        let rate = last.saturating_sub(before) as f64 / 1e6 / begun.elapsed().as_secs_f64();
+        // what its sender still had shall not disturb what comes next
+        for _ in 0..DRAIN {
+            std::thread::sleep(Duration::from_millis(200));
+            let now = bytes()?;
+            if now == std::mem::replace(&mut last, now) {
+                break;
+            }
+        }
+        Ok(vec![Some(rate)])
     }
 
     /// Answers a second, and times until a connection stands and from then to the end of the answer.
