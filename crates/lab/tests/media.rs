@@ -49,7 +49,10 @@ fn a_call_and_a_film_come_whole() {
         up: Stream::voice(1, 50_000),
         ..Call::default()
     };
-    assert!(matches!(call(&bench.lab, to, &endless), Err(Error::Load(_))));
+    assert!(matches!(
+        call(&bench.lab, to, &endless),
+        Err(Error::Load(_))
+    ));
 }
 
 #[test]
@@ -103,7 +106,10 @@ fn a_far_client_waits_for_its_line_and_nothing_else() {
     let heard = heard.unwrap();
     let jitter = |way| Quality::of(up, way, 60.0).unwrap().jitter_ms;
     let (upstream, downstream) = (jitter(&heard.up), jitter(&heard.down));
-    assert!(upstream > 3.0 && downstream < upstream, "{upstream} {downstream}");
+    assert!(
+        upstream > 3.0 && downstream < upstream,
+        "{upstream} {downstream}"
+    );
 
     // large segments pass whole
     far.set(Delay::constant(MS));

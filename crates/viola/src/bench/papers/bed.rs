@@ -27,8 +27,7 @@ const REMOTE: Delay = Delay {
     high: Duration::from_millis(40),
 };
 /// What a player has in store: a packet that takes this much longer than the quickest is discarded, milliseconds.
-const VOICE_BUFFER: f64 = 60.0;
-const VIDEO_BUFFER: f64 = 100.0;
+const BUFFER: f64 = 100.0;
 /// Looks at a stream's rest, five a second.
 const DRAIN: usize = 25;
 /// Films of one packet, for the times until they begin.
@@ -165,7 +164,7 @@ impl Bed {
             ..Call::default()
         };
         let heard = load::call(&self.guests.lab, self.address()?, &options).map_err(lab_failure)?;
-        let quality = Quality::of(up, &heard.up, VOICE_BUFFER);
+        let quality = Quality::of(up, &heard.up, BUFFER);
         Ok(vec![quality.map(|q| q.jitter_ms)])
     }
 
@@ -226,7 +225,7 @@ impl Bed {
             ..Call::default()
         };
         let heard = load::call(from, self.address()?, &options).map_err(lab_failure)?;
-        let of = |arrivals: &[_]| Quality::of(up, arrivals, VOICE_BUFFER);
+        let of = |arrivals: &[_]| Quality::of(up, arrivals, BUFFER);
         let (up, down) = (of(&heard.up), of(&heard.down));
         let late: Vec<f64> = [up, down].into_iter().flatten().map(|q| q.late).collect();
         let second = match lines {
@@ -248,8 +247,8 @@ impl Bed {
         };
         let count = packets(time, 50_000);
         let film = watch(count)?;
-        let video = Quality::of(Stream::video(count), &film.video, VIDEO_BUFFER);
-        let audio = Quality::of(Stream::audio(count), &film.audio, VIDEO_BUFFER);
+        let video = Quality::of(Stream::video(count), &film.video, BUFFER);
+        let audio = Quality::of(Stream::audio(count), &film.audio, BUFFER);
         let mut times = [vec![], vec![], vec![]];
         for _ in 0..BEGINNINGS {
             interrupt::check()?;
