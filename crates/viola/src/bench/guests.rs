@@ -66,8 +66,13 @@ pub fn spec(lab: &str, count: usize, core: usize) -> Outcome<Spec> {
 
 /// Boots them.
 pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
+    boot_of(&spec(lab, count, core)?, core)
+}
+
+/// Boots what may differ from [`spec`]'s guests in memory and the like.
+pub fn boot_of(spec: &Spec, core: usize) -> Outcome<Guests> {
     let paths = Paths::find().map_err(lab_failure)?;
-    let lab = Lab::up(&spec(lab, count, core)?, &paths).map_err(lab_failure)?;
+    let lab = Lab::up(spec, &paths).map_err(lab_failure)?;
     let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
         .find(|c| *c != core && allowed.is_set(*c))
@@ -76,7 +81,7 @@ pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
         lab,
         core,
         load_core,
-        duties: vec![0; count - 1],
+        duties: vec![0; spec.guests.len().saturating_sub(1)],
         own_work: None,
     })
 }

@@ -38,7 +38,9 @@ const CLIENTS: usize = 64;
 const UNDER_WAY: usize = 256;
 /// More requests than any cell has time for.
 const MANY: usize = 1_000_000;
-/// STREAM's arrays together, KiB: more than the caches hold. (A guest has 96 MiB.)
+/// Memory of a guest, bytes.
+const MEMORY: u64 = 192 << 20;
+/// STREAM's arrays together, KiB: more than the caches hold.
 const ARRAYS: u32 = 48 << 10;
 /// Name of STREAM in a guest.
 const STREAM: &str = "stream";
@@ -57,7 +59,9 @@ pub struct Bed {
 impl Bed {
     /// Boots them and starts the servers of all experiments.
     pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
-        let guests = guests::boot("bench-papers", vms, core)?;
+        let mut spec = guests::spec("bench-papers", vms, core)?;
+        spec.guests.iter_mut().for_each(|of| of.memory = MEMORY);
+        let guests = guests::boot_of(&spec, core)?;
         for (name, server) in [("apache", Workload::apache()), ("media", Workload::media())] {
             guests.web().start(name, server).map_err(lab_failure)?;
         }
