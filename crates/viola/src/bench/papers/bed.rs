@@ -214,7 +214,7 @@ impl Bed {
         Ok(vec![Some(found.times.rate()), connect, response])
     }
 
-    /// Jitter upstream; downstream that of one line, or of many what was lost; what is discarded of both ways.
+    /// Jitter upstream; downstream that of one line, or of many what was lost each way; what is discarded of both ways.
     fn call(
         &self,
         from: &impl Net,
@@ -232,11 +232,14 @@ impl Bed {
         let of = |arrivals: &[_]| Quality::of(up, arrivals, BUFFER);
         let (up, down) = (of(&heard.up), of(&heard.down));
         let late: Vec<f64> = [up, down].into_iter().flatten().map(|q| q.late).collect();
-        let second = match lines {
-            1 => down.map(|q| q.jitter_ms),
-            _ => Some(down.map_or(100.0, |q| q.lost)),
-        };
-        Ok(vec![up.map(|q| q.jitter_ms), second, average(&late)])
+        let lost = |way: Option<Quality>| Some(way.map_or(100.0, |q| q.lost));
+        let mut found = vec![up.map(|q| q.jitter_ms)];
+        match lines {
+            1 => found.push(down.map(|q| q.jitter_ms)),
+            _ => found.extend([lost(up), lost(down)]),
+        }
+        found.push(average(&late));
+        Ok(found)
     }
 
     fn film(&self, from: &impl Net, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {
