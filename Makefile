@@ -4,7 +4,7 @@
 viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds lint bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -91,6 +91,10 @@ bench-scx: guests build
 bench-lanes: guests build
 	@scripts/qemu-image.sh --lanes
 	@$(viola) bench lanes $(ARGS)
+
+## make bench-papers  the figures of bench/results/papers.json, about forty minutes; ARGS="--quick" for a look
+bench-papers: guests build
+	@$(rt) $(viola) bench papers $(ARGS)
 
 ## make bench-daemon  the figures of bench/results/daemon.json, about eleven minutes; ARGS="--quick" for a look
 bench-daemon: build

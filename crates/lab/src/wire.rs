@@ -114,8 +114,8 @@ pub struct Stat {
     pub kind: String,
     /// Units done since the start: hog passes, answered requests, forked children, packets.
     pub units: u64,
-    /// Bytes moved since the start, as the workload counts them (hog: touched memory; copy and
-    /// triad count as STREAM does).
+    /// Bytes moved since the start, as the workload counts them (hog: touched memory; copy, scale, add
+    /// and triad count as STREAM does).
     pub bytes: u64,
     /// CPU time of its processes as the guest's kernel accounts it, in milliseconds. The guest
     /// does not know when the host took its core away: compare with the host's accounting.
@@ -137,6 +137,10 @@ pub enum Pattern {
     Touch,
     /// A unit copies one half of the footprint to the other (STREAM copy).
     Copy,
+    /// A unit is `b = s * c` over halves of the footprint (STREAM scale).
+    Scale,
+    /// A unit is `c = a + b` over thirds of the footprint (STREAM add).
+    Add,
     /// A unit is `a = b + s * c` over thirds of the footprint (STREAM triad).
     Triad,
 }
@@ -191,6 +195,21 @@ pub enum Workload {
         #[serde(default = "defaults::sizes_kib")]
         sizes_kib: Vec<u32>,
     },
+    /// Debian's Apache with its event module, and files in memory: `/pageNk` has N KiB. It counts no units.
+    Apache {
+        /// TCP port.
+        #[serde(default = "defaults::apache_port")]
+        port: u16,
+        /// Sizes of the files that it serves, in KiB.
+        #[serde(default = "defaults::sizes_kib")]
+        sizes_kib: Vec<u32>,
+    },
+    /// Sends streams of voice and video and notes when those come that are sent to it ([`crate::media`]). Units are packets.
+    Media {
+        /// TCP port of its RTSP, and UDP port of its RTP.
+        #[serde(default = "defaults::media_port")]
+        port: u16,
+    },
     /// Forks children that exit at once.
     Forker {
         /// Children per second; 0: as many as it can.
@@ -209,7 +228,11 @@ impl Workload {
     pub fn is_server(&self) -> bool {
         matches!(
             self,
-            Self::Echo { .. } | Self::Sink { .. } | Self::Nginx { .. }
+            Self::Echo { .. }
+                | Self::Sink { .. }
+                | Self::Nginx { .. }
+                | Self::Apache { .. }
+                | Self::Media { .. }
         )
     }
 
@@ -220,6 +243,8 @@ impl Workload {
             Self::Echo { .. } => "echo",
             Self::Sink { .. } => "sink",
             Self::Nginx { .. } => "nginx",
+            Self::Apache { .. } => "apache",
+            Self::Media { .. } => "media",
             Self::Forker { .. } => "forker",
             Self::Agent { .. } => "agent",
         }
@@ -271,6 +296,21 @@ impl Workload {
         }
     }
 
+    /// Apache on port 8080 with `/page5k` and `/page1024k`.
+    pub fn apache() -> Self {
+        Self::Apache {
+            port: defaults::apache_port(),
+            sizes_kib: defaults::sizes_kib(),
+        }
+    }
+
+    /// Voice and video on port 554.
+    pub fn media() -> Self {
+        Self::Media {
+            port: defaults::media_port(),
+        }
+    }
+
     /// A forker of `rate` children per second, 0 for as many as it can.
     pub fn forker(rate: u32) -> Self {
         Self::Forker { rate }
@@ -303,8 +343,10 @@ impl Workload {
                 }
                 Ok(())
             }
-            Self::Echo { port } | Self::Sink { port } => range("port", (*port).into(), 1, 65_535),
-            Self::Nginx { port, sizes_kib } => {
+            Self::Echo { port } | Self::Sink { port } | Self::Media { port } => {
+                range("port", (*port).into(), 1, 65_535)
+            }
+            Self::Nginx { port, sizes_kib } | Self::Apache { port, sizes_kib } => {
                 range("port", (*port).into(), 1, 65_535)?;
                 sizes_kib
                     .iter()
@@ -345,6 +387,12 @@ mod defaults {
     }
     pub fn http_port() -> u16 {
         80
+    }
+    pub fn apache_port() -> u16 {
+        8080
+    }
+    pub fn media_port() -> u16 {
+        crate::media::PORT
     }
     pub fn sizes_kib() -> Vec<u32> {
         vec![5, 1024]

@@ -6,9 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Client, Intervals, Times, percentile, run, sleep_until};
+use super::{Client, Intervals, Net, Times, percentile, run, sleep_until};
 use crate::error::{Error, Result};
-use crate::lab::Lab;
 
 /// Longest wait for a connection and for each part of an answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -29,6 +28,9 @@ pub struct Http {
     /// Shortest and longest pause of each of them before its next request, uniform in between;
     /// zeros for a closed loop.
     pub pause: (Duration, Duration),
+    /// Requests due per second, evenly, whether earlier ones were answered or not, as httperf asks; a request's times count
+    /// from when it was due. None: each worker asks again as `pause` says.
+    pub rate: Option<f64>,
     /// The run ends after this time even when requests are left.
     pub limit: Duration,
     /// How the client runs.
@@ -45,6 +47,7 @@ impl Default for Http {
             requests: 1000,
             concurrency: 1,
             pause: (Duration::ZERO, Duration::ZERO),
+            rate: None,
             limit: Duration::from_secs(60),
             client: Client::default(),
         }
@@ -70,7 +73,7 @@ impl HttpResult {
 }
 
 /// Asks a guest's web server and checks status and length of each answer.
-pub fn http(lab: &Lab, to: Ipv4Addr, options: &Http) -> Result<HttpResult> {
+pub fn http(net: &impl Net, to: Ipv4Addr, options: &Http) -> Result<HttpResult> {
     if !(1..=256).contains(&options.concurrency) {
         return Err(Error::Load(format!(
             "concurrency {} must be 1 to 256",
@@ -78,7 +81,7 @@ pub fn http(lab: &Lab, to: Ipv4Addr, options: &Http) -> Result<HttpResult> {
         )));
     }
     run(
-        lab,
+        net,
         to,
         options.requests,
         options.limit,
@@ -119,14 +122,24 @@ fn worker(
 ) -> HttpResult {
     let mut result = HttpResult::default();
     let mut intervals = Intervals::new(options.client.seed + number as u64, options.pause);
-    while begin.elapsed() < options.limit
-        && tickets.fetch_add(1, Ordering::Relaxed) < options.requests
-    {
-        if !options.pause.1.is_zero() {
+    while begin.elapsed() < options.limit {
+        let ticket = tickets.fetch_add(1, Ordering::Relaxed);
+        if ticket >= options.requests {
+            break;
+        }
+        let mut due = None;
+        if let Some(rate) = options.rate {
+            let at = Duration::from_secs_f64(ticket as f64 / rate.max(1e-3));
+            if at >= options.limit {
+                break;
+            }
+            sleep_until(begin + at);
+            due = Some(begin + at);
+        } else if !options.pause.1.is_zero() {
             sleep_until(Instant::now() + intervals.next());
         }
         result.times.sent += 1;
-        match get(to, options) {
+        match get(to, options, due.unwrap_or_else(Instant::now)) {
             Ok((connected, done)) => {
                 result.connect_us.push(connected.as_secs_f64() * 1e6);
                 result.times.us.push(done.as_secs_f64() * 1e6);
@@ -137,10 +150,13 @@ fn worker(
     result
 }
 
-/// One request: time until connected, and until the end of the answer.
-fn get(to: Ipv4Addr, options: &Http) -> std::result::Result<(Duration, Duration), String> {
+/// One request: time until connected, and until the end of the answer, both from `start`.
+fn get(
+    to: Ipv4Addr,
+    options: &Http,
+    start: Instant,
+) -> std::result::Result<(Duration, Duration), String> {
     let text = |e: std::io::Error| e.to_string();
-    let start = Instant::now();
     let mut stream =
         TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER).map_err(text)?;
     let connected = start.elapsed();

@@ -6,12 +6,14 @@
 //! bounded time, and only against addresses in the lab's own subnets.
 
 mod http;
+mod media;
 mod ping;
 mod socket;
 mod tcp;
 mod udp;
 
 pub use http::{Http, HttpResult, http};
+pub use media::{Call, CallResult, Film, FilmResult, call, film};
 pub use ping::{Ping, ping};
 pub use tcp::{TcpBulk, TcpRr, TcpStreamResult, tcp_rr, tcp_stream};
 pub use udp::{FloodResult, UdpFlood, udp_flood};
@@ -22,11 +24,35 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::lab::Lab;
 use crate::sched::set_policy;
+use crate::spec::BridgeSpec;
 
 /// Longest time that a load may run.
 pub const MAX_TIME: Duration = Duration::from_secs(600);
 /// Most requests that a load may make.
 pub const MAX_REQUESTS: usize = 10_000_000;
+
+/// The network that a client is in, with a way to a lab's guests.
+pub trait Net: Sync {
+    /// The bridges of the lab.
+    fn bridges(&self) -> &[BridgeSpec];
+
+    /// Runs `job` on a fresh thread in that network.
+    ///
+    /// # Errors
+    /// When it cannot be entered.
+    fn within<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T>;
+}
+
+/// The host of the guests itself.
+impl Net for Lab {
+    fn bridges(&self) -> &[BridgeSpec] {
+        &self.spec().bridges
+    }
+
+    fn within<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
+        self.in_netns(job)
+    }
+}
 
 /// How the client's threads run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,17 +124,16 @@ pub(crate) fn percentile(values: &[f64], p: f64) -> Option<f64> {
 
 /// Runs a client in the lab's network after checking its target and its length.
 fn run<T: Send>(
-    lab: &Lab,
+    net: &impl Net,
     to: Ipv4Addr,
     requests: usize,
     time: Duration,
     client: Client,
     job: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
-    if !lab.has_address(to) {
-        let bridges = lab
-            .spec()
-            .bridges
+    if !net.bridges().iter().any(|bridge| bridge.contains(to)) {
+        let bridges = net
+            .bridges()
             .iter()
             .map(ToString::to_string)
             .collect::<Vec<_>>()
@@ -125,14 +150,14 @@ fn run<T: Send>(
             MAX_TIME.as_secs()
         )));
     }
-    lab.in_netns(|| {
+    net.within(|| {
         place(client)?;
         job()
     })?
 }
 
 /// Puts the calling thread where the client wants it; threads that it starts follow.
-fn place(client: Client) -> Result<()> {
+pub(crate) fn place(client: Client) -> Result<()> {
     if let Some(core) = client.core {
         let mut cores = rustix::thread::CpuSet::new();
         cores.set(core);
@@ -151,14 +176,14 @@ fn failed(what: &str) -> impl Fn(std::io::Error) -> Error {
 }
 
 /// Random intervals, uniform between two bounds.
-struct Intervals {
+pub(crate) struct Intervals {
     state: u64,
     low: Duration,
     high: Duration,
 }
 
 impl Intervals {
-    fn new(seed: u64, (low, high): (Duration, Duration)) -> Self {
+    pub(crate) fn new(seed: u64, (low, high): (Duration, Duration)) -> Self {
         Self {
             state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             low,
@@ -166,7 +191,7 @@ impl Intervals {
         }
     }
 
-    fn next(&mut self) -> Duration {
+    pub(crate) fn next(&mut self) -> Duration {
         // xorshift64
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

@@ -9,9 +9,8 @@ use rustix::net::{
 };
 
 use super::socket::{now_us, receive, stamp_arrivals, wait_readable};
-use super::{Client, Intervals, Times, failed, run};
+use super::{Client, Intervals, Net, Times, failed, run};
 use crate::error::Result;
-use crate::lab::Lab;
 
 /// ICMP header and payload, in bytes.
 const LENGTH: usize = 64;
@@ -45,13 +44,13 @@ impl Default for Ping {
 }
 
 /// Pings a guest; round-trip times from just before the send to the kernel's receive time stamp.
-pub fn ping(lab: &Lab, to: Ipv4Addr, options: &Ping) -> Result<Times> {
+pub fn ping(net: &impl Net, to: Ipv4Addr, options: &Ping) -> Result<Times> {
     let time = options
         .interval
         .1
         .saturating_mul(u32::try_from(options.count).unwrap_or(u32::MAX))
         + options.grace;
-    run(lab, to, options.count, time, options.client, || {
+    run(net, to, options.count, time, options.client, || {
         let socket = socket_with(
             AddressFamily::INET,
             SocketType::RAW,

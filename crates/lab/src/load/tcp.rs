@@ -6,9 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::socket::{now_us, receive, set_pace, stamp_arrivals, wait_readable, waits};
-use super::{Client, Intervals, Times, failed, run, sleep_until};
+use super::{Client, Intervals, Net, Times, failed, run, sleep_until};
 use crate::error::Result;
-use crate::lab::Lab;
 
 /// Longest wait for a connection and for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -46,9 +45,9 @@ impl Default for TcpRr {
 
 /// Measures round trips to a guest's `echo`. A request without an answer in ten seconds is lost and
 /// ends the run, for on one connection no other could follow.
-pub fn tcp_rr(lab: &Lab, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
+pub fn tcp_rr(net: &impl Net, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
     run(
-        lab,
+        net,
         to,
         options.count,
         options.limit,
@@ -133,8 +132,8 @@ pub struct TcpStreamResult {
 ///
 /// # Errors
 /// No connection, or one that breaks; an address that is not of this lab; a time that is too long.
-pub fn tcp_stream(lab: &Lab, to: Ipv4Addr, options: &TcpBulk) -> Result<TcpStreamResult> {
-    run(lab, to, 1, options.time, options.client, || {
+pub fn tcp_stream(net: &impl Net, to: Ipv4Addr, options: &TcpBulk) -> Result<TcpStreamResult> {
+    run(net, to, 1, options.time, options.client, || {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER)
             .map_err(failed("connecting to its sink"))?;
         stream

@@ -12,9 +12,9 @@ use crate::error::{Failure, Outcome};
 /// Name of the latency-sensitive guest.
 pub const WEB: &str = "web";
 /// Name of the work that keeps a guest busy.
-const HOG: &str = "hog";
+pub const HOG: &str = "hog";
 /// Period of a neighbour that works less than all the time, ms.
-const PERIOD: u32 = 20;
+pub const PERIOD: u32 = 20;
 /// The web server's own work: it yields to the servers, as work of low importance beside serving does, and
 /// it is done inside the guest's kernel. A User Mode Linux kernel that is told of a packet while a guest's
 /// *program* runs lets that run on until its next system call or tick, up to 10 ms, where hardware would
@@ -66,8 +66,13 @@ pub fn spec(lab: &str, count: usize, core: usize) -> Outcome<Spec> {
 
 /// Boots them.
 pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
+    boot_of(&spec(lab, count, core)?, core)
+}
+
+/// Boots what may differ from [`spec`]'s guests in memory and the like.
+pub fn boot_of(spec: &Spec, core: usize) -> Outcome<Guests> {
     let paths = Paths::find().map_err(lab_failure)?;
-    let lab = Lab::up(&spec(lab, count, core)?, &paths).map_err(lab_failure)?;
+    let lab = Lab::up(spec, &paths).map_err(lab_failure)?;
     let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
     let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
         .find(|c| *c != core && allowed.is_set(*c))
@@ -76,7 +81,7 @@ pub fn boot(lab: &str, count: usize, core: usize) -> Outcome<Guests> {
         lab,
         core,
         load_core,
-        duties: vec![0; count - 1],
+        duties: vec![0; spec.guests.len().saturating_sub(1)],
         own_work: None,
     })
 }

@@ -11,6 +11,7 @@ pub mod guests;
 pub mod interrupt;
 mod lanes;
 pub mod machine;
+mod papers;
 pub mod progress;
 pub mod result;
 pub mod row;
@@ -89,6 +90,12 @@ pub enum Bench {
     /// (scripts/guest-kmod.sh). About twenty minutes; the result is written to bench/results/backlog.json when everything
     /// was measured, else to build/bench/backlog.json.
     Backlog(Options),
+    /// The experiments of dissertation 000, section 2.5: under its 30 ms slices, stock scheduling and viola.
+    ///
+    /// Ping, UDP jitter, TCP near and far, STREAM, Apache, VoIP and streaming video. Needs root, two cores and the lab's guest
+    /// image (make build). About forty minutes; the result is written to bench/results/papers.json when everything was
+    /// measured, else to build/bench/papers.json.
+    Papers(papers::Papers),
     /// What the daemon itself takes, with 64 to 512 VMs.
     ///
     /// Threads stand for vCPUs. Needs root. About eleven minutes; the result is written to bench/results/daemon.json when
@@ -105,7 +112,7 @@ pub struct Options {
     /// A look only: short cells, one round.
     #[arg(long)]
     pub quick: bool,
-    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` or `flood`; turbo, vread and vpipe take several,
+    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` turbo, vread, vpipe and papers take several,
     /// separated by commas.
     #[arg(long, value_name = "PATTERN")]
     pub only: Option<String>,
@@ -155,6 +162,7 @@ pub fn run(bench: &Bench) -> Outcome {
         Bench::Copies(options) => copies::run(options),
         Bench::Lanes(options) => lanes::run(options),
         Bench::Backlog(options) => backlog::run(options),
+        Bench::Papers(options) => papers::run(options),
         Bench::Daemon(options) => {
             need_root()?;
             daemon::run(options)

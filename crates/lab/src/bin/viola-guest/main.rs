@@ -3,10 +3,12 @@
 //! another, and the built-in workloads. One static program; the guest's root has little else.
 
 mod agent;
+mod apache;
 mod counters;
 mod exec;
 mod halt;
 mod init;
+mod media;
 mod net_workloads;
 mod nginx;
 mod serve;

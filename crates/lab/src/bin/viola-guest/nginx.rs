@@ -13,13 +13,8 @@ use crate::RUN;
 pub fn prepare(name: &str, port: u16, sizes_kib: &[u32]) -> Result<Command, String> {
     let folder = format!("{RUN}/{name}.nginx");
     let text = |e: std::io::Error| format!("{folder}: {e}");
-    fs::create_dir_all(format!("{folder}/www")).map_err(text)?;
+    pages(&format!("{folder}/www"), sizes_kib).map_err(text)?;
     fs::create_dir_all(format!("{folder}/tmp")).map_err(text)?;
-    for kib in sizes_kib {
-        let line = "The quick brown fox jumps over the lazy dog, and again, and again.\n";
-        let page: String = line.chars().cycle().take(*kib as usize * 1024).collect();
-        fs::write(format!("{folder}/www/page{kib}k"), page).map_err(text)?;
-    }
     let configuration = format!(
         "user root root;\n\
          worker_processes 1;\n\
@@ -53,6 +48,17 @@ pub fn prepare(name: &str, port: u16, sizes_kib: &[u32]) -> Result<Command, Stri
         .args(["-c", &path, "-e", &format!("{folder}/error.log")])
         .stderr(log);
     Ok(command)
+}
+
+/// Writes a page of each size, `pageNk`.
+pub fn pages(folder: &str, sizes_kib: &[u32]) -> std::io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for kib in sizes_kib {
+        let line = "The quick brown fox jumps over the lazy dog, and again, and again.\n";
+        let page: String = line.chars().cycle().take(*kib as usize * 1024).collect();
+        fs::write(format!("{folder}/page{kib}k"), page)?;
+    }
+    Ok(())
 }
 
 /// Waits until nginx answers.

@@ -19,7 +19,7 @@ use viola_lab::wire::{Command, Reply, Request, Stat, Workload};
 
 use crate::counters::Counters;
 use crate::exec::exec;
-use crate::{CHANNEL, CHANNEL_PORT, SHELL, agent, halt, has_ports, nginx};
+use crate::{CHANNEL, CHANNEL_PORT, SHELL, agent, apache, halt, has_ports, nginx};
 
 pub fn run() -> Result<(), String> {
     let channel = if has_ports() { CHANNEL_PORT } else { CHANNEL };
@@ -176,6 +176,7 @@ impl Server {
         let counters = Counters::open(&name, true).map_err(failed)?;
         let mut command = match &workload {
             Workload::Nginx { port, sizes_kib } => nginx::prepare(&name, *port, sizes_kib)?,
+            Workload::Apache { port, sizes_kib } => apache::prepare(&name, *port, sizes_kib)?,
             Workload::Agent { config } => agent::prepare(&name, config)?,
             _ => {
                 let json = serde_json::to_string(&workload).map_err(|e| e.to_string())?;
@@ -236,6 +237,9 @@ impl Work {
         if let Workload::Nginx { port, .. } = self.workload {
             return nginx::wait(name, port);
         }
+        if let Workload::Apache { port, .. } = self.workload {
+            return apache::wait(name, port);
+        }
         if let Workload::Agent { .. } = self.workload {
             return agent::wait(name, &mut self.child);
         }
@@ -276,7 +280,7 @@ impl Work {
         let pid = Pid::from_child(&self.child);
         if matches!(
             self.workload,
-            Workload::Nginx { .. } | Workload::Agent { .. }
+            Workload::Nginx { .. } | Workload::Apache { .. } | Workload::Agent { .. }
         ) {
             let _ = kill_process_group(pid, Signal::TERM);
             for _ in 0..50 {

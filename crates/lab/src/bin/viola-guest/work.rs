@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use viola_lab::wire::{Pattern, Workload};
 
 use crate::counters::{Counters, Slot};
-use crate::net_workloads;
+use crate::{media, net_workloads};
 
 /// Tells the channel's server that the workload is at work.
 pub fn ready() {
@@ -52,7 +52,8 @@ pub fn run(name: &str, json: &str) -> Result<(), String> {
         Workload::Forker { rate } => forker(counters.slot(0), rate),
         Workload::Echo { port } => net_workloads::serve(port, counters.slot(0), true),
         Workload::Sink { port } => net_workloads::serve(port, counters.slot(0), false),
-        Workload::Nginx { .. } | Workload::Agent { .. } => {
+        Workload::Media { port } => media::serve(port, counters.slot(0)),
+        Workload::Nginx { .. } | Workload::Apache { .. } | Workload::Agent { .. } => {
             Err(format!("{} is no built-in process", workload.kind()))
         }
     }
@@ -125,8 +126,8 @@ impl Memory {
         let words = match self.pattern {
             Pattern::Alu => 0,
             Pattern::Touch => self.words.len(),
-            Pattern::Copy => self.words.len() / 2 * 2,
-            Pattern::Triad => third * 3,
+            Pattern::Copy | Pattern::Scale => self.words.len() / 2 * 2,
+            Pattern::Add | Pattern::Triad => third * 3,
         };
         words as u64 * 8
     }
@@ -150,6 +151,21 @@ impl Memory {
                 let half = self.words.len() / 2;
                 let (to, from) = self.words.split_at_mut(half);
                 to.copy_from_slice(&from[..half]);
+            }
+            Pattern::Scale => {
+                let half = self.words.len() / 2;
+                let (b, c) = self.words.split_at_mut(half);
+                for (b, c) in b.iter_mut().zip(&*c) {
+                    *b = seed.wrapping_mul(*c);
+                }
+            }
+            Pattern::Add => {
+                let third = self.words.len() / 3;
+                let (c, rest) = self.words.split_at_mut(third);
+                let (a, b) = rest.split_at_mut(third);
+                for ((c, a), b) in c.iter_mut().zip(&*a).zip(&*b) {
+                    *c = a.wrapping_add(*b);
+                }
             }
             Pattern::Triad => {
                 let third = self.words.len() / 3;
@@ -228,6 +244,16 @@ mod tests {
         let mut copied = Memory::new(Pattern::Copy, 1024);
         copied.unit();
         assert_eq!(copied.words[..64], copied.words[64..]);
+
+        let mut scaled = Memory::new(Pattern::Scale, 1024);
+        scaled.seed = 3;
+        scaled.unit();
+        let half: Vec<u64> = scaled.words[64..].iter().map(|c| 3 * c).collect();
+        assert_eq!(scaled.words[..64], half);
+
+        let mut added = Memory::new(Pattern::Add, 48);
+        added.unit();
+        assert_eq!(added.words[..2], [2 + 4, 3 + 5]);
 
         let mut triad = Memory::new(Pattern::Triad, 24);
         triad.unit();

@@ -58,7 +58,7 @@ pub struct Vpipe {
 }
 
 /// Patterns that a comma separates; names have commas, too, with a space behind them.
-fn parts(only: &str) -> Vec<&str> {
+pub(super) fn parts(only: &str) -> Vec<&str> {
     let ends = only.match_indices(',').map(|(at, _)| at);
     let ends = ends.filter(|at| !only[at + 1..].starts_with(' '));
     let mut begin = 0;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A network device whose packets a program reads and writes.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+/// Longest packet, with the header in front of it that says what the kernel left undone (`struct virtio_net_hdr`).
+pub(crate) const LONGEST: usize = 10 + (64 << 10);
+
+/// A device for IP packets. It goes with this value.
+pub(crate) struct Tun(File);
+
+impl Tun {
+    /// Makes one in the calling thread's network namespace. Large segments pass whole and without checksums, as between
+    /// two network namespaces; what is read of one device can be written to another as it is.
+    pub(crate) fn new(name: &str) -> io::Result<Self> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/net/tun")?;
+        // SAFETY: all zeros is an empty request.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        if name.len() >= request.ifr_name.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        // SAFETY: the request lives through the call, and its name ends with a zero.
+        let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) };
+        if made != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let whole = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+        // SAFETY: the request takes a number, and no memory.
+        let set = unsafe {
+            libc::ioctl(
+                file.as_raw_fd(),
+                libc::TUNSETOFFLOAD as _,
+                libc::c_ulong::from(whole),
+            )
+        };
+        match set {
+            0 => Ok(Self(file)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Reads the next packet, if there is one.
+    pub(crate) fn read(&self, data: &mut [u8]) -> io::Result<Option<usize>> {
+        match (&self.0).read(data) {
+            Ok(length) => Ok(Some(length)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Hands a packet to the kernel; whether it took it.
+    pub(crate) fn write(&self, packet: &[u8]) -> bool {
+        (&self.0).write(packet).is_ok()
+    }
+}
+
+impl AsFd for Tun {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls, films and web pages of a guest, from beside it and from far away: needs root and the image that
+//! `scripts/lab-image.sh` makes.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{ONE, boot};
+use viola_lab::load::{Call, Client, Film, Http, TcpBulk, call, film, http, tcp_stream};
+use viola_lab::media::{Quality, Stream};
+use viola_lab::wire::Workload;
+use viola_lab::{Delay, Error, Far};
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_call_and_a_film_come_whole() {
+    let bench = boot("t-media", &format!("{ONE}workloads=[{{kind='media'}}]\n"));
+    let guest = bench.lab.guest("a").unwrap();
+    let to = guest.address().unwrap();
+    let up = Stream::voice(3, 50);
+    let options = Call {
+        up,
+        ..Call::default()
+    };
+    // the second call hears nothing of the first
+    for _ in 0..2 {
+        let heard = call(&bench.lab, to, &options).unwrap();
+        assert_eq!((heard.up.len(), heard.down.len()), (150, 150));
+        for way in [&heard.up, &heard.down] {
+            let quality = Quality::of(up, way, 60.0).unwrap();
+            assert_eq!(quality.lost, 0.0);
+        }
+    }
+    let watched = film(
+        &bench.lab,
+        to,
+        &Film {
+            packets: 20,
+            ..Film::default()
+        },
+    );
+    let watched = watched.unwrap();
+    assert_eq!((watched.video.len(), watched.audio.len()), (20, 20));
+    assert!(!watched.trips_ms.is_empty() && watched.play_ms > 0.0);
+    let endless = Call {
+        up: Stream::voice(1, 50_000),
+        ..Call::default()
+    };
+    assert!(matches!(
+        call(&bench.lab, to, &endless),
+        Err(Error::Load(_))
+    ));
+}
+
+#[test]
+fn a_far_client_waits_for_its_line_and_nothing_else() {
+    let servers = "workloads=[{kind='media'},{kind='apache'},{kind='sink'}]\n";
+    let bench = boot("t-far", &format!("{ONE}{servers}"));
+    let guest = bench.lab.guest("a").unwrap();
+    let to = guest.address().unwrap();
+    let far = Far::new(&bench.lab, Client::default(), Delay::constant(30 * MS)).unwrap();
+    let options = Http {
+        port: 8080,
+        requests: 20,
+        ..Http::default()
+    };
+    let near = http(&bench.lab, to, &options).unwrap();
+    let away = http(&far, to, &options).unwrap();
+    for found in [&near, &away] {
+        let times = &found.times;
+        assert_eq!((times.lost, &found.first_failure), (0, &None));
+    }
+    // one trip to connect, one to ask
+    assert!(away.connect_us.iter().all(|us| *us >= 30_000.0), "{away:?}");
+    assert!(away.times.us.iter().all(|us| *us >= 60_000.0), "{away:?}");
+
+    // at a rate they come whether the last was answered or not
+    let begin = Instant::now();
+    let rated = Http {
+        requests: 50,
+        concurrency: 50,
+        rate: Some(100.0),
+        ..options
+    };
+    let found = http(&far, to, &rated).unwrap();
+    assert_eq!(found.times.us.len(), 50, "{:?}", found.first_failure);
+    assert!(begin.elapsed() >= 490 * MS);
+
+    // a random line makes jitter on the way to the guest, where it is, and none on the way back
+    far.set(Delay {
+        low: 20 * MS,
+        high: 40 * MS,
+    });
+    let up = Stream::voice(1, 150);
+    let heard = call(
+        &far,
+        to,
+        &Call {
+            up,
+            ..Call::default()
+        },
+    );
+    let heard = heard.unwrap();
+    let jitter = |way| Quality::of(up, way, 60.0).unwrap().jitter_ms;
+    let (upstream, downstream) = (jitter(&heard.up), jitter(&heard.down));
+    assert!(
+        upstream > 3.0 && downstream < upstream,
+        "{upstream} {downstream}"
+    );
+
+    // large segments pass whole
+    far.set(Delay::constant(MS));
+    let before = guest.stat("sink").unwrap().bytes;
+    let options = TcpBulk {
+        time: 500 * MS,
+        ..TcpBulk::default()
+    };
+    tcp_stream(&far, to, &options).unwrap();
+    assert!(guest.stat("sink").unwrap().bytes > before + (1 << 20));
+    guest.stop("apache").unwrap();
+    guest.start("apache", Workload::apache()).unwrap();
+}
