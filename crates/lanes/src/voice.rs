@@ -16,8 +16,9 @@ use viola_netdev::Mac;
 use viola_proto::agent::{FrameReader, encode};
 use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
 
-/// How long an agent may take: it looks for somebody at its port five times a second.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an agent may take: it looks for somebody at its port five times a second, and a guest may be slow. One that goes
+/// over later than this does so while its packets still go to the VF, until that is out; meanwhile the VF works.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Asks the agent behind a unix socket or a terminal.
 ///
