@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn losses_that_end_have_no_ratio() {
         let table = printed(
-            r#"{"name": "VoIP, 100 lines, downstream loss, 4 VMs, 2 LSVMs, others 100 %", "ratio": 0.0, "met": true,
+            r#"{"name": "VoIP, 40 lines, downstream loss, 4 VMs, 2 LSVMs, others 100 %", "ratio": 0.0, "met": true,
                 "sides": {"30 ms slices": {"median": 10.0}, "stock": {"median": 0.0}, "viola": {"median": 0.0}}}"#,
         );
         assert!(

@@ -8,7 +8,7 @@ use crate::bench::side::Side;
 /// viola's microslice, in microseconds.
 pub const MICROSLICE: u32 = 300;
 /// Lines of the multi-line VoIP test.
-pub const LINES: u32 = 100;
+pub const LINES: u32 = 40;
 /// Connections a second that vSlicer sustains in figure 2.14.
 pub const RATE: u32 = 180;
 
@@ -118,10 +118,10 @@ impl Part {
                 ("VoIP, one line, packets discarded", "%"),
             ],
             Self::Lines => &[
-                ("VoIP, 100 lines, upstream jitter", "ms"),
-                ("VoIP, 100 lines, upstream loss", "%"),
-                ("VoIP, 100 lines, downstream loss", "%"),
-                ("VoIP, 100 lines, packets discarded", "%"),
+                ("VoIP, 40 lines, upstream jitter", "ms"),
+                ("VoIP, 40 lines, upstream loss", "%"),
+                ("VoIP, 40 lines, downstream loss", "%"),
+                ("VoIP, 40 lines, packets discarded", "%"),
             ],
             Self::Film => &[
                 ("streaming, video jitter", "ms"),
