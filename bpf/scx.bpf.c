@@ -156,8 +156,9 @@ void OPS(scx_running, struct task_struct *p)
 	else
 		c->running = STRAY;
 	/*
-	 * The kernel (7.2, 7.3) takes the move to an idle core's local queue for a wake-up, and so leaves out the next reading of its
-	 * clock, at the end of this turn: nobody would be charged for it. This way that reading is one that matters to nobody.
+	 * Who is of higher rank than one that was taken without a choice asks for one now. And the kernel (7.2, 7.3) takes the
+	 * move to an idle core's local queue for a wake-up, and so leaves out the next reading of its clock, at the end of this
+	 * turn: nobody would be charged for it. This way that reading is one that matters to nobody.
 	 */
 	if (c->again)
 		kick(cpu);

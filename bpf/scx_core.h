@@ -49,8 +49,8 @@ struct exchange {
 struct core {
 	u64 seq;		/* number of the plan it follows */
 	u64 since;		/* what runs now is charged up to then */
-	u64 cost;		/* of the last choice: who was chosen pays */
 	u64 began;		/* and began then */
+	u64 cost;		/* of the last choice: who was chosen pays */
 	u64 due;		/* has to choose by then */
 	u64 until;		/* and to ask the algorithm */
 	u64 armed;		/* its timer fires then; 0: it does not */

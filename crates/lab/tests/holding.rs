@@ -108,15 +108,23 @@ fn type_commands() {
         return;
     };
     let file = Path::new(&folder).join("t.toml");
-    let supervise = ["--exact", "be_the_supervisor", "--ignored", "--nocapture"]
-        .map(Into::into)
-        .to_vec();
+    // on one CPU the test's name would come first in the line that is read
+    let supervise = [
+        "--exact",
+        "be_the_supervisor",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=2",
+    ]
+    .map(Into::into)
+    .to_vec();
     let up = cli::Up {
         spec: file,
         foreground: false,
         supervise,
     };
     cli::up(&up).unwrap();
+    let _lab = Lowered;
     let list = cli::list();
     assert!(
         list.contains("t-cli") && list.contains("10.77.0.12") && list.contains("echo"),
@@ -145,6 +153,17 @@ fn type_commands() {
     assert_eq!(cli::down(None).unwrap(), "t-cli");
     assert!(cli::labs().is_empty());
     assert_eq!(cli::down(Some("t-cli")).unwrap_err().exit_code(), 2);
+}
+
+/// Takes the lab of a failed [`type_commands`] down: its supervisor is nobody's child.
+struct Lowered;
+
+impl Drop for Lowered {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = cli::down(Some("t-cli"));
+        }
+    }
 }
 
 /// The process that holds the lab of the test below.

@@ -50,9 +50,9 @@ fn two_spinners_on_a_core_run_and_wait_in_turn_as_schedstat_says() {
     assert!(acct.enrol(a.tid(), 0, 10).unwrap());
     assert!(acct.enrol(b.tid(), 1, 11).unwrap());
     nap(100);
-    let (slot, cpu) = (acct.slots().get(10), a.cpu_ns());
+    let (slot, hist, cpu) = (acct.slots().times(10), acct.slots().hist(10), a.cpu_ns());
     nap(600);
-    let (slot2, cpu2) = (acct.slots().get(10), a.cpu_ns());
+    let (slot2, hist2, cpu2) = (acct.slots().times(10), acct.slots().hist(10), a.cpu_ns());
     let (ran, truth) = ((slot2.run - slot.run) as f64, (cpu2 - cpu) as f64);
     // Up to the last switch only: a slice may be missing on either side.
     assert!(
@@ -60,8 +60,8 @@ fn two_spinners_on_a_core_run_and_wait_in_turn_as_schedstat_says() {
         "accounted {ran} ns, schedstat {truth} ns"
     );
     assert!(slot2.wait > slot.wait, "with a neighbour it waits");
-    assert!(slot2.hist.iter().sum::<u32>() > slot.hist.iter().sum::<u32>());
-    let other = acct.slots().get(11);
+    assert!(hist2.iter().sum::<u32>() > hist.iter().sum::<u32>());
+    let other = acct.slots().times(11);
     assert!(other.run > 0 && other.switches > 0);
 }
 
@@ -127,8 +127,8 @@ fn a_forgotten_thread_is_not_accounted() {
     nap(50);
     acct.forget(p.tid()).unwrap();
     nap(50);
-    let before = acct.slots().get(40);
+    let before = acct.slots().times(40);
     nap(100);
-    assert_eq!(acct.slots().get(40).switches, before.switches);
+    assert_eq!(acct.slots().times(40).switches, before.switches);
     assert!(!acct.enrol(i32::MAX - 1, 0, 40).unwrap(), "no such thread");
 }

@@ -216,12 +216,7 @@ pub fn set_active_port(bond: u32, port: u32) -> io::Result<()> {
 /// # Errors
 /// What the kernel answers.
 pub fn set_behind(index: u32, mac: Mac, behind: bool) -> io::Result<()> {
-    let mut message = NeighbourMessage::default();
-    message.header.family = AddressFamily::Bridge;
-    message.header.ifindex = index;
-    message.header.state = NeighbourState::Permanent;
-    message.header.flags = NeighbourFlags::Own;
-    message.attributes = vec![NeighbourAttribute::LinkLayerAddress(mac.to_vec())];
+    let message = owner_at(index, mac, NeighbourState::Permanent, NeighbourFlags::Own);
     let (done, already) = if behind {
         let done = ask(RouteNetlinkMessage::NewNeighbour(message));
         (done, io::ErrorKind::AlreadyExists)
@@ -241,13 +236,9 @@ pub fn set_behind(index: u32, mac: Mac, behind: bool) -> io::Result<()> {
 /// # Errors
 /// What the kernel answers; EOPNOTSUPP for what is no port of a bridge, EPERM for one without a link.
 pub fn set_at_port(port: u32, mac: Mac, there: bool) -> io::Result<()> {
-    let mut message = NeighbourMessage::default();
-    message.header.family = AddressFamily::Bridge;
-    message.header.ifindex = port;
     // as if it had been learned, so that it is moved and forgotten as well
-    message.header.state = NeighbourState::Reachable;
-    message.header.flags = NeighbourFlags::Controller;
-    message.attributes = vec![NeighbourAttribute::LinkLayerAddress(mac.to_vec())];
+    let (state, flags) = (NeighbourState::Reachable, NeighbourFlags::Controller);
+    let message = owner_at(port, mac, state, flags);
     let plain = NLM_F_REQUEST | NLM_F_ACK;
     if there {
         let message = RouteNetlinkMessage::NewNeighbour(message);
@@ -257,6 +248,22 @@ pub fn set_at_port(port: u32, mac: Mac, there: bool) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done,
     }
+}
+
+/// An entry of a forwarding table: the owner of an Ethernet address is at this interface.
+fn owner_at(
+    index: u32,
+    mac: Mac,
+    state: NeighbourState,
+    flags: NeighbourFlags,
+) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = AddressFamily::Bridge;
+    message.header.ifindex = index;
+    message.header.state = state;
+    message.header.flags = flags;
+    message.attributes = vec![NeighbourAttribute::LinkLayerAddress(mac.to_vec())];
+    message
 }
 
 pub(crate) fn change(index: u32, attributes: Vec<LinkAttribute>) -> io::Result<()> {

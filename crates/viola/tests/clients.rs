@@ -8,12 +8,12 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Daemon, refusal, stderr, viola, write_config};
+use common::{Daemon, Vm, refusal, stderr, viola, write_config};
 use viola_proto::{Status, VmList};
 
 const OFF: &str = "[slices]\nenabled = false\n";
@@ -134,26 +134,6 @@ fn scrapes_during_restarts_are_whole_or_fail_and_counters_begin_anew() {
     end.store(true, Ordering::Relaxed);
     let (whole, failed) = scraper.join().unwrap();
     assert!(whole > 10 && failed > 10, "{whole} whole, {failed} failed");
-}
-
-/// A process that the daemon takes for a VM.
-struct Vm(Child);
-
-impl Vm {
-    fn start(dir: &Path, name: &str) -> Self {
-        let program = dir.join("qemu-system-x86_64");
-        std::fs::copy(env!("CARGO_BIN_EXE_viola"), &program).unwrap();
-        let mut command = Command::new(program);
-        command.args(["internal", "stand", "vm", "1", "50", "20000", "-name", name]);
-        Self(command.stdin(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

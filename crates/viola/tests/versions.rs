@@ -8,9 +8,9 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Output;
 
-use common::{Daemon, refusal, stderr, stdout, viola};
+use common::{Daemon, Vm, refusal, stderr, stdout, viola};
 use serde_json::{Value, json};
 use viola_proto::VmList;
 
@@ -74,28 +74,6 @@ fn pass_on(mut client: UnixStream, daemon: &Path, change: fn(&mut Value)) {
     let status = head.lines().next().unwrap();
     let length = body.len();
     let _ = write!(client, "{status}\r\ncontent-length: {length}\r\n\r\n{body}");
-}
-
-/// A process that the daemon takes for a VM.
-struct Vm(Child);
-
-impl Vm {
-    fn start(dir: &Path, name: &str) -> Self {
-        let program = dir.join("qemu-system-x86_64");
-        if !program.exists() {
-            std::fs::copy(env!("CARGO_BIN_EXE_viola"), &program).unwrap();
-        }
-        let mut command = Command::new(program);
-        command.args(["internal", "stand", "vm", "1", "50", "20000", "-name", name]);
-        Self(command.stdin(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn weight_of(d: &Daemon, name: &str) -> Option<u32> {

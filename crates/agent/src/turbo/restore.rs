@@ -136,7 +136,7 @@ fn heirs(system: &dyn System, now: &Snapshot, moved: &[Step]) {
             if let Some(step) = of(pid) {
                 if step.new == task.cpus.to_string() {
                     // it may have ended meanwhile
-                    let _ = set(system, &Knob::Thread { tid: *tid }, &step.old);
+                    let _ = set(system, &Knob::Thread { tid: *tid }, &reachable(now, step));
                 }
                 break;
             }

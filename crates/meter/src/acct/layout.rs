@@ -14,24 +14,15 @@ pub const NO_VM: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct SlotAcct {
-    /// Time on a CPU, up to the last switch.
-    pub run: u64,
-    /// Time runnable while something else ran.
-    pub wait: u64,
-    /// Times a thread of it woke.
-    pub wakes: u64,
-    /// Times a thread of it was put on a CPU.
-    pub switches: u64,
-    /// Times it lost the CPU while it wanted to go on.
-    pub preempted: u64,
-    /// On a CPU since then; 0 when it is not.
-    pub on_since: u64,
-    /// Waits by length, see [`bucket_bounds`].
+    /// What is read often.
+    pub times: SlotTimes,
+    /// Waits by length, see [`bucket_bounds`]: seven times as long as the rest.
     pub hist: [u32; HIST_BUCKETS],
 }
 
-/// The counters of a [`SlotAcct`] without its histogram, which is seven times as long as they are.
+/// The counters of a [`SlotAcct`] without its histogram.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct SlotTimes {
     /// Time on a CPU, up to the last switch.
     pub run: u64,

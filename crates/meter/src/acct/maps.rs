@@ -97,31 +97,27 @@ impl Slots {
         Ok(Self(Shared::map(fd, MAX_SLOTS, false, "vCPU table")?))
     }
 
-    /// Accounting of one slot (below [`MAX_SLOTS`]). Fields are each consistent, but may be a switch apart.
-    pub fn get(&self, slot: u32) -> SlotAcct {
-        self.0.read(slot as usize)
-    }
-
-    /// The same without the histogram: one cache line.
+    /// The counters of one slot (below [`MAX_SLOTS`]): one cache line. Each is consistent, but they may be a switch apart.
     pub fn times(&self, slot: u32) -> SlotTimes {
         let slot = self.0.ptr(slot as usize);
         // SAFETY: in bounds and mapped; aligned words. A switch clears `on_since` before it adds to `run`, so that order of
         // reading misses a run that ends meanwhile, and never counts it twice.
         unsafe {
-            let run = (&raw const (*slot).run).read_volatile();
+            let times = &raw const (*slot).times;
+            let run = (&raw const (*times).run).read_volatile();
             fence(Ordering::Acquire);
             SlotTimes {
                 run,
-                on_since: (&raw const (*slot).on_since).read_volatile(),
-                wait: (&raw const (*slot).wait).read_volatile(),
-                wakes: (&raw const (*slot).wakes).read_volatile(),
-                switches: (&raw const (*slot).switches).read_volatile(),
-                preempted: (&raw const (*slot).preempted).read_volatile(),
+                on_since: (&raw const (*times).on_since).read_volatile(),
+                wait: (&raw const (*times).wait).read_volatile(),
+                wakes: (&raw const (*times).wakes).read_volatile(),
+                switches: (&raw const (*times).switches).read_volatile(),
+                preempted: (&raw const (*times).preempted).read_volatile(),
             }
         }
     }
 
-    /// The histogram alone.
+    /// The histogram of one slot, see [`Slots::times`].
     pub fn hist(&self, slot: u32) -> [u32; HIST_BUCKETS] {
         let slot = self.0.ptr(slot as usize);
         // SAFETY: in bounds and mapped; words, of which each is read whole.

@@ -112,7 +112,7 @@ pub struct Options {
     /// A look only: short cells, one round.
     #[arg(long)]
     pub quick: bool,
-    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` turbo, vread, vpipe and papers take several,
+    /// Only cells with this in their name, such as `LSVM idle`, `5 VMs` or `flood`; turbo, vread, vpipe and papers take several,
     /// separated by commas.
     #[arg(long, value_name = "PATTERN")]
     pub only: Option<String>,

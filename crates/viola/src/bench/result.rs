@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::machine;
 use super::row::Row;
@@ -84,6 +85,22 @@ impl Results {
         }
         let json = serde_json::to_string_pretty(self).map_err(|e| failed(&e))?;
         std::fs::write(path, format!("{json}\n")).map_err(|e| failed(&e))
+    }
+}
+
+/// The rows of a result file of `viola bench NAME`.
+///
+/// # Errors
+/// A sentence that names the file, when it is not one.
+pub fn rows_of(file: &Path, name: &str) -> Outcome<Vec<Value>> {
+    let failed = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
+    let mut result: Value = serde_json::from_str(&text).map_err(|e| failed(&e))?;
+    match result.get_mut("rows").map(Value::take) {
+        Some(Value::Array(rows)) => Ok(rows),
+        _ => Err(failed(&format!(
+            "there are no rows in it; is it a result of `viola bench {name}`?"
+        ))),
     }
 }
 

@@ -271,3 +271,25 @@ pub fn raw(socket: &Path, bytes: &[u8]) -> Vec<u8> {
     let _ = s.read_to_end(&mut answer);
     answer
 }
+
+/// A process that the daemon takes for a VM.
+pub struct Vm(Child);
+
+impl Vm {
+    pub fn start(dir: &Path, name: &str) -> Self {
+        let program = dir.join("qemu-system-x86_64");
+        if !program.exists() {
+            fs::copy(env!("CARGO_BIN_EXE_viola"), &program).unwrap();
+        }
+        let mut command = Command::new(program);
+        command.args(["internal", "stand", "vm", "1", "50", "20000", "-name", name]);
+        Self(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -131,6 +131,19 @@ impl Bed {
 
     /// Both guests have what their weights say, by sched_ext.
     fn assert_slices(&self) {
+        // One that was made while the daemon looked is found at its next look, and runs by the fair class until then.
+        let end = Instant::now() + FOUND;
+        let (ours, others) = loop {
+            match self.threads() {
+                (_, others) if others > 0 && Instant::now() < end => {}
+                threads => break threads,
+            }
+        };
+        assert!(
+            ours >= 4 && others == 0,
+            "{ours} threads of {}",
+            ours + others
+        );
         // A core that went took the guests' affinity with it; that they are on one core again is seen at the daemon's next look.
         let end = Instant::now() + FOUND;
         let list = loop {
@@ -157,19 +170,6 @@ impl Bed {
             );
             assert!(vm["turns"]["waits"].as_u64().unwrap() > 10, "{list}");
         }
-        // One that was made while the daemon looked is found at its next look.
-        let end = Instant::now() + FOUND;
-        let (ours, others) = loop {
-            match self.threads() {
-                (_, others) if others > 0 && Instant::now() < end => {}
-                threads => break threads,
-            }
-        };
-        assert!(
-            ours >= 4 && others == 0,
-            "{ours} threads of {}",
-            ours + others
-        );
         assert_eq!(self.host.state(), "enabled");
     }
 

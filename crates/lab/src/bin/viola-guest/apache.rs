@@ -4,7 +4,6 @@
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use crate::{RUN, nginx};
 
@@ -54,19 +53,7 @@ fn configuration(folder: &str, port: u16) -> String {
 
 /// Waits until Apache takes connections.
 pub fn wait(name: &str, port: u16) -> Result<(), String> {
-    let begin = Instant::now();
-    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-        if begin.elapsed() > Duration::from_secs(20) {
-            let log = |file| {
-                fs::read_to_string(format!("{RUN}/{name}.apache/{file}")).unwrap_or_default()
-            };
-            return Err(format!(
-                "Apache does not answer: {}{}",
-                log("start.log"),
-                log("error.log")
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+    nginx::wait_for("Apache", &format!("{RUN}/{name}.apache"), || {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+    })
 }

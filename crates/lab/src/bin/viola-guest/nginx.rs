@@ -63,13 +63,19 @@ pub fn pages(folder: &str, sizes_kib: &[u32]) -> std::io::Result<()> {
 
 /// Waits until nginx answers.
 pub fn wait(name: &str, port: u16) -> Result<(), String> {
+    wait_for("nginx", &format!("{RUN}/{name}.nginx"), || {
+        requests(port).is_some()
+    })
+}
+
+/// Waits until a web server with logs in this folder is up; else says what they say.
+pub fn wait_for(server: &str, folder: &str, is_up: impl Fn() -> bool) -> Result<(), String> {
     let begin = Instant::now();
-    while requests(port).is_none() {
+    while !is_up() {
         if begin.elapsed() > Duration::from_secs(20) {
-            let log =
-                |file| fs::read_to_string(format!("{RUN}/{name}.nginx/{file}")).unwrap_or_default();
+            let log = |file| fs::read_to_string(format!("{folder}/{file}")).unwrap_or_default();
             return Err(format!(
-                "nginx does not answer: {}{}",
+                "{server} does not answer: {}{}",
                 log("start.log"),
                 log("error.log")
             ));

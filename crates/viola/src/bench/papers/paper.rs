@@ -9,8 +9,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::plan::{CREDIT, Cell, Part, Setup, VIOLA};
+use crate::bench::result::rows_of;
 use crate::bench::row::Goal;
-use crate::error::{Failure, Outcome};
+use crate::error::Outcome;
 use crate::report::stats::{figure, ratio};
 
 /// What the paper says of a figure.
@@ -97,12 +98,7 @@ fn ping(index: usize, setup: Setup) -> Claim {
 
 /// The table of a result file, in Markdown.
 pub fn table(file: &Path) -> Outcome<String> {
-    let failed = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
-    let result: Value = serde_json::from_str(&text).map_err(|e| failed(&e))?;
-    let rows = result["rows"].as_array().ok_or_else(|| {
-        failed(&"there are no rows in it; is it a result of `viola bench papers`?")
-    })?;
+    let rows = rows_of(file, "papers")?;
     let mut table = String::from(
         "| figure | paper: credit to vSlicer | 30 ms | stock | viola | viola to 30 ms | where that is less than the paper's |\n\
          |---|---|---|---|---|---|---|\n",

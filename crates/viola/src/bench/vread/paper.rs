@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::super::super::report::stats::figure;
-use crate::error::{Failure, Outcome};
+use crate::bench::result::rows_of;
+use crate::error::Outcome;
 
 /// A figure of the paper and the row that answers it.
 struct Line {
@@ -87,12 +88,7 @@ const NONE: [(&str, &str); 1] = [("Sqoop export", "not run: Sqoop is a retired p
 
 /// The table of a result file, in Markdown.
 pub fn table(file: &Path) -> Outcome<String> {
-    let failed = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
-    let result: Value = serde_json::from_str(&text).map_err(|e| failed(&e))?;
-    let rows = result["rows"].as_array().ok_or_else(|| {
-        failed(&"there are no rows in it; is it a result of `viola bench vread`?")
-    })?;
+    let rows = rows_of(file, "vread")?;
     let mut table = String::from(
         "| figure | paper: vRead against HDFS | here: stock | viola | change |\n|---|---|---|---|---|\n",
     );

@@ -164,10 +164,9 @@ fn serve<K, R>(
         if begin >= next {
             next = begin + step(keeper);
         }
-        let left = next.saturating_duration_since(Instant::now());
-        let mut request = inbox.recv_timeout(left);
+        let mut left = next.saturating_duration_since(Instant::now());
         loop {
-            match request {
+            match inbox.recv_timeout(left) {
                 Ok(request) => {
                     if !take(keeper, request) {
                         return;
@@ -176,10 +175,7 @@ fn serve<K, R>(
                 Err(RecvTimeoutError::Timeout) => break,
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            request = inbox.try_recv().map_err(|e| match e {
-                mpsc::TryRecvError::Empty => RecvTimeoutError::Timeout,
-                mpsc::TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
-            });
+            left = Duration::ZERO;
         }
     }
 }
