@@ -130,8 +130,11 @@ static bool take(struct place *p, const struct sock *sk)
 {
 	bool ours = is_of(p, sk);
 
-	/* what is on the backlog already is not known; a later segment finds it empty */
-	if (!ours && (p->lost || sk->sk_backlog.len || (p->sk && time_before(jiffies, p->used + KEPT))))
+	/*
+	 * What is on the backlog already is not known; a later segment finds it empty. Another connection of the same socket has
+	 * ended: a new one often gets the memory of the last.
+	 */
+	if (!ours && (p->lost || sk->sk_backlog.len || (p->sk && p->sk != sk && time_before(jiffies, p->used + KEPT))))
 		return false;
 	p->used = jiffies;
 	if (!ours) {

@@ -44,11 +44,14 @@ const BOOT: Duration = Duration::from_secs(25);
 const PATIENCE: Duration = Duration::from_secs(120);
 const TC: &str = "/usr/sbin/tc";
 const IN_FAR: &str = "/usr/bin/ip netns exec far";
+const PARAMETERS: &str = "/sys/module/viola_ack/parameters";
 const TRACING: &str = "/sys/kernel/tracing";
 
 struct Reading {
     sent: Sent,
     waits: Waits,
+    /// Acknowledgements that the module sent.
+    early: u64,
 }
 
 /// Of each side, by the cell's place.
@@ -132,6 +135,7 @@ fn rows(found: &Found) -> Vec<Row> {
         }));
         rows.push(row("wait, p50", "ms", &|r| r.waits.p50_us / 1e3));
         rows.push(row("wait, p99", "ms", &|r| r.waits.p99_us / 1e3));
+        rows.push(row("acknowledged early", "times", &|r| r.early as f64));
         rows.push(row("sent again", "segments", &|r| {
             f64::from(r.sent.retransmits)
         }));
@@ -268,8 +272,9 @@ impl Vm {
                 (way, IN_FAR, FAR)
             }
         };
+        let before = self.acknowledged()?;
         self.sh(&format!(
-            "echo '{ports}' >/sys/module/viola_ack/parameters/ports; {way}\
+            "echo '{ports}' >{PARAMETERS}/ports; {way}\
              taskset {mask} {inside} env {viola} {receiver} </dev/null >/tmp/received 2>&1 & {spinner}\
              while ! {inside} grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; \
              echo >{TRACING}/trace; echo 1 >{TRACING}/tracing_on"
@@ -303,7 +308,29 @@ impl Vm {
             let why = format!("{}: the stream ended: {}", cell.name, sent.ended);
             return Err(Failure::run(why));
         }
-        Ok(Reading { sent, waits })
+        let after = self.acknowledged()?;
+        if early && after == before && matches!(cell.load, Load::Bulk(_)) {
+            let why = self.sh(&format!("cat {PARAMETERS}/counts"))?;
+            return Err(Failure::run(format!(
+                "{}: the module acknowledged nothing: {}",
+                cell.name,
+                why.trim().replace('\n', ", ")
+            )));
+        }
+        Ok(Reading {
+            sent,
+            waits,
+            early: after.saturating_sub(before),
+        })
+    }
+
+    /// How many acknowledgements the module has sent.
+    fn acknowledged(&self) -> Outcome<u64> {
+        let text = self.sh(&format!("cat {PARAMETERS}/counts"))?;
+        let of = |line: &str| line.strip_prefix("sent ")?.trim().parse().ok();
+        text.lines()
+            .find_map(of)
+            .ok_or_else(|| Failure::run(format!("viola_ack says \"{text}\" of what it did")))
     }
 }
 
@@ -399,6 +426,7 @@ mod tests {
                 mean_us: 1000.0,
                 ..Waits::default()
             },
+            early: 0,
         };
         let found = Found::from([(5, [vec![reading(5000.0)], vec![reading(1000.0)]])]);
         let rows = rows(&found);
