@@ -100,9 +100,9 @@ bench-papers: guests build
 bench-daemon: build
 	@$(viola) bench daemon $(ARGS)
 
-## make bench-sim     the speed of the simulator: one host, and 100, 1,000 and 10,000
+## make bench-sim     the figures of bench/results/sim.json: the simulator's speed, four minutes; ARGS="--quick" for a look
 bench-sim: build
-	@scripts/bench-sim.sh $(viola)
+	@$(viola) bench sim $(ARGS)
 
 ## make build         the program (target/release/viola) and the lab's guest image
 build: setup

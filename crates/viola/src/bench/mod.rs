@@ -17,6 +17,7 @@ pub mod result;
 pub mod row;
 mod scx;
 pub mod side;
+mod sim;
 mod slices;
 mod spawn;
 mod tool;
@@ -101,6 +102,11 @@ pub enum Bench {
     /// Threads stand for vCPUs. Needs root. About eleven minutes; the result is written to bench/results/daemon.json when
     /// everything was measured, else to build/bench/daemon.json.
     Daemon(Options),
+    /// The speed of the simulator: one host by events, and fleets of 100, 1,000 and 10,000 hosts.
+    ///
+    /// About four minutes; the result is written to bench/results/sim.json when everything was measured, else to
+    /// build/bench/sim.json.
+    Sim(Options),
 }
 
 /// Options of every benchmark.
@@ -167,6 +173,7 @@ pub fn run(bench: &Bench) -> Outcome {
             need_root()?;
             daemon::run(options)
         }
+        Bench::Sim(options) => sim::run(options),
     }
 }
 
