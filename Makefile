@@ -94,6 +94,7 @@ bench-lanes: guests build
 
 ## make bench-papers  the figures of bench/results/papers.json, about forty minutes; ARGS="--quick" for a look
 bench-papers: guests build
+	@scripts/mpi.sh || echo 'bench papers: without MPI' >&2
 	@$(rt) $(viola) bench papers $(ARGS)
 
 ## make bench-daemon  the figures of bench/results/daemon.json, about eleven minutes; ARGS="--quick" for a look

@@ -120,12 +120,20 @@ impl Guests {
     /// Keeps the web server busy with work of its own or not, and the others busy for `duty` percent of
     /// the time.
     pub fn keep_busy(&mut self, web: bool, duty: u32) -> Outcome {
+        self.keep_last_busy(web, self.duties.len(), duty)
+    }
+
+    /// As [`Guests::keep_busy`], but only the last so many are busy.
+    pub fn keep_last_busy(&mut self, web: bool, last: usize, duty: u32) -> Outcome {
+        let idle = self.duties.len().saturating_sub(last);
         match (web, self.own_work.take()) {
             (true, None) => self.own_work = Some(self.shell(OWN_WORK)?),
             (false, Some(pid)) => drop(self.shell(&format!("kill {pid}"))?),
             (_, unchanged) => self.own_work = unchanged,
         }
-        for (guest, now) in self.lab.guests()[1..].iter().zip(&mut self.duties) {
+        let others = self.lab.guests()[1..].iter().zip(&mut self.duties);
+        for (index, (guest, now)) in others.enumerate() {
+            let duty = if index < idle { 0 } else { duty };
             if *now == duty {
                 continue;
             }

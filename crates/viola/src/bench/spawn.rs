@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon as a child of a benchmark.
+//! The daemon, and other programs, as children of a benchmark.
 
 use std::fs::File;
 use std::io;
@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+
+use rustix::process::Signal;
 
 /// Starts this program's daemon with a configuration, in a network namespace if one is given; what it says goes to
 /// `log`.
@@ -19,7 +21,19 @@ pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::R
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(File::create(log)?);
-    // Ctrl-C is for us; but the daemon must not outlive us, however we end.
+    bound(&mut command, Signal::TERM, netns)
+}
+
+/// Starts a program in a network namespace if one is given; it gets the signal when the calling thread ends, however that comes.
+///
+/// # Errors
+/// As [`Command::spawn`].
+pub fn bound(
+    command: &mut Command,
+    end: Signal,
+    netns: Option<BorrowedFd<'_>>,
+) -> io::Result<Child> {
+    // Ctrl-C is for us
     command.process_group(0);
     let netns = netns.map(|fd| fd.as_raw_fd());
     // SAFETY: between fork and exec only system calls are made, and the descriptor is open until `spawn` returns.
@@ -30,8 +44,7 @@ pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::R
             {
                 return Err(io::Error::last_os_error());
             }
-            let end = Some(rustix::process::Signal::TERM);
-            rustix::process::set_parent_process_death_signal(end).map_err(Into::into)
+            rustix::process::set_parent_process_death_signal(Some(end)).map_err(Into::into)
         });
     }
     command.spawn()

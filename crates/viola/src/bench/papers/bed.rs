@@ -9,6 +9,7 @@ use viola_lab::media::{HEADER, Quality, Stream};
 use viola_lab::wire::{Pattern, Workload};
 use viola_lab::{Delay, Far, Guest};
 
+use super::mpi::Mpi;
 use super::plan::{LINES, Part, RATE, Times};
 use crate::bench::guests::{self, Guests, HOG};
 use crate::bench::interrupt;
@@ -55,6 +56,8 @@ const LINE_PRIORITY: u8 = 60;
 /// Guests, and the far client's line.
 pub struct Bed {
     far: Far,
+    /// Mounted when it is first needed.
+    mpi: Option<Mpi>,
     /// The guests.
     pub guests: Guests,
 }
@@ -68,14 +71,17 @@ impl Bed {
         for (name, server) in [("apache", Workload::apache()), ("media", Workload::media())] {
             guests.web().start(name, server).map_err(lab_failure)?;
         }
-        let wide = format!("echo 4096 {WINDOW} {WINDOW} >/proc/sys/net/ipv4/tcp_rmem");
-        guests::shell(guests.web(), &wide)?;
+        guests::shell(guests.web(), &wide())?;
         let client = Client {
             fifo: Some(LINE_PRIORITY),
             ..guests.client(1)
         };
         let far = Far::new(&guests.lab, client, REMOTE).map_err(lab_failure)?;
-        Ok(Self { far, guests })
+        Ok(Self {
+            far,
+            mpi: None,
+            guests,
+        })
     }
 
     /// Takes them down.
@@ -84,17 +90,26 @@ impl Bed {
         self.guests.down()
     }
 
-    /// Makes an experiment; its figures in the order of [`Part::figures`], none for what nothing came of.
+    /// Makes an experiment; its figures in the order of [`Part::figures`], none for what nothing came of. `calls` is how often MPI's
+    /// calls are made.
     pub fn measure(
         &mut self,
         part: Part,
         ls: usize,
         duty: u32,
         times: &Times,
+        calls: u32,
         seed: u64,
     ) -> Outcome<Vec<Option<f64>>> {
         interrupt::check()?;
-        self.guests.keep_busy(part != Part::StreamLs, duty)?;
+        match part {
+            // waiting ranks look for messages all the time: they need no other work
+            Part::Mpi => {
+                let others = self.guests.lab.guests().len().saturating_sub(ls);
+                self.guests.keep_last_busy(false, others, duty)?;
+            }
+            _ => self.guests.keep_busy(part != Part::StreamLs, duty)?,
+        }
         let client = self.guests.client(seed);
         std::thread::sleep(Duration::from_millis(200));
         let remote = |delay: Delay| {
@@ -127,6 +142,14 @@ impl Bed {
             Part::Call => self.call(remote(REMOTE), 1, times.call, client),
             Part::Lines => self.call(remote(REMOTE), LINES, times.call, client),
             Part::Film => self.film(remote(REMOTE), times.film, client),
+            Part::Mpi => {
+                let ranks = &self.guests.lab.guests()[..ls];
+                let mpi = match self.mpi.take() {
+                    Some(mounted) => mounted,
+                    None => Mpi::mount(ranks, &wide())?,
+                };
+                self.mpi.insert(mpi).measure(&self.guests.lab, ranks, calls)
+            }
             Part::StreamBatch => {
                 let guest = &self.guests.lab.guests()[ls];
                 guest.stop(HOG).map_err(lab_failure)?;
@@ -277,6 +300,11 @@ impl Bed {
         found.extend(times.iter().map(|ms| average(ms)));
         Ok(found)
     }
+}
+
+/// In a guest: [`WINDOW`] for connections that come.
+fn wide() -> String {
+    format!("echo 4096 {WINDOW} {WINDOW} >/proc/sys/net/ipv4/tcp_rmem")
 }
 
 /// Requests for the paper's page of 5 KB, for so long.

@@ -3,6 +3,8 @@
 //! scheduling and viola, each row beside what the paper gained.
 
 mod bed;
+mod mpi;
+mod mpiexec;
 mod paper;
 mod plan;
 
@@ -12,7 +14,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use bed::Bed;
-use plan::{CREDIT, Cell, SIDES, SWITCH, VIOLA, side_name};
+use plan::{CREDIT, Cell, Part, SIDES, SWITCH, VIOLA, side_name};
 
 use super::cell::{self, Reading};
 use super::cpu::Eye;
@@ -44,12 +46,19 @@ pub fn run(papers: &Papers) -> Outcome {
     super::need_root()?;
     let options = &papers.options;
     let patterns = options.only.as_deref().map(parts);
-    let cells = Cell::of(patterns.as_deref());
+    let mut cells = Cell::of(patterns.as_deref());
     if cells.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(Failure::usage(format!(
-            "no row has `{only}` in its name; try ping, jitter, TCP, Apache, VoIP, streaming, STREAM, `5 VMs` or `40 %`"
+            "no row has `{only}` in its name; try ping, jitter, TCP, Apache, MPI, VoIP, streaming, STREAM, `5 VMs` or `40 %`"
         )));
+    }
+    let without_mpi = cells.iter().any(|c| c.part == Part::Mpi) && !mpi::is_there()?;
+    if without_mpi {
+        cells.retain(|c| c.part != Part::Mpi);
+        if cells.is_empty() {
+            return Err(Failure::run("there is no MPI: run scripts/mpi.sh"));
+        }
     }
     split_cores(options.core)?;
     let rounds = options.rounds();
@@ -68,6 +77,10 @@ pub fn run(papers: &Papers) -> Outcome {
     bench
         .progress
         .say(&format!("papers: {rounds} rounds, about {}", clock(total)));
+    if without_mpi {
+        let note = "papers: without MPI, which scripts/mpi.sh makes";
+        bench.progress.say(note);
+    }
     for round in 0..rounds {
         for vms in plan::labs(&bench.cells) {
             bench.lab(round, vms)?;
@@ -148,7 +161,8 @@ impl Bench {
         let (before, tree) = (self.eye.vms(&pids)?, active.look());
         let times = plan::times(self.quick);
         let (ls, duty) = (cell.setup.ls, cell.setup.duty);
-        let figures = bed.measure(cell.part, ls, duty, &times, seed)?;
+        let calls = plan::calls(side, self.quick);
+        let figures = bed.measure(cell.part, ls, duty, &times, calls, seed)?;
         // a failure of the controller is one of the measurement
         active.controller_ns()?;
         let shares = self.eye.vms(&pids)?.since(&before);
@@ -157,7 +171,8 @@ impl Bench {
             let used = now.only_on(core).since(&before.only_on(core));
             used.iter().map(|u| u.share).sum()
         });
-        if bed.guests.saturate() {
+        // ranks come and go within a cell, and nobody can tell afterwards what they used
+        if bed.guests.saturate() && cell.part != Part::Mpi {
             self.readings.push(Reading {
                 foreign: (1.0 - shares - own).max(0.0),
                 ..Reading::default()
@@ -205,7 +220,7 @@ impl Found {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plan::{MICROSLICE, Part};
+    use plan::MICROSLICE;
 
     #[test]
     fn the_paper_is_held_against_30_ms_slices() {

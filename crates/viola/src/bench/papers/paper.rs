@@ -74,6 +74,17 @@ pub fn of(part: Part, index: usize, setup: Setup) -> Claim {
             5 => from_to("480 to 262 ms (table 2.3)", 480.0, 262.0),
             _ => from_to("509 to 243 ms (table 2.3)", 509.0, 243.0),
         },
+        Part::Mpi => match index {
+            0..=1 => claim("half or less at all sizes (figure 2.15)", Goal::AtMost(0.5)),
+            4 => claim(
+                "up to 4.5x less at 1024 KB (figure 2.16)",
+                Goal::AtMost(1.0 / 4.5),
+            ),
+            _ => claim(
+                "less by more than Alltoall, whose is half or less (figure 2.16, no number)",
+                Goal::AtMost(0.5),
+            ),
+        },
         Part::StreamBatch => claim("almost the same (figure 2.13)", Goal::AtLeast(0.97)),
         Part::StreamLs => no_claim("less with short microslices (figure 2.13, no number)"),
     }
@@ -192,6 +203,8 @@ mod tests {
             (Part::Ping, 0, 0.71),
             (Part::Call, 0, 0.62),
             (Part::Film, 0, 0.64),
+            (Part::Mpi, 1, 0.5),
+            (Part::Mpi, 4, 1.0 - 1.0 / 4.5),
         ] {
             let Some(Goal::AtMost(most)) = of(part, index, setup).goal else {
                 panic!("{part:?} has no goal");

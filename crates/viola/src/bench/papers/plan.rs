@@ -11,6 +11,12 @@ pub const MICROSLICE: u32 = 300;
 pub const LINES: u32 = 40;
 /// Connections a second that vSlicer sustains in figure 2.14.
 pub const RATE: u32 = 180;
+/// MPI's calls that are measured, as the Intel MPI Benchmarks name them, each with sizes of its messages in bytes. (An `Alltoall` of
+/// 1 MiB takes 10 s under 30 ms slices.)
+pub const CALLS: [(&str, &[u32]); 2] = [
+    ("Alltoall", &[1 << 10, 64 << 10]),
+    ("Sendrecv", &[1 << 10, 64 << 10, 1 << 20]),
+];
 
 /// All sides, in the order of the first round and of tables: the paper's baseline first.
 pub const SIDES: [Side; 3] = [Side::Credit, Side::Stock, Side::Viola(MICROSLICE)];
@@ -34,7 +40,7 @@ pub struct Setup {
     pub vms: usize,
     /// Latency-sensitive ones: the first ones.
     pub ls: usize,
-    /// Percent of the time that all but the first work; that one always has work of its own.
+    /// Percent of the time that all but the first work (but MPI's ranks); that one always has work of its own.
     pub duty: u32,
 }
 
@@ -72,6 +78,8 @@ pub enum Part {
     Lines,
     /// A film.
     Film,
+    /// The Intel MPI Benchmarks, each LSVM a rank.
+    Mpi,
     /// Memory throughput of a guest that is not latency-sensitive.
     StreamBatch,
     /// Memory throughput of the latency-sensitive guest.
@@ -83,7 +91,7 @@ pub type Figure = (&'static str, &'static str);
 
 impl Part {
     /// All, in the paper's order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Ping,
         Self::JitterSmall,
         Self::JitterLarge,
@@ -93,6 +101,7 @@ impl Part {
         Self::StreamLs,
         Self::Apache,
         Self::ApacheMost,
+        Self::Mpi,
         Self::Call,
         Self::Lines,
         Self::Film,
@@ -132,6 +141,13 @@ impl Part {
                 ("streaming, DESCRIBE", "ms"),
                 ("streaming, PLAY", "ms"),
             ],
+            Self::Mpi => &[
+                ("MPI Alltoall, 1 KiB", "ms"),
+                ("MPI Alltoall, 64 KiB", "ms"),
+                ("MPI Sendrecv, 1 KiB", "ms"),
+                ("MPI Sendrecv, 64 KiB", "ms"),
+                ("MPI Sendrecv, 1 MiB", "ms"),
+            ],
             Self::StreamBatch => &[
                 ("STREAM copy in a batch VM", "MB/s"),
                 ("STREAM scale in a batch VM", "MB/s"),
@@ -157,6 +173,7 @@ impl Part {
             Self::Apache | Self::ApacheMost | Self::Call | Self::Lines | Self::Film => {
                 (&[4], &[2], &[100, 40])
             }
+            Self::Mpi => (&[6], &[4], &[100]),
             Self::StreamBatch | Self::StreamLs => (&[4], &[2], &[100]),
         };
         let mut setups = Vec::new();
@@ -178,6 +195,9 @@ impl Part {
             Self::Apache | Self::ApacheMost => times(quick).apache + 700,
             Self::Call | Self::Lines => times(quick).call + 1700,
             Self::Film => times(quick).film + 3000,
+            // the mean of all sides: 40 s with 30 ms slices
+            Self::Mpi if quick => 17_000,
+            Self::Mpi => 20_000,
             Self::StreamBatch | Self::StreamLs => 4 * (times(quick).stream + 400),
         };
         Duration::from_millis(ms)
@@ -205,18 +225,27 @@ pub struct Times {
     pub stream: u64,
 }
 
+/// How often each of MPI's calls is timed: less often where each takes many turns of 30 ms.
+pub fn calls(side: Side, quick: bool) -> u32 {
+    match (side, quick) {
+        (Side::Credit, _) => 2,
+        (_, true) => 10,
+        (_, false) => 20,
+    }
+}
+
 /// Those of a whole run, or of a look.
 pub fn times(quick: bool) -> Times {
     match quick {
         false => Times {
-            ping: 1800,
-            jitter: 2500,
-            lan: 1500,
+            ping: 1500,
+            jitter: 2000,
+            lan: 1200,
             wan: 4000,
             apache: 3000,
-            call: 5000,
-            film: 6000,
-            stream: 1000,
+            call: 4500,
+            film: 5000,
+            stream: 800,
         },
         true => Times {
             ping: 1000,
@@ -334,6 +363,16 @@ mod tests {
                 .all(|f| f.0.starts_with(&lines))
         );
         assert!(Part::Apache.figures()[0].0.contains(&RATE.to_string()));
+        let size = |bytes: u32| match bytes >> 20 {
+            0 => format!("{} KiB", bytes >> 10),
+            mib => format!("{mib} MiB"),
+        };
+        let of = |(call, sizes): (&str, &[u32])| {
+            let name = |bytes: &u32| format!("MPI {call}, {}", size(*bytes));
+            sizes.iter().map(name).collect::<Vec<_>>()
+        };
+        let told: Vec<&str> = Part::Mpi.figures().iter().map(|f| f.0).collect();
+        assert_eq!(CALLS.map(of).concat(), told);
     }
 
     #[test]
