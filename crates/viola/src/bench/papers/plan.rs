@@ -195,9 +195,9 @@ impl Part {
             Self::Apache | Self::ApacheMost => times(quick).apache + 700,
             Self::Call | Self::Lines => times(quick).call + 1700,
             Self::Film => times(quick).film + 3000,
-            // the mean of all sides: 40 s with 30 ms slices
-            Self::Mpi if quick => 17_000,
-            Self::Mpi => 20_000,
+            // the mean of all sides: half a minute with 30 ms slices
+            Self::Mpi if quick => 14_000,
+            Self::Mpi => 16_000,
             Self::StreamBatch | Self::StreamLs => 4 * (times(quick).stream + 400),
         };
         Duration::from_millis(ms)
