@@ -92,7 +92,7 @@ bench-lanes: guests build
 	@scripts/qemu-image.sh --lanes
 	@$(viola) bench lanes $(ARGS)
 
-## make bench-papers  the figures of bench/results/papers.json, about forty minutes; ARGS="--quick" for a look
+## make bench-papers  the figures of bench/results/papers.json, about fifty minutes; ARGS="--quick" for a look
 bench-papers: guests build
 	@scripts/mpi.sh || echo 'bench papers: without MPI' >&2
 	@$(rt) $(viola) bench papers $(ARGS)

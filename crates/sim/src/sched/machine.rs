@@ -20,8 +20,8 @@ pub enum Driver {
 #[derive(Debug, Clone, Copy)]
 struct Row {
     rank: Rank,
-    /// Place among equals: lower runs first.
-    place: i64,
+    /// Of those that may run the highest one does: the rank, and among equals the place, of which a lower one runs first.
+    order: i64,
     budget: Nanos,
     seen: Seen,
     awake: bool,
@@ -43,6 +43,18 @@ pub struct Slots {
     last: i64,
     overhead: Nanos,
     decisions: u64,
+}
+
+impl Row {
+    /// Sets the rank's and the place's part of the order; there are fewer than 2^48 places to either side.
+    fn put(&mut self, place: i64) {
+        self.order = ((self.rank as i64) << 50) - place;
+    }
+
+    /// Whether nothing is to be noted of it.
+    fn is_as_before(&self, view: &View, io: Io) -> bool {
+        view.used == 0 && !view.blocked && view.runnable == self.awake && io == self.seen.io
+    }
 }
 
 impl Slots {
@@ -73,29 +85,37 @@ impl Slots {
     /// Takes what happened since the last call. Returns whether the machine wants to hear of it now.
     fn note(&mut self, now: Nanos, views: &[View]) -> bool {
         let mut ask = self.fresh || now >= self.until;
+        let running = self.running.unwrap_or(usize::MAX);
         for (i, (row, view)) in self.rows.iter_mut().zip(views).enumerate() {
+            let io = match (self.sees_io, view.io) {
+                (false, _) => Io::Unseen,
+                (true, false) => Io::Quiet,
+                (true, true) => Io::Pending,
+            };
+            // most are, at most moments
+            if i != running && row.is_as_before(view, io) {
+                continue;
+            }
             row.seen.used += view.used;
             row.seen.blocked |= view.blocked;
             if row.budget != FOREVER {
                 row.budget = row.budget.saturating_sub(view.used);
             }
-            if view.blocked && self.running == Some(i) {
-                ask |= self.decision.notify_block;
-            }
             if view.runnable && !row.awake {
                 self.last += 1;
-                row.place = self.last;
+                row.put(self.last);
                 ask |= self.decision.notify_wake;
             }
             row.awake = view.runnable;
             row.seen.runnable = view.runnable;
-            ask |= self.sees_io && view.io && row.seen.io == Io::Quiet;
-            row.seen.io = match (self.sees_io, view.io) {
-                (false, _) => Io::Unseen,
-                (true, false) => Io::Quiet,
-                (true, true) => Io::Pending,
-            };
-            ask |= self.running == Some(i) && row.budget == 0 && !view.blocked;
+            ask |= io == Io::Pending && row.seen.io == Io::Quiet;
+            row.seen.io = io;
+            if i == running {
+                ask |= match view.blocked {
+                    true => self.decision.notify_block,
+                    false => row.budget == 0,
+                };
+            }
         }
         ask
     }
@@ -117,15 +137,15 @@ impl Slots {
         // A machine that wants to be asked again at once is asked a little later, as a timer would.
         self.until = self.decision.until.max(now + US);
         for (i, row) in self.rows.iter_mut().enumerate() {
-            let rank = self.decision.ranks[i];
-            if rank > row.rank {
-                self.last += 1;
-                row.place = self.last;
-            } else if rank < row.rank {
-                self.first -= 1;
-                row.place = self.first;
-            }
+            let (rank, was) = (self.decision.ranks[i], row.rank);
             row.rank = rank;
+            if rank > was {
+                self.last += 1;
+                row.put(self.last);
+            } else if rank < was {
+                self.first -= 1;
+                row.put(self.first);
+            }
             row.budget = self.decision.budgets[i].max(1);
         }
     }
@@ -135,7 +155,7 @@ impl Scheduler for Slots {
     fn configure(&mut self, now: Nanos, vcpus: &[Params]) {
         let row = Row {
             rank: Rank::Waiting,
-            place: 0,
+            order: (Rank::Waiting as i64) << 50,
             budget: FOREVER,
             seen: Seen::default(),
             awake: false,
@@ -152,14 +172,12 @@ impl Scheduler for Slots {
         if self.note(now, views) {
             self.ask(now);
         }
-        let runs = |row: &&Row| row.awake && row.rank != Rank::Capped;
-        let best = self
-            .rows
-            .iter()
-            .enumerate()
-            .filter(|(_, row)| runs(row))
-            .max_by(|(_, a), (_, b)| a.rank.cmp(&b.rank).then(b.place.cmp(&a.place)))
-            .map(|(i, _)| i);
+        let (mut best, mut order) = (None, i64::MIN);
+        for (i, row) in self.rows.iter().enumerate() {
+            if row.awake && row.rank != Rank::Capped && row.order >= order {
+                (best, order) = (Some(i), row.order);
+            }
+        }
         self.running = best;
         let budget = best.map_or(FOREVER, |i| self.rows[i].budget);
         Pick {
