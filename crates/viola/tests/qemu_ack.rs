@@ -159,9 +159,13 @@ fn what_is_acknowledged_early_is_kept() {
     }
     // The ways of networks: each leaves a gap, behind which nothing is acknowledged early.
     assert!(vm.arrives("262144 0 0 0", "delay 3ms") > 10);
-    let gaps = vm.count("gap");
-    assert!(vm.arrives("262144 0 0 0", "delay 2ms loss 1%") > 0);
-    assert!(vm.count("gap") > gaps);
+    // Behind a gap a receiver has nothing to read, so it seldom owns its socket then.
+    let (gaps, mut streams) = (vm.count("gap"), 0);
+    while vm.count("gap") == gaps {
+        assert!(streams < 8, "no segment behind a gap came to the backlog");
+        assert!(vm.arrives("262144 0 0 0", "delay 2ms loss 1%") > 0);
+        streams += 1;
+    }
     vm.arrives("262144 0 0 0", "delay 3ms reorder 75% 50%");
     vm.arrives("262144 0 0 0", "delay 2ms duplicate 5%");
     // what is sent again overtakes what was sent before: timestamps go back and forth
