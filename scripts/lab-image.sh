@@ -52,21 +52,6 @@ mkdir -p "$lab"
 exec 9>"$lab/.lock"
 flock 9 # one build at a time; the second finds the first one's result
 
-# The host tools that are missing, installed by apt.
-need_tools() {
-    local missing=()
-    command -v patchelf >/dev/null || missing+=(patchelf)
-    command -v xz >/dev/null || missing+=(xz-utils)
-    [ -e "$keyring" ] || missing+=(debian-archive-keyring)
-    [ ${#missing[@]} -eq 0 ] && return
-    say "installing ${missing[*]}"
-    command -v apt-get >/dev/null || die "install ${missing[*]} first"
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
-        apt-get update -qq
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-    }
-}
-
 # Fetch the packages into $lab/debs and name them in $lab/debs/PACKAGES.
 fetch() {
     local new=$lab/debs.new
@@ -214,7 +199,7 @@ if [ $only_guest = yes ]; then
     exit 0
 fi
 
-need_tools
+need_tools patchelf
 if [ $update = yes ] || ! debs_good; then fetch; fi
 debs_good || die "the fetched packages do not match their checksums; remove $lab/debs and try again"
 image=$(readlink -f "$lab")/images/$(image_hash)

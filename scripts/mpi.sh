@@ -66,22 +66,6 @@ mkdir -p "$here"
 exec 9>"$here/.lock"
 flock 9 # one build at a time; the second finds the first one's result
 
-need_tools() {
-    local tool missing=()
-    for tool in gcc make git; do
-        command -v $tool >/dev/null || missing+=($tool)
-    done
-    command -v xz >/dev/null || missing+=(xz-utils)
-    [ -e "$keyring" ] || missing+=(debian-archive-keyring)
-    [ ${#missing[@]} -eq 0 ] && return
-    say "installing ${missing[*]}"
-    command -v apt-get >/dev/null || die "install ${missing[*]} first"
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
-        apt-get update -qq
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-    }
-}
-
 fetch() {
     local new=$here/debs.new package file
     say "reading the archive's index"
@@ -153,7 +137,7 @@ build() {
 }
 
 if ! good || [ $update = yes ]; then
-    need_tools
+    need_tools gcc make git
     if [ $update = yes ] || ! debs_good; then fetch; fi
     debs_good || die "the fetched packages do not match their checksums; remove $here/debs and try again"
     source_there || fetch_source

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 # private-apt.sh: sourced by scripts that fetch Debian packages without installing them. Set `state` to a
-# folder first: apt keeps everything there, and checks against the archive's signed index.
+# folder first: apt keeps everything there, and checks against the archive's signed index. `say` and `die` are the script's.
 
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
@@ -24,6 +24,24 @@ mirror() {
             print $i
         }' "${files[@]}" |
         sed 's#/*$##' | grep -E '^(https?|file|mirror)[:+].*/debian$' | sed -n 1p
+}
+
+# Installs these programs of this machine that are missing (their packages are called like them), and what packages are
+# unpacked and checked with.
+need_tools() {
+    local tool missing=()
+    for tool in "$@"; do
+        command -v "$tool" >/dev/null || missing+=("$tool")
+    done
+    command -v xz >/dev/null || missing+=(xz-utils)
+    [ -e "$keyring" ] || missing+=(debian-archive-keyring)
+    [ ${#missing[@]} -eq 0 ] && return
+    say "installing ${missing[*]}"
+    command -v apt-get >/dev/null || die "install ${missing[*]} first"
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
+        apt-get update -qq
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    }
 }
 
 # apt-get with a state of its own.

@@ -56,22 +56,6 @@ mkdir -p "$here"
 exec 9>"$here/.lock"
 flock 9 # one build at a time; the second finds the first one's result
 
-need_tools() {
-    local tool missing=()
-    for tool in gcc make flex bison bc patch; do
-        command -v $tool >/dev/null || missing+=($tool)
-    done
-    command -v xz >/dev/null || missing+=(xz-utils)
-    [ -e "$keyring" ] || missing+=(debian-archive-keyring)
-    [ ${#missing[@]} -eq 0 ] && return
-    say "installing ${missing[*]}"
-    command -v apt-get >/dev/null || die "install ${missing[*]} first"
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
-        apt-get update -qq
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-    }
-}
-
 fetch() {
     local new=$here/debs.new deb
     say "reading the archive's index"
@@ -131,7 +115,7 @@ build() {
     rm -rf "$new"
 }
 
-need_tools
+need_tools gcc make flex bison bc patch
 if [ $update = yes ] || ! deb_good; then fetch; fi
 deb_good || die "the fetched package does not match its checksum; remove $here/debs and try again"
 kernel_good || build

@@ -46,7 +46,7 @@ pub struct Slots {
 }
 
 impl Row {
-    /// Sets the rank's and the place's part of the order; there are fewer than 2^48 places to either side.
+    /// Sets the order by the rank and this place; there are fewer than 2^49 places to either side.
     fn put(&mut self, place: i64) {
         self.order = ((self.rank as i64) << 50) - place;
     }
@@ -85,15 +85,15 @@ impl Slots {
     /// Takes what happened since the last call. Returns whether the machine wants to hear of it now.
     fn note(&mut self, now: Nanos, views: &[View]) -> bool {
         let mut ask = self.fresh || now >= self.until;
-        let running = self.running.unwrap_or(usize::MAX);
         for (i, (row, view)) in self.rows.iter_mut().zip(views).enumerate() {
             let io = match (self.sees_io, view.io) {
                 (false, _) => Io::Unseen,
                 (true, false) => Io::Quiet,
                 (true, true) => Io::Pending,
             };
+            let runs = self.running == Some(i);
             // most are, at most moments
-            if i != running && row.is_as_before(view, io) {
+            if !runs && row.is_as_before(view, io) {
                 continue;
             }
             row.seen.used += view.used;
@@ -110,7 +110,7 @@ impl Slots {
             row.seen.runnable = view.runnable;
             ask |= io == Io::Pending && row.seen.io == Io::Quiet;
             row.seen.io = io;
-            if i == running {
+            if runs {
                 ask |= match view.blocked {
                     true => self.decision.notify_block,
                     false => row.budget == 0,
@@ -153,13 +153,14 @@ impl Slots {
 
 impl Scheduler for Slots {
     fn configure(&mut self, now: Nanos, vcpus: &[Params]) {
-        let row = Row {
+        let mut row = Row {
             rank: Rank::Waiting,
-            order: (Rank::Waiting as i64) << 50,
+            order: 0,
             budget: FOREVER,
             seen: Seen::default(),
             awake: false,
         };
+        row.put(0);
         self.rows.resize(vcpus.len().min(MAX_VMS), row);
         match &mut self.driver {
             Driver::Alone(m) => m.configure(now, vcpus),

@@ -272,7 +272,7 @@ impl Vm {
                 (way, IN_FAR, FAR)
             }
         };
-        let before = self.acknowledged()?;
+        let before = acknowledged(&self.counts()?)?;
         self.sh(&format!(
             "echo '{ports}' >{PARAMETERS}/ports; {way}\
              taskset {mask} {inside} env {viola} {receiver} </dev/null >/tmp/received 2>&1 & {spinner}\
@@ -308,13 +308,13 @@ impl Vm {
             let why = format!("{}: the stream ended: {}", cell.name, sent.ended);
             return Err(Failure::run(why));
         }
-        let after = self.acknowledged()?;
+        let counts = self.counts()?;
+        let after = acknowledged(&counts)?;
         if early && after == before && matches!(cell.load, Load::Bulk(_)) {
-            let why = self.sh(&format!("cat {PARAMETERS}/counts"))?;
             return Err(Failure::run(format!(
                 "{}: the module acknowledged nothing: {}",
                 cell.name,
-                why.trim().replace('\n', ", ")
+                counts.trim().replace('\n', ", ")
             )));
         }
         Ok(Reading {
@@ -324,14 +324,17 @@ impl Vm {
         })
     }
 
-    /// How many acknowledgements the module has sent.
-    fn acknowledged(&self) -> Outcome<u64> {
-        let text = self.sh(&format!("cat {PARAMETERS}/counts"))?;
-        let of = |line: &str| line.strip_prefix("sent ")?.trim().parse().ok();
-        text.lines()
-            .find_map(of)
-            .ok_or_else(|| Failure::run(format!("viola_ack says \"{text}\" of what it did")))
+    /// What the module has done, and why not more.
+    fn counts(&self) -> Outcome<String> {
+        self.sh(&format!("cat {PARAMETERS}/counts"))
     }
+}
+
+/// How many acknowledgements the module has sent, by its counts.
+fn acknowledged(counts: &str) -> Outcome<u64> {
+    let of = |line: &str| line.strip_prefix("sent ")?.trim().parse().ok();
+    let none = || Failure::run(format!("viola_ack says \"{counts}\" of what it did"));
+    counts.lines().find_map(of).ok_or_else(none)
 }
 
 fn parsed(cell: &Cell, text: &str) -> Outcome<Waits> {

@@ -57,7 +57,7 @@ pub fn run(papers: &Papers) -> Outcome {
     if without_mpi {
         cells.retain(|c| c.part != Part::Mpi);
         if cells.is_empty() {
-            return Err(Failure::run("there is no MPI: run scripts/mpi.sh"));
+            return Err(mpi::missing());
         }
     }
     split_cores(options.core)?;

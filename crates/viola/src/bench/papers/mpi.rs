@@ -57,6 +57,11 @@ fn folder_of(named: Option<PathBuf>, image: &Path) -> Option<PathBuf> {
     root.join("usr/bin/IMB-MPI1").is_file().then_some(root)
 }
 
+/// The failure of a run without them.
+pub fn missing() -> Failure {
+    Failure::run("there is no MPI: run scripts/mpi.sh")
+}
+
 /// Whether MPICH and the benchmarks are there.
 ///
 /// # Errors
@@ -73,7 +78,6 @@ impl Mpi {
     /// They are not there, or cannot be mounted.
     pub fn mount(ranks: &[Guest], wide: &str) -> Outcome<Self> {
         let image = Paths::find().map_err(lab_failure)?.image;
-        let missing = || Failure::run("there is no MPI: run scripts/mpi.sh");
         let root = folder(&image).ok_or_else(missing)?;
         let mut script = format!(
             "set -e; mkdir -p {MOUNT}; mount -t hostfs -o ro,{} none {MOUNT}; {wide}",
