@@ -21,8 +21,8 @@ mod wire;
 
 pub use put::{Ready, drop_quietly, drop_with_reset, pace, put, put_back};
 pub use state::{Buffers, Scale, State, Window};
-pub use sys::peeks_from_the_beginning;
-pub use take::{Taken, ends, narrow, nudge, outstanding, reach, resume, take, take_between};
+pub use sys::{buffers, peeks_from_the_beginning};
+pub use take::{Taken, bound, ends, narrow, nudge, outstanding, reach, resume, take, take_between};
 pub use wire::{TooLong, from_wire, to_wire};
 
 /// Why a connection cannot be handed over.

@@ -143,7 +143,10 @@ pub fn clamp(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
     set_tcp(fd, libc::TCP_WINDOW_CLAMP, bytes, "TCP_WINDOW_CLAMP")
 }
 
-/// Both sizes by one question.
+/// A socket's buffers: both sizes by one question.
+///
+/// # Errors
+/// What the kernel refused.
 pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
     // up to SK_MEMINFO_SNDBUF, include/uapi/linux/sock_diag.h
     let mut memory = [0_u32; 4];
@@ -169,24 +172,22 @@ pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
 
 /// Sets both sizes, whatever the system's bounds are, and what is locked.
 pub fn set_buffers(fd: BorrowedFd<'_>, to: Buffers) -> Result<()> {
-    // the kernel doubles what it is given
-    let half = |bytes: u32| i32::try_from(bytes / 2).unwrap_or(i32::MAX);
     let level = libc::SOL_SOCKET;
-    set(
-        fd,
-        level,
-        libc::SO_SNDBUFFORCE,
-        &[half(to.send)],
-        "SO_SNDBUFFORCE",
-    )?;
-    set(
-        fd,
-        level,
-        libc::SO_RCVBUFFORCE,
-        &[half(to.receive)],
-        "SO_RCVBUFFORCE",
-    )?;
+    let send = [half(to.send)];
+    set(fd, level, libc::SO_SNDBUFFORCE, &send, "SO_SNDBUFFORCE")?;
+    set_receive(fd, to.receive)?;
     set(fd, level, SO_BUF_LOCK, &[to.locked], "SO_BUF_LOCK")
+}
+
+/// The receive buffer alone. The kernel tunes it no more.
+pub fn set_receive(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
+    set(fd, level, name, &[half(bytes)], "SO_RCVBUFFORCE")
+}
+
+/// The kernel doubles what it is given.
+fn half(bytes: u32) -> i32 {
+    i32::try_from(bytes / 2).unwrap_or(i32::MAX)
 }
 
 pub fn queued(fd: BorrowedFd<'_>, queue: Queue) -> Result<usize> {

@@ -154,6 +154,16 @@ pub fn narrow(fd: BorrowedFd<'_>, window: u32) -> Result<()> {
     sys::clamp(fd, window)
 }
 
+/// Lets what nobody has read and what the peer may still send be `bytes` together at most, but for what it [may
+/// already](reach); the kernel tunes that no more.
+///
+/// # Errors
+/// What the kernel refused: this needs `CAP_NET_ADMIN`.
+pub fn bound(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
+    sys::set_receive(fd, bytes)?;
+    sys::clamp(fd, bytes)
+}
+
 /// Takes the connection out of a socket, which is in repair mode from then on. Its packets have to be held back.
 ///
 /// The receive queue is read first: only when the send queue is chosen does a socket in repair mode stop

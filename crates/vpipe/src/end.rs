@@ -19,6 +19,8 @@ pub struct HostEnd {
     /// Of the VM's socket: its buffers, and what it lets a peer send.
     buffers: Buffers,
     window: u32,
+    /// What the host's socket may have to hold, at so many bytes from the end.
+    bound: Option<(u64, u64)>,
     is_narrow: bool,
 }
 
@@ -26,6 +28,9 @@ pub struct HostEnd {
 const LEAST_WINDOW: u32 = 64 << 10;
 /// So many bytes may come between two looks.
 const BETWEEN: u64 = 2 << 20;
+/// So near the end the kernel does not tune the receive buffer any more, in bytes: the most that it would have let a peer send
+/// ahead (`net.ipv4.tcp_rmem`), and what may come between two looks.
+const NEAR: u64 = (32 << 20) + BETWEEN;
 
 impl HostEnd {
     /// Takes over a connection that was held and taken out of the VM's socket. `socket` is a fresh one in the VM's
@@ -67,6 +72,7 @@ impl HostEnd {
             buffers: state.buffers,
             // one that was busy may announce little at the moment, and one with a large buffer little as yet
             window: (state.window.rcv_wnd.min(state.buffers.receive / 2)).max(LEAST_WINDOW),
+            bound: None,
             is_narrow: false,
         })
     }
@@ -74,17 +80,30 @@ impl HostEnd {
     /// To be called now and then while `left` bytes are still wanted of the peer.
     ///
     /// The host's socket lets a peer send many megabytes ahead. What of that comes behind the last byte that is wanted comes to
-    /// the VM, whose socket has no room for it and drops it. So near the end the peer is let send no further beyond it than the VM's own
-    /// socket had let it.
+    /// the VM, whose socket has no room for it and drops it. So near the end the buffer is what is still wanted and no larger: the
+    /// kernel could otherwise make tens of megabytes of it between two looks, and what is promised stays promised. At the end the
+    /// peer is let send no further beyond it than the VM's own socket had let it.
     pub fn approach(&mut self, left: u64) {
-        if self.is_narrow {
+        if self.is_narrow || left > NEAR {
             return;
         }
+        let bound = match self.bound {
+            Some((bound, before)) => bound.saturating_sub(before.saturating_sub(left)),
+            None => {
+                let own = viola_handover::buffers(self.socket()).map_or(0, |own| own.receive);
+                // a smaller one might not hold what was promised already
+                left.saturating_sub(BETWEEN).max(own.into())
+            }
+        };
+        self.bound = Some((bound, left));
         let reach = viola_handover::reach(self.socket());
-        if reach.is_ok_and(|reach| left <= reach + BETWEEN) {
-            // a kernel that refuses costs the VM some packets
+        // a kernel that refuses costs the VM some packets
+        if bound <= self.window.into() || reach.is_ok_and(|reach| left <= reach + BETWEEN) {
             let _ = viola_handover::narrow(self.socket(), self.window);
             self.is_narrow = true;
+        } else {
+            let bound = u32::try_from(bound).unwrap_or(u32::MAX);
+            let _ = viola_handover::bound(self.socket(), bound);
         }
     }
 

@@ -7,7 +7,8 @@ const SECOND: u64 = 1_000_000_000;
 #[derive(Debug, Clone)]
 pub struct Cap {
     rate: u64,
-    tokens: u64,
+    /// Below nothing where more was sent than there was leave for.
+    tokens: i64,
     since_ns: u64,
     /// Parts of a byte, in bytes times nanoseconds.
     rest: u64,
@@ -19,7 +20,7 @@ impl Cap {
         let rate = rate.max(1);
         Self {
             rate,
-            tokens: Self::most(rate),
+            tokens: signed(Self::most(rate)),
             since_ns: now_ns,
             rest: 0,
         }
@@ -40,29 +41,31 @@ impl Cap {
         let grown = u128::from(passed) * u128::from(self.rate) + u128::from(self.rest);
         self.since_ns = self.since_ns.max(now_ns);
         let most = Self::most(self.rate);
-        let tokens = u128::from(self.tokens) + grown / u128::from(SECOND);
+        let tokens = i128::from(self.tokens) + (grown / u128::from(SECOND)) as i128;
         self.rest = (grown % u128::from(SECOND)) as u64;
-        self.tokens = tokens.min(u128::from(most)) as u64;
+        self.tokens = tokens.min(i128::from(most)) as i64;
         let needed = wanted.min(most);
-        match needed.checked_sub(self.tokens) {
-            None | Some(0) => Ok(needed),
-            Some(missing) => {
-                let wait =
-                    (u128::from(missing) * u128::from(SECOND)).div_ceil(u128::from(self.rate));
-                Err(self
-                    .since_ns
-                    .saturating_add(u64::try_from(wait).unwrap_or(u64::MAX)))
-            }
+        let missing = i128::from(needed) - i128::from(self.tokens);
+        if missing <= 0 {
+            return Ok(needed);
         }
+        let wait = (missing as u128 * u128::from(SECOND)).div_ceil(u128::from(self.rate));
+        let wait = u64::try_from(wait).unwrap_or(u64::MAX);
+        Err(self.since_ns.saturating_add(wait))
     }
 
-    /// So many are sent.
+    /// So many are sent. What is more than there was leave for is waited for afterwards.
     pub fn take(&mut self, bytes: u64) {
-        self.tokens = self.tokens.saturating_sub(bytes);
+        self.tokens = self.tokens.saturating_sub(signed(bytes));
     }
 
     /// So many were not sent after all.
     pub fn give_back(&mut self, bytes: u64) {
-        self.tokens = self.tokens.saturating_add(bytes).min(Self::most(self.rate));
+        let tokens = self.tokens.saturating_add(signed(bytes));
+        self.tokens = tokens.min(signed(Self::most(self.rate)));
     }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -104,6 +104,25 @@ fn a_capped_vm_waits_when_it_is_alone_and_others_do_not_wait_for_it() {
 }
 
 #[test]
+fn a_cap_holds_for_one_who_sends_more_than_he_may() {
+    let rate = 1 << 20;
+    let mut cap = Cap::new(rate, 0);
+    let (mut now, mut sent) = (0, 0);
+    while sent < 10 * rate {
+        match cap.ready(now, QUANTUM) {
+            // as with one that empties a pipe of 256 KiB whatever the leave
+            Ok(bytes) => {
+                cap.take(bytes + (256 << 10));
+                sent += bytes + (256 << 10);
+            }
+            Err(until) => now = until,
+        }
+    }
+    let least = (sent - rate / 10 - (356 << 10)) as f64 / rate as f64;
+    assert!(now as f64 >= least * SECOND as f64, "{now}, {least}");
+}
+
+#[test]
 fn a_cap_can_be_lifted_and_a_vm_can_go() {
     let mut purse = Purse::default();
     purse.set(1, 1, Some(0), 0);
