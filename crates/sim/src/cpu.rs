@@ -1,41 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cores, and vCPUs with what their guests have to do on them.
 
+mod jobs;
+
 use std::collections::VecDeque;
 
 use viola_policy::slices::{FOREVER, Nanos, Params};
 use viola_policy::turbo::{Elsewhere, portion};
 
+pub use jobs::{Done, Level};
+
 use crate::queue::Timers;
-use crate::sched::{Scheduler, View};
-
-/// Precedence of work in a guest. A higher one interrupts a lower one on the same vCPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// Interrupts, softirqs, kernel threads that serve I/O.
-    Irq = 0,
-    /// A process that sleeps most of the time: the guest's scheduler lets it go before one that computes.
-    App = 1,
-    /// One that computes.
-    Compute = 2,
-}
-
-/// A piece of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Job {
-    left: Nanos,
-    owner: usize,
-    tag: u64,
-}
-
-/// Work that came to its end: who asked for it, and the mark that was given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Done {
-    /// Who submitted it.
-    pub owner: usize,
-    /// Its mark.
-    pub tag: u64,
-}
+use crate::sched::{Scheduler, Views};
+use jobs::Jobs;
 
 /// What a vCPU computes besides, at the lowest level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,7 +72,7 @@ struct Vcpu {
     slot: usize,
     vm: usize,
     turbo: bool,
-    jobs: [VecDeque<Job>; 3],
+    jobs: Jobs,
     hog: Hog,
     hog_left: Nanos,
     /// Time it needs for its caches whenever another one ran before it.
@@ -110,13 +87,12 @@ struct Vcpu {
 
 impl Vcpu {
     fn has_work(&self) -> bool {
-        self.hog_left > 0 || self.jobs.iter().any(|q| !q.is_empty())
+        self.hog_left > 0 || !self.jobs.is_empty()
     }
 
     /// Time to the end of what it does now.
     fn next_end(&self) -> Nanos {
-        let job = self.jobs.iter().find_map(|q| q.front());
-        let left = job.map_or(self.hog_left, |j| j.left);
+        let left = self.jobs.next_end().unwrap_or(self.hog_left);
         left.saturating_add(self.cold)
     }
 }
@@ -126,7 +102,7 @@ struct Core {
     pool: Pool,
     vcpus: Vec<usize>,
     params: Vec<Params>,
-    views: Vec<View>,
+    views: Views,
     current: Option<usize>,
     /// Who ran last, for the caches.
     last: Option<usize>,
@@ -176,7 +152,7 @@ impl Cpus {
             pool,
             vcpus: Vec::new(),
             params: Vec::new(),
-            views: Vec::new(),
+            views: Views::default(),
             current: None,
             last: None,
             since: 0,
@@ -197,7 +173,7 @@ impl Cpus {
         let slot = one.vcpus.len();
         one.vcpus.push(id);
         one.params.push(params);
-        one.views.push(View::default());
+        one.views.add();
         self.on_turbo.resize(self.on_turbo.len().max(vm + 1), 0);
         self.due.resize(self.on_turbo.len(), 0);
         self.vcpus.push(Vcpu {
@@ -205,7 +181,7 @@ impl Cpus {
             slot,
             vm,
             turbo: one.pool == Pool::Turbo,
-            jobs: Default::default(),
+            jobs: Jobs::default(),
             hog: Hog::None,
             hog_left: 0,
             refill,
@@ -267,16 +243,14 @@ impl Cpus {
         let core = self.vcpus[vcpu].core;
         self.advance(now, core);
         let v = &mut self.vcpus[vcpu];
-        v.jobs[level as usize].push_back(Job {
-            left: cost.max(1),
-            owner: done.owner,
-            tag: done.tag,
-        });
+        v.jobs.push(level, cost, done);
         let (slot, waits) = (v.slot, v.runnable);
         let one = &mut self.cores[core];
         let waits = waits && one.current != Some(slot);
-        let first = level == Level::Irq && !one.views[slot].io;
-        one.views[slot].io |= level == Level::Irq;
+        let first = level == Level::Irq && !one.views.all()[slot].io;
+        if first {
+            one.views.change(slot).io = true;
+        }
         if first && waits && one.scheduler.hears_io() {
             self.pick(now, core);
         } else {
@@ -409,9 +383,7 @@ impl Cpus {
             v.runnable = true;
             v.waits_since = now;
             v.usage.wakes += 1;
-            let view = &mut self.cores[core].views[slot];
-            view.runnable = true;
-            view.woke = true;
+            self.cores[core].views.change(slot).runnable = true;
             self.pick(now, core);
         } else if self.cores[core].current == Some(slot) {
             if wants {
@@ -423,8 +395,8 @@ impl Cpus {
             // Its computing was called off while it waited.
             v.runnable = false;
             v.usage.waited += now - v.waits_since;
-            self.cores[core].views[slot].runnable = false;
-            self.cores[core].views[slot].blocked = true;
+            let view = self.cores[core].views.change(slot);
+            (view.runnable, view.blocked) = (false, true);
         }
     }
 
@@ -447,15 +419,15 @@ impl Cpus {
             }
             return;
         };
-        one.views[slot].used += passed;
+        one.views.change(slot).used += passed;
         let v = &mut self.vcpus[one.vcpus[slot]];
         v.usage.ran += passed;
         let cold = v.cold.min(passed);
         v.cold -= cold;
         v.usage.cold += cold;
         passed -= cold;
-        if let Some(job) = v.jobs.iter_mut().find_map(|q| q.front_mut()) {
-            job.left = job.left.saturating_sub(passed);
+        if !v.jobs.is_empty() {
+            v.jobs.run(passed);
         } else {
             v.usage.computed += passed;
             if v.hog_left != FOREVER {
@@ -474,19 +446,9 @@ impl Cpus {
         if v.cold > 0 {
             return;
         }
-        for queue in &mut v.jobs {
-            if let Some(job) = queue.front() {
-                if job.left == 0 {
-                    let Job { owner, tag, .. } = *job;
-                    queue.pop_front();
-                    self.done.push_back(Done { owner, tag });
-                }
-                // Those of a lower level cannot have ended.
-                break;
-            }
-        }
-        if v.jobs[Level::Irq as usize].is_empty() {
-            self.cores[core].views[slot].io = false;
+        self.done.extend(v.jobs.pop_ended());
+        if !v.jobs.has(Level::Irq) && self.cores[core].views.all()[slot].io {
+            self.cores[core].views.change(slot).io = false;
         }
     }
 
@@ -497,17 +459,13 @@ impl Cpus {
             let v = &mut self.vcpus[one.vcpus[slot]];
             if !v.has_work() && v.runnable {
                 v.runnable = false;
-                one.views[slot].runnable = false;
-                one.views[slot].blocked = true;
+                let view = one.views.change(slot);
+                (view.runnable, view.blocked) = (false, true);
             }
         }
+        one.views.sort();
         let pick = one.scheduler.pick(now, &one.views);
-        for view in &mut one.views {
-            view.used = 0;
-            view.woke = false;
-            view.blocked = false;
-        }
-        one.until = pick.until;
+        one.views.picked();
         one.busy += one.scheduler.overhead();
         if pick.who != one.current {
             if let Some(old) = one.current {
@@ -528,6 +486,9 @@ impl Cpus {
             }
             one.current = pick.who;
         }
+        // It begins to run when the core is its own.
+        let runs_from = now.saturating_add(one.busy);
+        one.until = pick.until.min(runs_from.saturating_add(pick.budget));
         self.arm(now, core);
     }
 

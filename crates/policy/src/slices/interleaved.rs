@@ -23,6 +23,7 @@ mod answer;
 
 use super::caps::{Cap, Windows};
 use super::lag::Ledger;
+use super::set::Set;
 use super::{
     Class, Decision, FOREVER, Io, MAX_VMS, MS, Machine, Nanos, Params, Rank, Seen, US, seen_at,
 };
@@ -64,25 +65,17 @@ const MICRO_LEAST: Nanos = 10 * US;
 #[derive(Debug, Clone, Copy)]
 struct Vm {
     id: u32,
-    ls: bool,
     /// T_m (LSVMs).
     micro: Nanos,
     cap: Cap,
     /// Most lag while asleep, ns.
     credit: i64,
-    /// Wants to run and may; did not so at the last decision.
-    ready: bool,
-    slept: bool,
-    /// LSVM between the lag at which it gets the core and the one at which it gives it up.
-    boosted: bool,
     /// Length of its present slice: the microslice, or the longer one of a busy LSVM without packets.
     piece: Nanos,
     /// Lag at which an LSVM that is out gets the core.
     start: i64,
     /// Lag at which one that is boosted gives it up.
     stop: i64,
-    /// Boosted and ready at the last decision: has a ticket, or the turn.
-    queued: bool,
     /// Order in which boosted LSVMs that want to run get their turn.
     ticket: u64,
     /// Lag before the time since the last decision was charged, ns.
@@ -101,8 +94,21 @@ pub struct Interleaved {
     spare: Vec<Vm>,
     ledger: Ledger,
     spare_ledger: Ledger,
-    /// LSVMs among the VMs.
-    n_ls: usize,
+    /// All of them; LSVMs, and those that have a cap.
+    all: Set,
+    ls: Set,
+    limited: Set,
+    /// Over their caps.
+    capped: Set,
+    /// Want to run and may; did not so at the last decision.
+    ready: Set,
+    slept: Set,
+    /// LSVMs between the lag at which they get the core and the one at which they give it up.
+    boosted: Set,
+    /// Boosted and ready at the last decision: have a ticket, or the turn.
+    queued: Set,
+    /// Batch VMs that may run before it is their turn.
+    eager: Set,
     /// Whose turn it is below the boosted LSVMs, and the rest of its slice, ns.
     owner: Option<usize>,
     owner_left: i64,
@@ -137,7 +143,15 @@ impl Interleaved {
             spare: Vec::with_capacity(MAX_VMS),
             ledger: Ledger::with_capacity(MAX_VMS),
             spare_ledger: Ledger::with_capacity(MAX_VMS),
-            n_ls: 0,
+            all: Set::default(),
+            ls: Set::default(),
+            limited: Set::default(),
+            capped: Set::default(),
+            ready: Set::default(),
+            slept: Set::default(),
+            boosted: Set::default(),
+            queued: Set::default(),
+            eager: Set::default(),
             owner: None,
             owner_left: 0,
             turn: None,
@@ -183,43 +197,43 @@ impl Interleaved {
     /// Most that a VM can owe, ns (negative). What it ran while others waited for it is paid back up to two
     /// slices, so that a stalled controller does not bar a VM for seconds. Batch VMs together also owe what those
     /// asleep have saved up.
-    fn deepest(&self, vm: &Vm) -> i64 {
-        if vm.ls {
-            -2 * self.slice().max(vm.micro as i64)
+    fn deepest(&self, i: usize) -> i64 {
+        if self.ls.has(i) {
+            -2 * self.slice().max(self.vms[i].micro as i64)
         } else {
             -2 * self.slice() - self.credits
         }
     }
 
-    /// Charges what the VMs ran.
+    /// Charges what the VMs ran, and finds those that want to run and may.
     fn account(&mut self, now: Nanos, seen: &[Seen]) {
         let begun = self.windows.roll(now);
-        let mut ran = false;
-        for (i, vm) in self.vms.iter_mut().enumerate() {
-            let used = seen_at(seen, i).used;
-            vm.cap.charge(used, begun);
-            if used == 0 {
-                continue;
-            }
-            ran = true;
-            vm.before = self.ledger.lag(i);
+        let (mut ran, mut ready) = (Set::default(), Set::default());
+        for i in self.limited.iter() {
+            let cap = &mut self.vms[i].cap;
+            cap.charge(seen[i].used, begun);
+            self.capped.put(i, cap.is_capped());
+        }
+        for (i, seen) in seen.iter().enumerate() {
+            ran.add_if(i, seen.used != 0);
+            ready.add_if(i, seen.runnable);
+        }
+        self.slept = self.all.without(self.ready);
+        self.ready = ready.without(self.capped);
+        for i in ran.iter() {
+            self.vms[i].before = self.ledger.lag(i);
             // One that slept, woke and ran in between competed, unless it was not to run at all.
-            if vm.rank != Rank::Capped {
+            if self.vms[i].rank != Rank::Capped {
                 self.ledger.set_member(i, true);
             }
         }
-        if !ran {
-            return;
-        }
-        self.ledger.charge(|i| seen_at(seen, i).used);
-        for (i, vm) in self.vms.iter().enumerate() {
-            if seen_at(seen, i).used == 0 {
-                continue;
-            }
-            let mut least = self.deepest(vm);
+        self.ledger.charge(ran.iter().map(|i| (i, seen[i].used)));
+        for i in ran.iter() {
+            let vm = &self.vms[i];
+            let mut least = self.deepest(i);
             // An LSVM that was out ran only because nobody else wanted the core. It owes no more for that than
             // for a microslice, else it would wait for long when the others wake.
-            if vm.ls && vm.rank == Rank::Out {
+            if vm.rank == Rank::Out && self.ls.has(i) {
                 least = least.max(self.ledger.after(i, vm.micro).min(vm.before));
             }
             self.ledger.limit_debt(i, least);
@@ -227,18 +241,14 @@ impl Interleaved {
     }
 
     /// Who competes from now on; limits the credit of those that slept.
-    fn gather(&mut self, seen: &[Seen]) {
-        (self.contenders, self.batch_ready) = (0, false);
-        for (i, vm) in self.vms.iter_mut().enumerate() {
-            vm.slept = !vm.ready;
-            vm.ready = seen_at(seen, i).runnable && !vm.cap.is_capped();
-            self.contenders += usize::from(vm.ready);
-            self.batch_ready |= vm.ready && !vm.ls;
-        }
-        let slice = self.slice();
-        for (i, vm) in self.vms.iter().enumerate() {
-            if vm.ready {
-                if vm.slept && vm.rank != Rank::Capped {
+    fn gather(&mut self) {
+        self.contenders = self.ready.len();
+        self.batch_ready = !self.ready.without(self.ls).is_empty();
+        let as_before = (self.ready.without(self.slept)).and(self.ledger.members());
+        for i in self.all.without(as_before).iter() {
+            let vm = &self.vms[i];
+            if self.ready.has(i) {
+                if self.slept.has(i) && vm.rank != Rank::Capped {
                     self.ledger.limit_credit(i, vm.credit);
                 }
                 self.ledger.set_member(i, true);
@@ -246,11 +256,11 @@ impl Interleaved {
             }
             // Over its cap an LSVM collects what it owes, but no credit: else it would run a whole quota at once.
             // A batch VM collects the turn that the cap cut short.
-            let capped = vm.cap.is_capped();
-            let most = match (capped, vm.ls) {
+            let capped = self.capped.has(i);
+            let most = match (capped, self.ls.has(i)) {
                 (false, _) => vm.credit,
                 (true, true) => 0,
-                (true, false) => slice,
+                (true, false) => self.slice(),
             };
             let full = self.ledger.lag(i) >= most;
             if full {
@@ -266,13 +276,12 @@ impl Interleaved {
     fn begin_or_end(&mut self, i: usize, io: Io) -> bool {
         let Vm {
             micro,
-            ready,
-            boosted,
             mut piece,
             mut start,
             mut stop,
             ..
         } = self.vms[i];
+        let (ready, boosted) = (self.ready.has(i), self.boosted.has(i));
         let lag = self.ledger.lag(i);
         let quiet = ready && io == Io::Quiet;
         if !boosted || !ready {
@@ -316,77 +325,58 @@ impl Interleaved {
     /// Begins and ends the boost of LSVMs and passes the turn among them.
     fn boost(&mut self, seen: &[Seen]) {
         if let Some(holder) = self.turn {
-            self.turn_left -= seen_at(seen, holder).used as i64;
+            self.turn_left -= seen[holder].used as i64;
         }
-        let mut waiting = false;
-        for i in 0..self.vms.len() {
-            let vm = &self.vms[i];
-            if !vm.ls {
-                continue;
-            }
-            let boosted = self.begin_or_end(i, seen_at(seen, i).io);
-            let vm = &mut self.vms[i];
-            vm.boosted = boosted;
-            let queued = boosted && vm.ready;
-            if queued {
-                if !vm.queued {
-                    self.tickets += 1;
-                    vm.ticket = self.tickets;
-                }
-                waiting |= self.turn != Some(i);
-            }
-            vm.queued = queued;
+        for i in self.ls.iter() {
+            let boosted = self.begin_or_end(i, seen[i].io);
+            self.boosted.put(i, boosted);
         }
-        if let Some(holder) = self.turn {
+        let queued = self.boosted.and(self.ready);
+        for i in queued.without(self.queued).iter() {
+            self.tickets += 1;
+            self.vms[i].ticket = self.tickets;
+        }
+        self.queued = queued;
+        if let Some(holder) = self.turn.filter(|&i| queued.has(i)) {
             let vm = &mut self.vms[holder];
-            if vm.queued {
-                if self.turn_left > margin(vm.piece) {
-                    return;
-                }
-                // The turn is over: to the back, behind those that wait.
-                self.tickets += 1;
-                vm.ticket = self.tickets;
-                if !waiting {
-                    self.turn_left = vm.piece as i64;
-                    return;
-                }
+            if self.turn_left > margin(vm.piece) {
+                return;
             }
+            // The turn is over: to the back, behind those that wait.
+            self.tickets += 1;
+            vm.ticket = self.tickets;
         }
-        self.turn = None;
-        let mut first = u64::MAX;
-        for (i, vm) in self.vms.iter().enumerate() {
-            if vm.queued && vm.ticket < first {
-                first = vm.ticket;
-                self.turn = Some(i);
-                self.turn_left = vm.piece as i64;
-            }
+        self.turn = queued.iter().min_by_key(|&i| self.vms[i].ticket);
+        if let Some(i) = self.turn {
+            self.turn_left = self.vms[i].piece as i64;
         }
     }
 
     /// Keeps the owner or chooses the next.
     fn own(&mut self, seen: &[Seen]) {
-        self.waiting = 0;
-        for (i, vm) in self.vms.iter_mut().enumerate() {
-            if vm.ls {
-                continue;
-            }
-            if vm.ready {
-                vm.eager = (vm.eager - seen_at(seen, i).used as i64).max(0);
-                self.waiting += usize::from(vm.eager == 0);
-            } else {
-                let lag = self.ledger.lag(i);
-                if lag >= 0 {
-                    vm.eager = lag.max(EAGER_LEAST);
-                } else if lag < -EAGER_LEAST {
-                    vm.eager = 0;
-                }
-            }
+        let those = self.all.without(self.ls);
+        for i in those.and(self.eager).and(self.ready).iter() {
+            let vm = &mut self.vms[i];
+            vm.eager = (vm.eager - seen[i].used as i64).max(0);
+            self.eager.put(i, vm.eager > 0);
         }
+        for i in those.without(self.ready).iter() {
+            let vm = &mut self.vms[i];
+            let lag = self.ledger.lag(i);
+            if lag >= 0 {
+                vm.eager = lag.max(EAGER_LEAST);
+            } else if lag < -EAGER_LEAST {
+                vm.eager = 0;
+            }
+            self.eager.put(i, vm.eager > 0);
+        }
+        self.waiting = (those.and(self.ready)).without(self.eager).len();
         let batch = self.batch_ready;
         if let Some(owner) = self.owner {
-            self.owner_left -= seen_at(seen, owner).used as i64;
+            self.owner_left -= seen[owner].used as i64;
             let vm = &self.vms[owner];
-            let mine = vm.ready && (!vm.ls || (!batch && self.turn.is_none()));
+            let mine =
+                self.ready.has(owner) && (!self.ls.has(owner) || (!batch && self.turn.is_none()));
             // Alone it keeps the rank even beyond its slice: nobody is there to take the turn.
             let slice = if batch {
                 self.config.batch_slice
@@ -401,16 +391,14 @@ impl Interleaved {
         if self.contenders <= 1 || (!batch && self.turn.is_some()) {
             return;
         }
-        for (i, vm) in self.vms.iter().enumerate() {
-            // A batch VM that outranks the owner anyway gets its turn when that is over. When only LSVMs that
-            // are out want the core, they are owners in turn.
-            let can = vm.ready
-                && if batch {
-                    !vm.ls && vm.eager == 0
-                } else {
-                    vm.ls
-                };
-            if can && self.owner.is_none_or(|o| self.ledger.behind(i, o)) {
+        // A batch VM that outranks the owner anyway gets its turn when that is over. When only LSVMs that are out
+        // want the core, they are owners in turn.
+        let those = match batch {
+            true => self.ready.without(self.ls).without(self.eager),
+            false => self.ready.and(self.ls),
+        };
+        for i in those.iter() {
+            if self.owner.is_none_or(|o| self.ledger.behind(i, o)) {
                 self.owner = Some(i);
             }
         }
@@ -437,6 +425,10 @@ impl Machine for Interleaved {
         self.vms.clear();
         self.ledger.begin(&mut self.spare_ledger);
         let (owner, turn) = (self.owner.take(), self.turn.take());
+        let [old_ls, old_ready] = [self.ls, self.ready];
+        let [old_boosted, old_queued, old_eager] = [self.boosted, self.queued, self.eager];
+        (self.ls, self.limited, self.capped) = Default::default();
+        (self.ready, self.boosted, self.queued, self.eager) = Default::default();
         for (i, p) in vms.iter().take(MAX_VMS).enumerate() {
             let ls = p.class == Class::Ls;
             let micro = p.microslice.clamp(MICRO_LEAST, 1000 * MS);
@@ -445,34 +437,35 @@ impl Machine for Interleaved {
                 Some(k) => self.spare[k],
                 None => Vm {
                     id: p.id,
-                    ls,
                     micro,
                     cap: Cap::new(p.cap_permille, &self.windows),
                     credit: 0,
-                    ready: false,
-                    slept: true,
-                    boosted: false,
                     piece: micro,
                     start: 0,
                     stop: 0,
-                    queued: false,
                     ticket: 0,
                     before: 0,
                     eager: 0,
                     rank: Rank::Waiting,
                 },
             };
-            if vm.ls != ls {
-                (vm.boosted, vm.queued, vm.eager) = (false, false, 0);
-            } else if from.is_some() {
-                if owner == from {
-                    self.owner = Some(i);
-                }
-                if turn == from {
-                    self.turn = Some(i);
+            if let Some(k) = from {
+                self.ready.put(i, old_ready.has(k));
+                if old_ls.has(k) != ls {
+                    vm.eager = 0;
+                } else {
+                    self.boosted.put(i, old_boosted.has(k));
+                    self.queued.put(i, old_queued.has(k));
+                    self.eager.put(i, old_eager.has(k));
+                    if owner == from {
+                        self.owner = Some(i);
+                    }
+                    if turn == from {
+                        self.turn = Some(i);
+                    }
                 }
             }
-            vm.ls = ls;
+            self.ls.put(i, ls);
             (vm.micro, vm.piece) = (micro, micro);
             vm.credit = if ls {
                 self.config.credit_ls.max(micro)
@@ -480,17 +473,27 @@ impl Machine for Interleaved {
                 self.config.credit_batch
             } as i64;
             vm.cap.set(p.cap_permille, &self.windows);
+            self.limited.put(i, vm.cap.quota() != 0);
+            self.capped.put(i, vm.cap.is_capped());
             self.vms.push(vm);
             self.ledger.push(p.weight, &self.spare_ledger, from);
         }
+        self.all = Set::first(self.vms.len());
         self.credits = self.vms.iter().map(|vm| vm.credit).sum();
-        self.n_ls = self.vms.iter().filter(|vm| vm.ls).count();
         self.owner_left = self.owner_left.min(self.slice());
     }
 
     fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
+        let filled_up;
+        let seen = match seen.get(..self.vms.len()) {
+            Some(seen) => seen,
+            None => {
+                filled_up = std::array::from_fn::<_, MAX_VMS, _>(|i| seen_at(seen, i));
+                &filled_up[..self.vms.len()]
+            }
+        };
         self.account(now, seen);
-        self.gather(seen);
+        self.gather();
         self.boost(seen);
         self.own(seen);
         self.answer(now, out);

@@ -12,6 +12,7 @@
 //! each lag is exactly what the VM was entitled to while it competed, less what it ran.)
 
 use super::Nanos;
+use super::set::Set;
 
 /// Lags are kept in 1/1024 ns.
 const ONE: i64 = 1 << 10;
@@ -24,13 +25,15 @@ const SCALED: i64 = 1 << 40;
 struct Entry {
     weight: i64,
     lag: i64,
-    member: bool,
+    /// The weight of a member, 0 of others.
+    share: i64,
 }
 
 /// Lags of the VMs of one core, by index.
 #[derive(Debug, Clone)]
 pub(crate) struct Ledger {
     entries: Vec<Entry>,
+    members: Set,
     /// Sum of the members' weights.
     weight: i64,
     /// What could not be divided yet.
@@ -46,6 +49,7 @@ impl Ledger {
     pub(crate) fn with_capacity(vms: usize) -> Self {
         Self {
             entries: Vec::with_capacity(vms),
+            members: Set::default(),
             weight: 0,
             rest: 0,
         }
@@ -56,20 +60,18 @@ impl Ledger {
     pub(crate) fn begin(&mut self, old: &mut Ledger) {
         std::mem::swap(self, old);
         self.entries.clear();
+        self.members = Set::default();
         (self.weight, self.rest) = (0, 0);
     }
 
     /// Adds a VM: a new one with lag 0, or the one that has index `from` in `old`.
     pub(crate) fn push(&mut self, weight: u32, old: &Ledger, from: Option<usize>) {
         let weight = i64::from(weight.clamp(1, 65_535));
-        let (lag, member) =
-            from.map_or((0, false), |k| (old.entries[k].lag, old.entries[k].member));
-        self.entries.push(Entry {
-            weight,
-            lag,
-            member,
-        });
-        self.weight += if member { weight } else { 0 };
+        let (lag, member) = from.map_or((0, false), |k| (old.entries[k].lag, old.is_member(k)));
+        let share = if member { weight } else { 0 };
+        self.members.put(self.entries.len(), member);
+        self.entries.push(Entry { weight, lag, share });
+        self.weight += share;
     }
 
     /// Credits `amount` to the members by weight; it waits while there is none.
@@ -85,22 +87,17 @@ impl Ledger {
             return;
         }
         for e in &mut self.entries {
-            if e.member {
-                e.lag += e.weight * each;
-            }
+            e.lag += e.share * each;
         }
     }
 
-    /// Takes what each VM ran since the last call. The members are owed what one ran that is no member.
-    pub(crate) fn charge(&mut self, used: impl Fn(usize) -> Nanos) {
+    /// Takes what VMs ran since the last call. The members are owed what one ran that is no member.
+    pub(crate) fn charge(&mut self, used: impl Iterator<Item = (usize, Nanos)>) {
         let mut total = 0;
-        for (i, e) in self.entries.iter_mut().enumerate() {
-            let ran = used(i);
-            if ran > 0 {
-                let ran = lag_of(ran.min(LONGEST) as i64);
-                e.lag -= ran;
-                total += ran;
-            }
+        for (i, ran) in used {
+            let ran = ran.min(LONGEST) as i64 * ONE;
+            self.entries[i].lag -= ran;
+            total += ran;
         }
         if total != 0 {
             self.share_out(total);
@@ -108,16 +105,21 @@ impl Ledger {
     }
 
     pub(crate) fn is_member(&self, i: usize) -> bool {
-        self.entries[i].member
+        self.members.has(i)
+    }
+
+    /// Those that compete.
+    pub(crate) fn members(&self) -> Set {
+        self.members
     }
 
     /// Begins or ends a membership.
     pub(crate) fn set_member(&mut self, i: usize, member: bool) {
         let e = &mut self.entries[i];
-        if e.member != member {
-            e.member = member;
-            self.weight += if member { e.weight } else { -e.weight };
-        }
+        let share = if member { e.weight } else { 0 };
+        self.weight += share - e.share;
+        e.share = share;
+        self.members.put(i, member);
     }
 
     /// Limits what a VM is owed to `most` ns; what it loses goes to the other members.
@@ -137,12 +139,10 @@ impl Ledger {
     }
 
     fn move_to(&mut self, i: usize, lag: i64) {
-        let Entry {
-            lag: was, member, ..
-        } = self.entries[i];
         // Shared out while the VM is no member, so that none of it comes back.
+        let member = self.is_member(i);
         self.set_member(i, false);
-        self.entries[i].lag = lag;
+        let was = std::mem::replace(&mut self.entries[i].lag, lag);
         self.share_out(was - lag);
         self.set_member(i, member);
     }
@@ -161,11 +161,8 @@ impl Ledger {
     /// Weight of the members, counting the VM as one, and what of it is the others'.
     fn weights_with(&self, i: usize) -> (i64, i64) {
         let e = &self.entries[i];
-        if e.member {
-            (self.weight, self.weight - e.weight)
-        } else {
-            (self.weight + e.weight, self.weight)
-        }
+        let others = self.weight - e.share;
+        (others + e.weight, others)
     }
 
     /// Whether nobody else competes, so that the VM's lag stands still.
@@ -227,7 +224,7 @@ mod tests {
     #[test]
     fn what_one_runs_is_owed_to_all_by_weight() {
         let mut l = competing(&[256, 256, 512]);
-        l.charge(|i| if i == 0 { 4 * MS } else { 0 });
+        l.charge([(0, 4 * MS)].into_iter());
         assert_eq!([l.lag(0), l.lag(1), l.lag(2)], [-3 * MS_I, MS_I, 2 * MS_I]);
         assert!(l.behind(1, 0) && !l.behind(1, 2) && !l.behind(2, 1));
     }
@@ -236,7 +233,7 @@ mod tests {
     fn nothing_is_lost_by_rounding() {
         let mut l = competing(&[255, 1, 65_535]);
         for k in 0..100_000_u64 {
-            l.charge(|i| if i as u64 == k % 3 { 1 + k % 7 } else { 0 });
+            l.charge([((k % 3) as usize, 1 + k % 7)].into_iter());
             l.set_member(1, k % 5 > 0);
         }
         assert_eq!(l.sum(), 0);
@@ -245,15 +242,15 @@ mod tests {
     #[test]
     fn one_who_does_not_compete_earns_nothing_and_keeps_what_it_has() {
         let mut l = competing(&[256, 256, 256]);
-        l.charge(|i| if i == 0 { 6 * MS } else { 0 });
+        l.charge([(0, 6 * MS)].into_iter());
         l.set_member(1, false);
-        l.charge(|i| if i == 0 { 6 * MS } else { 0 });
+        l.charge([(0, 6 * MS)].into_iter());
         assert_eq!(
             [l.lag(0), l.lag(1), l.lag(2)],
             [-7 * MS_I, 2 * MS_I, 5 * MS_I]
         );
         l.set_member(0, false);
-        l.charge(|i| if i == 2 { 50 * MS } else { 0 });
+        l.charge([(2, 50 * MS)].into_iter());
         assert_eq!(l.lag(2), 5 * MS_I);
         assert_eq!(l.sum(), 0);
     }
@@ -261,7 +258,7 @@ mod tests {
     #[test]
     fn credit_beyond_the_limit_goes_to_the_others() {
         let mut l = competing(&[256, 256, 256]);
-        l.charge(|i| if i == 0 { 9 * MS } else { 0 });
+        l.charge([(0, 9 * MS)].into_iter());
         l.limit_credit(1, MS_I);
         assert_eq!([l.lag(0), l.lag(1), l.lag(2)], [-5 * MS_I, MS_I, 4 * MS_I]);
         assert_eq!(l.sum(), 0);
@@ -270,7 +267,7 @@ mod tests {
     #[test]
     fn a_debt_forgiven_is_a_loss_of_the_others() {
         let mut l = competing(&[256, 256, 256]);
-        l.charge(|i| if i == 0 { 30 * MS } else { 0 });
+        l.charge([(0, 30 * MS)].into_iter());
         l.limit_debt(0, -8 * MS_I);
         assert_eq!(
             [l.lag(0), l.lag(1), l.lag(2)],
@@ -282,13 +279,13 @@ mod tests {
     #[test]
     fn what_nobody_can_take_waits_for_the_next_who_competes() {
         let mut l = competing(&[256, 256]);
-        l.charge(|i| if i == 0 { 6 * MS } else { 0 });
+        l.charge([(0, 6 * MS)].into_iter());
         l.set_member(0, false);
         l.set_member(1, false);
         l.limit_credit(1, MS_I);
         assert_eq!(l.sum(), 0);
         l.set_member(0, true);
-        l.charge(|i| if i == 0 { MS } else { 0 });
+        l.charge([(0, MS)].into_iter());
         assert_eq!([l.lag(0), l.lag(1)], [-MS_I, MS_I]);
     }
 
@@ -296,11 +293,11 @@ mod tests {
     fn times_to_run_down_and_to_come_back_are_those_of_the_share() {
         let mut l = competing(&[256, 256, 256, 256]);
         assert_eq!(l.run_down(0, l.after(0, 300_000)), Some(300_000));
-        l.charge(|i| if i == 0 { 300_000 } else { 0 });
+        l.charge([(0, 300_000)].into_iter());
         assert_eq!(l.lag(0), l.after(0, 300_000));
         let back = l.time_to(0, 0);
         assert!((900_000..900_010).contains(&back), "{back}");
-        l.charge(|i| if i == 1 { back } else { 0 });
+        l.charge([(1, back)].into_iter());
         assert!(l.lag(0) >= 0);
         assert_eq!(l.time_to(0, 0), 0);
         (1..4).for_each(|i| l.set_member(i, false));
@@ -311,7 +308,7 @@ mod tests {
     #[test]
     fn those_that_stay_keep_their_lag_when_others_come_and_go() {
         let mut l = competing(&[256, 256, 512]);
-        l.charge(|i| if i == 0 { 8 * MS } else { 0 });
+        l.charge([(0, 8 * MS)].into_iter());
         let mut old = Ledger::with_capacity(8);
         l.begin(&mut old);
         l.push(256, &old, Some(0));

@@ -19,6 +19,7 @@ mod credit;
 mod interleaved;
 pub(crate) mod lag;
 mod paper;
+mod set;
 
 pub mod classify;
 pub mod model;

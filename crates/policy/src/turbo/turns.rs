@@ -243,7 +243,7 @@ impl Turns {
                 true => self.ledger.lag(k),
                 false => 0,
             });
-            self.ledger.charge(used);
+            self.ledger.charge((0..vms.len()).map(|k| (k, used(k))));
             for (k, vm) in self.vms.iter_mut().enumerate() {
                 let used = ns(used_by(seen, vm));
                 let due = self.ledger.lag(k) - before[k] + used;

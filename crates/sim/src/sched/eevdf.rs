@@ -9,7 +9,7 @@
 
 use viola_policy::slices::{FOREVER, MS, Nanos, Params, US};
 
-use super::{Pick, Scheduler, View};
+use super::{Pick, Scheduler, Views};
 
 /// Settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +150,8 @@ impl Scheduler for Eevdf {
         }
     }
 
-    fn pick(&mut self, now: Nanos, views: &[View]) -> Pick {
+    fn pick(&mut self, now: Nanos, views: &Views) -> Pick {
+        let views = views.all();
         let tick = self.config.tick.max(1);
         for (i, view) in views.iter().enumerate() {
             if view.used > 0 {
@@ -206,6 +207,7 @@ impl Scheduler for Eevdf {
         Pick {
             who: self.current,
             until: if queued < 2 { FOREVER } else { until },
+            budget: FOREVER,
         }
     }
 

@@ -7,7 +7,7 @@ use viola_policy::slices::{
 };
 use viola_policy::turbo::{Elsewhere, Pooled};
 
-use super::{Pick, Scheduler, View};
+use super::{Pick, Scheduler, Views};
 
 /// What can be driven.
 pub enum Driver {
@@ -17,25 +17,22 @@ pub enum Driver {
     Pooled(Box<dyn Pooled + Send>),
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Row {
-    rank: Rank,
-    /// Of those that may run the highest one does: the rank, and among equals the place, of which a lower one runs first.
-    order: i64,
-    budget: Nanos,
-    seen: Seen,
-    awake: bool,
-}
-
 /// A machine of `policy` on a core.
 pub struct Slots {
     driver: Driver,
     /// Core time of a decision.
     cost: Nanos,
     sees_io: bool,
-    rows: Vec<Row>,
+    /// What the machine is told at the next decision.
     seen: Vec<Seen>,
+    /// Of the last decision; budgets are counted down.
     decision: Decision,
+    /// The ranks of the one before it.
+    ranks: Vec<Rank>,
+    /// Of equal ones that want to run the lower place runs first.
+    places: Vec<i64>,
+    /// Who runs has the highest: rank and place of those that want to run and may, [`NEVER`] of the others.
+    orders: Vec<i64>,
     running: Option<usize>,
     until: Nanos,
     fresh: bool,
@@ -45,15 +42,15 @@ pub struct Slots {
     decisions: u64,
 }
 
-impl Row {
-    /// Sets the order by the rank and this place; there are fewer than 2^49 places to either side.
-    fn put(&mut self, place: i64) {
-        self.order = ((self.rank as i64) << 50) - place;
-    }
+/// Order of one that does not run even if nobody else wants to.
+const NEVER: i64 = i64::MIN;
 
-    /// Whether nothing is to be noted of it.
-    fn is_as_before(&self, view: &View, io: Io) -> bool {
-        view.used == 0 && !view.blocked && view.runnable == self.awake && io == self.seen.io
+/// Order by rank, and by place among equals; there are fewer than 2^49 places to either side.
+fn order(runnable: bool, rank: Rank, place: i64) -> i64 {
+    if runnable && rank != Rank::Capped {
+        ((rank as i64) << 50) - place
+    } else {
+        NEVER
     }
 }
 
@@ -64,9 +61,11 @@ impl Slots {
             driver,
             cost,
             sees_io,
-            rows: Vec::new(),
             seen: Vec::new(),
             decision: Decision::default(),
+            ranks: Vec::new(),
+            places: Vec::new(),
+            orders: Vec::new(),
             running: None,
             until: 0,
             fresh: true,
@@ -83,37 +82,38 @@ impl Slots {
     }
 
     /// Takes what happened since the last call. Returns whether the machine wants to hear of it now.
-    fn note(&mut self, now: Nanos, views: &[View]) -> bool {
+    fn note(&mut self, now: Nanos, views: &Views) -> bool {
         let mut ask = self.fresh || now >= self.until;
-        for (i, (row, view)) in self.rows.iter_mut().zip(views).enumerate() {
+        for (i, view) in views.changed() {
+            let Some(seen) = self.seen.get_mut(i) else {
+                continue;
+            };
             let io = match (self.sees_io, view.io) {
                 (false, _) => Io::Unseen,
                 (true, false) => Io::Quiet,
                 (true, true) => Io::Pending,
             };
-            let runs = self.running == Some(i);
-            // most are, at most moments
-            if !runs && row.is_as_before(view, io) {
-                continue;
+            seen.used += view.used;
+            seen.blocked |= view.blocked;
+            let budget = &mut self.decision.budgets[i];
+            if *budget != FOREVER {
+                *budget = budget.saturating_sub(view.used);
             }
-            row.seen.used += view.used;
-            row.seen.blocked |= view.blocked;
-            if row.budget != FOREVER {
-                row.budget = row.budget.saturating_sub(view.used);
+            if view.runnable != seen.runnable {
+                if view.runnable {
+                    self.last += 1;
+                    self.places[i] = self.last;
+                    ask |= self.decision.notify_wake;
+                }
+                seen.runnable = view.runnable;
+                self.orders[i] = order(view.runnable, self.decision.ranks[i], self.places[i]);
             }
-            if view.runnable && !row.awake {
-                self.last += 1;
-                row.put(self.last);
-                ask |= self.decision.notify_wake;
-            }
-            row.awake = view.runnable;
-            row.seen.runnable = view.runnable;
-            ask |= io == Io::Pending && row.seen.io == Io::Quiet;
-            row.seen.io = io;
-            if runs {
+            ask |= io == Io::Pending && seen.io == Io::Quiet;
+            seen.io = io;
+            if self.running == Some(i) {
                 ask |= match view.blocked {
                     true => self.decision.notify_block,
-                    false => row.budget == 0,
+                    false => *budget == 0,
                 };
             }
         }
@@ -122,12 +122,6 @@ impl Slots {
 
     fn ask(&mut self, now: Nanos) {
         self.fresh = false;
-        self.seen.clear();
-        for row in &mut self.rows {
-            self.seen.push(row.seen);
-            row.seen.used = 0;
-            row.seen.blocked = false;
-        }
         match &mut self.driver {
             Driver::Alone(m) => m.decide(now, &self.seen, &mut self.decision),
             Driver::Pooled(m) => m.decide(now, &self.seen, &mut self.decision),
@@ -136,32 +130,31 @@ impl Slots {
         self.overhead += self.cost;
         // A machine that wants to be asked again at once is asked a little later, as a timer would.
         self.until = self.decision.until.max(now + US);
-        for (i, row) in self.rows.iter_mut().enumerate() {
-            let (rank, was) = (self.decision.ranks[i], row.rank);
-            row.rank = rank;
+        for (i, seen) in self.seen.iter_mut().enumerate() {
+            (seen.used, seen.blocked) = (0, false);
+            let (rank, was) = (self.decision.ranks[i], self.ranks[i]);
             if rank > was {
                 self.last += 1;
-                row.put(self.last);
+                self.places[i] = self.last;
             } else if rank < was {
                 self.first -= 1;
-                row.put(self.first);
+                self.places[i] = self.first;
             }
-            row.budget = self.decision.budgets[i].max(1);
+            self.ranks[i] = rank;
+            self.orders[i] = order(seen.runnable, rank, self.places[i]);
+            let budget = &mut self.decision.budgets[i];
+            *budget = (*budget).max(1);
         }
     }
 }
 
 impl Scheduler for Slots {
     fn configure(&mut self, now: Nanos, vcpus: &[Params]) {
-        let mut row = Row {
-            rank: Rank::Waiting,
-            order: 0,
-            budget: FOREVER,
-            seen: Seen::default(),
-            awake: false,
-        };
-        row.put(0);
-        self.rows.resize(vcpus.len().min(MAX_VMS), row);
+        let vms = vcpus.len().min(MAX_VMS);
+        self.seen.resize(vms, Seen::default());
+        self.ranks.resize(vms, Rank::Waiting);
+        self.places.resize(vms, 0);
+        self.orders.resize(vms, NEVER);
         match &mut self.driver {
             Driver::Alone(m) => m.configure(now, vcpus),
             Driver::Pooled(m) => m.configure(now, vcpus),
@@ -169,21 +162,20 @@ impl Scheduler for Slots {
         self.fresh = true;
     }
 
-    fn pick(&mut self, now: Nanos, views: &[View]) -> Pick {
+    fn pick(&mut self, now: Nanos, views: &Views) -> Pick {
         if self.note(now, views) {
             self.ask(now);
         }
-        let (mut best, mut order) = (None, i64::MIN);
-        for (i, row) in self.rows.iter().enumerate() {
-            if row.awake && row.rank != Rank::Capped && row.order >= order {
-                (best, order) = (Some(i), row.order);
-            }
+        let mut best = (NEVER, 0);
+        for (i, &order) in self.orders.iter().enumerate() {
+            best = if order >= best.0 { (order, i) } else { best };
         }
-        self.running = best;
-        let budget = best.map_or(FOREVER, |i| self.rows[i].budget);
+        self.running = (best.0 != NEVER).then_some(best.1);
+        let budget = (self.running).map_or(FOREVER, |i| self.decision.budgets[i]);
         Pick {
-            who: best,
-            until: self.until.min(now.saturating_add(budget)),
+            who: self.running,
+            until: self.until,
+            budget,
         }
     }
 

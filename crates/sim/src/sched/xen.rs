@@ -13,7 +13,7 @@
 
 use viola_policy::slices::{DEFAULT_WEIGHT, FOREVER, MS, Nanos, Params};
 
-use super::{Pick, Scheduler, View};
+use super::{Pick, Scheduler, Views};
 
 const TICK: Nanos = 10 * MS;
 /// Ticks from one accounting to the next.
@@ -148,7 +148,8 @@ impl Scheduler for Xen {
         self.next_tick = (now / TICK + 1) * TICK;
     }
 
-    fn pick(&mut self, now: Nanos, views: &[View]) -> Pick {
+    fn pick(&mut self, now: Nanos, views: &Views) -> Pick {
+        let views = views.all();
         let mut again = self.current.is_none() || now >= self.ends;
         for (i, view) in views.iter().enumerate() {
             let v = &mut self.vcpus[i];
@@ -198,6 +199,7 @@ impl Scheduler for Xen {
                 Some(_) => self.ends.min(self.next_tick),
                 None => FOREVER,
             },
+            budget: FOREVER,
         }
     }
 }
@@ -220,8 +222,10 @@ mod tests {
         xen.configure(0, &[params(0), params(1), params(2), params(3)]);
         let (mut now, mut last, mut seen) = (0, None, Vec::new());
         while now < end {
-            let mut views = [View::default(); 4];
-            for (i, view) in views.iter_mut().enumerate() {
+            let mut views = Views::default();
+            for i in 0..4 {
+                views.add();
+                let view = views.change(i);
                 view.runnable = i < 3 || now >= wakes;
                 if last.is_some_and(|(who, _)| who == i) {
                     view.used = now - last.map_or(0, |(_, at)| at);

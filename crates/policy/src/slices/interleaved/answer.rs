@@ -12,35 +12,50 @@ impl Interleaved {
         let contended = self.contenders > 1;
         out.notify_block = false;
         let mut until = FOREVER;
-        let (mut running, mut lowest_asleep) = (Rank::Capped, Rank::Boost);
-        for i in 0..self.vms.len() {
-            let rank = self.rank(i);
-            self.vms[i].rank = rank;
+        for i in self.ls.iter() {
+            let is_owner = self.owner == Some(i);
+            let rank = self.rank_of_ls(i, is_owner);
             out.ranks[i] = rank;
-            out.budgets[i] = self.budget(i, rank);
-            let vm = &self.vms[i];
-            if rank == Rank::Capped {
-                until = until.min(vm.cap.refill(&self.windows));
-                continue;
-            }
-            if vm.ready {
-                running = running.max(rank);
-            } else {
-                lowest_asleep = lowest_asleep.min(rank);
-            }
-            if contended && vm.ls {
-                if !vm.boosted && self.ledger.is_member(i) && self.owner != Some(i) {
-                    let back = self.ledger.time_to(i, vm.start).max(SHORTEST);
+            out.budgets[i] = self.budget_of_ls(i, rank);
+            if contended && rank != Rank::Capped {
+                if !self.boosted.has(i) && self.ledger.is_member(i) && !is_owner {
+                    let back = self.ledger.time_to(i, self.vms[i].start).max(SHORTEST);
                     until = until.min(now.saturating_add(back));
                 }
                 // One LSVM waits for the microslice of another: it comes next when that one sleeps.
                 out.notify_block |= rank == Rank::Eager;
             }
+            self.vms[i].rank = rank;
+        }
+        for i in self.all.without(self.ls).iter() {
+            let is_owner = self.owner == Some(i);
+            let rank = self.rank_of_batch(i, is_owner);
+            out.ranks[i] = rank;
+            out.budgets[i] = self.budget_of_batch(i, rank, is_owner);
+            self.vms[i].rank = rank;
+        }
+        if !contended {
+            self.ready.iter().for_each(|i| out.budgets[i] = FOREVER);
+        }
+        for i in self.limited.iter() {
+            let cap = &self.vms[i].cap;
+            out.budgets[i] = out.budgets[i].min(cap.budget());
+            until = until.min(cap.refill(&self.windows));
         }
         out.until = until;
-        // The only one that wants to run has no budget, so the machine must hear of others that wake, unless they
-        // take the core from it at once and have a budget themselves. While all sleep, all have a budget.
-        out.notify_wake = self.contenders == 1 && self.vms.len() > 1 && lowest_asleep <= running;
+        out.notify_wake = self.is_wake_to_be_told(&out.ranks);
+    }
+
+    /// The only one that wants to run has no budget, so the machine must hear of others that wake, unless they take the core
+    /// from it at once and have a budget themselves. While all sleep, all have a budget.
+    fn is_wake_to_be_told(&self, ranks: &[Rank]) -> bool {
+        if self.contenders != 1 || self.all.len() < 2 {
+            return false;
+        }
+        let asleep = self.all.without(self.ready).without(self.capped);
+        let running = self.ready.iter().map(|i| ranks[i]).max();
+        let lowest = asleep.iter().map(|i| ranks[i]).min();
+        lowest.unwrap_or(Rank::Boost) <= running.unwrap_or(Rank::Capped)
     }
 
     /// While nothing contends nobody asks when an LSVM that is out comes back. It waits for a microslice at most
@@ -49,76 +64,77 @@ impl Interleaved {
         if self.contenders > 1 {
             return FOREVER;
         }
-        let out = self
-            .vms
-            .iter()
-            .filter(|vm| vm.ls && !vm.boosted)
-            .map(|vm| vm.micro)
-            .min();
-        out.map_or(FOREVER, |micro| {
-            (micro / (self.vms.len() - self.n_ls).max(1) as u64).max(MICRO_LEAST)
-        })
+        let out = self.ls.without(self.boosted).iter();
+        let batch = self.all.without(self.ls).len().max(1) as u64;
+        out.map(|i| self.vms[i].micro)
+            .min()
+            .map_or(FOREVER, |micro| (micro / batch).max(MICRO_LEAST))
     }
 
-    fn rank(&self, i: usize) -> Rank {
-        let vm = &self.vms[i];
-        if vm.cap.is_capped() {
+    fn rank_of_ls(&self, i: usize, is_owner: bool) -> Rank {
+        if self.capped.has(i) {
             return Rank::Capped;
         }
-        if vm.ls {
-            return match (vm.boosted, vm.ready) {
-                (true, false) => Rank::Boost,
-                (true, true) if self.turn == Some(i) => Rank::Boost,
-                (true, true) => Rank::Eager,
-                (false, _) if self.owner == Some(i) => Rank::Owner,
-                (false, _) => Rank::Out,
-            };
+        match (self.boosted.has(i), self.ready.has(i)) {
+            (true, false) => Rank::Boost,
+            (true, true) if self.turn == Some(i) => Rank::Boost,
+            (true, true) => Rank::Eager,
+            (false, _) if is_owner => Rank::Owner,
+            (false, _) => Rank::Out,
         }
-        if self.owner == Some(i) && (self.waiting > 1 || vm.rank == Rank::Owner) {
+    }
+
+    fn rank_of_batch(&self, i: usize, is_owner: bool) -> Rank {
+        if self.capped.has(i) {
+            return Rank::Capped;
+        }
+        let vm = &self.vms[i];
+        if is_owner && (self.waiting > 1 || vm.rank == Rank::Owner) {
             Rank::Owner
-        } else if self.owner == Some(i) {
+        } else if is_owner {
             // Nobody to outrank: not worth a change.
             Rank::Waiting
-        } else if vm.eager > 0 {
+        } else if self.eager.has(i) {
             Rank::Eager
-        } else if self.contenders <= 1 && vm.ready && matches!(vm.rank, Rank::Owner | Rank::Eager) {
+        } else if self.contenders <= 1
+            && self.ready.has(i)
+            && matches!(vm.rank, Rank::Owner | Rank::Eager)
+        {
             vm.rank
         } else {
             Rank::Waiting
         }
     }
 
-    /// How long the VM may run from now before the machine must be asked.
-    fn budget(&self, i: usize, rank: Rank) -> Nanos {
+    /// How long an LSVM may run from now before the machine must be asked, while somebody else wants to run.
+    fn budget_of_ls(&self, i: usize, rank: Rank) -> Nanos {
         let vm = &self.vms[i];
-        let ns = if self.contenders <= 1 && vm.ready {
-            FOREVER
-        } else if vm.ls {
-            let turn = if self.turn == Some(i) {
-                self.turn_left
-            } else {
-                vm.piece as i64
-            };
-            match rank {
-                Rank::Owner => to_budget(self.owner_left),
-                Rank::Boost => match self.ledger.run_down(i, vm.stop) {
-                    // Nobody competes now, but somebody may when it wakes.
-                    None => to_budget(self.ledger.lag(i).max(0) + vm.micro as i64),
-                    // Others may want their microslice.
-                    Some(ns) if self.n_ls > 1 => to_budget(ns.min(turn)),
-                    Some(ns) => to_budget(ns),
-                },
-                _ => to_budget(turn),
-            }
+        let turn = if self.turn == Some(i) {
+            self.turn_left
         } else {
-            let ns = match rank {
-                _ if self.owner == Some(i) => to_budget(self.owner_left),
-                Rank::Eager => to_budget(vm.eager),
-                _ => self.config.batch_slice,
-            };
-            ns.min(self.patience)
+            vm.piece as i64
         };
-        ns.min(vm.cap.budget())
+        match rank {
+            Rank::Owner => to_budget(self.owner_left),
+            Rank::Boost => match self.ledger.run_down(i, vm.stop) {
+                // Nobody competes now, but somebody may when it wakes.
+                None => to_budget(self.ledger.lag(i).max(0) + vm.micro as i64),
+                // Others may want their microslice.
+                Some(ns) if self.ls.len() > 1 => to_budget(ns.min(turn)),
+                Some(ns) => to_budget(ns),
+            },
+            _ => to_budget(turn),
+        }
+    }
+
+    /// The same of a batch VM.
+    fn budget_of_batch(&self, i: usize, rank: Rank, is_owner: bool) -> Nanos {
+        let ns = match rank {
+            _ if is_owner => to_budget(self.owner_left),
+            Rank::Eager => to_budget(self.vms[i].eager),
+            _ => self.config.batch_slice,
+        };
+        ns.min(self.patience)
     }
 }
 
