@@ -136,8 +136,8 @@ fn one(all: &mut Papers, bed: &Bed, side: &Side) {
         let what = format!("UDP received at {rate}/s, {}", side.name);
         all.row(LAB, "turbo", what, "%", Claim::Value(measured), ours)
             .because(if rate < 10_000.0 {
-                "larger buffers do not help there (turbo.json: 55 %), a quarter of the core alone does as little (50 %): in the lab each \
-                 datagram wakes the guest by itself, in the model what waited comes together"
+                "larger buffers do not help there (turbo.json: 43 %): in the lab each datagram wakes the guest by itself, in the model \
+                 what waited comes together"
             } else {
                 "in the model a guest's softirqs go before its process, which gets nothing of a flood; in the lab they are two vCPUs, whose threads \
                  share what the guest gets"
