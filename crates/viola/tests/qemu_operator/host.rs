@@ -33,12 +33,14 @@ const SET_UP: &str = r#"
 XML
         virsh -q define /root/$n.xml
     done
-    for i in $(seq $VMS); do
-        virsh -q start db0$i
-        for try in $(seq 90); do ping -c 1 -W 1 10.20.0.1$i >/dev/null && break; done
-        ping -c 1 -W 5 10.20.0.1$i >/dev/null
-    done
     echo set up"#;
+
+/// Starts VM `$i` and waits for its answer.
+const START: &str = r#"
+    set -e
+    virsh -q start db0$i
+    for try in $(seq 90); do ping -c 1 -W 1 10.20.0.1$i >/dev/null && break; done
+    ping -c 1 -W 5 10.20.0.1$i >/dev/null"#;
 
 pub struct Host {
     pub machine: Machine,
@@ -123,7 +125,10 @@ impl Host {
         host.good("tar -x -f /dev/vdb -C /root");
         let said = host.good(&format!("VMS={VMS}; {SET_UP}"));
         assert!(said.ends_with("set up\n"), "{said}");
-        host.step(begin, "its VMs answer");
+        for i in 1..=VMS {
+            host.good(&format!("i={i}; {START}"));
+            host.step(begin, &format!("db0{i} answers"));
+        }
         host
     }
 
