@@ -73,7 +73,6 @@ struct Vcpu {
     vm: usize,
     turbo: bool,
     jobs: Jobs,
-    hog: Hog,
     hog_left: Nanos,
     /// Time it needs for its caches whenever another one ran before it.
     refill: Nanos,
@@ -83,6 +82,7 @@ struct Vcpu {
     usage: Usage,
     /// Counter of `usage.ran` at the last exchange between the pools.
     told: Nanos,
+    hog: Hog,
 }
 
 impl Vcpu {
@@ -447,7 +447,7 @@ impl Cpus {
             return;
         }
         self.done.extend(v.jobs.pop_ended());
-        if !v.jobs.has(Level::Irq) && self.cores[core].views.all()[slot].io {
+        if !v.jobs.has_irq() && self.cores[core].views.all()[slot].io {
             self.cores[core].views.change(slot).io = false;
         }
     }

@@ -82,7 +82,6 @@ struct Vm {
     before: i64,
     /// What a batch VM may still run before it must wait for its turn, ns.
     eager: i64,
-    rank: Rank,
 }
 
 /// Interleaved mode. See the module's text.
@@ -92,6 +91,8 @@ pub struct Interleaved {
     windows: Windows,
     vms: Vec<Vm>,
     spare: Vec<Vm>,
+    /// Their ranks at the last decision. Apart from the rest, of which most is asked for seldom.
+    ranks: [Rank; MAX_VMS],
     ledger: Ledger,
     spare_ledger: Ledger,
     /// All of them; LSVMs, and those that have a cap.
@@ -141,6 +142,7 @@ impl Interleaved {
             windows: Windows::new(CAP_WINDOW),
             vms: Vec::with_capacity(MAX_VMS),
             spare: Vec::with_capacity(MAX_VMS),
+            ranks: [Rank::Waiting; MAX_VMS],
             ledger: Ledger::with_capacity(MAX_VMS),
             spare_ledger: Ledger::with_capacity(MAX_VMS),
             all: Set::default(),
@@ -223,7 +225,7 @@ impl Interleaved {
         for i in ran.iter() {
             self.vms[i].before = self.ledger.lag(i);
             // One that slept, woke and ran in between competed, unless it was not to run at all.
-            if self.vms[i].rank != Rank::Capped {
+            if self.ranks[i] != Rank::Capped {
                 self.ledger.set_member(i, true);
             }
         }
@@ -233,7 +235,7 @@ impl Interleaved {
             let mut least = self.deepest(i);
             // An LSVM that was out ran only because nobody else wanted the core. It owes no more for that than
             // for a microslice, else it would wait for long when the others wake.
-            if vm.rank == Rank::Out && self.ls.has(i) {
+            if self.ranks[i] == Rank::Out && self.ls.has(i) {
                 least = least.max(self.ledger.after(i, vm.micro).min(vm.before));
             }
             self.ledger.limit_debt(i, least);
@@ -248,7 +250,7 @@ impl Interleaved {
         for i in self.all.without(as_before).iter() {
             let vm = &self.vms[i];
             if self.ready.has(i) {
-                if self.slept.has(i) && vm.rank != Rank::Capped {
+                if self.slept.has(i) && self.ranks[i] != Rank::Capped {
                     self.ledger.limit_credit(i, vm.credit);
                 }
                 self.ledger.set_member(i, true);
@@ -425,6 +427,7 @@ impl Machine for Interleaved {
         self.vms.clear();
         self.ledger.begin(&mut self.spare_ledger);
         let (owner, turn) = (self.owner.take(), self.turn.take());
+        let old_ranks = self.ranks;
         let [old_ls, old_ready] = [self.ls, self.ready];
         let [old_boosted, old_queued, old_eager] = [self.boosted, self.queued, self.eager];
         (self.ls, self.limited, self.capped) = Default::default();
@@ -446,9 +449,9 @@ impl Machine for Interleaved {
                     ticket: 0,
                     before: 0,
                     eager: 0,
-                    rank: Rank::Waiting,
                 },
             };
+            self.ranks[i] = from.map_or(Rank::Waiting, |k| old_ranks[k]);
             if let Some(k) = from {
                 self.ready.put(i, old_ready.has(k));
                 if old_ls.has(k) != ls {

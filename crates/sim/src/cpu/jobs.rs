@@ -16,13 +16,6 @@ pub enum Level {
     Compute = 2,
 }
 
-/// A piece of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Job {
-    left: Nanos,
-    done: Done,
-}
-
 /// Work that came to its end: who asked for it, and the mark that was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
@@ -32,56 +25,61 @@ pub struct Done {
     pub tag: u64,
 }
 
-/// What a vCPU has to do, by level.
+/// A piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Job {
+    left: Nanos,
+    done: Done,
+    level: Level,
+}
+
+/// What a vCPU has to do, in the order in which it does it: by level, and those of a level as they came.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
-    queues: [VecDeque<Job>; 3],
-    /// One bit for each level at which there is something: asked far more often than it changes.
-    filled: u8,
+    queue: VecDeque<Job>,
 }
 
 impl Jobs {
     pub(super) fn is_empty(&self) -> bool {
-        self.filled == 0
+        self.queue.is_empty()
     }
 
-    pub(super) fn has(&self, level: Level) -> bool {
-        self.filled & 1 << level as u8 != 0
+    /// Whether there are interrupts to serve.
+    pub(super) fn has_irq(&self) -> bool {
+        let first = self.queue.front();
+        first.is_some_and(|job| job.level == Level::Irq)
     }
 
     /// Adds one of `cost` ns, at least 1.
     pub(super) fn push(&mut self, level: Level, cost: Nanos, done: Done) {
         let left = cost.max(1);
-        self.filled |= 1 << level as u8;
-        self.queues[level as usize].push_back(Job { left, done });
+        let job = Job { left, done, level };
+        if self.queue.back().is_none_or(|last| last.level <= level) {
+            self.queue.push_back(job);
+        } else {
+            let place = self.queue.partition_point(|other| other.level <= level);
+            self.queue.insert(place, job);
+        }
     }
 
-    /// What is left of the one that goes on when the vCPU runs: the first of the highest level.
+    /// What is left of the one that goes on when the vCPU runs.
     pub(super) fn next_end(&self) -> Option<Nanos> {
-        let queue = self.queues.get(self.filled.trailing_zeros() as usize)?;
-        queue.front().map(|job| job.left)
+        self.queue.front().map(|job| job.left)
     }
 
     /// That one ran so long.
     pub(super) fn run(&mut self, passed: Nanos) {
-        let level = self.filled.trailing_zeros() as usize;
-        if let Some(job) = self.queues.get_mut(level).and_then(VecDeque::front_mut) {
+        if let Some(job) = self.queue.front_mut() {
             job.left = job.left.saturating_sub(passed);
         }
     }
 
-    /// Takes that one out, if nothing of it is left. Those of a lower level cannot have ended.
+    /// Takes that one out, if nothing of it is left.
     pub(super) fn pop_ended(&mut self) -> Option<Done> {
-        let level = self.filled.trailing_zeros();
-        let queue = self.queues.get_mut(level as usize)?;
-        if queue.front()?.left > 0 {
+        if self.queue.front()?.left > 0 {
             return None;
         }
-        let job = queue.pop_front();
-        if queue.is_empty() {
-            self.filled &= !(1 << level);
-        }
-        job.map(|job| job.done)
+        self.queue.pop_front().map(|job| job.done)
     }
 }
 
@@ -98,15 +96,19 @@ mod tests {
         jobs.run(4);
         jobs.push(Level::Irq, 0, done(2));
         jobs.push(Level::Irq, 3, done(3));
-        assert_eq!((jobs.next_end(), jobs.has(Level::App)), (Some(1), false));
+        assert_eq!((jobs.next_end(), jobs.has_irq()), (Some(1), true));
         jobs.run(1);
         assert_eq!(jobs.pop_ended(), Some(done(2)));
         assert_eq!((jobs.pop_ended(), jobs.next_end()), (None, Some(3)));
         jobs.run(3);
         assert_eq!(jobs.pop_ended(), Some(done(3)));
-        assert!(!jobs.has(Level::Irq) && jobs.has(Level::Compute));
+        assert!(!jobs.has_irq() && !jobs.is_empty());
+        jobs.push(Level::App, 2, done(4));
+        jobs.push(Level::Compute, 2, done(5));
+        jobs.run(2);
+        assert_eq!(jobs.pop_ended(), Some(done(4)));
         jobs.run(6);
         assert_eq!(jobs.pop_ended(), Some(done(1)));
-        assert!(jobs.is_empty());
+        assert_eq!((jobs.pop_ended(), jobs.next_end()), (None, Some(2)));
     }
 }

@@ -27,12 +27,7 @@ pub struct Slots {
     seen: Vec<Seen>,
     /// Of the last decision; budgets are counted down.
     decision: Decision,
-    /// The ranks of the one before it.
-    ranks: Vec<Rank>,
-    /// Of equal ones that want to run the lower place runs first.
-    places: Vec<i64>,
-    /// Who runs has the highest: rank and place of those that want to run and may, [`NEVER`] of the others.
-    orders: Vec<i64>,
+    rows: Vec<Row>,
     running: Option<usize>,
     until: Nanos,
     fresh: bool,
@@ -40,6 +35,16 @@ pub struct Slots {
     last: i64,
     overhead: Nanos,
     decisions: u64,
+}
+
+/// What is known of a vCPU besides.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    /// Who runs has the highest: rank and place of those that want to run and may, [`NEVER`] of the others.
+    order: i64,
+    /// Of equal ones that want to run the lower place runs first.
+    place: i64,
+    rank: Rank,
 }
 
 /// Order of one that does not run even if nobody else wants to.
@@ -63,9 +68,7 @@ impl Slots {
             sees_io,
             seen: Vec::new(),
             decision: Decision::default(),
-            ranks: Vec::new(),
-            places: Vec::new(),
-            orders: Vec::new(),
+            rows: Vec::new(),
             running: None,
             until: 0,
             fresh: true,
@@ -100,13 +103,14 @@ impl Slots {
                 *budget = budget.saturating_sub(view.used);
             }
             if view.runnable != seen.runnable {
+                let row = &mut self.rows[i];
                 if view.runnable {
                     self.last += 1;
-                    self.places[i] = self.last;
+                    row.place = self.last;
                     ask |= self.decision.notify_wake;
                 }
                 seen.runnable = view.runnable;
-                self.orders[i] = order(view.runnable, self.decision.ranks[i], self.places[i]);
+                row.order = order(view.runnable, row.rank, row.place);
             }
             ask |= io == Io::Pending && seen.io == Io::Quiet;
             seen.io = io;
@@ -130,18 +134,18 @@ impl Slots {
         self.overhead += self.cost;
         // A machine that wants to be asked again at once is asked a little later, as a timer would.
         self.until = self.decision.until.max(now + US);
-        for (i, seen) in self.seen.iter_mut().enumerate() {
+        for (i, (seen, row)) in self.seen.iter_mut().zip(&mut self.rows).enumerate() {
             (seen.used, seen.blocked) = (0, false);
-            let (rank, was) = (self.decision.ranks[i], self.ranks[i]);
+            let (rank, was) = (self.decision.ranks[i], row.rank);
             if rank > was {
                 self.last += 1;
-                self.places[i] = self.last;
+                row.place = self.last;
             } else if rank < was {
                 self.first -= 1;
-                self.places[i] = self.first;
+                row.place = self.first;
             }
-            self.ranks[i] = rank;
-            self.orders[i] = order(seen.runnable, rank, self.places[i]);
+            row.rank = rank;
+            row.order = order(seen.runnable, rank, row.place);
             let budget = &mut self.decision.budgets[i];
             *budget = (*budget).max(1);
         }
@@ -152,9 +156,12 @@ impl Scheduler for Slots {
     fn configure(&mut self, now: Nanos, vcpus: &[Params]) {
         let vms = vcpus.len().min(MAX_VMS);
         self.seen.resize(vms, Seen::default());
-        self.ranks.resize(vms, Rank::Waiting);
-        self.places.resize(vms, 0);
-        self.orders.resize(vms, NEVER);
+        let row = Row {
+            order: NEVER,
+            place: 0,
+            rank: Rank::Waiting,
+        };
+        self.rows.resize(vms, row);
         match &mut self.driver {
             Driver::Alone(m) => m.configure(now, vcpus),
             Driver::Pooled(m) => m.configure(now, vcpus),
@@ -167,8 +174,12 @@ impl Scheduler for Slots {
             self.ask(now);
         }
         let mut best = (NEVER, 0);
-        for (i, &order) in self.orders.iter().enumerate() {
-            best = if order >= best.0 { (order, i) } else { best };
+        for (i, row) in self.rows.iter().enumerate() {
+            best = if row.order >= best.0 {
+                (row.order, i)
+            } else {
+                best
+            };
         }
         self.running = (best.0 != NEVER).then_some(best.1);
         let budget = (self.running).map_or(FOREVER, |i| self.decision.budgets[i]);

@@ -25,14 +25,14 @@ impl Interleaved {
                 // One LSVM waits for the microslice of another: it comes next when that one sleeps.
                 out.notify_block |= rank == Rank::Eager;
             }
-            self.vms[i].rank = rank;
+            self.ranks[i] = rank;
         }
         for i in self.all.without(self.ls).iter() {
             let is_owner = self.owner == Some(i);
             let rank = self.rank_of_batch(i, is_owner);
             out.ranks[i] = rank;
             out.budgets[i] = self.budget_of_batch(i, rank, is_owner);
-            self.vms[i].rank = rank;
+            self.ranks[i] = rank;
         }
         if !contended {
             self.ready.iter().for_each(|i| out.budgets[i] = FOREVER);
@@ -88,8 +88,8 @@ impl Interleaved {
         if self.capped.has(i) {
             return Rank::Capped;
         }
-        let vm = &self.vms[i];
-        if is_owner && (self.waiting > 1 || vm.rank == Rank::Owner) {
+        let was = self.ranks[i];
+        if is_owner && (self.waiting > 1 || was == Rank::Owner) {
             Rank::Owner
         } else if is_owner {
             // Nobody to outrank: not worth a change.
@@ -98,9 +98,9 @@ impl Interleaved {
             Rank::Eager
         } else if self.contenders <= 1
             && self.ready.has(i)
-            && matches!(vm.rank, Rank::Owner | Rank::Eager)
+            && matches!(was, Rank::Owner | Rank::Eager)
         {
-            vm.rank
+            was
         } else {
             Rank::Waiting
         }
