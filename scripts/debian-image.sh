@@ -251,7 +251,7 @@ exec switch_root /root /usr/lib/systemd/systemd "$@"
 BOOT
 }
 
-# Init of a small guest: an address, and work without end unless `idle` is among the kernel's words.
+# Init of a small guest: an address, and work, from when somebody sends `busy` to its TCP port 9 to when it is sent `idle`.
 guest_script() {
     cat <<'BOOT'
 #!/bin/busybox sh
@@ -260,13 +260,22 @@ mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 for module in virtio_pci virtio_net; do modprobe $module; done
-for word in $(cat /proc/cmdline); do case $word in address=*) address=${word#*=} ;; idle) idle=yes ;; esac; done
+for word in $(cat /proc/cmdline); do case $word in address=*) address=${word#*=} ;; esac; done
 ip link set lo up
 ip addr add $address/24 dev eth0
 ip link set eth0 up
+printf '%s\n' '#!/bin/busybox sh' 'read word; case $word in busy) : >/busy ;; idle) rm -f /busy ;; esac; echo $word' >/hear
+chmod 755 /hear
+nc -ll -p 9 -e /hear &
 echo "READY $address"
-[ "$idle" ] || while :; do :; done &
-while :; do sleep 1000; done
+while :; do
+    if [ -e /busy ]; then
+        n=0
+        while [ $n -lt 20000 ]; do n=$((n + 1)); done
+    else
+        usleep 100000
+    fi
+done
 BOOT
 }
 

@@ -20,6 +20,7 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 lab=${VIOLA_LAB_BUILD:-$top/build/lab}
 qemu=${VIOLA_QEMU_BUILD:-$top/build/qemu}
 state=$qemu/apt
+mend=$top/scripts/qemu-mend.pl
 . "$top/scripts/private-apt.sh"
 
 say() { printf 'qemu-image: %s\n' "$*"; }
@@ -43,7 +44,7 @@ for arg in "$@"; do
             ;;
         --lanes)
             kind=lanes meta=linux-image-amd64 suite=trixie-backports
-            modules+=(igb igbvf bonding net_failover veth bridge tun vfio_pci vfio_iommu_type1 kvm_amd sch_netem)
+            modules+=(igb igbvf bonding net_failover veth bridge tun vhost_net vfio_pci vfio_iommu_type1 kvm_amd sch_netem)
             tools=(iproute2)
             ;;
         --update) update=yes ;;
@@ -118,7 +119,8 @@ unpack() {
 }
 
 # QEMU itself, which the machine's own may be too old for: 7.2 of Debian 12 loses its way in code that changes itself,
-# as kernels' does at boot. Tied to the loader and libraries of its own root, as the lab's kernel is.
+# as kernels' does at boot. Tied to the loader and libraries of its own root, as the lab's kernel is; and with a fault of
+# emulated AMD hosts mended, which stops the guests of one that counts its instructions while they boot.
 build_program() {
     local new=$qemu/.new.program root=$qemu/program/root deb name
     command -v patchelf >/dev/null || die "patchelf is missing; run scripts/setup.sh"
@@ -128,7 +130,8 @@ build_program() {
     for deb in "$qemu"/debs-program/*.deb; do unpack "$deb" "$new/root"; done
     patchelf --set-interpreter "$root/usr/lib64/ld-linux-x86-64.so.2" --force-rpath \
         --set-rpath "$root/usr/lib/x86_64-linux-gnu" "$new/root/usr/bin/qemu-system-x86_64"
-    sha256sum "$qemu/debs-program/PACKAGES" >"$new/STAMP"
+    "$mend" "$new/root/usr/bin/qemu-system-x86_64"
+    sha256sum "$qemu/debs-program/PACKAGES" "$mend" >"$new/STAMP"
     rm -rf "$qemu/program"
     mv -T "$new" "$qemu/program"
     "$root/usr/bin/qemu-system-x86_64" --version >/dev/null || die "QEMU does not run; remove $qemu/program and try again"
@@ -252,6 +255,6 @@ fi
 for folder in "$debs" "$qemu/debs-program"; do
     debs_good "$folder" || die "the fetched packages do not match their checksums; remove $folder and try again"
 done
-sha256sum -c --quiet "$qemu/program/STAMP" >/dev/null 2>&1 || build_program
+{ grep -qF "$mend" "$qemu/program/STAMP" && sha256sum -c --quiet "$qemu/program/STAMP"; } >/dev/null 2>&1 || build_program
 image_good || build
 say "ready: $(awk '$3 ~ /^linux-image/ {print $3}' "$qemu/$kind/PACKAGES"), $(awk '$3 == "qemu-system-x86" {print "QEMU " $4}' "$qemu/debs-program/PACKAGES"), in ${qemu#"$top"/}"

@@ -10,9 +10,9 @@ use viola_lab::qemu::{Image, Machine, Program, Spec};
 use viola_proto::lanes::{Lanes, Nic};
 
 /// How long a script may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(240);
+pub const PATIENCE: Duration = Duration::from_secs(900);
 /// How long something may take to come about in an emulated host.
-pub const SOON: Duration = Duration::from_secs(120);
+pub const SOON: Duration = Duration::from_secs(300);
 /// Guests.
 pub const GUESTS: u32 = 10;
 /// VFs of the NIC.

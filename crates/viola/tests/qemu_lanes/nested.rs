@@ -15,7 +15,7 @@ const TURNS: usize = 6;
 /// How long a switch may make itself felt after viola is done with it: the guest's kernel looks at its VF.
 const AFTER: f64 = 3.0;
 /// How long a guest may take to boot, by this machine's clock.
-const BOOTS: Duration = Duration::from_secs(240);
+const BOOTS: Duration = Duration::from_secs(600);
 
 /// A host with an IOMMU and KVM, both emulated.
 const IOMMU: &str =
@@ -197,15 +197,19 @@ struct Bed {
 impl Bed {
     fn boot(name: &str, pair: Pair) -> Self {
         let host = Host::boot_with(name, 0, |mut spec, folder| {
-            spec.kernel_args.push("intel_iommu=on".into());
+            spec.kernel_args
+                .extend(["intel_iommu=on", "hugepages=272"].map(String::from));
             let archive = pack(folder);
-            spec.memory(3072).disk("qemu", &archive, "raw").arg(IOMMU)
+            spec.memory(3072)
+                .disk("qemu", &archive, "raw")
+                .arg(IOMMU)
+                .counted(0)
         });
         let loader = root_of_loader();
         let init = INIT.replace("PAIR", if pair == Pair::Agent { AGENT } else { FAILOVER });
         let said = host.sh(&format!(
             "set -e; tar -x -f /dev/vdb -C /; mkdir -p $(dirname {loader}); ln -sfn /q/root {loader}; \
-             for m in kvm_amd vfio_pci vfio_iommu_type1 tun; do modprobe $m; done; \
+             for m in kvm_amd vfio_pci vfio_iommu_type1 tun vhost_net; do modprobe $m; done; \
              mkdir /x; cd /x; cat >init2 <<'X'\n{init}X\nchmod 755 init2; cp -a /viola .; \
              find . | cpio -o -H newc 2>/dev/null | gzip -1 >/q/more; cat /q/initrd.img /q/more >/q/initrd2; rm -rf /x /q/more; \
              ip tuntap add tap0 mode tap; ip link set tap0 master br0 up; ls /dev/kvm; ls /sys/kernel/iommu_groups | wc -l; echo packed"
@@ -230,10 +234,11 @@ impl Bed {
         };
         host.sh(&format!(
             "setsid {q}/bin/qemu-system-x86_64 -name guest=l2,debug-threads=on -L {q}/share/seabios -L {q}/share/qemu -L {q}/lib/ipxe/qemu \
-             -machine q35 -accel kvm -cpu host -smp 1 -m 512 -nographic -nodefaults -no-reboot -serial file:/tmp/l2.log -monitor none \
+             -machine q35,memory-backend=m -object memory-backend-memfd,id=m,size=512M,hugetlb=on,prealloc=on -accel kvm -cpu host \
+             -smp 1 -m 512 -nographic -nodefaults -no-reboot -serial file:/tmp/l2.log -monitor none \
              -qmp unix:/tmp/l2.a,server=on,wait=off -qmp unix:/tmp/l2.b,server=on,wait=off -qmp unix:/tmp/l2.c,server=on,wait=off \
              -device pcie-root-port,id=r1,chassis=1,slot=1 -device pcie-root-port,id=r2,chassis=2,slot=2 \
-             -netdev tap,id=t0,ifname=tap0,script=no,downscript=no {port} \
+             -netdev tap,id=t0,ifname=tap0,script=no,downscript=no,vhost=on {port} \
              -device virtio-net-pci,netdev=t0,id=net1,bus=r1,mac=52:54:00:00:09:02{failover} \
              -kernel /q/vmlinuz -initrd /q/initrd2 \
              -append 'console=ttyS0 rdinit=/init2 mitigations=off net.ifnames=0 quiet loglevel=6 tsc=reliable no_timer_check' </dev/null >/tmp/l2.out 2>&1 &"

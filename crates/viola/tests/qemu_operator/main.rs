@@ -18,7 +18,9 @@ const SOONER: f64 = 10.0;
 fn from_the_package_to_a_vm_that_answers_sooner_and_through_what_may_happen() {
     let begin = Instant::now();
     let host = Host::boot();
+    host.busy(true);
     let stock = host.answers(60);
+    host.busy(false);
     let sooner = page::follow(&host, begin, stock);
     host.step(begin, "the page was followed to its end");
     the_unit_lets_it_work(&host);
@@ -48,6 +50,7 @@ fn libvirt_tells(host: &Host) {
     );
 
     // A quota holds although real-time threads are not held to it by the kernel.
+    host.busy(true);
     host.good("viola start; viola set db01 --class ls");
     host.until_scheduled("db02", "batch", "slots");
     let before = host.metric("viola_libvirt_events_total").unwrap();
@@ -79,6 +82,7 @@ fn libvirt_tells(host: &Host) {
         let (bound, free) = used();
         bound > 0.85 * free
     });
+    host.busy(false);
 
     // Libvirt's daemon goes: the VMs stay with viola, which does not start it again by asking.
     host.good("systemctl stop libvirtd 2>/dev/null");

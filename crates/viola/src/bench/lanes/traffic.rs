@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use viola_netdev::inside;
 
@@ -309,6 +311,7 @@ fn probe(
     begin: Instant,
     rate: &(dyn Fn(Instant) -> Option<u32> + Sync),
 ) -> Outcome<Seen> {
+    socket.set_nonblocking(true)?;
     let mut seen = Seen::default();
     let mut sent_at: Vec<Duration> = Vec::new();
     let mut back_at: Vec<Option<Duration>> = Vec::new();
@@ -334,9 +337,7 @@ fn probe(
         }
         let until = end.unwrap_or(next);
         let left = until.saturating_duration_since(Instant::now());
-        socket.set_read_timeout(Some(
-            left.clamp(Duration::from_millis(1), Duration::from_secs(1)),
-        ))?;
+        wait(socket, left.min(Duration::from_secs(1)))?;
         let mut packet = [0; 64];
         if let Ok(8) = socket.recv(&mut packet) {
             let mut number = [0; 8];
@@ -348,6 +349,16 @@ fn probe(
     }
     judge(&mut seen, &sent_at, &back_at);
     Ok(seen)
+}
+
+/// Waits until there is something to receive, no longer than this. A socket's own time limit is kept by the clock's ticks only,
+/// so that there could be no packet each millisecond.
+fn wait(socket: &UdpSocket, longest: Duration) -> Outcome {
+    let longest = Timespec::try_from(longest)?;
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&longest)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
 }
 
 fn judge(seen: &mut Seen, sent_at: &[Duration], back_at: &[Option<Duration>]) {
