@@ -8,7 +8,8 @@
 # Debian trixie with systemd, libvirt and QEMU, as its packages set it up; kernel of trixie-backports, with KVM on
 # an emulated AMD processor. Packages are configured when the image is made, since an emulated PC would take minutes for
 # it. apt fetches them into a private state (see private-apt.sh), dpkg works in a root of its own, in namespaces of its own.
-# Guests of that host are in /srv/guests: a kernel and an initramfs with busybox, which answers pings and is busy.
+# Guests of that host are in /srv/guests: a kernel and an initramfs with busybox, which answers pings and is busy when
+# it is told to be.
 # Results: vmlinuz, initrd.img, root.img (ext4); MANIFEST has their SHA-256, PACKAGES where they are from.
 set -euo pipefail
 umask 022

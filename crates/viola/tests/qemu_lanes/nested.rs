@@ -11,9 +11,11 @@ use serde_json::{Value, json};
 use super::host::{Host, image};
 
 /// Switches of each kind.
-const TURNS: usize = 6;
-/// How long a switch may make itself felt after viola is done with it: the guest's kernel looks at its VF.
+const TURNS: usize = 4;
+/// How long a switch may make itself felt after viola is done with it, s: the guest's kernel looks at its VF.
 const AFTER: f64 = 3.0;
+/// Packets of the fast stream a second.
+const RATE: u32 = 1000;
 /// How long a guest may take to boot, by this machine's clock.
 const BOOTS: Duration = Duration::from_secs(600);
 
@@ -104,22 +106,7 @@ fn root_of_loader() -> String {
 #[ignore = "boots an emulated PC: make test-beds"]
 fn a_nested_guests_vf_comes_and_goes_under_its_agents_bond_and_nothing_is_held_up() {
     let bed = Bed::boot("lanes-agent", Pair::Agent);
-    let rate = bed.fastest();
-    let seen = bed.to_and_fro(rate);
-    // Each beside what there is between switches: nothing at all where the machine is quick enough.
-    let sorted = |felt: &[Felt]| -> Vec<u64> {
-        let mut pings: Vec<u64> = felt.iter().map(|s| s.pings).collect();
-        pings.sort_unstable();
-        pings
-    };
-    let (pings, calm) = (sorted(&seen.switches), sorted(&seen.calm));
-    let (half, last) = (calm[calm.len() / 2], calm[calm.len() - 1]);
-    assert!(pings[pings.len() / 2] <= half, "{pings:?}, {calm:?}");
-    assert!(pings.iter().all(|n| *n <= 1 + last), "{pings:?}, {calm:?}");
-    let most = GAP_MS + seen.calm_ms();
-    for switch in &seen.switches {
-        assert!(switch.gap_ms <= most, "{most:.0} ms: {switch:?}");
-    }
+    nothing_is_held_up(&bed.to_and_fro());
 }
 
 #[test]
@@ -130,26 +117,10 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
     bed.host.sh("viola set l2 --lane never");
     bed.host
         .wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
-    let rate = bed.fastest();
-    let seen = bed.to_and_fro(rate);
-    // Nothing is lost when it is given. QEMU's unplug is the guest's own failover, so what is lost then is what comes while
-    // the guest's kernel lets the VF go, which the control measures.
+    let switches = bed.to_and_fro();
+    // QEMU's unplug is the guest's own failover: what comes while its kernel lets the VF go is lost.
     println!("the guest's kernel alone takes {control:.2} s to let a VF go");
-    // twice what its kernel takes, and a tenth of a second
-    let most = ((2.0 * control + 0.1) * f64::from(rate)) as u64;
-    for switch in &seen.switches {
-        let most = seen.calm_lost()
-            + if switch.given {
-                u64::from(rate) / 10
-            } else {
-                most
-            };
-        assert!(
-            switch.lost <= most,
-            "{most}: {switch:?}\n{}",
-            bed.host.log()
-        );
-    }
+    nothing_is_held_up(&switches);
 }
 
 /// Longest gap that a switch may make, ms.
@@ -171,23 +142,13 @@ struct Felt {
     gap_ms: f64,
 }
 
-/// All of them.
-struct Seen {
-    switches: Vec<Felt>,
-    /// The times between.
-    calm: Vec<Felt>,
-}
-
-impl Seen {
-    /// Longest time without an answer between switches, ms.
-    fn calm_ms(&self) -> f64 {
-        self.calm.iter().map(|c| c.gap_ms).fold(0.0, f64::max)
-    }
-
-    /// Most packets lost between two switches.
-    fn calm_lost(&self) -> u64 {
-        self.calm.iter().map(|c| c.lost).max().unwrap_or(0)
-    }
+/// A switch loses no ping at the median, one at most, and the stream is never without an answer for long.
+fn nothing_is_held_up(switches: &[Felt]) {
+    let mut pings: Vec<u64> = switches.iter().map(|s| s.pings).collect();
+    pings.sort_unstable();
+    assert_eq!(pings[pings.len() / 2], 0, "{switches:?}");
+    assert!(pings[pings.len() - 1] <= 1, "{switches:?}");
+    assert!(switches.iter().all(|s| s.gap_ms <= GAP_MS), "{switches:?}");
 }
 
 struct Bed {
@@ -268,28 +229,11 @@ impl Bed {
         Self { host }
     }
 
-    /// The fastest stream that this guest answers whole, with no VF: packets a second.
-    fn fastest(&self) -> u32 {
-        let rates = [1000, 500, 200, 100, 50];
-        for rate in rates {
-            let seen = &self.traffic(rate, "sleep 5")[0];
-            let (sent, lost) = (seen["sent"].as_u64().unwrap(), &seen["lost"]);
-            let gap_ms = seen["longest_gap_ms"].as_f64().unwrap();
-            println!(
-                "without a switch: {sent} of {rate} packets a second in 5 s, {lost} lost, {gap_ms:.0} ms without an answer"
-            );
-            if *lost == 0 && gap_ms < GAP_MS / 2.0 && sent > u64::from(rate) * 9 / 2 {
-                return rate;
-            }
-        }
-        rates[rates.len() - 1]
-    }
-
     /// What the peer sees of a fast stream, and of pings each 50 ms, as long as a script takes, which may write [`STEPS`].
-    fn traffic(&self, rate: u32, beside: &str) -> Vec<Value> {
+    fn traffic(&self, beside: &str) -> Vec<Value> {
         let spec = json!({
             "address": "10.9.0.2", "phase_ms": 3_600_000, "until": "/tmp/enough",
-            "guests": [{"netns": "peer", "rates": [rate], "pieces": 10}, {"netns": "peer", "rates": [20], "pieces": 1}],
+            "guests": [{"netns": "peer", "rates": [RATE], "pieces": 10}, {"netns": "peer", "rates": [20], "pieces": 1}],
         });
         // all in one script there: asking the host takes time of it
         self.host.sh(&format!(
@@ -302,8 +246,8 @@ impl Bed {
         self.host.seen()
     }
 
-    /// The VF comes and goes under traffic.
-    fn to_and_fro(&self, rate: u32) -> Seen {
+    /// The VF comes and goes under traffic; what that saw of each switch. Between them nothing is lost and nothing late.
+    fn to_and_fro(&self) -> Vec<Felt> {
         let host = &self.host;
         host.wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
         let before = host.lanes().unwrap().counts;
@@ -312,11 +256,11 @@ impl Bed {
              step() {{
                  n=$(grep -c \"$3\" /tmp/viola.log); a=$(now); viola set l2 --lane $2 >/dev/null
                  for i in $(seq 300); do [ $(grep -c \"$3\" /tmp/viola.log) -gt $n ] && break; sleep 0.1; done
-                 echo $1 $begin $a $(now) >>{STEPS}; sleep 6
+                 echo $1 $begin $a $(now) >>{STEPS}; sleep 5
              }}
              for turn in $(seq {TURNS}); do step given pin ' granted in'; step taken never ' taken back in'; done"
         );
-        let guests = self.traffic(rate, &steer);
+        let guests = self.traffic(&steer);
         let lanes = host.lanes().unwrap();
         println!(
             "{}",
@@ -335,24 +279,29 @@ impl Bed {
         assert!(lanes.nics[0].vf_packets > 100, "{:?}", lanes.nics);
         let steps = host.sh(&format!("cat {STEPS}"));
         let seen = felt(&steps, &guests);
-        for (switch, calm) in seen.switches.iter().zip(&seen.calm) {
-            println!("{switch:?}\n  then {calm:?}");
+        let (switches, calm): (Vec<Felt>, Vec<Felt>) = seen.into_iter().unzip();
+        for switch in &switches {
+            println!("{switch:?}");
         }
-        println!(
-            "{} switches, {rate} packets a second; between switches {:.0} ms without an answer",
-            seen.switches.len(),
-            seen.calm_ms()
+        assert_eq!(switches.len(), 2 * TURNS, "{steps}");
+        let sent = guests[0]["sent"].as_u64().unwrap() as f64;
+        let took = calm.last().map_or(0.0, |c| c.at + c.took);
+        println!("{sent} packets in {took:.0} s");
+        assert!(sent > 0.95 * took * f64::from(RATE), "{sent} in {took} s");
+        assert!(
+            calm.iter().all(|c| c.lost == 0 && c.gap_ms == 0.0),
+            "{calm:?}"
         );
-        assert_eq!(seen.switches.len(), 2 * TURNS, "{steps}");
-        seen
+        switches
     }
 }
 
 /// Where the host notes when switches were.
 const STEPS: &str = "/tmp/steps";
 
-/// Lines of [`STEPS`] (what, the traffic's start, the switch's, its end: s of uptime), and what the two streams saw.
-fn felt(steps: &str, guests: &[Value]) -> Seen {
+/// Lines of [`STEPS`] (what, the traffic's start, the switch's, its end: s of uptime), and what the two streams saw of
+/// each switch, and after it until the next.
+fn felt(steps: &str, guests: &[Value]) -> Vec<(Felt, Felt)> {
     let (fast, pings) = (&guests[0], &guests[1]);
     let pairs = |of: &Value, key: &str| -> Vec<(f64, f64)> {
         let list = of[key].as_array().unwrap().iter();
@@ -384,14 +333,16 @@ fn felt(steps: &str, guests: &[Value]) -> Seen {
             gap_ms: in_it(&gaps).into_iter().fold(0.0, f64::max),
         }
     };
-    let (mut switches, mut calm) = (Vec::new(), Vec::new());
+    let mut seen = Vec::new();
     for (k, &(given, from, done)) in times.iter().enumerate() {
         let to = done + AFTER;
-        switches.push(between(given, from, done, to));
         let next = times.get(k + 1).map_or(to + AFTER, |(_, next, _)| *next);
-        calm.push(between(given, to, next, next));
+        seen.push((
+            between(given, from, done, to),
+            between(given, to, next, next),
+        ));
     }
-    Seen { switches, calm }
+    seen
 }
 
 /// Seconds that the guest's kernel takes to let its first VF go by itself.

@@ -143,6 +143,11 @@ impl Host {
         }
     }
 
+    /// Waits so many seconds by the host's own clock, which is not this machine's.
+    pub fn pause(&self, seconds: u32) {
+        self.good(&format!("sleep {seconds}"));
+    }
+
     pub fn step(&self, begin: Instant, what: &str) {
         println!("{:4.0} s: {what}", begin.elapsed().as_secs_f32());
     }

@@ -2,7 +2,7 @@
 //! The book's first page, line by line: each command of its part on hosts is run as it is written there. A line that is
 //! not known here fails the test, so the page and what was tried do not part.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::host::{Host, VMS};
 
@@ -95,7 +95,7 @@ fn sooner(host: &Host, begin: Instant, command: &str, stock: (f64, f64)) -> f64 
     host.good(command);
     host.until_scheduled("db01", "ls", "slots");
     assert!(host.real_time() >= 1);
-    std::thread::sleep(Duration::from_secs(5));
+    host.pause(5);
     let now = host.answers(60);
     println!("{}", host.sh("viola vms"));
     host.busy(false);
