@@ -139,9 +139,17 @@ impl Drop for Libvirt {
 impl Inner {
     fn work(&self, asking: &Asking) {
         let mut wait = WAIT;
+        // a daemon of libvirt's that has hung up, and when
+        let mut left: Option<(u32, Instant)> = None;
         while !self.ends() {
-            if !runs(&asking.run) {
+            let running = runs(&asking.run);
+            if running.is_none() {
                 self.gone("libvirt's daemon does not run".into());
+                wait = WAIT;
+            } else if left
+                .is_some_and(|(pid, at)| running == Some(pid) && at.elapsed() < LONGEST_WAIT)
+            {
+                // It ends, most likely, and who asks its socket meanwhile has systemd start another one.
                 wait = WAIT;
             } else {
                 let begun = Instant::now();
@@ -149,7 +157,10 @@ impl Inner {
                 if self.ends() {
                     return;
                 }
-                self.gone(why);
+                let was_connected = lock(&self.told).connected;
+                let hung_up = was_connected && why.is_some();
+                left = running.filter(|_| hung_up).map(|pid| (pid, Instant::now()));
+                self.gone(why.unwrap_or_else(|| "the process that asks libvirt has ended".into()));
                 wait = match no_library {
                     true => NO_LIBRARY_WAIT,
                     false if begun.elapsed() > LONGEST_WAIT => WAIT,
@@ -177,8 +188,8 @@ impl Inner {
         }
     }
 
-    /// Listens until the process ends. Why it did, and whether that will not change.
-    fn ask(&self, command: &[String]) -> (String, bool) {
+    /// Listens until the process ends. Why it did, if it has said so, and whether that will not change.
+    fn ask(&self, command: &[String]) -> (Option<String>, bool) {
         let started = Command::new(&command[0])
             .args(&command[1..])
             .current_dir("/")
@@ -189,10 +200,8 @@ impl Inner {
         let mut child = match started {
             Ok(child) => child,
             Err(e) => {
-                return (
-                    format!("the process that asks libvirt cannot start: {e}"),
-                    false,
-                );
+                let why = format!("the process that asks libvirt cannot start: {e}");
+                return (Some(why), false);
             }
         };
         let out = child.stdout.take();
@@ -200,10 +209,10 @@ impl Inner {
         if self.ends() {
             self.kill();
         }
-        let mut end = None;
+        let mut end = (None, false);
         for line in out.into_iter().flat_map(|out| lines(BufReader::new(out))) {
             match serde_json::from_str(&line) {
-                Ok(Word::Gone { why, no_library }) => end = Some((why, no_library)),
+                Ok(Word::Gone { why, no_library }) => end = (Some(why), no_library),
                 Ok(word) => self.hear(word),
                 // Of no version that this one knows: a new program was installed beside a daemon that runs on.
                 Err(_) => {}
@@ -213,7 +222,7 @@ impl Inner {
         if let Some(mut child) = lock(&self.child).take() {
             let _ = child.wait();
         }
-        end.unwrap_or_else(|| ("the process that asks libvirt has ended".into(), false))
+        end
     }
 
     fn hear(&self, word: Word) {
@@ -262,14 +271,14 @@ impl Inner {
     }
 }
 
-/// Whether a daemon of libvirt's runs. Connecting to its socket would start it where systemd listens, which is not for
-/// viola to do.
-fn runs(run: &Path) -> bool {
-    DAEMONS.iter().any(|name| {
-        let number = std::fs::read_to_string(run.join(format!("{name}.pid"))).unwrap_or_default();
-        let pid: Option<u32> = number.trim().parse().ok();
-        let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
-        comm.is_some_and(|comm| comm.trim_end() == *name)
+/// The daemon of libvirt's that runs, if one does. Connecting to its socket would start it where systemd listens, which is
+/// not for viola to do.
+fn runs(run: &Path) -> Option<u32> {
+    DAEMONS.iter().find_map(|name| {
+        let number = std::fs::read_to_string(run.join(format!("{name}.pid"))).ok()?;
+        let pid: u32 = number.trim().parse().ok()?;
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        (comm.trim_end() == *name).then_some(pid)
     })
 }
 
