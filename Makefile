@@ -29,8 +29,6 @@ test-beds:
 	@scripts/qemu-image.sh
 	@scripts/qemu-image.sh --new
 	@scripts/qemu-image.sh --lanes
-	@case "$(ARGS)" in *ack*) scripts/guest-kmod.sh ;; esac
-	@case "$(ARGS)" in *operator*) scripts/debian-image.sh && scripts/deb.sh ;; esac
 	@scripts/uml-smp.sh
 	@scripts/hadoop.sh
 	@$(rt) scripts/test-beds.sh $(ARGS)
