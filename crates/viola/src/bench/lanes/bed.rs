@@ -37,6 +37,11 @@ const WAY_OUT: u32 = 600;
 /// How long before a change of the load the oracle begins, s.
 const LEAD: u32 = 1;
 
+/// What is asked for where a script failed: viola's last words, what its threads wait for, and the kernel's last words with all
+/// tasks that are blocked.
+const WITNESSES: &str = "tail -n 20 /tmp/viola.log; for t in /proc/$(pidof viola)/task/*; do cat $t/comm $t/wchan; echo; done
+    echo w >/proc/sysrq-trigger; dmesg | tail -n 60";
+
 /// The PF and two ordinary NICs at one hub: one for the world outside, one as the bridge's way there.
 const NICS: &str = "-netdev hubport,id=h0,hubid=0 -netdev hubport,id=h1,hubid=0 -netdev hubport,id=h2,hubid=0 \
     -device pcie-root-port,id=rp9,chassis=9,slot=9 -device igb,bus=rp9,netdev=h0,mac=52:54:00:00:00:01 \
@@ -115,10 +120,14 @@ impl Bed {
         if output.status == 0 && !output.timed_out {
             return Ok(output.stdout);
         }
-        let log = self.machine.exec("tail -n 20 /tmp/viola.log", PATIENCE);
+        let log = self.machine.exec(WITNESSES, PATIENCE);
         let log = log.map(|o| o.stdout).unwrap_or_default();
+        let how = match output.timed_out {
+            true => "a script took too long",
+            false => "a script failed",
+        };
         Err(Failure::run(format!(
-            "the emulated host: {}{}\n{log}",
+            "the emulated host: {how}: {}{}\n{log}",
             output.stdout, output.stderr
         )))
     }
