@@ -18,6 +18,8 @@ use crate::error::{Failure, Outcome};
 const GUESTS: u32 = 10;
 /// VFs of the NIC.
 const VFS: u32 = 7;
+/// How the guests' addresses begin; their number is the rest.
+const MACS: &str = "52:54:00:00:20";
 /// Nanoseconds per instruction, as a power of two.
 pub const SHIFT: u32 = 2;
 /// Longest that a script may take, however busy this machine is.
@@ -105,7 +107,7 @@ impl Bed {
              setsid /viola/bin/viola run -c /tmp/v.toml </dev/null >>/tmp/viola.log 2>&1 &
              for i in $(seq 60); do viola lanes --json 2>/dev/null | tr -d ' ' | grep -q '\"usable\":{VFS}' && break; sleep 1; done
              viola lanes | grep -q eth0
-             modprobe sch_netem; tc qdisc add dev eth2 root netem rate {WAY_OUT}kbit limit 60"
+             modprobe sch_netem"
         ))?;
         Ok(bed)
     }
@@ -153,7 +155,8 @@ impl Bed {
         };
         let guests: Vec<Value> = (1..=GUESTS).map(guest).collect();
         // all begin with the VFs where the first phase wants them
-        let begin = format!("{}{}", moved(&all(), &set(&HEAVY[0])), held(VFS));
+        let first = set(&HEAVY[0]);
+        let begin = format!("{}{}", moved(&all(), &first), held(&first));
         let steer = match side {
             TURNS => turns(3 * phase),
             ORACLE => {
@@ -170,7 +173,9 @@ impl Bed {
             POLICY => said(&all(), "auto"),
             _ => String::new(),
         };
-        self.sh(&begin)?;
+        self.sh(&format!(
+            "tc qdisc replace dev eth2 root netem rate {WAY_OUT}kbit limit 60\n{begin}"
+        ))?;
         let mut reading = self.load(&guests, phase, &format!("{auto}{steer}"))?;
         let rates: u32 = guests
             .iter()
@@ -183,12 +188,16 @@ impl Bed {
         Ok(reading)
     }
 
-    /// Two guests with packets every millisecond, between which one VF goes to and fro so many times.
+    /// Two guests with packets every millisecond, between which one VF goes to and fro so many times. The bridge's way out
+    /// carries all that they send: what is lost is lost by the switches.
     pub fn swap(&self, turns: u32) -> Outcome<Reading> {
         let guests = ["n1", "n2"]
             .map(|netns| json!({"netns": netns, "rates": [1000], "kib": 1, "pieces": 50}));
         let (one, two) = (set(&[1]), set(&[2]));
-        self.sh(&format!("{}{}", moved(&all(), &one), held(1)))?;
+        let begin = format!("{}{}", moved(&all(), &one), held(&one));
+        self.sh(&format!(
+            "tc qdisc del dev eth2 root 2>/dev/null || true\n{begin}"
+        ))?;
         let mut steer = "sleep 2\n".to_owned();
         for turn in 0..turns {
             let (from, to) = match turn % 2 {
@@ -266,11 +275,14 @@ fn moved(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
     format!("{}{}", said(&out, "never"), said(&new, "pin"))
 }
 
-/// Waits until so many VFs are with guests.
-fn held(vfs: u32) -> String {
-    let with = "ip link show eth0 | grep -c 'link/ether 52:54:00:00:20' || true";
+/// Waits until these guests have the VFs, and no others: the NIC has their addresses. How many there are does not tell, as it
+/// is right for a moment while others still give theirs back.
+fn held(guests: &BTreeSet<u32>) -> String {
+    let wanted: String = guests.iter().map(|n| format!("{n:02x} ")).collect();
     format!(
-        "for i in $(seq 240); do [ \"$({with})\" = {vfs} ] && break; sleep 0.5; done\n[ \"$({with})\" = {vfs} ]\nsleep 3\n"
+        "held() {{ ip link show eth0 | sed -n 's/.*link.ether {MACS}:\\(..\\).*/\\1/p' | sort | tr '\\n' ' '; }}
+         for i in $(seq 240); do has=$(held); [ \"$has\" = '{wanted}' ] && break; sleep 0.5; done
+         [ \"$has\" = '{wanted}' ] || {{ echo \"VFs are with $has, not {wanted}\" >&2; exit 1; }}\nsleep 3\n"
     )
 }
 
