@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::host::{Host, image};
 
-/// Switches of each kind.
+/// Switches of each kind; `VIOLA_TURNS` may ask for others.
 const TURNS: usize = 4;
 /// How long a switch may make itself felt after viola is done with it, s: the guest's kernel looks at its VF.
 const AFTER: f64 = 3.0;
@@ -59,6 +59,11 @@ viola-agent --config /run/agent.toml &
 until [ -e /sys/class/net/viola0 ] && ip addr show viola0 | grep -q 10.9.0.2; do sleep 0.2; done
 viola-agent --config /run/agent.toml status
 "#;
+
+fn turns() -> usize {
+    let said = std::env::var("VIOLA_TURNS").ok();
+    said.map_or(TURNS, |turns| turns.parse().unwrap())
+}
 
 /// How a guest keeps its two NICs together.
 #[derive(Clone, Copy, PartialEq)]
@@ -251,6 +256,7 @@ impl Bed {
         let host = &self.host;
         host.wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
         let before = host.lanes().unwrap().counts;
+        let turns = turns();
         let steer = format!(
             "sleep 3
              step() {{
@@ -258,7 +264,7 @@ impl Bed {
                  for i in $(seq 300); do [ $(grep -c \"$3\" /tmp/viola.log) -gt $n ] && break; sleep 0.1; done
                  echo $1 $begin $a $(now) >>{STEPS}; sleep 5
              }}
-             for turn in $(seq {TURNS}); do step given pin ' granted in'; step taken never ' taken back in'; done"
+             for turn in $(seq {turns}); do step given pin ' granted in'; step taken never ' taken back in'; done"
         );
         let guests = self.traffic(&steer);
         let lanes = host.lanes().unwrap();
@@ -268,7 +274,7 @@ impl Bed {
         );
         println!("{:?}", lanes.counts);
         let revoked = lanes.counts.revoked - before.revoked;
-        assert_eq!(revoked, TURNS as u64, "{}", host.log());
+        assert_eq!(revoked, turns as u64, "{}", host.log());
         assert_eq!(
             (lanes.counts.failed, lanes.counts.kept),
             (0, 0),
@@ -283,10 +289,18 @@ impl Bed {
         for switch in &switches {
             println!("{switch:?}");
         }
-        assert_eq!(switches.len(), 2 * TURNS, "{steps}");
+        assert_eq!(switches.len(), 2 * turns, "{steps}");
         let sent = guests[0]["sent"].as_u64().unwrap() as f64;
         let took = calm.last().map_or(0.0, |c| c.at + c.took);
-        println!("{sent} packets in {took:.0} s");
+        let sum = |of: fn(&Felt) -> u64| switches.iter().map(of).sum::<u64>();
+        println!(
+            "{} switches: {} of {} pings lost, {} of {sent} packets in {took:.0} s, longest gap {:.1} ms",
+            switches.len(),
+            sum(|s| s.pings),
+            guests[1]["sent"],
+            sum(|s| s.lost),
+            guests[0]["longest_gap_ms"].as_f64().unwrap()
+        );
         assert!(sent > 0.95 * took * f64::from(RATE), "{sent} in {took} s");
         assert!(
             calm.iter().all(|c| c.lost == 0 && c.gap_ms == 0.0),
