@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::host::{Host, image};
 
-/// Switches of each kind; `VIOLA_TURNS` may ask for others.
+/// Switches of each kind in a round.
 const TURNS: usize = 4;
 /// How long a switch may make itself felt after viola is done with it, s: the guest's kernel looks at its VF.
 const AFTER: f64 = 3.0;
@@ -60,9 +60,11 @@ until [ -e /sys/class/net/viola0 ] && ip addr show viola0 | grep -q 10.9.0.2; do
 viola-agent --config /run/agent.toml status
 "#;
 
-fn turns() -> usize {
-    let said = std::env::var("VIOLA_TURNS").ok();
-    said.map_or(TURNS, |turns| turns.parse().unwrap())
+/// One round, or as many as `VIOLA_ROUNDS` asks for.
+fn rounds(bed: &Bed) -> Vec<Felt> {
+    let said = std::env::var("VIOLA_ROUNDS").ok();
+    let rounds: usize = said.map_or(1, |rounds| rounds.parse().unwrap());
+    (0..rounds).flat_map(|_| bed.to_and_fro()).collect()
 }
 
 /// How a guest keeps its two NICs together.
@@ -111,7 +113,7 @@ fn root_of_loader() -> String {
 #[ignore = "boots an emulated PC: make test-beds"]
 fn a_nested_guests_vf_comes_and_goes_under_its_agents_bond_and_nothing_is_held_up() {
     let bed = Bed::boot("lanes-agent", Pair::Agent);
-    nothing_is_held_up(&bed.to_and_fro());
+    nothing_is_held_up(&rounds(&bed));
 }
 
 #[test]
@@ -122,7 +124,7 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
     bed.host.sh("viola set l2 --lane never");
     bed.host
         .wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
-    let switches = bed.to_and_fro();
+    let switches = rounds(&bed);
     // QEMU's unplug is the guest's own failover: what comes while its kernel lets the VF go is lost.
     println!("the guest's kernel alone takes {control:.2} s to let a VF go");
     nothing_is_held_up(&switches);
@@ -256,7 +258,6 @@ impl Bed {
         let host = &self.host;
         host.wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
         let before = host.lanes().unwrap().counts;
-        let turns = turns();
         let steer = format!(
             "sleep 3
              step() {{
@@ -264,7 +265,7 @@ impl Bed {
                  for i in $(seq 300); do [ $(grep -c \"$3\" /tmp/viola.log) -gt $n ] && break; sleep 0.1; done
                  echo $1 $begin $a $(now) >>{STEPS}; sleep 5
              }}
-             for turn in $(seq {turns}); do step given pin ' granted in'; step taken never ' taken back in'; done"
+             for turn in $(seq {TURNS}); do step given pin ' granted in'; step taken never ' taken back in'; done"
         );
         let guests = self.traffic(&steer);
         let lanes = host.lanes().unwrap();
@@ -274,7 +275,7 @@ impl Bed {
         );
         println!("{:?}", lanes.counts);
         let revoked = lanes.counts.revoked - before.revoked;
-        assert_eq!(revoked, turns as u64, "{}", host.log());
+        assert_eq!(revoked, TURNS as u64, "{}", host.log());
         assert_eq!(
             (lanes.counts.failed, lanes.counts.kept),
             (0, 0),
@@ -289,7 +290,7 @@ impl Bed {
         for switch in &switches {
             println!("{switch:?}");
         }
-        assert_eq!(switches.len(), 2 * turns, "{steps}");
+        assert_eq!(switches.len(), 2 * TURNS, "{steps}");
         let sent = guests[0]["sent"].as_u64().unwrap() as f64;
         let took = calm.last().map_or(0.0, |c| c.at + c.took);
         let sum = |of: fn(&Felt) -> u64| switches.iter().map(of).sum::<u64>();
