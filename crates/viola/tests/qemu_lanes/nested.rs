@@ -60,14 +60,6 @@ until [ -e /sys/class/net/viola0 ] && ip addr show viola0 | grep -q 10.9.0.2; do
 viola-agent --config /run/agent.toml status
 "#;
 
-/// Two rounds, or as many as `VIOLA_ROUNDS` asks for. By net_failover each second taking loses a ping, so that all of one
-/// round's may by chance.
-fn rounds(bed: &Bed) -> Vec<Felt> {
-    let said = std::env::var("VIOLA_ROUNDS").ok();
-    let rounds: usize = said.map_or(2, |rounds| rounds.parse().unwrap());
-    (0..rounds).flat_map(|_| bed.to_and_fro()).collect()
-}
-
 /// How a guest keeps its two NICs together.
 #[derive(Clone, Copy, PartialEq)]
 enum Pair {
@@ -114,7 +106,7 @@ fn root_of_loader() -> String {
 #[ignore = "boots an emulated PC: make test-beds"]
 fn a_nested_guests_vf_comes_and_goes_under_its_agents_bond_and_nothing_is_held_up() {
     let bed = Bed::boot("lanes-agent", Pair::Agent);
-    nothing_is_held_up(&rounds(&bed));
+    nothing_is_held_up(&bed.rounds());
 }
 
 #[test]
@@ -125,7 +117,7 @@ fn a_nested_guests_vf_comes_and_goes_by_net_failover_and_its_connections_live() 
     bed.host.sh("viola set l2 --lane never");
     bed.host
         .wait("no VF", |l| l.nics.iter().all(|n| n.vf.is_none()));
-    let switches = rounds(&bed);
+    let switches = bed.rounds();
     // QEMU's unplug is the guest's own failover: what comes while its kernel lets the VF go is lost.
     println!("the guest's kernel alone takes {control:.2} s to let a VF go");
     nothing_is_held_up(&switches);
@@ -252,6 +244,14 @@ impl Bed {
              while ! [ -e /tmp/seen ]; do sleep 0.5; done"
         ));
         self.host.seen()
+    }
+
+    /// Two rounds, or as many as `VIOLA_ROUNDS` asks for. By net_failover each second taking loses a ping, so that all of one
+    /// round's may by chance.
+    fn rounds(&self) -> Vec<Felt> {
+        let said = std::env::var("VIOLA_ROUNDS").ok();
+        let rounds: usize = said.map_or(2, |rounds| rounds.parse().unwrap());
+        (0..rounds).flat_map(|_| self.to_and_fro()).collect()
     }
 
     /// The VF comes and goes under traffic; what that saw of each switch. Between them nothing is lost and nothing late.

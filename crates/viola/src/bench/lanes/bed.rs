@@ -155,8 +155,7 @@ impl Bed {
         };
         let guests: Vec<Value> = (1..=GUESTS).map(guest).collect();
         // all begin with the VFs where the first phase wants them
-        let first = set(&HEAVY[0]);
-        let begin = format!("{}{}", moved(&all(), &first), held(&first));
+        let begin = given(&set(&HEAVY[0]));
         let steer = match side {
             TURNS => turns(3 * phase),
             ORACLE => {
@@ -194,9 +193,9 @@ impl Bed {
         let guests = ["n1", "n2"]
             .map(|netns| json!({"netns": netns, "rates": [1000], "kib": 1, "pieces": 50}));
         let (one, two) = (set(&[1]), set(&[2]));
-        let begin = format!("{}{}", moved(&all(), &one), held(&one));
         self.sh(&format!(
-            "tc qdisc del dev eth2 root 2>/dev/null || true\n{begin}"
+            "tc qdisc del dev eth2 root 2>/dev/null || true\n{}",
+            given(&one)
         ))?;
         let mut steer = "sleep 2\n".to_owned();
         for turn in 0..turns {
@@ -275,12 +274,13 @@ fn moved(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
     format!("{}{}", said(&out, "never"), said(&new, "pin"))
 }
 
-/// Waits until these guests have the VFs, and no others: the NIC has their addresses. How many there are does not tell, as it
-/// is right for a moment while others still give theirs back.
-fn held(guests: &BTreeSet<u32>) -> String {
+/// Gives the VFs to these guests, and waits until they have them and no others: the NIC has their addresses. How many there
+/// are does not tell, as it is right for a moment while others still give theirs back.
+fn given(guests: &BTreeSet<u32>) -> String {
+    let moves = moved(&all(), guests);
     let wanted: String = guests.iter().map(|n| format!("{n:02x} ")).collect();
     format!(
-        "held() {{ ip link show eth0 | sed -n 's/.*link.ether {MACS}:\\(..\\).*/\\1/p' | sort | tr '\\n' ' '; }}
+        "{moves}held() {{ ip link show eth0 | sed -n 's/.*link.ether {MACS}:\\(..\\).*/\\1/p' | sort | tr '\\n' ' '; }}
          for i in $(seq 240); do has=$(held); [ \"$has\" = '{wanted}' ] && break; sleep 0.5; done
          [ \"$has\" = '{wanted}' ] || {{ echo \"VFs are with $has, not {wanted}\" >&2; exit 1; }}\nsleep 3\n"
     )
