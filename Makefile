@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make help lists what there is.
 
-viola := $(or $(CARGO_TARGET_DIR),target)/release/viola
+lab := $(or $(CARGO_TARGET_DIR),target)/release/viola-lab
 rt := scripts/with-rt.sh
 
 .PHONY: help run test test-beds lint bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
@@ -11,7 +11,7 @@ help:
 
 ## make run           four guests on one core: stock, the papers' 30 ms slices, viola; table and build/report.html
 run: guests build
-	@$(rt) $(viola) demo
+	@$(rt) $(lab) demo
 
 ## make test          formatting, clippy, unit, property and guest tests; needs root
 test:
@@ -44,68 +44,68 @@ fuzz: setup
 
 ## make bench-slices  the figures of bench/results/slices.json, about twenty minutes; ARGS="--quick" for a look
 bench-slices: guests build
-	@$(rt) $(viola) bench slices $(ARGS)
+	@$(rt) $(lab) bench slices $(ARGS)
 
 ## make demo-vread    a file in HDFS, read by another guest: stock and viola side by side
 demo-vread: guests build hadoop
-	@$(viola) bench vread --quick --rounds 3 --only "sequential,random,1 MiB read"
+	@$(lab) bench vread --quick --rounds 3 --only "sequential,random,1 MiB read"
 
 ## make bench-vread   the figures of bench/results/vread.json, about half an hour; ARGS="--quick" for a look
 bench-vread: guests build
 	@scripts/hadoop.sh --bench
-	@$(viola) bench vread $(ARGS)
+	@$(lab) bench vread $(ARGS)
 
 ## make demo-vpipe    nginx in a guest with busy neighbours: as it is, and with its files sent by the host
 demo-vpipe: guests clients build
-	@$(viola) bench vpipe --quick --rounds 3 --only "nginx, 16 MiB,nginx, 256 MiB"
+	@$(lab) bench vpipe --quick --rounds 3 --only "nginx, 16 MiB,nginx, 256 MiB"
 
 ## make bench-vpipe   the figures of bench/results/vpipe.json, about 25 minutes; ARGS="--quick" for a look
 bench-vpipe: guests clients build
-	@$(viola) bench vpipe $(ARGS)
+	@$(lab) bench vpipe $(ARGS)
 
 ## make bench-copies  copies in emulated PCs with NVMe and virtio disks: bench/results/copies.json, 25 minutes
 bench-copies: guests build
 	@scripts/qemu-image.sh --new
-	@$(viola) bench copies $(ARGS)
+	@$(lab) bench copies $(ARGS)
 
 ## make bench-backlog the figures of bench/results/backlog.json, about twenty minutes; ARGS="--quick" for a look
 bench-backlog: guests build
 	@scripts/qemu-image.sh --new
 	@scripts/guest-kmod.sh
-	@$(viola) bench backlog $(ARGS)
+	@$(lab) bench backlog $(ARGS)
 
 ## make bench-turbo   the figures of bench/results/turbo.json, about twenty minutes; ARGS="--quick" for a look
 bench-turbo: guests clients build
 	@scripts/uml-smp.sh
-	@$(rt) $(viola) bench turbo $(ARGS)
+	@$(rt) $(lab) bench turbo $(ARGS)
 
 ## make bench-scx     the figures of bench/results/scx.json, about half an hour; ARGS="--quick" for a look
 bench-scx: guests build
 	@scripts/qemu-image.sh --new
 	@scripts/other-schedulers.sh || echo 'bench scx: without scx_lavd and scx_bpfland' >&2
-	@$(viola) bench scx $(ARGS)
+	@$(lab) bench scx $(ARGS)
 
 ## make bench-lanes   the figures of bench/results/lanes.json, about half an hour; ARGS="--quick" for a look
 bench-lanes: guests build
 	@scripts/qemu-image.sh --lanes
-	@$(viola) bench lanes $(ARGS)
+	@$(lab) bench lanes $(ARGS)
 
 ## make bench-papers  the figures of bench/results/papers.json, about fifty minutes; ARGS="--quick" for a look
 bench-papers: guests build
 	@scripts/mpi.sh || echo 'bench papers: without MPI' >&2
-	@$(rt) $(viola) bench papers $(ARGS)
+	@$(rt) $(lab) bench papers $(ARGS)
 
 ## make bench-daemon  the figures of bench/results/daemon.json, about eleven minutes; ARGS="--quick" for a look
 bench-daemon: build
-	@$(viola) bench daemon $(ARGS)
+	@$(lab) bench daemon $(ARGS)
 
 ## make bench-sim     the figures of bench/results/sim.json: the simulator's speed, four minutes; ARGS="--quick" for a look
 bench-sim: build
-	@$(viola) bench sim $(ARGS)
+	@$(lab) bench sim $(ARGS)
 
-## make build         the program (target/release/viola) and the lab's guest image
+## make build         the programs viola and viola-lab (target/release), and the lab's guest image
 build: setup
-	@scripts/build.sh build --release -p viola
+	@scripts/build.sh build --release -p viola -p viola-bench
 
 ## make deb           the packages viola and viola-agent, in build/deb
 deb: setup

@@ -168,3 +168,23 @@ mod tests {
         assert!(host_program("/h", "/bin/true").starts_with("/h/"));
     }
 }
+
+/// The program `viola-lab` in the folder of a program of the same build; cargo builds it when it is missing.
+///
+/// # Panics
+/// When cargo cannot build it.
+pub fn lab_program(beside: &Path) -> PathBuf {
+    let lab = beside.with_file_name("viola-lab");
+    if !lab.is_file() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut build = std::process::Command::new(cargo);
+        build.args(["build", "--quiet", "--package", "viola-bench"]);
+        let done = build.current_dir(root).status();
+        assert!(
+            done.is_ok_and(|s| s.success()),
+            "cargo cannot build viola-lab"
+        );
+    }
+    lab
+}

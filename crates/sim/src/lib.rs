@@ -16,6 +16,5 @@ pub mod random;
 pub mod scenario;
 pub mod sched;
 pub mod setup;
-pub mod toml_text;
 pub mod work;
 pub mod world;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 pub use build::{Outcome, Scenario, VmOutcome};
 
-use crate::toml_text::{explain, line_of};
+use viola_cli::toml_text::{explain, line_of};
 
 /// Why a scenario cannot be used.
 #[derive(Debug, thiserror::Error)]

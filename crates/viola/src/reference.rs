@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use clap::{Command, CommandFactory};
 use serde_json::Value;
 
-use crate::cli::Cli;
-use crate::config::Config;
-use crate::daemon::metrics;
+use crate::args::Viola;
+use viola_config::Config;
+use viola_daemon::metrics;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -73,7 +73,7 @@ fn walk(command: &Command, path: &[&str], text: &str, lacks: &mut Vec<String>) {
 fn every_command_and_option_is_in_the_reference() {
     let text = reference();
     let mut lacks = Vec::new();
-    walk(&Cli::command(), &[], &text, &mut lacks);
+    walk(&Viola::command(), &[], &text, &mut lacks);
     assert!(lacks.is_empty(), "docs/src/reference.md lacks {lacks:#?}");
     let everywhere = ["--json", "--socket", "--help", "--version"];
     assert!(missing(everywhere.map(String::from)).is_empty());
@@ -221,7 +221,7 @@ fn the_schema_is_that_of_the_messages() {
 fn what_vms_prints_is_valid_by_the_schema_and_what_lacks_a_field_is_not() {
     let schema: Value = serde_json::from_str(&file("dist/vms.schema.json")).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
-    let mut list = crate::testing::view(&["a", "b"]).vms;
+    let mut list = viola_daemon::testing::view(&["a", "b"]).vms;
     list.vms[0].cap_permille = Some(500);
     list.vms[0].by_vcpu[0].waits = vec![(1000, 1189, 7)];
     list.vms[1].wait_p99_ns = None;

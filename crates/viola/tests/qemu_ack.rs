@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::testing::lab_program;
 
 const PATIENCE: Duration = Duration::from_secs(180);
 const PARAMETERS: &str = "/sys/module/viola_ack/parameters";
@@ -35,7 +36,8 @@ impl Vm {
             .unwrap_or_else(|e| panic!("{}: {e}; run scripts/guest-kmod.sh", module.display()))
             .len();
         let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
-        let program = Program::pack(viola, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let program =
+            Program::pack(&lab_program(viola), folder.path()).unwrap_or_else(|e| panic!("{e}"));
         let spec = program
             .disk(Spec::new("ack").cpus(2).on(&[]).memory(768))
             .word("-drive")

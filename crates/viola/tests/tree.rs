@@ -72,3 +72,31 @@ fn no_file_is_too_long_to_be_one_idea() {
         .collect();
     assert!(long.is_empty(), "longer than {LONG} lines: {long:#?}");
 }
+
+/// Crates of this project that a package uses, tests left out.
+fn dependencies(package: &str) -> Vec<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = std::process::Command::new(cargo)
+        .args(["tree", "--package", package, "--edges", "normal,build"])
+        .args(["--prefix", "none", "--format", "{p}"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    text.lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| name.starts_with("viola"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_product_links_nothing_of_the_lab() {
+    let product = dependencies("viola");
+    assert!(product.contains(&"viola-daemon".to_owned()), "{product:?}");
+    for lab in ["viola-lab", "viola-bench"] {
+        assert!(!product.contains(&lab.to_owned()), "{product:?}");
+    }
+    assert!(dependencies("viola-bench").contains(&"viola-lab".to_owned()));
+}

@@ -48,8 +48,12 @@ impl Program {
         Self::pack_all(&all, &[], folder)
     }
 
-    /// The first one is what [`Program::command`] runs.
-    fn pack_all(programs: &[&Path], further: &[PathBuf], folder: &Path) -> Result<Self> {
+    /// All of it: `programs` use the libraries of this machine, and the first one is what [`Program::command`] runs;
+    /// `further` have their own.
+    ///
+    /// # Errors
+    /// As [`Program::pack_with`].
+    pub fn pack_all(programs: &[&Path], further: &[PathBuf], folder: &Path) -> Result<Self> {
         let root = folder.join("program");
         let (bin, lib) = (root.join("viola/bin"), root.join("viola/lib"));
         for made in [&bin, &lib] {

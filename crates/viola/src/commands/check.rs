@@ -8,16 +8,16 @@ use viola_host::check::HostFacts;
 use viola_meter::acct::Acct;
 use viola_proto::{Check, Row, RowState};
 
-use crate::ability;
-use crate::cli;
-use crate::client::{Client, ClientError};
-use crate::config::{self, Config, Whose};
-use crate::error::{Failure, Outcome, chain};
-use crate::table::{Colour, align, coloured, paint, print, print_json};
+use crate::args;
+use viola_cli::client::{Client, ClientError};
+use viola_cli::error::{Failure, Outcome, chain};
+use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
+use viola_config::{self as config, Config, Whose};
+use viola_daemon::ability;
 
 /// Tells what this host can do: by the daemon's configuration when one runs and none is named, else by the named
 /// file, else by the usual one.
-pub fn check(args: &cli::Check) -> Outcome {
+pub fn check(args: &args::Check) -> Outcome {
     let asked = Client::new(&args.socket.path()).get::<Check>("/check");
     let check = match (&args.config, asked) {
         (None, Ok(check)) => check,

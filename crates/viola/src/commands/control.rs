@@ -4,19 +4,19 @@
 use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Class, ClassSetting, Done, Source, Stage, Status, VmReport};
 
-use crate::cli;
-use crate::client::{Client, ClientError, segment};
-use crate::error::{Failure, Outcome};
-use crate::quantities::{cap_text, exact, rounded};
-use crate::table::{Colour, align, coloured, paint, print, print_json};
+use crate::args;
+use viola_cli::client::{Client, ClientError, segment};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::quantities::{cap_text, exact, rounded};
+use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
 
 /// `viola set`
-pub fn set(args: &cli::Set) -> Outcome {
+pub fn set(args: &args::Set) -> Outcome {
     let weight = match &args.weight {
         Some(text) => Some(text.trim().parse::<i64>().map_err(|_| {
             Failure::usage(format!(
                 "weight: {} is no number; 1 to 65535 is allowed",
-                crate::quantities::quoted(text)
+                viola_cli::quantities::quoted(text)
             ))
         })?),
         None => None,
@@ -93,22 +93,22 @@ fn described(vm: &VmReport) -> String {
 }
 
 /// `viola stop --all`
-pub fn stop(args: &cli::Stop) -> Outcome {
+pub fn stop(args: &args::Stop) -> Outcome {
     post(&args.socket, "/stop")
 }
 
 /// `viola start`
-pub fn start(socket: &cli::Socket) -> Outcome {
+pub fn start(socket: &args::Socket) -> Outcome {
     post(socket, "/start")
 }
 
-fn post(socket: &cli::Socket, path: &str) -> Outcome {
+fn post(socket: &args::Socket, path: &str) -> Outcome {
     let done: Done = Client::new(&socket.path()).post(path)?;
     print(&format!("{}\n", done.done))
 }
 
 /// `viola status`
-pub fn status(args: &cli::Status) -> Outcome {
+pub fn status(args: &args::Status) -> Outcome {
     let status: Status = Client::new(&args.socket.path()).get("/status")?;
     if args.json {
         print_json(&status)
@@ -183,7 +183,7 @@ fn table(s: &Status, colour: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::view;
+    use viola_daemon::testing::view;
 
     #[test]
     fn a_vm_is_described_with_what_stands_in_its_way() {

@@ -7,8 +7,9 @@ use std::process::{Command, ExitCode};
 use viola_host::libvirt::{self, Ended};
 use viola_sched::slots::watchdog::{self, Args};
 
-use crate::cli::Internal;
-use crate::error::Failure;
+use crate::PROGRAM;
+use crate::args::Internal;
+use viola_cli::error::Failure;
 
 /// Runs one of them; the exit status of the watchdog says why it ended.
 pub fn internal(what: &Internal) -> ExitCode {
@@ -16,24 +17,6 @@ pub fn internal(what: &Internal) -> ExitCode {
         Internal::SlotsWatchdog { json } => (c"viola-watchdog", json),
         Internal::SlotsController { json } => (c"viola-slots", json),
         Internal::Libvirt => return libvirt(),
-        Internal::Traffic { json } => {
-            return match crate::bench::traffic(json) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(e) => e.tell(),
-            };
-        }
-        Internal::Backlog { words } => {
-            return match crate::bench::backlog(words) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(e) => e.tell(),
-            };
-        }
-        Internal::Stand { words } => {
-            return match crate::bench::stand(words) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(e) => e.tell(),
-            };
-        }
     };
     // What ps shows; the file of the program may be called otherwise.
     let _ = rustix::thread::set_name(name);
@@ -43,7 +26,7 @@ pub fn internal(what: &Internal) -> ExitCode {
             return Failure::usage(format!(
                 "this command is for the daemon, not for people ({e})"
             ))
-            .tell();
+            .report(PROGRAM);
         }
     };
     let ended = match what {
@@ -52,13 +35,13 @@ pub fn internal(what: &Internal) -> ExitCode {
             controller.args(["internal", "slots-controller"]);
             watchdog::watchdog(&args, &mut controller).map(|end| ExitCode::from(end as u8))
         }
-        Internal::SlotsController { .. }
-        | Internal::Stand { .. }
-        | Internal::Libvirt
-        | Internal::Backlog { .. }
-        | Internal::Traffic { .. } => watchdog::controller(&args).map(|()| ExitCode::SUCCESS),
+        Internal::SlotsController { .. } | Internal::Libvirt => {
+            watchdog::controller(&args).map(|()| ExitCode::SUCCESS)
+        }
     };
-    ended.unwrap_or_else(|e| Failure::run(format!("{}: {e}", name.to_string_lossy())).tell())
+    ended.unwrap_or_else(|e| {
+        Failure::run(format!("{}: {e}", name.to_string_lossy())).report(PROGRAM)
+    })
 }
 
 /// Asks libvirt until its connection ends, or the daemon does.
@@ -67,7 +50,8 @@ fn libvirt() -> ExitCode {
     // It ends with the thread of the daemon that has started it, whatever the library waits for.
     let kill = Some(rustix::process::Signal::KILL);
     if let Err(e) = rustix::process::set_parent_process_death_signal(kill) {
-        return Failure::run(format!("the end of the daemon cannot be watched: {e}")).tell();
+        return Failure::run(format!("the end of the daemon cannot be watched: {e}"))
+            .report(PROGRAM);
     }
     match libvirt::tell(libvirt::URI, &mut std::io::stdout().lock()) {
         Ended::Unheard => ExitCode::SUCCESS,

@@ -4,20 +4,20 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use crate::cli;
-use crate::config::vread::{DEFAULT_CERTIFICATE, DEFAULT_KEY};
-use crate::config::{self, Config};
-use crate::error::{Failure, Outcome};
-use crate::keys::{Identity, host_name};
-use crate::table::print;
+use crate::args;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::table::print;
+use viola_config::vread::{DEFAULT_CERTIFICATE, DEFAULT_KEY};
+use viola_config::{self as config, Config};
+use viola_daemon::keys::{Identity, host_name};
 
 /// Port that is proposed.
 const PORT: u16 = 7670;
 
 /// Makes or shows the key by which other hosts know this one.
-pub fn keys(what: &cli::Keys) -> Outcome {
+pub fn keys(what: &args::Keys) -> Outcome {
     match what {
-        cli::Keys::Init(args) => {
+        args::Keys::Init(args) => {
             let place = Place::of(args)?;
             let host = name(args)?;
             let made = Identity::make(&host).map_err(Failure::usage)?;
@@ -29,7 +29,7 @@ pub fn keys(what: &cli::Keys) -> Outcome {
                 text(&host, &made, place.listen)
             ))
         }
-        cli::Keys::Show(args) => {
+        args::Keys::Show(args) => {
             let place = Place::of(args)?;
             let host = name(args)?;
             let found = Identity::read(&place.key, &place.certificate).map_err(Failure::run)?;
@@ -46,7 +46,7 @@ struct Place {
 }
 
 impl Place {
-    fn of(args: &cli::KeysArgs) -> Outcome<Self> {
+    fn of(args: &args::KeysArgs) -> Outcome<Self> {
         let usual = Path::new(config::DEFAULT_PATH);
         let file = match &args.config {
             Some(file) => Some(file.as_path()),
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-fn name(args: &cli::KeysArgs) -> Outcome<String> {
+fn name(args: &args::KeysArgs) -> Outcome<String> {
     let name = args.host.clone().unwrap_or_else(host_name);
     config::vread::peers::host(&name).map_err(Failure::usage)
 }

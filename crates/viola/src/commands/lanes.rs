@@ -4,17 +4,17 @@
 use viola_proto::lanes::{Lanes, Nic, Switch};
 
 use super::vread::{row, size};
-use crate::cli;
-use crate::client::Client;
-use crate::error::Outcome;
-use crate::quantities::rounded;
-use crate::table::{align, print, print_json};
+use crate::args;
+use viola_cli::client::Client;
+use viola_cli::error::Outcome;
+use viola_cli::quantities::rounded;
+use viola_cli::table::{align, print, print_json};
 
 /// Switches that are shown.
 const LAST: usize = 10;
 
 /// Shows who has which VF, and why.
-pub fn lanes(args: &cli::VreadArgs) -> Outcome {
+pub fn lanes(args: &args::VreadArgs) -> Outcome {
     let lanes: Lanes = Client::new(&args.socket.path()).get("/lanes")?;
     if args.json {
         return print_json(&lanes);

@@ -7,23 +7,23 @@ use std::path::Path;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::cli::{self, Cli};
-use crate::error::{Failure, Outcome};
+use crate::args::{self, Viola};
+use viola_cli::error::{Failure, Outcome};
 
 /// Shells that completions are written for.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
 /// Writes man pages and completions.
-pub fn man(args: &cli::Man) -> Outcome {
+pub fn man(args: &args::Man) -> Outcome {
     let dir = &args.dir;
     write(dir).map_err(|e| Failure::run(format!("{}: {e}", dir.display())))
 }
 
 fn write(dir: &Path) -> std::io::Result<()> {
     fs::create_dir_all(dir)?;
-    clap_mangen::generate_to(Cli::command(), dir)?;
+    clap_mangen::generate_to(Viola::command(), dir)?;
     for shell in SHELLS {
-        clap_complete::generate_to(shell, &mut Cli::command(), "viola", dir)?;
+        clap_complete::generate_to(shell, &mut Viola::command(), "viola", dir)?;
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_made_is_named() {
-        let args = cli::Man {
+        let args = args::Man {
             dir: "/proc/no/such".into(),
         };
         let Err(Failure::Run(said)) = man(&args) else {

@@ -4,14 +4,14 @@
 use viola_proto::pipe::shown::{Kind, Pipes, Transfer};
 
 use super::vread::{row, size};
-use crate::cli;
-use crate::client::Client;
-use crate::error::Outcome;
-use crate::table::{align, print, print_json};
+use crate::args;
+use viola_cli::client::Client;
+use viola_cli::error::Outcome;
+use viola_cli::table::{align, print, print_json};
 
 /// Shows what the host sends in place of VMs.
-pub fn pipe(what: &cli::Pipe) -> Outcome {
-    let cli::Pipe::Ls(args) = what;
+pub fn pipe(what: &args::Pipe) -> Outcome {
+    let args::Pipe::Ls(args) = what;
     let pipes: Pipes = Client::new(&args.socket.path()).get("/pipes")?;
     if args.json {
         return print_json(&pipes);

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bench::interrupt;
-use crate::cli;
-use crate::client::Client;
-use crate::error::{Failure, Outcome};
-use crate::quantities::{duration, duration_in};
+use crate::args;
 use crate::record::{self, News, Writer};
+use viola_cli::client::Client;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_cli::quantities::{duration, duration_in};
 
 /// Intervals that can be asked for, ns.
 const INTERVALS: std::ops::RangeInclusive<u64> = 100_000_000..=3_600_000_000_000;
@@ -16,7 +16,7 @@ const INTERVALS: std::ops::RangeInclusive<u64> = 100_000_000..=3_600_000_000_000
 const NAP: Duration = Duration::from_millis(100);
 
 /// Writes what the daemon shows until it is told to end. A daemon that is gone is waited for.
-pub fn record(args: &cli::Record) -> Outcome {
+pub fn record(args: &args::Record) -> Outcome {
     let interval = duration_in(&args.interval, &INTERVALS)
         .map_err(|e| Failure::usage(format!("interval: {e}")))?;
     let span = match &args.length {

@@ -3,18 +3,18 @@
 
 use viola_proto::Done;
 
-use crate::cli;
-use crate::client::Client;
-use crate::daemon::lanes;
-use crate::daemon::leftover;
-use crate::daemon::lock::Lock;
-use crate::daemon::vread::folder;
-use crate::error::{Failure, Outcome, chain};
-use crate::table::print;
+use crate::args;
+use viola_cli::client::Client;
+use viola_cli::error::{Failure, Outcome, chain};
+use viola_cli::table::print;
+use viola_daemon::lanes;
+use viola_daemon::leftover;
+use viola_daemon::lock::Lock;
+use viola_daemon::vread::folder;
 
 /// Puts back what was left behind. A daemon that runs is told to stop first, else it would start over; when it does
 /// not answer, its helpers are ended all the same.
-pub fn restore(args: &cli::Restore) -> Outcome {
+pub fn restore(args: &args::Restore) -> Outcome {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::run(
             "restore needs root: it changes how other users' processes are scheduled",

@@ -9,22 +9,22 @@ use viola_meter::Meter;
 use viola_policy::slices;
 use viola_proto::{Class, ClassSetting, VmList, VmReport};
 
-use crate::ability::cores_text;
-use crate::cli;
-use crate::client::{Client, ClientError};
-use crate::config::{self, Config};
-use crate::daemon::settings::Settings;
-use crate::daemon::view::{Known, reports};
-use crate::error::{Failure, Outcome, chain};
-use crate::measure::Recent;
-use crate::quantities::{byte_rate, percent, rounded};
-use crate::table::{Colour, align, coloured, paint, print, print_json};
+use crate::args;
+use viola_cli::client::{Client, ClientError};
+use viola_cli::error::{Failure, Outcome, chain};
+use viola_cli::quantities::{byte_rate, percent, rounded};
+use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
+use viola_config::{self as config, Config};
+use viola_daemon::ability::cores_text;
+use viola_daemon::measure::Recent;
+use viola_daemon::settings::Settings;
+use viola_daemon::view::{Known, reports};
 
 /// How long it measures without a daemon.
 const MEASURE: Duration = Duration::from_secs(1);
 
 /// Shows all VMs as the daemon knows them, or as they are in the next second.
-pub fn vms(args: &cli::Vms) -> Outcome {
+pub fn vms(args: &args::Vms) -> Outcome {
     let socket = args.socket.path();
     let list = match Client::new(&socket).get::<VmList>("/vms") {
         Ok(list) => list,
@@ -157,7 +157,7 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::view;
+    use viola_daemon::testing::view;
 
     #[test]
     fn the_table_has_a_row_per_vm() {

@@ -3,21 +3,21 @@
 
 use viola_proto::vread::{Host, Peer, Reasons, Vread};
 
-use crate::cli;
-use crate::client::Client;
-use crate::error::Outcome;
-use crate::table::{align, print, print_json};
+use crate::args;
+use viola_cli::client::Client;
+use viola_cli::error::Outcome;
+use viola_cli::table::{align, print, print_json};
 
 /// Shows what the daemon knows about blocks that are read past their VM.
-pub fn vread(what: &cli::Vread) -> Outcome {
-    let (cli::Vread::Ls(args) | cli::Vread::Stat(args)) = what;
+pub fn vread(what: &args::Vread) -> Outcome {
+    let (args::Vread::Ls(args) | args::Vread::Stat(args)) = what;
     let vread: Vread = Client::new(&args.socket.path()).get("/vread")?;
     if args.json {
         return print_json(&vread);
     }
     print(&match what {
-        cli::Vread::Ls(_) => list(&vread),
-        cli::Vread::Stat(_) => counts(&vread),
+        args::Vread::Ls(_) => list(&vread),
+        args::Vread::Stat(_) => counts(&vread),
     })
 }
 

@@ -19,8 +19,8 @@ pub use write::Writer;
 use serde::{Deserialize, Serialize};
 use viola_proto::{Event, EventKind, Events, Stage, Status, VmList};
 
-use crate::client::{Client, ClientError};
-use crate::log;
+use viola_cli::client::{Client, ClientError};
+use viola_cli::log;
 
 /// Changes when a line changes in a way that an older viola would not understand.
 pub const FORMAT: u32 = 1;

@@ -8,7 +8,7 @@ use std::path::Path;
 use viola_proto::Event;
 
 use super::{Begin, FORMAT, Line, Moment};
-use crate::log::now_ms;
+use viola_cli::log::now_ms;
 
 /// A file that a recording is written to. Each line is one write, so that what is there is whole.
 #[derive(Debug)]

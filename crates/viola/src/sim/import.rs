@@ -8,7 +8,7 @@ use std::path::Path;
 
 use viola_proto::{Class, VmList, VmReport};
 
-use crate::error::{Failure, Outcome};
+use viola_cli::error::{Failure, Outcome};
 
 /// The scenario of a snapshot in a file, or on standard input (`-`).
 pub fn read(file: &Path) -> Outcome<String> {

@@ -15,8 +15,8 @@ use viola_sim::advise::advise;
 use viola_sim::fleet::{self, Side};
 use viola_sim::scenario::Scenario;
 
-use crate::error::{Failure, Outcome};
-use crate::table;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::table;
 
 /// Subcommands of `sim`.
 #[derive(Debug, Subcommand)]

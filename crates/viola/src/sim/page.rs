@@ -5,9 +5,9 @@ use viola_sim::papers::{Bed, Papers, Plot, Verdict};
 
 use super::papers::{rows, summary};
 use super::show::number;
-use crate::report::html::{self, escape, legend};
-use crate::report::svg::{Anchor, Svg};
-use crate::report::table::Table;
+use viola_report::html::{self, escape, legend};
+use viola_report::svg::{Anchor, Svg};
+use viola_report::table::Table;
 
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 270.0;

@@ -8,9 +8,9 @@ use viola_sim::papers::{self, Bed, Claim, Papers, Row, Verdict};
 
 use super::show::number;
 use super::{Papers as Args, json, page};
-use crate::error::{Failure, Outcome};
-use crate::report::table::Table;
-use crate::table;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::table;
+use viola_report::table::Table;
 
 #[derive(Serialize)]
 struct Whole<'a> {

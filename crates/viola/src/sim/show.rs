@@ -5,7 +5,7 @@ use viola_sim::advise::{Advice, Spread};
 use viola_sim::fleet;
 use viola_sim::scenario::Outcome;
 
-use crate::table::align;
+use viola_cli::table::align;
 
 /// A number with as many digits as are worth reading.
 pub fn number(x: f64) -> String {

@@ -12,8 +12,8 @@ use ratatui::widgets::Paragraph;
 use viola_proto::{Event, EventKind, Stage};
 
 use super::app::{App, Link, Page};
-use crate::bench::machine::date_of;
-use crate::error::one_line;
+use viola_cli::date::utc;
+use viola_cli::error::one_line;
 
 /// How good or bad news look; without colours by weight alone.
 #[derive(Debug, Clone, Copy)]
@@ -187,11 +187,11 @@ fn event_line(event: &Event, looks: Looks) -> Line<'static> {
 
 /// Time of day, UTC.
 fn clock(at_ms: u64) -> String {
-    date_of(at_ms / 1000)[11..19].to_owned()
+    utc(at_ms / 1000)[11..19].to_owned()
 }
 
 fn day(at_ms: u64) -> String {
-    let date = date_of(at_ms / 1000);
+    let date = utc(at_ms / 1000);
     date.split('T').next().unwrap_or_default().to_owned()
 }
 

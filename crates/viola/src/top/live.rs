@@ -10,10 +10,10 @@ use viola_proto::Event;
 use super::app::{App, Link, Then};
 use super::draw::Looks;
 use super::terminal::{Input, Screen};
-use crate::client::Client;
 use crate::commands;
-use crate::error::{Failure, Outcome};
 use crate::record::{self, Moment, News};
+use viola_cli::client::Client;
+use viola_cli::error::{Failure, Outcome};
 
 /// Time between two questions.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -14,11 +14,11 @@ mod live;
 mod replay;
 mod terminal;
 
-use crate::cli;
-use crate::error::{Failure, Outcome};
+use crate::args;
+use viola_cli::error::{Failure, Outcome};
 
 /// Runs until `q`.
-pub fn run(args: &cli::Top) -> Outcome {
+pub fn run(args: &args::Top) -> Outcome {
     use std::io::IsTerminal;
     let looks = draw::Looks {
         colour: std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),

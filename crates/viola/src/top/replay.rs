@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::app::{App, KEPT, Link, Then};
 use super::draw::Looks;
 use super::terminal::{Input, Screen};
-use crate::error::Outcome;
 use crate::record::{Recording, ReplayError};
+use viola_cli::error::Outcome;
 
 /// A recording, and where one is in it.
 pub struct Replay {

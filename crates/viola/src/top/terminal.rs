@@ -13,8 +13,8 @@ use ratatui::{DefaultTerminal, Terminal};
 
 use super::app::{App, Key};
 use super::draw::{Looks, draw};
-use crate::bench::interrupt;
-use crate::error::{Failure, Outcome};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
 
 /// A terminal that is ours until this is dropped.
 pub struct Screen {

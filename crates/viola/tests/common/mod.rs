@@ -17,6 +17,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
+use viola_lab::testing::lab_program;
 
 /// How long anything may take.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -279,7 +280,11 @@ impl Vm {
     pub fn start(dir: &Path, name: &str) -> Self {
         let program = dir.join("qemu-system-x86_64");
         if !program.exists() {
-            fs::copy(env!("CARGO_BIN_EXE_viola"), &program).unwrap();
+            fs::copy(
+                lab_program(Path::new(env!("CARGO_BIN_EXE_viola"))),
+                &program,
+            )
+            .unwrap();
         }
         let mut command = Command::new(program);
         command.args(["internal", "stand", "vm", "1", "50", "20000", "-name", name]);

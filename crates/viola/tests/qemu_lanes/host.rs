@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::testing::lab_program;
 use viola_proto::lanes::{Lanes, Nic};
 
 /// How long a script may take on a busy machine.
@@ -24,7 +25,7 @@ const NICS: &str = "-netdev hubport,id=h0,hubid=0 -netdev hubport,id=h1,hubid=0 
     -device virtio-net-pci,netdev=h1,mac=52:54:00:00:00:02 -device virtio-net-pci,netdev=h2,mac=52:54:00:00:00:03";
 
 /// Makes the bridge, the world outside and the guests, as for the benchmark.
-const SET_UP: &str = include_str!("../../src/bench/lanes/guests.sh");
+const SET_UP: &str = include_str!("../../../bench/src/lanes/guests.sh");
 
 /// Kernel and initramfs of it.
 pub fn image() -> Image {
@@ -48,7 +49,8 @@ impl Host {
     pub fn boot_with(name: &str, guests: u32, more: impl FnOnce(Spec, &Path) -> Spec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
-        let program = Program::pack(viola, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let program = Program::pack_beside(viola, &[lab_program(viola)], folder.path())
+            .unwrap_or_else(|e| panic!("{e}"));
         let mut spec = program.disk(Spec::new(name).cpus(2));
         spec.cores.clear();
         spec.kernel_args.push("net.ifnames=0".into());
@@ -72,7 +74,7 @@ impl Host {
     /// A script in which `viola` is the program, and `ip` is not the shell's own.
     pub fn sh(&self, script: &str) -> String {
         let script = format!(
-            "export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}; {script}"
+            "export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; viola-lab() {{ /viola/bin/viola-lab \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}; {script}"
         );
         let output = self.machine.exec(&script, PATIENCE).unwrap();
         assert!(!output.timed_out, "{script}: {output:?}");
@@ -132,7 +134,7 @@ impl Host {
             "until": "/tmp/enough",
         });
         self.sh(&format!(
-            "rm -f /tmp/seen /tmp/enough; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
+            "rm -f /tmp/seen /tmp/enough; (viola-lab internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &"
         ));
     }
 

@@ -39,7 +39,7 @@ ip link set lo up
 now() { read up rest </proc/uptime; echo $up; }
 PAIR
 echo L2 READY
-/viola/bin/viola internal traffic serve
+/viola/bin/viola-lab internal traffic serve
 echo L2 ENDED; sleep 1000
 ";
 
@@ -223,7 +223,7 @@ impl Bed {
             "address": "10.9.0.2", "phase_ms": 100, "guests": [{"netns": "peer", "rates": [10]}],
         });
         let said = host.sh(&format!(
-            "for i in $(seq 60); do viola internal traffic '{one}' && break; sleep 1; done 2>&1"
+            "for i in $(seq 60); do viola-lab internal traffic '{one}' && break; sleep 1; done 2>&1"
         ));
         assert!(said.contains("stream_whole\":true"), "{said}");
         Self { host }
@@ -237,7 +237,7 @@ impl Bed {
         });
         // all in one script there: asking the host takes time of it
         self.host.sh(&format!(
-            "rm -f /tmp/seen /tmp/enough {STEPS}; (viola internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
+            "rm -f /tmp/seen /tmp/enough {STEPS}; (viola-lab internal traffic '{spec}' >/tmp/traffic 2>&1; mv /tmp/traffic /tmp/seen) </dev/null >/dev/null 2>&1 &
              now() {{ read up rest </proc/uptime; echo $up; }}; begin=$(now)
              {beside}
              touch /tmp/enough

@@ -33,7 +33,7 @@ impl Bed {
     fn boot() -> Self {
         let host = Host::boot_with("scx-turbo-run", 3, &[]);
         host.sh(&format!(
-            "cat >/tmp/v.toml <<'E'\n{CONFIG}E\ncp /viola/bin/viola /tmp/qemu-system-x86_64; \
+            "cat >/tmp/v.toml <<'E'\n{CONFIG}E\ncp /viola/bin/viola-lab /tmp/qemu-system-x86_64; \
              for q in q1 q2; do taskset 6 /tmp/qemu-system-x86_64 internal stand vm 2 1000 0 -name $q </dev/null >/dev/null 2>&1 & done"
         ));
         Self(host)

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::testing::lab_program;
 
 /// How long a script may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -28,8 +29,8 @@ impl Host {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
         let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
-        let program =
-            Program::pack_with(viola, further, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let program = Program::pack_all(&[viola, &lab_program(viola)], further, folder.path())
+            .unwrap_or_else(|e| panic!("{e}"));
         let spec = program.disk(Spec::new(name).cpus(cpus).memory(768).counted(3));
         let begin = Instant::now();
         let machine =
@@ -52,7 +53,7 @@ impl Host {
     }
 
     pub fn stand(&self, words: &str) -> String {
-        self.sh(&format!("viola internal stand {words}"))
+        self.sh(&format!("/viola/bin/viola-lab internal stand {words}"))
     }
 
     /// What each VM got (percent of the core), and how long the first one took to answer (p50, p99, us).

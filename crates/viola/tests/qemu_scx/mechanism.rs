@@ -53,9 +53,9 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
     let host = Host::boot("scx-end", &[]);
     // The loader is killed.
     let started = host.sh(
-        "/viola/bin/viola internal stand run sched_ext 1 600 batch:spin batch:spin </dev/null >/tmp/k 2>&1 & \
+        "/viola/bin/viola-lab internal stand run sched_ext 1 600 batch:spin batch:spin </dev/null >/tmp/k 2>&1 & \
          echo $! >/tmp/pid; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
-         viola internal stand policies $(sed -n 's/pids //p' /tmp/k); cat /sys/kernel/sched_ext/root/ops",
+         /viola/bin/viola-lab internal stand policies $(sed -n 's/pids //p' /tmp/k); cat /sys/kernel/sched_ext/root/ops",
     );
     let policies = |text: &str| -> Vec<(String, u64)> {
         let line = |l: &str| {
@@ -73,16 +73,17 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
     assert!(started.contains("viola"), "{started}");
     let second = host.stand("run sched_ext 1 1 batch:spin");
     assert!(second.contains("another viola manages core 1"), "{second}");
-    let second =
-        host.sh("rm /run/viola-cpu1.lock; viola internal stand run sched_ext 1 1 batch:spin");
+    let second = host.sh(
+        "rm /run/viola-cpu1.lock; /viola/bin/viola-lab internal stand run sched_ext 1 1 batch:spin",
+    );
     assert!(
         second.contains("viola is loaded, and there can be only one"),
         "{second}"
     );
     // One that somebody sends to a core without a plan leaves its own to the other.
     let moved = host.sh(
-        "set -- $(sed -n 's/pids //p' /tmp/k); taskset -p 1 $1; sleep 0.2; viola internal stand policies $2; \
-         sleep 2; viola internal stand policies $2; taskset -p 2 $1",
+        "set -- $(sed -n 's/pids //p' /tmp/k); taskset -p 1 $1; sleep 0.2; /viola/bin/viola-lab internal stand policies $2; \
+         sleep 2; /viola/bin/viola-lab internal stand policies $2; taskset -p 2 $1",
     );
     let seen = policies(&moved);
     assert!(seen[1].1 - seen[0].1 > 1_900_000_000, "{moved}");
@@ -93,7 +94,7 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
     assert_eq!(stopped.trim(), "enabled", "{}", host.messages());
     let killed = host.sh(
         "kill -9 $(cat /tmp/pid); sleep 1; cat /sys/kernel/sched_ext/state; \
-         P=$(sed -n 's/pids //p' /tmp/k); viola internal stand policies $P; sleep 2; viola internal stand policies $P",
+         P=$(sed -n 's/pids //p' /tmp/k); /viola/bin/viola-lab internal stand policies $P; sleep 2; /viola/bin/viola-lab internal stand policies $P",
     );
     assert!(killed.starts_with("disabled"), "{killed}");
     let seen = policies(&killed);
@@ -105,7 +106,7 @@ fn whatever_ends_it_the_vms_go_on_in_the_fair_class() {
     }
     let restored = host.sh(
         "mkdir /tmp/r; cp /tmp/scx-saved-*.json /tmp/r/sched_ext.json; viola restore --run-dir /tmp/r; \
-         P=$(sed -n 's/pids //p' /tmp/k); viola internal stand policies $P; kill $P",
+         P=$(sed -n 's/pids //p' /tmp/k); /viola/bin/viola-lab internal stand policies $P; kill $P",
     );
     assert!(
         restored.contains("put back 2 threads of 2 VMs"),

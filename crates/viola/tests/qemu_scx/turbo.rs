@@ -64,11 +64,11 @@ fn a_turbo_core_ends_with_the_scheduler() {
     let host = Host::boot_with("scx-turbo-end", 3, &[]);
     // The loader is killed: all threads are in the fair class at once, those on the turbo core too.
     let killed = host.sh(
-        "/viola/bin/viola internal stand run sched_ext 2,1 600 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
+        "/viola/bin/viola-lab internal stand run sched_ext 2,1 600 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
          echo $! >/tmp/pid; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
          P=$(sed -n 's/pids //p' /tmp/k); e() { for p in $P; do cat /proc/$p/task/*/sched; done | grep -c 'ext.enabled.* 1$'; }; \
          e; kill -9 $(cat /tmp/pid); sleep 1; cat /sys/kernel/sched_ext/state; e; \
-         viola internal stand policies $P; sleep 2; viola internal stand policies $P; kill $P",
+         /viola/bin/viola-lab internal stand policies $P; sleep 2; /viola/bin/viola-lab internal stand policies $P; kill $P",
     );
     let lines: Vec<&str> = killed.lines().collect();
     assert_eq!(&lines[..3], ["4", "disabled", "0"], "{killed}");
@@ -79,7 +79,7 @@ fn a_turbo_core_ends_with_the_scheduler() {
     }
     // A turbo core goes: the kernel ends the scheduler, and says so.
     let gone = host.sh(
-        "/viola/bin/viola internal stand run sched_ext 2,1 8 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
+        "/viola/bin/viola-lab internal stand run sched_ext 2,1 8 turbo:spin turbo:spin </dev/null >/tmp/k 2>&1 & \
          P=$!; while ! grep -q enabled /sys/kernel/sched_ext/state; do sleep 0.2; done; sleep 1; \
          echo 0 >/sys/devices/system/cpu/cpu1/online; wait $P; cat /sys/kernel/sched_ext/state; cat /tmp/k; \
          echo 1 >/sys/devices/system/cpu/cpu1/online",

@@ -9,9 +9,9 @@ use ratatui::widgets::{Paragraph, Sparkline};
 use viola_proto::{Source, VmReport};
 
 use super::{Looks, event_line};
-use crate::error::one_line;
-use crate::quantities::{byte_rate, cap_text, exact, percent, rounded};
 use crate::top::app::{App, class_text};
+use viola_cli::error::one_line;
+use viola_cli::quantities::{byte_rate, cap_text, exact, percent, rounded};
 
 /// Width of what stands before a curve.
 const LABEL: u16 = 19;

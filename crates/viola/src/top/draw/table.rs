@@ -9,9 +9,9 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 use viola_proto::{Class, VmReport};
 
 use super::{Looks, age, event_line};
-use crate::error::one_line;
-use crate::quantities::{byte_rate, percent, rounded};
 use crate::top::app::{App, class_text};
+use viola_cli::error::one_line;
+use viola_cli::quantities::{byte_rate, percent, rounded};
 
 /// Waits from which a VM is in trouble, and from which it is on its way there.
 const WAITS: (f64, f64) = (0.3, 0.1);

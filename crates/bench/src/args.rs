@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line. The long help texts are the text of the man page.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Name of the program in messages.
+pub const PROGRAM: &str = "viola-lab";
+
+/// The laboratory of viola: real guests on this machine, a demo, and benchmarks.
+///
+/// Guests are real virtual machines that need no hardware virtualisation (User Mode Linux, QEMU). The program `viola`
+/// has to be in the same folder: it is what the demo and the benchmarks measure.
+#[derive(Debug, Parser)]
+#[command(
+    name = PROGRAM,
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true
+)]
+#[command(after_long_help = viola_cli::usage::EXIT_STATUS)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    Lab(Lab),
+    /// Show what viola does, on four guests of this machine.
+    ///
+    /// Boots a web server and three busy guests on one core, and measures stock scheduling, the papers' 30 ms slices
+    /// and viola in turn, in about two minutes. Prints a table and writes report.html and report.json. Needs root, two
+    /// cores and the lab's guest image.
+    Demo(crate::demo::Demo),
+    /// Measure, with goals.
+    #[command(subcommand)]
+    Bench(crate::options::Bench),
+    /// Processes that benchmarks and tests start in guests.
+    #[command(hide = true, subcommand)]
+    Internal(Internal),
+}
+
+/// Processes that benchmarks and tests start in guests.
+#[derive(Debug, Subcommand)]
+pub enum Internal {
+    /// Traffic of network namespaces, in guests of tests and benchmarks.
+    Traffic {
+        /// What is sent.
+        json: String,
+    },
+    /// Both ends of a TCP stream, in guests of tests and benchmarks.
+    Backlog {
+        /// What they do.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// Processes that stand for VMs, in guests of tests and benchmarks.
+    Stand {
+        /// What they do.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+}
+
+/// Subcommands of `lab`.
+#[derive(Debug, Subcommand)]
+pub enum Lab {
+    /// Boot the guests of a description.
+    ///
+    /// The description is a few lines of TOML: guests with memory, cores, weight, disks, taps and workloads. The guest
+    /// kernel and its root file system are fetched and built once. When this returns all guests are up, held by
+    /// a process of their own.
+    Up {
+        /// The description.
+        #[arg(value_name = "FILE")]
+        spec: PathBuf,
+        /// Hold the lab in this process, until Ctrl-C or `viola-lab down`.
+        #[arg(long)]
+        foreground: bool,
+    },
+    /// Open a shell in a guest, or run one command there.
+    ///
+    /// Ends with the exit status of the command. Ctrl-] leaves the shell.
+    Sh {
+        /// GUEST, or LAB/GUEST when several labs have a guest of that name.
+        guest: String,
+        /// Command and arguments, after --.
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Run a program of this host in the network of a lab, for example ping; without one, a shell.
+    Net {
+        /// The lab, when several are running.
+        #[arg(long, value_name = "LAB")]
+        lab: Option<String>,
+        /// Command and arguments, after --.
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Show all labs and their guests.
+    List,
+    /// Restart a guest's kernel and the workloads of its description.
+    Reboot {
+        /// GUEST, or LAB/GUEST.
+        guest: String,
+    },
+    /// End a lab.
+    Down {
+        /// The lab, when several are running.
+        lab: Option<String>,
+    },
+    /// Remove what killed labs have left. Also done whenever a lab starts.
+    Sweep,
+    /// Holds a lab that `up` has started.
+    #[command(hide = true)]
+    Supervise {
+        /// The description.
+        spec: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_in_a_guest_keeps_its_options() {
+        let args = Args::try_parse_from(["viola-lab", "sh", "web", "--", "ls", "-l"]).unwrap();
+        assert!(
+            matches!(args.command, Command::Lab(Lab::Sh { command, .. }) if command == ["ls", "-l"])
+        );
+    }
+}

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab bench backlog`: how long TCP segments wait on the backlog of a socket whose owner does not run, against the
+//! round trip, on a current kernel; and the same with early acknowledgements (`guest-kmod/`). The guest is an emulated PC with two
+//! vCPUs. The sender is on this machine, beside the guest's first vCPU, which takes the interrupts.
+
+mod cells;
+mod peer;
+mod trace;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_netdev::Netns;
+
+use cells::{CELLS, Cell, Load};
+pub use peer::backlog;
+use peer::{Sent, ask, send};
+use trace::Waits;
+
+use super::folder::Folder;
+use super::progress::{Progress, clock};
+use super::result::{Causes, Results};
+use super::row::{Goal, Row};
+use super::side::lab_failure;
+use super::{Options, row};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_cli::table;
+
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 11);
+/// Where the guest passes packets on to over a longer way, in a namespace of its own.
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
+const PORT: u16 = 5001;
+const NEIGHBOURS: usize = 3;
+const SIDES: [&str; 2] = ["stock", "early"];
+const BOOT: Duration = Duration::from_secs(25);
+const PATIENCE: Duration = Duration::from_secs(120);
+const TC: &str = "/usr/sbin/tc";
+const IN_FAR: &str = "/usr/bin/ip netns exec far";
+const PARAMETERS: &str = "/sys/module/viola_ack/parameters";
+const TRACING: &str = "/sys/kernel/tracing";
+
+struct Reading {
+    sent: Sent,
+    waits: Waits,
+    /// Acknowledgements that the module sent.
+    early: u64,
+}
+
+/// Of each side, by the cell's place.
+type Found = BTreeMap<usize, [Vec<Reading>; 2]>;
+
+/// Runs it, prints the table and writes the result.
+pub fn run(options: &Options) -> Outcome {
+    super::need_root()?;
+    let wanted = |at: &usize| {
+        let only = options.only.as_deref();
+        only.is_none_or(|only| CELLS[*at].name.contains(only))
+    };
+    let cells: Vec<usize> = (0..CELLS.len()).filter(wanted).collect();
+    if cells.is_empty() {
+        return Err(Failure::usage(
+            "no cell has that in its name; try turbo, neighbours, spinner or `4 KiB`",
+        ));
+    }
+    let rounds = options.rounds();
+    let round: Duration = cells.iter().map(|at| CELLS[*at].whole()).sum();
+    let whole = BOOT + round * (rounds * SIDES.len()) as u32;
+    let mut progress = Progress::new(whole);
+    progress.say(&format!("backlog: {rounds} rounds, about {}", clock(whole)));
+    progress.step("boot", BOOT);
+    let mut found = Found::new();
+    // whoever starts a QEMU has to live on, and the VM's tap is where it was started
+    let netns = Netns::new().map_err(Failure::run)?;
+    let measured = || measure(&cells, options, &mut progress, &mut found);
+    netns.run(measured).map_err(Failure::run)??;
+    drop(progress);
+    let guests = "QEMU's emulation, two vCPUs, kernel of Debian's backports; neighbours are three spinning threads";
+    let mut results = Results::new(rounds, guests, rows(&found));
+    results.explain(&Causes::read("bench/why-backlog.toml".as_ref())?);
+    let is_whole = !options.quick && rounds >= 5 && options.only.is_none();
+    let path = options.path("backlog", is_whole);
+    results.write(&path)?;
+    table::print(&row::table(&results.rows).text())?;
+    table::print(&results.verdict(&path, "why-backlog.toml"))
+}
+
+fn measure(
+    cells: &[usize],
+    options: &Options,
+    progress: &mut Progress,
+    found: &mut Found,
+) -> Outcome {
+    let rounds = options.rounds();
+    let vm = Vm::boot(options.core)?;
+    for round in 0..rounds {
+        for at in cells {
+            let cell = &CELLS[*at];
+            for turn in 0..SIDES.len() {
+                interrupt::check()?;
+                let side = (round + turn) % SIDES.len();
+                let label = format!("round {} of {rounds}: {}", round + 1, cell.name);
+                progress.step(&label, cell.whole());
+                let reading = vm.measure(cell, side == 1, options.core)?;
+                found.entry(*at).or_default()[side].push(reading);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn rows(found: &Found) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (at, sides) in found {
+        let cell = &CELLS[*at];
+        let row = |what: &str, unit, of: &dyn Fn(&Reading) -> f64| {
+            let row = Row::new(format!("{}: {what}", cell.name), unit);
+            (SIDES.iter().zip(sides)).fold(row, |row, (name, readings)| {
+                row.side(*name, readings.iter().map(of))
+            })
+        };
+        let trip = |r: &Reading| r.sent.round_trip_us;
+        let part = |r: &Reading| 100.0 * r.waits.of_all_us() / trip(r).max(1.0);
+        rows.push(row("round trip", "ms", &|r| trip(r) / 1e3).against("early", "stock"));
+        rows.push(row("mean wait, of the round trip", "%", &part));
+        rows.push(row("segments that waited", "%", &|r| {
+            100.0 * r.waits.waited as f64 / (r.waits.segments as f64).max(1.0)
+        }));
+        rows.push(row("wait, p50", "ms", &|r| r.waits.p50_us / 1e3));
+        rows.push(row("wait, p99", "ms", &|r| r.waits.p99_us / 1e3));
+        rows.push(row("acknowledged early", "times", &|r| r.early as f64));
+        rows.push(row("sent again", "segments", &|r| {
+            f64::from(r.sent.retransmits)
+        }));
+        let speed = match cell.load {
+            Load::Requests(size) => row("answers", "1/s", &|r| {
+                r.sent.bytes as f64 / size as f64 / r.sent.seconds
+            }),
+            Load::Bulk(_) => row("received", "MB/s", &|r| {
+                r.sent.bytes as f64 / 1e6 / r.sent.seconds
+            }),
+        };
+        rows.push(
+            speed
+                .against("early", "stock")
+                .goal(Goal::AtLeast(0.95), "early"),
+        );
+    }
+    rows
+}
+
+/// The guest, with the module, which does nothing until ports are named.
+struct Vm {
+    machine: Machine,
+    viola: String,
+    _folder: Folder,
+}
+
+impl Vm {
+    fn boot(core: usize) -> Outcome<Self> {
+        for words in [
+            "link set lo up",
+            "link add br0 type bridge",
+            "address add 10.77.0.1/24 dev br0",
+            "link set br0 up",
+            "tuntap add dev tap0 mode tap",
+            "link set tap0 master br0 up",
+            &format!("route add {FAR} via {GUEST}"),
+        ] {
+            ip(words)?;
+        }
+        let at = format!("/dev/shm/viola-backlog.{}", std::process::id());
+        let folder = Folder::new(at.into())?;
+        let own = crate::program::lab()?;
+        let image = Image::find_from([Path::new(".")], "new").map_err(lab_failure)?;
+        let module = module(&image)?;
+        let program = Program::pack(&own, &folder.0).map_err(lab_failure)?;
+        let spec = program
+            .disk(Spec::new("bench-backlog").cpus(2).on(&[]).memory(768))
+            .word("-drive")
+            .word(format!(
+                "if=none,id=module,file={},format=raw,read-only=on",
+                module.display()
+            ))
+            .arg("-device virtio-blk-pci,drive=module")
+            .tap("tap0", "52:54:00:77:00:11");
+        let machine = Machine::start(&spec, &image, &folder.0).map_err(lab_failure)?;
+        program.unpack(&machine).map_err(lab_failure)?;
+        let size = std::fs::metadata(&module).map_err(Failure::run)?.len();
+        let vm = Self {
+            machine,
+            viola: format!("{} internal backlog", program.command()),
+            _folder: folder,
+        };
+        let events: String = (trace::EVENTS.iter())
+            .map(|event| format!("echo '{event}' >>{TRACING}/kprobe_events; "))
+            .collect();
+        vm.sh(&format!(
+            "head -c {size} /dev/vdb >/tmp/viola_ack.ko; insmod /tmp/viola_ack.ko; modprobe virtio_net; modprobe sch_netem; \
+             ip link set lo up; ip address add {GUEST}/24 dev eth0; ip link set eth0 up; \
+             for n in $(sed -n 's/^ *\\([0-9]*\\):.*virtio.*put.*/\\1/p' /proc/interrupts); do echo 0 >/proc/irq/$n/smp_affinity_list; done; \
+             modprobe veth; mkdir -p /var/run; sysctl -q -w net.ipv4.ip_forward=1; /usr/bin/ip netns add far; \
+             /usr/bin/ip link add way type veth peer name end netns far; /usr/bin/ip address add 10.78.0.1/24 dev way; \
+             /usr/bin/ip link set way up; {IN_FAR} /usr/bin/ip address add {FAR}/24 dev end; \
+             {IN_FAR} /usr/bin/ip link set end up; {IN_FAR} /usr/bin/ip route add default via 10.78.0.1; \
+             sysctl -q -w net.core.rmem_max=45000000; for there in '' '{IN_FAR}'; do \
+             $there sysctl -q -w 'net.ipv4.tcp_rmem=4096 131072 45000000'; done; \
+             mount -t tracefs t {TRACING}; echo 0 >{TRACING}/tracing_on; echo mono >{TRACING}/trace_clock; \
+             echo 30000 >{TRACING}/buffer_size_kb; {events} echo 1 >{TRACING}/events/viola/enable"
+        ))?;
+        vm.pin(core)?;
+        Ok(vm)
+    }
+
+    /// vCPU 1 to the core, everything else of QEMU to the others.
+    fn pin(&self, core: usize) -> Outcome {
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.machine.pid()));
+        for task in std::fs::read_dir(tasks).map_err(Failure::run)? {
+            let task = task.map_err(Failure::run)?;
+            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok());
+            // a thread may end meanwhile
+            if let Some(tid) = tid.and_then(Pid::from_raw) {
+                let _ = sched_setaffinity(Some(tid), &cores(core, name.starts_with("CPU 1")));
+            }
+        }
+        Ok(())
+    }
+
+    fn sh(&self, script: &str) -> Outcome<String> {
+        let script = format!("set -e; {script}");
+        let output = self.machine.exec(&script, PATIENCE).map_err(lab_failure)?;
+        match output.status {
+            0 => Ok(output.stdout),
+            _ => Err(Failure::run(format!(
+                "the guest: `{script}`: {}{}",
+                output.stdout, output.stderr
+            ))),
+        }
+    }
+
+    fn measure(&self, cell: &Cell, early: bool, core: usize) -> Outcome<Reading> {
+        let _neighbours = cell.neighbours.then(|| Neighbours::on(core));
+        let Self { viola, .. } = self;
+        let ports = if early {
+            PORT.to_string()
+        } else {
+            String::new()
+        };
+        let mask = 1 << cell.vcpu;
+        let receiver = match cell.load {
+            Load::Requests(size) => format!("echo {PORT} {size}"),
+            Load::Bulk(read) => format!("recv {PORT} {read} 0 0 0"),
+        };
+        let spinner = match cell.spinner {
+            true => format!(
+                "taskset {mask} env {viola} spin </dev/null >/dev/null 2>&1 & echo $! >/tmp/spinner; "
+            ),
+            false => String::new(),
+        };
+        let (way, inside, to) = match cell.way {
+            "" => (String::new(), "", GUEST),
+            netem => {
+                let way = format!("{TC} qdisc add dev way root netem {netem} limit 100000; ");
+                (way, IN_FAR, FAR)
+            }
+        };
+        let before = acknowledged(&self.counts()?)?;
+        self.sh(&format!(
+            "echo '{ports}' >{PARAMETERS}/ports; {way}\
+             taskset {mask} {inside} env {viola} {receiver} </dev/null >/tmp/received 2>&1 & {spinner}\
+             while ! {inside} grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; \
+             echo >{TRACING}/trace; echo 1 >{TRACING}/tracing_on"
+        ))?;
+        let to = SocketAddr::new(to.into(), PORT);
+        let sent = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                // beside the vCPU that takes the interrupts, as far as there is another core
+                let _ = sched_setaffinity(None, &cores(core, false));
+                let sent = match cell.load {
+                    Load::Requests(size) => ask(to, cell.length(), size),
+                    Load::Bulk(_) => send(to, cell.length()),
+                };
+                sent.map_err(|e| e.to_string())
+            });
+            sender.join()
+        });
+        let sent = sent.map_err(|_| Failure::run("the sender ended"))?;
+        let sent = sent.map_err(|e| Failure::run(format!("{}: {e}", cell.name)))?;
+        let text = self.sh(&format!(
+            "echo 0 >{TRACING}/tracing_on; [ ! -e /tmp/spinner ] || {{ kill $(cat /tmp/spinner); rm /tmp/spinner; }}; \
+             {TC} qdisc del dev way root 2>/dev/null || true; cat {TRACING}/trace >/tmp/trace; {viola} waits /tmp/trace; \
+             while {inside} grep -q ' 00000000:{PORT:04X} ' /proc/net/tcp; do usleep 50000; done; grep -q error /tmp/received && exit 1; true"
+        ))?;
+        let waits = match text.lines().last() {
+            Some(last) => parsed(cell, last),
+            // The line to a guest that is far behind has lost the answer; the trace is still there.
+            None => parsed(cell, &self.sh(&format!("{viola} waits /tmp/trace"))?),
+        }?;
+        if sent.ended != "end" {
+            let why = format!("{}: the stream ended: {}", cell.name, sent.ended);
+            return Err(Failure::run(why));
+        }
+        let counts = self.counts()?;
+        let after = acknowledged(&counts)?;
+        if early && after == before && matches!(cell.load, Load::Bulk(_)) {
+            return Err(Failure::run(format!(
+                "{}: the module acknowledged nothing: {}",
+                cell.name,
+                counts.trim().replace('\n', ", ")
+            )));
+        }
+        Ok(Reading {
+            sent,
+            waits,
+            early: after.saturating_sub(before),
+        })
+    }
+
+    /// What the module has done, and why not more.
+    fn counts(&self) -> Outcome<String> {
+        self.sh(&format!("cat {PARAMETERS}/counts"))
+    }
+}
+
+/// How many acknowledgements the module has sent, by its counts.
+fn acknowledged(counts: &str) -> Outcome<u64> {
+    let of = |line: &str| line.strip_prefix("sent ")?.trim().parse().ok();
+    let none = || Failure::run(format!("viola_ack says \"{counts}\" of what it did"));
+    counts.lines().find_map(of).ok_or_else(none)
+}
+
+fn parsed(cell: &Cell, text: &str) -> Outcome<Waits> {
+    serde_json::from_str(text.trim())
+        .map_err(|e| Failure::run(format!("{}: {e}: \"{text}\"", cell.name)))
+}
+
+/// This core, or all others; this one too where there is none but it.
+fn cores(core: usize, this: bool) -> CpuSet {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut set = CpuSet::new();
+    for other in (0..all).filter(|other| (*other == core) == this || all == 1) {
+        set.set(other);
+    }
+    set
+}
+
+/// The module, as scripts/guest-kmod.sh leaves it.
+fn module(image: &Image) -> Outcome<PathBuf> {
+    let path = image.beside("kmod/viola_ack.ko");
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(Failure::run(format!(
+            "{}: there is no module; run scripts/guest-kmod.sh",
+            path.display()
+        ))),
+    }
+}
+
+fn ip(words: &str) -> Outcome {
+    let done = Command::new("ip").args(words.split(' ')).output();
+    let done = done.map_err(Failure::run)?;
+    match done.status.success() {
+        true => Ok(()),
+        false => {
+            let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+            Err(Failure::run(format!("ip {words}: {why}")))
+        }
+    }
+}
+
+/// Threads that use the core of the receiver's vCPU.
+struct Neighbours {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Neighbours {
+    fn on(core: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        for _ in 0..NEIGHBOURS {
+            let stop = Arc::clone(&stop);
+            threads.push(std::thread::spawn(move || {
+                // on any core it would be no neighbour, and the figures show that
+                let _ = sched_setaffinity(None, &cores(core, true));
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            }));
+        }
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_what_part_of_the_round_trip_segments_waited() {
+        let reading = |trip| Reading {
+            sent: Sent {
+                bytes: 100_000_000,
+                seconds: 2.0,
+                round_trip_us: trip,
+                retransmits: 0,
+                ended: "end".into(),
+            },
+            waits: Waits {
+                segments: 10,
+                waited: 5,
+                mean_us: 1000.0,
+                ..Waits::default()
+            },
+            early: 0,
+        };
+        let found = Found::from([(5, [vec![reading(5000.0)], vec![reading(1000.0)]])]);
+        let rows = rows(&found);
+        let of = |what: &str| {
+            let row = rows.iter().find(|row| row.name.ends_with(what)).unwrap();
+            (row.median("stock"), row.ratio)
+        };
+        assert_eq!(of("of the round trip"), (Some(10.0), None));
+        assert_eq!(of(": round trip"), (Some(5.0), Some(0.2)));
+        assert_eq!(of("received"), (Some(50.0), Some(1.0)));
+    }
+}

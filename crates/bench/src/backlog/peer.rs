@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Both ends of a TCP stream for the benchmark and the test bed of early acknowledgements. As `viola-lab internal backlog WORDS`:
+//! ```text
+//!     recv PORT SIZE RCVBUF PAUSE_US STOP   takes one stream by reads of SIZE bytes, RCVBUF (0: the kernel's) as its buffer, with a
+//!                                           pause after each read, and closes after STOP bytes (0: at its end); JSON
+//!     send ADDRESS PORT SECONDS             sends for so long, then waits for the other end to close; JSON
+//!     echo PORT SIZE                        answers each SIZE bytes of one stream by a byte
+//!     ask ADDRESS PORT SECONDS SIZE         sends SIZE bytes after the other when the last ones are answered; JSON
+//!     waits FILE                            waits on the backlog in what tracefs has recorded; JSON
+//!     spin                                  uses its CPU
+//! ```
+
+use std::error::Error;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use serde::{Deserialize, Serialize};
+
+use super::trace;
+use viola_cli::error::{Failure, chain};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// Longest wait for anything of the other end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes after which the stream's contents begin anew: no multiple of any segment's or buffer's size.
+const PERIOD: usize = 65_521;
+/// Bytes of one send().
+const PIECE: usize = 64 << 10;
+
+/// What a receiver found.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Received {
+    pub bytes: u64,
+    pub seconds: f64,
+    /// Every byte was that which is due at its place.
+    pub right: bool,
+    /// How the stream ended: `end`, `stopped` or an error.
+    pub ended: String,
+}
+
+/// What a sender saw.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Sent {
+    pub bytes: u64,
+    pub seconds: f64,
+    /// Round trip as TCP smooths it, mean of all sends; of `ask`, mean of the answers. In microseconds.
+    pub round_trip_us: f64,
+    pub retransmits: u32,
+    /// How the stream ended: `end` when the other one has closed it, or an error.
+    pub ended: String,
+}
+
+/// Runs it; `words` are those after `backlog`.
+pub fn backlog(words: &[String]) -> viola_cli::error::Outcome {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    carry_out(&words).map_err(|e| Failure::run(chain(e.as_ref())))
+}
+
+fn carry_out(words: &[&str]) -> Outcome {
+    let text = match words {
+        ["recv", port, size, buffer, pause, stop] => {
+            let pause = Duration::from_micros(pause.parse()?);
+            let (size, stop) = (size.parse()?, stop.parse()?);
+            serde_json::to_string(&receive(port.parse()?, size, buffer.parse()?, pause, stop)?)?
+        }
+        ["send", address, port, seconds] => {
+            let to = SocketAddr::new(address.parse()?, port.parse()?);
+            serde_json::to_string(&send(to, Duration::from_secs_f64(seconds.parse()?))?)?
+        }
+        ["ask", address, port, seconds, size] => {
+            let to = SocketAddr::new(address.parse()?, port.parse()?);
+            let length = Duration::from_secs_f64(seconds.parse()?);
+            serde_json::to_string(&ask(to, length, size.parse()?)?)?
+        }
+        ["echo", port, size] => return echo(port.parse()?, size.parse()?),
+        ["waits", file] => serde_json::to_string(&trace::waits(&std::fs::read_to_string(file)?))?,
+        ["spin"] => loop {
+            std::hint::spin_loop();
+        },
+        _ => return Err("this command is for tests, not for people".into()),
+    };
+    println!("{text}");
+    Ok(())
+}
+
+/// The stream's contents from any place of a period on, for a read or a send.
+fn contents(most: usize) -> Vec<u8> {
+    let byte = |at: usize| {
+        let mixed = ((at % PERIOD) as u32).wrapping_mul(0x9E37_79B1);
+        (mixed >> 24) as u8
+    };
+    (0..PERIOD + most).map(byte).collect()
+}
+
+fn accept(port: u16, buffer: usize) -> Outcome<TcpStream> {
+    let listener = TcpListener::bind(("0.0.0.0", port))?;
+    if buffer > 0 {
+        sockopt::set_socket_recv_buffer_size(&listener, buffer)?;
+    }
+    let stream = listener.accept()?.0;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Takes one stream.
+fn receive(port: u16, size: usize, buffer: usize, pause: Duration, stop: u64) -> Outcome<Received> {
+    let due = contents(size);
+    let mut got = vec![0; size];
+    let mut stream = accept(port, buffer)?;
+    let begun = Instant::now();
+    let (mut bytes, mut right) = (0_u64, true);
+    let ended = loop {
+        match stream.read(&mut got) {
+            Ok(0) => break "end".to_owned(),
+            Ok(n) => {
+                let at = (bytes % PERIOD as u64) as usize;
+                right &= got[..n] == due[at..at + n];
+                bytes += n as u64;
+            }
+            Err(e) => break e.to_string(),
+        }
+        if stop > 0 && bytes >= stop {
+            break "stopped".to_owned();
+        }
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+    };
+    Ok(Received {
+        bytes,
+        seconds: begun.elapsed().as_secs_f64(),
+        right,
+        ended,
+    })
+}
+
+/// Sends for this long.
+pub fn send(to: SocketAddr, length: Duration) -> Outcome<Sent> {
+    let due = contents(PIECE);
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let begun = Instant::now();
+    let (mut bytes, mut trips, mut looks, mut retransmits) = (0_u64, 0.0, 0_u32, 0);
+    let mut ended = None;
+    while begun.elapsed() < length {
+        let at = (bytes % PERIOD as u64) as usize;
+        match stream.write(&due[at..at + PIECE]) {
+            Ok(n) => bytes += n as u64,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => {
+                ended = Some(e.to_string());
+                break;
+            }
+        }
+        let info = info(&stream)?;
+        trips += f64::from(info.tcpi_rtt);
+        looks += 1;
+        retransmits = info.tcpi_total_retrans;
+    }
+    let ended = match ended {
+        Some(error) => error,
+        None => {
+            let closed = stream
+                .shutdown(Shutdown::Write)
+                .and_then(|()| stream.read(&mut [0]));
+            closed.map_or_else(|e| e.to_string(), |_| "end".into())
+        }
+    };
+    Ok(Sent {
+        bytes,
+        seconds: begun.elapsed().as_secs_f64(),
+        round_trip_us: trips / f64::from(looks.max(1)),
+        retransmits,
+        ended,
+    })
+}
+
+fn info(stream: &TcpStream) -> std::io::Result<libc::tcp_info> {
+    // SAFETY: numbers only, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut size = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: at most `size` bytes are written, for which there is room.
+    let done = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &mut size,
+        )
+    };
+    match done {
+        0 => Ok(info),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn echo(port: u16, size: usize) -> Outcome {
+    let mut stream = accept(port, 0)?;
+    stream.set_nodelay(true)?;
+    let mut request = vec![0; size];
+    let mut got = 0;
+    loop {
+        match stream.read(&mut request[got..])? {
+            0 => return Ok(()),
+            n => got += n,
+        }
+        if got == size {
+            stream.write_all(b"!")?;
+            got = 0;
+        }
+    }
+}
+
+/// Requests of so many bytes, one after the other, for this long.
+pub fn ask(to: SocketAddr, length: Duration, size: usize) -> Outcome<Sent> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let request = contents(size);
+    let begun = Instant::now();
+    let mut answers = 0_u64;
+    while begun.elapsed() < length {
+        stream.write_all(&request[..size])?;
+        stream.read_exact(&mut [0])?;
+        answers += 1;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    Ok(Sent {
+        bytes: answers * size as u64,
+        seconds,
+        round_trip_us: seconds * 1e6 / (answers as f64).max(1.0),
+        retransmits: info(&stream)?.tcpi_total_retrans,
+        ended: "end".into(),
+    })
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One measurement: a side, a state of the guests, a few seconds.
+
+use std::time::{Duration, Instant};
+
+use viola_lab::load::{self, Client, Http, Ping, TcpRr};
+
+use super::cpu::{Eye, Used};
+use super::guests::Guests;
+use super::side::{Active, lab_failure};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_report::stats::Sorted;
+
+/// Time between two pings: random, or it would beat with the schedulers' own periods.
+const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(12));
+/// Time between two TCP requests, for the same reason.
+const RR_INTERVAL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(8));
+/// How long an answer may take.
+const GRACE: Duration = Duration::from_secs(2);
+/// More requests than any cell has time for.
+const MANY: usize = 1_000_000;
+
+/// How long each part is measured; a part of no length is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// Before anything is measured.
+    pub settle: Duration,
+    /// Ping at random intervals of 3 to 12 ms.
+    pub ping: Duration,
+    /// TCP requests of one byte, each due 2 to 8 ms after the last one.
+    pub rr: Duration,
+    /// HTTP requests, each on a connection of its own.
+    pub http: Duration,
+}
+
+impl Times {
+    /// In milliseconds.
+    pub const fn of(settle: u64, ping: u64, rr: u64, http: u64) -> Self {
+        Self {
+            settle: Duration::from_millis(settle),
+            ping: Duration::from_millis(ping),
+            rr: Duration::from_millis(rr),
+            http: Duration::from_millis(http),
+        }
+    }
+
+    /// All together, with what it takes to begin and end them.
+    pub fn cell(&self) -> Duration {
+        self.settle + self.ping + self.rr + self.http + Duration::from_millis(300)
+    }
+
+    /// Without TCP and HTTP.
+    pub const fn only_ping(self) -> Self {
+        Self {
+            rr: Duration::ZERO,
+            http: Duration::ZERO,
+            ..self
+        }
+    }
+}
+
+/// What a cell found. Latencies are in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reading {
+    /// Round trips of ping.
+    pub ping: Sorted,
+    /// Pings without an answer.
+    pub ping_lost: usize,
+    /// Round trips of one byte on a TCP connection.
+    pub rr: Sorted,
+    /// HTTP requests, from connecting to the last byte.
+    pub http: Sorted,
+    /// HTTP requests per second, one at a time.
+    pub http_per_s: f64,
+    /// Part of the core that each guest got over the whole cell, 0..=1.
+    pub shares: Vec<f64>,
+    /// Units of work per second that the neighbours did while only pings came, together.
+    pub batch_per_s: Option<f64>,
+    /// Times per second that a guest's thread was put on the core.
+    pub switches_per_s: f64,
+    /// Part of a core, its own as a rule, that the slot controller took while only pings came.
+    pub controller: f64,
+    /// Part of a core that daemon, watchdog and controller took.
+    pub viola: f64,
+    /// Part of the core that went neither to a guest, although one always wanted it, nor to viola: what others of
+    /// this machine used.
+    pub foreign: f64,
+}
+
+/// Measures one cell.
+pub fn measure(
+    guests: &Guests,
+    active: &Active,
+    eye: &mut Eye,
+    times: &Times,
+    seed: u64,
+) -> Outcome<Reading> {
+    interrupt::check()?;
+    let pids = guests.pids();
+    let web = guests
+        .web()
+        .address()
+        .ok_or_else(|| Failure::run("the web server has no network"))?;
+    let client = guests.client(seed);
+    std::thread::sleep(times.settle);
+
+    let mut reading = Reading::default();
+    let (before, tree, controller, begun) = (
+        eye.vms(&pids)?,
+        active.look(),
+        active.controller_ns()?,
+        Instant::now(),
+    );
+    let work = guests.work()?;
+    if !times.ping.is_zero() {
+        let mean = (PING_INTERVAL.0 + PING_INTERVAL.1) / 2;
+        let count = (times.ping.as_secs_f64() / mean.as_secs_f64()).ceil() as usize;
+        let options = Ping {
+            count,
+            interval: PING_INTERVAL,
+            grace: GRACE,
+            client,
+        };
+        let found = load::ping(&guests.lab, web, &options).map_err(lab_failure)?;
+        reading.ping = milliseconds(&found.us);
+        reading.ping_lost = found.lost;
+    }
+    reading.batch_per_s = rate(&work, &guests.work()?);
+    let ns = active.controller_ns()?.saturating_sub(controller);
+    reading.controller = ns as f64 / 1e9 / begun.elapsed().as_secs_f64();
+    interrupt::check()?;
+    if !times.rr.is_zero() {
+        let options = TcpRr {
+            count: MANY,
+            interval: RR_INTERVAL,
+            limit: times.rr,
+            client,
+            ..TcpRr::default()
+        };
+        reading.rr = milliseconds(
+            &load::tcp_rr(&guests.lab, web, &options)
+                .map_err(lab_failure)?
+                .us,
+        );
+    }
+    if !times.http.is_zero() {
+        let options = Http {
+            requests: MANY,
+            limit: times.http,
+            client,
+            ..Http::default()
+        };
+        let found = load::http(&guests.lab, web, &options).map_err(lab_failure)?;
+        if let Some(why) = found.first_failure {
+            return Err(Failure::run(format!(
+                "a request to the web server failed: {why}"
+            )));
+        }
+        reading.http = milliseconds(&found.times.us);
+        reading.http_per_s = found.times.rate();
+    }
+    let mut own = 0.0;
+    let used = eye.vms(&pids)?.since(&before);
+    reading.shares = used.iter().map(|u| u.share).collect();
+    reading.switches_per_s = used.iter().map(|u| u.switches_per_s).sum();
+    if let (Some(now), Some(before)) = (active.look(), tree) {
+        let sum = |used: Vec<Used>| used.iter().map(|u| u.share).sum::<f64>();
+        reading.viola = sum(now.since(&before));
+        let (now, before) = (now.only_on(guests.core), before.only_on(guests.core));
+        own = sum(now.since(&before));
+    }
+    if guests.saturate() {
+        reading.foreign = foreign(&reading.shares, own);
+    }
+    Ok(reading)
+}
+
+/// What is left of the core after the guests and what viola itself used there. Its controller sits on another core as
+/// a rule, and then takes nothing of this one.
+fn foreign(shares: &[f64], own: f64) -> f64 {
+    (1.0 - shares.iter().sum::<f64>() - own).max(0.0)
+}
+
+fn milliseconds(us: &[f64]) -> Sorted {
+    Sorted::new(us.iter().map(|us| us / 1e3).collect())
+}
+
+/// Units per second of all busy guests together, each by its own clock: a guest answers late when it has
+/// to wait for the core, but counts and clock are read together.
+fn rate(before: &[Option<(u64, f64)>], after: &[Option<(u64, f64)>]) -> Option<f64> {
+    let rates: Vec<f64> = before
+        .iter()
+        .zip(after)
+        .filter_map(|(before, after)| {
+            let ((units0, at0), (units1, at1)) = ((*before)?, (*after)?);
+            Some((units1.saturating_sub(units0)) as f64 / (at1 - at0)).filter(|r| r.is_finite())
+        })
+        .collect();
+    (!rates.is_empty()).then(|| rates.iter().sum())
+}
+
+/// Part of the core above which what others used spoils the figures.
+const SPOILT: f64 = 0.015;
+
+/// One sentence when others used the guests' core as well.
+pub fn disturbance<'a>(readings: impl IntoIterator<Item = &'a Reading>) -> Option<String> {
+    let foreign: Vec<f64> = readings
+        .into_iter()
+        .map(|r| r.foreign)
+        .filter(|f| *f > 0.0)
+        .collect();
+    let mean = foreign.iter().sum::<f64>() / foreign.len().max(1) as f64;
+    let worst = foreign.iter().copied().fold(0.0, f64::max);
+    (mean > SPOILT || worst > 4.0 * SPOILT).then(|| {
+        format!(
+            "others used the guests' core too, {:.1} % of it on average and {:.1} % at worst: latencies and shares \
+             are not those of a core set aside",
+            mean * 100.0,
+            worst * 100.0
+        )
+    })
+}
+
+/// Fair parts of the core when all guests are busy: by weight, nobody above its cap; what a cap leaves goes
+/// to the others by weight.
+pub fn fair(weights: &[f64], caps: &[Option<f64>]) -> Vec<f64> {
+    let mut parts: Vec<Option<f64>> = vec![None; weights.len()];
+    loop {
+        let given: f64 = parts.iter().flatten().sum();
+        let open: f64 = weights
+            .iter()
+            .zip(&parts)
+            .filter(|(_, p)| p.is_none())
+            .map(|(w, _)| w)
+            .sum();
+        let part = |i: usize| weights[i] / open * (1.0 - given);
+        let capped = (0..weights.len())
+            .find(|&i| parts[i].is_none() && caps[i].is_some_and(|cap| part(i) > cap));
+        match capped {
+            Some(i) => parts[i] = caps[i],
+            None => {
+                return (0..weights.len())
+                    .map(|i| parts[i].unwrap_or_else(|| part(i)))
+                    .collect();
+            }
+        }
+    }
+}
+
+/// The largest distance of a guest's share from its fair part, in points (hundredths of the core).
+pub fn points_from(fair: &[f64], shares: &[f64]) -> f64 {
+    fair.iter()
+        .zip(shares)
+        .map(|(f, s)| (f - s).abs() * 100.0)
+        .fold(0.0, f64::max)
+}
+
+impl Guests {
+    /// Where the load runs: real-time, so that its own waits do not count, and not where the guests are.
+    pub fn client(&self, seed: u64) -> Client {
+        Client {
+            core: Some(self.load_core),
+            seed,
+            ..Client::real_time()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_counted_by_the_guests_own_clock() {
+        let before = [None, Some((100, 1.0)), Some((0, 5.0))];
+        let after = [None, Some((300, 3.0)), Some((50, 5.5))];
+        assert_eq!(rate(&before, &after), Some(200.0));
+        assert_eq!(rate(&[None], &[None]), None);
+        assert_eq!(
+            rate(&[Some((1, 1.0))], &[Some((1, 1.0))]),
+            None,
+            "no time went by"
+        );
+    }
+
+    #[test]
+    fn what_a_cap_leaves_goes_to_the_others() {
+        let close = |a: &[f64], b: &[f64]| {
+            a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-9) && a.len() == b.len()
+        };
+        assert!(close(&fair(&[1.0; 4], &[None; 4]), &[0.25; 4]));
+        assert!(close(
+            &fair(&[2.0, 1.0, 1.0, 1.0], &[None; 4]),
+            &[0.4, 0.2, 0.2, 0.2]
+        ));
+        let third = 0.8 / 3.0;
+        assert!(close(
+            &fair(&[1.0; 4], &[None, Some(0.2), None, None]),
+            &[third, 0.2, third, third]
+        ));
+        assert!(close(
+            &fair(&[1.0; 2], &[Some(0.9), Some(0.1)]),
+            &[0.9, 0.1]
+        ));
+    }
+
+    #[test]
+    fn what_others_use_is_told_when_it_is_much() {
+        let reading = |foreign| Reading {
+            foreign,
+            ..Reading::default()
+        };
+        assert_eq!(disturbance(&[reading(0.004), reading(0.01)]), None);
+        let said = disturbance(&[reading(0.01), reading(0.07)]).unwrap();
+        assert!(
+            said.contains("4.0 % of it on average and 7.0 % at worst"),
+            "{said}"
+        );
+        assert_eq!(disturbance(&[]), None);
+    }
+
+    #[test]
+    fn a_controller_on_another_core_takes_nothing_of_the_guests() {
+        assert!((foreign(&[0.5, 0.4], 0.0) - 0.1).abs() < 1e-9);
+        assert!((foreign(&[0.5, 0.4], 0.07) - 0.03).abs() < 1e-9);
+        assert_eq!(foreign(&[0.6, 0.41], 0.0), 0.0);
+    }
+
+    #[test]
+    fn the_worst_guest_counts() {
+        assert!((points_from(&[0.25, 0.25], &[0.26, 0.22]) - 3.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The demo's measurements.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::cell::{self, Reading, Times};
+use crate::cpu::Eye;
+use crate::guests::{self, Guests, WEB};
+use crate::progress::{Progress, clock};
+use crate::side::{Active, Guests as Settings, Side};
+use crate::trace::{self, Trace};
+use viola_cli::error::Outcome;
+use viola_report::stats::Sorted;
+use viola_report::timeline::Stretch;
+
+/// Guests on the core.
+pub const VMS: usize = 4;
+/// The sides, in the order of the tables.
+pub const SIDES: [Side; 3] = [Side::Stock, Side::Credit, Side::Viola(300)];
+/// Whether the web server has work of its own.
+pub const STATES: [bool; 2] = [true, false];
+
+const TIMES: Times = Times::of(200, 2300, 1000, 1000);
+const SWITCH: Duration = Duration::from_millis(900);
+const BOOT: Duration = Duration::from_secs(3);
+/// How long the core is watched for the timeline.
+const WATCH: Duration = Duration::from_millis(200);
+
+/// All that was measured.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// Readings by what the web server did beside and by side, round by round.
+    pub cells: BTreeMap<(bool, Side), Vec<Reading>>,
+    /// Who had the core, by side; empty where the kernel does not tell.
+    pub timelines: Vec<Vec<Stretch>>,
+    /// Version of the guests' kernel.
+    pub kernel: String,
+    /// How often each side was measured.
+    pub rounds: usize,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Measured {
+    /// Boots the guests and measures all sides, in another order each round.
+    pub fn take(rounds: usize, core: usize) -> Outcome<Self> {
+        let begun = Instant::now();
+        let cells = SIDES.len() * STATES.len() * rounds;
+        let total = BOOT + TIMES.cell() * cells as u32 + SWITCH * (SIDES.len() * rounds) as u32;
+        let mut progress = Progress::new(total);
+        progress.say(&format!(
+            "demo: four guests on core {core}, {rounds} rounds, about {}",
+            clock(total)
+        ));
+        progress.step("booting four guests", BOOT);
+        let mut guests = guests::boot("demo", VMS, core)?;
+        let mut eye = Eye::new()?;
+        let mut found = Self {
+            kernel: guests.kernel()?,
+            rounds,
+            ..Self::default()
+        };
+        found.timelines = vec![Vec::new(); SIDES.len()];
+        let settings = Settings::equal(core, WEB);
+        for round in 0..rounds {
+            for turn in 0..SIDES.len() {
+                let number = (round + turn) % SIDES.len();
+                let side = SIDES[number];
+                let label = format!("round {} of {rounds}: {}", round + 1, side.name());
+                progress.step(&label, SWITCH);
+                let active = Active::start(side, &settings, &guests.lab)?;
+                for busy in STATES {
+                    let what = if busy { "web busy" } else { "web idle" };
+                    progress.step(&format!("{label}, {what}"), TIMES.cell());
+                    guests.keep_busy(busy, 100)?;
+                    let reading =
+                        cell::measure(&guests, &active, &mut eye, &TIMES, 1 + round as u64)?;
+                    found.cells.entry((busy, side)).or_default().push(reading);
+                    if busy && round + 1 == rounds {
+                        found.timelines[number] = watch(core, &guests, &mut eye)?;
+                    }
+                }
+                active.stop()?;
+            }
+        }
+        guests.down()?;
+        found.took = begun.elapsed();
+        Ok(found)
+    }
+
+    /// Readings of a cell, one for each round.
+    pub fn readings(&self, busy: bool, side: Side) -> &[Reading] {
+        self.cells.get(&(busy, side)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Latencies of all rounds together.
+    pub fn pooled(&self, busy: bool, side: Side, latency: fn(&Reading) -> &Sorted) -> Sorted {
+        Sorted::pooled(self.readings(busy, side).iter().map(latency))
+    }
+
+    /// Each guest's share of the core, the mean of all rounds.
+    pub fn shares(&self, busy: bool, side: Side) -> Vec<f64> {
+        let readings = self.readings(busy, side);
+        let mean = |vm: usize| {
+            readings
+                .iter()
+                .filter_map(|r| r.shares.get(vm))
+                .sum::<f64>()
+                / readings.len() as f64
+        };
+        (0..VMS).map(mean).collect()
+    }
+
+    #[cfg(test)]
+    pub fn add(&mut self, busy: bool, side: Side, reading: Reading) {
+        self.cells.entry((busy, side)).or_default().push(reading);
+    }
+}
+
+/// Watches the core for a moment. Where the kernel does not allow it there is nothing to show.
+fn watch(core: usize, guests: &Guests, eye: &mut Eye) -> Outcome<Vec<Stretch>> {
+    let Ok(mut trace) = Trace::start(core) else {
+        return Ok(Vec::new());
+    };
+    std::thread::sleep(WATCH);
+    trace.read();
+    let owners = eye.owners(&guests.pids())?;
+    Ok(trace::stretches(&trace.switches, &owners, VMS))
+}

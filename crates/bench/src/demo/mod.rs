@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab demo`: four guests on one core, under stock scheduling, the papers' 30 ms slices and viola, in turn; a
+//! table and a report in HTML.
+
+mod measured;
+mod page;
+mod rows;
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::progress::clock;
+use crate::{cell, guests, machine, need_root, row, turbo};
+use measured::{Measured, SIDES, STATES};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_cli::table;
+use viola_report::stats::Sorted;
+use viola_report::timeline::Stretch;
+
+/// Options of `demo`.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Print the figures as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// How often each side is measured.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = viola_cli::usage::at_least_one)]
+    pub rounds: usize,
+    /// Core that the guests share.
+    #[arg(long, value_name = "CPU", default_value_t = 1)]
+    pub core: usize,
+    /// Folder for report.html and report.json.
+    #[arg(long, value_name = "DIR", default_value = "build")]
+    pub output: PathBuf,
+}
+
+/// `report.json`.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Commit that was measured.
+    pub git: Option<String>,
+    /// When, UTC.
+    pub date: String,
+    /// On what.
+    pub machine: String,
+    /// The guests' kernel.
+    pub guests: String,
+    /// How often each side was measured.
+    pub rounds: usize,
+    /// What spoilt the figures, if anything did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disturbed: Option<String>,
+    /// The table.
+    pub rows: Vec<row::Row>,
+    /// Latencies of all rounds together.
+    pub distributions: Vec<Distribution>,
+    /// Who had the core.
+    pub timelines: Vec<Timeline>,
+}
+
+/// Latencies of one side.
+#[derive(Debug, Serialize)]
+pub struct Distribution {
+    /// What was asked, and what the guest did beside.
+    pub name: String,
+    /// Who decided.
+    pub side: String,
+    /// How many answers.
+    pub samples: usize,
+    /// Quantile (0..=1) and latency in milliseconds.
+    pub quantiles: Vec<(f64, f64)>,
+}
+
+/// Who had the core on one side.
+#[derive(Debug, Serialize)]
+pub struct Timeline {
+    /// Who decided.
+    pub side: String,
+    /// In the order of time; VM 4 is everything else on that core.
+    pub stretches: Vec<Stretch>,
+}
+
+/// Runs it.
+pub fn run(options: &Demo) -> Outcome {
+    need_root()?;
+    if options.rounds == 0 {
+        return Err(Failure::usage(
+            "--rounds 0: at least one round has to be measured",
+        ));
+    }
+    interrupt::watch()?;
+    guests::split_cores(options.core)?;
+    let measured = Measured::take(options.rounds, options.core)?;
+    let mut report = report(&measured);
+    // A look only, where the kernel that it needs was built before; what fails there spoils nothing.
+    let (turbo, failed) = match turbo::glance(options.core) {
+        Ok(mut rows) => {
+            rows.iter_mut()
+                .for_each(|row| (row.goal, row.met) = (None, None));
+            (rows, None)
+        }
+        Err(e) => (Vec::new(), Some(e)),
+    };
+    report.rows.extend(turbo.iter().cloned());
+    let write = |name: &str, text: &str| {
+        let path = options.output.join(name);
+        fs::create_dir_all(&options.output)
+            .and_then(|()| fs::write(&path, text))
+            .map_err(|e| Failure::run(format!("{}: {e}", path.display())))
+    };
+    let json = serde_json::to_string(&report).map_err(Failure::run)?;
+    write("report.json", &format!("{json}\n"))?;
+    write("report.html", &page::html(&measured, &report))?;
+    if options.json {
+        return table::print(&format!("{json}\n"));
+    }
+    let mut text = format!("\n{}\n", rows::table(&report.rows).text());
+    if !turbo.is_empty() {
+        text.push_str("a busy guest with two vCPUs, the first on a turbo core; one short round\n");
+        text.push_str(&format!("{}\n", row::table(&turbo).text()));
+    }
+    if let Some(Failure::Run(failed) | Failure::Usage(failed)) = failed {
+        text.push_str(&format!("No figures of turbo cores: {failed}.\n"));
+    }
+    if let Some(disturbed) = &report.disturbed {
+        text.push_str(&format!("Careful: {disturbed}.\n"));
+    }
+    text.push_str(&format!(
+        "{} rounds in {}; charts in {}\n",
+        report.rounds,
+        clock(measured.took),
+        options.output.join("report.html").display()
+    ));
+    table::print(&text)
+}
+
+fn report(measured: &Measured) -> Report {
+    let mut distributions = Vec::new();
+    for state in STATES {
+        for (name, latency) in rows::LATENCIES {
+            for side in SIDES {
+                let all: Sorted = measured.pooled(state, side, latency);
+                let at = |q: f64| Some((q, all.quantile(q)?));
+                distributions.push(Distribution {
+                    name: format!("{name}, {}", rows::state(state)),
+                    side: side.name(),
+                    samples: all.len(),
+                    quantiles: [
+                        0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0,
+                    ]
+                    .into_iter()
+                    .filter_map(at)
+                    .collect(),
+                });
+            }
+        }
+    }
+    let timelines = SIDES.iter().zip(&measured.timelines);
+    Report {
+        git: machine::git(),
+        date: viola_cli::date::now(),
+        machine: machine::machine(),
+        guests: measured.kernel.clone(),
+        rounds: measured.rounds,
+        disturbed: cell::disturbance(measured.cells.values().flatten()),
+        rows: rows::rows(measured),
+        distributions,
+        timelines: timelines
+            .map(|(side, stretches)| Timeline {
+                side: side.name(),
+                stretches: stretches.clone(),
+            })
+            .collect(),
+    }
+}

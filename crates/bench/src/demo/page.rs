@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The demo's report as one HTML page.
+
+use super::measured::{Measured, SIDES, VMS};
+use super::{Report, rows};
+use crate::guests::names;
+use crate::progress::clock;
+use crate::side::Side;
+use viola_report::html::{self, escape, legend};
+use viola_report::stats::{Sorted, figure, ratio};
+use viola_report::{cdf, shares, timeline};
+
+/// Span that the timelines show, ms: a whole turn of four 30 ms slices.
+const SPAN: f64 = 125.0;
+/// Span of the closer look.
+const CLOSE: f64 = 10.0;
+const SIDE_CLASSES: [&str; 3] = ["s0", "s1", "s2"];
+const VM_CLASSES: [&str; 5] = ["vm0", "vm1", "vm2", "vm3", "vm4"];
+
+/// The page.
+pub fn html(measured: &Measured, report: &Report) -> String {
+    let mut body = String::from(
+        "<h1>Four guests, one core</h1>\n<p class=\"lead\">A web server shares a core with three guests that never \
+         rest. Same guests, same core, same requests; the only thing that changes is who decides when a guest \
+         runs.</p>\n",
+    );
+    if let Some(disturbed) = &report.disturbed {
+        body.push_str(&format!(
+            "<p class=\"warning\">Careful: {}.</p>\n",
+            escape(disturbed)
+        ));
+    }
+    body.push_str(&tiles(report));
+    body.push_str(&latencies(measured));
+    body.push_str(&turns(measured));
+    body.push_str(&parts(measured));
+    body.push_str("<h2>All figures</h2>\n<div class=\"scroll\">");
+    let caption = format!(
+        "Medians of {} rounds; the sides took turns within each round.",
+        report.rounds
+    );
+    body.push_str(&rows::table(&report.rows).html(&caption));
+    body.push_str("</div>\n");
+    body.push_str(&how(measured, report));
+    html::page("viola: four guests, one core", &body)
+}
+
+/// A figure that is shown large.
+struct Tile {
+    big: String,
+    what: &'static str,
+    small: String,
+    good: bool,
+}
+
+/// The figures of the table that say most.
+fn tiles(report: &Report) -> String {
+    let (stock, viola) = (SIDES[0].name(), SIDES[2].name());
+    let pair = |figure: &str, busy: bool| {
+        let name = format!("{figure}, {}", rows::state(busy));
+        let row = report.rows.iter().find(|r| r.name == name)?;
+        Some((row.median(&stock)?, row.median(&viola)?))
+    };
+    let beside = |busy| if busy { "web busy" } else { "web idle" };
+    let latency = |name, busy, what| {
+        let (before, after) = pair(name, busy)?;
+        Some(Tile {
+            big: ratio(after / before),
+            what,
+            small: format!(
+                "{}: {} → {} ms",
+                beside(busy),
+                figure(before),
+                figure(after)
+            ),
+            good: after < before,
+        })
+    };
+    let rate = |busy| {
+        let (before, after) = pair("HTTP requests", busy)?;
+        Some(Tile {
+            big: format!("{}x", figure(after / before)),
+            what: "as many web pages",
+            small: format!(
+                "{}: {} → {} a second",
+                beside(busy),
+                figure(before),
+                figure(after)
+            ),
+            good: after > before,
+        })
+    };
+    let work = || {
+        let (_, part) = pair(rows::WORK, true)?;
+        Some(Tile {
+            big: format!("{part:.1} %"),
+            what: "of their work done by the others",
+            small: "web busy; shares are what they were".into(),
+            good: part > 97.0,
+        })
+    };
+    let tiles = [
+        latency("ping p50", true, "of stock's ping time, median"),
+        latency("ping p99", true, "of stock's ping time, 99th percentile"),
+        latency("ping p99", false, "of stock's ping time, 99th percentile"),
+        rate(false),
+        work(),
+    ];
+    let mut html = String::from("<div class=\"tiles\">\n");
+    for tile in tiles.into_iter().flatten() {
+        html.push_str(&format!(
+            "<div class=\"tile{}\"><b>{}</b><span>{}</span><span class=\"soft\">{}</span></div>\n",
+            if tile.good { " good" } else { "" },
+            escape(&tile.big),
+            escape(tile.what),
+            escape(&tile.small)
+        ));
+    }
+    html.push_str("</div>\n");
+    html
+}
+
+fn side_legend() -> String {
+    let names = SIDES.map(Side::name);
+    legend(
+        SIDE_CLASSES
+            .into_iter()
+            .zip(names.iter().map(String::as_str)),
+    )
+}
+
+fn latencies(measured: &Measured) -> String {
+    let names = SIDES.map(Side::name);
+    let [ping, _, http] = rows::LATENCIES;
+    let charts = [
+        ("ping-busy", "Ping, web server busy", true, ping.1),
+        (
+            "ping-idle",
+            "Ping, web server idle between requests",
+            false,
+            ping.1,
+        ),
+        (
+            "http-busy",
+            "Web page of 5 KiB, web server busy",
+            true,
+            http.1,
+        ),
+        (
+            "http-idle",
+            "Web page of 5 KiB, web server idle between requests",
+            false,
+            http.1,
+        ),
+    ];
+    let samples: Vec<[Sorted; 3]> = charts
+        .iter()
+        .map(|(_, _, busy, latency)| SIDES.map(|side| measured.pooled(*busy, side, *latency)))
+        .collect();
+    let decades = cdf::decades(samples.iter().flatten());
+    let mut html = format!(
+        "<h2>How long an answer takes</h2>\n<p>Part of all answers that came within a time. Further left is faster; \
+         each step of the axis is ten times longer. The squares are the median and the 99th percentile.</p>\n{}<div \
+         class=\"pair\">\n",
+        side_legend()
+    );
+    for ((id, title, _, _), samples) in charts.iter().zip(&samples) {
+        let curves: Vec<cdf::Curve<'_>> = (0..SIDES.len())
+            .map(|i| cdf::Curve {
+                name: &names[i],
+                class: SIDE_CLASSES[i],
+                samples: &samples[i],
+            })
+            .collect();
+        html.push_str(&format!(
+            "<figure><h3>{}</h3>{}</figure>\n",
+            escape(title),
+            cdf::chart(id, title, decades, &curves)
+        ));
+    }
+    html.push_str("</div>\n");
+    html
+}
+
+fn turns(measured: &Measured) -> String {
+    if measured.timelines.iter().all(Vec::is_empty) {
+        return String::new();
+    }
+    let names = names(VMS);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut html = String::from(
+        "<h2>Whose turn it was</h2>\n<p>The core for an eighth of a second, all four guests busy: what each context \
+         switch handed it to. Each guest gets a quarter on every side; what differs is how long it waits for \
+         it.</p>\n",
+    );
+    for (number, stretches) in measured.timelines.iter().enumerate() {
+        let waited = timeline::longest_wait(stretches, 0, SPAN)
+            .map(|ms| format!(": web waited {} ms at most", figure(ms)))
+            .unwrap_or_default();
+        let title = format!("{}{waited}", SIDES[number].name());
+        let chart = timeline::chart(
+            &format!("turns-{number}"),
+            &title,
+            &names,
+            stretches,
+            SPAN,
+            &VM_CLASSES,
+        );
+        html.push_str(&format!(
+            "<figure><h3>{}</h3>{chart}</figure>\n",
+            escape(&title)
+        ));
+    }
+    if let Some(stretches) = measured.timelines.last().filter(|s| !s.is_empty()) {
+        let title = format!("{}, the first {CLOSE} ms of it", SIDES[2].name());
+        let chart = timeline::chart("turns-close", &title, &names, stretches, CLOSE, &VM_CLASSES);
+        html.push_str(&format!(
+            "<figure><h3>{}</h3>{chart}</figure>\n",
+            escape(&title)
+        ));
+    }
+    html
+}
+
+fn parts(measured: &Measured) -> String {
+    let vms = names(VMS);
+    let vms: Vec<&str> = vms.iter().map(String::as_str).collect();
+    let sides = SIDES.map(Side::name);
+    let bars: Vec<shares::Bar<'_>> = (0..SIDES.len())
+        .map(|i| shares::Bar {
+            name: &sides[i],
+            shares: measured.shares(true, SIDES[i]),
+        })
+        .collect();
+    let fair = vec![1.0 / VMS as f64; VMS];
+    format!(
+        "<h2>What everybody got</h2>\n<p>Shorter slices are no bigger share: all four guests busy, over all \
+         measurements.</p>\n<figure>{}</figure>\n",
+        shares::chart(
+            "shares",
+            "Share of the core by guest",
+            &vms,
+            &fair,
+            &bars,
+            &VM_CLASSES
+        )
+    )
+}
+
+fn how(measured: &Measured, report: &Report) -> String {
+    let git = report.git.as_deref().unwrap_or("unknown");
+    format!(
+        "<h2>How it was measured</h2>\n<p>The guests are {}: real kernels that run as processes of this machine, so \
+         that its scheduler schedules them as it does other virtual machines. They make system calls and packets \
+         slower than hardware virtualisation would; that holds for all sides. The load runs on another core. \
+         <i>Stock</i> is the kernel's own scheduler (EEVDF), <i>30 ms slices</i> what the papers compared with (the \
+         credit scheduler of Xen, with its BOOST for guests that wake), <i>viola</i> gives the web server slices of \
+         0.3 ms, more often.</p>\n\
+         <p class=\"soft\">{}; commit {}; {}; {} rounds in {}.</p>\n",
+        escape(&report.guests),
+        escape(&report.machine),
+        escape(git),
+        escape(&report.date),
+        report.rounds,
+        clock(measured.took)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::Reading;
+    use viola_report::timeline::Stretch;
+
+    #[test]
+    fn the_page_stands_alone_and_shows_every_side() {
+        let mut measured = Measured {
+            rounds: 1,
+            kernel: "UML <7>".into(),
+            ..Measured::default()
+        };
+        for busy in [true, false] {
+            for (side, ms) in SIDES.into_iter().zip([4.0, 30.0, 0.4]) {
+                measured.add(
+                    busy,
+                    side,
+                    Reading {
+                        ping: Sorted::new(vec![ms; 20]),
+                        rr: Sorted::new(vec![ms; 20]),
+                        http: Sorted::new(vec![ms * 3.0; 20]),
+                        http_per_s: 100.0 / ms,
+                        shares: vec![0.25; 4],
+                        batch_per_s: Some(1000.0),
+                        ..Reading::default()
+                    },
+                );
+            }
+        }
+        measured.timelines = vec![
+            vec![Stretch {
+                vm: 0,
+                from_ms: 0.0,
+                ms: 4.0
+            }];
+            3
+        ];
+        let page = html(&measured, &super::super::report(&measured));
+        for side in SIDES.map(Side::name) {
+            assert!(page.contains(&side), "{side}");
+        }
+        assert!(page.contains("UML &lt;7&gt;"));
+        assert!(page.contains("<b>1/10</b>"));
+        assert_eq!(page.matches("<svg").count(), 4 + 4 + 1);
+        for word in ["http:", "https:", "src=", "href="] {
+            assert!(!page.contains(word), "{word}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The demo's table.
+
+use super::measured::{Measured, SIDES, STATES, VMS};
+use crate::cell::Reading;
+use crate::guests::names;
+use crate::row::Row;
+use crate::side::Side;
+use viola_report::stats::{Sorted, figure, ratio};
+use viola_report::table::Table;
+
+/// Takes one kind of times out of a reading.
+pub type Of = fn(&Reading) -> &Sorted;
+
+/// The latencies of a reading.
+pub const LATENCIES: [(&str, Of); 3] = [
+    ("ping", |r| &r.ping),
+    ("TCP request", |r| &r.rr),
+    ("HTTP request", |r| &r.http),
+];
+
+/// Name of the row with the others' throughput.
+pub const WORK: &str = "work of the three others";
+
+/// What the web server does beside serving.
+pub fn state(busy: bool) -> &'static str {
+    match busy {
+        true => "web busy with work of its own",
+        false => "web idle between requests",
+    }
+}
+
+/// All rows: for each state latencies, requests, shares and what it costs the others.
+pub fn rows(measured: &Measured) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for busy in STATES {
+        let row = |name: &str, unit, of: &dyn Fn(&Reading) -> Option<f64>| {
+            let row = Row::new(format!("{name}, {}", state(busy)), unit);
+            let sides = SIDES
+                .iter()
+                .map(|side| (side, measured.readings(busy, *side)));
+            sides.fold(row, |row, (side, readings)| {
+                row.side(side.name(), readings.iter().filter_map(of))
+            })
+        };
+        let against_stock = |row: Row| row.against(&SIDES[2].name(), &SIDES[0].name());
+        for (name, latency) in LATENCIES {
+            for (label, q) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)] {
+                rows.push(against_stock(row(&format!("{name} {label}"), "ms", &|r| {
+                    latency(r).quantile(q)
+                })));
+            }
+        }
+        rows.push(against_stock(row("HTTP requests", "1/s", &|r| {
+            Some(r.http_per_s)
+        })));
+        for (vm, name) in names(VMS).iter().enumerate() {
+            rows.push(row(&format!("share of {name}"), "%", &|r| {
+                r.shares.get(vm).map(|s| s * 100.0)
+            }));
+        }
+        // relative to stock in the same round
+        let stock = measured.readings(busy, Side::Stock);
+        let batch = Row::new(format!("{WORK}, {}", state(busy)), "% of stock");
+        let batch = SIDES.iter().fold(batch, |row, side| {
+            let pairs = measured.readings(busy, *side).iter().zip(stock);
+            row.side(
+                side.name(),
+                pairs.filter_map(|(r, s)| Some(r.batch_per_s? / s.batch_per_s? * 100.0)),
+            )
+        });
+        rows.push(batch);
+        rows.push(row("controller", "% of the core", &|r| {
+            (r.controller > 0.0).then_some(r.controller * 100.0)
+        }));
+    }
+    rows.retain(Row::is_measured);
+    rows
+}
+
+/// The rows under the two states, with viola against stock.
+pub fn table(rows: &[Row]) -> Table {
+    let names = SIDES.map(Side::name);
+    let mut head = vec![String::new()];
+    head.extend(names.iter().cloned());
+    head.push("viola to stock".into());
+    let mut table = Table::new(head);
+    for busy in STATES {
+        let suffix = format!(", {}", state(busy));
+        table.group(state(busy));
+        for row in rows {
+            let Some(name) = row.name.strip_suffix(&suffix) else {
+                continue;
+            };
+            let mut cells = vec![format!("{name} ({})", row.unit)];
+            cells.extend(
+                names
+                    .iter()
+                    .map(|side| row.median(side).map_or("-".into(), figure)),
+            );
+            cells.push(row.ratio.map_or(String::new(), ratio));
+            table.row(cells);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_both_states_and_all_sides() {
+        let mut measured = Measured {
+            rounds: 1,
+            ..Measured::default()
+        };
+        for busy in STATES {
+            for (side, ms) in SIDES.into_iter().zip([4.0, 30.0, 0.4]) {
+                measured.add(
+                    busy,
+                    side,
+                    Reading {
+                        ping: Sorted::new(vec![ms]),
+                        http_per_s: 100.0 / ms,
+                        shares: vec![0.25; 4],
+                        batch_per_s: Some(1000.0 - ms),
+                        controller: if side == Side::Stock { 0.0 } else { 0.01 },
+                        ..Reading::default()
+                    },
+                );
+            }
+        }
+        let text = table(&rows(&measured)).text();
+        let line = |name: &str| {
+            text.lines()
+                .find(|l| l.starts_with(name))
+                .unwrap_or_default()
+                .split_whitespace()
+                .skip(3)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(line("ping p50 (ms)"), ["4.00", "30.0", "0.400", "1/10"]);
+        assert_eq!(
+            line("HTTP requests (1/s)"),
+            ["25.0", "3.33", "250", "10.0x"]
+        );
+        assert!(
+            text.contains("controller (% of the core)")
+                && text.contains("web idle between requests")
+        );
+        assert_eq!(text.matches("share of web (%)").count(), 2);
+        assert!(
+            !text.contains("TCP request"),
+            "what was not measured is not there"
+        );
+    }
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The emulated host: a QEMU guest whose igb has seven VFs, ten network namespaces as guests, each with a bond, and
+//! `viola run`. Its time is counted in instructions, so nothing else on this machine is measured; what is waited for in it
+//! is waited for by its own clock, in scripts that run there.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_proto::lanes::Lanes;
+
+use super::{ORACLE, POLICY, TURNS};
+use crate::folder::Folder;
+use viola_cli::error::{Failure, Outcome};
+
+/// Guests.
+const GUESTS: u32 = 10;
+/// VFs of the NIC.
+const VFS: u32 = 7;
+/// How the guests' addresses begin; their number is the rest.
+const MACS: &str = "52:54:00:00:20";
+/// Nanoseconds per instruction, as a power of two.
+pub const SHIFT: u32 = 2;
+/// Longest that a script may take, however busy this machine is.
+const PATIENCE: Duration = Duration::from_secs(1200);
+/// Who sends much in each phase; as in fig. 14 some go on and some change places.
+const HEAVY: [[u32; 7]; 3] = [
+    [1, 2, 3, 4, 5, 6, 7],
+    [2, 3, 5, 6, 7, 8, 9],
+    [1, 3, 4, 6, 8, 9, 10],
+];
+/// Packets a second of a guest that sends much, and of one that does not; half as many pieces of its stream.
+const RATES: (u32, u32) = (20, 1);
+/// KiB of a piece.
+const KIB: u32 = 8;
+/// What the bridge's way out carries, kbit/s: an eighth of what is sent, so that one VF that is with the wrong guest shows.
+const WAY_OUT: u32 = 600;
+/// How long before a change of the load the oracle begins, s.
+const LEAD: u32 = 1;
+
+/// What is asked for where a script failed: viola's last words, what its threads wait for, and the kernel's last words with all
+/// tasks that are blocked.
+const WITNESSES: &str = "tail -n 20 /tmp/viola.log; for t in /proc/$(pidof viola)/task/*; do cat $t/comm $t/wchan; echo; done
+    echo w >/proc/sysrq-trigger; dmesg | tail -n 60";
+
+/// The PF and two ordinary NICs at one hub: one for the world outside, one as the bridge's way there.
+const NICS: &str = "-netdev hubport,id=h0,hubid=0 -netdev hubport,id=h1,hubid=0 -netdev hubport,id=h2,hubid=0 \
+    -device pcie-root-port,id=rp9,chassis=9,slot=9 -device igb,bus=rp9,netdev=h0,mac=52:54:00:00:00:01 \
+    -device virtio-net-pci,netdev=h1,mac=52:54:00:00:00:02 -device virtio-net-pci,netdev=h2,mac=52:54:00:00:00:03";
+
+/// One run of a load.
+#[derive(Debug, Clone, Default)]
+pub struct Reading {
+    /// Bytes that came to the peer, of what was to be sent.
+    pub served: f64,
+    pub offered: f64,
+    /// Answers: mean of the guests' medians, worst of their 99th percentiles.
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    /// UDP packets without an answer.
+    pub lost: f64,
+    /// Longest time without an answer.
+    pub gap_ms: f64,
+    /// Longest time that a piece of a stream took.
+    pub stall_ms: f64,
+    /// VFs given and taken, and the time that took together.
+    pub switches: f64,
+    pub switching_ms: f64,
+}
+
+/// The host.
+pub struct Bed {
+    machine: Machine,
+    _folder: Folder,
+}
+
+fn failed(e: viola_lab::Error) -> Failure {
+    Failure::run(e.to_string())
+}
+
+impl Bed {
+    /// Boots it and starts viola there.
+    pub fn boot(core: usize) -> Outcome<Self> {
+        let at = std::env::temp_dir().join(format!("viola-lanes-{}", std::process::id()));
+        let folder = Folder::new(at)?;
+        let here = std::env::current_dir().ok();
+        let me = crate::program::lab()?;
+        let starts = here.iter().map(|f| f.as_path()).chain([me.as_path()]);
+        let image = Image::find_from(starts, "lanes").map_err(failed)?;
+        let program =
+            Program::pack_beside(&me, &[crate::program::viola()?], &folder.0).map_err(failed)?;
+        let mut spec = program.disk(Spec::new("lanes").cpus(2).memory(1024).counted(SHIFT));
+        spec.cores = vec![core];
+        spec.kernel_args.push("net.ifnames=0".into());
+        let machine = Machine::start(&spec.arg(NICS), &image, &folder.0).map_err(failed)?;
+        let bed = Self {
+            machine,
+            _folder: folder,
+        };
+        // with the libraries of the image, as its `ip`: those of this machine may be older
+        bed.sh("tar -x -f /dev/vda -C /")?;
+        let guests = include_str!("guests.sh");
+        bed.sh(&format!("G={GUESTS}\n{guests}"))?;
+        let config = config();
+        bed.sh(&format!(
+            "cat >/tmp/v.toml <<'X'\n{config}X\nmkdir -p /run/viola
+             setsid /viola/bin/viola run -c /tmp/v.toml </dev/null >>/tmp/viola.log 2>&1 &
+             for i in $(seq 60); do viola lanes --json 2>/dev/null | tr -d ' ' | grep -q '\"usable\":{VFS}' && break; sleep 1; done
+             viola lanes | grep -q eth0
+             modprobe sch_netem"
+        ))?;
+        Ok(bed)
+    }
+
+    /// A script that has to succeed, in which `viola` is the program and `ip` is not the shell's own.
+    fn sh(&self, script: &str) -> Outcome<String> {
+        let script = format!(
+            "set -e; export PATH=/usr/sbin:/usr/bin; viola() {{ /viola/bin/viola \"$@\"; }}; ip() {{ /usr/bin/ip \"$@\"; }}
+             tc() {{ /usr/sbin/tc \"$@\"; }}\n{script}"
+        );
+        let output = self.machine.exec(&script, PATIENCE).map_err(failed)?;
+        if output.status == 0 && !output.timed_out {
+            return Ok(output.stdout);
+        }
+        let log = self.machine.exec(WITNESSES, PATIENCE);
+        let log = log.map(|o| o.stdout).unwrap_or_default();
+        let how = match output.timed_out {
+            true => "a script took too long",
+            false => "a script failed",
+        };
+        Err(Failure::run(format!(
+            "the emulated host: {how}: {}{}\n{log}",
+            output.stdout, output.stderr
+        )))
+    }
+
+    /// Its kernel.
+    pub fn kernel(&self) -> Outcome<String> {
+        Ok(self.sh("uname -r")?.trim().to_owned())
+    }
+
+    fn lanes(&self) -> Outcome<Lanes> {
+        let text = self.sh("viola lanes --json")?;
+        serde_json::from_str(&text).map_err(|e| Failure::run(format!("viola lanes: {e}: {text}")))
+    }
+
+    /// The load that shifts, under one of the policies.
+    pub fn shift(&self, side: &str, phase: u32) -> Outcome<Reading> {
+        let guest = |i: u32| {
+            let rate = |heavy: &[u32; 7]| match heavy.contains(&i) {
+                true => RATES.0,
+                false => RATES.1,
+            };
+            json!({"netns": format!("n{i}"), "rates": HEAVY.each_ref().map(rate), "kib": KIB})
+        };
+        let guests: Vec<Value> = (1..=GUESTS).map(guest).collect();
+        // all begin with the VFs where the first phase wants them
+        let begin = given(&set(&HEAVY[0]));
+        let steer = match side {
+            TURNS => turns(3 * phase),
+            ORACLE => {
+                let mut script = format!("sleep {}\n", phase - LEAD);
+                for pair in HEAVY.windows(2) {
+                    script.push_str(&moved(&set(&pair[0]), &set(&pair[1])));
+                    script.push_str(&format!("sleep {phase}\n"));
+                }
+                script
+            }
+            _ => String::new(),
+        };
+        let auto = match side {
+            POLICY => said(&all(), "auto"),
+            _ => String::new(),
+        };
+        self.sh(&format!(
+            "tc qdisc replace dev eth2 root netem rate {WAY_OUT}kbit limit 60\n{begin}"
+        ))?;
+        let mut reading = self.load(&guests, phase, &format!("{auto}{steer}"))?;
+        let rates: u32 = guests
+            .iter()
+            .filter_map(|g| g["rates"].as_array())
+            .flatten()
+            .filter_map(|r| r.as_u64())
+            .map(|r| r as u32)
+            .sum();
+        reading.offered = f64::from(rates * phase / 2 * KIB) * 1024.0;
+        Ok(reading)
+    }
+
+    /// Two guests with packets every millisecond, between which one VF goes to and fro so many times. The bridge's way out
+    /// carries all that they send: what is lost is lost by the switches.
+    pub fn swap(&self, turns: u32) -> Outcome<Reading> {
+        let guests = ["n1", "n2"]
+            .map(|netns| json!({"netns": netns, "rates": [1000], "kib": 1, "pieces": 50}));
+        let (one, two) = (set(&[1]), set(&[2]));
+        self.sh(&format!(
+            "tc qdisc del dev eth2 root 2>/dev/null || true\n{}",
+            given(&one)
+        ))?;
+        let mut steer = "sleep 2\n".to_owned();
+        for turn in 0..turns {
+            let (from, to) = match turn % 2 {
+                0 => (&one, &two),
+                _ => (&two, &one),
+            };
+            steer.push_str(&moved(from, to));
+            steer.push_str("sleep 2\n");
+        }
+        // the commands themselves take a part of a second each
+        self.load(&guests, 2 + 3 * turns.max(2), &steer)
+    }
+
+    /// Runs traffic and, beside it, a script.
+    fn load(&self, guests: &[Value], phase: u32, steer: &str) -> Outcome<Reading> {
+        let spec = json!({
+            "server": "peer", "address": "10.9.0.1", "phase_ms": u64::from(phase) * 1000, "guests": guests,
+        });
+        let before = self.lanes()?.counts;
+        let said = self.sh(&format!(
+            "(/viola/bin/viola-lab internal traffic '{spec}' >/tmp/seen 2>&1; echo done >>/tmp/seen) &\n{{\n:\n{steer}}} >/dev/null
+             for i in $(seq 600); do grep -q done /tmp/seen && break; sleep 1; done\nhead -n 1 /tmp/seen"
+        ))?;
+        let after = self.lanes()?.counts;
+        let seen: Vec<Value> = serde_json::from_str(said.trim())
+            .map_err(|e| Failure::run(format!("the emulated host's traffic: {e}: {said}")))?;
+        if let Some(broken) = seen.iter().find(|s| s["stream_whole"] != true) {
+            return Err(Failure::run(format!("a stream broke: {broken}")));
+        }
+        if (after.failed, after.kept) != (before.failed, before.kept) {
+            let log = self.sh("tail -n 30 /tmp/viola.log")?;
+            return Err(Failure::run(format!("a VF did not change hands: {log}")));
+        }
+        let all = |key: &str| -> Vec<f64> { seen.iter().filter_map(|s| s[key].as_f64()).collect() };
+        let sum = |key: &str| all(key).iter().sum::<f64>();
+        let worst = |key: &str| all(key).into_iter().fold(0.0, f64::max);
+        Ok(Reading {
+            served: sum("stream_bytes"),
+            offered: 0.0,
+            p50_ms: sum("p50_ms") / seen.len().max(1) as f64,
+            p99_ms: worst("p99_ms"),
+            lost: sum("lost"),
+            gap_ms: worst("longest_gap_ms"),
+            stall_ms: worst("worst_stall_ms"),
+            switches: (after.granted + after.revoked - before.granted - before.revoked) as f64,
+            switching_ms: (after.switching_ns - before.switching_ns) as f64 / 1e6,
+        })
+    }
+}
+
+fn set(guests: &[u32]) -> BTreeSet<u32> {
+    guests.iter().copied().collect()
+}
+
+fn all() -> BTreeSet<u32> {
+    (1..=GUESTS).collect()
+}
+
+/// What is said about guests.
+fn said(guests: &BTreeSet<u32>, lane: &str) -> String {
+    let line = |n: &u32| format!("viola set n{n} --lane {lane} >/dev/null\n");
+    guests.iter().map(line).collect()
+}
+
+/// VFs go from some guests to others; who is in both keeps his.
+fn moved(from: &BTreeSet<u32>, to: &BTreeSet<u32>) -> String {
+    let (out, new) = (
+        from - to,
+        if from.len() > to.len() {
+            to.clone()
+        } else {
+            to - from
+        },
+    );
+    format!("{}{}", said(&out, "never"), said(&new, "pin"))
+}
+
+/// Gives the VFs to these guests, and waits until they have them and no others: the NIC has their addresses. How many there
+/// are does not tell, as it is right for a moment while others still give theirs back.
+fn given(guests: &BTreeSet<u32>) -> String {
+    let moves = moved(&all(), guests);
+    let wanted: String = guests.iter().map(|n| format!("{n:02x} ")).collect();
+    format!(
+        "{moves}held() {{ ip link show eth0 | sed -n 's/.*link.ether {MACS}:\\(..\\).*/\\1/p' | sort | tr '\\n' ' '; }}
+         for i in $(seq 240); do has=$(held); [ \"$has\" = '{wanted}' ] && break; sleep 0.5; done
+         [ \"$has\" = '{wanted}' ] || {{ echo \"VFs are with $has, not {wanted}\" >&2; exit 1; }}\nsleep 3\n"
+    )
+}
+
+/// Every five seconds the next ones have the VFs.
+fn turns(seconds: u32) -> String {
+    let mut script = String::new();
+    let mut now = set(&HEAVY[0]);
+    for turn in 1..=(seconds / 5).saturating_sub(1) {
+        let first = turn * VFS;
+        let next = (0..VFS).map(|k| (first + k) % GUESTS + 1).collect();
+        script.push_str("sleep 5\n");
+        script.push_str(&moved(&now, &next));
+        now = next;
+    }
+    script
+}
+
+fn config() -> String {
+    let mut text = format!(
+        "[daemon]\ninterval = \"1s\"\n[slices]\nenabled = false\n[lanes]\nsample = \"250ms\"\nsamples = 4\nhold = \"2s\"\n\
+         hold_per_attach = 1\nretry = \"5s\"\nmoves = 7\n[[lanes.pool]]\npf = \"eth0\"\nvfs = {VFS}\nbridge = \"br0\"\n"
+    );
+    for i in 1..=GUESTS {
+        text.push_str(&format!(
+            "[[lanes.guest]]\nname = \"n{i}\"\nnetns = \"n{i}\"\nhost = \"v{i}\"\nlane = \"never\"\n"
+        ));
+    }
+    text
+}

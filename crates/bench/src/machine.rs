@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where and when figures were taken.
+
+use std::fs::read_to_string;
+use std::process::Command;
+
+/// Commit of the working folder, `-dirty` when something differs from it; `None` outside of a repository.
+pub fn git() -> Option<String> {
+    let output = Command::new("git")
+        .args(["describe", "--always", "--dirty", "--abbrev=10"])
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    Some(text.trim().to_owned()).filter(|t| output.status.success() && !t.is_empty())
+}
+
+/// Processor, memory and kernel in one line.
+pub fn machine() -> String {
+    let cpuinfo = read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo
+        .lines()
+        .find_map(|l| l.strip_prefix("model name"))
+        .and_then(|l| l.split_once(": "));
+    let model = model.map_or("CPU", |(_, name)| name.trim());
+    let meminfo = read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = meminfo.lines().find_map(|l| {
+        l.strip_prefix("MemTotal:")?
+            .trim()
+            .strip_suffix(" kB")?
+            .parse()
+            .ok()
+    });
+    let gib = kib.map_or(0.0, |k: f64| k / f64::from(1 << 20));
+    let kernel = read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cores = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    format!(
+        "{model}, cores {}, {gib:.0} GiB, Linux {}",
+        cores.trim(),
+        kernel.trim()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_is_one_line_with_its_kernel() {
+        let line = machine();
+        assert!(
+            line.contains("Linux ") && line.contains("GiB") && !line.contains('\n'),
+            "{line}"
+        );
+    }
+}

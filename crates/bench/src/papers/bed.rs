@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Guests on one core, a client beside them and one far away.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use viola_lab::load::{self, Call, Client, Film, Http, Net, Ping, TcpBulk};
+use viola_lab::media::{HEADER, Quality, Stream};
+use viola_lab::wire::{Pattern, Workload};
+use viola_lab::{Delay, Far, Guest};
+
+use super::mpi::Mpi;
+use super::plan::{LINES, Part, RATE, Times};
+use crate::guests::{self, Guests, HOG};
+use crate::side::lab_failure;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_report::stats::Sorted;
+
+/// Time between two pings: random, or it would beat with the schedulers' own periods.
+const PING_INTERVAL: (Duration, Duration) = (Duration::from_millis(3), Duration::from_millis(12));
+/// How long the last answers may take.
+const GRACE: Duration = Duration::from_secs(2);
+/// What netem adds in section 2.5.1, and in section 2.5.2.
+const WAN: Duration = Duration::from_millis(30);
+const REMOTE: Delay = Delay {
+    low: Duration::from_millis(20),
+    high: Duration::from_millis(40),
+};
+/// What a player has in store: a packet that takes this much longer than the quickest is discarded, milliseconds.
+const BUFFER: f64 = 100.0;
+/// Looks at a stream's rest, five a second.
+const DRAIN: usize = 25;
+/// Films of one packet, for the times until they begin.
+const BEGINNINGS: usize = 8;
+/// Clients that ask Apache for as much as it gives.
+const CLIENTS: usize = 64;
+/// Requests under way at most, where they come at a rate.
+const UNDER_WAY: usize = 256;
+/// More requests than any cell has time for.
+const MANY: usize = 1_000_000;
+/// TCP's receive buffer in the guest, bytes. By its own a User Mode Linux guest lets no more than some 50 KB be under way, measured on an
+/// idle core over 10 and 30 ms, and the scheduler could not show.
+const WINDOW: u32 = 8_000_000;
+/// Memory of a guest, bytes.
+const MEMORY: u64 = 192 << 20;
+/// STREAM's arrays together, KiB: more than the caches hold.
+const ARRAYS: u32 = 48 << 10;
+/// Name of STREAM in a guest.
+const STREAM: &str = "stream";
+/// Before a kernel of STREAM is counted: its arrays are filled first.
+const FILL: Duration = Duration::from_millis(300);
+/// The far client's line comes before its programs.
+const LINE_PRIORITY: u8 = 60;
+
+/// Guests, and the far client's line.
+pub struct Bed {
+    far: Far,
+    /// Mounted when it is first needed.
+    mpi: Option<Mpi>,
+    /// The guests.
+    pub guests: Guests,
+}
+
+impl Bed {
+    /// Boots them and starts the servers of all experiments.
+    pub fn boot(vms: usize, core: usize) -> Outcome<Self> {
+        let mut spec = guests::spec("bench-papers", vms, core)?;
+        spec.guests.iter_mut().for_each(|of| of.memory = MEMORY);
+        let guests = guests::boot_of(&spec, core)?;
+        for (name, server) in [("apache", Workload::apache()), ("media", Workload::media())] {
+            guests.web().start(name, server).map_err(lab_failure)?;
+        }
+        guests::shell(guests.web(), &wide())?;
+        let client = Client {
+            fifo: Some(LINE_PRIORITY),
+            ..guests.client(1)
+        };
+        let far = Far::new(&guests.lab, client, REMOTE).map_err(lab_failure)?;
+        Ok(Self {
+            far,
+            mpi: None,
+            guests,
+        })
+    }
+
+    /// Takes them down.
+    pub fn down(self) -> Outcome {
+        drop(self.far);
+        self.guests.down()
+    }
+
+    /// Makes an experiment; its figures in the order of [`Part::figures`], none for what nothing came of. `calls` is how often MPI's
+    /// calls are made.
+    pub fn measure(
+        &mut self,
+        part: Part,
+        ls: usize,
+        duty: u32,
+        times: &Times,
+        calls: u32,
+        seed: u64,
+    ) -> Outcome<Vec<Option<f64>>> {
+        interrupt::check()?;
+        match part {
+            // waiting ranks look for messages all the time: they need no other work
+            Part::Mpi => {
+                let others = self.guests.lab.guests().len().saturating_sub(ls);
+                self.guests.keep_last_busy(false, others, duty)?;
+            }
+            _ => self.guests.keep_busy(part != Part::StreamLs, duty)?,
+        }
+        let client = self.guests.client(seed);
+        std::thread::sleep(Duration::from_millis(200));
+        let remote = |delay: Delay| {
+            self.far.set(delay);
+            &self.far
+        };
+        match part {
+            Part::Ping => self.ping(times.ping, client),
+            Part::JitterSmall => self.jitter(256, times.jitter, client),
+            Part::JitterLarge => self.jitter(1470, times.jitter, client),
+            Part::TcpLan => self.tcp(&self.guests.lab, times.lan),
+            Part::TcpWan => self.tcp(remote(Delay::constant(WAN)), times.wan),
+            Part::Apache => {
+                let http = Http {
+                    rate: Some(RATE.into()),
+                    concurrency: UNDER_WAY,
+                    ..asked(times.apache, client)
+                };
+                self.apache(remote(REMOTE), &http)
+            }
+            Part::ApacheMost => {
+                let http = Http {
+                    concurrency: CLIENTS,
+                    ..asked(times.apache, client)
+                };
+                let mut found = self.apache(remote(REMOTE), &http)?;
+                found.truncate(1);
+                Ok(found)
+            }
+            Part::Call => self.call(remote(REMOTE), 1, times.call, client),
+            Part::Lines => self.call(remote(REMOTE), LINES, times.call, client),
+            Part::Film => self.film(remote(REMOTE), times.film, client),
+            Part::Mpi => {
+                let ranks = &self.guests.lab.guests()[..ls];
+                let mpi = match self.mpi.take() {
+                    Some(mounted) => mounted,
+                    None => Mpi::mount(ranks, &wide())?,
+                };
+                self.mpi.insert(mpi).measure(&self.guests.lab, ranks, calls)
+            }
+            Part::StreamBatch => {
+                let guest = &self.guests.lab.guests()[ls];
+                guest.stop(HOG).map_err(lab_failure)?;
+                let found = stream(guest, times.stream);
+                let again = Workload::hog_duty(duty, guests::PERIOD);
+                guest.start(HOG, again).map_err(lab_failure)?;
+                found
+            }
+            Part::StreamLs => stream(self.guests.web(), times.stream),
+        }
+    }
+
+    fn address(&self) -> Outcome<Ipv4Addr> {
+        let none = || Failure::run("the web server has no network");
+        self.guests.web().address().ok_or_else(none)
+    }
+
+    fn ping(&self, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {
+        let mean = (PING_INTERVAL.0 + PING_INTERVAL.1) / 2;
+        let options = Ping {
+            count: (time as f64 / 1e3 / mean.as_secs_f64()).ceil() as usize,
+            interval: PING_INTERVAL,
+            grace: GRACE,
+            client,
+        };
+        let found = load::ping(&self.guests.lab, self.address()?, &options).map_err(lab_failure)?;
+        let ms: Vec<f64> = found.us.iter().map(|us| us / 1e3).collect();
+        Ok(vec![average(&ms), Sorted::new(ms).quantile(0.99)])
+    }
+
+    /// A stream of 1 Mbit/s in datagrams of so many bytes.
+    fn jitter(&self, size: u32, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {
+        let period_us = size * 8;
+        let up = Stream {
+            lines: 1,
+            packets: packets(time, period_us),
+            period_us,
+            payload: size - HEADER as u32,
+        };
+        let options = Call {
+            up,
+            both: false,
+            client,
+            ..Call::default()
+        };
+        let heard = load::call(&self.guests.lab, self.address()?, &options).map_err(lab_failure)?;
+        let quality = Quality::of(up, &heard.up, BUFFER);
+        Ok(vec![quality.map(|q| q.jitter_ms)])
+    }
+
+    /// What a program in the guest gets of a stream, MB/s.
+    fn tcp(&self, from: &impl Net, time: u64) -> Outcome<Vec<Option<f64>>> {
+        let bytes =
+            || Ok::<u64, Failure>(self.guests.web().stat("sink").map_err(lab_failure)?.bytes);
+        let before = bytes()?;
+        let begun = Instant::now();
+        let options = TcpBulk {
+            time: Duration::from_millis(time),
+            // an ordinary program: at real-time priority it would hold up all else on its core
+            client: Client {
+                core: Some(self.guests.load_core),
+                ..Client::default()
+            },
+            ..TcpBulk::default()
+        };
+        load::tcp_stream(from, self.address()?, &options).map_err(lab_failure)?;
+        let mut last = bytes()?;
+        let rate = last.saturating_sub(before) as f64 / 1e6 / begun.elapsed().as_secs_f64();
+        // what its sender still had shall not disturb what comes next
+        for _ in 0..DRAIN {
+            std::thread::sleep(Duration::from_millis(200));
+            let now = bytes()?;
+            if now == std::mem::replace(&mut last, now) {
+                break;
+            }
+        }
+        Ok(vec![Some(rate)])
+    }
+
+    /// Answers a second, and times until a connection stands and from then to the end of the answer.
+    fn apache(&self, from: &impl Net, options: &Http) -> Outcome<Vec<Option<f64>>> {
+        let found = load::http(from, self.address()?, options).map_err(lab_failure)?;
+        if found.times.us.is_empty() {
+            let why = found.first_failure.unwrap_or_default();
+            return Err(Failure::run(format!("Apache answered nothing: {why}")));
+        }
+        let connect = average(&found.connect_us).map(|us| us / 1e3);
+        let whole = average(&found.times.us).map(|us| us / 1e3);
+        let response = connect.zip(whole).map(|(connect, whole)| whole - connect);
+        Ok(vec![Some(found.times.rate()), connect, response])
+    }
+
+    /// Jitter upstream; downstream that of one line, or of many what was lost each way; what is discarded of both ways.
+    fn call(
+        &self,
+        from: &impl Net,
+        lines: u32,
+        time: u64,
+        client: Client,
+    ) -> Outcome<Vec<Option<f64>>> {
+        let up = Stream::voice(lines, packets(time, 20_000));
+        let options = Call {
+            up,
+            client,
+            ..Call::default()
+        };
+        let heard = load::call(from, self.address()?, &options).map_err(lab_failure)?;
+        let of = |arrivals: &[_]| Quality::of(up, arrivals, BUFFER);
+        let (up, down) = (of(&heard.up), of(&heard.down));
+        let late: Vec<f64> = [up, down].into_iter().flatten().map(|q| q.late).collect();
+        let lost = |way: Option<Quality>| Some(way.map_or(100.0, |q| q.lost));
+        let mut found = vec![up.map(|q| q.jitter_ms)];
+        match lines {
+            1 => found.push(down.map(|q| q.jitter_ms)),
+            _ => found.extend([lost(up), lost(down)]),
+        }
+        found.push(average(&late));
+        Ok(found)
+    }
+
+    fn film(&self, from: &impl Net, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {
+        let to = self.address()?;
+        let watch = |packets| {
+            let options = Film {
+                packets,
+                client,
+                ..Film::default()
+            };
+            load::film(from, to, &options).map_err(lab_failure)
+        };
+        let count = packets(time, 50_000);
+        let film = watch(count)?;
+        let video = Quality::of(Stream::video(count), &film.video, BUFFER);
+        let audio = Quality::of(Stream::audio(count), &film.audio, BUFFER);
+        let mut times = [vec![], vec![], vec![]];
+        for _ in 0..BEGINNINGS {
+            interrupt::check()?;
+            let film = watch(1)?;
+            let of = [film.setup_ms, film.describe_ms, film.play_ms];
+            times.iter_mut().zip(of).for_each(|(all, ms)| all.push(ms));
+        }
+        let mut found = vec![
+            video.map(|q| q.jitter_ms),
+            audio.map(|q| q.jitter_ms),
+            video.map(|q| q.late),
+            average(&film.trips_ms),
+        ];
+        found.extend(times.iter().map(|ms| average(ms)));
+        Ok(found)
+    }
+}
+
+/// In a guest: [`WINDOW`] for connections that come.
+fn wide() -> String {
+    format!("echo 4096 {WINDOW} {WINDOW} >/proc/sys/net/ipv4/tcp_rmem")
+}
+
+/// Requests for the paper's page of 5 KB, for so long.
+fn asked(time: u64, client: Client) -> Http {
+    Http {
+        port: 8080,
+        requests: MANY,
+        limit: Duration::from_millis(time),
+        client,
+        ..Http::default()
+    }
+}
+
+/// STREAM's four kernels one after the other, MB/s as it counts them and by the guest's clock.
+fn stream(guest: &Guest, time: u64) -> Outcome<Vec<Option<f64>>> {
+    let kernels = [Pattern::Copy, Pattern::Scale, Pattern::Add, Pattern::Triad];
+    let found = kernels.map(|pattern| {
+        let kernel = Workload::Hog {
+            pattern,
+            footprint_kib: ARRAYS,
+            procs: 1,
+            duty: 100,
+            period_ms: guests::PERIOD,
+            nice: 0,
+        };
+        guest.start(STREAM, kernel).map_err(lab_failure)?;
+        std::thread::sleep(FILL);
+        let before = guest.stat(STREAM).map_err(lab_failure)?;
+        std::thread::sleep(Duration::from_millis(time));
+        let after = guest.stop(STREAM).map_err(lab_failure)?;
+        let bytes = after.bytes.saturating_sub(before.bytes) as f64;
+        let seconds = after.up_ms.saturating_sub(before.up_ms) as f64 / 1e3;
+        Ok(Some(bytes / 1e6 / seconds.max(1e-3)))
+    });
+    found.into_iter().collect()
+}
+
+/// Packets that are due in so many milliseconds.
+fn packets(time_ms: u64, period_us: u32) -> u32 {
+    (time_ms * 1000 / u64::from(period_us.max(1))) as u32
+}
+
+/// The mean; none of nothing.
+fn average(of: &[f64]) -> Option<f64> {
+    (!of.is_empty()).then(|| of.iter().sum::<f64>() / of.len() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_have_the_packets_of_their_time() {
+        assert_eq!(packets(5000, 20_000), 250);
+        assert_eq!(packets(2500, 11_760), 212);
+        assert_eq!(average(&[1.0, 2.0]), Some(1.5));
+        assert_eq!(average(&[]), None);
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab bench papers`: the experiments of dissertation 000, section 2.5, on lab guests: the papers' 30 ms slices, stock
+//! scheduling and viola, each row beside what the paper gained.
+
+mod bed;
+mod mpi;
+mod mpiexec;
+mod paper;
+mod plan;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use bed::Bed;
+use plan::{CREDIT, Cell, Part, SIDES, SWITCH, VIOLA, side_name};
+
+use super::Options;
+use super::cell::{self, Reading};
+use super::cpu::Eye;
+use super::guests::{names, split_cores};
+use super::progress::{Progress, clock};
+use super::result::{Causes, Results};
+use super::row::{self, Row};
+use super::side::{Active, Guests as Settings, Side};
+use super::vpipe::parts;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_cli::table;
+
+/// Options of `viola-lab bench papers`.
+#[derive(Debug, Args)]
+pub struct Papers {
+    #[command(flatten)]
+    options: Options,
+    /// Measure nothing: print a result file as the table "paper | 30 ms | stock | viola" of the book.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rounds", "quick", "only", "output"])]
+    table: Option<PathBuf>,
+}
+
+/// Runs it, prints the table and writes the result.
+pub fn run(papers: &Papers) -> Outcome {
+    if let Some(file) = &papers.table {
+        return table::print(&paper::table(file)?);
+    }
+    super::need_root()?;
+    let options = &papers.options;
+    let patterns = options.only.as_deref().map(parts);
+    let mut cells = Cell::of(patterns.as_deref());
+    if cells.is_empty() {
+        let only = options.only.as_deref().unwrap_or_default();
+        return Err(Failure::usage(format!(
+            "no row has `{only}` in its name; try ping, jitter, TCP, Apache, MPI, VoIP, streaming, STREAM, `5 VMs` or `40 %`"
+        )));
+    }
+    let without_mpi = cells.iter().any(|c| c.part == Part::Mpi) && !mpi::is_there()?;
+    if without_mpi {
+        cells.retain(|c| c.part != Part::Mpi);
+        if cells.is_empty() {
+            return Err(mpi::missing());
+        }
+    }
+    split_cores(options.core)?;
+    let rounds = options.rounds();
+    let total = plan::round(&cells, options.quick) * rounds as u32;
+    let mut bench = Bench {
+        rounds,
+        cells,
+        quick: options.quick,
+        core: options.core,
+        progress: Progress::new(total),
+        eye: Eye::new()?,
+        found: Found::default(),
+        kernel: String::new(),
+        readings: Vec::new(),
+    };
+    bench
+        .progress
+        .say(&format!("papers: {rounds} rounds, about {}", clock(total)));
+    if without_mpi {
+        let note = "papers: without MPI, which scripts/mpi.sh makes";
+        bench.progress.say(note);
+    }
+    for round in 0..rounds {
+        for vms in plan::labs(&bench.cells) {
+            bench.lab(round, vms)?;
+        }
+    }
+    let mut results = Results::new(rounds, &bench.kernel, bench.found.rows());
+    results.disturbed = cell::disturbance(&bench.readings);
+    results.explain(&Causes::read("bench/why-papers.toml".as_ref())?);
+    let path = options.path(
+        "papers",
+        options.only.is_none() && !options.quick && rounds >= 5,
+    );
+    drop(bench);
+    results.write(&path)?;
+    table::print(&row::table(&results.rows).text())?;
+    table::print(&results.verdict(&path, "why-papers.toml"))
+}
+
+struct Bench {
+    rounds: usize,
+    cells: Vec<Cell>,
+    quick: bool,
+    core: usize,
+    progress: Progress,
+    eye: Eye,
+    found: Found,
+    kernel: String,
+    /// What others used of the guests' core, cell by cell.
+    readings: Vec<Reading>,
+}
+
+impl Bench {
+    /// One round of all that a lab of this many guests is needed for.
+    fn lab(&mut self, round: usize, vms: usize) -> Outcome {
+        interrupt::check()?;
+        let label = format!("round {} of {}: {vms} VMs", round + 1, self.rounds);
+        self.progress.step(&format!("{label}, boot"), plan::BOOT);
+        let mut bed = Bed::boot(vms, self.core)?;
+        if self.kernel.is_empty() {
+            self.kernel = bed.guests.kernel()?;
+        }
+        let mut sides = SIDES.to_vec();
+        sides.rotate_left(round % SIDES.len());
+        for side in sides {
+            for ls in plan::classes(&self.cells, vms) {
+                let settings = Settings {
+                    ls: names(vms)[..ls].to_vec(),
+                    ..Settings::equal(self.core, super::guests::WEB)
+                };
+                let label = format!("{label}, {}", side.name());
+                self.progress.step(&label, SWITCH);
+                let active = Active::start(side, &settings, &bed.guests.lab)?;
+                // neighbours are made busy and idle as rarely as may be
+                let of = |c: &&Cell| c.setup.vms == vms && c.setup.ls == ls;
+                let mut cells: Vec<Cell> = self.cells.iter().filter(of).copied().collect();
+                cells.sort();
+                for cell in cells {
+                    let (name, time) = (cell.part.figures()[0].0, cell.part.time(self.quick));
+                    let label = format!("{label}, {name}, {}", cell.setup.name());
+                    self.progress.step(&label, time);
+                    self.cell(&mut bed, &active, side, cell, 1 + round as u64)?;
+                }
+                active.stop()?;
+            }
+        }
+        bed.down()
+    }
+
+    fn cell(
+        &mut self,
+        bed: &mut Bed,
+        active: &Active,
+        side: Side,
+        cell: Cell,
+        seed: u64,
+    ) -> Outcome {
+        let (pids, core) = (bed.guests.pids(), self.core);
+        let (before, tree) = (self.eye.vms(&pids)?, active.look());
+        let times = plan::times(self.quick);
+        let (ls, duty) = (cell.setup.ls, cell.setup.duty);
+        let calls = plan::calls(side, self.quick);
+        let figures = bed.measure(cell.part, ls, duty, &times, calls, seed)?;
+        // a failure of the controller is one of the measurement
+        active.controller_ns()?;
+        let shares = self.eye.vms(&pids)?.since(&before);
+        let shares: f64 = shares.iter().map(|u| u.share).sum();
+        let own = active.look().zip(tree).map_or(0.0, |(now, before)| {
+            let used = now.only_on(core).since(&before.only_on(core));
+            used.iter().map(|u| u.share).sum()
+        });
+        // ranks come and go within a cell, and nobody can tell afterwards what they used
+        if bed.guests.saturate() && cell.part != Part::Mpi {
+            self.readings.push(Reading {
+                foreign: (1.0 - shares - own).max(0.0),
+                ..Reading::default()
+            });
+        }
+        self.found.add(cell, side, &figures);
+        Ok(())
+    }
+}
+
+/// What was found, by cell, place of the figure and side, round by round.
+#[derive(Debug, Default)]
+struct Found(BTreeMap<(Cell, usize, Side), Vec<f64>>);
+
+impl Found {
+    fn add(&mut self, cell: Cell, side: Side, figures: &[Option<f64>]) {
+        for (index, figure) in figures.iter().enumerate() {
+            let rounds = self.0.entry((cell, index, side)).or_default();
+            rounds.extend(figure);
+        }
+    }
+
+    /// A row for each figure, with the paper's gain as its goal.
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for cell in Cell::all() {
+            for (index, (name, (_, unit))) in cell.rows().enumerate() {
+                let mut row = Row::new(name, unit);
+                for side in SIDES {
+                    let rounds = self.0.get(&(cell, index, side)).cloned();
+                    row = row.side(side_name(side), rounds.unwrap_or_default());
+                }
+                row = row.against(VIOLA, CREDIT);
+                if let Some(goal) = paper::of(cell.part, index, cell.setup).goal {
+                    row = row.goal(goal, VIOLA);
+                }
+                rows.push(row);
+            }
+        }
+        rows.retain(Row::is_measured);
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan::MICROSLICE;
+
+    #[test]
+    fn the_paper_is_held_against_30_ms_slices() {
+        let cell = Cell::of(Some(&["ping mean, 4 VMs, 1 LSVM, others 100"]))[0];
+        assert_eq!(cell.part, Part::Ping);
+        let mut found = Found::default();
+        for _ in 0..3 {
+            found.add(cell, Side::Credit, &[Some(40.0), Some(90.0)]);
+            found.add(cell, Side::Stock, &[Some(5.0), None]);
+            found.add(cell, Side::Viola(MICROSLICE), &[Some(1.0), Some(45.0)]);
+        }
+        let rows = found.rows();
+        assert_eq!(rows.len(), 2);
+        let sides: Vec<&str> = rows[0].sides.iter().map(|s| s.0.as_str()).collect();
+        assert_eq!(sides, [CREDIT, "stock", VIOLA]);
+        assert_eq!((rows[0].ratio, rows[0].met), (Some(1.0 / 40.0), Some(true)));
+        // the paper's worst case falls to a third
+        assert_eq!((rows[1].ratio, rows[1].met), (Some(0.5), Some(false)));
+        assert_eq!(rows[1].sides.len(), 2);
+    }
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Intel MPI Benchmarks on MPICH, one rank a guest, over TCP (dissertation 000, section 2.5.2, figures 2.15 and 2.16).
+//!
+//! `scripts/mpi.sh` makes a folder with both; guests mount it. MPICH's own mpiexec runs on the host beside the guests' bridge.
+//! Its *manual* launcher starts nothing by itself: it tells the command of each host's proxy, which is run over the guest's
+//! command channel. So no guest needs a server for logins, and ranks end with their proxy, proxies with mpiexec, and that with us.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+
+use viola_lab::wire::Output;
+use viola_lab::{Guest, Lab, Paths};
+
+use super::mpiexec::{LIMIT, Mpiexec, Said, last_line, late};
+use super::plan::CALLS;
+use crate::guests::shell;
+use crate::side::lab_failure;
+use crate::tool::{beside_image, first_line};
+use viola_cli::error::{Failure, Outcome};
+
+/// Where guests have the folder.
+const MOUNT: &str = "/run/mpi";
+/// In guests: a call's list of message sizes, when its name is added.
+const LENGTHS: &str = "/run/mpi-";
+/// Libraries below the folder.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const MPIEXEC: &str = "usr/bin/mpiexec.hydra";
+/// The benchmark's own limit of time for a call's repetitions with all sizes, a size, in seconds: out of the way, for it counts on no
+/// scheduler.
+const LONG: &str = "60";
+/// What all ranks are told: TCP alone, over the guest's one NIC; and UCX, MPICH's transport, writes only what is wrong.
+const ENVIRONMENT: [(&str, &str); 5] = [
+    ("UCX_TLS", "tcp,self"),
+    ("UCX_NET_DEVICES", "vec0"),
+    ("UCX_LOG_LEVEL", "error"),
+    // no watching of memory that only other transports need, no status files
+    ("UCX_MEM_EVENTS", "n"),
+    ("UCX_VFS_ENABLE", "n"),
+];
+
+/// MPICH and the benchmarks, mounted in the guests of a lab.
+pub struct Mpi {
+    root: PathBuf,
+    image: PathBuf,
+}
+
+/// The folder that `VIOLA_MPI` names, else `mpi` beside that of the lab's images; none if nothing is in it.
+fn folder(image: &Path) -> Option<PathBuf> {
+    folder_of(std::env::var_os("VIOLA_MPI").map(PathBuf::from), image)
+}
+
+fn folder_of(named: Option<PathBuf>, image: &Path) -> Option<PathBuf> {
+    // build/lab/images/HASH and build/mpi
+    let beside = || Some(image.ancestors().nth(3)?.join("mpi"));
+    let root = named.or_else(beside)?.join("root").canonicalize().ok()?;
+    root.join("usr/bin/IMB-MPI1").is_file().then_some(root)
+}
+
+/// The failure of a run without them.
+pub fn missing() -> Failure {
+    Failure::run("there is no MPI: run scripts/mpi.sh")
+}
+
+/// Whether MPICH and the benchmarks are there.
+///
+/// # Errors
+/// There is no guest image.
+pub fn is_there() -> Outcome<bool> {
+    let paths = Paths::find().map_err(lab_failure)?;
+    Ok(folder(&paths.image).is_some())
+}
+
+impl Mpi {
+    /// Mounts them in the ranks' guests. `wide` is run there too.
+    ///
+    /// # Errors
+    /// They are not there, or cannot be mounted.
+    pub fn mount(ranks: &[Guest], wide: &str) -> Outcome<Self> {
+        let image = Paths::find().map_err(lab_failure)?.image;
+        let root = folder(&image).ok_or_else(missing)?;
+        let mut script = format!(
+            "set -e; mkdir -p {MOUNT}; mount -t hostfs -o ro,{} none {MOUNT}; {wide}",
+            root.display()
+        );
+        for (call, sizes) in CALLS {
+            let lengths: String = sizes.iter().map(|size| format!("{size}\\n")).collect();
+            script.push_str(&format!("; printf '{lengths}' >{LENGTHS}{call}"));
+        }
+        for guest in ranks {
+            shell(guest, &script)?;
+        }
+        Ok(Self { root, image })
+    }
+
+    /// Mean time of each call over the ranks, in the order of [`CALLS`], in ms. Each is made as often untimed as it is timed, and
+    /// once more.
+    ///
+    /// # Errors
+    /// A rank does not start, ends early or too late: with what it says.
+    pub fn measure(&self, lab: &Lab, ranks: &[Guest], times: u32) -> Outcome<Vec<Option<f64>>> {
+        let mut figures = Vec::new();
+        for (call, sizes) in CALLS {
+            let text = self.run(lab, ranks, call, times)?;
+            let means = means(&text);
+            for &size in sizes {
+                let found = means.iter().find(|m| m.call == call && m.bytes == size);
+                let none = || {
+                    Failure::run(format!(
+                        "IMB-MPI1 told no time of {call} with {size} bytes; its last line: {}",
+                        last_line(&text)
+                    ))
+                };
+                figures.push(Some(found.ok_or_else(none)?.us / 1e3));
+            }
+        }
+        Ok(figures)
+    }
+
+    /// What the first rank wrote.
+    fn run(&self, lab: &Lab, ranks: &[Guest], call: &str, times: u32) -> Outcome<String> {
+        let mut mpiexec = Mpiexec::start(
+            &mut self.mpiexec(lab, ranks, call, times)?,
+            Some(lab.netns()),
+        )?;
+        let proxies = mpiexec.proxies(ranks.len())?;
+        let (said, says) = channel();
+        mpiexec.listen(said.clone());
+        std::thread::scope(|scope| {
+            for (guest, arguments) in ranks.iter().zip(proxies) {
+                let said = said.clone();
+                scope.spawn(move || {
+                    let _ = said.send(Said::Proxy(proxy(guest, arguments)));
+                });
+            }
+            // its end ends the proxies, for whom this scope waits
+            let text = mpiexec.text(&says, ranks.len());
+            mpiexec.end();
+            text
+        })
+    }
+
+    fn mpiexec(&self, lab: &Lab, ranks: &[Guest], call: &str, times: u32) -> Outcome<Command> {
+        let none = || Failure::run("the guests have no network");
+        let bridge = lab.spec().bridges.first().ok_or_else(none)?.address;
+        let addresses: Option<Vec<String>> = ranks
+            .iter()
+            .map(|guest| guest.address().map(|a| a.to_string()))
+            .collect();
+        let hosts = addresses.ok_or_else(none)?.join(",");
+        let mut command = beside_image(&self.image, &self.root, LIBRARIES, MPIEXEC);
+        let count = ranks.len().to_string();
+        command
+            .args(["-launcher", "manual", "-localhost", &bridge.to_string()])
+            .args(["-hosts", &hosts, "-ppn", "1", "-n", &count])
+            .args(["-wdir", "/", "-genvnone"])
+            .args(["-genv", "LD_LIBRARY_PATH", &format!("{MOUNT}/{LIBRARIES}")]);
+        for (name, value) in ENVIRONMENT {
+            command.args(["-genv", name, value]);
+        }
+        command
+            .arg(format!("{MOUNT}/usr/bin/IMB-MPI1"))
+            .args(["-npmin", &count, "-msglen", &format!("{LENGTHS}{call}")])
+            .args(["-iter", &times.to_string(), "-iter_policy", "off"])
+            .args(["-time", LONG])
+            .arg(call)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .current_dir("/");
+        Ok(command)
+    }
+}
+
+/// Runs a proxy in its guest until it ends.
+fn proxy(guest: &Guest, arguments: Vec<String>) -> Outcome {
+    let mut argv = vec![
+        "env".to_owned(),
+        format!("LD_LIBRARY_PATH={MOUNT}/{LIBRARIES}"),
+        format!("{MOUNT}/usr/bin/hydra_pmi_proxy"),
+    ];
+    argv.extend(arguments);
+    let output = guest.exec_for(&argv, "", LIMIT).map_err(lab_failure)?;
+    match output {
+        Output { status: 0, .. } => Ok(()),
+        Output {
+            timed_out: true, ..
+        } => Err(late()),
+        output => Err(Failure::run(format!(
+            "in guest {}: MPI's proxy ended with status {}: {}",
+            guest.name(),
+            output.status,
+            first_line(&output.stderr)
+        ))),
+    }
+}
+
+/// A line of the benchmark's tables.
+#[derive(Debug, PartialEq)]
+struct Mean<'a> {
+    call: &'a str,
+    bytes: u32,
+    /// Mean time of a call over all ranks, µs.
+    us: f64,
+}
+
+/// The tables of IMB-MPI1: below "# Benchmarking CALL", a head that begins with "#bytes" and names the columns, then lines of
+/// numbers.
+fn means(text: &str) -> Vec<Mean<'_>> {
+    let (mut call, mut column, mut found) = ("", None, Vec::new());
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["#", "Benchmarking", name, ..] => (call, column) = (name, None),
+            ["#bytes", ..] => column = words.iter().position(|word| *word == "t_avg[usec]"),
+            [bytes, ..] => {
+                let us = column.and_then(|at| words.get(at)?.parse().ok());
+                if let (Ok(bytes), Some(us)) = (bytes.parse(), us) {
+                    found.push(Mean { call, bytes, us });
+                }
+            }
+            [] => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_are_read_from_the_benchmarks_tables() {
+        let text = "
+#----------------------------------------------------------------
+# Benchmarking Alltoall 
+# #processes = 4 
+#----------------------------------------------------------------
+       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+            0          100         0.10         0.20         0.15
+         1024          100      2042.95      2113.05      2081.07
+
+#-----------------------------------------------------------------------------
+# Benchmarking Sendrecv 
+# #processes = 4 
+#-----------------------------------------------------------------------------
+       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]   Mbytes/sec
+         1024          100       936.80       938.37       937.62         2.18
+      1048576           40     18305.01     18420.10     18377.50       113.85
+
+
+# All processes entering MPI_Finalize
+";
+        let of = |call, bytes, us| Mean { call, bytes, us };
+        assert_eq!(
+            means(text),
+            [
+                of("Alltoall", 0, 0.15),
+                of("Alltoall", 1024, 2081.07),
+                of("Sendrecv", 1024, 937.62),
+                of("Sendrecv", 1_048_576, 18377.5)
+            ]
+        );
+    }
+
+    #[test]
+    fn numbers_outside_a_table_are_no_times() {
+        let text =
+            "# Benchmarking Sendrecv\n 1024 100 1.0 2.0 3.0 4.0\n# List of Benchmarks\n# 2\n";
+        assert_eq!(means(text), []);
+        assert_eq!(means("#bytes #repetitions t_avg[usec]\n1024 100\n"), []);
+    }
+
+    #[test]
+    fn the_folder_is_beside_the_images_and_counts_only_when_it_is_whole() {
+        let top = tempfile::tempdir().unwrap();
+        let image = top.path().join("build/lab/images/h");
+        std::fs::create_dir_all(top.path().join("build/mpi/root/usr/bin")).unwrap();
+        assert_eq!(folder_of(None, &image), None);
+        let program = top.path().join("build/mpi/root/usr/bin/IMB-MPI1");
+        std::fs::write(program, "").unwrap();
+        let root = top.path().join("build/mpi/root").canonicalize().unwrap();
+        assert_eq!(folder_of(None, &image), Some(root.clone()));
+        let named = Some(top.path().join("build/mpi"));
+        assert_eq!(folder_of(named, "/x".as_ref()), Some(root));
+        assert_eq!(folder_of(Some("/nowhere".into()), &image), None);
+    }
+}

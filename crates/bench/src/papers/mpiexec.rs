@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//! MPICH's mpiexec on the host: it tells what to start in each guest, passes on what ranks write, and ends them with itself.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::BorrowedFd;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::spawn;
+use crate::tool::first_line;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+
+/// How long one run may take; 30 ms slices make the slowest ones.
+pub const LIMIT: Duration = Duration::from_secs(180);
+/// How long mpiexec may take to tell the proxies' commands.
+const TELL: Duration = Duration::from_secs(20);
+/// Time between two looks at whether somebody asked for the end.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a run waits for.
+pub enum Said {
+    /// A line of the first rank.
+    Line(String),
+    /// mpiexec has closed its output.
+    End,
+    /// A proxy ended.
+    Proxy(Outcome),
+}
+
+/// mpiexec, which goes with this value.
+pub struct Mpiexec {
+    begun: Instant,
+    child: Child,
+    output: Option<BufReader<ChildStdout>>,
+    errors: Option<JoinHandle<String>>,
+}
+
+impl Mpiexec {
+    /// Starts it in the guests' network.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn start(command: &mut Command, netns: Option<BorrowedFd<'_>>) -> Outcome<Self> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = spawn::bound(command, Signal::KILL, netns)
+            .map_err(|e| Failure::run(format!("mpiexec: {e}: run scripts/mpi.sh")))?;
+        let output = child.stdout.take().map(BufReader::new);
+        let errors = child.stderr.take().map(|mut pipe| {
+            std::thread::spawn(move || {
+                let mut text = Vec::new();
+                let _ = pipe.read_to_end(&mut text);
+                String::from_utf8_lossy(&text).into_owned()
+            })
+        });
+        Ok(Self {
+            begun: Instant::now(),
+            child,
+            output,
+            errors,
+        })
+    }
+
+    /// Words of each host's proxy after its name, in the hosts' order.
+    ///
+    /// # Errors
+    /// It tells others than so many, with what it says.
+    pub fn proxies(&mut self, count: usize) -> Outcome<Vec<Vec<String>>> {
+        let mut output = self
+            .output
+            .take()
+            .ok_or_else(|| Failure::run("mpiexec has no output"))?;
+        let (told, tells) = channel();
+        // a thread, for a pipe has no time-out; it ends at the latest with mpiexec
+        std::thread::spawn(move || {
+            let mut proxies = Vec::new();
+            let mut line = String::new();
+            while output.read_line(&mut line).is_ok_and(|n| n > 0) && !is_last(&line) {
+                proxies.extend(launch(&line));
+                line.clear();
+            }
+            let _ = told.send((proxies, output));
+        });
+        match tells.recv_timeout(TELL) {
+            Ok((proxies, output)) if proxies.len() == count => {
+                self.output = Some(output);
+                Ok(proxies)
+            }
+            _ => Err(Failure::run(format!(
+                "mpiexec did not tell what to start in the guests: {}",
+                self.last_words().unwrap_or_else(|| "no word".into())
+            ))),
+        }
+    }
+
+    /// From now on its lines are sent.
+    pub fn listen(&mut self, said: Sender<Said>) {
+        if let Some(output) = self.output.take() {
+            std::thread::spawn(move || {
+                for line in output.lines().map_while(Result::ok) {
+                    let _ = said.send(Said::Line(line));
+                }
+                let _ = said.send(Said::End);
+            });
+        }
+    }
+
+    /// All of its lines, once it has ended, and all ranks' proxies have ended well.
+    ///
+    /// # Errors
+    /// It or a proxy fails, or it is too late: with what it says.
+    pub fn text(&mut self, says: &Receiver<Said>, ranks: usize) -> Outcome<String> {
+        let (mut text, mut closed, mut ended) = (String::new(), false, 0);
+        while !closed || ended < ranks {
+            match says.recv_timeout(LOOK) {
+                Ok(Said::Line(line)) => text.extend([line.as_str(), "\n"]),
+                Ok(Said::End) => closed = true,
+                Ok(Said::Proxy(Ok(()))) => ended += 1,
+                // a rank that fails takes the others along; the first word is mpiexec's
+                Ok(Said::Proxy(Err(failure))) => {
+                    return Err(match self.last_words() {
+                        Some(words) => Failure::run(format!("MPI failed: {words}")),
+                        None => failure,
+                    });
+                }
+                Err(RecvTimeoutError::Timeout) => interrupt::check()?,
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self.begun.elapsed() > LIMIT {
+                return Err(late());
+            }
+        }
+        match self.child.wait().map_err(Failure::run)? {
+            status if status.success() => Ok(text),
+            _ => Err(Failure::run(format!(
+                "the MPI benchmark failed: {}",
+                self.last_words()
+                    .unwrap_or_else(|| last_line(&text).to_owned())
+            ))),
+        }
+    }
+
+    /// What it wrote to standard error, after its end.
+    fn last_words(&mut self) -> Option<String> {
+        self.end();
+        let text = self.errors.take()?.join().ok()?;
+        Some(first_line(&text)).filter(|line| !line.is_empty())
+    }
+
+    /// Ends it, as nothing less than SIGKILL does while it waits for its proxies.
+    pub fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Mpiexec {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The failure of a run that takes longer than [`LIMIT`].
+pub fn late() -> Failure {
+    Failure::run(format!(
+        "the MPI benchmark did not end within {} s",
+        LIMIT.as_secs()
+    ))
+}
+
+/// The last line with something in it.
+pub fn last_line(text: &str) -> &str {
+    let mut lines = text.lines().rev().map(str::trim);
+    lines.find(|line| !line.is_empty()).unwrap_or("none")
+}
+
+/// Whether this is the line after the proxies' commands.
+fn is_last(line: &str) -> bool {
+    line.trim() == "HYDRA_LAUNCH_END"
+}
+
+/// A proxy's words after the program's name.
+fn launch(line: &str) -> Option<Vec<String>> {
+    let words = line.strip_prefix("HYDRA_LAUNCH: ")?.split_whitespace();
+    Some(words.skip(1).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxies_words_are_read_as_mpiexec_tells_them() {
+        let line = "HYDRA_LAUNCH: /x/usr/bin/hydra_pmi_proxy --control-port 10.77.0.1:40977 --rmk user --proxy-id 1 \n";
+        assert_eq!(
+            launch(line).unwrap(),
+            [
+                "--control-port",
+                "10.77.0.1:40977",
+                "--rmk",
+                "user",
+                "--proxy-id",
+                "1"
+            ]
+        );
+        assert_eq!(launch("HYDRA_LAUNCH_END\n"), None);
+        assert!(is_last("HYDRA_LAUNCH_END\n"));
+        assert!(!is_last(line));
+    }
+
+    /// A shell in mpiexec's place, which has told its two proxies' commands.
+    fn told(script: &str) -> (Mpiexec, Sender<Said>, Receiver<Said>) {
+        let launch = "for i in 0 1; do echo HYDRA_LAUNCH: /x/hydra_pmi_proxy --proxy-id $i; done; echo HYDRA_LAUNCH_END";
+        let mut mpiexec = started(&format!("{launch}; {script}"));
+        let proxies = mpiexec.proxies(2).unwrap();
+        assert_eq!(proxies, [["--proxy-id", "0"], ["--proxy-id", "1"]]);
+        let (said, says) = channel();
+        mpiexec.listen(said.clone());
+        (mpiexec, said, says)
+    }
+
+    fn sentence(failure: Failure) -> String {
+        let (Failure::Run(sentence) | Failure::Usage(sentence)) = failure;
+        sentence
+    }
+
+    fn started(script: &str) -> Mpiexec {
+        Mpiexec::start(Command::new("sh").args(["-c", script]), None).unwrap()
+    }
+
+    #[test]
+    fn a_run_is_over_when_mpiexec_and_all_proxies_have_ended() {
+        let (mut mpiexec, said, says) = told("echo one; echo two");
+        for _ in 0..2 {
+            said.send(Said::Proxy(Ok(()))).unwrap();
+        }
+        let text = mpiexec.text(&says, 2).unwrap();
+        assert_eq!(text, "one\ntwo\n");
+    }
+
+    #[test]
+    fn a_rank_that_fails_ends_the_run_with_mpiexecs_word_and_mpiexec() {
+        let (mut mpiexec, said, says) =
+            told("echo 'rank 1 is lost' >&2; echo more >&2; exec sleep 60");
+        said.send(Said::Proxy(Ok(()))).unwrap();
+        // what it says is there before a guest can answer
+        std::thread::sleep(LOOK);
+        said.send(Said::Proxy(Err(Failure::run("status 1"))))
+            .unwrap();
+        let failure = mpiexec.text(&says, 2).unwrap_err();
+        assert_eq!(sentence(failure), "MPI failed: rank 1 is lost");
+        assert!(mpiexec.child.try_wait().unwrap().is_some());
+    }
+
+    #[test]
+    fn a_benchmark_that_fails_is_told_by_its_last_line() {
+        let (mut mpiexec, said, says) = told("echo 'Invalid benchmark name'; echo; exit 3");
+        for _ in 0..2 {
+            said.send(Said::Proxy(Ok(()))).unwrap();
+        }
+        let failure = mpiexec.text(&says, 2).unwrap_err();
+        let wanted = "the MPI benchmark failed: Invalid benchmark name";
+        assert_eq!(sentence(failure), wanted);
+    }
+
+    #[test]
+    fn an_mpiexec_that_cannot_begin_says_why() {
+        let mut mpiexec = started("echo 'no such host' >&2; exit 1");
+        let failure = mpiexec.proxies(4).unwrap_err();
+        let wanted = "mpiexec did not tell what to start in the guests: no such host";
+        assert_eq!(sentence(failure), wanted);
+    }
+}

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The sides that are compared. A side is brought about as an operator would: by starting `viola run` with a
+//! configuration, and ending it by SIGTERM.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use viola_host::proc;
+use viola_lab::Lab;
+use viola_proto::{Stage, Status};
+
+use super::cpu::{self, Look};
+use super::folder::Folder;
+use super::spawn;
+use viola_cli::client::Client;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+
+/// Nice value whose weight in the kernel's table (`sched_prio_to_weight`) is 3906 to 1024.
+const NICE_OF_FOURFOLD: i32 = -6;
+/// How long the daemon may take to schedule the guests, and to put everything back.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest state that is waited out before its reason is reported.
+const HESITATION: Duration = Duration::from_secs(3);
+
+/// Who decides when a guest runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The kernel alone.
+    Stock,
+    /// The kernel alone, the latency-sensitive guest with four times the weight.
+    StockTimes4,
+    /// The papers' baseline: 30 ms slices and BOOST, as Xen's credit scheduler has them.
+    Credit,
+    /// viola with this microslice, in microseconds.
+    Viola(u32),
+    /// viola with the first vCPU of the guests that do I/O on this core, which is a turbo core within a budget.
+    Turbo(usize),
+}
+
+impl Side {
+    /// Name in tables.
+    pub fn name(self) -> String {
+        match self {
+            Self::Stock => "stock".into(),
+            Self::StockTimes4 => "stock, 4x weight".into(),
+            Self::Credit => "30 ms slices".into(),
+            Self::Viola(us) => format!("viola {}", slice(us)),
+            Self::Turbo(_) => "turbo".into(),
+        }
+    }
+}
+
+/// A slice as tables have it.
+pub fn slice(us: u32) -> String {
+    format!("{} ms", f64::from(us) / 1000.0)
+}
+
+/// What the configuration says about the guests, beside the side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guests {
+    /// Core that they share.
+    pub core: usize,
+    /// Latency-sensitive ones.
+    pub ls: Vec<String>,
+    /// Weights other than the ordinary 256.
+    pub weights: Vec<(String, u32)>,
+    /// Caps, in percent of the core.
+    pub caps: Vec<(String, u32)>,
+}
+
+impl Guests {
+    /// The first guest is latency-sensitive, and all have the same weight.
+    pub fn equal(core: usize, first: &str) -> Self {
+        Self {
+            core,
+            ls: vec![first.into()],
+            weights: Vec::new(),
+            caps: Vec::new(),
+        }
+    }
+
+    /// The daemon's configuration.
+    fn config(&self, side: Side, folder: &Path) -> String {
+        let (mode, microslice) = match side {
+            Side::Viola(us) => ("interleaved", format!("microslice = \"{us}us\"\n")),
+            Side::Turbo(_) => ("interleaved", String::new()),
+            _ => ("credit", String::new()),
+        };
+        let at = |name: &str| format!("{:?}", folder.join(name).display().to_string());
+        let mut text = format!(
+            "[daemon]\nsocket = {}\nrun_dir = {}\nstate_dir = {}\n\n\
+             [slices]\ncores = \"{}\"\nmechanism = \"slots\"\nmode = \"{mode}\"\n",
+            at("viola.sock"),
+            at("run"),
+            at("state"),
+            self.core
+        );
+        if let Side::Turbo(core) = side {
+            text.push_str(&format!(
+                "\n[turbo]\ncores = \"{core}\"\nbudget = \"50%\"\n"
+            ));
+        }
+        let mut names: Vec<&String> = self.ls.iter().collect();
+        names.extend(self.weights.iter().chain(&self.caps).map(|(name, _)| name));
+        names.sort();
+        names.dedup();
+        for name in names {
+            text.push_str(&format!("\n[[vm]]\nname = \"{name}\"\n"));
+            if self.ls.contains(name) {
+                let class = match side {
+                    Side::Turbo(_) => "turbo",
+                    _ => "ls",
+                };
+                text.push_str(&format!("class = \"{class}\"\n{microslice}"));
+            }
+            if let Some((_, weight)) = self.weights.iter().find(|(n, _)| n == name) {
+                text.push_str(&format!("weight = {weight}\n"));
+            }
+            if let Some((_, cap)) = self.caps.iter().find(|(n, _)| n == name) {
+                text.push_str(&format!("cap = \"{cap}%\"\n"));
+            }
+        }
+        text
+    }
+}
+
+/// A side that holds until it is stopped or dropped.
+pub struct Active {
+    hold: Hold,
+    guests: Vec<u32>,
+}
+
+enum Hold {
+    Nothing,
+    Weight(u32),
+    Daemon(Daemon),
+}
+
+impl Active {
+    /// Brings a side about and waits until it holds for all guests of the lab.
+    pub fn start(side: Side, guests: &Guests, lab: &Lab) -> Outcome<Self> {
+        let pids: Vec<u32> = lab.guests().iter().map(viola_lab::Guest::pid).collect();
+        let hold = match side {
+            Side::Stock => Hold::Nothing,
+            Side::StockTimes4 => {
+                let first = guests
+                    .ls
+                    .first()
+                    .map(|name| lab.guest(name))
+                    .transpose()
+                    .map_err(lab_failure)?;
+                let pid = first.map_or(0, viola_lab::Guest::pid);
+                weigh(pid, NICE_OF_FOURFOLD)?;
+                Hold::Weight(pid)
+            }
+            Side::Credit | Side::Viola(_) | Side::Turbo(_) => {
+                let names: Vec<&str> = lab.guests().iter().map(viola_lab::Guest::name).collect();
+                Hold::Daemon(Daemon::start(side, guests, &names)?)
+            }
+        };
+        Ok(Self { hold, guests: pids })
+    }
+
+    /// CPU time of the slot controller so far, ns; 0 without a daemon.
+    pub fn controller_ns(&self) -> Outcome<u64> {
+        match &self.hold {
+            Hold::Daemon(daemon) => daemon.controller_ns(),
+            _ => Ok(0),
+        }
+    }
+
+    /// A look at daemon, watchdog and controller together.
+    pub fn look(&self) -> Option<Look> {
+        match &self.hold {
+            Hold::Daemon(daemon) => Some(cpu::tree(daemon.child.id())),
+            _ => None,
+        }
+    }
+
+    /// Puts everything back, and makes sure that it was.
+    pub fn stop(mut self) -> Outcome {
+        match std::mem::replace(&mut self.hold, Hold::Nothing) {
+            Hold::Nothing => {}
+            Hold::Weight(pid) => weigh(pid, 0)?,
+            Hold::Daemon(mut daemon) => daemon.stop()?,
+        }
+        match self.guests.iter().find_map(|pid| real_time_thread(*pid)) {
+            Some(thread) => Err(Failure::run(format!(
+                "{thread} of a guest was left real-time by viola; nothing measured after it counts"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        if let Hold::Weight(pid) = self.hold {
+            let _ = weigh(pid, 0);
+        }
+    }
+}
+
+/// A thread of a guest that is not in the kernel's fair class.
+fn real_time_thread(pid: u32) -> Option<String> {
+    let mut pids = vec![pid];
+    pids.extend(proc::children(pid).unwrap_or_default());
+    for pid in pids {
+        for tid in proc::task_numbers(pid).unwrap_or_default() {
+            let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
+            let stat = stat.unwrap_or_default();
+            let Some((name, rest)) = stat.rsplit_once(") ") else {
+                continue; // it has ended
+            };
+            // state is field 3, policy 41; 0 is SCHED_OTHER
+            let mut fields = rest.split(' ');
+            let state = fields.next().unwrap_or_default();
+            let policy = fields.nth(37).unwrap_or_default();
+            if policy != "0" && !matches!(state, "Z" | "X") {
+                return Some(format!("thread {name}), state {state}, policy {policy},"));
+            }
+        }
+    }
+    None
+}
+
+/// Sets a guest's weight in the fair class: that of its autogroup, or of its threads where there are none.
+fn weigh(pid: u32, nice: i32) -> Outcome {
+    let failed = |e: &dyn std::fmt::Display| {
+        Failure::run(format!("setting the weight of process {pid}: {e}"))
+    };
+    let autogroup =
+        fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+    if autogroup.trim() == "1" {
+        return fs::write(format!("/proc/{pid}/autogroup"), nice.to_string())
+            .map_err(|e| failed(&e));
+    }
+    let mut pids = vec![pid];
+    pids.extend(proc::children(pid).map_err(|e| failed(&e))?);
+    for pid in pids {
+        for tid in proc::task_numbers(pid).map_err(|e| failed(&e))? {
+            let tid = rustix::process::Pid::from_raw(tid.cast_signed());
+            rustix::process::setpriority_process(tid, nice).map_err(|e| failed(&e))?;
+        }
+    }
+    Ok(())
+}
+
+struct Daemon {
+    child: Child,
+    client: Client,
+    folder: Folder,
+}
+
+impl Daemon {
+    fn start(side: Side, guests: &Guests, names: &[&str]) -> Outcome<Self> {
+        let path = PathBuf::from(format!("/run/viola-bench.{}", std::process::id()));
+        let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
+        let _ = fs::remove_dir_all(&path);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(failed)?;
+        let folder = Folder(path.clone());
+        let config = path.join("viola.toml");
+        fs::write(&config, guests.config(side, &path)).map_err(failed)?;
+        let child = spawn::daemon(&config, &path.join("log"), None).map_err(failed)?;
+        let client = Client::new(&path.join("viola.sock"));
+        let mut daemon = Self {
+            child,
+            client,
+            folder,
+        };
+        daemon.wait(guests.core, names)?;
+        Ok(daemon)
+    }
+
+    /// Waits until all guests are scheduled.
+    fn wait(&mut self, core: usize, names: &[&str]) -> Outcome {
+        let begun = Instant::now();
+        let mut last = String::from("it does not answer");
+        while begun.elapsed() < PATIENCE {
+            interrupt::check()?;
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(Failure::run(format!(
+                    "viola run ended with {status}: {}",
+                    self.last_words()
+                )));
+            }
+            if let Ok(status) = self.client.get::<Status>("/status") {
+                let core = status.cores.iter().find(|c| c.cpu as usize == core);
+                let all = |vms: &[String]| names.iter().all(|name| vms.iter().any(|vm| vm == name));
+                if status.stage == Stage::Running && core.is_some_and(|c| c.managed && all(&c.vms))
+                {
+                    return Ok(());
+                }
+                last = match core.filter(|c| !c.managed) {
+                    Some(core) if status.stage == Stage::Running => core.why.clone(),
+                    _ => status.why.clone(),
+                };
+                if let Some(left) = status.left_out.first() {
+                    last = format!("{}: {}", left.vm, left.why);
+                }
+                if status.stage == Stage::Off && begun.elapsed() > HESITATION {
+                    break;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err(Failure::run(format!(
+            "viola does not schedule the guests: {last}"
+        )))
+    }
+
+    fn controller_ns(&self) -> Outcome<u64> {
+        let status: Status = self.client.get("/status").map_err(Failure::run)?;
+        if status.failures > 0 {
+            return Err(Failure::run(format!(
+                "the slot controller failed during a measurement: {}",
+                self.last_words()
+            )));
+        }
+        Ok(status.cores.iter().map(|c| c.controller_ns).sum())
+    }
+
+    fn stop(&mut self) -> Outcome {
+        let begun = Instant::now();
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        while begun.elapsed() < PATIENCE {
+            match self.child.try_wait().map_err(Failure::run)? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => {
+                    return Err(Failure::run(format!(
+                        "viola run ended with {status}: {}",
+                        self.last_words()
+                    )));
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        Err(Failure::run(format!(
+            "viola run does not end: {}",
+            self.last_words()
+        )))
+    }
+
+    /// The end of its log.
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(self.folder.0.join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(3)..].join(" / ")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) && self.stop().is_err() {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// A failure of the lab with the system's reason.
+pub fn lab_failure(e: viola_lab::Error) -> Failure {
+    Failure::run(viola_cli::error::chain(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viola_config::{Config, Mode};
+
+    fn config(guests: &Guests, side: Side) -> Config {
+        Config::parse(
+            Path::new("side.toml"),
+            &guests.config(side, Path::new("/run/x \"y\"")),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_side_is_a_configuration_that_the_daemon_takes() {
+        let guests = Guests {
+            core: 1,
+            ls: vec!["web".into(), "vm2".into()],
+            weights: vec![("web".into(), 512)],
+            caps: vec![("vm3".into(), 20)],
+        };
+        let config = config(&guests, Side::Viola(300));
+        assert_eq!(config.slices.mode, Mode::Interleaved);
+        assert_eq!(config.slices.cores.to_string(), "1");
+        assert_eq!(config.daemon.run_dir, Path::new("/run/x \"y\"/run"));
+        let vm = |name: &str| config.vm("", name).unwrap();
+        assert_eq!(
+            (vm("web").microslice, vm("web").weight, vm("web").cap),
+            (Some(300_000), Some(512), None)
+        );
+        assert_eq!(
+            (vm("vm2").microslice, vm("vm2").weight),
+            (Some(300_000), None)
+        );
+        assert_eq!((vm("vm3").class, vm("vm3").cap), (None, Some(Some(200))));
+    }
+
+    #[test]
+    fn the_papers_side_has_their_slices() {
+        let config = config(&Guests::equal(1, "web"), Side::Credit);
+        assert_eq!(config.slices.mode, Mode::Credit);
+        assert_eq!(config.slices.batch_slice(), 30_000_000);
+    }
+
+    #[test]
+    fn an_ordinary_process_is_seen_as_such() {
+        assert_eq!(real_time_thread(std::process::id()), None);
+    }
+
+    #[test]
+    fn sides_are_called_by_their_slice() {
+        let names = [Side::Viola(1000), Side::Viola(300), Side::Viola(100)].map(Side::name);
+        assert_eq!(names, ["viola 1 ms", "viola 0.3 ms", "viola 0.1 ms"]);
+    }
+}

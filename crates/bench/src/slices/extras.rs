@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cells beside the groups: other weights, a cap, two latency-sensitive guests, a flood of packets, silence, and
+//! the first pings after switching on. All with microslices of 0.3 ms.
+
+use std::time::{Duration, Instant};
+
+use viola_lab::load::{self, UdpFlood};
+
+use super::first::{self, Late};
+use super::plan::{Extra, State};
+use crate::cell::{self, Reading, Times, fair, points_from};
+use crate::cpu::{Eye, Look};
+use crate::guests::{Guests, WEB};
+use crate::row::{Goal, Row};
+use crate::side::{Active, Guests as Settings, Side, lab_failure, slice};
+use viola_cli::error::{Failure, Outcome};
+
+const MICROSLICE: u32 = 300;
+/// Packets per second of the flood: more than a guest that shares its core can take.
+const FLOOD: u32 = 20_000;
+const CAP: u32 = 20;
+const VIOLA: &str = "viola";
+
+/// How an extra is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Job {
+    /// The guests' core.
+    pub core: usize,
+    /// Length of a cell.
+    pub times: Times,
+    /// Pings after switching on.
+    pub pings: usize,
+    /// Of the random intervals.
+    pub seed: u64,
+}
+
+/// What was read, round by round.
+#[derive(Debug, Default)]
+pub struct Found {
+    readings: Vec<(Extra, Reading)>,
+    first: Vec<(State, usize, Vec<Late>)>,
+}
+
+impl Found {
+    /// Measures one of them.
+    pub fn measure(
+        &mut self,
+        extra: Extra,
+        job: &Job,
+        guests: &mut Guests,
+        eye: &mut Eye,
+    ) -> Outcome {
+        if extra == Extra::First {
+            for state in [State::Busy, State::Idle] {
+                guests.keep_busy(state == State::Busy, 100)?;
+                let settings = Settings::equal(job.core, WEB);
+                let active = Active::start(Side::Viola(MICROSLICE), &settings, &guests.lab)?;
+                let late = first::pings(guests, eye, job.core, job.pings, job.seed)?;
+                active.stop()?;
+                self.first.push((state, job.pings, late));
+            }
+            return Ok(());
+        }
+        match extra {
+            Extra::Quiet => guests.keep_busy(false, 0)?,
+            _ => guests.keep_busy(true, 100)?,
+        }
+        let mut settings = Settings::equal(job.core, WEB);
+        let second = guests.lab.guests()[1].name().to_owned();
+        match extra {
+            Extra::Weights => settings.weights.push((WEB.into(), 512)),
+            Extra::Cap => settings.caps.push((second, CAP)),
+            Extra::TwoLs => settings.ls.push(second),
+            Extra::Flood | Extra::Quiet | Extra::First => {}
+        }
+        let active = Active::start(Side::Viola(MICROSLICE), &settings, &guests.lab)?;
+        let reading = match extra {
+            Extra::Flood => flooded(guests, &active, eye, job)?,
+            // no pings either: what is measured is that nothing happens
+            Extra::Quiet => quiet(guests, &active, eye, job.times.ping)?,
+            _ => cell::measure(guests, &active, eye, &job.times, job.seed)?,
+        };
+        active.stop()?;
+        self.readings.push((extra, reading));
+        Ok(())
+    }
+
+    /// Their rows.
+    pub fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for extra in [Extra::Weights, Extra::Cap, Extra::TwoLs, Extra::Flood] {
+            let name = |what: &str| {
+                format!(
+                    "{what}, LSVM busy, 4 VMs, others 100 %, {}, {}",
+                    extra.name(),
+                    slice(MICROSLICE)
+                )
+            };
+            let row = |what: &str, unit, figure: &dyn Fn(&Reading) -> Option<f64>| {
+                Row::new(name(what), unit).side(VIOLA, self.of(extra).filter_map(figure))
+            };
+            let equal = [None; 4];
+            let wanted = match extra {
+                Extra::Weights => fair(&[2.0, 1.0, 1.0, 1.0], &equal),
+                Extra::Cap => fair(&[1.0; 4], &[None, Some(f64::from(CAP) / 100.0), None, None]),
+                _ => fair(&[1.0; 4], &equal),
+            };
+            rows.push(
+                row("largest distance from a fair share", "points", &|r| {
+                    Some(points_from(&wanted, &r.shares))
+                })
+                .goal(Goal::FigureAtMost(1.0), VIOLA),
+            );
+            rows.push(row("ping p50", "ms", &|r| r.ping.median()));
+            rows.push(row("ping p99", "ms", &|r| r.ping.quantile(0.99)));
+        }
+        let quiet = |what: &str, unit, figure: fn(&Reading) -> f64| {
+            let name = format!("{what}, {}", Extra::Quiet.name());
+            Row::new(name, unit).side(VIOLA, self.of(Extra::Quiet).map(figure))
+        };
+        rows.push(
+            quiet("controller", "% of the core", |r| r.controller * 100.0)
+                .goal(Goal::FigureAtMost(0.1), VIOLA),
+        );
+        rows.push(quiet(
+            "daemon, watchdog and controller",
+            "% of a core",
+            |r| r.viola * 100.0,
+        ));
+        for (state, count, late) in &self.first {
+            rows.push(first::row(state.name(), *count, &slice(MICROSLICE), late));
+        }
+        rows.retain(Row::is_measured);
+        rows
+    }
+
+    fn of(&self, extra: Extra) -> impl Iterator<Item = &Reading> {
+        self.readings
+            .iter()
+            .filter(move |(e, _)| *e == extra)
+            .map(|(_, reading)| reading)
+    }
+}
+
+/// A cell while packets come in.
+fn flooded(guests: &Guests, active: &Active, eye: &mut Eye, job: &Job) -> Outcome<Reading> {
+    let web = guests
+        .web()
+        .address()
+        .ok_or_else(|| Failure::run("the web server has no network"))?;
+    let flood = UdpFlood {
+        rate: FLOOD,
+        time: super::around(&job.times),
+        client: guests.client(job.seed),
+        ..UdpFlood::default()
+    };
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| load::udp_flood(&guests.lab, web, &flood));
+        let reading = cell::measure(guests, active, eye, &job.times, job.seed);
+        let sent = sender
+            .join()
+            .map_err(|_| Failure::run("the flood's thread has failed"))?
+            .map_err(lab_failure)?;
+        if sent.sent == 0 {
+            return Err(Failure::run("not one packet of the flood was sent"));
+        }
+        reading
+    })
+}
+
+/// A cell of nothing but time.
+fn quiet(guests: &Guests, active: &Active, eye: &mut Eye, time: Duration) -> Outcome<Reading> {
+    let pids = guests.pids();
+    std::thread::sleep(Duration::from_millis(500));
+    let (before, tree, controller, begun) = (
+        eye.vms(&pids)?,
+        active.look(),
+        active.controller_ns()?,
+        Instant::now(),
+    );
+    std::thread::sleep(time);
+    let ns = active.controller_ns()?.saturating_sub(controller);
+    let used = |now: Option<Look>| Some(now?.since(&tree?).iter().map(|u| u.share).sum());
+    Ok(Reading {
+        controller: ns as f64 / 1e9 / begun.elapsed().as_secs_f64(),
+        viola: used(active.look()).unwrap_or_default(),
+        switches_per_s: eye
+            .vms(&pids)?
+            .since(&before)
+            .iter()
+            .map(|u| u.switches_per_s)
+            .sum(),
+        ..Reading::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_held_against_weights_and_caps() {
+        let reading = |shares: [f64; 4]| Reading {
+            shares: shares.to_vec(),
+            ..Reading::default()
+        };
+        let third = 0.8 / 3.0;
+        let found = Found {
+            readings: vec![
+                (Extra::Weights, reading([0.4, 0.2, 0.2, 0.2])),
+                (Extra::Cap, reading([third, 0.2, third, third])),
+                (Extra::TwoLs, reading([0.25, 0.22, 0.25, 0.25])),
+            ],
+            first: Vec::new(),
+        };
+        let rows = found.rows();
+        let met: Vec<Option<bool>> = rows
+            .iter()
+            .filter(|r| r.name.starts_with("largest"))
+            .map(|r| r.met)
+            .collect();
+        assert_eq!(met, [Some(true), Some(true), Some(false)]);
+    }
+}

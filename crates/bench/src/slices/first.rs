@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The first 10,000 pings after switching on: each one alone, so that a late one can be looked up in a trace
+//! of the core.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use viola_lab::load::{self, Ping};
+
+use crate::cpu::Eye;
+use crate::guests::{Guests, names};
+use crate::row::{Goal, Row};
+use crate::side::lab_failure;
+use crate::trace::{Switch, Trace};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_report::stats::figure;
+
+/// Above this a ping is late, ms.
+pub const LATE: f64 = 5.0;
+/// Late pings that are described.
+const DESCRIBED: usize = 5;
+/// Threads that are named for each of them.
+const NAMED: usize = 3;
+
+/// A late ping.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Late {
+    /// Since switching on, seconds.
+    pub at_s: f64,
+    /// Its round trip, ms; `None` when no answer came.
+    pub ms: Option<f64>,
+    /// Who had the core meanwhile, ms each, the longest first.
+    pub ran: Vec<(String, f64)>,
+}
+
+impl Late {
+    /// In words.
+    fn text(&self) -> String {
+        let rtt = self
+            .ms
+            .map_or("no answer".into(), |ms| format!("{} ms", figure(ms)));
+        let ran: Vec<String> = self
+            .ran
+            .iter()
+            .take(NAMED)
+            .map(|(who, ms)| format!("{who} {} ms", figure(*ms)))
+            .collect();
+        let ran = if ran.is_empty() {
+            "no trace".into()
+        } else {
+            ran.join(", ")
+        };
+        format!("{rtt} at {:.2} s (on the core meanwhile: {ran})", self.at_s)
+    }
+}
+
+/// Sends `count` pings, the first one at once.
+pub fn pings(
+    guests: &Guests,
+    eye: &mut Eye,
+    core: usize,
+    count: usize,
+    seed: u64,
+) -> Outcome<Vec<Late>> {
+    let web = guests
+        .web()
+        .address()
+        .ok_or_else(|| Failure::run("the web server has no network"))?;
+    let over = AtomicBool::new(false);
+    let (late, record) = std::thread::scope(|scope| {
+        let recorder = scope.spawn(|| record(core, &over));
+        let late = send(guests, web, count, seed);
+        over.store(true, Ordering::Relaxed);
+        (late, recorder.join().unwrap_or_default())
+    });
+    let owners = eye.owners(&guests.pids())?;
+    let vms = names(guests.pids().len());
+    let name = |tid| {
+        let vm = owners.get(&tid).and_then(|vm| vms.get(*vm));
+        vm.or_else(|| record.names.get(&tid))
+            .cloned()
+            .unwrap_or_default()
+    };
+    let late = late?.into_iter().map(|(mut late, from, to)| {
+        late.ran = ran(&record.switches, from, to, name);
+        late
+    });
+    Ok(late.collect())
+}
+
+/// Late pings with the span of CLOCK_MONOTONIC (ns) that each was under way.
+fn send(
+    guests: &Guests,
+    web: std::net::Ipv4Addr,
+    count: usize,
+    seed: u64,
+) -> Outcome<Vec<(Late, u64, u64)>> {
+    let begun = Instant::now();
+    let mut late = Vec::new();
+    let mut random = seed | 1;
+    for number in 0..count {
+        if number > 0 {
+            // xorshift64; 3 to 12 ms
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            std::thread::sleep(Duration::from_micros(3000 + random % 9001));
+        }
+        interrupt::check()?;
+        let client = guests.client(seed.wrapping_add(number as u64));
+        let one = Ping {
+            count: 1,
+            grace: Duration::from_secs(2),
+            client,
+            ..Ping::default()
+        };
+        let (at_s, from) = (begun.elapsed().as_secs_f64(), monotonic());
+        let found = load::ping(&guests.lab, web, &one).map_err(lab_failure)?;
+        let ms = found.us.first().map(|us| us / 1e3);
+        if ms.is_none_or(|ms| ms > LATE) {
+            late.push((
+                Late {
+                    at_s,
+                    ms,
+                    ran: Vec::new(),
+                },
+                from,
+                monotonic(),
+            ));
+        }
+    }
+    Ok(late)
+}
+
+fn monotonic() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// What happened on the core.
+#[derive(Debug, Default)]
+struct Record {
+    switches: Vec<Switch>,
+    /// Names of the threads that had the core.
+    names: HashMap<i32, String>,
+}
+
+/// Traces the core until told to end; without the right to, nothing is recorded.
+fn record(core: usize, over: &AtomicBool) -> Record {
+    let mut record = Record::default();
+    let Ok(mut trace) = Trace::start(core) else {
+        return record;
+    };
+    let mut last = false;
+    while !last {
+        last = over.load(Ordering::Relaxed);
+        trace.read();
+        // names are asked for at once: a compiler's process, say, may be gone soon
+        for switch in trace.switches.drain(..) {
+            record
+                .names
+                .entry(switch.to)
+                .or_insert_with(|| comm(switch.to));
+            record.switches.push(switch);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    record
+}
+
+fn comm(tid: i32) -> String {
+    let comm = match tid {
+        0 => "nobody".into(),
+        _ => std::fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default(),
+    };
+    match comm.trim() {
+        "" => "a thread that ended at once".into(),
+        comm => comm.to_owned(),
+    }
+}
+
+/// Who had the core in a span of time, the longest first.
+fn ran(
+    switches: &[Switch],
+    from: u64,
+    to: u64,
+    name: impl Fn(i32) -> String,
+) -> Vec<(String, f64)> {
+    let mut sum: HashMap<String, f64> = HashMap::new();
+    let first = switches.partition_point(|s| s.at <= from).saturating_sub(1);
+    for pair in switches[first.min(switches.len())..].windows(2) {
+        if pair[0].at >= to {
+            break;
+        }
+        let span = pair[1].at.min(to).saturating_sub(pair[0].at.max(from));
+        *sum.entry(name(pair[0].to)).or_default() += span as f64 / 1e6;
+    }
+    let mut sum: Vec<(String, f64)> = sum.into_iter().filter(|(_, ms)| *ms >= 0.01).collect();
+    sum.sort_by(|a, b| b.1.total_cmp(&a.1));
+    sum
+}
+
+/// The row of one state.
+pub fn row(state: &str, count: usize, slice: &str, late: &[Late]) -> Row {
+    let name =
+        format!("pings above {LATE} ms of the first {count} after switching on, {state}, {slice}");
+    let row = Row::new(name, "pings")
+        .side("viola", [late.len() as f64])
+        .goal(Goal::FigureAtMost(1.0), "viola");
+    let said: Vec<String> = late.iter().take(DESCRIBED).map(Late::text).collect();
+    Row {
+        why: (!said.is_empty()).then(|| said.join("; ")),
+        ..row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64, to: i32) -> Switch {
+        Switch {
+            at: ms * 1_000_000,
+            from: 0,
+            to,
+        }
+    }
+
+    #[test]
+    fn only_what_ran_while_the_ping_was_under_way_counts() {
+        let switches = [at(0, 1), at(10, 2), at(16, 1), at(18, 0), at(30, 2)];
+        let ran = ran(&switches, 12_000_000, 20_000_000, |tid| format!("t{tid}"));
+        let expected = [("t2", 4.0), ("t1", 2.0), ("t0", 2.0)].map(|(n, ms)| (n.to_owned(), ms));
+        assert_eq!(ran[0], expected[0]);
+        assert_eq!(ran.len(), 3);
+        assert!((ran.iter().map(|r| r.1).sum::<f64>() - 8.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn without_a_trace_nobody_is_named() {
+        assert!(ran(&[], 0, 10, |_| String::new()).is_empty());
+        let late = Late {
+            at_s: 1.5,
+            ms: Some(7.25),
+            ran: Vec::new(),
+        };
+        let row = row("LSVM busy", 10, "0.3 ms", &[late]);
+        assert_eq!(row.met, Some(true));
+        assert_eq!(
+            row.why.as_deref(),
+            Some("7.25 ms at 1.50 s (on the core meanwhile: no trace)")
+        );
+    }
+
+    #[test]
+    fn two_late_pings_are_one_too_many() {
+        let late = Late {
+            at_s: 0.0,
+            ms: None,
+            ran: vec![("ksoftirqd/1".into(), 6.0)],
+        };
+        let row = row("LSVM idle", 10_000, "0.3 ms", &[late.clone(), late]);
+        assert_eq!(row.met, Some(false));
+        assert!(row.why.is_some_and(|w| {
+            w.starts_with("no answer at 0.00 s (on the core meanwhile: ksoftirqd/1 6.00 ms)")
+        }));
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab bench slices`: how long requests to one guest wait when others want its core, under stock scheduling,
+//! the papers' slices and viola, and what that costs the others.
+
+mod extras;
+mod figures;
+mod first;
+mod plan;
+
+use std::time::Duration;
+
+use figures::Cells;
+use plan::{Plan, SWITCH, State, order};
+
+use super::cell::{self, Times};
+use super::cpu::Eye;
+use super::guests::{self, Guests};
+use super::progress::{Progress, clock};
+use super::result::{Causes, Results};
+use super::row;
+use super::side::{Active, Guests as Settings, Side};
+use super::{Options, guests::WEB};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_cli::table;
+
+/// Runs it, prints the table and writes the result.
+pub fn run(options: &Options) -> Outcome {
+    let plan = Plan::new(options.rounds(), options.quick, options.only.as_deref());
+    if plan.is_empty() {
+        let only = options.only.as_deref().unwrap_or_default();
+        return Err(Failure::usage(format!(
+            "no cell has `{only}` in its name; try busy, idle, 5 VMs, 40 % or flood"
+        )));
+    }
+    guests::split_cores(options.core)?;
+    let mut bench = Bench {
+        progress: Progress::new(plan.estimate()),
+        eye: Eye::new()?,
+        core: options.core,
+        cells: Cells::default(),
+        extras: extras::Found::default(),
+        kernel: String::new(),
+        plan,
+    };
+    bench.progress.say(&format!(
+        "slices: {} rounds, about {}",
+        bench.plan.rounds,
+        clock(bench.plan.estimate())
+    ));
+    for round in 0..bench.plan.rounds {
+        for vms in bench.plan.labs() {
+            bench.lab(round, vms)?;
+        }
+    }
+    let mut rows = bench.cells.rows(&bench.plan);
+    rows.extend(bench.extras.rows());
+    let mut results = Results::new(bench.plan.rounds, &bench.kernel, rows);
+    results.disturbed = cell::disturbance(bench.cells.readings());
+    results.explain(&Causes::read("bench/why-slices.toml".as_ref())?);
+    let path = options.path(
+        "slices",
+        bench.plan.is_whole() && !options.quick && bench.plan.rounds >= 5,
+    );
+    drop(bench);
+    results.write(&path)?;
+    table::print(&row::table(&results.rows).text())?;
+    table::print(&results.verdict(&path, "why-slices.toml"))
+}
+
+struct Bench {
+    plan: Plan,
+    core: usize,
+    progress: Progress,
+    eye: Eye,
+    cells: Cells,
+    extras: extras::Found,
+    kernel: String,
+}
+
+impl Bench {
+    /// One round of all that a lab of this many guests is needed for.
+    fn lab(&mut self, round: usize, vms: usize) -> Outcome {
+        interrupt::check()?;
+        let label = format!("round {} of {}: {vms} guests", round + 1, self.plan.rounds);
+        self.progress.step(&format!("{label}, boot"), plan::BOOT);
+        let mut guests = guests::boot("bench-slices", vms, self.core)?;
+        if self.kernel.is_empty() {
+            self.kernel = guests.kernel()?;
+        }
+        let settings = Settings::equal(self.core, WEB);
+        let todo: Vec<_> = self.plan.of_lab(vms).cloned().collect();
+        for side in order(round) {
+            if todo.is_empty() {
+                break;
+            }
+            let label = format!("{label}, {}", side.name());
+            self.progress.step(&label, SWITCH);
+            let active = Active::start(side, &settings, &guests.lab)?;
+            for (group, states) in &todo {
+                for state in states {
+                    self.progress.step(
+                        &format!("{label}, {}, {}", state.name(), group.name()),
+                        self.plan.times.cell(),
+                    );
+                    guests.keep_busy(*state == State::Busy, group.duty)?;
+                    let reading = cell::measure(
+                        &guests,
+                        &active,
+                        &mut self.eye,
+                        &self.plan.times,
+                        seed(round),
+                    )?;
+                    self.cells.add(*group, *state, side, reading);
+                }
+            }
+            active.stop()?;
+        }
+        if self.plan.alone(vms) {
+            self.progress
+                .step(&format!("{label}, alone"), self.plan.times.cell());
+            guests.keep_busy(false, 0)?;
+            let active = Active::start(Side::Stock, &settings, &guests.lab)?;
+            let reading = cell::measure(
+                &guests,
+                &active,
+                &mut self.eye,
+                &self.plan.times,
+                seed(round),
+            )?;
+            self.cells.add_alone(vms, reading);
+            active.stop()?;
+        }
+        if vms == 4 {
+            self.extras(round, &mut guests)?;
+        }
+        guests.down()
+    }
+
+    fn extras(&mut self, round: usize, guests: &mut Guests) -> Outcome {
+        for extra in self.plan.extras.clone() {
+            let once = extra == plan::Extra::First;
+            if once && round > 0 {
+                continue;
+            }
+            let length = if once {
+                self.plan.first_time() * 2
+            } else {
+                self.plan.times.only_ping().cell()
+            };
+            let label = format!(
+                "round {} of {}: {}",
+                round + 1,
+                self.plan.rounds,
+                extra.name()
+            );
+            self.progress.step(&label, length + SWITCH);
+            let job = extras::Job {
+                core: self.core,
+                times: self.plan.times.only_ping(),
+                pings: self.plan.pings,
+                seed: seed(round),
+            };
+            self.extras.measure(extra, &job, guests, &mut self.eye)?;
+        }
+        Ok(())
+    }
+}
+
+/// The same intervals for all sides of a round.
+fn seed(round: usize) -> u64 {
+    1 + round as u64
+}
+
+/// Time that a flood goes on around the cell that it disturbs.
+fn around(times: &Times) -> Duration {
+    times.cell() + Duration::from_millis(200)
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The daemon, and other programs, as children of a benchmark.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::Signal;
+
+/// Starts the daemon with a configuration, in a network namespace if one is given; what it says goes to
+/// `log`.
+pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Child> {
+    let mut command =
+        Command::new(crate::program::viola().map_err(|e| io::Error::other(e.to_string()))?);
+    command
+        .arg("run")
+        .arg("-c")
+        .arg(config)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(log)?);
+    bound(&mut command, Signal::TERM, netns)
+}
+
+/// Starts a program in a network namespace if one is given; it gets the signal when the calling thread ends, however that comes.
+///
+/// # Errors
+/// As [`Command::spawn`].
+pub fn bound(
+    command: &mut Command,
+    end: Signal,
+    netns: Option<BorrowedFd<'_>>,
+) -> io::Result<Child> {
+    // Ctrl-C is for us
+    command.process_group(0);
+    let netns = netns.map(|fd| fd.as_raw_fd());
+    // SAFETY: between fork and exec only system calls are made, and the descriptor is open until `spawn` returns.
+    unsafe {
+        command.pre_exec(move || {
+            if let Some(fd) = netns
+                && libc::setns(fd, libc::CLONE_NEWNET) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+            rustix::process::set_parent_process_death_signal(Some(end)).map_err(Into::into)
+        });
+    }
+    command.spawn()
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs of this machine that a benchmark runs.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use viola_cli::error::{Failure, Outcome};
+
+/// Runs it to its end, in the calling thread's network namespace.
+///
+/// # Errors
+/// It is not there, or fails: with what it says.
+pub fn output(command: &mut Command) -> Outcome<Output> {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or_default();
+    let name = name.to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            Failure::run(format!("there is no {name}: run scripts/setup.sh --bench"))
+        }
+        _ => Failure::run(format!("{name}: {e}")),
+    })?;
+    match output.status.success() {
+        true => Ok(output),
+        false => {
+            let why = String::from_utf8_lossy(&output.stderr);
+            Err(Failure::run(format!("{name}: {}", why.trim())))
+        }
+    }
+}
+
+/// The first line of what a program said, without spaces around it.
+pub fn first_line(text: &str) -> String {
+    let first = text.trim().lines().next().unwrap_or_default();
+    first.trim().to_owned()
+}
+
+/// A program of the lab's image (its path below `/usr`), run on this machine with the image's loader and libraries.
+pub fn of_image(image: &Path, program: &str) -> Command {
+    let root = image.join("root/usr");
+    beside_image(image, &root, "lib/x86_64-linux-gnu", program)
+}
+
+/// A program of a folder beside the image that has its own libraries, with the image's loader and C library; both paths are below
+/// the folder.
+pub fn beside_image(image: &Path, folder: &Path, libraries: &str, program: &str) -> Command {
+    let of_image = image.join("root/usr/lib/x86_64-linux-gnu");
+    let own = folder.join(libraries);
+    let mut path = of_image.clone().into_os_string();
+    if own != of_image {
+        path.push(":");
+        path.push(&own);
+    }
+    let mut command = Command::new(of_image.join("ld-linux-x86-64.so.2"));
+    command.arg("--library-path").arg(path);
+    command.arg(folder.join(program));
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_a_folder_have_the_images_loader_and_both_libraries() {
+        let words = |command: Command| -> Vec<String> {
+            let all = std::iter::once(command.get_program()).chain(command.get_args());
+            all.map(|word| word.to_string_lossy().into_owned())
+                .collect()
+        };
+        let lib = "/i/root/usr/lib/x86_64-linux-gnu";
+        let loader = format!("{lib}/ld-linux-x86-64.so.2");
+        assert_eq!(
+            words(of_image("/i".as_ref(), "bin/x")),
+            [&loader, "--library-path", lib, "/i/root/usr/bin/x"]
+        );
+        assert_eq!(
+            words(beside_image("/i".as_ref(), "/m".as_ref(), "lib", "bin/x")),
+            [
+                &loader,
+                "--library-path",
+                &format!("{lib}:/m/lib"),
+                "/m/bin/x"
+            ]
+        );
+        assert_eq!(first_line("\n a b \nc\n"), "a b");
+    }
+}

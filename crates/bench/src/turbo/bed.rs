@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Four guests with two vCPUs each, and one measurement of the first.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use viola_host::{CpuSet, attrs, proc};
+use viola_lab::load::{self, Client, Http, Ping, TcpBulk, TcpRr, UdpFlood};
+use viola_lab::wire::Workload;
+use viola_lab::{Guest, Lab, Paths, Spec};
+
+use super::agent;
+use super::calendar::{self, Answers, Calendar};
+use super::files::{self, Files};
+use super::groups::Groups;
+use super::{Part, Parts, Setting, Times};
+use crate::cpu::Eye;
+use crate::folder::Folder;
+use crate::guests::{OWN_WORK, shell};
+use crate::side::{Active, Guests as Settings, Side, lab_failure};
+use viola_cli::error::{Failure, Outcome};
+use viola_report::stats::Sorted;
+
+/// Name of the guest that does I/O.
+const IO: &str = "io";
+/// Memory of that guest, MiB: a database lives there, too.
+const MEMORY: u32 = 192;
+/// Packets a second of the floods.
+pub(super) const RATES: [u32; 3] = [5_000, 20_000, 50_000];
+/// More requests than there is time for.
+const MANY: usize = 1_000_000;
+/// The papers' link, bytes a second.
+const GIGABIT: u32 = 125_000_000;
+/// Time to settle on a side.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// What a cell found, as far as it was measured. Latencies are in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reading {
+    /// Round trips of ping, which the guest's kernel answers.
+    pub ping: Sorted,
+    /// From the first packet of a TCP connection until it stands.
+    pub connect: Sorted,
+    /// From there to the last byte of a page of 5 KiB, which a web server sends.
+    pub page: Sorted,
+    /// Round trips of one byte, which a program answers.
+    pub rr: Sorted,
+    /// Such round trips a second, one after the other.
+    pub rr_per_s: Option<f64>,
+    /// Packets of a flood that a program received, percent of those sent, by [`RATES`].
+    pub udp: [Option<f64>; RATES.len()],
+    /// Bytes that a program received over TCP, MB/s.
+    pub tcp: Option<f64>,
+    /// Part of that time in which the sender waited for the receiver's window, percent, and packets sent again a MB.
+    pub tcp_waits: Option<(f64, f64)>,
+    /// As `tcp`, from a sender with a link of 1 Gbit/s.
+    pub tcp_gigabit: Option<f64>,
+    /// Written to the disk and forced there, MB/s.
+    pub disk: Option<f64>,
+    /// Read from the disk, not from memory, MB/s.
+    pub read: Option<f64>,
+    /// Copied into it by scp, written and read over NFS, MB/s.
+    pub files: [Option<f64>; 3],
+    /// What a web application with its database answered.
+    pub web: Option<Answers>,
+    /// CPU of the guest over the cell, percent of a core.
+    pub io_share: f64,
+    /// Units of work a second that the others did.
+    pub others: Option<f64>,
+    /// Part of a core that viola's controllers took.
+    pub controller: f64,
+}
+
+/// Running guests.
+pub struct Bed {
+    /// Its clients go before the guests do.
+    files: Option<Files>,
+    calendar: Option<Calendar>,
+    lab: Lab,
+    core: usize,
+    load_core: usize,
+    eye: Eye,
+    folder: Folder,
+}
+
+impl Bed {
+    /// Boots them; they share `core`, which this process keeps off (see [`crate::guests::split_cores`]).
+    pub(super) fn boot(core: usize, times: &Times, parts: &Parts) -> Outcome<Self> {
+        let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
+        let load_core = (0..rustix::thread::CpuSet::MAX_CPU)
+            .find(|c| *c != core && allowed.is_set(*c))
+            .unwrap_or(0);
+        let folder = Folder::new(format!("/dev/shm/viola-bench.{}", std::process::id()).into())?;
+        let has_files = parts.0.iter().any(|part| part.is_of_files());
+        if has_files {
+            files::image(&folder.0.join("files.img"), times.file)?;
+        }
+        let paths = Paths::find_from([Path::new(".")]).map_err(lab_failure)?;
+        let has_calendar = parts.has(Part::Calendar);
+        if has_calendar {
+            calendar::disk(&folder.0.join("calendar.img"), &paths.image)?;
+        }
+        let mut disks = vec![r#"{ image = "io.img", size = "256M" }"#];
+        disks.extend(has_files.then_some(r#"{ image = "files.img" }"#));
+        disks.extend(has_calendar.then_some(r#"{ image = "calendar.img" }"#));
+        let last = format!("/dev/ubd{}", char::from(b'a' + disks.len() as u8 - 1));
+        let disks = disks.join(", ");
+        let mut text = String::from("[lab]\nname = \"bench-turbo\"\n");
+        for name in [IO, "vm2", "vm3", "vm4"] {
+            text.push_str(&format!(
+                "\n[[guest]]\nname = \"{name}\"\ncpus = 2\ncores = [{core}]\nkernel_args = [\"viola.apps=1\"]\n"
+            ));
+            text.push_str(&if name == IO {
+                format!(
+                    "memory = \"{MEMORY}M\"\ndisks = [{disks}]\n\
+                     workloads = [{{ kind = \"nginx\" }}, {{ kind = \"echo\" }}, {{ kind = \"sink\" }}]\n"
+                )
+            } else {
+                "workloads = [{ kind = \"hog\" }]\n".into()
+            });
+        }
+        let spec = Spec::from_toml(&text, "bench-turbo", &folder.0).map_err(lab_failure)?;
+        let lab = Lab::up(&spec, &paths).map_err(lab_failure)?;
+        let mut bed = Self {
+            files: None,
+            calendar: None,
+            lab,
+            core,
+            load_core,
+            eye: Eye::new()?,
+            folder,
+        };
+        if has_files {
+            let (io, to) = (bed.io(), bed.address()?);
+            let started =
+                Files::start(&bed.lab, io, to, (&bed.folder.0, &paths.image), times.file)?;
+            bed.files = Some(started);
+        }
+        if has_calendar {
+            let (io, to) = (bed.io(), bed.address()?);
+            let started = Calendar::start(&bed.lab, io, to, &last, &bed.folder.0)?;
+            bed.calendar = Some(started);
+        }
+        bed.shell(OWN_WORK)?;
+        Ok(bed)
+    }
+
+    fn io(&self) -> &Guest {
+        &self.lab.guests()[0]
+    }
+
+    fn shell(&self, line: &str) -> Outcome<String> {
+        let output = shell(self.io(), line)?;
+        Ok(output.stdout + &output.stderr)
+    }
+
+    /// Version of their kernel.
+    pub fn kernel(&self) -> Outcome<String> {
+        let version = self.shell("uname -r")?;
+        Ok(format!("User Mode Linux {} with two vCPUs", version.trim()))
+    }
+
+    /// Lets all threads of the guests run on these cores.
+    fn allow(&self, cores: &[usize]) -> Outcome {
+        let cores: CpuSet = cores
+            .iter()
+            .filter_map(|c| u32::try_from(*c).ok())
+            .collect();
+        // What is made meanwhile inherits from one that was not moved yet: so twice.
+        for _ in 0..2 {
+            for guest in self.lab.guests() {
+                let mut pids = vec![guest.pid()];
+                pids.extend(proc::children(guest.pid()).map_err(|e| Failure::run(e.one_line()))?);
+                for pid in pids {
+                    for tid in proc::task_numbers(pid).unwrap_or_default() {
+                        let _ = attrs::set_affinity(tid, &cores).map_err(Failure::run)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Neighbours that are busy, or idle; the agent or its buffers in the guest, which new sockets have.
+    fn set_up(&mut self, setting: Setting, end: bool) -> Outcome {
+        let io = self.io();
+        match (setting.has_agent(), setting.has_buffers(), end) {
+            (true, _, false) => agent::start(io)?,
+            (true, _, true) => agent::stop(io)?,
+            (_, true, false) => agent::buffers(io)?,
+            (_, true, true) => agent::no_buffers(io)?,
+            (false, false, _) => {}
+        }
+        if setting.has_agent() || setting.has_buffers() {
+            io.stop("sink").map_err(lab_failure)?;
+            let started = io.start("sink", Workload::sink());
+            started.map_err(lab_failure)?;
+            if let Some(files) = &mut self.files {
+                files.connect(&self.lab, &self.lab.guests()[0])?;
+            }
+        }
+        if setting == Setting::Alone {
+            for guest in &self.lab.guests()[1..] {
+                match end {
+                    true => guest.start("hog", Workload::hog()).map_err(lab_failure)?,
+                    false => drop(guest.stop("hog").map_err(lab_failure)?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures everything on one side.
+    pub fn measure(
+        &mut self,
+        setting: Setting,
+        times: &Times,
+        parts: &Parts,
+        seed: u64,
+    ) -> Outcome<Reading> {
+        self.set_up(setting, false)?;
+        let side = match setting {
+            Setting::Credit => Side::Credit,
+            // the core of the load, as there are no more
+            Setting::Turbo => Side::Turbo(self.load_core),
+            _ => Side::Stock,
+        };
+        match setting {
+            Setting::Turbo | Setting::Pinned => self.allow(&[self.load_core, self.core])?,
+            _ => self.allow(&[self.core])?,
+        }
+        let guests = self.lab.guests();
+        let groups = match setting {
+            Setting::Pinned => Some(Groups::pinned(guests, self.load_core, self.core)?),
+            Setting::Alone => Some(Groups::part_of_core(self.io(), guests.len() as u32)?),
+            _ => None,
+        };
+        let active = Active::start(side, &Settings::equal(self.core, IO), &self.lab)?;
+        std::thread::sleep(SETTLE);
+        let read = self.read(&active, times, parts, seed, setting != Setting::Alone);
+        active.stop()?;
+        drop(groups);
+        self.allow(&[self.core])?;
+        self.set_up(setting, true)?;
+        read
+    }
+
+    fn read(
+        &mut self,
+        active: &Active,
+        times: &Times,
+        parts: &Parts,
+        seed: u64,
+        others: bool,
+    ) -> Outcome<Reading> {
+        let pids: Vec<u32> = self.lab.guests().iter().map(Guest::pid).collect();
+        let (before, controller, begun) = (
+            self.eye.vms(&pids)?,
+            active.controller_ns()?,
+            Instant::now(),
+        );
+        let work = others.then(|| self.work()).transpose()?;
+        let mut reading = Reading::default();
+        self.answers(&mut reading, times, parts, seed)?;
+        for (k, rate) in RATES.into_iter().enumerate() {
+            if parts.has(Part::Udp(k)) {
+                reading.udp[k] = Some(self.flood(rate, times.bulk)?);
+            }
+        }
+        if parts.has(Part::Tcp) {
+            let (rate, waits) = self.stream(times.stream, None)?;
+            (reading.tcp, reading.tcp_waits) = (Some(rate), Some(waits));
+        }
+        if parts.has(Part::TcpGigabit) {
+            reading.tcp_gigabit = Some(self.stream(times.stream, Some(GIGABIT))?.0);
+        }
+        if parts.has(Part::Write) {
+            reading.disk = Some(self.write(times.disk)?);
+        }
+        if parts.has(Part::Read) {
+            reading.read = Some(self.read_disk(times.disk)?);
+        }
+        if let Some(files) = &self.files {
+            let io = self.io();
+            for (part, figure) in [Part::Scp, Part::NfsWrite, Part::NfsRead]
+                .into_iter()
+                .zip(&mut reading.files)
+            {
+                *figure = match part {
+                    _ if !parts.has(part) => None,
+                    Part::Scp => Some(files.scp(&self.lab, io)?),
+                    Part::NfsWrite => Some(files.nfs_write(&self.lab, io)?),
+                    _ => Some(files.nfs_read(&self.lab, io)?),
+                };
+            }
+        }
+        if let Some(calendar) = &self.calendar {
+            reading.web = Some(calendar.measure(&self.lab, times.web, seed)?);
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let ns = active.controller_ns()?.saturating_sub(controller);
+        reading.controller = ns as f64 / 1e9 / seconds;
+        if let Some(before) = work {
+            reading.others = rate(&before, &self.work()?);
+        }
+        let used = self.eye.vms(&pids)?.since(&before);
+        reading.io_share = used.first().map_or(0.0, |u| u.share * 100.0);
+        Ok(reading)
+    }
+
+    fn answers(&self, reading: &mut Reading, times: &Times, parts: &Parts, seed: u64) -> Outcome {
+        let to = self.address()?;
+        // Real-time, so that the load's own waits do not count.
+        let client = Client {
+            core: Some(self.load_core),
+            seed,
+            ..Client::real_time()
+        };
+        let ms = |us: &[f64]| Sorted::new(us.iter().map(|us| us / 1e3).collect());
+        let pings = Ping {
+            count: (times.answers.as_secs_f64() / 0.0075) as usize,
+            interval: (Duration::from_millis(3), Duration::from_millis(12)),
+            client,
+            ..Ping::default()
+        };
+        if parts.has(Part::Ping) {
+            reading.ping = ms(&load::ping(&self.lab, to, &pings).map_err(lab_failure)?.us);
+        }
+        let http = Http {
+            requests: MANY,
+            pause: (Duration::from_millis(2), Duration::from_millis(8)),
+            limit: times.answers,
+            client,
+            ..Http::default()
+        };
+        if parts.has(Part::Connect) {
+            let found = load::http(&self.lab, to, &http).map_err(lab_failure)?;
+            if let Some(why) = found.first_failure {
+                return Err(Failure::run(format!(
+                    "a request to the guest failed: {why}"
+                )));
+            }
+            reading.connect = ms(&found.connect_us);
+            reading.page = ms(&found.times.us);
+        }
+        let rr = TcpRr {
+            count: MANY,
+            limit: times.answers,
+            client,
+            ..TcpRr::default()
+        };
+        if parts.has(Part::RoundTrips) {
+            let found = load::tcp_rr(&self.lab, to, &rr).map_err(lab_failure)?;
+            reading.rr = ms(&found.us);
+            reading.rr_per_s = Some(found.rate());
+        }
+        Ok(())
+    }
+
+    fn address(&self) -> Outcome<std::net::Ipv4Addr> {
+        let none = || Failure::run("the guest has no network");
+        self.io().address().ok_or_else(none)
+    }
+
+    /// An ordinary client on the load's core: it must not hold up a turbo vCPU there.
+    fn ordinary(&self) -> Client {
+        Client {
+            core: Some(self.load_core),
+            ..Client::default()
+        }
+    }
+
+    /// Percent of a flood's packets that the guest's program received.
+    fn flood(&self, rate: u32, time: Duration) -> Outcome<f64> {
+        let before = self.io().stat("sink").map_err(lab_failure)?.units;
+        let flood = UdpFlood {
+            rate,
+            time,
+            client: self.ordinary(),
+            ..UdpFlood::default()
+        };
+        let sent = load::udp_flood(&self.lab, self.address()?, &flood).map_err(lab_failure)?;
+        std::thread::sleep(Duration::from_millis(300));
+        let after = self.io().stat("sink").map_err(lab_failure)?.units;
+        Ok(100.0 * after.saturating_sub(before) as f64 / sent.sent.max(1) as f64)
+    }
+
+    /// MB/s, percent of the time that the window was full, packets sent again a MB.
+    fn stream(&self, time: Duration, pace: Option<u32>) -> Outcome<(f64, (f64, f64))> {
+        let before = self.io().stat("sink").map_err(lab_failure)?.bytes;
+        let begun = Instant::now();
+        let bulk = TcpBulk {
+            time,
+            pace,
+            client: self.ordinary(),
+            ..TcpBulk::default()
+        };
+        let sent = load::tcp_stream(&self.lab, self.address()?, &bulk).map_err(lab_failure)?;
+        let after = self.io().stat("sink").map_err(lab_failure)?.bytes;
+        let mb = after.saturating_sub(before) as f64 / 1e6;
+        let again = f64::from(sent.retransmits) / mb.max(1e-3);
+        Ok((
+            mb / begun.elapsed().as_secs_f64(),
+            (sent.window_full * 100.0, again),
+        ))
+    }
+
+    /// MB/s of a write that ends when the data is on the disk.
+    fn write(&self, mib: u32) -> Outcome<f64> {
+        self.dd(mib, "if=/dev/zero of=/dev/ubda conv=fsync")
+    }
+
+    /// MB/s of a read of what is not in the guest's memory.
+    fn read_disk(&self, mib: u32) -> Outcome<f64> {
+        self.shell("echo 1 >/proc/sys/vm/drop_caches")?;
+        self.dd(mib, "if=/dev/ubda of=/dev/null")
+    }
+
+    fn dd(&self, mib: u32, what: &str) -> Outcome<f64> {
+        let line = format!(
+            "read a x </proc/uptime; dd {what} bs=1M count={mib} 2>/dev/null; read b x </proc/uptime; echo $a $b"
+        );
+        let said = self.shell(&line)?;
+        let seconds =
+            seconds_of(&said).ok_or_else(|| Failure::run(format!("in guest {IO}: {said}")))?;
+        Ok(f64::from(mib) * 1.048_576 / seconds.max(0.01))
+    }
+
+    /// What the others have done so far: units, and their own time in seconds.
+    fn work(&self) -> Outcome<Vec<(u64, f64)>> {
+        let others = self.lab.guests()[1..].iter();
+        others
+            .map(|guest| {
+                let stat = guest.stat("hog").map_err(lab_failure)?;
+                Ok((stat.units, stat.up_ms as f64 / 1e3))
+            })
+            .collect()
+    }
+
+    /// Takes them down.
+    pub fn down(self) -> Outcome {
+        self.lab.down().map_err(lab_failure)
+    }
+}
+
+/// The time between two of the guest's clock, in hundredths of a second.
+fn seconds_of(said: &str) -> Option<f64> {
+    let (before, after) = said.trim().split_once(' ')?;
+    Some(after.parse::<f64>().ok()? - before.parse::<f64>().ok()?)
+}
+
+/// Units a second of all together.
+fn rate(before: &[(u64, f64)], after: &[(u64, f64)]) -> Option<f64> {
+    let each = before.iter().zip(after);
+    let rates: Vec<f64> = each
+        .map(|((u0, t0), (u1, t1))| u1.saturating_sub(*u0) as f64 / (t1 - t0))
+        .filter(|r| r.is_finite())
+        .collect();
+    (!rates.is_empty()).then(|| rates.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_write_is_between_two_of_the_guests_clock() {
+        assert_eq!(seconds_of("12.25 12.75\n"), Some(0.5));
+        assert_eq!(seconds_of("dd: no such device"), None);
+    }
+
+    #[test]
+    fn work_is_counted_by_each_guests_own_clock() {
+        let (before, after) = ([(0, 0.0), (10, 1.0)], [(100, 2.0), (30, 2.0)]);
+        assert_eq!(rate(&before, &after), Some(70.0));
+        assert_eq!(rate(&[], &[]), None);
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an operator does by hand, without viola: static pinning (`<vcpupin>`), and a quota.
+//!
+//! Processes of no cgroup are grouped by session (autogroup), and the weight of such a group on a core follows its load there: a
+//! guest of this lab would have all of one core as long as it has next to nothing of the other. So each vCPU has a cgroup of
+//! its own, as libvirt makes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use viola_host::{CpuSet, Inventory, Tid, Vm, attrs};
+use viola_lab::Guest;
+
+use viola_cli::error::{Failure, Outcome, chain};
+
+/// Where the kernel has the cpu controller, version 1 or 2.
+const CONTROLLERS: [&str; 2] = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"];
+
+/// Cgroups with threads of guests, until dropped.
+pub struct Groups {
+    /// File of the root group and of each other one that takes threads.
+    threads: &'static str,
+    root: PathBuf,
+    made: Vec<PathBuf>,
+}
+
+impl Groups {
+    fn new() -> Outcome<Self> {
+        let root = CONTROLLERS.map(Path::new).into_iter().find(|root| {
+            root.join("tasks").exists() || root.join("cgroup.subtree_control").exists()
+        });
+        let none = || Failure::run("there is no cpu controller below /sys/fs/cgroup");
+        let root = root.ok_or_else(none)?;
+        let is_first_version = root.join("tasks").exists();
+        if !is_first_version {
+            write(&root.join("cgroup.subtree_control"), "+cpu")?;
+        }
+        Ok(Self {
+            threads: if is_first_version {
+                "tasks"
+            } else {
+                "cgroup.threads"
+            },
+            root: root.into(),
+            made: Vec::new(),
+        })
+    }
+
+    /// Static pinning: the first vCPU of all guests on `first`, what else they have on `others`; each a group.
+    ///
+    /// # Errors
+    /// No cpu controller, or it refuses.
+    pub fn pinned(guests: &[Guest], first: usize, others: usize) -> Outcome<Self> {
+        let mut groups = Self::new()?;
+        let inventory = scan()?;
+        for guest in guests {
+            let vm = find(&inventory, guest)?;
+            for core in [first, others] {
+                let group = groups.group(&format!("{}.{core}", guest.name()))?;
+                let threads = vm.threads().map(|thread| thread.tid);
+                let cpus: CpuSet = u32::try_from(core).ok().into_iter().collect();
+                for tid in threads.filter(|tid| (*tid == vm.pid) == (core == first)) {
+                    let _ = attrs::set_affinity(tid, &cpus).map_err(Failure::run)?;
+                    groups.take(tid, &group);
+                }
+            }
+        }
+        Ok(groups)
+    }
+
+    /// A guest that gets one part in `of` of a core, in turns so short that it hardly waits.
+    ///
+    /// # Errors
+    /// As [`Self::pinned`].
+    pub fn part_of_core(guest: &Guest, of: u32) -> Outcome<Self> {
+        /// Microseconds; the kernel takes 1,000 and more for a quota.
+        const TURN: u32 = 1_000;
+        let mut groups = Self::new()?;
+        let group = groups.group(guest.name())?;
+        if groups.threads == "tasks" {
+            write(&group.join("cpu.cfs_period_us"), &(TURN * of).to_string())?;
+            write(&group.join("cpu.cfs_quota_us"), &TURN.to_string())?;
+        } else {
+            write(&group.join("cpu.max"), &format!("{TURN} {}", TURN * of))?;
+        }
+        for thread in find(&scan()?, guest)?.threads() {
+            groups.take(thread.tid, &group);
+        }
+        Ok(groups)
+    }
+
+    /// An empty group.
+    fn group(&mut self, name: &str) -> Outcome<PathBuf> {
+        let name = format!("viola-bench.{}.{name}", std::process::id());
+        let group = self.root.join(name);
+        fs::create_dir_all(&group)
+            .map_err(|e| Failure::run(format!("{}: {e}", group.display())))?;
+        self.made.push(group.clone());
+        if self.threads == "cgroup.threads" {
+            write(&group.join("cgroup.type"), "threaded")?;
+        }
+        Ok(group)
+    }
+
+    /// One that ended meanwhile is not missed; what a thread makes is in its group.
+    fn take(&self, tid: Tid, group: &Path) {
+        let _ = fs::write(group.join(self.threads), tid.to_string());
+    }
+}
+
+fn scan() -> Outcome<Inventory> {
+    Inventory::scan().map_err(|e| Failure::run(chain(&e)))
+}
+
+fn find<'a>(inventory: &'a Inventory, guest: &Guest) -> Outcome<&'a Vm> {
+    let of_guest = |vm: &&Vm| vm.pid == guest.pid();
+    let none = || Failure::run(format!("viola does not see guest {}", guest.name()));
+    inventory.vms().iter().find(of_guest).ok_or_else(none)
+}
+
+fn write(path: &Path, text: &str) -> Outcome {
+    fs::write(path, text).map_err(|e| Failure::run(format!("{}: {e}", path.display())))
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let root = self.root.join(self.threads);
+        for group in &self.made {
+            // What is made meanwhile is in the group that its maker is in.
+            for _ in 0..100 {
+                let text = fs::read_to_string(group.join(self.threads)).unwrap_or_default();
+                for tid in text.lines() {
+                    let _ = fs::write(&root, tid);
+                }
+                if fs::remove_dir(group).is_ok() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+    }
+}

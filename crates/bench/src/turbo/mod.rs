@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab bench turbo`: I/O of a guest with two vCPUs that is busy itself and has busy neighbours, under stock
+//! scheduling, the papers' 30 ms slices and with its first vCPU on a turbo core; and what that costs the others. Beside them
+//! stand what larger buffers do by themselves, and the guest without neighbours.
+//!
+//! The programs of all guests keep to their second vCPU on every side, so that interrupts come to the first one
+//! undisturbed: without that a User Mode Linux guest would not see a packet before the program that runs there makes a
+//! system call, and the other sides would look worse than they are.
+
+mod agent;
+mod bed;
+mod calendar;
+mod files;
+mod groups;
+mod rows;
+
+use std::time::Duration;
+
+use bed::{Bed, Reading};
+
+use super::progress::{Progress, clock};
+use super::result::{Causes, Results};
+use super::{Options, guests, row};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+use viola_cli::table;
+
+/// Time to boot the guests and take them down, and to go from one side to the next.
+const BOOT: Duration = Duration::from_secs(18);
+const SWITCH: Duration = Duration::from_secs(2);
+
+/// How long each part of a cell is measured.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    /// Pings, connections, requests: each.
+    answers: Duration,
+    /// Floods: each.
+    bulk: Duration,
+    /// Streams: each.
+    stream: Duration,
+    /// Data written to the disk, MiB.
+    disk: u32,
+    /// Files copied, MiB.
+    file: u32,
+    /// The web application, in whole seconds.
+    web: Duration,
+}
+
+impl Times {
+    fn of(quick: bool) -> Self {
+        Self {
+            answers: Duration::from_millis(if quick { 1000 } else { 2000 }),
+            bulk: Duration::from_millis(if quick { 1000 } else { 1500 }),
+            stream: Duration::from_millis(if quick { 1500 } else { 2500 }),
+            disk: if quick { 32 } else { 96 },
+            file: if quick { 8 } else { 16 },
+            web: Duration::from_secs(if quick { 3 } else { 5 }),
+        }
+    }
+
+    /// With what it takes to begin and end each part.
+    fn cell(self, parts: &Parts) -> Duration {
+        let each = parts.0.iter().map(|part| match part {
+            Part::Ping | Part::Connect | Part::RoundTrips => self.answers,
+            Part::Udp(_) | Part::Read => self.bulk,
+            Part::Tcp | Part::TcpGigabit => self.stream,
+            Part::Calendar => self.web,
+            Part::Write | Part::Scp | Part::NfsWrite | Part::NfsRead => Duration::from_secs(3),
+        });
+        each.sum()
+    }
+}
+
+/// What is measured on each side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Ping,
+    Connect,
+    RoundTrips,
+    /// A flood, by its place in [`bed::RATES`].
+    Udp(usize),
+    Tcp,
+    TcpGigabit,
+    Write,
+    Read,
+    Scp,
+    NfsWrite,
+    NfsRead,
+    Calendar,
+}
+
+impl Part {
+    const ALL: [Self; 14] = [
+        Self::Ping,
+        Self::Connect,
+        Self::RoundTrips,
+        Self::Udp(0),
+        Self::Udp(1),
+        Self::Udp(2),
+        Self::Tcp,
+        Self::TcpGigabit,
+        Self::Write,
+        Self::Read,
+        Self::Scp,
+        Self::NfsWrite,
+        Self::NfsRead,
+        Self::Calendar,
+    ];
+
+    /// Whether the guest needs servers for it that are no part of the lab.
+    fn is_of_files(self) -> bool {
+        matches!(self, Self::Scp | Self::NfsWrite | Self::NfsRead)
+    }
+
+    /// Whether its clients are programs of this machine.
+    fn has_tools(self) -> bool {
+        self.is_of_files() || self == Self::Calendar
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ping => "ping",
+            Self::Connect => "connect",
+            Self::RoundTrips => "TCP_RR",
+            Self::Udp(0) => "UDP at 5,000/s",
+            Self::Udp(1) => "UDP at 20,000/s",
+            Self::Udp(_) => "UDP at 50,000/s",
+            Self::Tcp => "TCP receive",
+            Self::TcpGigabit => "TCP over 1 Gbit/s",
+            Self::Write => "disk write",
+            Self::Read => "disk read",
+            Self::Scp => "scp",
+            Self::NfsWrite => "NFS write",
+            Self::NfsRead => "NFS read",
+            Self::Calendar => "web and database",
+        }
+    }
+}
+
+/// Which of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Parts(Vec<Part>);
+
+impl Parts {
+    /// All, or those that have one of the words (separated by `, ` or `,`) in their name.
+    fn of(only: Option<&str>) -> Self {
+        let only = only.map(str::to_lowercase);
+        let has = |part: &Part, word: &str| part.name().to_lowercase().contains(word.trim());
+        let wanted = |part: &Part| match &only {
+            None => true,
+            // Numbers have commas, too.
+            Some(whole) if Part::ALL.iter().any(|part| has(part, whole)) => has(part, whole),
+            Some(words) => words.split(',').any(|word| has(part, word)),
+        };
+        Self(Part::ALL.into_iter().filter(wanted).collect())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn is_all(&self) -> bool {
+        self.0.len() == Part::ALL.len()
+    }
+
+    /// What needs no other programs of this machine.
+    fn plain() -> Self {
+        let plain = Part::ALL.into_iter().filter(|part| !part.has_tools());
+        Self(plain.collect())
+    }
+
+    fn has(&self, part: Part) -> bool {
+        self.0.contains(&part)
+    }
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Setting {
+    /// The kernel alone, and a guest as it comes.
+    Stock,
+    /// The same with the buffers that viola-agent gives the guest.
+    Buffers,
+    /// The papers' 30 ms slices.
+    Credit,
+    /// The kernel alone, with the placement of turbo: the first vCPUs on one core, the others on the other. Each vCPU has a
+    /// cgroup of its own, as libvirt makes them. With viola-agent in the guest, as for turbo.
+    Pinned,
+    /// viola, and viola-agent in the guest.
+    Turbo,
+    /// No neighbours, and the part of the core that it is due beside them: what any scheduler could give it at most.
+    Alone,
+}
+
+impl Setting {
+    /// In the order of the first round and of tables.
+    const ALL: [Self; 6] = [
+        Self::Stock,
+        Self::Buffers,
+        Self::Credit,
+        Self::Pinned,
+        Self::Turbo,
+        Self::Alone,
+    ];
+    /// Those of a look.
+    const FEW: [Self; 3] = [Self::Stock, Self::Credit, Self::Turbo];
+
+    /// As tables have it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Buffers => "stock, buffers",
+            Self::Credit => "30 ms slices",
+            Self::Pinned => "pinned",
+            Self::Turbo => "turbo",
+            Self::Alone => "alone, a quarter",
+        }
+    }
+
+    /// Whether viola-agent does in the guest what it does for a turbo core.
+    fn has_agent(self) -> bool {
+        matches!(self, Self::Pinned | Self::Turbo)
+    }
+
+    /// Whether the guest only has the buffers that the agent would give it.
+    fn has_buffers(self) -> bool {
+        matches!(self, Self::Buffers | Self::Alone)
+    }
+}
+
+/// Runs it, prints the table and writes the result.
+pub fn run(options: &Options) -> Outcome {
+    let parts = Parts::of(options.only.as_deref());
+    if parts.is_empty() {
+        return Err(Failure::usage(format!(
+            "nothing that is measured has that in its name; try {}",
+            Part::ALL.map(Part::name).join(", ")
+        )));
+    }
+    guests::split_cores(options.core)?;
+    let rounds = options.rounds();
+    let times = Times::of(options.quick);
+    let (found, kernel) = measure(options.core, &Setting::ALL, times, &parts, rounds)?;
+    let mut results = Results::new(rounds, &kernel, found.rows());
+    results.explain(&Causes::read("bench/why-turbo.toml".as_ref())?);
+    let path = options.path("turbo", !options.quick && rounds >= 5 && parts.is_all());
+    results.write(&path)?;
+    table::print(&row::table(&results.rows).text())?;
+    table::print(&results.verdict(&path, "why-turbo.toml"))
+}
+
+/// A look at all figures in one round, for the demo; nothing where there is no kernel for guests with several vCPUs, which
+/// takes minutes to build.
+pub fn glance(core: usize) -> Outcome<Vec<row::Row>> {
+    let there = viola_lab::Paths::find().and_then(|paths| paths.kernel(2));
+    match there {
+        Ok(_) => {
+            let found = measure(core, &Setting::FEW, Times::of(true), &Parts::plain(), 1)?;
+            Ok(found.0.rows())
+        }
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// Measures all sides, in another order each round; what was found, and the guests' kernel.
+fn measure(
+    core: usize,
+    settings: &[Setting],
+    times: Times,
+    parts: &Parts,
+    rounds: usize,
+) -> Outcome<(rows::Found, String)> {
+    let cell = times.cell(parts);
+    let whole = (BOOT + (SWITCH + cell) * settings.len() as u32) * rounds as u32;
+    let mut progress = Progress::new(whole);
+    progress.say(&format!("turbo: {rounds} rounds, about {}", clock(whole)));
+    let mut found = rows::Found::default();
+    let mut kernel = String::new();
+    for round in 0..rounds {
+        progress.step(&format!("round {} of {rounds}: boot", round + 1), BOOT);
+        let mut bed = Bed::boot(core, &times, parts)?;
+        if kernel.is_empty() {
+            kernel = bed.kernel()?;
+        }
+        let mut order = settings.to_vec();
+        let first = round % order.len();
+        order.rotate_left(first);
+        for side in order {
+            interrupt::check()?;
+            let label = format!("round {} of {rounds}: turbo, {}", round + 1, side.name());
+            progress.step(&label, SWITCH + cell);
+            let reading: Reading = bed.measure(side, &times, parts, 1 + round as u64)?;
+            found.add(side, reading);
+        }
+        bed.down()?;
+    }
+    Ok((found, kernel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_chosen_by_words_in_their_names() {
+        assert!(Parts::of(None).is_all());
+        assert_eq!(Parts::of(Some("udp, disk read")).0.len(), 4);
+        assert_eq!(Parts::of(Some("UDP at 20,000")).0, [Part::Udp(1)]);
+        assert_eq!(Parts::of(Some("nfs")).0, [Part::NfsWrite, Part::NfsRead]);
+        assert!(Parts::of(Some("ftp")).is_empty());
+    }
+}

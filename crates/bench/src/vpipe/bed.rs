@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A guest with a web server twice, as it is and with the library, neighbours on its core, and viola.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use viola_extents::Extent;
+use viola_extents::host::{Image, Layer};
+use viola_lab::wire::Workload;
+use viola_lab::{Guest, Lab, Paths, Spec};
+use viola_proto::pipe::shown::{self, Pipes};
+
+use super::super::side::lab_failure;
+use super::super::tool;
+use super::super::vread::daemon::{Daemon, head};
+use super::servers::{SOCKET, Work};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+
+/// Sizes of the files that are served, in bytes.
+pub const SIZES: [usize; 9] = [
+    4 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    2 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+    LARGEST,
+];
+/// Size of the largest one, in bytes.
+pub const LARGEST: usize = 256 << 20;
+/// Of its file system, in bytes.
+const BLOCK: u64 = 4096;
+/// Of the guest's disk, in bytes.
+const IMAGE: usize = 3 << 30;
+const WEB: &str = "vpipe-web";
+const NEIGHBOURS: [&str; 3] = ["vpipe-busy1", "vpipe-busy2", "vpipe-busy3"];
+/// How long the guest's disk may stay unproved.
+const PROVED: Duration = Duration::from_secs(30);
+/// Who serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The web server as it is.
+    Stock,
+    /// The same with the library.
+    Viola,
+    /// The host by itself, from the same image: the limit.
+    Host,
+}
+
+impl Side {
+    /// As it is called in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Viola => "viola",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Bytes that follow from their number.
+pub fn noise(size: usize) -> Vec<u8> {
+    let mut word = size as u64 | 1;
+    let mut bytes = Vec::with_capacity(size + 8);
+    while bytes.len() < size {
+        word = word
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&word.rotate_left(17).to_le_bytes());
+    }
+    bytes.truncate(size);
+    bytes
+}
+
+/// An image whose bytes all have a place on the host's disk, as for work that writes much: where they have none, most of the
+/// time goes into finding one, whoever writes.
+fn fill(image: &Path) -> std::io::Result<()> {
+    let mut file = File::create(image)?;
+    let zeros = vec![0; 8 << 20];
+    for _ in 0..IMAGE / zeros.len() {
+        file.write_all(&zeros)?;
+    }
+    file.sync_all()
+}
+
+/// Path of a file of this size.
+pub fn path(size: usize) -> String {
+    format!("/f{size}")
+}
+
+/// The files, and the image that they are in.
+pub struct Ground {
+    image: PathBuf,
+    /// By the order of [`SIZES`].
+    files: Vec<Vec<u8>>,
+    /// Where they are on it, as long as nobody moves them; in the same order.
+    extents: Vec<Vec<Extent>>,
+    daemon: Daemon,
+}
+
+impl Ground {
+    /// Makes the image in `folder`, and starts viola.
+    pub fn new(folder: &Path) -> Outcome<Self> {
+        let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", folder.display()));
+        let tree = folder.join("tree");
+        let _ = fs::remove_dir_all(&tree);
+        fs::create_dir_all(&tree).map_err(failed)?;
+        let files: Vec<Vec<u8>> = SIZES.iter().map(|size| noise(*size)).collect();
+        for file in &files {
+            let name = path(file.len());
+            fs::write(tree.join(&name[1..]), file).map_err(failed)?;
+        }
+        let image = folder.join("web.img");
+        let _ = fs::remove_file(&image);
+        fill(&image).map_err(failed)?;
+        tool::output(
+            Command::new("/usr/sbin/mkfs.ext4")
+                .args(["-q", "-b", "4096", "-E", "nodiscard", "-d"])
+                .args([&tree, &image]),
+        )?;
+        let extents = SIZES.iter().map(|size| extents(&image, *size));
+        let extents = extents.collect::<Outcome<_>>()?;
+        let own = Daemon::folder("-vpipe")?;
+        let config = format!(
+            "{}\n[[vm]]\nname = \"{WEB}\"\n[vm.pipe]\naddresses = [\"10.77.0.11\"]\nwrites = true\n",
+            head(&own, "all")
+        );
+        let daemon = Daemon::begin(own, &config, None, None)?;
+        Ok(Self {
+            image,
+            files,
+            extents,
+            daemon,
+        })
+    }
+
+    /// What is in the file of this size.
+    pub fn file(&self, size: usize) -> Outcome<&[u8]> {
+        let file = self.files.iter().find(|file| file.len() == size);
+        let file = file.ok_or_else(|| Failure::run(format!("there is no {}", path(size))))?;
+        Ok(file)
+    }
+
+    /// Boots the guests on this core.
+    pub fn boot(&self, core: usize) -> Outcome<Lab> {
+        let image = self.image.display().to_string();
+        let image = fs::canonicalize(&image).map_err(|e| Failure::run(format!("{image}: {e}")))?;
+        let mut text = format!(
+            "[lab]\nname = \"bench-vpipe\"\n[[guest]]\nname = \"{WEB}\"\ncores = [{core}]\nmemory = \"768M\"\n\
+             disks = [{{ image = {:?} }}]\n",
+            image.display().to_string()
+        );
+        for name in NEIGHBOURS {
+            text.push_str(&format!("[[guest]]\nname = \"{name}\"\ncores = [{core}]\n"));
+        }
+        let spec = Spec::from_toml(&text, "bench-vpipe", Path::new("/")).map_err(lab_failure)?;
+        Lab::up(&spec, &Paths::find().map_err(lab_failure)?).map_err(lab_failure)
+    }
+
+    /// Starts everything in the guest; for a control, both sides as they are.
+    pub fn bed<'a>(&'a self, lab: &'a Lab, control: bool) -> Outcome<Bed<'a>> {
+        let bed = Bed { ground: self, lab };
+        bed.sh("mount -o noatime /dev/ubda /mnt")?;
+        let agent = format!(
+            "[pipe]\nfiles = ['/mnt']\ninto = ['/mnt']\nrelay = true\nusers = ['root']\nsocket = '{SOCKET}'\n"
+        );
+        let web = bed.web()?;
+        web.start("agent", Workload::agent(&agent))
+            .map_err(lab_failure)?;
+        bed.wait_proved()?;
+        let host = bed.host().to_string();
+        for work in Work::SERVERS {
+            for side in [Side::Stock, Side::Viola] {
+                if let Some(script) = work.start(side, &host, control) {
+                    bed.sh(&script)?;
+                }
+            }
+        }
+        Ok(bed)
+    }
+}
+
+/// Guests that run.
+pub struct Bed<'a> {
+    ground: &'a Ground,
+    lab: &'a Lab,
+}
+
+impl<'a> Bed<'a> {
+    /// What is in the file of this size.
+    pub fn file(&self, size: usize) -> Outcome<&'a [u8]> {
+        self.ground.file(size)
+    }
+
+    /// The guest with the web servers.
+    pub fn web(&self) -> Outcome<&Guest> {
+        self.lab.guest(WEB).map_err(lab_failure)
+    }
+
+    /// Runs a script in it that must succeed.
+    pub fn sh(&self, script: &str) -> Outcome<String> {
+        let output = self.web()?.exec(&["sh", "-ec", script]);
+        let output = output.map_err(lab_failure)?;
+        if output.status != 0 {
+            let why = format!("{WEB}: `{script}`: {}", output.stderr.trim());
+            return Err(Failure::run(why));
+        }
+        Ok(output.stdout)
+    }
+
+    /// What the agent in it says of itself, and what it was refused.
+    pub fn agent_says(&self) -> Outcome<String> {
+        self.sh("viola-agent --config /run/viola/agent.toml status")
+    }
+
+    /// What the daemon has said last.
+    pub fn daemon_says(&self) -> String {
+        self.ground.daemon.last_words()
+    }
+
+    /// What the host has done so far.
+    pub fn done(&self) -> Outcome<shown::Work> {
+        let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
+        Ok(pipes
+            .vms
+            .first()
+            .map(|vm| vm.work.clone())
+            .unwrap_or_default())
+    }
+
+    fn wait_proved(&self) -> Outcome {
+        let begun = Instant::now();
+        loop {
+            interrupt::check()?;
+            let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
+            if pipes.vms.iter().any(|vm| vm.serving) {
+                return Ok(());
+            }
+            if begun.elapsed() > PROVED {
+                let why = pipes
+                    .vms
+                    .first()
+                    .map(|vm| vm.why.clone())
+                    .unwrap_or_default();
+                return Err(Failure::run(format!("{WEB} is not served: {why}")));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Makes the neighbours busy, or lets them rest.
+    pub fn disturb(&self, busy: bool) -> Outcome {
+        for name in NEIGHBOURS {
+            let guest = self.lab.guest(name).map_err(lab_failure)?;
+            match busy {
+                true => guest.start("hog", Workload::hog()).map_err(lab_failure)?,
+                false => drop(guest.stop("hog").map_err(lab_failure)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a side of some work listens.
+    pub fn address(&self, work: Work, side: Side) -> Outcome<SocketAddr> {
+        let ip = match side {
+            Side::Host => self.host(),
+            _ => self
+                .web()?
+                .address()
+                .ok_or_else(|| Failure::run("the guest has no address"))?
+                .into(),
+        };
+        Ok((ip, work.port(side)).into())
+    }
+
+    /// Where the host is on the guests' network, and its clients.
+    pub fn host(&self) -> IpAddr {
+        self.lab.spec().bridges[0].address.into()
+    }
+
+    /// Does something where the clients are.
+    pub fn at_clients<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Outcome<T> {
+        self.lab.in_netns(job).map_err(lab_failure)
+    }
+
+    /// All files that are served are on the disk as they were: whoever writes others has not touched them.
+    pub fn check(&self) -> Outcome {
+        for file in &self.ground.files {
+            let (image, extents) = self.source(file.len())?;
+            let size = file.len() as u64;
+            let map = image.check(&extents, size).map_err(Failure::run)?;
+            let mut got = vec![0; file.len()];
+            image.read_at(&map, 0, &mut got).map_err(Failure::run)?;
+            if got != *file {
+                let at = got.iter().zip(file).position(|(a, b)| a != b);
+                let why = format!(
+                    "{}: other bytes on the disk from {at:?} on",
+                    path(file.len())
+                );
+                return Err(Failure::run(why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a file is on the image, for the host by itself.
+    pub fn source(&self, size: usize) -> Outcome<(Arc<Image>, Vec<Extent>)> {
+        let file = File::open(&self.ground.image).map_err(Failure::run)?;
+        let image = Image::open(vec![Layer::raw(file)]).map_err(Failure::run)?;
+        let of_size = SIZES.iter().position(|one| *one == size);
+        let extents = of_size.and_then(|at| self.ground.extents.get(at));
+        let extents = extents.ok_or_else(|| Failure::run("there is no such file"))?;
+        Ok((Arc::new(image), extents.clone()))
+    }
+}
+
+/// Where a file of this size is on an image that no guest has yet.
+fn extents(image: &Path, size: usize) -> Outcome<Vec<Extent>> {
+    let listed = Command::new("/usr/sbin/debugfs")
+        .args(["-R", &format!("blocks {}", path(size))])
+        .arg(image)
+        .output()
+        .map_err(|e| Failure::run(format!("debugfs: {e}")))?;
+    let blocks = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let extents = blocks
+        .split_ascii_whitespace()
+        .filter_map(|number| number.parse::<u64>().ok())
+        .enumerate()
+        .map(|(at, number)| Extent {
+            logical: at as u64 * BLOCK,
+            physical: number * BLOCK,
+            length: BLOCK,
+            zero: false,
+        });
+    let extents = joined(extents);
+    match extents.iter().map(|e| e.length).sum::<u64>() == size as u64 {
+        true => Ok(extents),
+        false => Err(Failure::run(format!(
+            "debugfs does not find {}",
+            path(size)
+        ))),
+    }
+}
+
+/// Neighbouring extents as one.
+fn joined(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
+    let mut all: Vec<Extent> = Vec::new();
+    for extent in extents {
+        match all.last_mut() {
+            Some(last)
+                if last.logical + last.length == extent.logical
+                    && last.physical + last.length == extent.physical =>
+            {
+                last.length += extent.length;
+            }
+            _ => all.push(extent),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_on_the_disk_are_one_extent() {
+        let extent = |logical, physical, length| Extent {
+            logical,
+            physical,
+            length,
+            zero: false,
+        };
+        let pieces = [extent(0, 8, 4), extent(4, 12, 4), extent(8, 4, 4)];
+        assert_eq!(
+            joined(pieces.into_iter()),
+            [extent(0, 8, 8), extent(8, 4, 4)]
+        );
+    }
+}

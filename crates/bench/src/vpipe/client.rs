@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients that ask a web server for one file over kept connections, and compare every byte that comes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use viola_cli::error::{Failure, Outcome};
+
+/// How long any answer may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes that are read at once.
+pub const PIECE: usize = 256 << 10;
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The server.
+    pub to: SocketAddr,
+    /// Path of the file.
+    pub path: &'a str,
+    /// What is in it.
+    pub file: &'a [u8],
+}
+
+/// What has come of it.
+#[derive(Debug, Clone, Default)]
+pub struct Got {
+    /// Bytes of bodies, also of those that were cut at the end of the time.
+    pub bytes: u64,
+    /// From the first connection's question to the end.
+    pub seconds: f64,
+    /// From each question to its answer's last byte, in milliseconds; whole answers only.
+    pub times_ms: Vec<f64>,
+}
+
+/// Asks again and again over so many connections for so long, from the calling thread's network namespace.
+///
+/// # Errors
+/// What went wrong first, another byte than the file has above all.
+pub fn load(ask: Ask<'_>, connections: usize, length: Duration) -> Outcome<Got> {
+    let connect = |_| -> Outcome<BufReader<TcpStream>> {
+        let stream = TcpStream::connect_timeout(&ask.to, PATIENCE);
+        let stream = stream.map_err(|e| Failure::run(format!("{}: {e}", ask.to)))?;
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .map_err(Failure::run)?;
+        stream.set_nodelay(true).map_err(Failure::run)?;
+        Ok(BufReader::with_capacity(64 << 10, stream))
+    };
+    let streams: Vec<_> = (0..connections).map(connect).collect::<Outcome<_>>()?;
+    let begun = Instant::now();
+    let until = begun + length;
+    let each = std::thread::scope(|scope| {
+        let threads: Vec<_> = streams
+            .into_iter()
+            .map(|stream| scope.spawn(move || one(ask, stream, until)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| match thread.join() {
+            Ok(got) => got,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.collect::<Outcome<Vec<Got>>>()
+    })?;
+    let mut all = Got {
+        seconds: begun.elapsed().as_secs_f64(),
+        ..Got::default()
+    };
+    for got in each {
+        all.bytes += got.bytes;
+        all.times_ms.extend(got.times_ms);
+    }
+    Ok(all)
+}
+
+/// One connection.
+fn one(ask: Ask<'_>, mut stream: BufReader<TcpStream>, until: Instant) -> Outcome<Got> {
+    let failed = |what: &str| Failure::run(format!("{}{}: {what}", ask.to, ask.path));
+    let request = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", ask.path);
+    let mut got = Got::default();
+    let mut piece = vec![0; PIECE];
+    while Instant::now() < until {
+        let begun = Instant::now();
+        stream
+            .get_mut()
+            .write_all(request.as_bytes())
+            .map_err(|e| failed(&e.to_string()))?;
+        head(&mut stream, ask.file.len()).map_err(|why| failed(&why))?;
+        let mut at = 0;
+        while at < ask.file.len() {
+            let wanted = PIECE.min(ask.file.len() - at);
+            let n = stream
+                .read(&mut piece[..wanted])
+                .map_err(|e| failed(&e.to_string()))?;
+            if n == 0 {
+                return Err(failed(&format!("the body ends after {at} bytes")));
+            }
+            if piece[..n] != ask.file[at..at + n] {
+                return Err(failed(&format!("other bytes than the file's at {at}")));
+            }
+            at += n;
+            got.bytes += n as u64;
+            if Instant::now() >= until && at < ask.file.len() {
+                return Ok(got);
+            }
+        }
+        got.times_ms.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(got)
+}
+
+/// Reads an answer's head, which has to announce the whole file.
+fn head(stream: &mut BufReader<TcpStream>, length: usize) -> Result<(), String> {
+    let mut first = true;
+    let mut announced: Option<usize> = None;
+    loop {
+        let mut line = String::new();
+        let got = stream.read_line(&mut line).map_err(|e| e.to_string())?;
+        let line = line.trim_end().to_ascii_lowercase();
+        match line.as_str() {
+            _ if got == 0 => return Err("the connection ends".into()),
+            "" => break,
+            _ if first && !line.starts_with("http/1.1 200") => return Err(line),
+            _ => {}
+        }
+        first = false;
+        if let Some(number) = line.strip_prefix("content-length:") {
+            announced = number.trim().parse().ok();
+        }
+    }
+    match announced {
+        Some(n) if n == length => Ok(()),
+        other => Err(format!("{other:?} bytes announced instead of {length}")),
+    }
+}

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab bench vpipe`: web servers, a proxy, uploads and copies in a guest, as they are and with the host's help, in turn.
+
+mod bed;
+mod cell;
+mod client;
+mod host;
+mod native;
+mod rows;
+mod servers;
+mod times;
+mod tools;
+mod upload;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+pub(super) use bed::noise;
+use bed::{Bed, Ground, SIZES, Side, path};
+use cell::Cell;
+use client::{Ask, Got, load};
+use host::Server;
+use native::Native;
+use rows::{Found, Reading};
+use servers::{BACKEND, Work};
+use times::Turns;
+
+use clap::Args;
+
+use super::Options;
+use super::cpu::Eye;
+use super::guests::split_cores;
+use super::progress::{Progress, clock};
+use super::result::{Causes, Results};
+use super::row;
+use super::vread::busy;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::table;
+
+const FOLDER: &str = "build/bench/vpipe";
+/// The daemon tells within this time what a worker has sent.
+const TOLD: Duration = Duration::from_secs(3);
+/// Within this time a proxy has seen that a server is gone, busy neighbours or not.
+const FORGOTTEN: Duration = Duration::from_millis(500);
+/// Fewest hand-overs of which a hundredth is told.
+const ENOUGH: usize = 100;
+
+/// Options of `viola-lab bench vpipe`.
+#[derive(Debug, Args)]
+pub struct Vpipe {
+    #[command(flatten)]
+    options: Options,
+    /// Both sides without the library, and only what it gives away on neither: what differs then is chance. The result goes to
+    /// build/bench/vpipe-control.json.
+    #[arg(long)]
+    control: bool,
+}
+
+/// Patterns that a comma separates; names have commas, too, with a space behind them.
+pub(super) fn parts(only: &str) -> Vec<&str> {
+    let ends = only.match_indices(',').map(|(at, _)| at);
+    let ends = ends.filter(|at| !only[at + 1..].starts_with(' '));
+    let mut begin = 0;
+    let mut parts = Vec::new();
+    for end in ends.chain([only.len()]) {
+        parts.push(&only[begin..end]);
+        begin = only.len().min(end + 1);
+    }
+    parts
+}
+
+/// Runs it, prints the table and writes the result.
+pub fn run(vpipe: &Vpipe) -> Outcome {
+    super::need_root()?;
+    let options = &vpipe.options;
+    let cells: Vec<Cell> = Cell::all()
+        .into_iter()
+        .filter(|cell| {
+            let any = |only: &String| parts(only).iter().any(|part| cell.name().contains(part));
+            options.only.as_ref().is_none_or(any) && !(vpipe.control && cell.is_given_away())
+        })
+        .collect();
+    if cells.is_empty() {
+        let only = options.only.as_deref().unwrap_or_default();
+        return Err(Failure::usage(format!(
+            "no cell has `{only}` in its name; try `256 MiB`, `32 connections`, `haproxy` or `neighbours`"
+        )));
+    }
+    let rounds = options.rounds();
+    let start = Duration::from_secs(10);
+    let once: Duration = cells
+        .iter()
+        .map(|cell| {
+            let sides = cell.turns(0).into_iter();
+            let each = |side| cell.length(side, options.quick) + Duration::from_millis(300);
+            sides.map(each).sum::<Duration>()
+        })
+        .sum();
+    let total = start + once * rounds as u32;
+    let mut progress = Progress::new(total);
+    progress.say(&format!("vpipe: {rounds} rounds, about {}", clock(total)));
+    progress.step("guests", start);
+    // what has no guest needs none
+    let ground = match cells.iter().any(|cell| !cell.work.is_native()) {
+        true => Some(Ground::new(Path::new(FOLDER))?),
+        false => None,
+    };
+    let lab = ground.as_ref().map(|ground| ground.boot(options.core));
+    let lab = lab.transpose()?;
+    let bed = ground.as_ref().zip(lab.as_ref());
+    let mut run = Run {
+        bed: bed
+            .map(|(ground, lab)| ground.bed(lab, vpipe.control))
+            .transpose()?,
+        eye: Eye::new()?,
+        busy: false,
+        quick: options.quick,
+        core: options.core,
+        sum: None,
+        native: None,
+        server: None,
+    };
+    let mut found = Found::default();
+    for round in 0..rounds {
+        for cell in &cells {
+            for side in cell.turns(round) {
+                let label = format!(
+                    "round {} of {rounds}: {}, {}",
+                    round + 1,
+                    cell.name(),
+                    side.name()
+                );
+                progress.step(&label, cell.length(side, options.quick));
+                let reading = run.measure(cell, side)?;
+                found.add(*cell, side, reading);
+            }
+        }
+    }
+    drop(run);
+    drop(progress);
+    viola_cli::interrupt::check()?;
+    let guests = "User Mode Linux, one with the servers and three neighbours on a core; clients and workers on any";
+    let mut results = Results::new(rounds, guests, found.rows());
+    results.explain(&Causes::read("bench/why-vpipe.toml".as_ref())?);
+    let whole = options.only.is_none() && !options.quick && rounds >= 5;
+    let path = match vpipe.control {
+        true => options.path("vpipe-control", false),
+        false => options.path("vpipe", whole),
+    };
+    results.write(&path)?;
+    table::print(&row::table(&results.rows).text())?;
+    table::print(&results.verdict(&path, "why-*.toml"))?;
+    match lab {
+        Some(lab) => lab.down().map_err(super::side::lab_failure),
+        None => Ok(()),
+    }
+}
+
+struct Run<'a> {
+    /// Where there are guests.
+    bed: Option<Bed<'a>>,
+    eye: Eye,
+    busy: bool,
+    quick: bool,
+    /// Of the guests.
+    core: usize,
+    /// MD5 of what curl gets.
+    sum: Option<String>,
+    native: Option<Native>,
+    /// The host's own, where it listens and for how large a file.
+    server: Option<((SocketAddr, usize), Server)>,
+}
+
+/// What the clients have seen.
+#[derive(Default)]
+struct Seen {
+    got: Got,
+    beside: Option<Got>,
+    turns: Option<Turns>,
+}
+
+impl<'a> Run<'a> {
+    fn bed(&self) -> Outcome<&Bed<'a>> {
+        let bed = self.bed.as_ref();
+        bed.ok_or_else(|| Failure::run("there are no guests"))
+    }
+
+    fn measure(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
+        viola_cli::interrupt::check()?;
+        if cell.work.is_native() {
+            return self.natively(cell, side);
+        }
+        if cell.busy != self.busy {
+            self.bed()?.disturb(cell.busy)?;
+            self.busy = cell.busy;
+        }
+        let file = self.bed()?.file(cell.size)?;
+        let path = path(cell.size);
+        let to = self.bed()?.address(cell.work, side)?;
+        let ask = Ask {
+            to,
+            path: &path,
+            file,
+        };
+        let listens = match (cell.work, side) {
+            (_, Side::Host) => Some(to),
+            (Work::Proxy, _) => Some((self.bed()?.host(), BACKEND).into()),
+            _ => None,
+        };
+        if let Some(at) = listens {
+            self.serve(at, file.len())?;
+        }
+        // the host has its image in its cache, so the guest that sends by itself has to have the whole file in its own, too
+        let by_itself = side == Side::Stock || !cell.is_given_away();
+        if by_itself && !matches!(cell.work, Work::Proxy | Work::Upload) {
+            self.bed()?.sh(&format!("cat /mnt{path} > /dev/null"))?;
+        }
+        let once = Duration::from_millis(1);
+        if !matches!(cell.work, Work::Upload | Work::Backup | Work::Times) {
+            self.bed()?.at_clients(|| load(ask, 1, once))??;
+        }
+        let web = [self.bed()?.web()?.pid()];
+        let begun = self.bed()?.done()?.begun;
+        let (guest, total) = (self.eye.vms(&web)?, busy()?);
+        let seen = self.seen(cell, side, ask)?;
+        let total = busy()? - total;
+        let guest: f64 = self.eye.vms(&web)?.seconds_since(&guest).iter().sum();
+        if side == Side::Viola && cell.is_given_away() {
+            // where hand-overs are timed, all of them have to be some
+            let least = seen.turns.as_ref().map_or(1, |turns| turns.first_ms.len());
+            self.has_moved(cell, begun, least as u64)?;
+        }
+        if matches!(cell.work, Work::Upload | Work::Backup) {
+            self.bed()?.check()?;
+            let folder = cell.work.folder(side);
+            let compare =
+                format!("for f in {folder}/*; do cmp /mnt{path} $f; last=1; done; [ $last ]");
+            self.bed()?.sh(&format!(
+                "cd {folder}; rm -f $(ls -t | tail -n +2); {compare}; rm -f {folder}/*"
+            ))?;
+        }
+        Ok(Reading {
+            got: seen.got,
+            beside: seen.beside,
+            turns: seen.turns,
+            guest,
+            host: total,
+        })
+    }
+
+    /// Has the host serve this file there. One server for turn after turn: a proxy that has kept a connection to one that is gone
+    /// may hang up on its own client.
+    fn serve(&mut self, at: SocketAddr, size: usize) -> Outcome {
+        if self
+            .server
+            .as_ref()
+            .is_some_and(|(of, _)| *of == (at, size))
+        {
+            return Ok(());
+        }
+        if self.server.take().is_some() {
+            std::thread::sleep(FORGOTTEN);
+        }
+        let (image, extents) = self.bed()?.source(size)?;
+        let start = || Server::start(at, image, &extents, size as u64);
+        let server = self.bed()?.at_clients(start)??;
+        self.server = Some(((at, size), server));
+        Ok(())
+    }
+
+    /// The guest is none.
+    fn natively(&mut self, cell: &Cell, side: Side) -> Outcome<Reading> {
+        let file = &noise(cell.size);
+        let native = match self.native.take() {
+            Some(native) => native,
+            None => Native::new(&Path::new(FOLDER).join("native"), &Cell::NATIVE.map(noise))?,
+        };
+        let native = self.native.insert(native);
+        let (begun, total) = (native.begun()?, busy()?);
+        let length = cell.length(side, self.quick);
+        let to = Native::address(cell.work, side);
+        let guest = native.cpu()?;
+        let (got, turns) = match cell.work {
+            Work::NativeWeb => {
+                let path = &path(cell.size);
+                let ask = Ask { to, path, file };
+                (native.at_client(|| load(ask, 1, length))??, None)
+            }
+            _ => {
+                let loaded = || times::load(to, file, length, least(side));
+                let (got, turns) = native.at_client(loaded)??;
+                (got, Some(turns))
+            }
+        };
+        let (guest, host) = (native.cpu()? - guest, busy()? - total);
+        let moved = native.begun()?.saturating_sub(begun);
+        let fewest = turns.as_ref().map_or(1, |turns| turns.first_ms.len());
+        if side == Side::Viola && moved < fewest as u64 {
+            let why = format!("{}: the host has moved {moved}", cell.name());
+            return Err(Failure::run(why));
+        }
+        Ok(Reading {
+            got,
+            beside: None,
+            turns,
+            guest: guest.as_secs_f64(),
+            host,
+        })
+    }
+
+    /// What the clients see.
+    fn seen(&mut self, cell: &Cell, side: Side, ask: Ask<'_>) -> Outcome<Seen> {
+        let length = cell.length(side, self.quick);
+        let Ask { to, path, file } = ask;
+        let mut seen = Seen::default();
+        seen.got = match cell.work {
+            Work::Nginx | Work::Written | Work::Lighttpd | Work::Proxy | Work::Given => {
+                let loaded = || {
+                    // beside the guest or on its core: half or twice as much, whichever side it is
+                    if !cell.is_given_away() {
+                        split_cores(self.core)?;
+                    }
+                    load(ask, cell.connections, length)
+                };
+                self.bed()?.at_clients(loaded)??
+            }
+            Work::Native | Work::NativeWeb => return Err(Failure::run("it has no guest")),
+            Work::Beside => {
+                let small = Ask {
+                    to,
+                    path: &bed::path(SIZES[0]),
+                    file: self.bed()?.file(SIZES[0])?,
+                };
+                let (got, beside) = self.bed()?.at_clients(|| together(ask, small, length))??;
+                seen.beside = Some(beside);
+                got
+            }
+            Work::Times => {
+                let loaded = || times::load(to, file, length, least(side));
+                let (got, turns) = self.bed()?.at_clients(loaded)??;
+                seen.turns = Some(turns);
+                got
+            }
+            Work::Wrk => {
+                let folder = Path::new(FOLDER);
+                let loaded = || tools::wrk(to, path, cell.connections, length, folder);
+                self.bed()?.at_clients(loaded)??
+            }
+            Work::Curl => {
+                let sum = match self.sum.take() {
+                    Some(sum) => sum,
+                    None => tools::md5_of(file)?,
+                };
+                let sum = &*self.sum.insert(sum).clone();
+                let loaded = || tools::curl(to, path, sum, length);
+                self.bed()?.at_clients(loaded)??
+            }
+            Work::Upload => {
+                let loaded = || upload::load(to, file, length);
+                self.bed()?.at_clients(loaded)??
+            }
+            Work::Backup => self.copies(cell, side, path, length)?,
+        };
+        Ok(seen)
+    }
+
+    /// Copies a file for so long.
+    fn copies(&self, cell: &Cell, side: Side, path: &str, length: Duration) -> Outcome<Got> {
+        let begun = Instant::now();
+        let mut got = Got::default();
+        // a small file several times, because each script has a cost, too
+        let times = if cell.size < 64 << 20 { 4 } else { 1 };
+        while begun.elapsed() < length {
+            self.bed()?.sh(&cell.work.copies(side, path, times))?;
+            got.bytes += (cell.size * times) as u64;
+        }
+        got.seconds = begun.elapsed().as_secs_f64();
+        Ok(got)
+    }
+}
+
+impl Run<'_> {
+    /// The host has taken over so many connections since; its counts are behind by a moment.
+    fn has_moved(&self, cell: &Cell, before: u64, least: u64) -> Outcome {
+        let begun = Instant::now();
+        loop {
+            let moved = self.bed()?.done()?.begun.saturating_sub(before);
+            if moved >= least {
+                return Ok(());
+            }
+            if begun.elapsed() > TOLD {
+                let says = self.bed()?.agent_says()?;
+                let cell = cell.name();
+                let why = format!(
+                    "{cell}: the host has moved {moved} of {least}; the agent says:\n{says}\nthe daemon: {}",
+                    self.bed()?.daemon_says()
+                );
+                return Err(Failure::run(why));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Fewest hand-overs that are timed. Without the library they take long beside busy neighbours, and are not what is asked for.
+fn least(side: Side) -> usize {
+    match side {
+        Side::Viola => ENOUGH,
+        _ => 1,
+    }
+}
+
+/// A large file and small ones, at the same time.
+fn together(large: Ask<'_>, small: Ask<'_>, length: Duration) -> Outcome<(Got, Got)> {
+    // threads stay in the network namespace of the one that starts them
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| load(small, 1, length));
+        let got = load(large, 1, length);
+        match other.join() {
+            Ok(beside) => Ok((got?, beside?)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_comma_is_one_pattern() {
+        assert_eq!(parts("cp, 256 MiB,wrk"), ["cp, 256 MiB", "wrk"]);
+        assert_eq!(parts("haproxy"), ["haproxy"]);
+        assert_eq!(parts("a,"), ["a", ""]);
+    }
+}

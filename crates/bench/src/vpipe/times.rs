@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How long a connection takes to the host, and back to its program.
+//!
+//! A program in the guest (`lab/vpipe-times.c`) sends files by `vpipe_file(3)` and tells by its own clock when it made the call
+//! and when it had its count; the client tells by the host's clock when the first and the last byte came. So
+//!
+//! - *call to first byte* is from the library's call to the first byte that the host sends, as the client gets it, and
+//! - *last byte to return* is from the last byte, which the client's kernel acknowledges at once, to the count in the program, which
+//!   may write to the connection again.
+//!
+//! Both go from end to end: everything on the way is in them, waits for the guest's core and the client's own wake-up, too.
+//! (Phases that agent and worker see could be timed in one clock each, but the ways between them, which are the larger part,
+//! would be missing. The difference to an answer without the library would need no second clock either, but it tells of the
+//! medians only, and nothing of the return.)
+//!
+//! The two clocks are compared by cause and effect: an answer with the guest's time is given after the client has asked and
+//! before it has the answer. Each such pair bounds the difference of the clocks, and all of them together, hundreds of which some
+//! are quick, leave a few tens of microseconds. Both clocks go at one pace: a UML guest's is the host's CLOCK_MONOTONIC since
+//! its boot, and a clock that went faster would leave no difference that fits all pairs, which is an error here.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::client::{Got, PATIENCE, PIECE};
+use viola_cli::error::{Failure, Outcome};
+
+/// Questions for the time, before the files and after them.
+const PAIRS: usize = 100;
+/// How far the difference of the clocks may be from what is taken for it, in ns: a fifth of the smallest goal.
+const UNSURE: i64 = 100_000;
+
+/// What the hand-overs of some files took.
+#[derive(Debug, Clone, Default)]
+pub struct Turns {
+    /// From the call to the first byte, in milliseconds.
+    pub first_ms: Vec<f64>,
+    /// From the last byte to the return, in milliseconds.
+    pub back_ms: Vec<f64>,
+    /// How far the clocks' difference may be from what was taken for it, in milliseconds.
+    pub unsure_ms: f64,
+}
+
+/// What the difference of the guest's clock to the host's can be, in ns.
+#[derive(Debug, Clone, Copy)]
+struct Difference {
+    least: i64,
+    most: i64,
+}
+
+impl Difference {
+    fn unknown() -> Self {
+        Self {
+            least: i64::MIN,
+            most: i64::MAX,
+        }
+    }
+
+    /// The guest had this time after one of the host's and before another one.
+    fn seen(&mut self, after: i64, guest: i64, before: i64) {
+        self.least = self.least.max(guest.saturating_sub(before));
+        self.most = self.most.min(guest.saturating_sub(after));
+    }
+
+    /// The one in the middle, and how far it may be from the true one.
+    fn middle(&self) -> Result<(i64, i64), String> {
+        let wide = self.most.saturating_sub(self.least);
+        match wide {
+            // the clocks are read by steps of 256 ns
+            -1000..0 => Ok((self.least, -wide)),
+            0.. if wide / 2 <= UNSURE => Ok((self.least + wide / 2, wide / 2)),
+            ..0 => Err(format!(
+                "the clocks of guest and host drift: no difference fits, by {} ns",
+                -wide
+            )),
+            _ => Err(format!(
+                "the clocks of guest and host are known to {} ns only",
+                wide / 2
+            )),
+        }
+    }
+}
+
+/// One file, in ns: the guest's clock for the first and the last, the host's for the others.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    call: i64,
+    first: i64,
+    last: i64,
+    back: i64,
+}
+
+fn turns(all: &[Turn], difference: Difference) -> Outcome<Turns> {
+    let (difference, unsure) = difference.middle().map_err(Failure::run)?;
+    let ms = |from: i64, to: i64| (to - from) as f64 / 1e6;
+    Ok(Turns {
+        first_ms: all
+            .iter()
+            .map(|turn| ms(turn.call - difference, turn.first))
+            .collect(),
+        back_ms: all
+            .iter()
+            .map(|turn| ms(turn.last, turn.back - difference))
+            .collect(),
+        unsure_ms: unsure as f64 / 1e6,
+    })
+}
+
+struct Client {
+    stream: TcpStream,
+    begun: Instant,
+    difference: Difference,
+}
+
+impl Client {
+    /// The host's clock.
+    fn now(&self) -> i64 {
+        i64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    fn time(&mut self) -> std::io::Result<i64> {
+        let mut number = [0; 8];
+        self.stream.read_exact(&mut number)?;
+        Ok(i64::from_be_bytes(number))
+    }
+
+    /// Compares the clocks.
+    fn compare(&mut self) -> std::io::Result<()> {
+        for _ in 0..PAIRS {
+            let after = self.now();
+            self.stream.write_all(&0_u64.to_be_bytes())?;
+            let guest = self.time()?;
+            let before = self.now();
+            self.difference.seen(after, guest, before);
+        }
+        Ok(())
+    }
+
+    /// Gets a file.
+    fn get(&mut self, file: &[u8], piece: &mut [u8]) -> std::io::Result<Turn> {
+        let asked = self.now();
+        self.stream.write_all(&(file.len() as u64).to_be_bytes())?;
+        let (mut first, mut last, mut at) = (None, 0, 0);
+        while at < file.len() {
+            let wanted = piece.len().min(file.len() - at);
+            let n = self.stream.read(&mut piece[..wanted])?;
+            last = self.now();
+            first = first.or(Some(last));
+            // else the last acknowledgement may wait for another byte
+            let _ = rustix::net::sockopt::set_tcp_quickack(&self.stream, true);
+            if n == 0 || piece[..n] != file[at..at + n] {
+                let why = match n {
+                    0 => format!("it ends after {at} bytes"),
+                    _ => format!("other bytes than the file's at {at}"),
+                };
+                return Err(std::io::Error::other(why));
+            }
+            at += n;
+        }
+        let first = first.unwrap_or(last);
+        let (call, back) = (self.time()?, self.time()?);
+        let told = self.now();
+        self.difference.seen(asked, call, first);
+        self.difference.seen(asked, back, told);
+        Ok(Turn {
+            call,
+            first,
+            last,
+            back,
+        })
+    }
+}
+
+/// Gets one file after the other for so long, and at least so many, from the calling thread's network namespace; one more, the first,
+/// does not count.
+///
+/// # Errors
+/// What went wrong, other bytes than the file's or clocks that cannot be compared above all.
+pub fn load(to: SocketAddr, file: &[u8], length: Duration, least: usize) -> Outcome<(Got, Turns)> {
+    let failed = |e: std::io::Error| Failure::run(format!("{} bytes of {to}: {e}", file.len()));
+    let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    let mut client = Client {
+        stream,
+        begun: Instant::now(),
+        difference: Difference::unknown(),
+    };
+    let mut piece = vec![0; PIECE];
+    client.compare().map_err(failed)?;
+    let _ = client.get(file, &mut piece).map_err(failed)?;
+    let begun = Instant::now();
+    let mut all = Vec::new();
+    while begun.elapsed() < length || all.len() < least {
+        all.push(client.get(file, &mut piece).map_err(failed)?);
+    }
+    let got = Got {
+        bytes: (all.len() * file.len()) as u64,
+        seconds: begun.elapsed().as_secs_f64(),
+        times_ms: Vec::new(),
+    };
+    client.compare().map_err(failed)?;
+    Ok((got, turns(&all, client.difference)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_narrow_the_difference_down() {
+        let mut found = Difference::unknown();
+        // the guest's clock is 1000 us behind
+        found.seen(5_000_000, 4_100_000, 5_400_000);
+        assert_eq!((found.least, found.most), (-1_300_000, -900_000));
+        assert!(found.middle().is_err(), "200 us are too much");
+        found.seen(6_000_000, 5_020_000, 6_060_000);
+        found.seen(7_000_000, 6_030_000, 7_500_000);
+        assert_eq!((found.least, found.most), (-1_040_000, -980_000));
+        assert_eq!(found.middle().unwrap(), (-1_010_000, 30_000));
+    }
+
+    #[test]
+    fn clocks_of_another_pace_are_an_error() {
+        let mut found = Difference::unknown();
+        found.seen(0, 100, 200);
+        found.seen(1_000_000_000, 1_000_100_100, 1_000_000_200);
+        let why = found.middle().unwrap_err();
+        assert!(why.contains("drift"), "{why}");
+    }
+
+    #[test]
+    fn times_are_taken_in_the_hosts_clock() {
+        let mut difference = Difference::unknown();
+        difference.seen(0, 1_000_000_000, 0);
+        let turn = Turn {
+            call: 1_002_000_000,
+            first: 2_500_000,
+            last: 9_000_000,
+            back: 1_010_000_000,
+        };
+        let found = turns(&[turn], difference).unwrap();
+        assert_eq!((found.first_ms, found.back_ms), (vec![0.5], vec![1.0]));
+        assert_eq!(found.unsure_ms, 0.0);
+    }
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients that others know: Debian's wrk, which counts answers, and curl, whose file is compared by its MD5 sum.
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::client::{Got, PATIENCE};
+use crate::tool::output;
+use viola_cli::error::{Failure, Outcome};
+
+/// Threads of wrk, which is one for each core of a small machine.
+const THREADS: usize = 2;
+/// What wrk says at its end: its own words round bytes to hundredths of a GB. Times are in microseconds.
+const SCRIPT: &str = "done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format('counted %d %d %d %d\\n', summary.duration, summary.requests, summary.bytes,
+    e.connect + e.read + e.write + e.status + e.timeout))
+end
+";
+
+/// What the script's line says.
+fn counted(text: &str) -> Result<Got, String> {
+    let line = text.lines().find_map(|line| line.strip_prefix("counted "));
+    let numbers: Option<Vec<u64>> = line.and_then(|line| {
+        let words = line.split_ascii_whitespace();
+        words.map(|word| word.parse().ok()).collect()
+    });
+    match numbers.as_deref() {
+        Some(&[duration, _, bytes, 0]) if duration > 0 && bytes > 0 => Ok(Got {
+            bytes,
+            seconds: duration as f64 / 1e6,
+            times_ms: Vec::new(),
+        }),
+        Some(&[_, requests, _, errors]) if errors > 0 => {
+            Err(format!("{errors} of {requests} answers failed"))
+        }
+        _ => Err(format!("nothing was counted: {}", text.trim())),
+    }
+}
+
+/// Asks by wrk for so many seconds; bytes are all that came, heads and cut answers too. `folder` is for its script.
+///
+/// # Errors
+/// Also an answer that is none.
+pub fn wrk(
+    to: SocketAddr,
+    path: &str,
+    connections: usize,
+    length: Duration,
+    folder: &Path,
+) -> Outcome<Got> {
+    let script = folder.join("wrk.lua");
+    std::fs::write(&script, SCRIPT)
+        .map_err(|e| Failure::run(format!("{}: {e}", script.display())))?;
+    let threads = THREADS.min(connections);
+    let output = output(
+        Command::new("wrk")
+            .args([format!("-t{threads}"), format!("-c{connections}")])
+            .arg(format!("-d{}s", length.as_secs()))
+            .args(["--timeout", &format!("{}s", PATIENCE.as_secs())])
+            .arg("-s")
+            .arg(&script)
+            .arg(format!("http://{to}{path}")),
+    )?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    counted(&text).map_err(|why| Failure::run(format!("wrk {to}{path}: {why}")))
+}
+
+/// The sum as md5sum prints it.
+fn sum_of(text: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(text).ok()?;
+    let sum = text.split_ascii_whitespace().next()?;
+    let is_sum = sum.len() == 32 && sum.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_sum.then(|| sum.to_owned())
+}
+
+/// MD5 of a file, from its beginning on.
+fn md5(mut file: &File) -> Outcome<String> {
+    let from = file
+        .rewind()
+        .and_then(|()| file.try_clone())
+        .map_err(Failure::run)?;
+    let output = output(Command::new("md5sum").stdin(Stdio::from(from)))?;
+    sum_of(&output.stdout).ok_or_else(|| Failure::run("md5sum told no sum"))
+}
+
+/// A file in memory, which is gone with this process.
+fn memory(name: &str) -> Outcome<File> {
+    let made = memfd_create(name, MemfdFlags::CLOEXEC).map_err(Failure::run)?;
+    Ok(made.into())
+}
+
+/// MD5 of what is in memory.
+///
+/// # Errors
+/// No memory, or no md5sum.
+pub fn md5_of(bytes: &[u8]) -> Outcome<String> {
+    let mut file = memory("md5")?;
+    file.write_all(bytes).map_err(Failure::run)?;
+    md5(&file)
+}
+
+/// Bytes and seconds, as curl was told to write them.
+fn taken(text: &str) -> Option<(u64, f64)> {
+    let mut words = text.trim().split(' ');
+    let taken = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    (words.next().is_none() && taken.1 > 0.0).then_some(taken)
+}
+
+/// Gets a file by curl, again for so long, each time over a new connection; the time is curl's own, with the connection's.
+///
+/// # Errors
+/// Also a body whose MD5 is not `sum`.
+pub fn curl(to: SocketAddr, path: &str, sum: &str, length: Duration) -> Outcome<Got> {
+    let failed = |why: String| Failure::run(format!("curl {to}{path}: {why}"));
+    let mut got = Got::default();
+    let begun = Instant::now();
+    while got.seconds < length.as_secs_f64() && begun.elapsed() < PATIENCE {
+        let body = memory("curl")?;
+        let stdout = body.try_clone().map_err(Failure::run)?;
+        let output = output(
+            Command::new("curl")
+                .args(["--silent", "--show-error", "--fail", "--max-time"])
+                .arg(PATIENCE.as_secs().to_string())
+                .args(["--write-out", "%{stderr}%{size_download} %{time_total}"])
+                .arg(format!("http://{to}{path}"))
+                .stdout(Stdio::from(stdout)),
+        )?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let (bytes, seconds) =
+            taken(&text).ok_or_else(|| failed(format!("it told no time: {}", text.trim())))?;
+        let found = md5(&body)?;
+        if found != sum {
+            return Err(failed(format!(
+                "{bytes} bytes with MD5 {found} instead of {sum}"
+            )));
+        }
+        got.bytes += bytes;
+        got.seconds += seconds;
+        got.times_ms.push(seconds * 1e3);
+    }
+    Ok(got)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrk_is_believed_only_without_errors() {
+        let text =
+            "Running 1s test\n  2 threads and 32 connections\ncounted 1002345 700 46000000 0\n";
+        let got = counted(text).unwrap();
+        assert_eq!((got.bytes, got.seconds), (46_000_000, 1.002_345));
+        let why = counted("counted 1002345 700 46000000 3\n").unwrap_err();
+        assert_eq!(why, "3 of 700 answers failed");
+        assert!(counted("counted 1002345 0 0 0\n").is_err());
+        assert!(counted("Requests/sec: 12\n").is_err());
+    }
+
+    #[test]
+    fn curl_tells_bytes_and_seconds() {
+        assert_eq!(taken("268435456 0.251337"), Some((268_435_456, 0.251_337)));
+        assert_eq!(taken("curl: (7) no route"), None);
+        assert_eq!(taken("1 0.0"), None);
+    }
+
+    #[test]
+    fn a_sum_is_that_of_all_bytes() {
+        let sum = "900150983cd24fb0d6963f7d28e17f72"; // RFC 1321, A.5
+        assert_eq!(md5_of(b"abc").unwrap(), sum);
+        assert_eq!(sum_of(format!("{sum}  -\n").as_bytes()).unwrap(), sum);
+        assert_eq!(sum_of(b"md5sum: -: no"), None);
+    }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client that sends one file again and again to the library's example of a server that receives files.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::client::{Got, PATIENCE};
+use viola_cli::error::{Failure, Outcome};
+
+/// Sends it over one connection for so long, from the calling thread's network namespace; each is waited for, the last one too.
+///
+/// # Errors
+/// What went wrong, a file that did not arrive whole above all.
+pub fn load(to: SocketAddr, file: &[u8], length: Duration) -> Outcome<Got> {
+    let failed = |e: std::io::Error| Failure::run(format!("upload to {to}: {e}"));
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    let head = (file.len() as u64).to_be_bytes();
+    let begun = Instant::now();
+    let mut got = Got::default();
+    while begun.elapsed() < length {
+        let each = Instant::now();
+        stream.write_all(&head).map_err(failed)?;
+        stream.write_all(file).map_err(failed)?;
+        let mut answer = [0; 8];
+        stream.read_exact(&mut answer).map_err(failed)?;
+        if answer != head {
+            let count = u64::from_be_bytes(answer);
+            let why = format!(
+                "upload to {to}: {count} bytes arrived instead of {}",
+                file.len()
+            );
+            return Err(Failure::run(why));
+        }
+        got.bytes += file.len() as u64;
+        got.times_ms.push(each.elapsed().as_secs_f64() * 1e3);
+    }
+    got.seconds = begun.elapsed().as_secs_f64();
+    Ok(got)
+}

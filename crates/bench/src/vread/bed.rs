@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The guests that are measured: NameNode and DataNode, a client, two neighbours, and viola between them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use viola_lab::hadoop::{
+    Answer, Client, FileSystem, Hadoop, Hdfs, Local, Options, ROOT, make_disk,
+};
+use viola_lab::wire::Workload;
+use viola_lab::{Guest, Lab, Paths, Spec};
+
+use super::super::side::lab_failure;
+use super::caches;
+use super::daemon::Daemon;
+use super::disk::Loop;
+use super::usage::Whose;
+use super::work::{BLOCK, FILE, Phase, Side, Sizes, Work};
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::interrupt;
+
+/// Name of the client's guest.
+pub const CLIENT: &str = "vread-client";
+/// Name of the DataNode's guest.
+pub const NODE: &str = "vread-node";
+/// Name of the guest with a DataNode that viola does not serve.
+pub const OTHER: &str = "vread-other";
+/// Empties a guest's caches.
+pub const FORGET: &str = "sync; echo 3 >/proc/sys/vm/drop_caches";
+const NEIGHBOURS: [&str; 2] = ["vread-busy1", "vread-busy2"];
+/// Mount of the blocks, in the root that Java runs in.
+pub(super) const MOUNT: &str = "/vread";
+/// The same blocks on the client's own disk.
+pub(super) const OWN: &str = "/mnt/blocks";
+/// The guest agent, as it is delivered.
+pub(super) const AGENT: &str = "data = ['/mnt/data']\ndatanode = '127.0.0.1:9866'\n";
+/// Names in one command: a line of a guest's console takes 4 KiB.
+const COMMAND: usize = 20;
+/// How long finished blocks may stay without a name.
+const NAMED: Duration = Duration::from_secs(60);
+/// What a row writes stays in the DataNode's cache until it was measured: at the kernel's own bounds, close to a row's size
+/// here, it depended on what else was in the cache whether a write waited for the disk.
+const PATIENT: &str = "cd /proc/sys/vm; echo 80 >dirty_ratio; echo 70 >dirty_background_ratio";
+/// Longer than a DataNode takes to delete blocks.
+const REST: Duration = Duration::from_secs(5);
+
+/// What lives through a whole run but for the guests.
+pub struct Ground {
+    hadoop: Hadoop,
+    folder: PathBuf,
+    local: Option<(Local, Client)>,
+    device: Option<Loop>,
+}
+
+impl Ground {
+    /// Files go to `folder`, the file system of which is measured.
+    pub fn new(folder: &Path) -> Outcome<Self> {
+        Ok(Self {
+            hadoop: Hadoop::find().map_err(lab_failure)?,
+            folder: std::path::absolute(folder).map_err(Failure::run)?,
+            local: None,
+            device: None,
+        })
+    }
+
+    /// Starts HDFS on the host itself and writes the file that is read.
+    pub fn start_loopback(&mut self, sizes: &Sizes) -> Outcome {
+        let (local, mut client) =
+            Local::start(&self.hadoop, &self.folder.join("loopback")).map_err(lab_failure)?;
+        client
+            .ask(&format!("stock write {FILE} {} {BLOCK} 1", sizes.file))
+            .map_err(lab_failure)?;
+        self.local = Some((local, client));
+        Ok(())
+    }
+
+    /// Ends the HDFS on the host.
+    pub fn stop_loopback(&mut self) {
+        self.local = None;
+    }
+
+    /// What was fetched.
+    pub fn hadoop(&self) -> &Hadoop {
+        &self.hadoop
+    }
+
+    /// Images of the guests' disks: DataNode, client, the other DataNode.
+    fn images(&self) -> [PathBuf; 3] {
+        ["node.img", "client.img", "other.img"].map(|name| self.folder.join(name))
+    }
+
+    /// Boots the guests, the client's with viola's device if there is a daemon.
+    pub fn boot(
+        &mut self,
+        cores: Cores,
+        daemon: Option<&Daemon>,
+        sizes: &Sizes,
+        phases: &[Phase],
+    ) -> Outcome<Lab> {
+        let images = self.images();
+        for image in &images {
+            make_disk(image, FileSystem::Ext4, sizes.room()).map_err(lab_failure)?;
+        }
+        self.device = match phases.contains(&Phase::Device) {
+            true => Some(Loop::over(&images[0])?),
+            false => None,
+        };
+        let spec = self.spec(cores, daemon, phases)?;
+        Lab::up(&spec, &Paths::find().map_err(lab_failure)?).map_err(lab_failure)
+    }
+
+    fn spec(&self, cores: Cores, daemon: Option<&Daemon>, phases: &[Phase]) -> Outcome<Spec> {
+        let [image, client, other] = self.images();
+        let node = self.device.as_ref().map_or(image.as_path(), Loop::path);
+        // what is not touched takes none of the host's
+        let memory = match phases {
+            p if p.contains(&Phase::HBase) || p.contains(&Phase::Spark) => "5G",
+            _ => "1536M",
+        };
+        let device = daemon
+            .map(|d| {
+                format!(
+                    "kernel_args = [\"virtio_uml.device={}:26\"]\n",
+                    d.socket().display()
+                )
+            })
+            .unwrap_or_default();
+        let mut text = format!(
+            "[lab]\nname = \"bench-vread\"\n\
+             [[guest]]\nname = \"{NODE}\"\ncores = [{}]\nmemory = \"2G\"\ndisks = [{{ image = {node:?} }}]\n\
+             [[guest]]\nname = \"{CLIENT}\"\ncores = [{}]\nmemory = \"{memory}\"\ndisks = [{{ image = {client:?} }}]\n{device}",
+            cores.node, cores.client,
+        );
+        if phases.contains(&Phase::Hybrid) {
+            text.push_str(&format!(
+                "[[guest]]\nname = \"{OTHER}\"\ncores = [{}]\nmemory = \"1G\"\ndisks = [{{ image = {other:?} }}]\n",
+                cores.node
+            ));
+        }
+        for name in NEIGHBOURS {
+            text.push_str(&format!(
+                "[[guest]]\nname = \"{name}\"\ncores = [{}]\n",
+                cores.node
+            ));
+        }
+        Spec::from_toml(&text, "bench-vread", &self.folder).map_err(lab_failure)
+    }
+
+    /// Starts HDFS in the guests, writes the file that is read, and brings about all sides.
+    pub fn bed<'a>(
+        &'a mut self,
+        lab: &'a Lab,
+        daemon: Option<&'a Daemon>,
+        sizes: &Sizes,
+    ) -> Outcome<Bed<'a>> {
+        let mut images = Vec::from(self.images());
+        images.extend(self.device.as_ref().map(|d| d.path().to_owned()));
+        let hdfs = Hdfs::start(&self.hadoop, guest(lab, NODE)?, &Options::default())
+            .map_err(lab_failure)?;
+        sh(guest(lab, NODE)?, PATIENT)?;
+        sh(
+            guest(lab, CLIENT)?,
+            "mount -t ext4 -o noatime /dev/ubda /mnt",
+        )?;
+        let mut client = hdfs.client(lab, guest(lab, CLIENT)?).map_err(lab_failure)?;
+        if daemon.is_some() {
+            sh(
+                guest(lab, CLIENT)?,
+                &format!("mount -t virtiofs viola {ROOT}{MOUNT}"),
+            )?;
+        }
+        for side in [Side::Stock, Side::Viola, Side::Unverified, Side::Disk] {
+            let request = format!("open {} {}", side.word(), side.keys(MOUNT, OWN).join(" "));
+            client.ask(&request).map_err(lab_failure)?;
+        }
+        let mut bed = Bed {
+            lab,
+            daemon,
+            hdfs,
+            client,
+            apps: BTreeMap::new(),
+            local: self.local.as_mut(),
+            images,
+            agent: false,
+        };
+        bed.ask(
+            Side::Stock,
+            &format!("stock write {FILE} {} {BLOCK} 1", sizes.file),
+        )?;
+        bed.export()?;
+        bed.run_agent(true)?;
+        bed.warm(sizes)?;
+        Ok(bed)
+    }
+}
+
+/// Cores of the guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cores {
+    /// Of the client.
+    pub client: usize,
+    /// Of DataNode and neighbours.
+    pub node: usize,
+}
+
+/// Everything of a round, ready to be measured.
+pub struct Bed<'a> {
+    pub(super) lab: &'a Lab,
+    pub(super) daemon: Option<&'a Daemon>,
+    pub(super) hdfs: Hdfs<'a>,
+    client: Client,
+    /// Clients of what is built on HDFS, by what they call a side.
+    pub(super) apps: BTreeMap<String, Client>,
+    local: Option<&'a mut (Local, Client)>,
+    /// Files and devices behind the guests' disks.
+    images: Vec<PathBuf>,
+    agent: bool,
+}
+
+impl<'a> Bed<'a> {
+    /// Reads of all kinds on each side for the same time: what comes later is compiled code.
+    fn warm(&mut self, sizes: &Sizes) -> Outcome {
+        for side in self.sides(Work::Warm) {
+            let request = format!("{} warm {FILE} {}", side.word(), sizes.warm_s);
+            self.ask(side, &request)?;
+        }
+        Ok(())
+    }
+
+    /// Sides that this bed has, of those on which the work is measured.
+    pub fn sides(&self, work: Work) -> Vec<Side> {
+        let has = |side: &Side| match side {
+            Side::Viola | Side::Unverified => self.daemon.is_some(),
+            Side::Loopback => self.local.is_some(),
+            Side::Stock | Side::Disk => true,
+        };
+        work.sides().iter().copied().filter(has).collect()
+    }
+
+    /// Bytes that viola has served so far, once its count stands still.
+    pub fn served(&self, side: Side) -> Outcome<u64> {
+        let (Some(daemon), false) = (self.daemon, side == Side::Loopback) else {
+            return Ok(0);
+        };
+        daemon.served()
+    }
+
+    /// Waits until what was written is as it is for long: named, where the agent runs.
+    pub fn settle_named(&mut self, side: Side) -> Outcome {
+        self.settle()?;
+        match side == Side::Viola && self.agent {
+            true => self.wait_named(),
+            false => Ok(()),
+        }
+    }
+
+    /// Whose CPU time counts on a side.
+    pub fn whose(&self, side: Side) -> Outcome<Whose> {
+        Ok(match (side, &self.local) {
+            (Side::Loopback, Some((local, _))) => match local.pids()[..] {
+                [client, node, ..] => Whose::Processes { client, node },
+                _ => return Err(Failure::run("the host's HDFS has ended")),
+            },
+            _ => Whose::Guests {
+                client: guest(self.lab, CLIENT)?.pid(),
+                node: guest(self.lab, NODE)?.pid(),
+                daemon: self.daemon.map(Daemon::pid),
+            },
+        })
+    }
+
+    /// Sends a request to the client of that side.
+    pub fn ask(&mut self, side: Side, request: &str) -> Outcome<Answer> {
+        interrupt::check()?;
+        let word = request.split(' ').next().unwrap_or_default();
+        let client = match (side, self.local.as_mut(), self.apps.get_mut(word)) {
+            (Side::Loopback, Some((_, client)), _) => client,
+            (_, _, Some(app)) => app,
+            _ => &mut self.client,
+        };
+        client.ask(request).map_err(lab_failure)
+    }
+
+    /// Lets the agent run, but for the side of stock where something is written.
+    pub fn choose_agent(&mut self, work: Work, side: Side) -> Outcome {
+        match side {
+            Side::Loopback => Ok(()),
+            _ => self.run_agent(!work.writes() || side == Side::Viola),
+        }
+    }
+
+    /// Brings about the state in which a work is measured on a side.
+    pub fn prepare(&mut self, work: Work, side: Side, sizes: &Sizes, round: usize) -> Outcome {
+        match work {
+            work if work.is_cold() => self.forget()?,
+            work if work.writes() => self.settle()?,
+            // their own caches, and the last round, make them the same for all
+            Work::HBase(_) | Work::Spark => {}
+            // once, so that caches and compiled code are the same for all
+            Work::Dfsio => {
+                self.run(work, side, sizes, 0)?;
+            }
+            Work::Hybrid | Work::HybridNeighbours => {
+                self.run(Work::Hybrid, side, sizes, 0)?;
+            }
+            _ => {
+                self.ask(side, &Work::Warm.request(side, sizes, 0))?;
+            }
+        }
+        match work {
+            Work::Random(_) | Work::DeviceRandom => {
+                sh(guest(self.lab, CLIENT)?, FORGET)?;
+            }
+            Work::RandomAgain(_) => {
+                self.ask(side, &work.request(side, sizes, round))?;
+            }
+            _ => {}
+        }
+        for name in NEIGHBOURS {
+            let busy = guest(self.lab, name)?;
+            if work.is_disturbed() {
+                busy.start("hog", Workload::hog()).map_err(lab_failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what [`Bed::prepare`] has begun for this work alone.
+    pub fn tidy(&mut self, work: Work) -> Outcome {
+        if work.is_disturbed() {
+            for name in NEIGHBOURS {
+                guest(self.lab, name)?.stop("hog").map_err(lab_failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Empties the caches of guests and host of what the images hold.
+    fn forget(&mut self) -> Outcome {
+        for name in [NODE, CLIENT] {
+            sh(guest(self.lab, name)?, FORGET)?;
+        }
+        // a device's pages are written to the file below it
+        for image in self.images.iter().rev() {
+            caches::forget(image)?;
+        }
+        if let Some((local, _)) = &self.local {
+            let data = local.folder().join("data/current");
+            let files = caches::files(&data);
+            for file in files.map_err(|e| Failure::run(format!("{}: {e}", data.display())))? {
+                caches::forget(&file)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits out what came before: a DataNode deletes blocks some seconds later, and what was written goes to the disk
+    /// later still. On each side alike, else the one whose agent has just begun has rested longer.
+    fn settle(&self) -> Outcome {
+        std::thread::sleep(REST);
+        sh(guest(self.lab, NODE)?, "sync")?;
+        let image = std::fs::File::open(&self.images[0]);
+        image.and_then(|i| i.sync_all()).map_err(Failure::run)
+    }
+
+    /// Lets the agent run or not; with it, waits until all finished blocks can be read.
+    pub(super) fn run_agent(&mut self, wanted: bool) -> Outcome {
+        if self.daemon.is_none() || wanted == self.agent {
+            return Ok(());
+        }
+        let node = guest(self.lab, NODE)?;
+        self.agent = wanted;
+        if !wanted {
+            return node.stop("agent").map(drop).map_err(lab_failure);
+        }
+        node.start("agent", Workload::agent(AGENT))
+            .map_err(lab_failure)?;
+        self.wait_named()
+    }
+
+    pub(super) fn wait_named(&self) -> Outcome {
+        let client = guest(self.lab, CLIENT)?;
+        let begun = Instant::now();
+        loop {
+            interrupt::check()?;
+            // asked for each time: a block that was deleted goes a few seconds later
+            let wanted = blocks(guest(self.lab, NODE)?)?.into_iter();
+            let wanted: Vec<String> = wanted
+                .map(|(pool, name)| format!("{ROOT}{MOUNT}/{pool}/{name}"))
+                .collect();
+            let missing = first_missing(client, &wanted)?;
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if begun.elapsed() > NAMED {
+                let words = self.daemon.map(Daemon::last_words).unwrap_or_default();
+                return Err(Failure::run(format!(
+                    "{} is not shown by viola: {words}",
+                    missing.trim()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Copies the blocks of the file to the client's own disk, under their names.
+    fn export(&mut self) -> Outcome {
+        let blocks = blocks(guest(self.lab, NODE)?)?;
+        let Some((pool, _)) = blocks.first() else {
+            return Err(Failure::run("the DataNode has no block"));
+        };
+        let names: Vec<&str> = blocks.iter().map(|(_, name)| name.as_str()).collect();
+        let request = format!("stock export {FILE} {OWN}/{pool} {}", names.join(" "));
+        self.ask(Side::Stock, &request)?;
+        sh(guest(self.lab, CLIENT)?, "sync").map(drop)
+    }
+}
+
+/// Pool and name of a block, from the path of its meta file.
+pub fn block_of(path: &str) -> Option<(String, String)> {
+    let mut parts = path.trim().rsplit('/');
+    let name = parts.next()?.strip_suffix(".meta")?;
+    let pool = parts.find(|part| part.starts_with("BP-"))?;
+    Some((pool.to_owned(), name.to_owned()))
+}
+
+/// The guest of that name.
+pub(super) fn guest<'a>(lab: &'a Lab, name: &str) -> Outcome<&'a Guest> {
+    lab.guest(name).map_err(lab_failure)
+}
+
+/// The blocks of the DataNode in this guest: pool and name in the mount, in the order of their numbers.
+pub(super) fn blocks(node: &Guest) -> Outcome<Vec<(String, String)>> {
+    // what is deleted while it looks is no failure
+    let found = sh(
+        node,
+        "find /mnt/data -name 'blk_*.meta' -path '*/finalized/*' 2>/dev/null || [ -d /mnt/data/current ]",
+    )?;
+    let mut blocks: Vec<_> = found.lines().filter_map(block_of).collect();
+    blocks.sort_by_key(|(_, name)| (name.len(), name.clone()));
+    Ok(blocks)
+}
+
+/// The first of these paths that is not there in the guest; empty when all are.
+pub(super) fn first_missing(guest: &Guest, paths: &[String]) -> Outcome<String> {
+    for some in paths.chunks(COMMAND) {
+        let script = format!(
+            "for f in {}; do [ -e $f ] || {{ echo $f; exit; }}; done",
+            some.join(" ")
+        );
+        let missing = sh(guest, &script)?;
+        if !missing.is_empty() {
+            return Ok(missing);
+        }
+    }
+    Ok(String::new())
+}
+
+/// Runs a script that must succeed; its output.
+pub(super) fn sh(guest: &Guest, script: &str) -> Outcome<String> {
+    let output = guest.exec(&["sh", "-ec", script]).map_err(lab_failure)?;
+    if output.status != 0 {
+        return Err(Failure::run(format!(
+            "{}: `{script}`: {}",
+            guest.name(),
+            output.stderr.trim()
+        )));
+    }
+    Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_known_by_its_pool_and_name() {
+        let path = "/mnt/data/current/BP-1-10.77.0.11-5/current/finalized/subdir0/subdir0/blk_1073741825_1001.meta";
+        assert_eq!(
+            block_of(path),
+            Some(("BP-1-10.77.0.11-5".into(), "blk_1073741825_1001".into()))
+        );
+        assert_eq!(block_of("/mnt/data/current/VERSION"), None);
+    }
+}

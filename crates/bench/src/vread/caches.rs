@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cold reads: what the host holds of an image is thrown away, and that it is gone is looked at.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use viola_cli::error::{Failure, Outcome};
+
+/// Largest part of an image that may be left in the host's memory.
+const LEFT: f64 = 0.01;
+/// How often it is tried: pages that somebody looks at just then stay.
+const TRIES: usize = 5;
+
+/// Writes back and forgets what the host holds of a file or a block device, of whatever else reads it too.
+///
+/// # Errors
+/// When more than 1 % of it stays, which would make a cold figure a lie.
+pub fn forget(path: &Path) -> Outcome {
+    let failed = |e: std::io::Error| Failure::run(format!("{}: {e}", path.display()));
+    let mut file = File::open(path).map_err(failed)?;
+    let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let mut left = 0.0;
+    for _ in 0..TRIES {
+        // pages that are yet to be written stay
+        file.sync_all().map_err(failed)?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+            .map_err(|e| failed(e.into()))?;
+        left = resident(&file, size).map_err(failed)?;
+        if left <= LEFT {
+            return Ok(());
+        }
+    }
+    Err(Failure::run(format!(
+        "{}: {:.0} % of it stays in the host's cache, so nothing is read cold; does another program use it?",
+        path.display(),
+        left * 100.0
+    )))
+}
+
+/// What part of a file's pages is in the host's cache, 0 to 1.
+fn resident(file: &File, size: u64) -> std::io::Result<f64> {
+    let length = usize::try_from(size).map_err(std::io::Error::other)?;
+    if length == 0 {
+        return Ok(0.0);
+    }
+    let mut pages = vec![0_u8; length.div_ceil(rustix::param::page_size())];
+    // SAFETY: a new mapping at a place the kernel chooses; it is only asked about, never read.
+    let at = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            length,
+            ProtFlags::READ,
+            MapFlags::SHARED,
+            file,
+            0,
+        )?
+    };
+    // SAFETY: `at` and `length` are the mapping's, and `pages` has a byte for each of its pages.
+    let told = match unsafe { libc::mincore(at, length, pages.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    };
+    // SAFETY: the mapping from above, of which nothing is held.
+    unsafe { munmap(at, length)? };
+    told?;
+    let held = pages.iter().filter(|page| *page & 1 != 0).count();
+    Ok(held as f64 / pages.len() as f64)
+}
+
+/// All files below a folder.
+pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => found.extend(files(&entry.path())?),
+            false => found.push(entry.path()),
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_just_written_is_held_until_it_is_forgotten() {
+        // on a disk: what is in memory only cannot be forgotten
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let path = folder.path().join("image");
+        std::fs::write(&path, vec![7; 4 << 20]).unwrap();
+        let part = || resident(&File::open(&path).unwrap(), 4 << 20).unwrap();
+        assert!(part() > 0.9);
+        forget(&path).unwrap();
+        assert!(part() <= LEFT);
+    }
+}

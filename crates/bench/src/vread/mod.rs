@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `viola-lab bench vread`: HDFS in guests, read over TCP and through the host in turn, beside the client's own disk
+//! and HDFS on the host itself.
+
+mod apps;
+mod bed;
+mod caches;
+pub(super) mod daemon;
+mod disk;
+mod paper;
+mod remote;
+mod rows;
+mod usage;
+mod work;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use viola_lab::hadoop::Kit;
+
+use bed::{Bed, Cores, Ground};
+use daemon::Daemon;
+use rows::{Found, Reading};
+use usage::Moment;
+pub(super) use usage::busy;
+use work::{BLOCK, LITTER, LITTERED, Phase, SCRATCH, Side, Sizes, Work};
+
+use super::Options;
+use super::cpu::Eye;
+use super::progress::{Progress, clock};
+use super::result::{Causes, Results};
+use super::row;
+use super::side::lab_failure;
+use viola_cli::error::{Failure, Outcome};
+use viola_cli::table;
+
+/// Images and the host's own HDFS.
+const FOLDER: &str = "build/bench/vread";
+/// How long the daemon's counts may be behind.
+const COUNTED: Duration = Duration::from_secs(5);
+/// The daemon tells within this time what a worker has served.
+const TOLD: Duration = Duration::from_millis(1500);
+
+/// Options of `viola-lab bench vread`.
+#[derive(Debug, Args)]
+pub struct Vread {
+    #[command(flatten)]
+    options: Options,
+    /// Measure nothing: print a result file as the table "paper | here" of the book.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rounds", "quick", "only", "output"])]
+    table: Option<PathBuf>,
+}
+
+/// Runs it, prints the table and writes the result.
+pub fn run(vread: &Vread) -> Outcome {
+    if let Some(file) = &vread.table {
+        return table::print(&paper::table(file)?);
+    }
+    super::need_root()?;
+    let options = &vread.options;
+    let cores = cores(options.core)?;
+    let sizes = Sizes::new(options.quick);
+    let works: Vec<Work> = Work::ALL
+        .into_iter()
+        .filter(|work| wanted(options, &work.name()))
+        .collect();
+    let remote = remote::works(|name| wanted(options, name));
+    if works.is_empty() && remote.is_empty() {
+        let only = options.only.as_deref().unwrap_or_default();
+        return Err(Failure::usage(format!(
+            "no work begins with `{only}`; try sequential, random, delay, 1 MiB, write, append, delete, TestDFSIO, \
+             HBase, Spark, hybrid, block device or other host"
+        )));
+    }
+    let rounds = options.rounds();
+    let mut plan = plan(&works, rounds, options.quick);
+    if !remote.is_empty() {
+        plan.push(remote::time(&remote, rounds));
+    }
+    let total = plan.iter().sum();
+    let mut run = Run {
+        rounds,
+        quick: options.quick,
+        sizes,
+        eye: Eye::new()?,
+        progress: Progress::new(total),
+    };
+    run.progress
+        .say(&format!("vread: {rounds} rounds, about {}", clock(total)));
+    // What was measured is not lost when what comes later fails.
+    let mut rows = Vec::new();
+    let mut failed = None;
+    if !works.is_empty() {
+        let mut found = Found::default();
+        failed = run.here(&works, cores, &mut found).err();
+        rows.extend(found.rows());
+    }
+    if failed.is_none() && !remote.is_empty() {
+        let folder = Path::new(FOLDER);
+        let progress = &mut run.progress;
+        match remote::run(&remote, rounds, cores, &sizes, folder, progress) {
+            Ok(more) => rows.extend(more),
+            Err(e) => failed = Some(e),
+        }
+    }
+    drop(run);
+    // whoever ends it early wants no result
+    viola_cli::interrupt::check()?;
+
+    let guests = "User Mode Linux; DataNode and client on a core each, daemon and workers on any";
+    let mut results = Results::new(rounds, guests, rows);
+    results.explain(&Causes::read("bench/why-vread.toml".as_ref())?);
+    let path = options.path(
+        "vread",
+        options.only.is_none() && !options.quick && rounds >= 5 && failed.is_none(),
+    );
+    results.write(&path)?;
+    table::print(&row::table(&results.rows).text())?;
+    table::print(&results.verdict(&path, "why-*.toml"))?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// Guests, HDFS, the file and warm code.
+fn start(sizes: &Sizes) -> Duration {
+    Duration::from_secs(45 + u64::from(4 * sizes.warm_s))
+}
+
+/// About how long it takes until the first measurement, and all that comes then, piece by piece.
+fn plan(works: &[Work], rounds: usize, quick: bool) -> Vec<Duration> {
+    let sizes = Sizes::new(quick);
+    let mut plan = Vec::new();
+    if works.iter().any(|work| work.phase() != Phase::Device) {
+        plan.push(start(&sizes));
+    }
+    for phase in Phase::ALL {
+        let works = works.iter().filter(|work| work.phase() == phase);
+        let round: f64 = works
+            .map(|work| work.sides().len() as f64 * work.seconds(quick))
+            .sum();
+        if round > 0.0 {
+            plan.push(phase.start(&sizes));
+            plan.push(Duration::from_secs_f64(round * rounds as f64));
+        }
+    }
+    plan
+}
+
+impl Phase {
+    /// About how long what it needs takes to start.
+    fn start(self, sizes: &Sizes) -> Duration {
+        match self {
+            Self::Plain => Duration::ZERO,
+            Self::HBase => Duration::from_secs(90 + u64::from(sizes.rows / 800)),
+            Self::Spark => Duration::from_secs(70),
+            Self::Hybrid => Duration::from_secs(30),
+            Self::Device => start(sizes),
+        }
+    }
+}
+
+/// What all measurements share.
+struct Run {
+    rounds: usize,
+    quick: bool,
+    sizes: Sizes,
+    eye: Eye,
+    progress: Progress,
+}
+
+impl Run {
+    /// All on one host.
+    fn here(&mut self, works: &[Work], cores: Cores, found: &mut Found) -> Outcome {
+        let sizes = self.sizes;
+        let mut ground = Ground::new(Path::new(FOLDER))?;
+        for (phase, kit) in [(Phase::HBase, Kit::HBase), (Phase::Spark, Kit::Spark)] {
+            if works.iter().any(|work| work.phase() == phase) {
+                ground.hadoop().need(kit).map_err(lab_failure)?;
+            }
+        }
+        // the guests with a block device are others than those before
+        let (device, file): (Vec<Work>, Vec<Work>) =
+            works.iter().partition(|work| work.phase() == Phase::Device);
+        let daemon = Daemon::start(bed::CLIENT, bed::NODE)?;
+        for (works, what) in [(file, "in guests"), (device, "on a block device")] {
+            if works.is_empty() {
+                continue;
+            }
+            self.progress.step(&format!("HDFS {what}"), start(&sizes));
+            match works
+                .iter()
+                .any(|work| work.sides().contains(&Side::Loopback))
+            {
+                true => ground.start_loopback(&sizes)?,
+                false => ground.stop_loopback(),
+            }
+            let phases: Vec<Phase> = works.iter().map(|work| work.phase()).collect();
+            let lab = ground.boot(cores, Some(&daemon), &sizes, &phases)?;
+            let mut bed = ground.bed(&lab, Some(&daemon), &sizes)?;
+            for phase in Phase::ALL {
+                let works: Vec<Work> = works
+                    .iter()
+                    .copied()
+                    .filter(|work| work.phase() == phase)
+                    .collect();
+                self.phase(&mut bed, phase, &works, found)?;
+            }
+            drop(bed);
+            lab.down().map_err(lab_failure)?;
+        }
+        Ok(())
+    }
+
+    /// All rounds of the works of a phase.
+    fn phase(
+        &mut self,
+        bed: &mut Bed<'_>,
+        phase: Phase,
+        works: &[Work],
+        found: &mut Found,
+    ) -> Outcome {
+        if works.is_empty() {
+            return Ok(());
+        }
+        if !matches!(phase, Phase::Plain | Phase::Device) {
+            let label = format!("{phase:?} in the guests");
+            self.progress.step(&label, phase.start(&self.sizes));
+        }
+        bed.begin(phase, works, &self.sizes)?;
+        for round in 0..self.rounds {
+            for work in works {
+                for side in turn(&bed.sides(*work), round) {
+                    let label = format!(
+                        "round {} of {}: {}, {}",
+                        round + 1,
+                        self.rounds,
+                        work.name(),
+                        side.name()
+                    );
+                    let about = Duration::from_secs_f64(work.seconds(self.quick));
+                    self.progress.step(&label, about);
+                    let reading = self.measure(bed, *work, side, round)?;
+                    found.add(*work, side, reading);
+                }
+            }
+        }
+        bed.end(phase)
+    }
+
+    /// One cell.
+    fn measure(
+        &mut self,
+        bed: &mut Bed<'_>,
+        work: Work,
+        side: Side,
+        round: usize,
+    ) -> Outcome<Reading> {
+        let sizes = self.sizes;
+        // before anything is written: what is appended to at once has no name yet, as in use
+        bed.choose_agent(work, side)?;
+        // what is appended to or deleted has to be there
+        match work {
+            Work::Append | Work::AppendNamed => {
+                bed.ask(side, &Work::Write.request(side, &sizes, round))?;
+            }
+            Work::Delete => {
+                let word = side.word();
+                bed.ask(
+                    side,
+                    &format!("{word} litter {LITTER} {LITTERED} {} {round}", BLOCK >> 8),
+                )?;
+            }
+            _ => {}
+        }
+        if matches!(work, Work::AppendNamed | Work::Delete) {
+            bed.settle_named(side)?;
+        }
+        bed.prepare(work, side, &sizes, round)?;
+        let whose = bed.whose(side)?;
+        let served = match work.is_app() {
+            true => settled(bed, side)?,
+            false => bed.served(side)?,
+        };
+        let before = Moment::now(&mut self.eye, whose)?;
+        let answer = bed.run(work, side, &sizes, round)?;
+        let usage = Moment::now(&mut self.eye, whose)?.since(&before);
+        bed.tidy(work)?;
+        if matches!(work, Work::Write | Work::Append | Work::AppendNamed) {
+            bed.ask(side, &format!("{} delete {SCRATCH}", side.word()))?;
+        }
+        if work.is_app() {
+            check_served(bed, work, side, served, &answer)?;
+        } else if !work.writes() && side.is_local() {
+            let wanted = (answer.bytes as f64 * work.local_part()) as u64;
+            if answer.local < wanted {
+                return Err(Failure::run(format!(
+                    "{}, {}: {} of {wanted} bytes came from the DataNode",
+                    work.name(),
+                    side.name(),
+                    wanted - answer.local,
+                )));
+            }
+        }
+        Ok(Reading { answer, usage })
+    }
+}
+
+/// What the daemon has served, when the last bytes of those before are told too.
+fn settled(bed: &Bed<'_>, side: Side) -> Outcome<u64> {
+    let mut served = bed.served(side)?;
+    let begun = Instant::now();
+    while begun.elapsed() < COUNTED {
+        std::thread::sleep(TOLD);
+        match bed.served(side)? {
+            now if now == served => break,
+            now => served = now,
+        }
+    }
+    Ok(served)
+}
+
+/// A program says nothing about where its bytes came from: the daemon does.
+fn check_served(
+    bed: &Bed<'_>,
+    work: Work,
+    side: Side,
+    before: u64,
+    answer: &viola_lab::hadoop::Answer,
+) -> Outcome {
+    let wanted = match side.is_local() {
+        true => ((answer.bytes as f64 * work.local_part()) as u64).max(1),
+        false => 0,
+    };
+    let begun = Instant::now();
+    loop {
+        let served = bed.served(side)?.saturating_sub(before);
+        match side.is_local() {
+            true if served >= wanted => return Ok(()),
+            false if served > 0 => {
+                return Err(Failure::run(format!(
+                    "{}, {}: {served} bytes came past the DataNode",
+                    work.name(),
+                    side.name()
+                )));
+            }
+            false => return Ok(()),
+            true if begun.elapsed() > COUNTED => {
+                return Err(Failure::run(format!(
+                    "{}, {}: only {served} of {wanted} bytes came past the DataNode",
+                    work.name(),
+                    side.name()
+                )));
+            }
+            true => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// Whether a work of this name was asked for: by the beginning of its name, several separated by commas.
+fn wanted(options: &Options, name: &str) -> bool {
+    let any = |only: &String| only.split(',').any(|part| name.starts_with(part.trim()));
+    options.only.as_ref().is_none_or(any)
+}
+
+/// Each round begins with another side.
+fn turn(sides: &[Side], round: usize) -> Vec<Side> {
+    let mut sides = sides.to_vec();
+    if !sides.is_empty() {
+        let by = round % sides.len();
+        sides.rotate_left(by);
+    }
+    sides
+}
+
+/// The client's core, and another for the DataNode. Daemon, workers and the host's own HDFS may use all.
+fn cores(client: usize) -> Outcome<Cores> {
+    let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
+    if !allowed.is_set(client) {
+        return Err(Failure::usage(format!(
+            "there is no core {client} here; choose one with --core"
+        )));
+    }
+    let node = (0..rustix::thread::CpuSet::MAX_CPU).find(|c| *c != client && allowed.is_set(*c));
+    let node = node.ok_or_else(|| Failure::usage("this needs two cores: one for each guest"))?;
+    Ok(Cores { client, node })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_side_is_always_first() {
+        let sides = [Side::Stock, Side::Viola];
+        assert_eq!(turn(&sides, 0), [Side::Stock, Side::Viola]);
+        assert_eq!(turn(&sides, 1), [Side::Viola, Side::Stock]);
+        assert_eq!(turn(&[], 3), []);
+    }
+
+    #[test]
+    fn works_are_chosen_by_the_beginning_of_their_names() {
+        let options = |only: &str| Options {
+            rounds: None,
+            quick: true,
+            only: Some(only.into()),
+            core: 1,
+            output: None,
+        };
+        let chosen = |only| {
+            Work::ALL
+                .into_iter()
+                .filter(|w| wanted(&options(only), &w.name()))
+                .count()
+        };
+        assert_eq!(chosen("sequential, random 4"), 4);
+        assert_eq!(chosen("write"), 1);
+        assert_eq!(chosen("HBase"), 3);
+        assert_eq!(chosen("neighbours"), 0);
+    }
+}

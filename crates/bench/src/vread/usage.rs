@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the CPU time of a measurement went: client guest, DataNode guest, daemon with its workers, whole host.
+
+use std::fs::read_to_string;
+
+use super::super::cpu::{self, Eye, Look};
+use viola_cli::error::{Failure, Outcome};
+
+/// CPU-seconds of one measurement.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Usage {
+    /// The client's guest, or its process where there is no guest.
+    pub client: f64,
+    /// The DataNode's guest, or its process.
+    pub node: f64,
+    /// `viola run` and its workers, of both hosts where there are two.
+    pub daemon: f64,
+    /// All cores of the host, whoever used them.
+    pub host: f64,
+}
+
+impl Usage {
+    /// The same for each GiB.
+    pub fn per_gib(&self, bytes: u64) -> Self {
+        let gib = bytes as f64 / f64::from(1 << 30);
+        let per = |seconds: f64| seconds / gib;
+        Self {
+            client: per(self.client),
+            node: per(self.node),
+            daemon: per(self.daemon),
+            host: per(self.host),
+        }
+    }
+}
+
+/// Whose CPU time is looked at.
+#[derive(Debug, Clone, Copy)]
+pub enum Whose {
+    /// Two guests, and the daemon if there is one.
+    Guests {
+        /// Process of the client's guest.
+        client: u32,
+        /// Process of the DataNode's guest.
+        node: u32,
+        /// Process of `viola run`.
+        daemon: Option<u32>,
+    },
+    /// Two guests on two hosts, and the daemon of each.
+    Hosts {
+        /// Process of the client's guest.
+        client: u32,
+        /// Process of the DataNode's guest.
+        node: u32,
+        /// Processes of `viola run`.
+        daemons: [u32; 2],
+    },
+    /// Processes of the host.
+    Processes {
+        /// The client's.
+        client: u32,
+        /// The DataNode's.
+        node: u32,
+    },
+}
+
+/// Totals at one moment.
+pub struct Moment {
+    looks: Vec<Look>,
+    host: f64,
+}
+
+impl Moment {
+    /// Looks at all of them.
+    pub fn now(eye: &mut Eye, whose: Whose) -> Outcome<Self> {
+        let looks = match whose {
+            Whose::Guests {
+                client,
+                node,
+                daemon,
+            } => {
+                let mut looks = vec![eye.vms(&[client, node])?];
+                looks.extend(daemon.map(cpu::tree));
+                looks
+            }
+            Whose::Hosts {
+                client,
+                node,
+                daemons,
+            } => {
+                let mut looks = vec![eye.vms(&[client, node])?];
+                looks.extend(daemons.map(cpu::tree));
+                looks
+            }
+            Whose::Processes { client, node } => vec![cpu::tree(client), cpu::tree(node)],
+        };
+        Ok(Self {
+            looks,
+            host: busy()?,
+        })
+    }
+
+    /// What was used since `before`.
+    pub fn since(&self, before: &Self) -> Usage {
+        let seconds: Vec<f64> = self
+            .looks
+            .iter()
+            .zip(&before.looks)
+            .flat_map(|(now, then)| now.seconds_since(then))
+            .collect();
+        let of = |index: usize| seconds.get(index).copied().unwrap_or_default();
+        Usage {
+            client: of(0),
+            node: of(1),
+            daemon: seconds.iter().skip(2).sum(),
+            host: self.host - before.host,
+        }
+    }
+}
+
+/// Seconds that all cores together were not idle.
+pub fn busy() -> Outcome<f64> {
+    let text =
+        read_to_string("/proc/stat").map_err(|e| Failure::run(format!("/proc/stat: {e}")))?;
+    let ticks = busy_ticks(&text).ok_or_else(|| Failure::run("/proc/stat: no line of all CPUs"))?;
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// user, nice, system, irq and softirq; time of guests is part of user.
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let numbers: Vec<u64> = line
+        .split_ascii_whitespace()
+        .map_while(|n| n.parse().ok())
+        .collect();
+    Some([0, 1, 2, 5, 6].iter().filter_map(|i| numbers.get(*i)).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_and_stolen_time_are_not_use() {
+        let stat = "cpu  10 2 30 1000 500 4 6 70 8 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
+        assert_eq!(busy_ticks(stat), Some(10 + 2 + 30 + 4 + 6));
+        assert_eq!(busy_ticks("intr 5\n"), None);
+    }
+
+    #[test]
+    fn use_is_told_for_each_gib() {
+        let usage = Usage {
+            client: 1.0,
+            node: 0.5,
+            daemon: 0.25,
+            host: 2.0,
+        };
+        let per = usage.per_gib(1 << 28);
+        assert_eq!(
+            (per.client, per.node, per.daemon, per.host),
+            (4.0, 2.0, 1.0, 8.0)
+        );
+    }
+}

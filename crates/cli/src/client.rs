@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A client for the control socket.
+//!
+//! One request per connection, blocking, HTTP/1.0, so that the answer ends where the connection does. A library
+//! client would bring an asynchronous runtime into commands that ask one question and print one table.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::Failure;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// How long the daemon may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest answer that is read, bytes.
+const LONGEST: u64 = 64 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("no daemon on {} ({source}); start one with viola run", socket.display())]
+    NoDaemon {
+        /// Where it was looked for.
+        socket: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Not allowed to ask.
+    #[error("not allowed to use {}; only root and the daemon's group are", socket.display())]
+    Denied {
+        /// Which socket.
+        socket: PathBuf,
+    },
+    /// The connection broke.
+    #[error("the daemon on {} does not answer: {source}", socket.display())]
+    Io {
+        /// Which socket.
+        socket: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The answer makes no sense.
+    #[error("whoever answers on {} is no viola daemon of this version: {what}", socket.display())]
+    Protocol {
+        /// Which socket.
+        socket: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The daemon said no.
+    #[error("{}", answer.error)]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// Its sentence.
+        answer: viola_proto::Error,
+    },
+}
+
+impl From<ClientError> for Failure {
+    fn from(e: ClientError) -> Self {
+        match &e {
+            // What was asked for is wrong, not the daemon.
+            ClientError::Refused {
+                status: 400 | 404 | 409,
+                ..
+            } => Self::usage(e),
+            _ => Self::run(e),
+        }
+    }
+}
+
+/// A daemon's control socket.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// The socket need not exist yet.
+    pub fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.to_owned(),
+        }
+    }
+
+    /// `GET`; `path` begins after `/v1`.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.request("GET", path, b"")
+    }
+
+    /// `POST` without a body.
+    pub fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.request("POST", path, b"")
+    }
+
+    /// `PATCH` with a body.
+    pub fn patch<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|e| self.protocol(e.to_string()))?;
+        self.request("PATCH", path, &body)
+    }
+
+    fn request<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<T, ClientError> {
+        let answer = self.exchange(method, path, body)?;
+        let (status, body) = split(&answer).map_err(|what| self.protocol(what.to_owned()))?;
+        if status >= 400 {
+            let answer = serde_json::from_slice(body)
+                .map_err(|_| self.protocol(format!("status {status} without a reason")))?;
+            return Err(ClientError::Refused { status, answer });
+        }
+        serde_json::from_slice(body).map_err(|e| self.protocol(e.to_string()))
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>, ClientError> {
+        let socket = self.socket.clone();
+        let mut stream = UnixStream::connect(&socket).map_err(|source| match source.kind() {
+            io::ErrorKind::PermissionDenied => ClientError::Denied {
+                socket: socket.clone(),
+            },
+            _ => ClientError::NoDaemon {
+                socket: socket.clone(),
+                source,
+            },
+        })?;
+        let mut request = format!(
+            "{method} /{}{path} HTTP/1.0\r\nhost: viola\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            viola_proto::VERSION,
+            body.len()
+        )
+        .into_bytes();
+        request.extend_from_slice(body);
+        let mut answer = Vec::new();
+        let done = (|| {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            let sent = stream.write_all(&request);
+            // Who has had enough of the request answers before its end, and hangs up.
+            Read::take(&stream, LONGEST)
+                .read_to_end(&mut answer)
+                .and(sent)
+        })();
+        match done {
+            Err(source) if split(&answer).is_err() => Err(ClientError::Io { socket, source }),
+            _ => Ok(answer),
+        }
+    }
+
+    fn protocol(&self, what: String) -> ClientError {
+        ClientError::Protocol {
+            socket: self.socket.clone(),
+            what,
+        }
+    }
+}
+
+/// Status and body of an answer.
+fn split(answer: &[u8]) -> Result<(u16, &[u8]), &'static str> {
+    let end = answer
+        .windows(4)
+        .position(|w| w == b"\r\n\r\n")
+        .ok_or("the answer has no head")?;
+    let head = std::str::from_utf8(&answer[..end]).map_err(|_| "the head is no text")?;
+    let body = &answer[end + 4..];
+    let mut lines = head.split("\r\n");
+    let status = lines
+        .next()
+        .and_then(|l| l.strip_prefix("HTTP/1."))
+        .and_then(|l| l.split(' ').nth(1)?.parse().ok())
+        .ok_or("the answer is not HTTP/1")?;
+    for line in lines {
+        let Some((name, value)) = line.split_once(':') else {
+            return Err("a header has no value");
+        };
+        if name.eq_ignore_ascii_case("content-length") && value.trim().parse() != Ok(body.len()) {
+            return Err("the answer was cut short");
+        }
+        if name.eq_ignore_ascii_case("transfer-encoding") {
+            return Err("the answer is in pieces");
+        }
+    }
+    Ok((status, body))
+}
+
+/// A VM's name as a part of a path.
+pub fn segment(name: &str) -> String {
+    let mut out = String::new();
+    for b in name.bytes() {
+        if b.is_ascii_alphanumeric() || b"-_.~:@".contains(&b) {
+            out.push(b as char);
+        } else {
+            out.push_str(&format!("%{b:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_answer_is_a_head_and_a_body_of_the_promised_length() {
+        assert_eq!(
+            split(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}"),
+            Ok((200, &b"{}"[..]))
+        );
+        assert_eq!(
+            split(b"HTTP/1.1 404 Not Found\r\n\r\n"),
+            Ok((404, &b""[..]))
+        );
+        assert_eq!(
+            split(b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n{}"),
+            Err("the answer was cut short")
+        );
+        assert!(split(b"HTTP/1.0 200 OK\r\n").is_err());
+        assert!(split(b"SSH-2.0-x\r\n\r\n").is_err());
+        assert!(split(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n").is_err());
+    }
+
+    #[test]
+    fn a_name_cannot_leave_its_part_of_the_path() {
+        assert_eq!(segment("uml:g1"), "uml:g1");
+        assert_eq!(segment("a/../b c?"), "a%2F..%2Fb%20c%3F");
+        assert_eq!(segment("ü"), "%C3%BC");
+    }
+
+    #[test]
+    fn without_a_daemon_the_socket_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("none.sock");
+        let said = Client::new(&socket)
+            .get::<viola_proto::Status>("/status")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("none.sock") && said.contains("viola run"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn somebody_elses_socket_is_recognised() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("x.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let other = std::thread::spawn(move || {
+            let (mut c, _) = listener.accept().unwrap();
+            let _ = c.read(&mut [0; 4096]);
+            c.write_all(b"220 mail.example ESMTP\r\n").unwrap();
+        });
+        let e = Client::new(&socket)
+            .get::<viola_proto::Status>("/status")
+            .unwrap_err();
+        other.join().unwrap();
+        assert!(matches!(e, ClientError::Protocol { .. }), "{e}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_makes_the_client_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), head in any::<bool>()) {
+            let mut answer = if head { b"HTTP/1.1 200 OK\r\n".to_vec() } else { Vec::new() };
+            answer.extend(bytes);
+            let _ = split(&answer);
+        }
+    }
+}

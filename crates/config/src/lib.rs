@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The configuration file: TOML, unknown keys refused, every error with file, line and key.
+
+use std::fmt;
+use std::ops::{Range, RangeInclusive};
+use std::path::{Path, PathBuf};
+
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+use viola_cli::toml_text::{explain, line_of};
+use viola_host::CpuSet;
+use viola_proto::ClassSetting;
+
+use viola_cli::error::Failure;
+use viola_cli::quantities::{self, BadQuantity};
+
+pub mod lanes;
+pub mod pipe;
+pub mod turbo;
+pub mod vread;
+
+pub use lanes::{Lanes, VmLane};
+pub use pipe::VmPipe;
+pub use turbo::Turbo;
+pub use vread::{Transport, VmVread, Vread};
+
+/// Where the configuration is unless told otherwise.
+pub const DEFAULT_PATH: &str = "/etc/viola/viola.toml";
+/// Where the control socket is unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/viola/viola.sock";
+/// Where the state of a run is kept unless told otherwise.
+pub const DEFAULT_RUN_DIR: &str = "/run/viola";
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Something in it is wrong.
+    #[error("{}:{line}: {what}", path.display())]
+    At {
+        /// Which file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Key and what is wrong with it.
+        what: String,
+    },
+}
+
+impl From<ConfigError> for Failure {
+    fn from(e: ConfigError) -> Self {
+        Self::usage(e)
+    }
+}
+
+/// The whole file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The file it came from.
+    pub path: PathBuf,
+    /// `[daemon]`
+    pub daemon: Daemon,
+    /// `[slices]`
+    pub slices: Slices,
+    /// `[turbo]`
+    pub turbo: Turbo,
+    /// `[vread]`
+    pub vread: Vread,
+    /// `[lanes]`
+    pub lanes: Lanes,
+    /// `[[vm]]`, in the order of the file.
+    pub vms: Vec<VmConfig>,
+}
+
+/// `[daemon]`: how the daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Daemon {
+    /// Control socket.
+    #[serde(deserialize_with = "absolute")]
+    pub socket: PathBuf,
+    /// Group that may use it.
+    pub group: String,
+    /// Time between two looks at the host, ns.
+    #[serde(deserialize_with = "interval")]
+    pub interval: u64,
+    /// Where kept settings are.
+    #[serde(deserialize_with = "absolute")]
+    pub state_dir: PathBuf,
+    /// Where the state of a run is.
+    #[serde(deserialize_with = "absolute")]
+    pub run_dir: PathBuf,
+    /// Which VMs there are for it.
+    pub vms: Whose,
+    /// Whether libvirt is asked what happens to its VMs.
+    pub libvirt: bool,
+}
+
+/// VMs that the daemon looks at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Whose {
+    /// All of this machine.
+    #[default]
+    All,
+    /// Those whose process is in the daemon's own network namespace.
+    Own,
+}
+
+impl Default for Daemon {
+    fn default() -> Self {
+        Self {
+            socket: DEFAULT_SOCKET.into(),
+            group: "viola".into(),
+            interval: 100_000_000,
+            state_dir: "/var/lib/viola".into(),
+            run_dir: DEFAULT_RUN_DIR.into(),
+            vms: Whose::All,
+            libvirt: true,
+        }
+    }
+}
+
+/// A mechanism that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MechanismChoice {
+    /// A scheduler in BPF.
+    #[serde(rename = "sched_ext")]
+    SchedExt,
+    /// Real-time slots.
+    Slots,
+    /// EEVDF slices.
+    Eevdf,
+}
+
+/// What `auto` means. sched_ext last: the fair class goes before it, which not every host wants.
+const AUTO: [MechanismChoice; 3] = [
+    MechanismChoice::Slots,
+    MechanismChoice::Eevdf,
+    MechanismChoice::SchedExt,
+];
+
+impl MechanismChoice {
+    /// Whether it gives whole cores to VMs, whose threads are then kept there.
+    pub fn manages_cores(self) -> bool {
+        matches!(self, Self::SchedExt | Self::Slots)
+    }
+
+    /// As it is called in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SchedExt => "sched_ext",
+            Self::Slots => "slots",
+            Self::Eevdf => "eevdf",
+        }
+    }
+}
+
+/// Which algorithm decides in the slot mechanism.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Microslices cut into the others' slices.
+    #[default]
+    Interleaved,
+    /// vSlicer's Algorithm 1.
+    Paper,
+    /// Xen's credit scheduler, the papers' baseline.
+    Credit,
+}
+
+/// `[slices]`: when vCPUs run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slices {
+    /// Whether anything is scheduled at all.
+    pub enabled: bool,
+    /// By which means: the first of these that can be had.
+    pub mechanisms: Vec<MechanismChoice>,
+    /// Cores set aside for VMs.
+    pub cores: CpuSet,
+    /// By which algorithm.
+    pub mode: Mode,
+    /// Slice of a batch VM, ns; `None` for the mode's own.
+    pub batch_slice: Option<u64>,
+    /// Whether VMs about which nothing is said are classified by the meter.
+    pub auto: bool,
+    /// Whether to go on where this host is not fit for slots.
+    pub force: bool,
+    /// Line of `cores`, 0 when it is absent.
+    cores_line: usize,
+}
+
+/// `[[vm]]`: one VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmConfig {
+    /// Name or identity.
+    pub name: String,
+    /// Its class.
+    pub class: Option<ClassSetting>,
+    /// Its microslice, ns.
+    pub microslice: Option<u64>,
+    /// Its weight.
+    pub weight: Option<u32>,
+    /// Its cap in thousandths of a core; `Some(None)` is "none", said explicitly.
+    pub cap: Option<Option<u32>>,
+    /// `[vm.vread]`
+    pub vread: VmVread,
+    /// `[vm.pipe]`
+    pub pipe: Option<VmPipe>,
+    /// `[vm.lane]`
+    pub lane: VmLane,
+    /// Line of its cap, or of its name.
+    line: usize,
+}
+
+impl Config {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(path, &text)
+    }
+
+    /// Reads the text of a file.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let at = |span: Range<usize>, what: String| ConfigError::At {
+            path: path.to_owned(),
+            line: line_of(text, span.start),
+            what,
+        };
+        let raw: Raw = toml::from_str(text).map_err(|e| {
+            let span = e.span().unwrap_or(0..0);
+            at(span.clone(), explain(e.message(), text, span.start))
+        })?;
+        let mut vms: Vec<VmConfig> = Vec::new();
+        for vm in raw.vm {
+            let name = vm.name.get_ref().trim();
+            if name.is_empty() {
+                return Err(at(
+                    vm.name.span(),
+                    "name: a VM's name or identity is missing".into(),
+                ));
+            }
+            if let Some(first) = vms.iter().find(|v| v.name == name) {
+                let what = format!(
+                    "name: {} has its [[vm]] already (line {})",
+                    quantities::quoted(name),
+                    first.line
+                );
+                return Err(at(vm.name.span(), what));
+            }
+            let line = line_of(
+                text,
+                vm.cap.as_ref().map_or(vm.name.span(), Spanned::span).start,
+            );
+            vms.push(VmConfig {
+                name: name.to_owned(),
+                class: vm.class,
+                microslice: vm.microslice,
+                weight: vm.weight,
+                cap: vm.cap.map(|c| c.into_inner().0),
+                vread: vm.vread,
+                pipe: vm.pipe,
+                lane: vm.lane,
+                line,
+            });
+        }
+        let s = raw.slices;
+        let cores_line = s
+            .cores
+            .as_ref()
+            .map_or(0, |c| line_of(text, c.span().start));
+        Ok(Self {
+            path: path.to_owned(),
+            daemon: raw.daemon,
+            slices: Slices {
+                enabled: s.enabled,
+                mechanisms: s.mechanism,
+                cores: s.cores.map(|c| c.into_inner().0).unwrap_or_default(),
+                mode: s.mode,
+                batch_slice: s.batch_slice,
+                auto: s.auto,
+                force: s.force,
+                cores_line,
+            },
+            turbo: {
+                let cores = raw.turbo.cores.as_ref();
+                let line = cores.map_or(0, |c| line_of(text, c.span().start));
+                raw.turbo.checked(line)
+            },
+            vread: raw.vread.checked().map_err(|(span, what)| at(span, what))?,
+            lanes: raw.lanes.checked().map_err(|(span, what)| at(span, what))?,
+            vms,
+        })
+    }
+
+    /// Checks what depends on the host: cores that are there, caps that fit on them.
+    pub fn check_host(&self, online: &CpuSet) -> Result<(), ConfigError> {
+        let at = |line, what| ConfigError::At {
+            path: self.path.clone(),
+            line,
+            what,
+        };
+        if let Some(cpu) = self.slices.cores.iter().find(|&c| !online.contains(c)) {
+            let what = format!("cores: CPU {cpu} is not online; this host has {online}");
+            return Err(at(self.slices.cores_line, what));
+        }
+        if let Some(what) = self.turbo.wrong(online, &self.slices.cores) {
+            return Err(at(self.turbo.line, what));
+        }
+        let (cores, whose) = match self.slices.cores.len() {
+            0 => (online.len(), "this host"),
+            n => (n, "[slices]"),
+        };
+        for vm in &self.vms {
+            if let Some(Some(cap)) = vm.cap {
+                quantities::cap_fits(cap, cores, whose).map_err(|e| at(vm.line, e.to_string()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anybody's blocks or files are served by workers (vread, vpipe).
+    pub fn has_workers(&self) -> bool {
+        !self.vread.is_off() || self.vms.iter().any(|vm| vm.pipe.is_some())
+    }
+
+    /// What the file says about a VM; its identity is asked for before its name.
+    pub fn vm(&self, id: &str, name: &str) -> Option<&VmConfig> {
+        self.vms
+            .iter()
+            .find(|v| v.name == id)
+            .or_else(|| self.vms.iter().find(|v| v.name == name))
+    }
+}
+
+impl Slices {
+    /// Slice of a batch VM, ns.
+    pub fn batch_slice(&self) -> u64 {
+        self.batch_slice.unwrap_or(match self.mode {
+            Mode::Interleaved => viola_sched::BATCH_SLICE,
+            Mode::Paper | Mode::Credit => viola_sched::PAPER_SLICE,
+        })
+    }
+
+    /// The algorithm that `mode` names.
+    pub fn algorithm(&self) -> viola_sched::Algorithm {
+        match self.mode {
+            Mode::Interleaved => viola_sched::Algorithm::Interleaved,
+            Mode::Paper => viola_sched::Algorithm::Paper,
+            Mode::Credit => viola_sched::Algorithm::Credit { boost: true },
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    #[serde(default)]
+    daemon: Daemon,
+    #[serde(default)]
+    slices: RawSlices,
+    #[serde(default)]
+    turbo: turbo::Raw,
+    #[serde(default)]
+    vread: vread::Raw,
+    #[serde(default)]
+    lanes: lanes::Raw,
+    #[serde(default)]
+    vm: Vec<RawVm>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawSlices {
+    enabled: bool,
+    #[serde(deserialize_with = "mechanisms")]
+    mechanism: Vec<MechanismChoice>,
+    cores: Option<Spanned<Cores>>,
+    mode: Mode,
+    #[serde(deserialize_with = "batch_slice")]
+    batch_slice: Option<u64>,
+    auto: bool,
+    force: bool,
+}
+
+impl Default for RawSlices {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            mechanism: AUTO.to_vec(),
+            cores: None,
+            mode: Mode::default(),
+            batch_slice: None,
+            auto: false,
+            force: false,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawVm {
+    name: Spanned<String>,
+    class: Option<ClassSetting>,
+    #[serde(default, deserialize_with = "microslice")]
+    microslice: Option<u64>,
+    #[serde(default, deserialize_with = "weight")]
+    weight: Option<u32>,
+    cap: Option<Spanned<Cap>>,
+    #[serde(default)]
+    vread: VmVread,
+    pipe: Option<VmPipe>,
+    #[serde(default)]
+    lane: VmLane,
+}
+
+/// A name, `auto`, or a list of names.
+fn mechanisms<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<MechanismChoice>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        One(String),
+        Several(Vec<String>),
+    }
+    let wrong = || {
+        <D::Error as de::Error>::custom(
+            "mechanism is auto, sched_ext, slots or eevdf, or a list of the last three such as [\"sched_ext\", \"eevdf\"]",
+        )
+    };
+    let names = match Names::deserialize(d).map_err(|_| wrong())? {
+        Names::One(name) if name == "auto" => return Ok(AUTO.to_vec()),
+        Names::One(name) => vec![name],
+        Names::Several(names) => names,
+    };
+    let mut all = Vec::new();
+    for name in names {
+        let found = AUTO.into_iter().find(|m| m.name() == name);
+        let found = found.ok_or_else(wrong)?;
+        if !all.contains(&found) {
+            all.push(found);
+        }
+    }
+    match all.is_empty() {
+        true => Err(wrong()),
+        false => Ok(all),
+    }
+}
+
+struct Cores(CpuSet);
+
+impl<'de> Deserialize<'de> for Cores {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(Text(
+            "a CPU list in quotes, for example \"4-7\"",
+            |t: &str| {
+                t.parse()
+                    .map(Self)
+                    .map_err(|e: viola_host::cpuset::BadCpuList| e.to_string())
+            },
+        ))
+    }
+}
+
+struct Cap(Option<u32>);
+
+impl<'de> Deserialize<'de> for Cap {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(Text("a cap in quotes, for example \"50%\"", |t: &str| {
+            quantities::cap(t).map(Self).map_err(|e| e.to_string())
+        }))
+    }
+}
+
+fn absolute<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
+    d.deserialize_any(Text("a path in quotes", |t: &str| {
+        let path = PathBuf::from(t);
+        if path.is_absolute() {
+            Ok(path)
+        } else {
+            Err(format!("{} does not begin with /", quantities::quoted(t)))
+        }
+    }))
+}
+
+fn interval<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    duration(d, &quantities::INTERVAL)
+}
+
+fn batch_slice<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    duration(d, &quantities::BATCH_SLICE).map(Some)
+}
+
+fn microslice<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
+    duration(d, &quantities::MICROSLICE).map(Some)
+}
+
+fn duration<'de, D: Deserializer<'de>>(
+    d: D,
+    allowed: &RangeInclusive<u64>,
+) -> Result<u64, D::Error> {
+    d.deserialize_any(Text(
+        "a duration with its unit in quotes, for example \"300us\"",
+        |t: &str| quantities::duration_in(t, allowed).map_err(|e| e.to_string()),
+    ))
+}
+
+fn weight<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    let value = i64::deserialize(d)?;
+    quantities::weight(value)
+        .map(Some)
+        .map_err(|e: BadQuantity| de::Error::custom(e))
+}
+
+/// A text and how it is read.
+struct Text<F>(&'static str, F);
+
+impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Text<F> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        (self.1)(text).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `[turbo]`: cores for the vCPUs that serve I/O.
+
+use std::ops::RangeInclusive;
+
+use serde::Deserialize;
+use serde::de::Deserializer;
+use viola_host::CpuSet;
+use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
+
+use super::{Cores, Text, duration};
+use viola_cli::quantities;
+
+/// Slots that can be asked for: below, the controller would take more than it gives.
+const SLOT: RangeInclusive<u64> = 50_000..=1_000_000;
+
+/// `[turbo]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turbo {
+    /// Turbo cores; none: nobody has a turbo vCPU.
+    pub cores: CpuSet,
+    /// Slot of a turbo vCPU, ns.
+    pub slot: u64,
+    /// Most of any 10 ms of a turbo core for VMs' real-time threads, thousandths, where the host works on it too.
+    pub budget: Option<u32>,
+    /// What a VM keeps of its share for its other vCPUs while they wait, thousandths.
+    pub reserve: u32,
+    /// Line of `cores`, 0 when it is absent.
+    pub(super) line: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Raw {
+    pub(super) cores: Option<toml::Spanned<Cores>>,
+    #[serde(deserialize_with = "slot")]
+    slot: u64,
+    #[serde(deserialize_with = "budget")]
+    budget: Option<u32>,
+    #[serde(deserialize_with = "reserve")]
+    reserve: u32,
+}
+
+impl Default for Raw {
+    fn default() -> Self {
+        Self {
+            cores: None,
+            slot: TURBO_SLOT,
+            budget: None,
+            reserve: TurboConfig::default().reserve,
+        }
+    }
+}
+
+impl Raw {
+    /// `line` is that of `cores`.
+    pub(super) fn checked(self, line: usize) -> Turbo {
+        Turbo {
+            cores: self.cores.map(|c| c.into_inner().0).unwrap_or_default(),
+            slot: self.slot,
+            budget: self.budget,
+            reserve: self.reserve,
+            line,
+        }
+    }
+}
+
+impl Turbo {
+    /// What is wrong with it on a host with these CPUs, with `regular` set aside for VMs.
+    pub(super) fn wrong(&self, online: &CpuSet, regular: &CpuSet) -> Option<String> {
+        if self.cores.is_empty() {
+            return None;
+        }
+        if let Some(cpu) = self.cores.iter().find(|&c| !online.contains(c)) {
+            return Some(format!(
+                "cores: CPU {cpu} is not online; this host has {online}"
+            ));
+        }
+        if let Some(cpu) = self.cores.iter().find(|&c| regular.contains(c)) {
+            return Some(format!(
+                "cores: CPU {cpu} is in [slices] cores already; a core is either regular or turbo"
+            ));
+        }
+        if regular.is_empty() {
+            return Some(
+                "cores: there are no regular cores for the VMs' other vCPUs; name them in [slices] cores"
+                    .into(),
+            );
+        }
+        let all = |cpu| self.cores.contains(cpu) || regular.contains(cpu);
+        if self.budget.is_none() && online.iter().all(all) {
+            return Some(
+                "cores: with [slices] cores no CPU is left to the host itself; leave one out, or give a budget".into(),
+            );
+        }
+        None
+    }
+}
+
+fn slot<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
+    duration(d, &SLOT)
+}
+
+/// Percent of a core, up to 90.
+fn budget<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    d.deserialize_any(Text("a share in quotes, for example \"50%\"", |t: &str| {
+        match quantities::cap(t).map_err(|e| e.to_string())? {
+            Some(p) if (50..=900).contains(&p) => Ok(Some(p)),
+            _ => Err("5% to 90% of a core is allowed".to_owned()),
+        }
+    }))
+}
+
+/// Percent of a VM's share, up to 90, or none.
+fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
+    d.deserialize_any(Text(
+        "a part of a VM's share in quotes, for example \"30%\"",
+        |t: &str| match quantities::cap(t).map_err(|e| e.to_string())? {
+            None => Ok(0),
+            Some(p) if p <= 900 => Ok(p),
+            Some(_) => Err("1% to 90% of a VM's share, or none, is allowed".to_owned()),
+        },
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use viola_policy::turbo::TurboConfig;
+
+    use crate::{Config, ConfigError};
+
+    fn checked(text: &str) -> Result<Config, ConfigError> {
+        let config = Config::parse(Path::new("v.toml"), text)?;
+        let online = "0-3".parse().map(|cpus| config.check_host(&cpus));
+        online.expect("a list")?;
+        Ok(config)
+    }
+
+    fn said(text: &str) -> String {
+        checked(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn turbo_cores_have_slots_of_a_tenth_of_a_millisecond_unless_told_otherwise() {
+        let turbo = checked("[slices]\ncores = \"2-3\"\n[turbo]\ncores = \"1\"\n")
+            .unwrap()
+            .turbo;
+        assert_eq!(
+            (turbo.cores.to_string().as_str(), turbo.slot, turbo.budget),
+            ("1", 100_000, None)
+        );
+        let text = "[slices]\ncores = \"1-3\"\n[turbo]\ncores = \"0\"\nslot = \"200us\"\nbudget = \"50%\"\n";
+        let turbo = checked(text).unwrap().turbo;
+        assert_eq!((turbo.slot, turbo.budget), (200_000, Some(500)));
+        assert_eq!(turbo.reserve, TurboConfig::default().reserve);
+        let reserve = |text: &str| {
+            let text = format!(
+                "[slices]\ncores = \"2-3\"\n[turbo]\ncores = \"1\"\nreserve = \"{text}\"\n"
+            );
+            checked(&text)
+                .map(|c| c.turbo.reserve)
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!((reserve("40%"), reserve("none")), (Ok(400), Ok(0)));
+        assert!(reserve("95%").unwrap_err().contains("1% to 90%"));
+        assert!(checked("").unwrap().turbo.cores.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_line_of_the_cores() {
+        let turbo = |slices: &str, turbo: &str| {
+            said(&format!(
+                "[slices]\ncores = \"{slices}\"\n[turbo]\n{turbo}\n"
+            ))
+        };
+        let both = turbo("1-2", "cores = \"2\"");
+        assert!(
+            both.starts_with("v.toml:4: cores: CPU 2 is in [slices] cores already"),
+            "{both}"
+        );
+        assert!(turbo("1-3", "cores = \"0\"").contains("no CPU is left to the host itself"));
+        assert!(turbo("1", "cores = \"9\"").contains("not online"));
+        assert!(said("[turbo]\ncores = \"1\"\n").contains("no regular cores"));
+        assert!(turbo("1", "slot = \"20us\"").contains("slot: "));
+        assert!(turbo("1", "budget = \"95%\"").contains("5% to 90% of a core is allowed"));
+        assert!(turbo("1", "budget = \"none\"").contains("5% to 90% of a core is allowed"));
+    }
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::*;
+use crate::testing::view;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use viola_cli::client::{Client, ClientError};
+use viola_proto::{Check, ClassSetting, Status, VmList};
+
+/// The real server on a real socket, and a control loop that answers what a test wants.
+struct Served {
+    _dir: tempfile::TempDir,
+    socket: PathBuf,
+}
+
+impl Served {
+    fn new(answer: impl Fn(Request) + Send + 'static) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("viola.sock");
+        let (send, receive) = mpsc::sync_channel(4);
+        std::thread::spawn(move || receive.into_iter().for_each(answer));
+        let shared = Arc::new(Shared::new(view(&["db01", "web"]), send));
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                serve(UnixListener::from_std(listener).unwrap(), router(shared)).await
+            });
+        });
+        Self { _dir: dir, socket }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(&self.socket)
+    }
+
+    fn raw(&self, bytes: &[u8]) -> String {
+        let mut s = UnixStream::connect(&self.socket).unwrap();
+        s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // The server may have had enough before all is sent.
+        let _ = s.write_all(bytes);
+        let _ = s.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = s.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+}
+
+fn nobody(request: Request) {
+    panic!("nothing was to be asked of the loop: {request:?}");
+}
+
+fn refused<T: std::fmt::Debug>(r: Result<T, ClientError>) -> (u16, Error) {
+    match r {
+        Err(ClientError::Refused { status, answer }) => (status, answer),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_the_loop_has_published_is_read_without_asking_it() {
+    let s = Served::new(nobody);
+    let c = s.client();
+    assert_eq!(c.get::<VmList>("/vms").unwrap().vms.len(), 2);
+    assert_eq!(c.get::<VmReport>("/vms/web").unwrap().id, "uml:web");
+    assert_eq!(c.get::<VmReport>("/vms/uml:web").unwrap().name, "web");
+    assert_eq!(c.get::<Status>("/status").unwrap().pid, std::process::id());
+    assert!(c.get::<Check>("/check").unwrap().advice.is_empty());
+}
+
+#[test]
+fn a_change_goes_to_the_loop_with_the_user_who_asked() {
+    let s = Served::new(|r| match r {
+        Request::Set {
+            name,
+            change,
+            peer,
+            reply,
+        } => {
+            assert_eq!(
+                (name.as_str(), change.class),
+                ("db 01/ü", Some(ClassSetting::Ls))
+            );
+            assert_eq!(peer, Peer(Some(rustix::process::getuid().as_raw())));
+            reply.send(Ok(view(&["db01"]).vms.vms[0].clone())).unwrap();
+        }
+        other => panic!("{other:?}"),
+    });
+    let change = Change {
+        class: Some(ClassSetting::Ls),
+        ..Change::default()
+    };
+    let path = format!("/vms/{}", viola_cli::client::segment("db 01/ü"));
+    assert_eq!(
+        s.client().patch::<VmReport>(&path, &change).unwrap().name,
+        "db01"
+    );
+}
+
+#[test]
+fn a_refusal_of_the_loop_is_told_as_it_is() {
+    let s = Served::new(|r| match r {
+        Request::Set { reply, .. } => reply.send(Err((400, error("weight: no")))).unwrap(),
+        Request::Pause { stop, reply, .. } => reply
+            .send(Ok(Done {
+                done: format!("stop {stop}"),
+            }))
+            .unwrap(),
+        other => panic!("{other:?}"),
+    });
+    let change = Change {
+        weight: Some(-1),
+        ..Change::default()
+    };
+    assert_eq!(
+        refused(s.client().patch::<VmReport>("/vms/db01", &change)),
+        (400, error("weight: no"))
+    );
+    assert_eq!(s.client().post::<Done>("/stop").unwrap().done, "stop true");
+    assert_eq!(
+        s.client().post::<Done>("/start").unwrap().done,
+        "stop false"
+    );
+}
+
+#[test]
+fn a_vm_that_does_not_exist_is_404_with_the_nearest_names() {
+    let s = Served::new(nobody);
+    let (status, e) = refused(s.client().get::<VmReport>("/vms/db1"));
+    assert_eq!((status, e.nearest), (404, vec!["db01".to_owned()]));
+}
+
+#[test]
+fn bodies_that_are_no_change_are_400_and_too_long_ones_413() {
+    let s = Served::new(nobody);
+    for body in [
+        "",
+        "{",
+        "[]",
+        "{\"class\":\"fast\"}",
+        "{\"clas\":\"ls\"}",
+        "{\"weight\":\"5\"}",
+        "\u{0}\u{1}",
+    ] {
+        let text = s.raw(
+            format!("PATCH /v1/vms/db01 HTTP/1.1\r\nhost: v\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+                .as_bytes(),
+        );
+        assert!(
+            text.starts_with("HTTP/1.1 400 ")
+                && text.contains("{\"error\":\"the body is no change"),
+            "{body}: {text}"
+        );
+    }
+    let long = format!("{{\"microslice\":\"{}\"}}", "9".repeat(100_000));
+    assert_eq!(
+        refused(
+            s.client()
+                .patch::<VmReport>("/vms/db01", &serde_json::json!({ "microslice": long }))
+        )
+        .0,
+        413
+    );
+}
+
+#[test]
+fn a_client_that_has_sent_all_and_says_so_is_answered_however_long_it_takes() {
+    let s = Served::new(|request| {
+        if let Request::Pause { reply, .. } = request {
+            std::thread::sleep(Duration::from_millis(200));
+            let done = Done {
+                done: "late".into(),
+            };
+            reply.send(Ok(done)).unwrap();
+        }
+    });
+    let text = s.raw(b"POST /v1/stop HTTP/1.1\r\nhost: v\r\nconnection: close\r\n\r\n");
+    assert!(text.ends_with("{\"done\":\"late\"}"), "{text}");
+}
+
+#[test]
+fn other_paths_and_methods_are_refused_in_json() {
+    let s = Served::new(nobody);
+    assert_eq!(refused(s.client().get::<Status>("/nothing")).0, 404);
+    assert_eq!(refused(s.client().get::<Done>("/stop")).0, 405);
+    assert_eq!(refused(s.client().post::<Status>("/status")).0, 405);
+    assert_eq!(refused(s.client().get::<VmReport>("/vms/%ff")).0, 400);
+}
+
+#[test]
+fn garbage_is_refused_and_the_next_request_is_answered() {
+    let s = Served::new(nobody);
+    let header = format!(
+        "GET /v1/status HTTP/1.1\r\nx: {}\r\n\r\n",
+        "y".repeat(1 << 20)
+    );
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
+        b"\0\0\0\0\r\n\r\n",
+        b"GET\r\n\r\n",
+        header.as_bytes(),
+    ] {
+        let answer = s.raw(bytes);
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 4"),
+            "{answer}"
+        );
+        assert!(s.client().get::<Status>("/status").is_ok());
+    }
+}
+
+#[test]
+fn half_a_request_keeps_nobody_waiting_and_is_ended() {
+    let s = Served::new(nobody);
+    let mut half = UnixStream::connect(&s.socket).unwrap();
+    half.write_all(b"GET /v1/status HT").unwrap();
+    assert!(s.client().get::<Status>("/status").is_ok());
+    half.set_read_timeout(Some(HEAD_TIME * 3)).unwrap();
+    let mut answer = Vec::new();
+    half.read_to_end(&mut answer).unwrap();
+    assert!(
+        answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
+}
+
+#[test]
+fn a_loop_that_is_gone_is_said_so() {
+    let (send, receive) = mpsc::sync_channel(1);
+    drop(receive);
+    let shared = Shared::new(view(&[]), send);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let answer = runtime.block_on(shared.ask(|reply| Request::Pause {
+        stop: true,
+        peer: Peer(None),
+        reply,
+    }));
+    assert_eq!(answer.unwrap_err().0, 503);
+}
+
+#[test]
+fn a_queue_that_is_full_is_said_so_at_once() {
+    let (send, _receive) = mpsc::sync_channel(1);
+    let shared = Shared::new(view(&[]), send);
+    shared.send(Request::Reload);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let answer = runtime.block_on(shared.ask(|reply| Request::Pause {
+        stop: true,
+        peer: Peer(None),
+        reply,
+    }));
+    assert_eq!(
+        answer.unwrap_err(),
+        (503, error("the daemon is busy; try again"))
+    );
+}

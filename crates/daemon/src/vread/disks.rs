@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The files behind a VM's disks, opened for its worker and its readers.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use viola_host::qemu::events::Chain;
+use viola_host::reach::{self, FileId};
+use viola_host::{Hypervisor, Vm};
+use viola_vread::control::{Format, ImageSpec};
+
+use viola_config::VmVread;
+
+/// Disks of a VM that are handed on.
+const MAX_DISKS: usize = 16;
+/// Files of all of them together; they have to fit into one datagram.
+const MAX_FILES: usize = viola_vread::control::MAX_FDS;
+
+/// One disk: its files, the live one first.
+#[derive(Debug)]
+pub struct Disk {
+    /// What workers are told.
+    pub spec: ImageSpec,
+    /// The files, for reading, kept open so that their numbers are not given to others.
+    pub files: Vec<File>,
+    /// The live one of a raw image, also for writing: for the VM's own worker and nobody else.
+    pub own: Option<File>,
+}
+
+impl Disk {
+    /// Descriptors of several disks, in order.
+    pub fn fds(disks: &[Self]) -> Vec<BorrowedFd<'_>> {
+        disks
+            .iter()
+            .flat_map(|d| &d.files)
+            .map(AsFd::as_fd)
+            .collect()
+    }
+
+    /// The same for the VM's own worker, which may write where that is wanted.
+    pub fn own_fds(disks: &[Self]) -> Vec<BorrowedFd<'_>> {
+        let mut fds = Vec::new();
+        for disk in disks {
+            match &disk.own {
+                Some(own) => fds.push(own.as_fd()),
+                None => fds.extend(disk.files.iter().map(AsFd::as_fd)),
+            }
+        }
+        fds
+    }
+}
+
+/// Where a disk is said to lie.
+#[derive(Debug, PartialEq, Eq)]
+struct Claim {
+    device: String,
+    layers: Vec<(PathBuf, Format)>,
+    /// Said by the operator, and not by the VM's own process.
+    is_trusted: bool,
+}
+
+/// Opens all disks of a VM. Beside them, why others are left out.
+///
+/// `chains` is what QEMU tells; `numbers` are all disks so far, whose numbers those that are the same keep. Further
+/// ones are numbered from `first` on. With `writes` raw images are also opened for writing.
+pub fn open(
+    vm: &Vm,
+    config: &VmVread,
+    chains: Option<&[Chain]>,
+    numbers: &[ImageSpec],
+    first: u32,
+    writes: bool,
+) -> (Vec<Disk>, Vec<String>) {
+    let (claims, mut left_out) = claims(vm, config, chains);
+    let mut disks: Vec<Disk> = Vec::new();
+    let mut next = numbers.iter().map(|n| n.id + 1).max().unwrap_or(first);
+    for claim in claims {
+        let files: usize = disks.iter().map(|d| d.files.len()).sum();
+        if disks.len() == MAX_DISKS || files + claim.layers.len() > MAX_FILES {
+            left_out.push(format!("{}: the VM has too many disks", claim.device));
+            continue;
+        }
+        match open_one(vm, &claim) {
+            Ok((files, id)) => {
+                let mut spec = ImageSpec {
+                    id: 0,
+                    device: claim.device.clone(),
+                    serial: None,
+                    layers: claim.layers.iter().map(|(_, f)| *f).collect(),
+                    path: claim.layers[0].0.display().to_string(),
+                    file: id,
+                };
+                let same = |old: &&ImageSpec| {
+                    ImageSpec {
+                        id: 0,
+                        ..(*old).clone()
+                    } == spec
+                };
+                spec.id = match numbers.iter().find(same) {
+                    Some(old) => old.id,
+                    None => {
+                        next += 1;
+                        next - 1
+                    }
+                };
+                let own = match writes && claim.layers.len() == 1 {
+                    true => open_own(vm, &claim, id),
+                    false => Ok(None),
+                };
+                // it can be read all the same
+                let own = own.unwrap_or_else(|why| {
+                    left_out.push(format!("not to be written: {why}"));
+                    None
+                });
+                disks.push(Disk { spec, files, own });
+            }
+            Err(why) => left_out.push(why),
+        }
+    }
+    (disks, left_out)
+}
+
+fn claims(vm: &Vm, config: &VmVread, chains: Option<&[Chain]>) -> (Vec<Claim>, Vec<String>) {
+    let mut left_out = Vec::new();
+    if !config.image.is_empty() {
+        let claim = |i: &viola_config::vread::Image| Claim {
+            device: i.device.clone(),
+            layers: std::iter::once((i.path.clone(), i.format))
+                .chain(i.backing.iter().map(|l| (l.path.clone(), l.format)))
+                .collect(),
+            is_trusted: true,
+        };
+        return (config.image.iter().map(claim).collect(), left_out);
+    }
+    let mut claims = Vec::new();
+    // Name of the device; files and formats.
+    let told: Vec<(String, Vec<(PathBuf, String)>)> = match (vm.hypervisor, chains) {
+        (Hypervisor::Qemu, Some(chains)) => chains
+            .iter()
+            .map(|c| (c.device.clone(), c.layers.clone()))
+            .collect(),
+        // UML's own format is told apart by the host; what is left is raw.
+        (Hypervisor::Uml, _) => vm
+            .disks
+            .iter()
+            .map(|d| {
+                let format = d.format.clone().unwrap_or_else(|| "raw".into());
+                (d.device.clone(), vec![(d.path.clone(), format)])
+            })
+            .collect(),
+        // Nobody tells of snapshots and resets of theirs.
+        (Hypervisor::Qemu | Hypervisor::Firecracker | Hypervisor::CloudHypervisor, _) => Vec::new(),
+    };
+    for (device, layers) in told {
+        let mut known = Vec::new();
+        for (path, format) in layers {
+            match format_of(&format) {
+                Ok(format) => known.push((path, format)),
+                Err(format) => {
+                    left_out.push(format!(
+                        "{device}: {} has format {format}; raw and qcow2 are read",
+                        path.display()
+                    ));
+                    known.clear();
+                    break;
+                }
+            }
+        }
+        if !known.is_empty() {
+            claims.push(Claim {
+                device,
+                layers: known,
+                is_trusted: false,
+            });
+        }
+    }
+    (claims, left_out)
+}
+
+/// QEMU names the driver: of a raw image it may be the one of the file itself.
+fn format_of(text: &str) -> Result<Format, &str> {
+    match text {
+        "raw" | "file" | "host_device" => Ok(Format::Raw),
+        "qcow2" => Ok(Format::Qcow2),
+        other => Err(other),
+    }
+}
+
+fn open_one(vm: &Vm, claim: &Claim) -> Result<(Vec<File>, FileId), String> {
+    let mut files = Vec::new();
+    let mut first = None;
+    for (path, _) in &claim.layers {
+        let opened = if claim.is_trusted {
+            open_trusted(path)
+        } else {
+            reach::open_disk(vm, path)
+        };
+        let (file, id) = opened.map_err(|e| {
+            let text = e.to_string();
+            if text.contains('/') {
+                text
+            } else {
+                format!("{}: {text}", path.display())
+            }
+        })?;
+        first = first.or(Some(id));
+        files.push(file);
+    }
+    first
+        .map(|id| (files, id))
+        .ok_or_else(|| format!("{}: no file", claim.device))
+}
+
+/// A raw image for writing; it has to be the same file as the one for reading.
+fn open_own(vm: &Vm, claim: &Claim, id: FileId) -> Result<Option<File>, String> {
+    let Some((path, Format::Raw)) = claim.layers.first() else {
+        return Ok(None);
+    };
+    let opened = match claim.is_trusted {
+        true => File::options().read(true).write(true).open(path),
+        false => reach::open_disk_to_write(vm, path),
+    };
+    let named = |e: std::io::Error| format!("{}: {e}", path.display());
+    let file = opened.map_err(named)?;
+    match reach::id_of(&file.metadata().map_err(named)?) == id {
+        true => Ok(Some(file)),
+        false => Err(format!(
+            "{}: it has just become another file",
+            path.display()
+        )),
+    }
+}
+
+fn open_trusted(path: &Path) -> std::io::Result<(File, FileId)> {
+    let file = File::open(path)?;
+    let id = reach::id_of(&file.metadata()?);
+    Ok((file, id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vm;
+    use std::io::Write;
+    use viola_config::vread::{Image, Layer};
+
+    fn me(disks: Vec<viola_host::Disk>) -> Vm {
+        Vm {
+            pid: std::process::id(),
+            disks,
+            ..vm("dn1", 1, &[&[0]])
+        }
+    }
+
+    fn ubd(path: &Path, format: Option<&str>) -> viola_host::Disk {
+        viola_host::Disk {
+            path: path.to_owned(),
+            device: "ubda".into(),
+            read_only: false,
+            format: format.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_disk_keeps_its_number_until_it_is_another_file() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[0; 4096]).unwrap();
+        let vm = me(vec![ubd(file.path(), None)]);
+        let config = VmVread::default();
+        let (disks, left_out) = open(&vm, &config, None, &[], 1, false);
+        assert_eq!((disks[0].spec.id, left_out.len()), (1, 0));
+        assert_eq!(disks[0].spec.layers, [Format::Raw]);
+        let numbers = [disks[0].spec.clone()];
+        assert_eq!(
+            open(&vm, &config, None, &numbers, 1, false).0[0].spec,
+            numbers[0]
+        );
+        let other = tempfile::NamedTempFile::new().unwrap();
+        let vm = me(vec![ubd(other.path(), None)]);
+        assert_eq!(open(&vm, &config, None, &numbers, 1, false).0[0].spec.id, 2);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_out_with_its_reason() {
+        let (disks, why) = open(
+            &me(vec![ubd(Path::new("/d.img"), Some("cow"))]),
+            &VmVread::default(),
+            None,
+            &[],
+            1,
+            false,
+        );
+        assert!(disks.is_empty());
+        assert_eq!(why, ["ubda: /d.img has format cow; raw and qcow2 are read"]);
+        // The VM's process names a file that it has not open.
+        let (disks, why) = open(
+            &me(vec![ubd(Path::new("/etc/hostname"), None)]),
+            &VmVread::default(),
+            None,
+            &[],
+            1,
+            false,
+        );
+        assert!(disks.is_empty());
+        assert_eq!(why, ["/etc/hostname: the VM has no such file open"]);
+    }
+
+    #[test]
+    fn the_operators_word_goes_before_the_hypervisors() {
+        let top = tempfile::NamedTempFile::new().unwrap();
+        let base = tempfile::NamedTempFile::new().unwrap();
+        let config = VmVread {
+            image: vec![Image {
+                device: "vda".into(),
+                path: top.path().into(),
+                format: Format::Qcow2,
+                backing: vec![Layer {
+                    path: base.path().into(),
+                    format: Format::Raw,
+                }],
+            }],
+            ..VmVread::default()
+        };
+        let (disks, _) = open(
+            &me(vec![ubd(Path::new("/x"), None)]),
+            &config,
+            None,
+            &[],
+            1,
+            false,
+        );
+        assert_eq!(disks.len(), 1);
+        assert_eq!(disks[0].spec.layers, [Format::Qcow2, Format::Raw]);
+        assert_eq!(Disk::fds(&disks).len(), 2);
+    }
+
+    #[test]
+    fn qemus_chain_is_taken_as_it_is_told() {
+        let chain = Chain {
+            device: "d0".into(),
+            layers: vec![
+                ("/snap.qcow2".into(), "qcow2".into()),
+                ("/base.img".into(), "raw".into()),
+            ],
+        };
+        let vm = Vm {
+            hypervisor: Hypervisor::Qemu,
+            ..me(Vec::new())
+        };
+        let (claims, _) = claims(&vm, &VmVread::default(), Some(&[chain]));
+        assert_eq!(claims[0].layers[1], ("/base.img".into(), Format::Raw));
+        assert!(!claims[0].is_trusted);
+    }
+}
