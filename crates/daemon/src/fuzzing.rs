@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use axum::Router;
 use viola_proto::Done;
 
-use crate::http::{self, Request, Shared};
-use crate::settings::Settings;
+use crate::api::http::{self, Request, Shared};
 use crate::testing::{view, vm};
+use crate::vms::settings::Settings;
 use viola_config::Config;
 
 /// Bytes of an answer that a client reads.

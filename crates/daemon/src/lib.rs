@@ -16,37 +16,23 @@
 //! | `libvirt` | what libvirt tells of its VMs, on a thread and by a process of its own |
 //! | `engine`, `pins`, `trouble` | carrying it out, and what to do when that fails |
 
-pub mod ability;
-mod aside;
-mod classes;
+pub mod api;
 mod control;
-mod engine;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-pub mod http;
-pub mod keys;
+pub mod host;
 pub mod lanes;
-pub mod leftover;
-mod libvirt;
-pub mod lock;
-pub mod measure;
-pub mod metrics;
-pub mod names;
-mod pins;
-mod placement;
-mod plan;
-mod pools;
-mod server;
-pub mod settings;
+mod prometheus;
+mod retry;
+pub mod slices;
+mod supervisor;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod totals;
-mod trouble;
-mod turbos;
-mod users;
-pub mod view;
+pub mod turbo;
+pub mod vms;
+mod vpipe;
 pub mod vread;
-pub mod worker;
+pub mod workers;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,9 +41,12 @@ use std::time::Instant;
 
 use viola_host::check::HostFacts;
 
+use api::http::{self, Shared};
+use api::server;
 use control::Control;
-use http::Shared;
-use lock::{Lock, LockError};
+use host::affinity;
+use host::lock::{self, Lock, LockError};
+use slices::restore;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::log::{self, Level};
 use viola_config::Config;
@@ -135,7 +124,7 @@ fn step_aside(config: &Config, facts: &HostFacts) {
     if config.turbo.budget.is_none() {
         cores.extend(&config.turbo.cores);
     }
-    if let Err(why) = aside::step(&cores, &facts.online()) {
+    if let Err(why) = affinity::step(&cores, &facts.online()) {
         log::line(
             Level::Warning,
             format!("this daemon cannot leave the VMs' cores: {why}"),
@@ -144,7 +133,7 @@ fn step_aside(config: &Config, facts: &HostFacts) {
 }
 
 fn put_back(run_dir: &Path) {
-    let (done, error) = leftover::put_back(run_dir);
+    let (done, error) = restore::put_back(run_dir);
     if !done.is_nothing() {
         log::line(
             Level::Notice,

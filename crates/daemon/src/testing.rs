@@ -82,7 +82,7 @@ pub fn cpus(n: u32) -> Vec<viola_host::topology::Cpu> {
 }
 
 /// What a daemon with these VMs would show.
-pub fn view(names: &[&str]) -> crate::view::View {
+pub fn view(names: &[&str]) -> crate::vms::report::View {
     use viola_proto::{Check, Class, ClassSetting, Source, Spent, Stage, Status, VmList, VmReport};
     let report = |name: &&str| VmReport {
         id: format!("uml:{name}"),
@@ -116,7 +116,7 @@ pub fn view(names: &[&str]) -> crate::view::View {
         help: Vec::new(),
         advice: None,
     };
-    crate::view::View {
+    crate::vms::report::View {
         status: Status {
             pid: std::process::id(),
             version: "0".into(),

@@ -6,7 +6,7 @@ mod internal;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use viola_daemon::worker::Kind;
+use viola_daemon::workers::entry::Kind;
 use viola_proto::ClassSetting;
 use viola_proto::lanes::LaneSetting;
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::args::Viola;
 use viola_config::Config;
-use viola_daemon::metrics;
+use viola_daemon::api::metrics;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

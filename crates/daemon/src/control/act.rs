@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use viola_host::Vm;
 
-use super::{Control, REFUSAL_AGE};
-use crate::placement::Placed;
-use crate::plan::{self, Candidate, CoreNote, Draft, Frame, TurboFrame};
+use crate::control::{Control, REFUSAL_AGE};
+use crate::slices::decide::placement::Placed;
+use crate::slices::decide::plan::{self, Candidate, CoreNote, Draft, Frame, TurboFrame};
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::MechanismChoice;

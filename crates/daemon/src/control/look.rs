@@ -11,13 +11,13 @@ use viola_policy::slices::Class;
 use viola_policy::slices::classify::{self, Advice};
 use viola_proto::ClassSetting;
 
-use super::Control;
-use crate::ability;
-use crate::classes::Observation;
-use crate::libvirt::Libvirt;
-use crate::measure;
-use crate::settings::Controls;
-use crate::vread::named;
+use crate::control::Control;
+use crate::host::libvirt::Libvirt;
+use crate::slices::check;
+use crate::slices::decide::classes::Observation;
+use crate::supervisor::named;
+use crate::vms::recent;
+use crate::vms::settings::Controls;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::MechanismChoice;
@@ -74,7 +74,7 @@ impl Control {
             .iter()
             .filter(|vm| !before.contains(&vm.id))
         {
-            let cores = ability::cores_text(&vm.cores);
+            let cores = check::cores_text(&vm.cores);
             let vcpus = match vm.vcpus.len() {
                 1 => "1 vCPU".to_owned(),
                 n => format!("{n} vCPUs"),
@@ -301,7 +301,7 @@ impl Control {
             .zip(&controls)
             .map(|(vm, c)| (&vm.cores, vm.vcpus.len(), c.weight.value, c.cap.value))
             .collect();
-        let shares = measure::shares(&claims);
+        let shares = recent::shares(&claims);
         let homes: Vec<Option<u32>> = vms.iter().map(|vm| self.placement.home(&vm.id)).collect();
         let advise = |i: usize| {
             let home = homes[i]?;

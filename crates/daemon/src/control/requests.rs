@@ -7,10 +7,10 @@ use viola_host::Vm;
 use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Done, VmReport};
 
-use super::{Control, show};
-use crate::http::{Peer, Refusal};
-use crate::names;
-use crate::settings::Controls;
+use crate::api::http::{Peer, Refusal};
+use crate::control::{Control, show};
+use crate::vms::find;
+use crate::vms::settings::Controls;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_cli::quantities::{cap_text, exact};
@@ -30,7 +30,7 @@ impl Control {
         };
         let now = Instant::now();
         let found = |vms: &[Vm]| {
-            names::find(
+            find::find(
                 vms.iter().map(|vm| (vm.name.as_str(), vm.id.as_str())),
                 name,
             )
@@ -81,7 +81,7 @@ impl Control {
             .nics
             .iter()
             .map(|n| (n.name.as_str(), n.guest.as_str()));
-        let at = names::find(known, name).map_err(|e| e.answer(name))?;
+        let at = find::find(known, name).map_err(|e| e.answer(name))?;
         let mut nic = shown.nics[at].clone();
         let said = self.settings.change_lane(&nic.guest, change);
         let said = said.map_err(|e| refuse(400, e))?;

@@ -8,11 +8,11 @@ use viola_policy::slices::Class;
 use viola_proto::{Check, ClassSetting, Core, LeftOut, Stage, Status, VmList, VmReport};
 use viola_sched::{Algorithm, VmPlan};
 
-use super::{Control, PUBLISH};
-use crate::ability;
-use crate::libvirt::Libvirt;
-use crate::measure::Recent;
-use crate::view::{self, Known, View, add_vread, reports};
+use crate::control::{Control, PUBLISH};
+use crate::host::libvirt::Libvirt;
+use crate::slices::check;
+use crate::vms::recent::Recent;
+use crate::vms::report::{self, Known, View, add_vread, reports};
 
 /// A class as it is written.
 pub fn class_text(class: ClassSetting) -> &'static str {
@@ -40,14 +40,14 @@ impl Control {
     pub fn view(&self, now: Instant) -> View {
         let recent = self.recent();
         let mut vms = self.reports_of(&recent);
-        let mut rows = ability::rows(
+        let mut rows = check::rows(
             &self.facts,
             &self.config.slices,
             &self.accounting,
             &self.scheduler,
             self.inventory.vms(),
         );
-        rows.push(ability::libvirt::row(
+        rows.push(crate::host::check::row(
             Some(&self.shown_libvirt()),
             &self.config,
         ));
@@ -58,16 +58,16 @@ impl Control {
         });
         add_vread(&mut vms, &vread);
         let advice = vms.iter().filter_map(|vm| vm.advice.clone()).collect();
-        rows.push(ability::turbo::row(
+        rows.push(crate::turbo::check::row(
             &self.config,
             &self.facts,
             (&self.accounting, &self.scheduler),
             self.inventory.vms(),
         ));
         let lanes = self.shown_lanes();
-        rows.push(ability::lanes::row(Some(&lanes), &self.config));
-        rows.push(ability::vread(Some(&vread), &self.config.vread));
-        rows.extend(ability::peers::row(Some(&vread), &self.config.vread));
+        rows.push(crate::lanes::check::row(Some(&lanes), &self.config));
+        rows.push(check::vread(Some(&vread), &self.config.vread));
+        rows.extend(crate::vread::check::row(Some(&vread), &self.config.vread));
         View {
             status: self.status(now),
             vms: VmList {
@@ -142,7 +142,7 @@ impl Control {
                     }),
                     controls,
                     scheduled_by: self.engine.at_work().filter(|_| managed),
-                    turns: view::turns(&got, vm.pid),
+                    turns: report::turns(&got, vm.pid),
                     remarks: remarks.chain(self.remark(&controls)).collect(),
                     advice: self.classes.advice(
                         vm,
@@ -165,7 +165,7 @@ impl Control {
     }
 
     /// Why nothing comes of a setting.
-    fn remark(&self, controls: &crate::settings::Controls) -> Option<String> {
+    fn remark(&self, controls: &crate::vms::settings::Controls) -> Option<String> {
         if controls.class.value == ClassSetting::Batch && !controls.capped_by_viola() {
             return None;
         }

@@ -11,10 +11,14 @@
 //!
 //! VFs stay with their guests when the daemon ends; the next one finds them by a journal in the run directory.
 
-mod guests;
-mod keeper;
-mod pools;
+mod apply;
+pub mod check;
+mod manager;
+pub mod metrics;
+mod observe;
+mod pool;
 pub mod restore;
+mod status;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,7 +31,7 @@ use viola_policy::lanes::CpuTime;
 use viola_proto::Source;
 use viola_proto::lanes::{LaneSetting, Lanes as Shown};
 
-use keeper::Keeper;
+use manager::Keeper;
 use viola_cli::error::{Failure, Outcome};
 use viola_config::Config;
 

@@ -13,7 +13,8 @@ use viola_cli::client::{Client, ClientError};
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
 use viola_config::{self as config, Config, Whose};
-use viola_daemon::ability;
+use viola_daemon::slices::check as ability;
+use viola_daemon::{host, lanes, turbo, vread};
 
 /// Tells what this host can do: by the daemon's configuration when one runs and none is named, else by the named
 /// file, else by the usual one.
@@ -66,16 +67,16 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     let scheduler = ability::try_scheduler(&facts).map(drop);
     let vms = inventory.vms();
     let mut rows = ability::rows(&facts, &config.slices, &accounting, &scheduler, vms);
-    rows.push(ability::libvirt::row(None, &config));
-    rows.push(ability::turbo::row(
+    rows.push(host::check::row(None, &config));
+    rows.push(turbo::check::row(
         &config,
         &facts,
         (&accounting, &scheduler),
         vms,
     ));
-    rows.push(ability::lanes::row(None, &config));
+    rows.push(lanes::check::row(None, &config));
     rows.push(ability::vread(None, &config.vread));
-    rows.extend(ability::peers::row(None, &config.vread));
+    rows.extend(vread::check::row(None, &config.vread));
     Ok(Check {
         rows,
         advice: Vec::new(),

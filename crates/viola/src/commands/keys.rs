@@ -9,7 +9,7 @@ use viola_cli::error::{Failure, Outcome};
 use viola_cli::table::print;
 use viola_config::vread::{DEFAULT_CERTIFICATE, DEFAULT_KEY};
 use viola_config::{self as config, Config};
-use viola_daemon::keys::{Identity, host_name};
+use viola_daemon::vread::keys::{Identity, host_name};
 
 /// Port that is proposed.
 const PORT: u16 = 7670;

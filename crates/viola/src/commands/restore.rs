@@ -7,10 +7,10 @@ use crate::args;
 use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::table::print;
+use viola_daemon::host::lock::Lock;
 use viola_daemon::lanes;
-use viola_daemon::leftover;
-use viola_daemon::lock::Lock;
-use viola_daemon::vread::folder;
+use viola_daemon::slices::restore as leftover;
+use viola_daemon::workers::run_dir as folder;
 
 /// Puts back what was left behind. A daemon that runs is told to stop first, else it would start over; when it does
 /// not answer, its helpers are ended all the same.

@@ -15,10 +15,10 @@ use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::quantities::{byte_rate, percent, rounded};
 use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
 use viola_config::{self as config, Config};
-use viola_daemon::ability::cores_text;
-use viola_daemon::measure::Recent;
-use viola_daemon::settings::Settings;
-use viola_daemon::view::{Known, reports};
+use viola_daemon::slices::check::cores_text;
+use viola_daemon::vms::recent::Recent;
+use viola_daemon::vms::report::{Known, reports};
+use viola_daemon::vms::settings::Settings;
 
 /// How long it measures without a daemon.
 const MEASURE: Duration = Duration::from_secs(1);

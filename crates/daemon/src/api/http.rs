@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The control socket: HTTP/JSON for root and one group.
+//!
+//! The server has a thread of its own. It reads what the control loop has published, and hands changes over through a
+//! bounded queue: nothing that a client does can hold the control loop up.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{DefaultBodyLimit, Extension, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, patch, post};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use viola_proto::lanes::{LaneChange, Nic};
+use viola_proto::{Change, Done, Error, VmReport};
+
+use crate::api::metrics;
+use crate::vms::find;
+use crate::vms::report::View;
+use viola_cli::log;
+
+/// Largest body of a request, bytes.
+const BODY: usize = 64 << 10;
+/// Largest head of a request, bytes.
+const HEAD: usize = 16 << 10;
+/// How long a client may take to send the head of a request.
+const HEAD_TIME: Duration = Duration::from_secs(5);
+/// How long a connection may last in all.
+const CONNECTION_TIME: Duration = Duration::from_secs(30);
+/// How long the control loop may take to answer; it sleeps a few milliseconds at a time while it starts slots.
+const LOOP_TIME: Duration = Duration::from_secs(8);
+/// Connections served at a time; see [`make_room`].
+const CONNECTIONS: usize = 64;
+/// How long one that has asked keeps its place when others want it. Longer than the control loop takes.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Who sent a request: a user number, when the kernel told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub Option<u32>);
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(0) => f.write_str("root"),
+            Some(uid) => write!(f, "user {uid}"),
+            None => f.write_str("a user unknown"),
+        }
+    }
+}
+
+/// Why the control loop said no: HTTP status and answer.
+pub type Refusal = (u16, Error);
+
+/// How the control loop answers.
+pub type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
+
+/// What the control loop is asked for.
+#[derive(Debug)]
+pub enum Request {
+    /// Change a VM's settings.
+    Set {
+        /// Name or identity.
+        name: String,
+        /// What to change.
+        change: Change,
+        /// Who asked.
+        peer: Peer,
+        /// Where the answer goes.
+        reply: Reply<VmReport>,
+    },
+    /// Change whether a guest may have a VF.
+    Lane {
+        /// Name or identity.
+        name: String,
+        /// What to change.
+        change: LaneChange,
+        /// Who asked.
+        peer: Peer,
+        /// Where the answer goes.
+        reply: Reply<Nic>,
+    },
+    /// Put everything back and leave it, or go on.
+    Pause {
+        /// Stop or start.
+        stop: bool,
+        /// Who asked.
+        peer: Peer,
+        /// Where the answer goes.
+        reply: Reply<Done>,
+    },
+    /// Read the configuration again.
+    Reload,
+    /// Put everything back and end; the name of the signal.
+    Quit(&'static str),
+}
+
+/// What the server shares with the control loop.
+#[derive(Debug)]
+pub struct Shared {
+    view: Mutex<Arc<View>>,
+    requests: SyncSender<Request>,
+}
+
+impl Shared {
+    /// A first view, and where requests go.
+    pub fn new(view: View, requests: SyncSender<Request>) -> Self {
+        Self {
+            view: Mutex::new(Arc::new(view)),
+            requests,
+        }
+    }
+
+    /// Replaces the view.
+    pub fn publish(&self, view: View) {
+        *self
+            .view
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(view);
+    }
+
+    /// The view as of now.
+    pub fn view(&self) -> Arc<View> {
+        self.view
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Hands a request to the control loop, however long it takes.
+    pub fn send(&self, request: Request) {
+        // The loop is gone only when the process is about to be.
+        let _ = self.requests.send(request);
+    }
+
+    async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, Refusal> {
+        let busy = || (503, error("the daemon is busy; try again"));
+        let (reply, answer) = oneshot::channel();
+        self.requests
+            .try_send(request(reply))
+            .map_err(|e| match e {
+                TrySendError::Full(_) => busy(),
+                TrySendError::Disconnected(_) => (503, error("the daemon is about to end")),
+            })?;
+        match tokio::time::timeout(LOOP_TIME, answer).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err((503, error("the daemon is about to end"))),
+            Err(_) => Err(busy()),
+        }
+    }
+}
+
+fn error(sentence: impl Into<String>) -> Error {
+    Error {
+        error: sentence.into(),
+        nearest: Vec::new(),
+    }
+}
+
+/// A value, or a refusal, as JSON.
+struct Answer<T>(Result<T, Refusal>);
+
+impl<T: Serialize> IntoResponse for Answer<T> {
+    fn into_response(self) -> Response {
+        let (status, body) = match &self.0 {
+            Ok(value) => (200, serde_json::to_vec(value)),
+            Err((status, e)) => (*status, serde_json::to_vec(e)),
+        };
+        match (StatusCode::from_u16(status), body) {
+            (Ok(status), Ok(body)) => {
+                (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+            }
+            _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        }
+    }
+}
+
+type Server = State<Arc<Shared>>;
+
+/// All routes.
+pub fn router(shared: Arc<Shared>) -> Router {
+    let refuse = |status: u16, sentence: &'static str| async move {
+        Answer::<()>(Err((status, error(sentence))))
+    };
+    Router::new()
+        .route(
+            "/v1/check",
+            get(async |s: Server| Answer(Ok(s.view().check.clone()))),
+        )
+        .route(
+            "/v1/status",
+            get(async |s: Server| Answer(Ok(s.view().status.clone()))),
+        )
+        .route("/v1/events", get(async || Answer(Ok(log::recent()))))
+        .route(
+            "/v1/vread",
+            get(async |s: Server| Answer(Ok(s.view().vread.clone()))),
+        )
+        .route(
+            "/v1/pipes",
+            get(async |s: Server| Answer(Ok(s.view().vread.pipes.clone()))),
+        )
+        .route(
+            "/v1/lanes",
+            get(async |s: Server| Answer(Ok(s.view().lanes.clone()))),
+        )
+        .route("/v1/lanes/{name}", patch(lane))
+        .route(
+            "/v1/vms",
+            get(async |s: Server| Answer(Ok(s.view().vms.clone()))),
+        )
+        .route(
+            "/metrics",
+            get(async |s: Server| {
+                let text = metrics::text(&s.view());
+                ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
+            }),
+        )
+        .route("/v1/vms/{name}", get(show).patch(change))
+        .route(
+            "/v1/stop",
+            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, true, peer).await),
+        )
+        .route(
+            "/v1/start",
+            post(async |s: Server, Extension(peer): Extension<Peer>| pause(&s, false, peer).await),
+        )
+        .fallback(move || {
+            refuse(
+                404,
+                "there is no such request; see GET /v1/status, /v1/vms, /v1/events, /v1/vread, /v1/pipes, /v1/lanes, /v1/check",
+            )
+        })
+        .method_not_allowed_fallback(move || refuse(405, "this method is not for that path"))
+        .layer(DefaultBodyLimit::max(BODY))
+        .with_state(shared)
+}
+
+async fn show(s: Server, name: Result<Path<String>, PathRejection>) -> Answer<VmReport> {
+    let view = s.view();
+    let vms = &view.vms.vms;
+    Answer(path(name).and_then(|name| {
+        match find::find(
+            vms.iter().map(|vm| (vm.name.as_str(), vm.id.as_str())),
+            &name,
+        ) {
+            Ok(i) => Ok(vms[i].clone()),
+            Err(e) => Err(e.answer(&name)),
+        }
+    }))
+}
+
+async fn change(
+    s: Server,
+    Extension(peer): Extension<Peer>,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<VmReport> {
+    asked(&s, name, body, |name, change, reply| Request::Set {
+        name,
+        change,
+        peer,
+        reply,
+    })
+    .await
+}
+
+async fn lane(
+    s: Server,
+    Extension(peer): Extension<Peer>,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Nic> {
+    asked(&s, name, body, |name, change, reply| Request::Lane {
+        name,
+        change,
+        peer,
+        reply,
+    })
+    .await
+}
+
+/// Asks the loop for a change; nothing reaches it that is none.
+async fn asked<C: DeserializeOwned, T>(
+    s: &Server,
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+    request: impl FnOnce(String, C, Reply<T>) -> Request,
+) -> Answer<T> {
+    match read(name, body) {
+        Ok((name, change)) => Answer(s.ask(|reply| request(name, change, reply)).await),
+        Err(refusal) => Answer(Err(refusal)),
+    }
+}
+
+/// A name and a change.
+fn read<T: DeserializeOwned>(
+    name: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(String, T), Refusal> {
+    let name = path(name)?;
+    let body = body.map_err(|e| {
+        (
+            e.status().as_u16(),
+            error(format!("the body cannot be read: {e}")),
+        )
+    })?;
+    // An array would do as well for serde.
+    let object =
+        serde_json::from_slice::<serde_json::Map<_, _>>(&body).map(serde_json::Value::Object);
+    let change = object.and_then(serde_json::from_value);
+    Ok((
+        name,
+        change.map_err(|e| (400, error(format!("the body is no change: {e}"))))?,
+    ))
+}
+
+async fn pause(s: &Shared, stop: bool, peer: Peer) -> Answer<Done> {
+    Answer(s.ask(|reply| Request::Pause { stop, peer, reply }).await)
+}
+
+fn path(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
+    name.map(|Path(name)| name)
+        .map_err(|_| (400, error("the VM's name in the path is no text")))
+}
+
+/// A connection that is served.
+struct Client {
+    task: AbortHandle,
+    /// Whether it has asked for anything yet.
+    asked: Arc<AtomicBool>,
+    since: Instant,
+}
+
+/// Serves for ever.
+pub async fn serve(listener: UnixListener, router: Router) {
+    let mut clients = VecDeque::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(_) => {
+                // Out of descriptors, as a rule; they come back.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        make_room(&mut clients).await;
+        let asked = Arc::new(AtomicBool::new(false));
+        let talk = converse(stream, router.clone(), asked.clone());
+        let task = tokio::spawn(async move {
+            // What a client did wrong is its own affair.
+            let _ = tokio::time::timeout(CONNECTION_TIME, talk).await;
+        });
+        clients.push_back(Client {
+            task: task.abort_handle(),
+            asked,
+            since: Instant::now(),
+        });
+    }
+}
+
+/// When all places are taken, one who has said nothing loses his, and one who does not take his answer: whoever asks something is
+/// answered, however many others hang about.
+async fn make_room(clients: &mut VecDeque<Client>) {
+    loop {
+        clients.retain(|c| !c.task.is_finished());
+        if clients.len() < CONNECTIONS {
+            return;
+        }
+        // What has come in is read before anybody is called silent.
+        tokio::task::yield_now().await;
+        let silent = clients.iter().position(|c| !c.asked.load(Relaxed));
+        let slow = clients.iter().position(|c| c.since.elapsed() >= GRACE);
+        match silent.or(slow).and_then(|at| clients.remove(at)) {
+            Some(client) => client.task.abort(),
+            None => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+/// Answers one client until it has heard enough.
+pub async fn converse(stream: UnixStream, router: Router, asked: Arc<AtomicBool>) {
+    let peer = Peer(stream.peer_cred().ok().map(|c| c.uid()));
+    let inner = TowerToHyperService::new(router.layer(Extension(peer)));
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        asked.store(true, Relaxed);
+        inner.call(request)
+    });
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        // A client that has said all it has to say still wants the answer.
+        .half_close(true)
+        .max_buf_size(HEAD)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `GET /metrics`, for Prometheus. Every name is in docs/src/metrics.md.
+
+use crate::api::daemon_metrics;
+use crate::prometheus::Text;
+use crate::vms::report::View;
+use crate::{lanes, vms, vread};
+
+/// Type of the answer.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
+
+/// All metrics.
+pub fn text(view: &View) -> String {
+    let mut out = Text::default();
+    daemon_metrics::write(&mut out, &view.status);
+    vms::metrics::write(&mut out, view);
+    vread::metrics::write(&mut out, &view.vread);
+    lanes::metrics::write(&mut out, &view.lanes);
+    out.into_text()
+}
+
+/// Names of all metrics that there are, each once, with their types.
+#[cfg(any(test, feature = "testing"))]
+pub fn names() -> Vec<(String, String)> {
+    let text = text(&crate::testing::view(&["a"]));
+    let lines = text.lines().filter_map(|l| l.strip_prefix("# TYPE "));
+    let names: Vec<(String, String)> = lines
+        .filter_map(|l| l.split_once(' '))
+        .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
+        .collect();
+    let mut once = names.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), names.len(), "a name has two types");
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_units_and_counters_say_that_they_grow() {
+        for (name, kind) in names() {
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+            for unit in ["millisec", "microsec", "_ms", "_ns", "kib", "percent"] {
+                assert!(!name.contains(unit), "{name} is not in base units");
+            }
+        }
+    }
+
+    #[test]
+    fn every_sample_belongs_to_a_metric_and_no_two_are_the_same() {
+        let mut view = crate::testing::view(&["web", "web", "db\"1"]);
+        view.vms.vms[1].id = "qemu:web".into();
+        let text = text(&view);
+        let mut seen = std::collections::BTreeSet::new();
+        let known: Vec<String> = names().into_iter().map(|(name, _)| name).collect();
+        for line in text.lines().filter(|l| !l.starts_with('#')) {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            let name = series.split('{').next().unwrap();
+            assert!(known.iter().any(|k| k == name), "{line}");
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+            assert!(seen.insert(series.to_owned()), "twice: {line}");
+        }
+        assert!(text.contains("{domain=\"qemu:web\"}"), "{text}");
+    }
+}

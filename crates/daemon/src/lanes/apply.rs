@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! VFs change hands.
+
+use std::time::{Duration, Instant};
+
+use viola_lanes::switch::Switch;
+use viola_lanes::{Entry, Guest, LaneError, Steps, VfAt};
+use viola_policy::lanes::{self as policy, Vf};
+use viola_proto::lanes as shown;
+
+use crate::lanes::manager::{Keeper, REMEMBERED};
+use viola_cli::log::{self, Level};
+
+impl Keeper {
+    pub(super) fn grant(&mut self, vf: Vf, nic: policy::Nic, why: &str) -> Result<(), LaneError> {
+        let id = self.name(nic.vm);
+        let at = vf.pool as usize;
+        let bridge = self.pools[at].config.bridge.clone();
+        let found = self.nics.iter().find(|n| n.id == id && n.bridge == bridge);
+        let place = self.pools[at].vfs.iter().find(|v| v.index == vf.index);
+        let (Some(nic), Some(place)) = (found.cloned(), place.cloned()) else {
+            return Err(LaneError::Unfit("it is gone".into()));
+        };
+        let (card, terms) = (self.pools[at].card_of(Some(&nic)), self.pools[at].terms());
+        let begin = Instant::now();
+        let mut guest = nic.how.clone();
+        let mut switch = Switch {
+            card: &card,
+            vf: &place,
+            id: &id,
+            how: &nic.how,
+            attachment: &mut guest,
+            steps: Steps::default(),
+        };
+        let done = switch.grant(&mut self.journal, terms);
+        let took = (begin.elapsed(), std::mem::take(&mut switch.steps));
+        if let Some(count) = self
+            .counts
+            .get_mut(&(nic.id.clone(), nic.interface.clone()))
+        {
+            count.attach = took.0.as_nanos() as u64;
+        }
+        if done.is_ok() {
+            self.totals.granted += 1;
+            self.went.push((begin, card, nic.mac));
+        }
+        self.record((&id, true), &place, why, &done, took);
+        done
+    }
+
+    pub(super) fn revoke(&mut self, vf: Vf, why: &str) -> Result<(), LaneError> {
+        let pf = match self.pools.get(vf.pool as usize) {
+            Some(pool) => pool.config.pf.clone(),
+            None => return Ok(()),
+        };
+        let mut entries = self.journal.entries().iter();
+        let found = entries.find(|e| e.pf == pf && e.vf == vf.index);
+        // one of somebody else's
+        let Some(entry) = found.cloned() else {
+            return Err(LaneError::Unfit("it is not viola's to take".into()));
+        };
+        self.take(&entry, why)
+    }
+
+    fn take(&mut self, entry: &Entry, why: &str) -> Result<(), LaneError> {
+        let Some((at, place)) = self.place_of(entry) else {
+            return Ok(());
+        };
+        let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
+        let terms = self.pools[at].terms();
+        let begin = Instant::now();
+        let mut guest: Guest = entry.how.clone();
+        let mut switch = Switch {
+            card: &card,
+            vf: &place,
+            id: &entry.guest,
+            how: &entry.how,
+            attachment: &mut guest,
+            steps: Steps::default(),
+        };
+        let done = switch.revoke(&mut self.journal, entry.mac, terms);
+        if done.is_ok() {
+            self.totals.revoked += 1;
+        }
+        let took = (begin.elapsed(), std::mem::take(&mut switch.steps));
+        self.record((&entry.guest, false), &place, why, &done, took);
+        done
+    }
+
+    fn record(
+        &mut self,
+        (guest, granted): (&str, bool),
+        vf: &VfAt,
+        why: &str,
+        done: &Result<(), LaneError>,
+        (took, steps): (Duration, Steps),
+    ) {
+        self.totals.switching_ns += took.as_nanos() as u64;
+        let seconds = took.as_secs_f64();
+        let (pf, index) = (&vf.pf.name, vf.index);
+        let word = if granted { "granted" } else { "taken back" };
+        let (level, what, why) = match done {
+            Ok(()) => {
+                let what = format!("VF {index} of {pf} {word} in {seconds:.3} s ({steps}): {why}");
+                (Level::Notice, what, why.to_owned())
+            }
+            Err(e) => {
+                let what = format!("VF {index} of {pf} not {word} ({why}): {e}");
+                (Level::Warning, what, e.to_string())
+            }
+        };
+        log::about(level, guest, what);
+        self.switches.truncate(REMEMBERED - 1);
+        let switch = shown::Switch {
+            ago_ns: 0,
+            pf: pf.clone(),
+            vf: index,
+            guest: guest.to_owned(),
+            granted,
+            why,
+            done: done.is_ok(),
+            took_ns: took.as_nanos() as u64,
+        };
+        self.switches.push_front((Instant::now(), switch));
+    }
+
+    /// Takes all VFs back.
+    pub(super) fn take_all(&mut self, why: &str) {
+        for entry in self.journal.entries().to_vec() {
+            // what went wrong is told
+            let _ = self.take(&entry, why);
+        }
+        let config = self.config.as_ref().map(|c| c.lanes.policy);
+        self.policy = policy::Lanes::new(config.unwrap_or_default());
+        let now = self.now();
+        for entry in self.journal.entries().to_vec() {
+            if let Some((at, vf)) = self.place_of(&entry) {
+                let (pool, index) = (at as u32, vf.index);
+                let network = self.network(&self.pools[at].config.bridge);
+                let vm = self.number(&entry.guest);
+                let nic = policy::Nic { vm, network };
+                self.policy.adopt(now, Vf { pool, index }, nic);
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which guests have VFs, and how often those changed hands.
+
+use viola_proto::lanes::{Counts, Lanes, Nic, Pool};
+
+use crate::prometheus::{Kind, Metric, Text};
+
+const COUNTS: [Metric<Counts>; 8] = [
+    ("granted_total", Kind::Counter, "VFs given", |c| {
+        c.granted as f64
+    }),
+    ("revoked_total", Kind::Counter, "VFs taken back", |c| {
+        c.revoked as f64
+    }),
+    (
+        "failed_total",
+        Kind::Counter,
+        "VFs that a guest did not take",
+        |c| c.failed as f64,
+    ),
+    (
+        "kept_total",
+        Kind::Counter,
+        "VFs that a guest did not give back in time",
+        |c| c.kept as f64,
+    ),
+    (
+        "adopted_total",
+        Kind::Counter,
+        "VFs found with their guests at the start",
+        |c| c.adopted as f64,
+    ),
+    (
+        "recovered_total",
+        Kind::Counter,
+        "VFs found half given or half taken",
+        |c| c.recovered as f64,
+    ),
+    (
+        "lost_total",
+        Kind::Counter,
+        "VFs that went from a guest by themselves",
+        |c| c.lost as f64,
+    ),
+    (
+        "switching_seconds_total",
+        Kind::Counter,
+        "Time that all switches took",
+        |c| c.switching_ns as f64 / 1e9,
+    ),
+];
+
+const POOL: [Metric<Pool>; 2] = [
+    ("vfs", Kind::Gauge, "VFs that may be granted", |p| {
+        p.usable.into()
+    }),
+    ("held", Kind::Gauge, "VFs that guests have", |p| {
+        p.holders.iter().filter(|h| !h.is_empty()).count() as f64
+    }),
+];
+
+const NIC: [Metric<Nic>; 6] = [
+    ("holds", Kind::Gauge, "Whether it has a VF", |n| {
+        u8::from(n.vf.is_some()).into()
+    }),
+    (
+        "intensity",
+        Kind::Gauge,
+        "IF, by which VFs are given",
+        |n| n.intensity,
+    ),
+    (
+        "packets_total",
+        Kind::Counter,
+        "Packets on the paravirtual path",
+        |n| n.packets as f64,
+    ),
+    (
+        "bytes_total",
+        Kind::Counter,
+        "Bytes on the paravirtual path",
+        |n| n.bytes as f64,
+    ),
+    ("vf_packets_total", Kind::Counter, "Packets on VFs", |n| {
+        n.vf_packets as f64
+    }),
+    ("vf_bytes_total", Kind::Counter, "Bytes on VFs", |n| {
+        n.vf_bytes as f64
+    }),
+];
+
+/// All of them.
+pub fn write(out: &mut Text, lanes: &Lanes) {
+    for (name, kind, help, value) in COUNTS {
+        let name = format!("viola_lanes_{name}");
+        out.head(&name, kind, help);
+        out.line(&name, &[], value(&lanes.counts));
+    }
+    out.all("viola_lanes_pool_", &POOL, &lanes.pools, |pool| {
+        ("pf", pool.pf.clone())
+    });
+    out.all("viola_lanes_nic_", &NIC, &lanes.nics, |nic| {
+        ("vm", nic.guest.clone())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_a_vf_is_told() {
+        let lanes = Lanes {
+            nics: vec![Nic {
+                guest: "netns:n1".into(),
+                vf: Some(("eth0".into(), 3)),
+                ..Nic::default()
+            }],
+            counts: Counts {
+                granted: 5,
+                switching_ns: 1_500_000_000,
+                ..Counts::default()
+            },
+            ..Lanes::default()
+        };
+        let mut out = Text::default();
+        write(&mut out, &lanes);
+        let text = out.into_text();
+        for line in [
+            "viola_lanes_granted_total 5\n",
+            "viola_lanes_switching_seconds_total 1.5\n",
+            "viola_lanes_nic_holds{vm=\"netns:n1\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+}

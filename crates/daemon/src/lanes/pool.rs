@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One NIC with its VFs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use viola_lanes::{Card, LaneError, Mac, Pf, PfCard, Terms, VfAt};
+use viola_netdev::Link;
+use viola_policy::lanes::sizing::{self, Capacity};
+
+use crate::lanes::observe::guests::Nic;
+use viola_config::lanes as config;
+
+/// A NIC that failed is tried again after this time.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// One pool.
+#[derive(Debug)]
+pub struct Pool {
+    /// What was asked for.
+    pub config: config::Pool,
+    /// Its VFs, by number; none while it does not work.
+    pub vfs: Vec<VfAt>,
+    /// Why it does not.
+    pub why: Option<String>,
+    /// Whether the PF is a port of the bridge.
+    uplink: bool,
+    /// Guests that the NIC's switch was told of.
+    behind: BTreeSet<Mac>,
+    next: Option<Instant>,
+}
+
+impl Pool {
+    /// Nothing is looked at yet.
+    pub fn new(config: config::Pool) -> Self {
+        Self {
+            config,
+            vfs: Vec::new(),
+            why: None,
+            uplink: false,
+            behind: BTreeSet::new(),
+            next: None,
+        }
+    }
+
+    fn pf(&self) -> Pf {
+        Pf::new(&self.config.pf)
+    }
+
+    /// The NIC's switch.
+    pub fn card(&self) -> PfCard {
+        PfCard {
+            pf: self.config.pf.clone(),
+            uplink: self.uplink,
+            port: None,
+        }
+    }
+
+    /// The NIC's switch, and the port of the bridge with a guest's paravirtual path.
+    pub fn card_of(&self, nic: Option<&Nic>) -> PfCard {
+        PfCard {
+            port: nic.map(|n| n.interface.clone()),
+            ..self.card()
+        }
+    }
+
+    fn capacity(&self) -> Capacity {
+        const M: u64 = 1_000_000;
+        Capacity {
+            bandwidth: u64::from(self.config.mbit) * M,
+            reserve: u64::from(self.config.reserve_mbit) * M,
+            per_vf: u64::from(self.config.vf_mbit.max(1)) * M,
+            made: self.vfs.len() as u32,
+        }
+    }
+
+    /// VFs that may be granted.
+    pub fn usable(&self) -> u32 {
+        match self.config.mbit {
+            0 => self.vfs.len() as u32,
+            _ => sizing::usable(self.capacity()),
+        }
+    }
+
+    /// What holds for a VF that is granted.
+    pub fn terms(&self) -> Terms {
+        let mbit = sizing::rate(self.capacity()) / 1_000_000;
+        Terms {
+            vlan: self.config.vlan,
+            max_rate: match self.config.mbit {
+                0 => 0,
+                _ => u32::try_from(mbit).unwrap_or(u32::MAX),
+            },
+        }
+    }
+
+    /// Looks after it: `Some(true)` when it works from now on, `Some(false)` when no longer.
+    pub fn look_after(&mut self, now: Instant, links: &[Link]) -> Option<bool> {
+        if !self.vfs.is_empty() {
+            self.follow(links);
+            let why = match self.pf().made() {
+                Ok(made) if made as usize >= self.vfs.len() => return None,
+                Ok(_) => "its VFs were taken off".to_owned(),
+                Err(e) => e.to_string(),
+            };
+            self.vfs.clear();
+            self.behind.clear();
+            self.why = Some(why);
+            return Some(false);
+        }
+        if self.next.is_some_and(|next| now < next) {
+            return None;
+        }
+        self.next = Some(now + RETRY);
+        match self.begin(links) {
+            Ok(vfs) => {
+                self.vfs = vfs;
+                self.why = None;
+                Some(true)
+            }
+            Err(why) => {
+                self.why = Some(why);
+                None
+            }
+        }
+    }
+
+    /// The PF may become the bridge's way out, or be it no longer, at any time.
+    fn follow(&mut self, links: &[Link]) {
+        let named = |name: &str| links.iter().find(|l| l.name == name);
+        let (pf, bridge) = (named(&self.config.pf), named(&self.config.bridge));
+        let (Some(pf), Some(bridge)) = (pf, bridge) else {
+            return;
+        };
+        let uplink = pf.master == Some(bridge.index);
+        if uplink != self.uplink {
+            self.uplink = uplink;
+            for mac in std::mem::take(&mut self.behind) {
+                // what the switch knew goes with the PF's place; it is told anew of whoever is there
+                let _ = viola_netdev::set_behind(pf.index, mac, false);
+            }
+        }
+    }
+
+    fn begin(&mut self, links: &[Link]) -> Result<Vec<VfAt>, String> {
+        let named = |name: &str| links.iter().find(|l| l.name == name);
+        let (name, bridge) = (&self.config.pf, &self.config.bridge);
+        let pf = named(name).ok_or(format!("there is no interface {name}"))?;
+        let bridge_link = named(bridge).ok_or(format!("there is no bridge {bridge}"))?;
+        let filtering = Path::new("/sys/class/net")
+            .join(bridge)
+            .join("bridge/vlan_filtering");
+        if std::fs::read_to_string(filtering).is_ok_and(|on| on.trim() == "1") {
+            return Err(format!(
+                "{bridge} filters VLANs, so its ports may be in different networks; use a bridge for each of them"
+            ));
+        }
+        self.uplink = pf.master == Some(bridge_link.index);
+        // the NIC's VFs are told their state when it is up
+        if !pf.up {
+            return Err(format!("{name} is down; take it up first"));
+        }
+        let places = self.pf().make(self.config.vfs).map_err(|e| e.to_string())?;
+        let at = |place: viola_lanes::pool::Place| VfAt {
+            pf: self.pf(),
+            index: place.index,
+            address: place.address,
+        };
+        Ok(places.into_iter().map(at).collect())
+    }
+
+    /// Tells the NIC's switch that guests without a VF are behind the PF, where that is the bridge's way out: only then
+    /// does it bring them what a VF sends.
+    pub fn see(&mut self, guests: impl Iterator<Item = Mac>) -> Result<(), LaneError> {
+        if !self.uplink || self.vfs.is_empty() {
+            return Ok(());
+        }
+        let new: Vec<Mac> = guests.filter(|mac| !self.behind.contains(mac)).collect();
+        for mac in new {
+            self.behind.insert(mac);
+            self.card().behind(mac)?;
+        }
+        Ok(())
+    }
+
+    /// The VFs are gone, and with them what the switch knew: this guest is behind the PF, where that is the bridge's way out.
+    pub fn give_up(&self, vf: u32, mac: Mac) {
+        // neither may work: the NIC may be gone too
+        let _ = self.card().withdraw(vf, mac);
+        if self.uplink {
+            let _ = self.card().behind(mac);
+        }
+    }
+}

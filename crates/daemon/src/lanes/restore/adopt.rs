@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! VFs that a NIC is found with, and NICs that are gone.
+
+use std::time::{Duration, Instant};
+
+use viola_lanes::switch::{Found, Switch};
+use viola_lanes::{Attachment, Card, Entry, Presence, Stage, Steps, VfAt};
+use viola_policy::lanes::{self as policy, Vf};
+
+use crate::lanes::manager::{FOREIGN, Keeper};
+use viola_cli::log::{self, Level};
+
+/// How long the interface of a VF that was just made may take to appear.
+const APPEARS: Duration = Duration::from_secs(3);
+
+/// Whether a VF has a driver for interfaces, and its interface is not here.
+fn is_elsewhere(vf: &VfAt) -> bool {
+    let end = Instant::now() + APPEARS;
+    loop {
+        let links = viola_netdev::links().unwrap_or_default();
+        let is_here = links
+            .iter()
+            .any(|l| l.device.as_deref() == Some(&vf.address));
+        let driver = vf.pf.driver(&vf.address);
+        if is_here || driver.is_none_or(|d| d == "vfio-pci") {
+            return false;
+        }
+        if Instant::now() > end {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+impl Keeper {
+    /// VFs of a NIC that works from now on: those that guests have already.
+    pub(in crate::lanes) fn adopt(&mut self, at: usize) {
+        let network = self.network(&self.pools[at].config.bridge);
+        let noted: Vec<Entry> = self.journal.entries().to_vec();
+        for vf in self.pools[at].vfs.clone() {
+            let is_it = |e: &&Entry| e.pf == vf.pf.name && e.vf == vf.index;
+            let entry = match noted.iter().find(is_it) {
+                Some(entry) => Some(entry.clone()),
+                None => self.found_with(at, &vf),
+            };
+            let now = self.now();
+            let place = Vf {
+                pool: at as u32,
+                index: vf.index,
+            };
+            if let Some(entry) = entry {
+                if self.settle(at, &vf, &entry) == Found::Held {
+                    let vm = self.number(&entry.guest);
+                    self.policy.adopt(now, place, policy::Nic { vm, network });
+                }
+                continue;
+            }
+            if is_elsewhere(&vf) {
+                let vm = FOREIGN - vf.index;
+                self.policy.adopt(now, place, policy::Nic { vm, network });
+                let (pf, index) = (&vf.pf.name, vf.index);
+                self.tell(format!(
+                    "VF {index} of {pf} is with somebody else, and stays there"
+                ));
+            }
+        }
+    }
+
+    /// A guest that has a VF of which the journal knows nothing.
+    fn found_with(&self, at: usize, vf: &VfAt) -> Option<Entry> {
+        let bridge = &self.pools[at].config.bridge;
+        for nic in self.nics.iter().filter(|n| n.bridge == *bridge) {
+            let mut how = nic.how.clone();
+            if matches!(how.presence(vf), Ok(Presence::Idle | Presence::InUse)) {
+                return Some(Entry {
+                    pf: vf.pf.name.clone(),
+                    vf: vf.index,
+                    address: vf.address.clone(),
+                    guest: nic.id.clone(),
+                    how,
+                    mac: nic.mac,
+                    stage: Stage::Held,
+                });
+            }
+        }
+        None
+    }
+
+    pub(in crate::lanes) fn settle(&mut self, at: usize, vf: &VfAt, entry: &Entry) -> Found {
+        let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
+        let terms = self.pools[at].terms();
+        let mut guest = entry.how.clone();
+        let mut switch = Switch {
+            card: &card,
+            vf,
+            id: &entry.guest,
+            how: &entry.how,
+            attachment: &mut guest,
+            steps: Steps::default(),
+        };
+        let settled = switch.settle(&mut self.journal, entry, terms);
+        let (pf, index) = (&vf.pf.name, vf.index);
+        let what = match &settled {
+            Ok(Found::Held) => {
+                self.totals.adopted += 1;
+                format!("has VF {index} of {pf} already")
+            }
+            Ok(Found::Free) => {
+                self.totals.recovered += 1;
+                format!("VF {index} of {pf} was found with it half given or taken, and is free")
+            }
+            Err(e) => format!("VF {index} of {pf} was found with it, and stays: {e}"),
+        };
+        log::about(Level::Notice, &entry.guest, what);
+        if let Ok(Found::Held) = settled {
+            // it may be one of which nothing was noted
+            if let Err(e) = self.journal.note(entry.clone()) {
+                self.tell(e.to_string());
+            }
+        }
+        settled.unwrap_or(Found::Held)
+    }
+
+    /// A guest has its VF no longer.
+    pub(in crate::lanes) fn let_go(&mut self, at: usize, vf: &VfAt, entry: &Entry) {
+        self.totals.lost += 1;
+        let what = format!("VF {} of {} went from it", vf.index, vf.pf.name);
+        log::about(Level::Warning, &entry.guest, what);
+        let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
+        let done = card.withdraw(vf.index, entry.mac);
+        let done = done.and_then(|()| card.clear(vf.index));
+        let done = done.and_then(|()| self.journal.forget(&entry.pf, entry.vf));
+        if let Err(e) = done {
+            self.tell(e.to_string());
+        }
+    }
+
+    /// The VFs of a NIC are gone.
+    pub(in crate::lanes) fn give_up(&mut self, at: usize) {
+        let pf = self.pools[at].config.pf.clone();
+        let entries: Vec<Entry> = self.journal.entries().to_vec();
+        for entry in entries.iter().filter(|e| e.pf == pf) {
+            self.pools[at].give_up(entry.vf, entry.mac);
+            self.totals.lost += 1;
+            let what = format!("VF {} of {pf} is gone with its NIC", entry.vf);
+            log::about(Level::Warning, &entry.guest, what);
+            if let Err(e) = self.journal.forget(&pf, entry.vf) {
+                self.tell(e.to_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Slices.
+
+pub(crate) mod apply;
+pub mod check;
+pub(crate) mod decide;
+pub mod restore;

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What each VM got. Where libvirt's exporter has a metric of the same meaning, name, unit and label are its.
+
+use viola_meter::{Times, VmSample};
+use viola_proto::{ClassSetting, Turns, VmReport};
+
+use crate::prometheus::{Kind, Metric, Text};
+use crate::vms::report::View;
+
+type Gauge = (&'static str, &'static str, fn(&VmReport) -> Option<f64>);
+type Counter = (&'static str, &'static str, fn(&VmSample) -> f64);
+type ByVcpu = (&'static str, &'static str, fn(&Times) -> f64);
+
+const GAUGES: [Gauge; 8] = [
+    (
+        "libvirt_domain_info_virtual_cpus",
+        "Virtual CPUs of the VM",
+        |vm| Some(vm.vcpus as f64),
+    ),
+    (
+        "viola_domain_share_ratio",
+        "Part of its cores that its weight entitles it to while all VMs want to run",
+        |vm| Some(vm.share),
+    ),
+    (
+        "viola_domain_used_ratio",
+        "Part of its cores that its vCPUs got in the last second",
+        |vm| Some(vm.used),
+    ),
+    (
+        "viola_domain_weight",
+        "Proportional share, 256 is neutral",
+        |vm| Some(vm.weight.into()),
+    ),
+    (
+        "viola_domain_cap_cores",
+        "Most that it may use, in cores; absent without a limit",
+        |vm| vm.cap_permille.map(|p| f64::from(p) / 1e3),
+    ),
+    (
+        "viola_domain_microslice_seconds",
+        "Length of its slice while it is latency-sensitive",
+        |vm| Some(seconds(vm.microslice_ns)),
+    ),
+    (
+        "viola_domain_wait_p50_seconds",
+        "Wait for a core that half of the waits of the last 10 s did not exceed",
+        |vm| vm.wait_p50_ns.map(seconds),
+    ),
+    (
+        "viola_domain_wait_p99_seconds",
+        "Wait for a core that 99 of 100 waits of the last 10 s did not exceed",
+        |vm| vm.wait_p99_ns.map(seconds),
+    ),
+];
+
+const COUNTERS: [Counter; 11] = [
+    (
+        "libvirt_domain_info_cpu_time_seconds_total",
+        "CPU time of the VM, all threads of its processes",
+        |vm| seconds(vm.vcpu_total().run + vm.service.run),
+    ),
+    (
+        "viola_domain_service_seconds_total",
+        "CPU time of its threads that are no vCPUs: vhost, I/O, emulator",
+        |vm| seconds(vm.service.run),
+    ),
+    (
+        "viola_domain_wakeups_total",
+        "Wake-ups of its vCPUs",
+        |vm| vm.vcpu_total().wakes as f64,
+    ),
+    (
+        "viola_domain_switches_total",
+        "Times that one of its vCPUs was put on a core",
+        |vm| vm.vcpu_total().switches as f64,
+    ),
+    (
+        "viola_domain_preemptions_total",
+        "Times that one of its vCPUs lost the core while it wanted to go on",
+        |vm| vm.vcpu_total().preempted as f64,
+    ),
+    (
+        "viola_domain_network_receive_bytes_total",
+        "Bytes that the VM got, all NICs together",
+        |vm| vm.traffic.rx_bytes as f64,
+    ),
+    (
+        "viola_domain_network_receive_packets_total",
+        "Packets that the VM got, all NICs together",
+        |vm| vm.traffic.rx_packets as f64,
+    ),
+    (
+        "viola_domain_network_transmit_bytes_total",
+        "Bytes that the VM sent, all NICs together",
+        |vm| vm.traffic.tx_bytes as f64,
+    ),
+    (
+        "viola_domain_network_transmit_packets_total",
+        "Packets that the VM sent, all NICs together",
+        |vm| vm.traffic.tx_packets as f64,
+    ),
+    (
+        "viola_domain_disk_read_bytes_total",
+        "Bytes that its processes read from storage",
+        |vm| vm.traffic.disk_read as f64,
+    ),
+    (
+        "viola_domain_disk_written_bytes_total",
+        "Bytes that its processes wrote to storage",
+        |vm| vm.traffic.disk_written as f64,
+    ),
+];
+
+const BY_VCPU: [ByVcpu; 2] = [
+    (
+        "libvirt_domain_vcpu_time_seconds_total",
+        "Time that the vCPU ran",
+        |t| seconds(t.run),
+    ),
+    (
+        "libvirt_domain_vcpu_delay_seconds_total",
+        "Time that the vCPU waited for a core while it could run (steal time, seen from the host)",
+        |t| seconds(t.wait),
+    ),
+];
+
+const BY_SCHED_EXT: [Metric<Turns>; 6] = [
+    (
+        "viola_sched_ext_turns_total",
+        Kind::Counter,
+        "Times that sched_ext put one of its threads on a core",
+        |t| t.turns as f64,
+    ),
+    (
+        "viola_sched_ext_run_seconds_total",
+        Kind::Counter,
+        "Time they ran",
+        |t| seconds(t.run_ns),
+    ),
+    (
+        "viola_sched_ext_waits_total",
+        Kind::Counter,
+        "Waits for a core that ended",
+        |t| t.waits as f64,
+    ),
+    (
+        "viola_sched_ext_wait_seconds_total",
+        Kind::Counter,
+        "Their sum",
+        |t| seconds(t.wait_ns),
+    ),
+    (
+        "viola_sched_ext_wait_max_seconds",
+        Kind::Gauge,
+        "The longest",
+        |t| seconds(t.wait_max_ns),
+    ),
+    (
+        "viola_sched_ext_boosts_total",
+        Kind::Counter,
+        "Times that it took a core from another VM when it woke",
+        |t| t.boosts as f64,
+    ),
+];
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// All of them.
+pub fn write(out: &mut Text, view: &View) {
+    let vms = &view.vms.vms;
+    let domains: Vec<&str> = vms.iter().map(|vm| domain(vm, vms)).collect();
+    let name = "viola_domain_info";
+    out.head(name, Kind::Gauge, "What the VM is, and how it is scheduled");
+    for (vm, domain) in vms.iter().zip(&domains) {
+        let labels = [
+            ("domain", *domain),
+            ("id", &vm.id),
+            ("hypervisor", &vm.hypervisor),
+            ("class", class(vm)),
+            ("auto", auto(vm)),
+            ("scheduled_by", &vm.scheduled_by),
+        ];
+        out.line(name, &labels, 1.0);
+    }
+    for (name, help, value) in GAUGES {
+        out.head(name, Kind::Gauge, help);
+        for (vm, domain) in vms.iter().zip(&domains) {
+            if let Some(value) = value(vm) {
+                out.line(name, &[("domain", domain)], value);
+            }
+        }
+    }
+    let mut totals: Vec<(&VmSample, &str)> = Vec::new();
+    for (vm, domain) in vms.iter().zip(&domains) {
+        totals.extend(view.totals.get(&vm.id).map(|sum| (sum, *domain)));
+    }
+    for (name, help, value) in COUNTERS {
+        out.head(name, Kind::Counter, help);
+        for (vm, domain) in &totals {
+            out.line(name, &[("domain", domain)], value(vm));
+        }
+    }
+    for (name, kind, help, value) in BY_SCHED_EXT {
+        out.head(name, kind, help);
+        for (vm, domain) in vms.iter().zip(&domains) {
+            if let Some(turns) = &vm.turns {
+                out.line(name, &[("domain", domain)], value(turns));
+            }
+        }
+    }
+    for (name, help, value) in BY_VCPU {
+        out.head(name, Kind::Counter, help);
+        for (vm, domain) in &totals {
+            for (i, times) in vm.vcpus.iter().enumerate() {
+                let labels = [("domain", *domain), ("vcpu", &i.to_string())];
+                out.line(name, &labels, value(times));
+            }
+        }
+    }
+}
+
+/// The VM's name; its identity where two have the same.
+fn domain<'a>(vm: &'a VmReport, all: &[VmReport]) -> &'a str {
+    match all.iter().filter(|o| o.name == vm.name).count() {
+        1 => &vm.name,
+        _ => &vm.id,
+    }
+}
+
+fn class(vm: &VmReport) -> &'static str {
+    match vm.class {
+        viola_proto::Class::Ls => "ls",
+        viola_proto::Class::Batch => "batch",
+        viola_proto::Class::Turbo => "turbo",
+    }
+}
+
+fn auto(vm: &VmReport) -> &'static str {
+    match vm.class_setting {
+        ClassSetting::Auto => "1",
+        _ => "0",
+    }
+}

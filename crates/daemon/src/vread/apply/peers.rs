@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The worker for other hosts: its key and sockets, what they may read here, and which readers may look for blocks
+//! there.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use viola_proto::vread as shown;
+use viola_vread::control::{Begin, Grant, Order, PeerSpec, PeerStat, Role, Secret, Source};
+
+use crate::retry::{Trouble, Verdict};
+use crate::supervisor::agent::Agent;
+use crate::supervisor::reconcile::named;
+use crate::vread::apply::pairs::{Pairs, Useless};
+use crate::vread::apply::reader::{Reader, Users};
+use crate::vread::keys::{Identity, host_name};
+use crate::vread::observe::addresses::Names;
+use crate::workers::process::{self, Worker};
+use crate::workers::run_dir;
+use viola_cli::error::chain;
+use viola_cli::log::{self, Level};
+use viola_config::Vread;
+
+/// What agents' workers call it; no VM of a configuration has that name.
+pub const NAME: &str = "@peer";
+/// Time between two attempts to read the key and to listen.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What cannot be changed while a worker runs; kept beside its socket for the next daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Setup {
+    host: String,
+    listen: Option<SocketAddr>,
+    ports: Vec<u16>,
+    fingerprint: String,
+}
+
+/// What a reader's worker and this one were last told of each other.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    reader: u32,
+    sources: Vec<Source>,
+}
+
+/// Everything about other hosts.
+#[derive(Debug, Default)]
+pub struct Peers {
+    worker: Option<Worker>,
+    /// What that has done.
+    pub stat: PeerStat,
+    /// How it was started.
+    setup: Option<Setup>,
+    identity: Option<Identity>,
+    tried: Option<Instant>,
+    told: Option<Vec<PeerSpec>>,
+    pairs: Pairs,
+    askers: BTreeMap<String, Asked>,
+    names: Names,
+    listed: Vec<(String, Option<String>)>,
+    trouble: Trouble,
+    why: String,
+}
+
+impl Peers {
+    /// Takes a worker that an earlier daemon has left.
+    pub fn adopt(&mut self, dir: &Path, worker: Worker) {
+        let setup = std::fs::read(setup_file(dir)).ok();
+        self.setup = setup.and_then(|text| serde_json::from_slice(&text).ok());
+        self.stat = worker.peer_stat().unwrap_or_default();
+        self.worker = Some(worker);
+    }
+
+    /// The configuration or the key may be another one.
+    pub fn forgive(&mut self) {
+        self.trouble.forgive();
+        self.identity = None;
+        self.tried = None;
+    }
+
+    /// Brings about what the configuration wants.
+    pub fn keep(&mut self, now: Instant, dir: &Path, config: &Vread, users: Users) {
+        self.listed = config
+            .peers
+            .iter()
+            .map(|p| (p.name.clone(), p.address.clone()))
+            .collect();
+        if config.peers.is_empty() {
+            self.end("there are no other hosts any more");
+            self.why.clear();
+            return;
+        }
+        if self.worker.as_mut().is_some_and(|w| !w.lives()) {
+            self.fail(now, "it has ended");
+        }
+        let waits = self
+            .tried
+            .is_some_and(|at| now.saturating_duration_since(at) < RETRY);
+        if self.identity.is_none() && !waits {
+            self.tried = Some(now);
+            match Identity::read(&config.key, &config.certificate) {
+                Ok(identity) => {
+                    self.identity = Some(identity);
+                    self.tried = None;
+                }
+                Err(why) => self.cannot(why),
+            }
+        }
+        // A worker goes on by the key that it has, while the file is not there.
+        let Some(identity) = self.identity.clone() else {
+            return;
+        };
+        let wanted = Setup {
+            host: host_name(),
+            listen: config.listen,
+            ports: config.ports(),
+            fingerprint: identity.fingerprint.clone(),
+        };
+        if self.worker.is_some() && self.setup.as_ref() != Some(&wanted) {
+            self.end("its key, its address or the ports of other hosts are others now");
+        }
+        let waits = self
+            .tried
+            .is_some_and(|at| now.saturating_duration_since(at) < RETRY);
+        if self.worker.is_none() && !waits && !self.trouble.holds_back(now) {
+            self.start(now, dir, wanted, &identity, users);
+        }
+    }
+
+    fn start(&mut self, now: Instant, dir: &Path, setup: Setup, identity: &Identity, users: Users) {
+        let mut listeners = Vec::new();
+        if let Some(address) = setup.listen {
+            match TcpListener::bind(address) {
+                Ok(listener) => listeners.push(listener),
+                Err(e) => {
+                    self.tried = Some(now);
+                    return self.cannot(format!("it cannot listen on {address}: {e}"));
+                }
+            }
+        }
+        match try_start(dir, &setup, identity, &listeners, users) {
+            Ok(worker) => {
+                let place = match setup.listen {
+                    Some(address) => format!(", listens on {address}"),
+                    None => String::new(),
+                };
+                log::line(
+                    Level::Info,
+                    format!(
+                        "vread: worker for other hosts runs, process {}{place}",
+                        worker.pid
+                    ),
+                );
+                self.worker = Some(worker);
+                self.setup = Some(setup);
+                self.trouble.overcome();
+                self.forget();
+                self.why.clear();
+            }
+            Err(why) => self.fail(now, &why),
+        }
+    }
+
+    /// What a worker knew is to be said again to the next one.
+    fn forget(&mut self) {
+        self.told = None;
+        self.pairs.forget();
+        self.askers.clear();
+        self.stat = PeerStat::default();
+    }
+
+    fn cannot(&mut self, why: String) {
+        if self.why != why {
+            log::line(Level::Error, format!("vread: other hosts: {why}"));
+            self.why = why;
+        }
+    }
+
+    /// The worker is of no use any more.
+    pub fn fail(&mut self, now: Instant, why: &str) {
+        if let Some(worker) = self.worker.take() {
+            worker.kill();
+        }
+        self.forget();
+        let then = match self.trouble.fail(now, why.to_owned()) {
+            Verdict::Retry(after) => format!("a new one starts in {} s", after.as_secs()),
+            Verdict::GiveUp => "other hosts are left alone; viola start tries again".into(),
+        };
+        log::line(
+            Level::Error,
+            format!("vread: the worker for other hosts is gone ({why}): {then}"),
+        );
+        self.why = format!("its worker is gone: {why}");
+    }
+
+    /// Ends the worker, if there is one.
+    pub fn end(&mut self, why: &str) {
+        if let Some(worker) = self.worker.take() {
+            log::line(
+                Level::Info,
+                format!("vread: the worker for other hosts ends: {why}"),
+            );
+            worker.end(why);
+        }
+        self.forget();
+    }
+
+    /// Tells it of other hosts, of the DataNode VMs here that they may read, and of the readers that may ask.
+    pub fn tell(
+        &mut self,
+        now: Instant,
+        dir: &Path,
+        config: &Vread,
+        agents: &mut BTreeMap<String, Agent>,
+        readers: &mut BTreeMap<String, Reader>,
+    ) {
+        let peers = self.specs(now, config, agents);
+        let Some(worker) = &self.worker else {
+            return;
+        };
+        if self.told.as_ref() != Some(&peers) {
+            let order = Order::Peers {
+                peers: peers.clone(),
+            };
+            if let Err(e) = worker.order(&order, &[]) {
+                return self.fail(now, &chain(&e));
+            }
+            self.told = Some(peers.clone());
+        }
+        let mut served = Vec::new();
+        for (id, agent) in agents.iter_mut() {
+            let pools = pools(&peers, id);
+            if pools.is_empty() {
+                continue;
+            }
+            served.push(id.clone());
+            match self.pairs.join(worker, NAME, dir, agent, pools) {
+                Ok(()) => {}
+                Err(Useless::Reading(why)) => return self.fail(now, &why),
+                Err(Useless::Agent(why)) => agent.fail(now, &why),
+            }
+        }
+        let told = &mut self.stat.datanodes;
+        if let Err(Useless::Reading(why) | Useless::Agent(why)) =
+            self.pairs.part(Some(worker), NAME, agents, &served, told)
+        {
+            return self.fail(now, &why);
+        }
+        self.introduce_readers(now, config, readers);
+    }
+
+    fn specs(
+        &mut self,
+        now: Instant,
+        config: &Vread,
+        agents: &BTreeMap<String, Agent>,
+    ) -> Vec<PeerSpec> {
+        let mut specs = Vec::new();
+        for peer in &config.peers {
+            let addresses = match &peer.address {
+                Some(text) => self.names.addresses(now, text),
+                None => Vec::new(),
+            };
+            let mut grants = Vec::new();
+            for (id, agent) in agents {
+                for (reader, pools) in config.granted(&peer.name, &named(&agent.vm)) {
+                    grants.push(Grant {
+                        reader,
+                        datanode: id.clone(),
+                        name: agent.vm.name.clone(),
+                        pools,
+                    });
+                }
+            }
+            specs.push(PeerSpec {
+                name: peer.name.clone(),
+                fingerprints: peer.fingerprints.clone(),
+                addresses,
+                grants,
+            });
+        }
+        specs
+    }
+
+    fn introduce_readers(
+        &mut self,
+        now: Instant,
+        config: &Vread,
+        readers: &mut BTreeMap<String, Reader>,
+    ) {
+        let Some(worker) = &self.worker else {
+            return;
+        };
+        let mut kept = Vec::new();
+        for (name, reader) in readers.iter_mut() {
+            let Some(theirs) = &reader.worker else {
+                continue;
+            };
+            let sources: Vec<Source> = config
+                .sources(name)
+                .into_iter()
+                .map(|(peer, datanodes, pools)| Source {
+                    peer,
+                    datanodes,
+                    pools,
+                })
+                .collect();
+            if sources.is_empty() {
+                continue;
+            }
+            kept.push(name.clone());
+            let wanted = Asked {
+                reader: theirs.pid,
+                sources,
+            };
+            if self.askers.get(name) == Some(&wanted) {
+                continue;
+            }
+            match introduce(worker, theirs, name, &wanted.sources) {
+                Ok(()) => drop(self.askers.insert(name.clone(), wanted)),
+                Err((Role::Reader, why)) => reader.fail(now, &why),
+                Err((_, why)) => return self.fail(now, &why),
+            }
+        }
+        let known = self.askers.keys().chain(&self.stat.askers);
+        let gone: Vec<String> = known.filter(|n| !kept.contains(n)).cloned().collect();
+        for name in gone {
+            self.askers.remove(&name);
+            self.stat.askers.retain(|n| *n != name);
+            let order = Order::NoAsker {
+                reader: name.clone(),
+            };
+            if let Err(e) = worker.order(&order, &[]) {
+                return self.fail(now, &chain(&e));
+            }
+        }
+        for (name, reader) in readers.iter_mut().filter(|(n, _)| !kept.contains(n)) {
+            self.askers.remove(name);
+            reader.part_from_hosts(now);
+        }
+    }
+
+    /// Asks the worker what it has done.
+    pub fn ask(&mut self, now: Instant) {
+        match self.worker.as_ref().map(Worker::peer_stat) {
+            Some(Ok(stat)) => {
+                self.stat = stat;
+                // One whose socket has broken on either side is introduced again.
+                self.askers
+                    .retain(|name, _| self.stat.askers.contains(name));
+            }
+            Some(Err(e)) => self.fail(now, &chain(&e)),
+            None => {}
+        }
+    }
+
+    /// What is shown of it: the worker, and each other host.
+    pub fn show(&self) -> (Option<shown::Host>, Vec<shown::Peer>) {
+        if self.listed.is_empty() {
+            return (None, Vec::new());
+        }
+        let identity = self.identity.as_ref();
+        let host = shown::Host {
+            running: self.worker.is_some(),
+            why: self.why.clone(),
+            pid: self.worker.as_ref().map_or(0, |w| w.pid),
+            fingerprint: identity.map_or_else(String::new, |i| i.fingerprint.clone()),
+            listening: self.stat.listening.clone(),
+            datanodes: self.pairs.ids().cloned().collect(),
+            strangers: self.stat.strangers,
+        };
+        let peer = |(name, address): &(String, Option<String>)| {
+            let counts = self.stat.peers.get(name).cloned().unwrap_or_default();
+            shown::Peer {
+                name: name.clone(),
+                address: address.clone().unwrap_or_default(),
+                connected: counts.links_out > 0,
+                incoming: counts.links_in > 0,
+                why: match &self.worker {
+                    Some(_) if counts.links_out > 0 => String::new(),
+                    Some(_) => counts.why,
+                    None => self.why.clone(),
+                },
+                asked: counts.asked,
+                answered: counts.answered,
+                bytes_read: counts.bytes_in,
+                bytes_served: counts.bytes_out,
+                unknown: counts.unknown,
+                withdrawn: counts.withdrawn,
+                errors: counts.io_errors,
+                broken: counts.broken,
+            }
+        };
+        (Some(host), self.listed.iter().map(peer).collect())
+    }
+}
+
+fn setup_file(dir: &Path) -> PathBuf {
+    dir.join("peer.json")
+}
+
+fn try_start(
+    dir: &Path,
+    setup: &Setup,
+    identity: &Identity,
+    listeners: &[TcpListener],
+    users: Users,
+) -> Result<Worker, String> {
+    let control = run_dir::socket(dir, Role::Peer, &setup.host);
+    run_dir::fits(&control)?;
+    let hazards =
+        run_dir::new_hazards(dir, NAME).map_err(|e| format!("its hazards cannot be made: {e}"))?;
+    let text = serde_json::to_vec(setup).map_err(|e| e.to_string())?;
+    let file = setup_file(dir);
+    std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+    let begin = Begin::Peer {
+        host: setup.host.clone(),
+        certificate: identity.certificate.clone(),
+        key: Secret(identity.key.clone()),
+        listeners: listeners.len(),
+        ports: setup.ports.clone(),
+        user: users.worker,
+    };
+    let mut fds = vec![hazards.as_fd()];
+    fds.extend(listeners.iter().map(AsFd::as_fd));
+    Worker::start(Role::Peer, &control, &begin, &fds).map_err(|e| chain(&e))
+}
+
+/// All pools of a DataNode VM that anybody elsewhere may read.
+fn pools(peers: &[PeerSpec], id: &str) -> Vec<String> {
+    let grants = peers.iter().flat_map(|p| &p.grants);
+    let mut pools: Vec<String> = grants
+        .filter(|g| g.datanode == id)
+        .flat_map(|g| g.pools.iter().cloned())
+        .collect();
+    pools.sort_unstable();
+    pools.dedup();
+    pools
+}
+
+/// Gives each of two workers its end of a socket, and both the same memory. The error names the one that did not take
+/// it.
+fn introduce(
+    peers: &Worker,
+    reader: &Worker,
+    name: &str,
+    sources: &[Source],
+) -> Result<(), (Role, String)> {
+    let made = |e: std::io::Error| (Role::Peer, format!("memory for a reader: {e}"));
+    let memory = viola_vread::peer::new_memory().map_err(made)?;
+    let (ours, theirs) = process::lookup_pair().map_err(made)?;
+    let order = Order::Asker {
+        reader: name.to_owned(),
+        sources: sources.to_vec(),
+    };
+    peers
+        .order(&order, &[ours.as_fd(), memory.as_fd()])
+        .map_err(|e| (Role::Peer, chain(&e)))?;
+    reader
+        .order(&Order::Remote, &[theirs.as_fd(), memory.as_fd()])
+        .map_err(|e| (Role::Reader, chain(&e)))
+}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What vread and vpipe have done.
+
+use viola_proto::pipe::shown::Sender;
+use viola_proto::vread::{Datanode, Peer, Reader, Reasons, Vread};
+
+use crate::prometheus::{Kind, Metric, Text};
+
+const DATANODE: [Metric<Datanode>; 10] = [
+    (
+        "serving",
+        Kind::Gauge,
+        "Whether its blocks are served",
+        |d| d.serving.into(),
+    ),
+    ("blocks", Kind::Gauge, "Blocks that can be read now", |d| {
+        d.blocks as f64
+    }),
+    ("block_bytes", Kind::Gauge, "Bytes of these blocks", |d| {
+        d.bytes as f64
+    }),
+    (
+        "held_bytes",
+        Kind::Gauge,
+        "Bytes of deleted files that are held back",
+        |d| d.held_bytes as f64,
+    ),
+    (
+        "waiting_leases",
+        Kind::Gauge,
+        "Withdrawn names that a read is waited for",
+        |d| d.waiting as f64,
+    ),
+    (
+        "epoch",
+        Kind::Gauge,
+        "Number of the agreement with its agent",
+        |d| d.epoch as f64,
+    ),
+    ("named_total", Kind::Counter, "Names given", |d| {
+        d.named as f64
+    }),
+    ("withdrawn_total", Kind::Counter, "Names withdrawn", |d| {
+        d.withdrawn as f64
+    }),
+    ("lookups_total", Kind::Counter, "Look-ups of readers", |d| {
+        d.lookups as f64
+    }),
+    (
+        "unknown_total",
+        Kind::Counter,
+        "Look-ups of blocks that were not known",
+        |d| d.unknown as f64,
+    ),
+];
+
+const READER: [Metric<Reader>; 7] = [
+    (
+        "connected",
+        Kind::Gauge,
+        "Whether its hypervisor is connected",
+        |r| u64::from(r.connected) as f64,
+    ),
+    ("open_files", Kind::Gauge, "Files open", |r| r.open as f64),
+    ("requests_total", Kind::Counter, "Requests", |r| {
+        r.requests as f64
+    }),
+    ("reads_total", Kind::Counter, "Reads", |r| r.reads as f64),
+    (
+        "withdrawn_reads_total",
+        Kind::Counter,
+        "Reads of blocks withdrawn meanwhile",
+        |r| r.withdrawn as f64,
+    ),
+    (
+        "remote_reads_total",
+        Kind::Counter,
+        "Reads that other hosts answered",
+        |r| r.remote_reads as f64,
+    ),
+    (
+        "remote_errors_total",
+        Kind::Counter,
+        "Reads that other hosts did not answer",
+        |r| r.remote_errors as f64,
+    ),
+];
+
+const PEER: [Metric<Peer>; 10] = [
+    (
+        "connected",
+        Kind::Gauge,
+        "Whether this host is connected to it",
+        |p| u64::from(p.connected) as f64,
+    ),
+    (
+        "incoming",
+        Kind::Gauge,
+        "Whether it is connected to this host",
+        |p| u64::from(p.incoming) as f64,
+    ),
+    ("asked_total", Kind::Counter, "Requests sent to it", |p| {
+        p.asked as f64
+    }),
+    (
+        "answered_total",
+        Kind::Counter,
+        "Requests of it that were answered",
+        |p| p.answered as f64,
+    ),
+    (
+        "read_bytes_total",
+        Kind::Counter,
+        "Bytes of blocks read from it",
+        |p| p.bytes_read as f64,
+    ),
+    (
+        "served_bytes_total",
+        Kind::Counter,
+        "Bytes of blocks that it has read here",
+        |p| p.bytes_served as f64,
+    ),
+    (
+        "unknown_total",
+        Kind::Counter,
+        "Blocks not known or not allowed, in both directions",
+        |p| p.unknown as f64,
+    ),
+    (
+        "withdrawn_reads_total",
+        Kind::Counter,
+        "Reads of blocks withdrawn meanwhile, in both directions",
+        |p| p.withdrawn as f64,
+    ),
+    (
+        "errors_total",
+        Kind::Counter,
+        "Other errors, in both directions",
+        |p| p.errors as f64,
+    ),
+    (
+        "broken_total",
+        Kind::Counter,
+        "Connections to it that broke",
+        |p| p.broken as f64,
+    ),
+];
+
+const PIPES: [Metric<Sender>; 8] = [
+    (
+        "open",
+        Kind::Gauge,
+        "Transfers that the host makes now",
+        |s: &Sender| s.work.transfers.len() as f64,
+    ),
+    ("begun_total", Kind::Counter, "Transfers begun", |s| {
+        s.work.begun as f64
+    }),
+    (
+        "refused_total",
+        Kind::Counter,
+        "Transfers left to the VM",
+        |s| s.work.refused as f64,
+    ),
+    (
+        "returned_total",
+        Kind::Counter,
+        "Transfers whose connections went back whole",
+        |s| s.work.returned as f64,
+    ),
+    (
+        "broken_total",
+        Kind::Counter,
+        "Transfers that ended in a reset or an error",
+        |s| s.work.broken as f64,
+    ),
+    (
+        "other_congestion_total",
+        Kind::Counter,
+        "Connections sent with another congestion control than the VM's",
+        |s| s.work.other_congestion as f64,
+    ),
+    (
+        "bytes_total",
+        Kind::Counter,
+        "Bytes moved in the VM's place",
+        |s| s.work.bytes as f64,
+    ),
+    (
+        "cpu_seconds_total",
+        Kind::Counter,
+        "CPU time of the host spent for it",
+        |s| s.work.cpu_ms as f64 / 1e3,
+    ),
+];
+
+/// All of them.
+pub fn write(out: &mut Text, vread: &Vread) {
+    let datanodes = &vread.datanodes;
+    let readers = &vread.readers;
+    out.all("viola_vread_datanode_", &DATANODE, datanodes, |d| {
+        ("vm", d.name.clone())
+    });
+    out.all("viola_vread_reader_", &READER, readers, |r| {
+        ("vm", r.name.clone())
+    });
+    out.all("viola_pipe_", &PIPES, &vread.pipes.vms, |s| {
+        ("vm", s.name.clone())
+    });
+    out.all("viola_vread_peer_", &PEER, &vread.peers, |p| {
+        ("host", p.name.clone())
+    });
+    let name = "viola_vread_peer_refused_total";
+    out.head(name, Kind::Counter, "Connections of hosts with another key");
+    if let Some(host) = &vread.host {
+        out.line(name, &[], host.strangers as f64);
+    }
+    let name = "viola_vread_reader_bytes_total";
+    out.head(name, Kind::Counter, "Bytes read, by DataNode VM");
+    for r in readers {
+        for (datanode, n) in &r.bytes {
+            out.line(name, &[("vm", &r.name), ("datanode", datanode)], *n as f64);
+        }
+    }
+    let why = "What was refused, by reason";
+    let name = "viola_vread_datanode_refusals_total";
+    reasons(out, name, why, datanodes, |d| (&d.name, &d.refusals));
+    let why = "Ends of all leases, by reason";
+    let name = "viola_vread_datanode_ends_total";
+    reasons(out, name, why, datanodes, |d| (&d.name, &d.ends));
+    let why = "What was left to the DataNode, by reason";
+    let name = "viola_vread_reader_refusals_total";
+    reasons(out, name, why, readers, |r| (&r.name, &r.refusals));
+}
+
+fn reasons<T>(
+    out: &mut Text,
+    name: &str,
+    help: &str,
+    items: &[T],
+    of: impl Fn(&T) -> (&String, &Reasons),
+) {
+    out.head(name, Kind::Counter, help);
+    for item in items {
+        let (vm, reasons) = of(item);
+        for (why, n) in reasons {
+            out.line(name, &[("vm", vm), ("reason", why)], *n as f64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viola_proto::pipe::shown::{Pipes, Work};
+
+    #[test]
+    fn each_vm_has_a_line() {
+        let vread = Vread {
+            on: true,
+            datanodes: vec![Datanode {
+                name: "dn\"1".into(),
+                blocks: 3,
+                refusals: [("bad extents".to_owned(), 2)].into(),
+                ..Datanode::default()
+            }],
+            readers: vec![Reader {
+                name: "vm1".into(),
+                bytes: [("uml:dn1".to_owned(), 10)].into(),
+                ..Reader::default()
+            }],
+            pipes: Pipes {
+                vms: vec![Sender {
+                    name: "web".into(),
+                    work: Work {
+                        bytes: 7,
+                        cpu_ms: 1500,
+                        ..Work::default()
+                    },
+                    ..Sender::default()
+                }],
+            },
+            ..Vread::default()
+        };
+        let mut out = Text::default();
+        write(&mut out, &vread);
+        let text = out.into_text();
+        for line in [
+            "# TYPE viola_vread_datanode_blocks gauge\nviola_vread_datanode_blocks{vm=\"dn\\\"1\"} 3\n",
+            "viola_vread_datanode_refusals_total{vm=\"dn\\\"1\",reason=\"bad extents\"} 2\n",
+            "viola_vread_reader_bytes_total{vm=\"vm1\",datanode=\"uml:dn1\"} 10\n",
+            "viola_pipe_bytes_total{vm=\"web\"} 7\n",
+            "viola_pipe_cpu_seconds_total{vm=\"web\"} 1.5\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+}
