@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client for the control socket.
+//! A blocking client for the daemon's control socket.
 //!
-//! One request per connection, blocking, HTTP/1.0, so that the answer ends where the connection does. A library
-//! client would bring an asynchronous runtime into commands that ask one question and print one table.
+//! Each request has a connection of its own. It speaks HTTP/1.0, so the reply ends where the connection ends. An HTTP
+//! library would bring an asynchronous runtime into commands that send one request and print one table.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,50 +13,50 @@ use crate::error::Failure;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long the daemon may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest answer that is read, bytes.
-const LONGEST: u64 = 64 << 20;
+/// Time in which the daemon has to accept a request, and to reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a reply that the client reads at most.
+const MAX_REPLY_BYTES: u64 = 64 << 20;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No daemon listens on the socket.
     #[error("no daemon on {} ({source}); start one with viola run", socket.display())]
     NoDaemon {
-        /// Where it was looked for.
+        /// Path of the socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Not allowed to ask.
-    #[error("not allowed to use {}; only root and the daemon's group are", socket.display())]
+    /// This user may not use the socket.
+    #[error("no permission to use {}: run as root, or join the daemon's group (viola)", socket.display())]
     Denied {
-        /// Which socket.
+        /// Path of the socket.
         socket: PathBuf,
     },
     /// The connection broke.
     #[error("the daemon on {} does not answer: {source}", socket.display())]
     Io {
-        /// Which socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The answer makes no sense.
-    #[error("whoever answers on {} is no viola daemon of this version: {what}", socket.display())]
+    /// The reply is not that of a viola daemon.
+    #[error("the process on {} is not a viola daemon of this version: {what}", socket.display())]
     Protocol {
-        /// Which socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the reply.
         what: String,
     },
-    /// The daemon said no.
+    /// The daemon refused the request.
     #[error("{}", answer.error)]
     Refused {
         /// HTTP status.
         status: u16,
-        /// Its sentence.
+        /// The daemon's reason.
         answer: viola_proto::Error,
     },
 }
@@ -64,7 +64,7 @@ pub enum ClientError {
 impl From<ClientError> for Failure {
     fn from(e: ClientError) -> Self {
         match &e {
-            // What was asked for is wrong, not the daemon.
+            // The request is at fault, not the daemon.
             ClientError::Refused {
                 status: 400 | 404 | 409,
                 ..
@@ -81,24 +81,33 @@ pub struct Client {
 }
 
 impl Client {
-    /// The socket need not exist yet.
+    /// Nothing is opened before the first request.
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
         }
     }
 
-    /// `GET`; `path` begins after `/v1`.
+    /// Sends `GET`; `path` begins after `/v1`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.request("GET", path, b"")
     }
 
-    /// `POST` without a body.
+    /// Sends `POST` without a body.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.request("POST", path, b"")
     }
 
-    /// `PATCH` with a body.
+    /// Sends `PATCH` with a body.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
     pub fn patch<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -144,11 +153,11 @@ impl Client {
         request.extend_from_slice(body);
         let mut answer = Vec::new();
         let done = (|| {
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+            stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
             let sent = stream.write_all(&request);
-            // Who has had enough of the request answers before its end, and hangs up.
-            Read::take(&stream, LONGEST)
+            // A daemon that refuses a request replies before it has read the end, and closes the connection.
+            Read::take(&stream, MAX_REPLY_BYTES)
                 .read_to_end(&mut answer)
                 .and(sent)
         })();
@@ -166,35 +175,35 @@ impl Client {
     }
 }
 
-/// Status and body of an answer.
+/// Splits a reply into status and body.
 fn split(answer: &[u8]) -> Result<(u16, &[u8]), &'static str> {
     let end = answer
         .windows(4)
         .position(|w| w == b"\r\n\r\n")
-        .ok_or("the answer has no head")?;
-    let head = std::str::from_utf8(&answer[..end]).map_err(|_| "the head is no text")?;
+        .ok_or("the reply has no header")?;
+    let head = std::str::from_utf8(&answer[..end]).map_err(|_| "the header is not text")?;
     let body = &answer[end + 4..];
     let mut lines = head.split("\r\n");
     let status = lines
         .next()
         .and_then(|l| l.strip_prefix("HTTP/1."))
         .and_then(|l| l.split(' ').nth(1)?.parse().ok())
-        .ok_or("the answer is not HTTP/1")?;
+        .ok_or("the reply is not HTTP/1")?;
     for line in lines {
         let Some((name, value)) = line.split_once(':') else {
-            return Err("a header has no value");
+            return Err("a header field has no value");
         };
         if name.eq_ignore_ascii_case("content-length") && value.trim().parse() != Ok(body.len()) {
-            return Err("the answer was cut short");
+            return Err("the reply was cut short");
         }
         if name.eq_ignore_ascii_case("transfer-encoding") {
-            return Err("the answer is in pieces");
+            return Err("the reply is chunked");
         }
     }
     Ok((status, body))
 }
 
-/// A VM's name as a part of a path.
+/// A VM's name as a segment of a path, percent-encoded (RFC 3986).
 pub fn segment(name: &str) -> String {
     let mut out = String::new();
     for b in name.bytes() {
@@ -224,7 +233,7 @@ mod tests {
         );
         assert_eq!(
             split(b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n{}"),
-            Err("the answer was cut short")
+            Err("the reply was cut short")
         );
         assert!(split(b"HTTP/1.0 200 OK\r\n").is_err());
         assert!(split(b"SSH-2.0-x\r\n\r\n").is_err());

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a command can fail, and with which exit status.
+//! Failures of a command, and their exit status.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// A failure in one sentence, told apart by whose fault it is.
+/// A failure in one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// What was asked for makes no sense here: usage or configuration. Exit status 2.
+    /// Wrong usage or configuration. Exit status 2.
     #[error("{0}")]
     Usage(String),
-    /// It could not be done. Exit status 1.
+    /// The command failed. Exit status 1.
     #[error("{0}")]
     Run(String),
 }
@@ -20,12 +20,12 @@ pub enum Failure {
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure at run time.
+    /// A failure with exit status 1.
     pub fn run(e: impl Display) -> Self {
         Self::Run(e.to_string())
     }
 
-    /// A failure of usage or configuration.
+    /// A failure with exit status 2.
     pub fn usage(e: impl Display) -> Self {
         Self::Usage(e.to_string())
     }
@@ -42,7 +42,7 @@ impl Failure {
     }
 }
 
-/// An error with all its sources, for errors whose own sentence leaves them out.
+/// An error and its sources, joined by colons; a source that the text already contains is left out.
 pub fn chain(e: &dyn std::error::Error) -> String {
     let mut text = e.to_string();
     let mut source = e.source();
@@ -56,7 +56,7 @@ pub fn chain(e: &dyn std::error::Error) -> String {
     text
 }
 
-/// Text without line breaks and other control characters.
+/// The text on one line: a line break becomes a blank, another control character U+FFFD.
 pub fn one_line(text: &str) -> String {
     let text = text.trim_end();
     text.chars()

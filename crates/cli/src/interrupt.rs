@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ctrl-C and `kill`: a long run ends between two steps, and takes guests and daemon with it.
+//! SIGINT, SIGTERM and SIGHUP of long runs: the run ends between two steps, after it has ended its guests and daemon.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Failure, Outcome};
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGINT, SIGTERM and SIGHUP are only noted.
+/// Catches SIGINT, SIGTERM and SIGHUP: from now on they only set a flag.
+///
+/// # Errors
+/// When the kernel refuses the handler.
 pub fn watch() -> Outcome {
     let handler = note as extern "C" fn(libc::c_int);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -28,21 +31,24 @@ pub fn watch() -> Outcome {
     Ok(())
 }
 
-/// Whether somebody asked for the end.
+/// Whether one of the signals has come.
 pub fn asked() -> bool {
-    ASKED.load(Ordering::Relaxed)
+    REQUESTED.load(Ordering::Relaxed)
 }
 
-/// Fails once somebody asked for the end.
+/// Fails once one of the signals has come.
+///
+/// # Errors
+/// [`Failure::Run`] then.
 pub fn check() -> Outcome {
     match asked() {
         true => Err(Failure::run(
-            "ended by a signal; guests and daemon are gone, nothing was written",
+            "ended by a signal: guests and daemon were ended, no result was written",
         )),
         false => Ok(()),
     }
 }
 
 extern "C" fn note(_signal: libc::c_int) {
-    ASKED.store(true, Ordering::Relaxed);
+    REQUESTED.store(true, Ordering::Relaxed);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The journal: one line per event, to journald with its fields, else on stderr; and the last of them for who asks.
+//! The program's log: one line per event, to journald with fields or to standard error. The last lines are kept in
+//! memory for `GET /v1/events`.
 
 mod journald;
 
@@ -15,28 +16,28 @@ use viola_proto::{Event, EventKind, Events};
 
 use crate::error::one_line;
 
-/// Lines that are kept for `GET /v1/events`.
-const KEPT: usize = 256;
+/// Events kept for `GET /v1/events`.
+const MAX_RECENT: usize = 256;
 
-/// Whether journald gets fields, on a socket of its own.
-static FIELDS: AtomicBool = AtomicBool::new(false);
+/// Whether lines go to journald's own socket, with fields.
+static TO_JOURNALD: AtomicBool = AtomicBool::new(false);
 
-static LAST: Mutex<Last> = Mutex::new(Last {
+static RECENT: Mutex<Recent> = Mutex::new(Recent {
     number: 0,
     events: VecDeque::new(),
     counts: [0; 4],
 });
 
-/// How much a line matters, numbered as syslog(3) does.
+/// Severity of a line, numbered as in syslog(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Something does not work any more.
+    /// A function has failed.
     Error = 3,
-    /// Something is not as it was asked for.
+    /// A request or a setting could not be met.
     Warning = 4,
-    /// Something was changed.
+    /// The daemon changed something.
     Notice = 5,
-    /// For information.
+    /// Information.
     Info = 6,
 }
 
@@ -51,34 +52,34 @@ impl Level {
     }
 }
 
-/// Writes a line about viola as a whole.
+/// Writes a line about the program as a whole.
 pub fn line(level: Level, what: impl Display) {
-    tell(level, None, &what.to_string());
+    write(level, None, &what.to_string());
 }
 
-/// Writes a line about one VM: what was done, and why.
+/// Writes a line about one VM.
 pub fn about(level: Level, vm: impl Display, what: impl Display) {
-    tell(level, Some(&vm.to_string()), &what.to_string());
+    write(level, Some(&vm.to_string()), &what.to_string());
 }
 
-/// From now on lines go to journald with fields, where stderr is its. Only the daemon asks for that: a worker that parses what guests
-/// send is to have no socket more than it needs.
+/// Sends lines to journald with fields from now on, where standard error is journald's stream. Only the daemon calls
+/// this: workers parse input of guests and get no further socket.
 pub fn use_fields() {
-    FIELDS.store(true, Ordering::Relaxed);
+    TO_JOURNALD.store(true, Ordering::Relaxed);
 }
 
-/// The last lines of this process.
+/// The last events of this process, oldest first.
 pub fn recent() -> Events {
-    let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let last = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
     Events {
         pid: std::process::id(),
         events: last.events.iter().cloned().collect(),
     }
 }
 
-/// Lines of a kind that this process has written.
+/// Number of events of a kind since the process started.
 pub fn count(kind: EventKind) -> u64 {
-    let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let last = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
     last.counts[kind as usize]
 }
 
@@ -89,32 +90,33 @@ pub fn now_ms() -> u64 {
         .map_or(0, |d| d.as_millis() as u64)
 }
 
-fn tell(level: Level, vm: Option<&str>, what: &str) {
+fn write(level: Level, vm: Option<&str>, what: &str) {
     let (vm, what) = (vm.map(one_line), one_line(what));
-    LAST.lock().unwrap_or_else(PoisonError::into_inner).keep(
+    RECENT.lock().unwrap_or_else(PoisonError::into_inner).keep(
         level.kind(),
         vm.clone(),
         what.clone(),
     );
     let journal = journal();
-    if journal && FIELDS.load(Ordering::Relaxed) && journald::send(level, vm.as_deref(), &what) {
+    if journal && TO_JOURNALD.load(Ordering::Relaxed) && journald::send(level, vm.as_deref(), &what)
+    {
         return;
     }
-    // Nobody to tell when stderr is gone; the daemon goes on.
+    // The daemon goes on when standard error is closed.
     let text = format(journal, level, vm.as_deref(), &what);
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
-struct Last {
+struct Recent {
     number: u64,
     events: VecDeque<Event>,
-    /// By kind.
+    /// Number of events, by kind.
     counts: [u64; 4],
 }
 
-impl Last {
+impl Recent {
     fn keep(&mut self, kind: EventKind, vm: Option<String>, what: String) {
-        if self.events.len() == KEPT {
+        if self.events.len() == MAX_RECENT {
             self.events.pop_front();
         }
         self.number += 1;
@@ -129,7 +131,7 @@ impl Last {
     }
 }
 
-/// A line for stderr, with sd-daemon(3)'s level in front where the journal reads it.
+/// A line for standard error: after the level of sd-daemon(3) where journald reads it, else after the program's name.
 fn format(journal: bool, level: Level, vm: Option<&str>, what: &str) -> String {
     let before = if journal {
         format!("<{}>", level as u8)
@@ -140,7 +142,8 @@ fn format(journal: bool, level: Level, vm: Option<&str>, what: &str) -> String {
     format!("{before}{vm}{what}\n")
 }
 
-/// Whether stderr is the journal: JOURNAL_STREAM is inherited by children whose stderr is something else.
+/// Whether standard error is journald's stream. Children inherit JOURNAL_STREAM even when their standard error is another
+/// file, so its device and inode are compared.
 fn journal() -> bool {
     static JOURNAL: OnceLock<bool> = OnceLock::new();
     *JOURNAL.get_or_init(|| {
@@ -173,17 +176,20 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_kept_and_numbered_and_no_line_is_two() {
-        let mut last = Last {
+        let mut last = Recent {
             number: 0,
             events: VecDeque::new(),
             counts: [0; 4],
         };
-        for i in 0..KEPT + 3 {
+        for i in 0..MAX_RECENT + 3 {
             last.keep(EventKind::Change, None, i.to_string());
         }
-        assert_eq!(last.events.len(), KEPT);
+        assert_eq!(last.events.len(), MAX_RECENT);
         assert_eq!(last.events[0].number, 4);
-        assert_eq!(last.events[KEPT - 1].what, (KEPT + 2).to_string());
+        assert_eq!(
+            last.events[MAX_RECENT - 1].what,
+            (MAX_RECENT + 2).to_string()
+        );
         let mark = "of the_last_lines_are_kept";
         about(Level::Warning, "a\nb", format!("gone\n{mark}"));
         let kept = recent();

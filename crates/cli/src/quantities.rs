@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Times, caps and weights as people write them, and as tables show them.
+//! Durations, caps and weights: parsed from operators' text, and formatted for tables.
 
 use std::ops::RangeInclusive;
 
@@ -10,19 +10,19 @@ const MS: u64 = 1_000_000;
 /// One second in nanoseconds.
 const S: u64 = 1_000_000_000;
 
-/// Microslices that can be asked for: below, the controller would take more than it gives; above lies the
-/// papers' slice of all VMs.
+/// Allowed microslices, ns. A shorter one costs the controller more time than the VM gains; the longest is the papers'
+/// slice of all VMs.
 pub const MICROSLICE: RangeInclusive<u64> = 50 * US..=30 * MS;
-/// Slices of batch VMs that can be asked for.
+/// Allowed slices of batch VMs, ns.
 pub const BATCH_SLICE: RangeInclusive<u64> = 100 * US..=100 * MS;
-/// Intervals at which the daemon can look at the host.
+/// Allowed intervals of the control loop, ns.
 pub const INTERVAL: RangeInclusive<u64> = 30 * MS..=S;
-/// Weights that can be asked for.
+/// Allowed weights.
 pub const WEIGHT: RangeInclusive<i64> = 1..=65_535;
-/// Microslice of a VM about which nothing is said.
+/// Microslice of a VM whose configuration names none, ns.
 pub const DEFAULT_MICROSLICE: u64 = 300 * US;
 
-/// A text that is not the quantity it should be: one sentence that says what is allowed.
+/// Why a text is not the quantity it should be: one sentence that says what is allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadQuantity(String);
@@ -31,7 +31,7 @@ fn bad<T>(sentence: String) -> Result<T, BadQuantity> {
     Err(BadQuantity(sentence))
 }
 
-/// Text of the operator's for an error message: short, and unable to write to the terminal.
+/// An operator's text for an error message: at most 40 characters, quoted, control characters escaped.
 pub fn quoted(text: &str) -> String {
     let mut short: String = text.chars().take(40).collect();
     if short.len() < text.len() {
@@ -40,7 +40,7 @@ pub fn quoted(text: &str) -> String {
     format!("{short:?}")
 }
 
-/// A number and what follows it. At most nine decimals.
+/// Splits a number, its count of decimals (at most nine) and what follows it.
 fn split_number(text: &str) -> Option<(u128, u32, &str)> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -56,7 +56,10 @@ fn split_number(text: &str) -> Option<(u128, u32, &str)> {
     Some((value, decimals.len() as u32, unit.trim()))
 }
 
-/// Reads a duration such as `300us`, `0.3ms` or `1 s`, in nanoseconds. It needs its unit.
+/// Parses a duration with its unit, such as `300us`, `0.3ms` or `1 s`; in nanoseconds.
+///
+/// # Errors
+/// [`BadQuantity`] without a number, without a unit, or with another unit than us, ms and s.
 pub fn duration(text: &str) -> Result<u64, BadQuantity> {
     let text = text.trim();
     let shown = quoted(text);
@@ -89,7 +92,10 @@ pub fn duration(text: &str) -> Result<u64, BadQuantity> {
     u64::try_from(ns).or_else(|_| bad(format!("{shown} is longer than anything viola measures")))
 }
 
-/// Reads a duration and checks that it is allowed here.
+/// Parses a duration that has to be in a range, ns.
+///
+/// # Errors
+/// As [`duration`], and when it is out of range.
 pub fn duration_in(text: &str, allowed: &RangeInclusive<u64>) -> Result<u64, BadQuantity> {
     let ns = duration(text)?;
     if allowed.contains(&ns) {
@@ -102,7 +108,10 @@ pub fn duration_in(text: &str, allowed: &RangeInclusive<u64>) -> Result<u64, Bad
     ))
 }
 
-/// Checks a weight.
+/// Checks that a weight is in [`WEIGHT`].
+///
+/// # Errors
+/// [`BadQuantity`] when it is not.
 pub fn weight(value: i64) -> Result<u32, BadQuantity> {
     match u32::try_from(value) {
         Ok(w) if WEIGHT.contains(&value) => Ok(w),
@@ -114,8 +123,11 @@ pub fn weight(value: i64) -> Result<u32, BadQuantity> {
     }
 }
 
-/// Reads a cap such as `50%` or `12.5%` (100 % is one core), in thousandths of one core; `none` is no cap. How
-/// much is too much depends on the VM, see [`cap_fits`].
+/// Parses a cap such as `50%` or `12.5%` (100 % is one core), in thousandths of one core; `none` is no cap. The upper
+/// bound depends on the VM: see [`cap_fits`].
+///
+/// # Errors
+/// [`BadQuantity`] without a number or the percent sign, or below 1 %.
 pub fn cap(text: &str) -> Result<Option<u32>, BadQuantity> {
     let text = text.trim();
     if text == "none" {
@@ -153,7 +165,10 @@ pub fn cap(text: &str) -> Result<Option<u32>, BadQuantity> {
     }
 }
 
-/// Checks that a cap is not over the `cores` that a VM can use at all.
+/// Checks that a cap (thousandths of one core) is not above the `cores` of a VM or host called `whose`.
+///
+/// # Errors
+/// [`BadQuantity`] when it is.
 pub fn cap_fits(permille: u32, cores: usize, whose: &str) -> Result<(), BadQuantity> {
     let most = cores.max(1) as u64 * 1000;
     if u64::from(permille) <= most {
@@ -171,7 +186,7 @@ pub fn cap_fits(permille: u32, cores: usize, whose: &str) -> Result<(), BadQuant
     ))
 }
 
-/// A cap as [`cap`] reads it.
+/// Formats a cap so that [`cap`] parses it.
 pub fn cap_text(permille: Option<u32>) -> String {
     match permille {
         None => "none".into(),
@@ -180,7 +195,7 @@ pub fn cap_text(permille: Option<u32>) -> String {
     }
 }
 
-/// A duration as [`duration`] reads it, nothing lost: `300us`, `1.5us`, `4ms`.
+/// Formats a duration (ns) without rounding, so that [`duration`] parses it: `300us`, `1.5us`, `4ms`.
 pub fn exact(ns: u64) -> String {
     let (unit, name) = match ns {
         0 => return "0us".into(),
@@ -195,7 +210,7 @@ pub fn exact(ns: u64) -> String {
     format!("{}.{}{name}", ns / unit, decimals.trim_end_matches('0'))
 }
 
-/// A duration in two or three digits for tables: `0.3 ms`, `17 ms`, `1.2 s`.
+/// Formats a duration (ns) in two or three digits for tables: `0.3 ms`, `17 ms`, `1.2 s`.
 pub fn rounded(ns: u64) -> String {
     let tenths = |unit: u64| (ns as f64 / unit as f64 * 10.0).round() / 10.0;
     if ns == 0 {
@@ -211,7 +226,7 @@ pub fn rounded(ns: u64) -> String {
     }
 }
 
-/// A rate of bytes for tables: `12 MB/s`.
+/// Formats a rate (bytes per second) for tables: `12 MB/s`.
 pub fn byte_rate(per_s: f64) -> String {
     let (value, unit) = match per_s {
         b if b >= 1e9 => (b / 1e9, "GB/s"),
@@ -219,7 +234,7 @@ pub fn byte_rate(per_s: f64) -> String {
         b if b >= 1e3 => (b / 1e3, "kB/s"),
         b => (b, "B/s"),
     };
-    // 9.96 is to become 10, not 10.0.
+    // 9.96 becomes 10, not 10.0.
     if (value * 10.0).round() < 100.0 && unit != "B/s" {
         format!("{value:.1} {unit}")
     } else {
@@ -227,7 +242,7 @@ pub fn byte_rate(per_s: f64) -> String {
     }
 }
 
-/// A fraction as percent for tables: `8 %`.
+/// Formats a fraction of 1 as percent for tables: `8 %`.
 pub fn percent(fraction: f64) -> String {
     format!("{:.0} %", fraction * 100.0)
 }
@@ -237,7 +252,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn said<T: std::fmt::Debug>(r: Result<T, BadQuantity>) -> String {
+    fn message<T: std::fmt::Debug>(r: Result<T, BadQuantity>) -> String {
         r.unwrap_err().to_string()
     }
 
@@ -252,14 +267,14 @@ mod tests {
     #[test]
     fn a_wrong_unit_is_told_with_the_right_ones() {
         assert_eq!(
-            said(duration("300")),
+            message(duration("300")),
             r#""300" has no unit; the units are us, ms and s, for example 300us"#
         );
         assert_eq!(
-            said(duration("300ns")),
+            message(duration("300ns")),
             r#""300ns" has the wrong unit; the units are us, ms and s"#
         );
-        assert!(said(duration("-1ms")).contains("negative"));
+        assert!(message(duration("-1ms")).contains("negative"));
         for text in ["", "ms", "1..2ms", "1.ms", ".5ms", "1e3us", "0x10us"] {
             assert!(duration(text).is_err(), "{text}");
         }
@@ -269,7 +284,7 @@ mod tests {
     fn a_range_names_its_ends_as_they_are_written() {
         assert_eq!(duration_in("50us", &MICROSLICE), Ok(50_000));
         assert_eq!(
-            said(duration_in("49us", &MICROSLICE)),
+            message(duration_in("49us", &MICROSLICE)),
             r#""49us" is out of range; 50us to 30ms is allowed"#
         );
         assert_eq!(duration_in("30ms", &MICROSLICE), Ok(30_000_000));
@@ -282,7 +297,7 @@ mod tests {
         assert_eq!(weight(65_535), Ok(65_535));
         for w in [0, -5, 65_536, i64::MIN, i64::MAX] {
             assert_eq!(
-                said(weight(w)),
+                message(weight(w)),
                 format!("{w} is not a weight; 1 to 65535 is allowed")
             );
         }
@@ -294,17 +309,17 @@ mod tests {
         assert_eq!(cap("12.5 %"), Ok(Some(125)));
         assert_eq!(cap("150%"), Ok(Some(1500)));
         assert_eq!(cap("none"), Ok(None));
-        assert!(said(cap("50")).contains("50%"));
-        assert!(said(cap("0.5%")).contains("at least 1%"));
-        assert!(said(cap("-5%")).contains("negative"));
-        assert!(said(cap("50ms")).contains("wrong unit"));
+        assert!(message(cap("50")).contains("50%"));
+        assert!(message(cap("0.5%")).contains("at least 1%"));
+        assert!(message(cap("-5%")).contains("negative"));
+        assert!(message(cap("50ms")).contains("wrong unit"));
     }
 
     #[test]
     fn a_cap_over_the_cores_is_refused_with_the_most_that_is_possible() {
         assert_eq!(cap_fits(1000, 1, "db01"), Ok(()));
         assert_eq!(
-            said(cap_fits(1001, 1, "db01")),
+            message(cap_fits(1001, 1, "db01")),
             "cap 100.1% is over the 1 core of db01; at most 100%"
         );
         assert_eq!(cap_fits(2000, 2, "db01"), Ok(()));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Aligned tables and colours for the terminal.
+//! Output of commands: aligned tables, colours, JSON.
 
 use std::io::{IsTerminal, Write};
 
 use crate::error::{Failure, Outcome};
 
-/// Puts rows into columns, each as wide as its widest cell, two blanks between them.
+/// Aligns rows into columns, each as wide as its widest cell, with two blanks between them.
 pub fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {
@@ -29,7 +29,7 @@ pub fn align(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Colours that mean something.
+/// Colours of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colour {
     /// Good.
@@ -40,12 +40,12 @@ pub enum Colour {
     Bold,
 }
 
-/// Whether stdout wants colours: a terminal, and nobody said NO_COLOR (no-color.org).
+/// Whether standard output gets colours: it is a terminal, and NO_COLOR is unset or empty (no-color.org).
 pub fn coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
 
-/// The text in a colour, for a terminal.
+/// The text with the escape sequences of a colour.
 pub fn paint(text: &str, colour: Colour) -> String {
     let code = match colour {
         Colour::Green => 32,
@@ -55,18 +55,24 @@ pub fn paint(text: &str, colour: Colour) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// Writes to stdout. A reader that has seen enough (`viola vms | head -1`) is no failure.
+/// Writes to standard output. A reader that closes the pipe early (`viola vms | head -1`) is no failure.
+///
+/// # Errors
+/// When standard output cannot be written for another reason.
 pub fn print(text: &str) -> Outcome {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::run(format!("writing the answer: {e}")))
-        }
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::run(format!(
+            "cannot write to standard output: {e}"
+        ))),
         _ => Ok(()),
     }
 }
 
-/// Writes a value as JSON to stdout.
+/// Writes a value as JSON to standard output.
+///
+/// # Errors
+/// As [`print`].
 pub fn print_json(value: &impl serde::Serialize) -> Outcome {
     let json = serde_json::to_string_pretty(value).map_err(Failure::run)?;
     print(&format!("{json}\n"))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Faults of TOML files in an operator's words: the line, and the key in front of what is wrong with it.
+//! Errors of TOML files as operators read them: the line, then the key, then what is wrong.
 
-/// Line of the byte `at`, from 1.
+/// Number of the line that holds byte `at`, from 1.
 pub fn line_of(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|&b| b == b'\n').count()
 }
 
-/// The parser's message about the byte `at`, in one line, with the key in front.
+/// Makes one line of the parser's message about byte `at`, with the key in front.
 pub fn explain(message: &str, text: &str, at: usize) -> String {
     let message = message.trim().replace('\n', ", ").replace('`', "");
     for (parser, ours) in [

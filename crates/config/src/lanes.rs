@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `[lanes]`: pools of VFs, who may have one, and when it changes hands.
+//! `[lanes]` and `[vm.lane]`: pools of VFs, the guests that may have one, and when a VF moves.
 
 use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
@@ -11,58 +11,58 @@ use toml::Spanned;
 use viola_policy::lanes as policy;
 use viola_proto::lanes::LaneSetting;
 
-use super::{Text, duration};
+use super::{StringVisitor, duration};
 use viola_cli::quantities::{self, quoted};
 
 const MS: u64 = 1_000_000;
 const S: u64 = 1_000 * MS;
-/// Time between two samples.
-const SAMPLE: RangeInclusive<u64> = 50 * MS..=60 * S;
-/// Time for everything that is waited for.
-const WAIT: RangeInclusive<u64> = 0..=3_600 * S;
-/// A guest's time to give its VF back.
-const PATIENCE: RangeInclusive<u64> = S..=600 * S;
+/// Allowed intervals between two samples, ns.
+const SAMPLE_INTERVAL: RangeInclusive<u64> = 50 * MS..=60 * S;
+/// Allowed hold, release and retry times, ns.
+const HOLD_TIME: RangeInclusive<u64> = 0..=3_600 * S;
+/// Allowed times for a guest to release its VF, ns.
+const RELEASE_TIMEOUT: RangeInclusive<u64> = S..=600 * S;
 
 /// `[lanes]`
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lanes {
-    /// NICs with VFs; none: there are no lanes.
+    /// NICs with VFs; empty when lanes are off.
     pub pools: Vec<Pool>,
-    /// Guests that are network namespaces.
+    /// Network namespaces that may have a VF.
     pub guests: Vec<NetnsGuest>,
-    /// Time between two samples.
+    /// Interval between two samples of a guest.
     pub sample: Duration,
-    /// Samples that decisions are made by.
+    /// Number of samples in the window of a decision.
     pub samples: usize,
-    /// How long a guest may take to give a VF back.
-    pub patience: Duration,
-    /// When a VF changes hands.
+    /// Time in which a guest has to release a VF before the daemon takes it.
+    pub release_timeout: Duration,
+    /// Thresholds of the policy (paper 004, sections 3.2 to 3.6).
     pub policy: policy::Config,
 }
 
-// Equal files make equal settings; none of the numbers is "no number".
+// No value is NaN: `validate` checks the range of each.
 impl Eq for Lanes {}
 
 /// `[[lanes.pool]]`: the VFs of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pool {
-    /// Interface of the PF.
+    /// Network interface of the PF.
     pub pf: String,
-    /// VFs that there are to be.
+    /// Number of VFs to create, 1 to 256.
     pub vfs: u32,
-    /// The bridge with the paravirtual NICs of the network that the NIC's cable leads to.
+    /// Bridge that connects the guests' paravirtual NICs to the network of this NIC.
     pub bridge: String,
-    /// VLAN of that network on the cable, 0 for none.
+    /// VLAN of that network, 0 to 4094; 0 for untagged.
     #[serde(default)]
     pub vlan: u32,
-    /// What the NIC can send, Mbit/s; 0: all VFs may be granted, without a limit.
+    /// Bandwidth of the NIC, Mbit/s; 0 grants all VFs without a rate limit.
     #[serde(default)]
     pub mbit: u32,
-    /// What of it is left to the paravirtual NICs, Mbit/s.
+    /// Bandwidth reserved for the paravirtual NICs, Mbit/s.
     #[serde(default)]
     pub reserve_mbit: u32,
-    /// What each VF is to keep when all are busy, Mbit/s.
+    /// Bandwidth that each VF keeps when all VFs are busy, Mbit/s.
     #[serde(default)]
     pub vf_mbit: u32,
 }
@@ -71,20 +71,20 @@ pub struct Pool {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetnsGuest {
-    /// What it is called.
+    /// Name of the guest.
     pub name: String,
     /// The namespace: a path, or a name under `/run/netns`.
     #[serde(deserialize_with = "netns")]
     pub netns: PathBuf,
-    /// The host's end of its veth, a port of the bridge.
+    /// Host end of its veth pair, a port of the bridge.
     pub host: String,
-    /// Its bond.
+    /// Name of its bond.
     #[serde(default = "bond")]
     pub bond: String,
-    /// The bond's port on the paravirtual path.
+    /// Port of the bond on the paravirtual path.
     #[serde(default = "port")]
     pub port: String,
-    /// Control group of its processes, by which DI2 is found; without one it counts as waiting for I/O.
+    /// Control group of its processes, from which DI2 is computed; without one the guest counts as bound by I/O.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
     /// Whether it may have a VF.
@@ -92,15 +92,15 @@ pub struct NetnsGuest {
     pub lane: LaneSetting,
 }
 
-/// `[vm.lane]`: what viola cannot find out about a QEMU guest itself.
+/// `[vm.lane]`: what viola cannot find out about a QEMU VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmLane {
     /// Whether it may have a VF.
     pub set: LaneSetting,
-    /// A QMP socket for plugging; without it the last but one of three.
+    /// QMP socket for hot-plug; by default the last but one of the VM's three.
     pub qmp: Option<PathBuf>,
-    /// Root port to plug into; without it one that is free.
+    /// PCIe root port to plug into; by default a free one.
     pub port: Option<String>,
 }
 
@@ -115,9 +115,11 @@ fn port() -> String {
 fn netns<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
     let text = String::deserialize(d)?;
     match (text.is_empty(), text.contains('/')) {
-        (true, _) => Err(D::Error::custom("the namespace's name or path is missing")),
+        (true, _) => Err(D::Error::custom(
+            "empty; write the name or path of a network namespace",
+        )),
         (false, true) if !text.starts_with('/') => Err(D::Error::custom(format!(
-            "{} does not begin with /",
+            "{} is not an absolute path",
             quoted(&text)
         ))),
         (false, true) => Ok(text.into()),
@@ -174,33 +176,39 @@ impl Default for Raw {
 }
 
 impl Raw {
-    pub(super) fn checked(self) -> Result<Lanes, (Range<usize>, String)> {
+    pub(super) fn validate(self) -> Result<Lanes, (Range<usize>, String)> {
         let mut pools: Vec<Pool> = Vec::new();
         for pool in self.pool {
             let span = pool.span();
             let pool = pool.into_inner();
             let wrong = |what: String| Err((span.clone(), what));
             if pools.iter().any(|p| p.pf == pool.pf) {
-                return wrong(format!("pf: {} has its pool already", quoted(&pool.pf)));
+                return wrong(format!("pf: a second pool for {}", quoted(&pool.pf)));
             }
             let other = pools.iter().find(|p| p.bridge == pool.bridge);
             if other.is_some_and(|p| p.vlan != pool.vlan) {
                 return wrong(format!(
-                    "vlan: {} is one network, and has another VLAN in another pool",
+                    "vlan: another pool on {} has another VLAN; a bridge is one network",
                     quoted(&pool.bridge)
                 ));
             }
             if !(1..=256).contains(&pool.vfs) {
-                return wrong(format!("vfs: {} is not in 1 to 256", pool.vfs));
+                return wrong(format!(
+                    "vfs: {} is out of range; 1 to 256 is allowed",
+                    pool.vfs
+                ));
             }
             if pool.vlan > 4094 {
-                return wrong(format!("vlan: {} is not in 0 to 4094", pool.vlan));
+                return wrong(format!(
+                    "vlan: {} is out of range; 0 to 4094 is allowed",
+                    pool.vlan
+                ));
             }
             if pool.mbit == 0 && (pool.reserve_mbit > 0 || pool.vf_mbit > 0) {
-                return wrong("mbit: the NIC's own is missing".into());
+                return wrong("mbit: missing; write the bandwidth of the NIC".into());
             }
             if pool.mbit > 0 && pool.vf_mbit == 0 {
-                return wrong("vf_mbit: what each VF is to keep is missing".into());
+                return wrong("vf_mbit: missing; write the bandwidth that each VF keeps".into());
             }
             pools.push(pool);
         }
@@ -210,16 +218,16 @@ impl Raw {
             let guest = guest.into_inner();
             let same = |g: &&NetnsGuest| g.name == guest.name || g.netns == guest.netns;
             if let Some(other) = guests.iter().find(same) {
-                let what = format!("name: {} has its entry already", quoted(&other.name));
+                let what = format!("name: a second [[lanes.guest]] for {}", quoted(&other.name));
                 return Err((span, what));
             }
             guests.push(guest);
         }
-        let within = |what: &str, value: f64, most: f64| match (0.0..=most).contains(&value) {
+        let within = |what: &str, value: f64, max: f64| match (0.0..=max).contains(&value) {
             true => Ok(value),
             false => Err((
                 0..0,
-                format!("lanes: {what}: {value} is not in 0 to {most}"),
+                format!("{what}: {value} in [lanes] is out of range; 0 to {max} is allowed"),
             )),
         };
         let policy = policy::Config {
@@ -239,30 +247,30 @@ impl Raw {
             guests,
             sample: Duration::from_nanos(self.sample),
             samples: self.samples.clamp(1, 10_000),
-            patience: Duration::from_nanos(self.patience),
+            release_timeout: Duration::from_nanos(self.patience),
             policy,
         })
     }
 }
 
 fn sample<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
-    duration(d, &SAMPLE)
+    duration(d, &SAMPLE_INTERVAL)
 }
 
 fn wait<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
-    duration(d, &WAIT)
+    duration(d, &HOLD_TIME)
 }
 
 fn patience<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
-    duration(d, &PATIENCE)
+    duration(d, &RELEASE_TIMEOUT)
 }
 
 fn release<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
-    d.deserialize_any(Text(
+    d.deserialize_any(StringVisitor(
         "a duration with its unit in quotes, or \"none\"",
         |t: &str| match t {
             "none" => Ok(None),
-            t => quantities::duration_in(t, &WAIT)
+            t => quantities::duration_in(t, &HOLD_TIME)
                 .map(Some)
                 .map_err(|e| e.to_string()),
         },
@@ -309,16 +317,16 @@ mod tests {
             .unwrap_err()
         };
         let twice = pool("[[lanes.pool]]\npf = \"eth0\"\nvfs = 1\nbridge = \"br1\"\n");
-        assert!(twice.contains("has its pool already"), "{twice}");
+        assert!(twice.contains("a second pool for"), "{twice}");
         assert!(twice.starts_with("v.toml:5"), "{twice}");
         let vlan = pool("[[lanes.pool]]\npf = \"eth1\"\nvfs = 1\nbridge = \"br0\"\nvlan = 5\n");
-        assert!(vlan.contains("another VLAN in another pool"), "{vlan}");
+        assert!(vlan.contains("has another VLAN"), "{vlan}");
         assert!(pool("mbit = 1000\n").contains("vf_mbit"));
         assert!(pool("[lanes.x]\n").contains("unknown"));
         assert!(
             parse("[lanes]\nalpha = 2.0\n")
                 .unwrap_err()
-                .contains("alpha: 2 is not in 0 to 1")
+                .contains("alpha: 2 in [lanes] is out of range; 0 to 1 is allowed")
         );
         assert!(
             parse("[lanes]\nsample = \"1ms\"\n")
@@ -326,6 +334,10 @@ mod tests {
                 .contains("sample")
         );
         let netns = "[[lanes.guest]]\nname = \"a\"\nnetns = \"x/y\"\nhost = \"v1\"\n";
-        assert!(parse(netns).unwrap_err().contains("does not begin with /"));
+        assert!(
+            parse(netns)
+                .unwrap_err()
+                .contains("is not an absolute path")
+        );
     }
 }

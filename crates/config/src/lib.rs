@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration file: TOML, unknown keys refused, every error with file, line and key.
+//! The daemon's configuration: a TOML file. Unknown keys are refused; each error names file, line and key.
+//!
+//! | module | table of the file |
+//! |---|---|
+//! | here | `[daemon]`, `[slices]`, `[[vm]]` |
+//! | `turbo` | `[turbo]` |
+//! | `vread`, `vread::peers` | `[vread]`, `[vm.vread]`, `[[vread.peer]]` |
+//! | `pipe` | `[vm.pipe]` |
+//! | `lanes` | `[lanes]`, `[vm.lane]` |
+//! | `reference` | the description of every key, from which the book's page is generated |
 
 use std::fmt;
 use std::ops::{Range, RangeInclusive};
@@ -25,32 +34,32 @@ pub use pipe::VmPipe;
 pub use turbo::Turbo;
 pub use vread::{Transport, VmVread, Vread};
 
-/// Where the configuration is unless told otherwise.
+/// Default path of the configuration.
 pub const DEFAULT_PATH: &str = "/etc/viola/viola.toml";
-/// Where the control socket is unless told otherwise.
+/// Default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/viola/viola.sock";
-/// Where the state of a run is kept unless told otherwise.
+/// Default folder of the daemon's run-time state.
 pub const DEFAULT_RUN_DIR: &str = "/run/viola";
 
-/// Why a configuration cannot be used.
+/// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// Something in it is wrong.
+    /// A key or its value is wrong.
     #[error("{}:{line}: {what}", path.display())]
     At {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Line, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Key and what is wrong with it.
+        /// The key, and what is wrong with it.
         what: String,
     },
 }
@@ -61,10 +70,10 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// The whole file.
+/// The whole configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The file it came from.
+    /// The file that it was read from.
     pub path: PathBuf,
     /// `[daemon]`
     pub daemon: Daemon,
@@ -80,38 +89,38 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
 }
 
-/// `[daemon]`: how the daemon runs.
+/// `[daemon]`: paths, interval and scope of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Daemon {
-    /// Control socket.
+    /// Path of the control socket.
     #[serde(deserialize_with = "absolute")]
     pub socket: PathBuf,
-    /// Group that may use it.
+    /// Group whose members may use the control socket.
     pub group: String,
-    /// Time between two looks at the host, ns.
+    /// Interval of the control loop, ns.
     #[serde(deserialize_with = "interval")]
     pub interval: u64,
-    /// Where kept settings are.
+    /// Folder of settings that `viola set --keep` keeps.
     #[serde(deserialize_with = "absolute")]
     pub state_dir: PathBuf,
-    /// Where the state of a run is.
+    /// Folder of the run-time state.
     #[serde(deserialize_with = "absolute")]
     pub run_dir: PathBuf,
-    /// Which VMs there are for it.
-    pub vms: Whose,
-    /// Whether libvirt is asked what happens to its VMs.
+    /// VMs that the daemon manages.
+    pub vms: VmScope,
+    /// Whether the daemon follows libvirt's events.
     pub libvirt: bool,
 }
 
-/// VMs that the daemon looks at.
+/// VMs that the daemon manages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Whose {
-    /// All of this machine.
+pub enum VmScope {
+    /// All VMs of this host.
     #[default]
     All,
-    /// Those whose process is in the daemon's own network namespace.
+    /// VMs whose process is in the daemon's network namespace.
     Own,
 }
 
@@ -123,26 +132,27 @@ impl Default for Daemon {
             interval: 100_000_000,
             state_dir: "/var/lib/viola".into(),
             run_dir: DEFAULT_RUN_DIR.into(),
-            vms: Whose::All,
+            vms: VmScope::All,
             libvirt: true,
         }
     }
 }
 
-/// A mechanism that can be asked for.
+/// A mechanism of slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MechanismChoice {
-    /// A scheduler in BPF.
+    /// The sched_ext scheduler (bpf/scx.bpf.c).
     #[serde(rename = "sched_ext")]
     SchedExt,
-    /// Real-time slots.
+    /// Slots given by real-time priority.
     Slots,
-    /// EEVDF slices.
+    /// Per-thread slices of EEVDF (sched_setattr(2)).
     Eevdf,
 }
 
-/// What `auto` means. sched_ext last: the fair class goes before it, which not every host wants.
+/// Mechanisms of `auto`, in the order in which they are tried. sched_ext is last, because threads of the fair class take
+/// precedence over it.
 const AUTO: [MechanismChoice; 3] = [
     MechanismChoice::Slots,
     MechanismChoice::Eevdf,
@@ -150,12 +160,12 @@ const AUTO: [MechanismChoice; 3] = [
 ];
 
 impl MechanismChoice {
-    /// Whether it gives whole cores to VMs, whose threads are then kept there.
+    /// Whether the mechanism needs cores of its own, to which it pins the VMs' threads.
     pub fn manages_cores(self) -> bool {
         matches!(self, Self::SchedExt | Self::Slots)
     }
 
-    /// As it is called in the configuration.
+    /// Its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::SchedExt => "sched_ext",
@@ -165,14 +175,14 @@ impl MechanismChoice {
     }
 }
 
-/// Which algorithm decides in the slot mechanism.
+/// Algorithm of the slot mechanism.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Microslices cut into the others' slices.
+    /// Microslices between and inside the slices of batch VMs.
     #[default]
     Interleaved,
-    /// vSlicer's Algorithm 1.
+    /// vSlicer's Algorithm 1 (paper 000, section 2.3).
     Paper,
     /// Xen's credit scheduler, the papers' baseline.
     Credit,
@@ -181,36 +191,36 @@ pub enum Mode {
 /// `[slices]`: when vCPUs run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slices {
-    /// Whether anything is scheduled at all.
+    /// Whether the daemon schedules VMs.
     pub enabled: bool,
-    /// By which means: the first of these that can be had.
+    /// Mechanisms; the first one that the host supports is used.
     pub mechanisms: Vec<MechanismChoice>,
     /// Cores set aside for VMs.
     pub cores: CpuSet,
-    /// By which algorithm.
+    /// Algorithm of the slot mechanism.
     pub mode: Mode,
-    /// Slice of a batch VM, ns; `None` for the mode's own.
+    /// Slice of a batch VM, ns; `None` for the mode's default.
     pub batch_slice: Option<u64>,
-    /// Whether VMs about which nothing is said are classified by the meter.
+    /// Whether the classifier chooses the class of VMs that have none configured.
     pub auto: bool,
-    /// Whether to go on where this host is not fit for slots.
+    /// Whether slots are used on a host that `viola check` finds unfit for them.
     pub force: bool,
-    /// Line of `cores`, 0 when it is absent.
+    /// Line of the key `cores`, 0 when it is absent.
     cores_line: usize,
 }
 
 /// `[[vm]]`: one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmConfig {
-    /// Name or identity.
+    /// Name or identity (`uml:NAME`, `qemu:NAME`).
     pub name: String,
-    /// Its class.
+    /// Class.
     pub class: Option<ClassSetting>,
-    /// Its microslice, ns.
+    /// Microslice, ns.
     pub microslice: Option<u64>,
-    /// Its weight.
+    /// Weight, 1 to 65535.
     pub weight: Option<u32>,
-    /// Its cap in thousandths of a core; `Some(None)` is "none", said explicitly.
+    /// Cap in thousandths of a core; `Some(None)` stands for an explicit `"none"`.
     pub cap: Option<Option<u32>>,
     /// `[vm.vread]`
     pub vread: VmVread,
@@ -218,12 +228,15 @@ pub struct VmConfig {
     pub pipe: Option<VmPipe>,
     /// `[vm.lane]`
     pub lane: VmLane,
-    /// Line of its cap, or of its name.
+    /// Line of the key `cap`, or of `name` without it.
     line: usize,
 }
 
 impl Config {
-    /// Reads a file.
+    /// Reads and parses a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
@@ -232,7 +245,10 @@ impl Config {
         Self::parse(path, &text)
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`ConfigError::At`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let at = |span: Range<usize>, what: String| ConfigError::At {
             path: path.to_owned(),
@@ -249,12 +265,12 @@ impl Config {
             if name.is_empty() {
                 return Err(at(
                     vm.name.span(),
-                    "name: a VM's name or identity is missing".into(),
+                    "name: empty; write the name or identity of a VM".into(),
                 ));
             }
             if let Some(first) = vms.iter().find(|v| v.name == name) {
                 let what = format!(
-                    "name: {} has its [[vm]] already (line {})",
+                    "name: a second [[vm]] for {}; the first one is in line {}",
                     quantities::quoted(name),
                     first.line
                 );
@@ -297,15 +313,24 @@ impl Config {
             turbo: {
                 let cores = raw.turbo.cores.as_ref();
                 let line = cores.map_or(0, |c| line_of(text, c.span().start));
-                raw.turbo.checked(line)
+                raw.turbo.validate(line)
             },
-            vread: raw.vread.checked().map_err(|(span, what)| at(span, what))?,
-            lanes: raw.lanes.checked().map_err(|(span, what)| at(span, what))?,
+            vread: raw
+                .vread
+                .validate()
+                .map_err(|(span, what)| at(span, what))?,
+            lanes: raw
+                .lanes
+                .validate()
+                .map_err(|(span, what)| at(span, what))?,
             vms,
         })
     }
 
-    /// Checks what depends on the host: cores that are there, caps that fit on them.
+    /// Checks the configuration against the host: cores have to be online, caps must not exceed them.
+    ///
+    /// # Errors
+    /// [`ConfigError::At`].
     pub fn check_host(&self, online: &CpuSet) -> Result<(), ConfigError> {
         let at = |line, what| ConfigError::At {
             path: self.path.clone(),
@@ -316,7 +341,7 @@ impl Config {
             let what = format!("cores: CPU {cpu} is not online; this host has {online}");
             return Err(at(self.slices.cores_line, what));
         }
-        if let Some(what) = self.turbo.wrong(online, &self.slices.cores) {
+        if let Some(what) = self.turbo.conflict(online, &self.slices.cores) {
             return Err(at(self.turbo.line, what));
         }
         let (cores, whose) = match self.slices.cores.len() {
@@ -331,12 +356,12 @@ impl Config {
         Ok(())
     }
 
-    /// Whether anybody's blocks or files are served by workers (vread, vpipe).
+    /// Whether any VM needs a worker (vread, vpipe).
     pub fn has_workers(&self) -> bool {
         !self.vread.is_off() || self.vms.iter().any(|vm| vm.pipe.is_some())
     }
 
-    /// What the file says about a VM; its identity is asked for before its name.
+    /// The entry of a VM: the one with its identity, else the one with its name.
     pub fn vm(&self, id: &str, name: &str) -> Option<&VmConfig> {
         self.vms
             .iter()
@@ -354,7 +379,7 @@ impl Slices {
         })
     }
 
-    /// The algorithm that `mode` names.
+    /// The algorithm of `mode`.
     pub fn algorithm(&self) -> viola_sched::Algorithm {
         match self.mode {
             Mode::Interleaved => viola_sched::Algorithm::Interleaved,
@@ -426,7 +451,7 @@ struct RawVm {
     lane: VmLane,
 }
 
-/// A name, `auto`, or a list of names.
+/// Parses a name, `auto`, or a list of names.
 fn mechanisms<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<MechanismChoice>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -462,7 +487,7 @@ struct Cores(CpuSet);
 
 impl<'de> Deserialize<'de> for Cores {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(Text(
+        d.deserialize_any(StringVisitor(
             "a CPU list in quotes, for example \"4-7\"",
             |t: &str| {
                 t.parse()
@@ -477,19 +502,20 @@ struct Cap(Option<u32>);
 
 impl<'de> Deserialize<'de> for Cap {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(Text("a cap in quotes, for example \"50%\"", |t: &str| {
-            quantities::cap(t).map(Self).map_err(|e| e.to_string())
-        }))
+        d.deserialize_any(StringVisitor(
+            "a cap in quotes, for example \"50%\"",
+            |t: &str| quantities::cap(t).map(Self).map_err(|e| e.to_string()),
+        ))
     }
 }
 
 fn absolute<'de, D: Deserializer<'de>>(d: D) -> Result<PathBuf, D::Error> {
-    d.deserialize_any(Text("a path in quotes", |t: &str| {
+    d.deserialize_any(StringVisitor("a path in quotes", |t: &str| {
         let path = PathBuf::from(t);
         if path.is_absolute() {
             Ok(path)
         } else {
-            Err(format!("{} does not begin with /", quantities::quoted(t)))
+            Err(format!("{} is not an absolute path", quantities::quoted(t)))
         }
     }))
 }
@@ -510,7 +536,7 @@ fn duration<'de, D: Deserializer<'de>>(
     d: D,
     allowed: &RangeInclusive<u64>,
 ) -> Result<u64, D::Error> {
-    d.deserialize_any(Text(
+    d.deserialize_any(StringVisitor(
         "a duration with its unit in quotes, for example \"300us\"",
         |t: &str| quantities::duration_in(t, allowed).map_err(|e| e.to_string()),
     ))
@@ -523,10 +549,10 @@ fn weight<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
         .map_err(|e: BadQuantity| de::Error::custom(e))
 }
 
-/// A text and how it is read.
-struct Text<F>(&'static str, F);
+/// Deserializes a TOML string with a parser; the text is what serde says it expects.
+struct StringVisitor<F>(&'static str, F);
 
-impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Text<F> {
+impl<T, F: FnOnce(&str) -> Result<T, String>> Visitor<'_> for StringVisitor<F> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

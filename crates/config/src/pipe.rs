@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `[vm.pipe]` of a VM: that the host sends its files, and what viola cannot find out about its network itself.
+//! `[vm.pipe]`: the VM whose files the host sends, and its network.
 
 use std::net::IpAddr;
 
@@ -10,34 +10,36 @@ use serde::de::Error as _;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmPipe {
-    /// The VM's own addresses, behind which it serves.
+    /// IP addresses on which the VM serves; at least one.
     #[serde(deserialize_with = "addresses")]
     pub addresses: Vec<IpAddr>,
-    /// The host's interface of its NIC; `None` to have it found.
+    /// Tap of its NIC on the host; `None` to find it.
     #[serde(default)]
     pub tap: Option<String>,
-    /// MAC address of its NIC; `None` to have it found.
+    /// MAC address of its NIC; `None` to find it.
     #[serde(default, deserialize_with = "mac")]
     pub mac: Option<[u8; 6]>,
-    /// Whether the host may also write to the VM's disks: uploads and copies.
+    /// Whether the host may write to the VM's disks, for uploads and copies.
     #[serde(default)]
     pub writes: bool,
-    /// Most bytes a second that the host moves for it; `None` for no cap.
+    /// Cap of what the host moves for the VM, bytes per second; `None` for no cap.
     #[serde(default, deserialize_with = "rate")]
     pub rate: Option<u64>,
-    /// Most connections that the host has at a time.
-    #[serde(default = "most")]
-    pub most: u16,
+    /// Connections that the host may hold for the VM at a time.
+    #[serde(rename = "most", default = "default_max_connections")]
+    pub max_connections: u16,
 }
 
-fn most() -> u16 {
+fn default_max_connections() -> u16 {
     256
 }
 
 fn addresses<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::Error> {
     let all = Vec::<IpAddr>::deserialize(d)?;
     match all.is_empty() {
-        true => Err(D::Error::custom("an address of the VM is missing")),
+        true => Err(D::Error::custom(
+            "empty; write at least one address of the VM",
+        )),
         false => Ok(all),
     }
 }
@@ -45,7 +47,7 @@ fn addresses<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::E
 fn rate<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error> {
     match u64::deserialize(d)? {
         0 => Err(D::Error::custom(
-            "a rate is at least 1 byte a second; leave it out for no cap",
+            "0 is not allowed; leave the key out for no cap",
         )),
         rate => Ok(Some(rate)),
     }
@@ -53,11 +55,11 @@ fn rate<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<u64>, D::Error>
 
 fn mac<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<[u8; 6]>, D::Error> {
     let text = String::deserialize(d)?;
-    let wrong = || D::Error::custom("a MAC address looks like \"52:54:00:12:34:56\"");
+    let wrong = || D::Error::custom("not a MAC address; write it as \"52:54:00:12:34:56\"");
     parse_mac(&text).map(Some).ok_or_else(wrong)
 }
 
-/// Six bytes from `52:54:00:12:34:56`.
+/// Parses a MAC address such as `52:54:00:12:34:56`.
 pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
     let bytes: Vec<u8> = text
         .split(':')

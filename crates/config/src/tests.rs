@@ -142,7 +142,7 @@ fn a_wrong_value_is_named_with_its_line_and_key() {
     assert!(said("[slices]\nmode = ").starts_with("v.toml:2: "));
     assert_eq!(
         said("[daemon]\nrun_dir = \"run\""),
-        "v.toml:2: run_dir: \"run\" does not begin with /"
+        "v.toml:2: run_dir: \"run\" is not an absolute path"
     );
     assert_eq!(said("[[vm]]\nclass = \"ls\""), "v.toml:1: missing key name");
 }
@@ -150,8 +150,11 @@ fn a_wrong_value_is_named_with_its_line_and_key() {
 #[test]
 fn a_vm_has_one_entry() {
     let s = said("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\n[[vm]]\nname = \"a\"\n");
-    assert_eq!(s, "v.toml:6: name: \"a\" has its [[vm]] already (line 2)");
-    assert!(said("[[vm]]\nname = \" \"").contains("missing"));
+    assert_eq!(
+        s,
+        "v.toml:6: name: a second [[vm]] for \"a\"; the first one is in line 2"
+    );
+    assert!(said("[[vm]]\nname = \" \"").contains("empty"));
 }
 
 #[test]

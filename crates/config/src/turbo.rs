@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `[turbo]`: cores for the vCPUs that serve I/O.
+//! `[turbo]`: cores for the vCPUs that serve I/O (paper 002).
 
 use std::ops::RangeInclusive;
 
@@ -8,24 +8,25 @@ use serde::de::Deserializer;
 use viola_host::CpuSet;
 use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
-use super::{Cores, Text, duration};
+use super::{Cores, StringVisitor, duration};
 use viola_cli::quantities;
 
-/// Slots that can be asked for: below, the controller would take more than it gives.
+/// Allowed slots, ns. A shorter one costs the controller more time than the vCPU gains.
 const SLOT: RangeInclusive<u64> = 50_000..=1_000_000;
 
 /// `[turbo]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turbo {
-    /// Turbo cores; none: nobody has a turbo vCPU.
+    /// Turbo cores; empty when turbo is off.
     pub cores: CpuSet,
     /// Slot of a turbo vCPU, ns.
     pub slot: u64,
-    /// Most of any 10 ms of a turbo core for VMs' real-time threads, thousandths, where the host works on it too.
+    /// Thousandths of any 10 ms of a turbo core that VMs' real-time threads may use, where the host runs on it too; `None`
+    /// for a turbo core of its own.
     pub budget: Option<u32>,
-    /// What a VM keeps of its share for its other vCPUs while they wait, thousandths.
+    /// Thousandths of a VM's share that are kept for its regular vCPUs while they wait.
     pub reserve: u32,
-    /// Line of `cores`, 0 when it is absent.
+    /// Line of the key `cores`, 0 when it is absent.
     pub(super) line: usize,
 }
 
@@ -53,8 +54,8 @@ impl Default for Raw {
 }
 
 impl Raw {
-    /// `line` is that of `cores`.
-    pub(super) fn checked(self, line: usize) -> Turbo {
+    /// `line` is the line of `cores`.
+    pub(super) fn validate(self, line: usize) -> Turbo {
         Turbo {
             cores: self.cores.map(|c| c.into_inner().0).unwrap_or_default(),
             slot: self.slot,
@@ -66,8 +67,8 @@ impl Raw {
 }
 
 impl Turbo {
-    /// What is wrong with it on a host with these CPUs, with `regular` set aside for VMs.
-    pub(super) fn wrong(&self, online: &CpuSet, regular: &CpuSet) -> Option<String> {
+    /// Why the host cannot have these turbo cores, if it cannot: `regular` are the cores of `[slices]`.
+    pub(super) fn conflict(&self, online: &CpuSet, regular: &CpuSet) -> Option<String> {
         if self.cores.is_empty() {
             return None;
         }
@@ -78,19 +79,16 @@ impl Turbo {
         }
         if let Some(cpu) = self.cores.iter().find(|&c| regular.contains(c)) {
             return Some(format!(
-                "cores: CPU {cpu} is in [slices] cores already; a core is either regular or turbo"
+                "cores: CPU {cpu} is also in cores of [slices]; a core is either regular or turbo"
             ));
         }
         if regular.is_empty() {
-            return Some(
-                "cores: there are no regular cores for the VMs' other vCPUs; name them in [slices] cores"
-                    .into(),
-            );
+            return Some("cores: the VMs' other vCPUs have no cores; set cores in [slices]".into());
         }
         let all = |cpu| self.cores.contains(cpu) || regular.contains(cpu);
         if self.budget.is_none() && online.iter().all(all) {
             return Some(
-                "cores: with [slices] cores no CPU is left to the host itself; leave one out, or give a budget".into(),
+                "cores: turbo and [slices] take all CPUs of the host; leave one out, or set a budget".into(),
             );
         }
         None
@@ -101,19 +99,20 @@ fn slot<'de, D: Deserializer<'de>>(d: D) -> Result<u64, D::Error> {
     duration(d, &SLOT)
 }
 
-/// Percent of a core, up to 90.
+/// Parses percent of a core, 5 to 90.
 fn budget<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
-    d.deserialize_any(Text("a share in quotes, for example \"50%\"", |t: &str| {
-        match quantities::cap(t).map_err(|e| e.to_string())? {
+    d.deserialize_any(StringVisitor(
+        "a share in quotes, for example \"50%\"",
+        |t: &str| match quantities::cap(t).map_err(|e| e.to_string())? {
             Some(p) if (50..=900).contains(&p) => Ok(Some(p)),
             _ => Err("5% to 90% of a core is allowed".to_owned()),
-        }
-    }))
+        },
+    ))
 }
 
-/// Percent of a VM's share, up to 90, or none.
+/// Parses percent of a VM's share, 1 to 90, or `none`.
 fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<u32, D::Error> {
-    d.deserialize_any(Text(
+    d.deserialize_any(StringVisitor(
         "a part of a VM's share in quotes, for example \"30%\"",
         |t: &str| match quantities::cap(t).map_err(|e| e.to_string())? {
             None => Ok(0),
@@ -177,12 +176,12 @@ mod tests {
         };
         let both = turbo("1-2", "cores = \"2\"");
         assert!(
-            both.starts_with("v.toml:4: cores: CPU 2 is in [slices] cores already"),
+            both.starts_with("v.toml:4: cores: CPU 2 is also in cores of [slices]"),
             "{both}"
         );
-        assert!(turbo("1-3", "cores = \"0\"").contains("no CPU is left to the host itself"));
+        assert!(turbo("1-3", "cores = \"0\"").contains("take all CPUs of the host"));
         assert!(turbo("1", "cores = \"9\"").contains("not online"));
-        assert!(said("[turbo]\ncores = \"1\"\n").contains("no regular cores"));
+        assert!(said("[turbo]\ncores = \"1\"\n").contains("have no cores"));
         assert!(turbo("1", "slot = \"20us\"").contains("slot: "));
         assert!(turbo("1", "budget = \"95%\"").contains("5% to 90% of a core is allowed"));
         assert!(turbo("1", "budget = \"none\"").contains("5% to 90% of a core is allowed"));

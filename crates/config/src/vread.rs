@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `[vread]`, and `[vm.vread]` of a VM: who may read whose blocks, and what viola cannot find out about a VM itself.
+//! `[vread]` and `[vm.vread]`: which VMs may read blocks of which DataNode VMs, and what viola cannot find out about a VM.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -17,46 +17,46 @@ pub mod peers;
 
 pub use peers::{AllowHost, Peer};
 
-/// The key of this host, unless told otherwise.
+/// Default path of this host's private key.
 pub const DEFAULT_KEY: &str = "/etc/viola/host.key";
-/// The certificate to it.
+/// Default path of this host's certificate.
 pub const DEFAULT_CERTIFICATE: &str = "/etc/viola/host.crt";
 
-/// One line of `allow`: a VM may read blocks of others.
+/// A pair of `allow`: a VM that may read blocks of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allow {
-    /// Name or identity of the VM that reads.
+    /// Name or identity of the reading VM.
     pub reader: String,
-    /// Pattern of the names or identities of the DataNode VMs.
+    /// Pattern of names or identities of DataNode VMs.
     pub datanode: String,
-    /// Patterns of the block pools.
+    /// Patterns of block pools.
     pub pools: Vec<String>,
 }
 
 /// `[vread]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vread {
-    /// Who may read whose blocks; nobody, unless it is said.
+    /// Allowed pairs of this host. Access is denied by default.
     pub allow: Vec<Allow>,
-    /// Where the sockets of the mounts are; `None` for `mounts` in the run directory.
+    /// Folder of the mounts' vhost-user sockets; `None` for `mounts` in the run directory.
     pub sockets: Option<PathBuf>,
-    /// User that a VMM runs as, who may connect to the sockets.
+    /// User of the VMMs, who may connect to the sockets.
     pub vmm_user: String,
-    /// User that the workers run as.
+    /// User of the workers; never root.
     pub user: String,
-    /// User of the reading VM to whom the files in the mount belong.
+    /// Owner of the files in the mount, as a uid of the reading VM.
     pub uid: u32,
-    /// Bounds for each agent.
+    /// Bounds of what each agent may register.
     pub limits: Limits,
-    /// Where other hosts connect; `None` for nowhere.
+    /// Address on which other hosts connect; `None` to serve none.
     pub listen: Option<SocketAddr>,
-    /// File with the key by which other hosts know this one.
+    /// File of this host's private key.
     pub key: PathBuf,
-    /// File with the certificate to it.
+    /// File of this host's certificate.
     pub certificate: PathBuf,
-    /// Other hosts.
+    /// Other hosts that this one connects to or serves.
     pub peers: Vec<Peer>,
-    /// Who may read from there.
+    /// Allowed pairs whose reader is on another host.
     pub hosts: Vec<AllowHost>,
 }
 
@@ -78,43 +78,43 @@ impl Default for Vread {
     }
 }
 
-/// One file of a disk image.
+/// A file in the chain of a disk image.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layer {
-    /// The file or block device.
+    /// Path of the file or block device.
     #[serde(deserialize_with = "absolute")]
     pub path: PathBuf,
-    /// How it is laid out.
+    /// Format of the image.
     pub format: Format,
 }
 
-/// A disk of a VM, said instead of found.
+/// A disk of a VM, configured by hand.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Image {
-    /// What the guest calls it.
+    /// Name of the device in the guest.
     pub device: String,
-    /// The file or block device that the VM writes to.
+    /// Path of the file or block device that the VM writes to.
     #[serde(deserialize_with = "absolute")]
     pub path: PathBuf,
-    /// How it is laid out.
+    /// Format of the image.
     pub format: Format,
-    /// What it lies on, the nearest first.
+    /// Backing files, the nearest first.
     #[serde(default)]
     pub backing: Vec<Layer>,
 }
 
-/// How blocks come to a VM that reads.
+/// Transport of blocks to the reading VM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// As the VM is made: both ways are offered.
+    /// Both are offered; the VM's devices decide.
     #[default]
     Auto,
-    /// By shared memory only.
+    /// Only virtio-fs, by shared memory.
     Virtiofs,
-    /// By a byte stream only; there is no socket for its hypervisor.
+    /// Only a byte stream; no vhost-user socket is made.
     Stream,
 }
 
@@ -122,24 +122,24 @@ pub enum Transport {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmVread {
-    /// The host's end of the channel to the agent.
+    /// Host end of the channel to the agent.
     #[serde(deserialize_with = "some_absolute")]
     pub agent: Option<PathBuf>,
-    /// A QMP socket for viola alone, for events.
+    /// A QMP socket for viola's exclusive use, for events.
     #[serde(deserialize_with = "some_absolute")]
     pub qmp: Option<PathBuf>,
-    /// User to whom the files in its mount belong, instead of `uid` in `[vread]`.
+    /// Owner of the files in its mount; overrides `uid` of `[vread]`.
     pub uid: Option<u32>,
-    /// How blocks come to it.
+    /// Transport of blocks to it.
     pub transport: Transport,
-    /// The host's end of the stream through which it reads.
+    /// Host end of the stream through which it reads.
     #[serde(deserialize_with = "some_absolute")]
     pub stream: Option<PathBuf>,
-    /// Its disks; empty to have them found.
+    /// Its disks; empty to find them.
     pub image: Vec<Image>,
 }
 
-/// What the file says about `[vread]`, with the places where it says it.
+/// `[vread]` as it stands in the file, with positions.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Raw {
@@ -169,51 +169,55 @@ struct RawAllow {
     pools: Option<Vec<Spanned<String>>>,
 }
 
-/// Something wrong, and where.
-pub type Wrong = (Range<usize>, String);
+/// An error, and the position of the value that caused it.
+pub type ValueError = (Range<usize>, String);
 
-/// Most lines of `allow`.
-const MAX_ALLOW: usize = 1024;
+/// Entries that `allow` may have.
+const MAX_ALLOW_ENTRIES: usize = 1024;
 
 impl Raw {
-    /// Checks what can be checked without the host.
-    pub fn checked(self) -> Result<Vread, Wrong> {
+    /// Checks all that does not depend on the host.
+    pub fn validate(self) -> Result<Vread, ValueError> {
         let default = Vread::default();
         let mut allow = Vec::new();
         let mut hosts = Vec::new();
         for line in self.allow {
-            match line.checked()? {
-                Line::Here(line) => allow.push(line),
-                Line::There(line, span) => hosts.push((line, span)),
+            match line.validate()? {
+                Entry::Local(line) => allow.push(line),
+                Entry::Remote(line, span) => hosts.push((line, span)),
             }
-            if allow.len() + hosts.len() > MAX_ALLOW {
+            if allow.len() + hosts.len() > MAX_ALLOW_ENTRIES {
                 return Err((
                     0..0,
-                    format!("allow: more than {MAX_ALLOW} lines in [vread]"),
+                    format!("allow: more than {MAX_ALLOW_ENTRIES} entries in [vread]"),
                 ));
             }
         }
         let text = |key: &str, value: Option<Spanned<String>>, default: String| match value {
-            Some(text) if text.get_ref().trim().is_empty() => {
-                Err((text.span(), format!("{key}: a user's name is missing")))
-            }
+            Some(text) if text.get_ref().trim().is_empty() => Err((
+                text.span(),
+                format!("{key}: empty; write the name of a user"),
+            )),
             Some(text) => Ok(text.into_inner()),
             None => Ok(default),
         };
-        let number = |key: &str, value: Option<Spanned<i64>>, most: u32, default: u32| match value {
+        let number = |key: &str, value: Option<Spanned<i64>>, max: u32, default: u32| match value {
             None => Ok(default),
             Some(n) => match u32::try_from(*n.get_ref()) {
-                Ok(number) if (1..=most).contains(&number) => Ok(number),
+                Ok(number) if (1..=max).contains(&number) => Ok(number),
                 _ => Err((
                     n.span(),
-                    format!("{key}: {} is not allowed; 1 to {most} is", n.get_ref()),
+                    format!(
+                        "{key}: {} is out of range; 1 to {max} is allowed",
+                        n.get_ref()
+                    ),
                 )),
             },
         };
         let user = self.user.as_ref().map(Spanned::span);
         let listen = self.listen.as_ref().map(peers::listen).transpose()?;
-        let peers = peers::checked(self.peer)?;
-        peers::fits(&hosts, &peers, listen.is_some())?;
+        let peers = peers::validate(self.peer)?;
+        peers::check_allow(&hosts, &peers, listen.is_some())?;
         let vread = Vread {
             listen,
             key: self.key.unwrap_or(default.key),
@@ -241,50 +245,54 @@ impl Raw {
         {
             return Err((
                 span,
-                "user: the workers parse what guests send, and cannot run as root".into(),
+                "user: root is not allowed, because the workers parse input of guests".into(),
             ));
         }
         Ok(vread)
     }
 }
 
-/// A line of `allow`.
-enum Line {
-    /// For a VM of this host.
-    Here(Allow),
-    /// For those of another one, and where the file says so.
-    There(AllowHost, Range<usize>),
+/// An entry of `allow`.
+enum Entry {
+    /// The reader is a VM of this host.
+    Local(Allow),
+    /// The reader is on another host; with the position of its name.
+    Remote(AllowHost, Range<usize>),
 }
 
 impl RawAllow {
-    fn checked(self) -> Result<Line, Wrong> {
+    fn validate(self) -> Result<Entry, ValueError> {
         let trimmed = |text: &Spanned<String>| text.get_ref().trim().to_owned();
         let reader = self.reader.as_ref().map(trimmed);
         if let Some(span) = self.reader.as_ref().map(Spanned::span)
             && reader.as_ref().is_some_and(String::is_empty)
         {
-            return Err((span, "reader: a VM's name or identity is missing".into()));
+            return Err((
+                span,
+                "reader: empty; write the name or identity of a VM".into(),
+            ));
         }
         if let (Some(reader), Some(span), None) =
             (&reader, self.reader.as_ref().map(Spanned::span), &self.host)
             && reader.contains(['*', '?'])
         {
             let what = format!(
-                "reader: {} is a pattern; name the VM, since its socket has to be there before it starts",
+                "reader: {} is a pattern; name one VM, because its socket is made before it starts",
                 quoted(reader)
             );
             return Err((span, what));
         }
         let datanode = self.datanode.get_ref().trim().to_owned();
         if datanode.is_empty() {
-            let what = "datanode: a VM's name, identity or pattern is missing".into();
+            let what =
+                "datanode: empty; write the name, identity or pattern of DataNode VMs".into();
             return Err((self.datanode.span(), what));
         }
         let mut pools = Vec::new();
         for pool in self.pools.into_iter().flatten() {
             if !pool.get_ref().starts_with("BP-") {
                 let what = format!(
-                    "pools: {} is no block pool; their names begin with BP-",
+                    "pools: {} is not a block pool; names of block pools begin with BP-",
                     quoted(pool.get_ref())
                 );
                 return Err((pool.span(), what));
@@ -302,44 +310,44 @@ impl RawAllow {
                     datanode,
                     pools,
                 };
-                Ok(Line::There(line, host.span()))
+                Ok(Entry::Remote(line, host.span()))
             }
-            (None, Some(reader)) => Ok(Line::Here(Allow {
+            (None, Some(reader)) => Ok(Entry::Local(Allow {
                 reader,
                 datanode,
                 pools,
             })),
             (None, None) => {
-                let what = "reader: say who may read: reader for a VM here, host for those of another host";
+                let what = "reader: missing; write reader for a VM of this host, or host for readers of another host";
                 Err((self.datanode.span(), what.into()))
             }
         }
     }
 }
 
-/// A VM as the configuration can name it.
+/// Identity and name of a VM; the configuration may use either.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Named {
-    /// Identity.
+    /// Identity, such as `qemu:db01`.
     pub id: String,
-    /// Name.
+    /// Name, such as `db01`.
     pub name: String,
 }
 
 impl Named {
-    /// Whether the text names this VM.
+    /// Whether the text is the VM's identity or name.
     pub fn is(&self, text: &str) -> bool {
         self.id == text || self.name == text
     }
 
-    /// Whether the pattern names this VM.
+    /// Whether the pattern matches the VM's identity or name.
     pub fn matches(&self, text: &str) -> bool {
         pattern::matches(text, &self.id) || pattern::matches(text, &self.name)
     }
 }
 
 impl Vread {
-    /// VMs that may read something, as they are named in the file, each once.
+    /// Readers of `allow` as the file names them, each once.
     pub fn readers(&self) -> Vec<&str> {
         let mut readers: Vec<&str> = Vec::new();
         for allow in &self.allow {
@@ -350,19 +358,19 @@ impl Vread {
         readers
     }
 
-    /// Whether anybody may read blocks of a VM.
+    /// Whether `allow` has a reader for blocks of this VM.
     pub fn is_datanode(&self, vm: &Named) -> bool {
         self.allow.iter().any(|a| vm.matches(&a.datanode))
     }
 
-    /// Pools of a VM that a reader, as it is named in the file, may read; empty for none.
+    /// Patterns of the block pools that a reader (as the file names it) may read of a DataNode VM; empty for none.
     pub fn pools(&self, reader: &str, datanode: &Named) -> Vec<String> {
         let mut pools: Vec<String> = Vec::new();
         let of_reader = self.allow.iter().filter(|a| a.reader == reader);
         for allow in of_reader.filter(|a| datanode.matches(&a.datanode)) {
             pools.extend(allow.pools.iter().cloned());
         }
-        // Nobody reads from itself: its own disk is nearer.
+        // A VM reads its own blocks from its own disk.
         if datanode.is(reader) {
             pools.clear();
         }
@@ -398,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_may_read_anything_unless_it_is_said() {
+    fn no_vm_may_read_by_default() {
         let v = parse("").unwrap().vread;
         assert_eq!(v, Vread::default());
         assert!(v.readers().is_empty() && !v.is_datanode(&vm("dn1")));
@@ -428,7 +436,7 @@ mod tests {
     fn what_is_wrong_is_told_with_its_line() {
         assert_eq!(
             said("[vread]\nallow = [\n  { reader = \"vm*\", datanode = \"dn1\" },\n]"),
-            "v.toml:3: reader: \"vm*\" is a pattern; name the VM, since its socket has to be there before it starts"
+            "v.toml:3: reader: \"vm*\" is a pattern; name one VM, because its socket is made before it starts"
         );
         assert!(
             said("[vread]\nallow = [{ reader = \"a\" }]")
@@ -443,19 +451,21 @@ mod tests {
             said("[vread]\n\nallowed = []")
                 .starts_with("v.toml:3: unknown key allowed; allowed are allow, sockets")
         );
-        assert!(said("[vread]\nuser = \"root\"").starts_with("v.toml:2: user: the workers parse"));
+        assert!(
+            said("[vread]\nuser = \"root\"").starts_with("v.toml:2: user: root is not allowed")
+        );
         assert_eq!(
             said("[vread]\nblocks = 0"),
-            "v.toml:2: blocks: 0 is not allowed; 1 to 1048576 is"
+            "v.toml:2: blocks: 0 is out of range; 1 to 1048576 is allowed"
         );
         assert!(
             said("[vread]\nallow = [{ reader = \"a\", datanode = \"b\", pools = [\"x\"] }]")
-                .starts_with("v.toml:2: pools: \"x\" is no block pool")
+                .starts_with("v.toml:2: pools: \"x\" is not a block pool")
         );
-        assert!(said("[vread]\nsockets = \"x\"").contains("does not begin with /"));
+        assert!(said("[vread]\nsockets = \"x\"").contains("is not an absolute path"));
         assert!(
             said("[[vm]]\nname = \"a\"\n[vm.vread]\nagent = \"x\"")
-                .contains("v.toml:4: agent: \"x\" does not begin")
+                .contains("v.toml:4: agent: \"x\" is not an absolute")
         );
         assert!(said("[[vm]]\nname = \"a\"\n[[vm.vread.image]]\ndevice = \"vda\"\npath = \"/a\"\nformat = \"vmdk\"")
             .contains("v.toml:6: format: vmdk is not allowed; write raw or qcow2"));

@@ -215,7 +215,7 @@ fn the_control_socket_is_closed_to_others() {
     .output()
     .unwrap();
     let said = refusal(&set, 1);
-    assert!(said.starts_with("not allowed to use"), "{said}");
+    assert!(said.starts_with("no permission to use"), "{said}");
 }
 
 #[test]

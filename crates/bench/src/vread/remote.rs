@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn a_daemon_keeps_to_its_own_host() {
         let config = Config::parse(Path::new("v.toml"), &own(Path::new("/run/x"))).unwrap();
-        assert_eq!(config.daemon.vms, viola_config::Whose::Own);
+        assert_eq!(config.daemon.vms, viola_config::VmScope::Own);
         assert_eq!(config.vread.key, Path::new("/run/x/key"));
     }
 

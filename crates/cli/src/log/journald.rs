@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! journald's native protocol: a datagram of `FIELD=value` lines (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 //!
-//! Values are single lines here, so the form for those with line breaks is not needed.
+//! Values are single lines, so the length-prefixed form is not needed.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 
 use super::Level;
 
-/// Where journald listens.
+/// Socket of journald.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Sends a line; `false` when it has to go another way.
+/// Sends a line; `false` when journald did not take it.
 pub fn send(level: Level, vm: Option<&str>, what: &str) -> bool {
     static JOURNALD: OnceLock<Option<UnixDatagram>> = OnceLock::new();
     let socket = JOURNALD.get_or_init(|| unbound().ok());
@@ -22,7 +22,8 @@ pub fn send(level: Level, vm: Option<&str>, what: &str) -> bool {
     send_to(socket, Path::new(SOCKET), level, vm, what)
 }
 
-/// Not connected: journald may be started anew. A full queue of its must not hold the control loop up.
+/// The socket is not connected, because journald may restart, and does not block, because a full queue of journald must
+/// not stop the control loop.
 fn unbound() -> std::io::Result<UnixDatagram> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
@@ -78,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journald_that_does_not_read_holds_nobody_up() {
+    fn a_journald_that_does_not_read_does_not_block_the_sender() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let _journald = UnixDatagram::bind(&path).unwrap();

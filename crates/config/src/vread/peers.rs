@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `[[vread.peer]]`: other hosts, and lines of `allow` that speak of them.
+//! `[[vread.peer]]`: other hosts, and the entries of `allow` that name them.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -8,39 +8,39 @@ use serde::Deserialize;
 use toml::Spanned;
 use viola_vread::pattern;
 
-use super::Wrong;
+use super::ValueError;
 use viola_cli::quantities::quoted;
 
-/// Most other hosts.
+/// Entries of `[[vread.peer]]`.
 const MAX_PEERS: usize = 256;
-/// Bytes of a name.
-const MAX_NAME: usize = 64;
-/// Digits of a fingerprint.
-const DIGITS: usize = 64;
+/// Length of a host's name.
+const MAX_NAME_BYTES: usize = 64;
+/// Hexadecimal digits of a SHA-256 fingerprint.
+const FINGERPRINT_DIGITS: usize = 64;
 
-/// Another host whose daemon is known.
+/// Another host and the keys of its daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// What it is called here.
+    /// Name of the host in this configuration.
     pub name: String,
-    /// SHA-256 of the certificates by which it is known, 64 hexadecimal digits each; several while it changes its key.
+    /// SHA-256 fingerprints of its certificates, 64 hexadecimal digits each; several while its key is replaced.
     pub fingerprints: Vec<String>,
-    /// Where it listens, `HOST:PORT`; none when it is never asked.
+    /// Its address, `HOST:PORT`; `None` when this host never connects to it.
     pub address: Option<String>,
-    /// Patterns of the DataNode VMs that are looked for there.
+    /// Patterns of the DataNode VMs whose blocks it is asked for.
     pub datanodes: Vec<String>,
 }
 
-/// A line of `allow` with `host`: readers there may read blocks of a DataNode VM here.
+/// An entry of `allow` with `host`: readers on that host may read blocks of DataNode VMs of this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowHost {
-    /// The other host, as its `[[vread.peer]]` calls it.
+    /// The other host's name in `[[vread.peer]]`.
     pub host: String,
-    /// Pattern of the names of the readers there.
+    /// Pattern of names of readers on that host.
     pub reader: String,
-    /// Pattern of the names or identities of the DataNode VMs here.
+    /// Pattern of names or identities of DataNode VMs of this host.
     pub datanode: String,
-    /// Patterns of the block pools.
+    /// Patterns of block pools.
     pub pools: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-/// The port, where an address is one at all: `10.0.0.2:7670`, `[fd00::2]:7670`, `hostb:7670`.
+/// The port of an address, `None` when the text is not an address: `10.0.0.2:7670`, `[fd00::2]:7670`, `hostb:7670`.
 #[must_use]
 pub fn port(address: &str) -> Option<u16> {
     let (host, port) = address.rsplit_once(':')?;
@@ -71,19 +71,16 @@ pub fn port(address: &str) -> Option<u16> {
 }
 
 /// Checks all `[[vread.peer]]`.
-pub(super) fn checked(raw: Vec<RawPeer>) -> Result<Vec<Peer>, Wrong> {
+pub(super) fn validate(raw: Vec<RawPeer>) -> Result<Vec<Peer>, ValueError> {
     let mut peers: Vec<Peer> = Vec::new();
     for raw in raw {
         let span = raw.name.span();
         if peers.len() == MAX_PEERS {
             return Err((span, format!("peer: more than {MAX_PEERS} other hosts")));
         }
-        let peer = raw.checked()?;
+        let peer = raw.validate()?;
         if peers.iter().any(|p| p.name == peer.name) {
-            let what = format!(
-                "name: {} has its [[vread.peer]] already",
-                quoted(&peer.name)
-            );
+            let what = format!("name: a second [[vread.peer]] for {}", quoted(&peer.name));
             return Err((span, what));
         }
         let same = |p: &&Peer| {
@@ -92,7 +89,7 @@ pub(super) fn checked(raw: Vec<RawPeer>) -> Result<Vec<Peer>, Wrong> {
         };
         if let Some(other) = peers.iter().find(same) {
             let what = format!(
-                "fingerprint: {} and {} cannot have the same one: each host needs a key of its own",
+                "fingerprint: {} and {} have the same one; each host needs its own key",
                 quoted(&other.name),
                 quoted(&peer.name)
             );
@@ -104,7 +101,7 @@ pub(super) fn checked(raw: Vec<RawPeer>) -> Result<Vec<Peer>, Wrong> {
 }
 
 impl RawPeer {
-    fn checked(self) -> Result<Peer, Wrong> {
+    fn validate(self) -> Result<Peer, ValueError> {
         let name = host(self.name.get_ref()).map_err(|what| (self.name.span(), what))?;
         let at = self.fingerprint.span();
         let fingerprints = match self.fingerprint.into_inner() {
@@ -117,12 +114,12 @@ impl RawPeer {
         let fingerprints = fingerprints
             .iter()
             .map(|f| fingerprint(f).map_err(|what| (at.clone(), what)))
-            .collect::<Result<Vec<_>, Wrong>>()?;
+            .collect::<Result<Vec<_>, ValueError>>()?;
         if let Some(address) = &self.address
             && port(address.get_ref()).is_none()
         {
             let what = format!(
-                "address: {} is none; write HOST:PORT, for example \"10.0.0.2:7670\"",
+                "address: {} is not an address; write HOST:PORT, for example \"10.0.0.2:7670\"",
                 quoted(address.get_ref())
             );
             return Err((address.span(), what));
@@ -130,7 +127,8 @@ impl RawPeer {
         let mut datanodes = Vec::new();
         for pattern in self.datanodes.into_iter().flatten() {
             if pattern.get_ref().trim().is_empty() {
-                let what = "datanodes: a VM's name, identity or pattern is missing".into();
+                let what =
+                    "datanodes: empty; write the name, identity or pattern of DataNode VMs".into();
                 return Err((pattern.span(), what));
             }
             datanodes.push(pattern.into_inner());
@@ -147,25 +145,25 @@ impl RawPeer {
     }
 }
 
-/// Reads the name of a host.
+/// Parses the name of a host: letters, digits, `-`, `_` and `.`.
 ///
 /// # Errors
-/// A sentence when it is none.
+/// A sentence that says what is allowed.
 pub fn host(text: &str) -> Result<String, String> {
     let name = text.trim();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if (1..=MAX_NAME).contains(&name.len()) && name.chars().all(plain) {
+    if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(plain) {
         return Ok(name.to_owned());
     }
     Err(format!(
-        "name: {} is no name for a host; letters, digits, - . and _ are allowed, 1 to {MAX_NAME} of them",
+        "name: {} is not a host name; letters, digits, - . and _ are allowed, 1 to {MAX_NAME_BYTES} of them",
         quoted(name)
     ))
 }
 
 fn missing(name: &str) -> String {
     format!(
-        "fingerprint: without one {} cannot be told from others; viola keys show prints it there",
+        "fingerprint: missing; run viola keys show on {} and copy it",
         quoted(name)
     )
 }
@@ -173,7 +171,7 @@ fn missing(name: &str) -> String {
 /// Reads a fingerprint as `viola keys show` or openssl print it.
 ///
 /// # Errors
-/// A sentence when it is none.
+/// A sentence that says what is allowed.
 pub fn fingerprint(text: &str) -> Result<String, String> {
     let digits: String = text
         .trim()
@@ -182,47 +180,47 @@ pub fn fingerprint(text: &str) -> Result<String, String> {
         .filter(|c| *c != ':')
         .collect::<String>()
         .to_ascii_lowercase();
-    if digits.len() == DIGITS && digits.chars().all(|c| c.is_ascii_hexdigit()) {
+    if digits.len() == FINGERPRINT_DIGITS && digits.chars().all(|c| c.is_ascii_hexdigit()) {
         return Ok(digits);
     }
     Err(format!(
-        "fingerprint: {} is none; it has {DIGITS} hexadecimal digits, as viola keys show prints them",
+        "fingerprint: {} is not a fingerprint; it has {FINGERPRINT_DIGITS} hexadecimal digits, as viola keys show prints them",
         quoted(text)
     ))
 }
 
-/// Whether a listening address can be one.
-pub(super) fn listen(text: &Spanned<String>) -> Result<SocketAddr, Wrong> {
+/// Parses the address to listen on.
+pub(super) fn listen(text: &Spanned<String>) -> Result<SocketAddr, ValueError> {
     text.get_ref()
         .parse::<SocketAddr>()
         .ok()
         .filter(|a| a.port() > 0)
         .ok_or_else(|| {
             let what = format!(
-                "listen: {} is no address of this host; write IP:PORT, for example \"10.0.0.1:7670\" or \"[::]:7670\"",
+                "listen: {} is not an address; write IP:PORT, for example \"10.0.0.1:7670\" or \"[::]:7670\"",
                 quoted(text.get_ref())
             );
             (text.span(), what)
         })
 }
 
-/// Whether lines of `allow` name hosts that are there, and these can connect.
-pub(super) fn fits(
+/// Checks that each host in `allow` has its `[[vread.peer]]`, and that this host listens for it.
+pub(super) fn check_allow(
     allow: &[(AllowHost, Range<usize>)],
     peers: &[Peer],
     listens: bool,
-) -> Result<(), Wrong> {
+) -> Result<(), ValueError> {
     for (line, span) in allow {
         if !peers.iter().any(|p| p.name == line.host) {
             let what = format!(
-                "host: there is no [[vread.peer]] of name {}",
+                "host: no [[vread.peer]] has the name {}",
                 quoted(&line.host)
             );
             return Err((span.clone(), what));
         }
         if !listens {
             let what = format!(
-                "host: {} cannot connect, since this host does not listen; give listen in [vread]",
+                "host: {} cannot connect, because this host does not listen; set listen in [vread]",
                 quoted(&line.host)
             );
             return Err((span.clone(), what));
@@ -232,21 +230,21 @@ pub(super) fn fits(
 }
 
 impl super::Vread {
-    /// Whether nobody may read anything, here or elsewhere.
+    /// Whether `allow` is empty.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.allow.is_empty() && self.hosts.is_empty()
     }
 
-    /// Whether anybody on another host may read blocks of a VM.
+    /// Whether `allow` has a reader on another host for blocks of this VM.
     #[must_use]
     pub fn is_remote_datanode(&self, vm: &super::Named) -> bool {
         self.hosts.iter().any(|a| vm.matches(&a.datanode))
     }
 
-    /// What readers of another host may read of a VM: pattern of their names, pools.
+    /// What readers of another host may read of a VM: pattern of their names, patterns of block pools.
     #[must_use]
-    pub fn granted(&self, host: &str, vm: &super::Named) -> Vec<(String, Vec<String>)> {
+    pub fn grants(&self, host: &str, vm: &super::Named) -> Vec<(String, Vec<String>)> {
         self.hosts
             .iter()
             .filter(|a| a.host == host && vm.matches(&a.datanode))
@@ -254,14 +252,14 @@ impl super::Vread {
             .collect()
     }
 
-    /// What a reader of this host, as it is named in the file, may look for elsewhere: for each peer that can be asked,
-    /// patterns of DataNode VMs and of block pools.
+    /// What a reader of this host (as the file names it) may read on other hosts: peer, patterns of DataNode VMs, patterns
+    /// of block pools.
     #[must_use]
     pub fn sources(&self, reader: &str) -> Vec<(String, Vec<String>, Vec<String>)> {
         let mut sources = Vec::new();
         for peer in self.peers.iter().filter(|p| p.address.is_some()) {
             for allow in self.allow.iter().filter(|a| a.reader == reader) {
-                let datanodes = both(&peer.datanodes, &allow.datanode);
+                let datanodes = narrow(&peer.datanodes, &allow.datanode);
                 if !datanodes.is_empty() {
                     sources.push((peer.name.clone(), datanodes, allow.pools.clone()));
                 }
@@ -270,7 +268,7 @@ impl super::Vread {
         sources
     }
 
-    /// Ports of other hosts to which a connection is made.
+    /// Ports of other hosts that this one connects to.
     #[must_use]
     pub fn ports(&self) -> Vec<u16> {
         let addresses = self.peers.iter().filter_map(|p| p.address.as_deref());
@@ -281,19 +279,19 @@ impl super::Vread {
     }
 }
 
-/// Names that fit one of `some` and `pattern` too, as patterns. Where both have a `*`, the one that the other covers
-/// as a text is the narrower one; of two that only overlap nothing is taken, which is the safe side.
-fn both(some: &[String], pattern: &str) -> Vec<String> {
-    let mut narrow: Vec<String> = Vec::new();
+/// The patterns of `some` narrowed by `pattern`: of two patterns of which one matches the other's text, the narrower one.
+/// Patterns that only overlap give nothing, which denies access.
+fn narrow(some: &[String], pattern: &str) -> Vec<String> {
+    let mut narrowed: Vec<String> = Vec::new();
     for other in some {
         if pattern::matches(other, pattern) {
             return vec![pattern.to_owned()];
         }
         if pattern::matches(pattern, other) {
-            narrow.push(other.clone());
+            narrowed.push(other.clone());
         }
     }
-    narrow
+    narrowed
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::vms::settings::{Controls, Settings};
 use crate::vms::totals::Totals;
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::log::{self, Level};
-use viola_config::{Config, MechanismChoice, Whose};
+use viola_config::{Config, MechanismChoice, VmScope};
 
 mod act;
 mod look;
@@ -94,7 +94,7 @@ impl Control {
     pub fn new(config: Config, facts: HostFacts, dry_run: bool) -> Outcome<Self> {
         let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
         inventory
-            .keep_to_own_network(config.daemon.vms == Whose::Own)
+            .keep_to_own_network(config.daemon.vms == VmScope::Own)
             .map_err(|e| Failure::run(e.one_line()))?;
         let (meter, accounting) = match Meter::exact() {
             Ok(meter) => (meter, Ok(())),

@@ -61,7 +61,7 @@ impl Place {
                 veth: space.veth(),
                 parked: space.park(),
                 addresses: config.addresses.clone(),
-                most: config.most.into(),
+                most: config.max_connections.into(),
                 rate: config.rate,
             };
             Ok(Self {

@@ -12,7 +12,7 @@ use crate::args;
 use viola_cli::client::{Client, ClientError};
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
-use viola_config::{self as config, Config, Whose};
+use viola_config::{self as config, Config, VmScope};
 use viola_daemon::slices::check as ability;
 use viola_daemon::{host, lanes, turbo, vread};
 
@@ -58,7 +58,7 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     let failed = |e: viola_host::HostError| Failure::run(e.one_line());
     let mut inventory = Inventory::new().map_err(failed)?;
     inventory
-        .keep_to_own_network(config.daemon.vms == Whose::Own)
+        .keep_to_own_network(config.daemon.vms == VmScope::Own)
         .map_err(failed)?;
     inventory.refresh().map_err(failed)?;
     warnings.extend(inventory.warnings().iter().cloned());

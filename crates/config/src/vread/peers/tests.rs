@@ -58,11 +58,11 @@ fn what_is_wrong_with_a_host_is_told_with_its_line() {
         ),
         (
             "[[vread.peer]]\nname = \"b\"\nfingerprint = \"12\"".to_owned(),
-            "v.toml:3: fingerprint: \"12\" is none; it has 64 hexadecimal digits",
+            "v.toml:3: fingerprint: \"12\" is not a fingerprint; it has 64 hexadecimal digits",
         ),
         (
             "[[vread.peer]]\nname = \"b\"\nfingerprint = []".to_owned(),
-            "v.toml:3: fingerprint: without one \"b\" cannot be told from others",
+            "v.toml:3: fingerprint: missing; run viola keys show on \"b\"",
         ),
         (
             "[[vread.peer]]\nname = \"b\"\nfingerprint = 1".to_owned(),
@@ -70,15 +70,15 @@ fn what_is_wrong_with_a_host_is_told_with_its_line() {
         ),
         (
             peer("a b", ""),
-            "v.toml:2: name: \"a b\" is no name for a host",
+            "v.toml:2: name: \"a b\" is not a host name",
         ),
         (
             peer("b", "address = \"10.0.0.1\""),
-            "v.toml:4: address: \"10.0.0.1\" is none; write HOST:PORT",
+            "v.toml:4: address: \"10.0.0.1\" is not an address; write HOST:PORT",
         ),
         (
             peer("b", "address = \"h:0\""),
-            "v.toml:4: address: \"h:0\" is none",
+            "v.toml:4: address: \"h:0\" is not an address",
         ),
         (
             peer("b", "adress = \"h:1\""),
@@ -86,31 +86,31 @@ fn what_is_wrong_with_a_host_is_told_with_its_line() {
         ),
         (
             peer("b", "") + &peer("b", ""),
-            "v.toml:6: name: \"b\" has its [[vread.peer]] already",
+            "v.toml:6: name: a second [[vread.peer]] for \"b\"",
         ),
         (
             peer("b", "") + &peer("l", ""),
-            "v.toml:6: fingerprint: \"b\" and \"l\" cannot have the same one",
+            "v.toml:6: fingerprint: \"b\" and \"l\" have the same one",
         ),
         (
             "[vread]\nlisten = \"hostb:7670\"".to_owned(),
-            "v.toml:2: listen: \"hostb:7670\" is no address of this host; write IP:PORT",
+            "v.toml:2: listen: \"hostb:7670\" is not an address; write IP:PORT",
         ),
         (
             "[vread]\nallow = [{ host = \"b\", datanode = \"dn1\" }]".to_owned(),
-            "v.toml:2: host: there is no [[vread.peer]] of name \"b\"",
+            "v.toml:2: host: no [[vread.peer]] has the name \"b\"",
         ),
         (
             "[vread]\nallow = [{ host = \"b\", datanode = \"dn1\" }]\n".to_owned() + &peer("b", ""),
-            "v.toml:2: host: \"b\" cannot connect, since this host does not listen",
+            "v.toml:2: host: \"b\" cannot connect, because this host does not listen",
         ),
         (
             "[vread]\nallow = [{ datanode = \"dn1\" }]\n".to_owned(),
-            "v.toml:2: reader: say who may read: reader for a VM here, host for those of another host",
+            "v.toml:2: reader: missing; write reader for a VM of this host, or host for readers of another host",
         ),
         (
             "[vread]\nkey = \"x\"".to_owned(),
-            "v.toml:2: key: \"x\" does not begin with /",
+            "v.toml:2: key: \"x\" is not an absolute path",
         ),
     ] {
         let said = said(&text);
@@ -119,13 +119,13 @@ fn what_is_wrong_with_a_host_is_told_with_its_line() {
 }
 
 #[test]
-fn nobody_elsewhere_may_read_anything_unless_it_is_said() {
+fn other_hosts_may_read_nothing_by_default() {
     let v = parse(
         &("[vread]\nlisten = \"10.0.0.1:7670\"\nallow = [{ reader = \"c\", datanode = \"dn*\" }]\n"
             .to_owned() + &peer("b", "")),
     )
     .unwrap();
-    assert!(v.granted("b", &vm("dn1")).is_empty() && !v.is_remote_datanode(&vm("dn1")));
+    assert!(v.grants("b", &vm("dn1")).is_empty() && !v.is_remote_datanode(&vm("dn1")));
     // It has no address: nothing is looked for there.
     assert!(v.sources("c").is_empty());
 }
@@ -143,14 +143,14 @@ fn a_line_with_a_host_is_for_readers_there() {
     assert!(v.readers().is_empty());
     assert!(v.is_remote_datanode(&vm("dn1")) && !v.is_datanode(&vm("dn1")));
     assert_eq!(
-        v.granted("b", &vm("dn1")),
+        v.grants("b", &vm("dn1")),
         [("*".to_owned(), vec!["BP-1-*".to_owned()])]
     );
     assert_eq!(
-        v.granted("b", &vm("web")),
+        v.grants("b", &vm("web")),
         [("c?".to_owned(), vec!["*".to_owned()])]
     );
-    assert!(v.granted("x", &vm("dn1")).is_empty());
+    assert!(v.grants("x", &vm("dn1")).is_empty());
 }
 
 #[test]

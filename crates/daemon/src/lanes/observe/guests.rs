@@ -169,7 +169,7 @@ impl Sight<'_> {
             mac,
             port: said.and_then(|s| s.port.clone()),
             voice: reach::lane_socket(vm, PORT).map_err(|e| e.one_line())?,
-            patience: self.config.lanes.patience,
+            patience: self.config.lanes.release_timeout,
         })
     }
 
@@ -182,7 +182,7 @@ impl Sight<'_> {
             mac,
             // behind those that it was started with
             unit: vm.nics.len() as u32,
-            patience: self.config.lanes.patience,
+            patience: self.config.lanes.release_timeout,
         })
     }
 }

@@ -266,7 +266,7 @@ impl Peers {
             };
             let mut grants = Vec::new();
             for (id, agent) in agents {
-                for (reader, pools) in config.granted(&peer.name, &named(&agent.vm)) {
+                for (reader, pools) in config.grants(&peer.name, &named(&agent.vm)) {
                     grants.push(Grant {
                         reader,
                         datanode: id.clone(),
