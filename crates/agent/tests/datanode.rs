@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use viola_agent::core::door::Answer;
 use viola_agent::io::datanode::ask;
-use viola_lab::hadoop::{Hadoop, Local};
+use viola_lab::hadoop::{Hadoop, LocalHdfs};
 use viola_proto::agent::BlockKey;
 
 /// The block of the only file, as the folders of the DataNode name it.
@@ -37,7 +37,7 @@ fn answers(keys: &[(&str, &str)], answer: &Answer) {
     let hadoop = Hadoop::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))])
         .unwrap_or_else(|e| panic!("{e}"));
     let folder = tempfile::tempdir().unwrap();
-    let (hdfs, mut client) = Local::start_with(&hadoop, &folder.path().join("hdfs"), keys)
+    let (hdfs, mut client) = LocalHdfs::start_with(&hadoop, &folder.path().join("hdfs"), keys)
         .unwrap_or_else(|e| panic!("{}", e.full()));
     let block = only_block(&hdfs.folder().join("data"));
     assert_eq!(ask(&hdfs.data_address(), &block), *answer);

@@ -16,12 +16,13 @@ use viola_agent::lane::report::Report as LaneReport;
 use viola_lab::load::{Ping, ping};
 use viola_lab::testing::{self, wait_for};
 use viola_lab::{Guest, Lab};
-use viola_lanes::switch::Switch;
+use viola_lanes::transfer::Transfer;
 use viola_lanes::uml::UmlGuest;
 use viola_lanes::{
-    Attachment, Card, Guest as How, Journal, LaneError, Mac, Pf, Presence, Steps, Terms, VfAt,
+    Attachment, Eswitch, GuestAccess as How, Journal, LaneError, Mac, Pf, Presence, StepTimes,
+    VfDevice, VfSettings,
 };
-use viola_netdev::{NetDevices, add_veth, link};
+use viola_netdev::{add_veth, device, link};
 
 /// Address of the VF on a bus that is made of files.
 const VF: &str = "0000:01:10.0";
@@ -29,18 +30,18 @@ const VF: &str = "0000:01:10.0";
 /// The veth learns by itself where the guest is.
 struct NoCard;
 
-impl Card for NoCard {
-    fn admit(&self, _: u32, _: Mac, _: Terms) -> Result<(), LaneError> {
+impl Eswitch for NoCard {
+    fn assign(&self, _: u32, _: Mac, _: VfSettings) -> Result<(), LaneError> {
         Ok(())
     }
-    fn went(&self, _: Mac) {}
+    fn forget_port(&self, _: Mac) {}
     fn withdraw(&self, _: u32, _: Mac) -> Result<(), LaneError> {
         Ok(())
     }
     fn clear(&self, _: u32) -> Result<(), LaneError> {
         Ok(())
     }
-    fn link(&self, _: u32, _: bool) -> bool {
+    fn set_link(&self, _: u32, _: bool) -> bool {
         false
     }
 }
@@ -49,8 +50,8 @@ struct Bench {
     lab: Lab,
     folder: tempfile::TempDir,
     how: UmlGuest,
-    vf: VfAt,
-    _turn: testing::Turn,
+    vf: VfDevice,
+    _turn: testing::GuestPermit,
 }
 
 /// Modules of bonds, out of the package that the lab's image is made of.
@@ -97,7 +98,7 @@ fn device(top: &Path) -> Pf {
 
 impl Bench {
     fn boot(name: &str) -> Self {
-        let turn = testing::turn();
+        let turn = testing::guest_permit();
         let folder = tempfile::tempdir().unwrap();
         let core = testing::core();
         let text = format!(
@@ -118,19 +119,18 @@ impl Bench {
             start_time,
             mac,
             unit: 1,
-            patience: Duration::from_secs(3),
+            release_timeout: Duration::from_secs(3),
         };
-        let vf = VfAt {
+        let vf = VfDevice {
             pf: device(&folder.path().join("sys")),
             index: 0,
             address: VF.into(),
         };
         lab.in_netns(|| {
             add_veth("vf01100", "wire", None).unwrap();
-            let devices = NetDevices::here().unwrap();
-            devices.set_mac("vf01100", mac).unwrap();
-            devices.add_port("br0", "wire").unwrap();
-            devices.up("wire").unwrap();
+            device::set_mac("vf01100", mac).unwrap();
+            device::add_port("br0", "wire").unwrap();
+            device::up("wire").unwrap();
         })
         .unwrap();
         let bench = Self {
@@ -201,19 +201,19 @@ impl Bench {
     }
 
     /// In the network namespace of the lab, where the daemon of such a guest would be.
-    fn with<T: Send>(&self, work: impl FnOnce(&mut Switch<'_>, &mut Journal) -> T + Send) -> T {
+    fn with<T: Send>(&self, work: impl FnOnce(&mut Transfer<'_>, &mut Journal) -> T + Send) -> T {
         let (mut journal, _) = Journal::read(&self.folder.path().join("lanes.json"));
         let (how, mut guest) = (How::Uml(self.how.clone()), self.how.clone());
         let vf = &self.vf;
         self.lab
             .in_netns(move || {
-                let mut switch = Switch {
-                    card: &NoCard,
+                let mut switch = Transfer {
+                    eswitch: &NoCard,
                     vf,
                     id: "uml:a",
-                    how: &how,
+                    access: &how,
                     attachment: &mut guest,
-                    steps: Steps::default(),
+                    steps: StepTimes::default(),
                 };
                 let done = work(&mut switch, &mut journal);
                 println!("{}", switch.steps);
@@ -223,13 +223,13 @@ impl Bench {
     }
 
     fn grant(&self) {
-        self.with(|s, journal| s.grant(journal, Terms::default()))
+        self.with(|s, journal| s.grant(journal, VfSettings::default()))
             .unwrap();
     }
 
     fn revoke(&self) -> Result<(), LaneError> {
         let mac = self.how.mac;
-        self.with(|s, journal| s.revoke(journal, mac, Terms::default()))
+        self.with(|s, journal| s.revoke(journal, mac, VfSettings::default()))
     }
 
     fn presence(&self) -> Presence {
@@ -347,7 +347,10 @@ fn killed_with_its_vf_in_use_it_is_put_back_or_goes_on_and_a_guest_without_it_ke
     // nobody takes the device down, and the guest's kernel refuses
     let begin = Instant::now();
     let said = bench.revoke().unwrap_err();
-    assert!(matches!(said, LaneError::Kept { seconds: 3 }), "{said}");
+    assert!(
+        matches!(said, LaneError::ReleaseTimeout { seconds: 3 }),
+        "{said}"
+    );
     assert!(begin.elapsed() > Duration::from_secs(3));
     assert_eq!(bench.presence(), Presence::InUse);
     // the next one finds the bond that the one before made, and the VF in it

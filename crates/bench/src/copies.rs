@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use viola_lab::Paths;
-use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_lab::wire::Workload;
 use viola_netdev::Netns;
 use viola_proto::pipe::shown::{Pipes, Work};
@@ -216,7 +216,7 @@ fn rows(found: &Found) -> Vec<Row> {
 
 /// A guest with the files, and a daemon.
 struct Vm {
-    machine: Machine,
+    machine: QemuVm,
     daemon: Daemon,
     _folder: Folder,
 }
@@ -247,7 +247,7 @@ impl Vm {
         fs::remove_dir_all(&tree).map_err(failed)?;
         let root = Paths::find().map_err(lab_failure)?.image.join("root");
         let tools = ext4(&folder.0, "t.img", &root, 256 * MIB)?;
-        let spec = Spec::new(NAME)
+        let spec = VmSpec::new(NAME)
             .memory(1024)
             .disk("tools", &tools, "raw")
             .tap("tap0", "52:54:00:77:00:11")
@@ -257,7 +257,7 @@ impl Vm {
             Disk::Virtio => spec.disk("files", &files, "raw"),
         };
         let image = Image::find_from([Path::new(".")], "new").map_err(lab_failure)?;
-        let machine = Machine::start(&spec, &image, &folder.0).map_err(lab_failure)?;
+        let machine = QemuVm::start(&spec, &image, &folder.0).map_err(lab_failure)?;
         let vm = Self {
             machine,
             daemon,

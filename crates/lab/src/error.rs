@@ -32,12 +32,12 @@ pub enum Error {
     NoHadoop,
     /// There is no HBase or Spark for guests.
     #[error("neither HBase nor Spark at build/hadoop; run scripts/hadoop.sh --bench")]
-    NoKit,
+    NoJavaStack,
     /// A lab of this name is running.
     #[error(
         "lab `{name}` is running already; end it with `viola lab down {name}` or choose another name"
     )]
-    Busy {
+    AlreadyRunning {
         /// Its name.
         name: String,
     },
@@ -77,7 +77,7 @@ pub enum Error {
     #[error(
         "{address} is not an address of this lab's bridges ({bridges}); loads go to the lab's guests only"
     )]
-    Foreign {
+    OutsideLab {
         /// The address.
         address: std::net::Ipv4Addr,
         /// The lab's subnets.
@@ -98,7 +98,7 @@ pub enum Error {
     },
     /// The lab's holder thread or supervisor has ended.
     #[error("the lab `{0}` has ended")]
-    Gone(String),
+    Ended(String),
     /// The supervisor said no.
     #[error("{0}")]
     Refused(String),

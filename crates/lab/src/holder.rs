@@ -48,7 +48,7 @@ impl Holder {
                 }
             })
             .map_err(Error::net("starting the holder thread"))?;
-        let (netns, path) = made.recv().map_err(|_| Error::Gone(spec.name.clone()))??;
+        let (netns, path) = made.recv().map_err(|_| Error::Ended(spec.name.clone()))??;
         Ok(Self {
             lab: spec.name.clone(),
             jobs: Some(jobs),
@@ -63,7 +63,7 @@ impl Holder {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        let gone = || Error::Gone(self.lab.clone());
+        let gone = || Error::Ended(self.lab.clone());
         let (send, result) = channel();
         let job: Job = Box::new(move || drop(send.send(job())));
         self.jobs
@@ -113,5 +113,5 @@ fn make_namespace(spec: &Spec, at: Option<OwnedFd>) -> Result<(OwnedFd, PathBuf)
 
 /// Runs `job` on a fresh thread inside the network namespace and returns its result.
 pub(crate) fn inside<T: Send>(netns: &OwnedFd, job: impl FnOnce() -> T + Send) -> Result<T> {
-    viola_netdev::inside(netns.as_fd(), job).map_err(Error::net("entering its namespace"))
+    viola_netdev::in_netns(netns.as_fd(), job).map_err(Error::net("entering its namespace"))
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A running lab.
 
-use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::holder::{Holder, inside};
+use crate::netns_host::NetnsHost;
 use crate::paths::Paths;
-use crate::site::Site;
 use crate::spec::Spec;
 use crate::state::{self, RunDir};
 use crate::uml;
@@ -33,7 +32,7 @@ impl Lab {
     /// first.
     ///
     /// # Errors
-    /// [`Error::Busy`] when a lab of this name runs; else a sentence on what could not be made. What
+    /// [`Error::AlreadyRunning`] when a lab of this name runs; else a sentence on what could not be made. What
     /// was made until then is gone again.
     pub fn up(spec: &Spec, paths: &Paths) -> Result<Self> {
         Self::up_with(spec, paths, &mut |_| ())
@@ -44,7 +43,7 @@ impl Lab {
     ///
     /// # Errors
     /// As [`Lab::up`].
-    pub fn up_in(site: &Site, spec: &Spec, paths: &Paths) -> Result<Self> {
+    pub fn up_in(site: &NetnsHost, spec: &Spec, paths: &Paths) -> Result<Self> {
         Self::up_at(spec, paths, Some(site), &mut |_| ())
     }
 
@@ -56,14 +55,14 @@ impl Lab {
     fn up_at(
         spec: &Spec,
         paths: &Paths,
-        site: Option<&Site>,
+        site: Option<&NetnsHost>,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self> {
         spec.check()?;
         room_for(spec)?;
         let run = RunDir::take(&paths.run, &spec.name)?;
         let folder = run.path().to_path_buf();
-        let holder = Holder::start(spec, site.map(Site::netns))?;
+        let holder = Holder::start(spec, site.map(NetnsHost::netns))?;
         progress(&format!(
             "network: {}",
             spec.bridges
@@ -175,14 +174,6 @@ impl Lab {
         inside(self.holder.netns(), job)
     }
 
-    /// Whether the address is in a subnet of the lab's bridges.
-    pub fn has_address(&self, address: Ipv4Addr) -> bool {
-        self.spec
-            .bridges
-            .iter()
-            .any(|bridge| bridge.contains(address))
-    }
-
     /// Powers all guests off and takes everything away.
     ///
     /// # Errors
@@ -199,7 +190,7 @@ impl Lab {
                 .iter()
                 .map(|guest| scope.spawn(|| guest.shutdown()))
                 .collect();
-            let gone = |_| Err(Error::Gone(self.spec.name.clone()));
+            let gone = |_| Err(Error::Ended(self.spec.name.clone()));
             ends.into_iter()
                 .map(|end| end.join().unwrap_or_else(gone))
                 .collect()

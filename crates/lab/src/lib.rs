@@ -23,7 +23,6 @@ mod cgroup;
 mod channel;
 pub mod cli;
 mod error;
-mod far;
 mod guest;
 pub mod hadoop;
 mod holder;
@@ -31,6 +30,7 @@ mod lab;
 pub mod load;
 pub mod media;
 mod net;
+mod netns_host;
 mod paths;
 mod process;
 pub mod qemu;
@@ -40,24 +40,24 @@ pub mod rtsp;
 mod sched;
 mod server;
 mod shell;
-mod site;
 mod spec;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tun;
 mod uml;
+mod wan;
 pub mod wire;
 
 pub use error::{Error, Result};
-pub use far::{Delay, Far};
 pub use guest::Guest;
 pub use lab::Lab;
 pub use net::{nic_name, port_name};
+pub use netns_host::NetnsHost;
 pub use paths::{Paths, run_folder};
 pub use sched::set_policy;
-pub use site::Site;
 pub use spec::{
     BridgeSpec, DEFAULT_BRIDGE, DEFAULT_MEMORY, DEFAULT_WEIGHT, DiskSpec, GuestSpec, MAX_CPUS,
     Spec, TapSpec, parse_size,
 };
+pub use wan::{Delay, WanClient};

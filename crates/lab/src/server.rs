@@ -26,7 +26,7 @@ pub(crate) const SOCKET: &str = "control.sock";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub(crate) enum Ask {
-    /// Answers a list of [`GuestLine`].
+    /// Answers a list of [`GuestStatus`].
     List,
     /// Passes a command on to a guest and answers what it does.
     Guest { guest: String, command: Command },
@@ -42,7 +42,7 @@ pub(crate) enum Ask {
 
 /// A guest in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestLine {
+pub struct GuestStatus {
     /// Its name.
     pub name: String,
     /// Process of its kernel.
@@ -106,7 +106,7 @@ fn answer(lab: &Lab, client: &UnixStream, down: &Sender<()>) {
 fn run(lab: &Lab, ask: Ask, down: &Sender<()>) -> Result<Value> {
     match ask {
         Ask::List => {
-            let lines: Vec<GuestLine> = std::thread::scope(|scope| {
+            let lines: Vec<GuestStatus> = std::thread::scope(|scope| {
                 let lines: Vec<_> = lab
                     .guests()
                     .iter()
@@ -129,9 +129,9 @@ fn run(lab: &Lab, ask: Ask, down: &Sender<()>) -> Result<Value> {
     }
 }
 
-fn line(guest: &crate::Guest) -> GuestLine {
+fn line(guest: &crate::Guest) -> GuestStatus {
     let alive = guest.alive();
-    GuestLine {
+    GuestStatus {
         name: guest.name().into(),
         pid: guest.pid(),
         alive,

@@ -47,7 +47,7 @@ impl RunDir {
             std::thread::sleep(std::time::Duration::from_millis(10));
             lock = self::lock(&lock_path)?;
         }
-        let lock = lock.ok_or_else(|| Error::Busy { name: name.into() })?;
+        let lock = lock.ok_or_else(|| Error::AlreadyRunning { name: name.into() })?;
         sweep_folder(&path);
         fs::create_dir(&path).map_err(Error::io("make", &path))?;
         let mut dir = Self {
@@ -189,7 +189,7 @@ mod tests {
         let first = RunDir::take(run.path(), "a").unwrap();
         assert!(matches!(
             RunDir::take(run.path(), "a"),
-            Err(Error::Busy { .. })
+            Err(Error::AlreadyRunning { .. })
         ));
         assert_eq!(labs(run.path()), [("a".to_owned(), true)]);
         drop(first);

@@ -16,24 +16,26 @@ pub fn core() -> usize {
 
 /// Keeps further tests of the same program from running guests.
 #[derive(Debug)]
-pub struct Turn(());
+pub struct GuestPermit(());
 
 /// Guests of this many tests of a program run at a time: most of a test is waiting for what happens in its guest.
-const TURNS: usize = 2;
-static TAKEN: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+const MAX_TESTS_WITH_GUESTS: usize = 2;
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
 /// Waits until guests may be run. For tests that measure nothing: guests of two tests share a core then.
-pub fn turn() -> Turn {
-    let taken = TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let free = TAKEN.1.wait_while(taken, |taken| *taken >= TURNS);
+pub fn guest_permit() -> GuestPermit {
+    let taken = RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let free = RUNNING
+        .1
+        .wait_while(taken, |taken| *taken >= MAX_TESTS_WITH_GUESTS);
     *free.unwrap_or_else(PoisonError::into_inner) += 1;
-    Turn(())
+    GuestPermit(())
 }
 
-impl Drop for Turn {
+impl Drop for GuestPermit {
     fn drop(&mut self) {
-        *TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        TAKEN.1.notify_one();
+        *RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        RUNNING.1.notify_one();
     }
 }
 
@@ -137,8 +139,8 @@ mod tests {
 
     #[test]
     fn a_third_test_waits_for_its_turn() {
-        let (first, second) = (turn(), turn());
-        let third = std::thread::spawn(|| drop(turn()));
+        let (first, second) = (guest_permit(), guest_permit());
+        let third = std::thread::spawn(|| drop(guest_permit()));
         std::thread::sleep(Duration::from_millis(50));
         assert!(!third.is_finished());
         drop(first);

@@ -106,7 +106,7 @@ fn a_load_never_leaves_the_lab() {
         Ipv4Addr::new(192, 0, 2, 1),
     ] {
         let error = udp_flood(&bench.lab, foreign, &UdpFlood::default()).unwrap_err();
-        assert!(matches!(error, Error::Foreign { .. }), "{error}");
+        assert!(matches!(error, Error::OutsideLab { .. }), "{error}");
         assert!(ping(&bench.lab, foreign, &Ping::default()).is_err());
         assert!(http(&bench.lab, foreign, &Http::default()).is_err());
         assert!(tcp_rr(&bench.lab, foreign, &TcpRr::default()).is_err());

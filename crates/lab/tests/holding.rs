@@ -18,7 +18,7 @@ fn one_lab_of_a_name_at_a_time() {
     let bench = boot("t-busy", ONE);
     let spec = Spec::of_guests("t-busy", 1, &[]).unwrap();
     let error = Lab::up(&spec, &paths(&bench.run)).err().unwrap();
-    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    assert!(matches!(error, Error::AlreadyRunning { .. }), "{error}");
     assert_eq!(error.exit_code(), 2);
     bench.lab.guest("a").unwrap().ping().unwrap();
 }

@@ -8,10 +8,12 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{ONE, boot};
-use viola_lab::load::{Call, Client, Film, Http, TcpBulk, call, film, http, tcp_stream};
+use viola_lab::load::{
+    Call, Client, Http, TcpBulk, VideoSession, call, http, tcp_stream, watch_video,
+};
 use viola_lab::media::{Quality, Stream};
 use viola_lab::wire::Workload;
-use viola_lab::{Delay, Error, Far};
+use viola_lab::{Delay, Error, WanClient};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -34,12 +36,12 @@ fn a_call_and_a_film_come_whole() {
             assert_eq!(quality.lost, 0.0);
         }
     }
-    let watched = film(
+    let watched = watch_video(
         &bench.lab,
         to,
-        &Film {
+        &VideoSession {
             packets: 20,
-            ..Film::default()
+            ..VideoSession::default()
         },
     );
     let watched = watched.unwrap();
@@ -61,7 +63,7 @@ fn a_far_client_waits_for_its_line_and_nothing_else() {
     let bench = boot("t-far", &format!("{ONE}{servers}"));
     let guest = bench.lab.guest("a").unwrap();
     let to = guest.address().unwrap();
-    let far = Far::new(&bench.lab, Client::default(), Delay::constant(30 * MS)).unwrap();
+    let far = WanClient::new(&bench.lab, Client::default(), Delay::constant(30 * MS)).unwrap();
     let options = Http {
         port: 8080,
         requests: 20,
@@ -90,7 +92,7 @@ fn a_far_client_waits_for_its_line_and_nothing_else() {
     assert!(begin.elapsed() >= 490 * MS);
 
     // a random line makes jitter on the way to the guest, where it is, and none on the way back
-    far.set(Delay {
+    far.set_delay(Delay {
         low: 20 * MS,
         high: 40 * MS,
     });
@@ -112,7 +114,7 @@ fn a_far_client_waits_for_its_line_and_nothing_else() {
     );
 
     // large segments pass whole
-    far.set(Delay::constant(MS));
+    far.set_delay(Delay::constant(MS));
     let before = guest.stat("sink").unwrap().bytes;
     let options = TcpBulk {
         time: 500 * MS,

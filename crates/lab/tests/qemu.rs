@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
 
 #[test]
 #[ignore = "boots an emulated PC: make test-beds"]
@@ -18,9 +18,9 @@ fn a_machine_boots_runs_scripts_and_is_reset() {
         .unwrap();
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let image = Image::find_from([here], "cloud").unwrap_or_else(|e| panic!("{e}"));
-    let spec = Spec::new("qb-one").disk("d0", &disk, "raw").agent();
+    let spec = VmSpec::new("qb-one").disk("d0", &disk, "raw").agent();
     let begin = std::time::Instant::now();
-    let machine = Machine::start(&spec, &image, folder.path()).unwrap();
+    let machine = QemuVm::start(&spec, &image, folder.path()).unwrap();
     println!("booted in {:.1} s", begin.elapsed().as_secs_f32());
     let text = machine
         .sh("hostname; blockdev --getsize64 /dev/vda; ls /dev/virtio-ports")
@@ -32,7 +32,7 @@ fn a_machine_boots_runs_scripts_and_is_reset() {
     let refused = machine.qmp("no-such-thing", None).unwrap_err().to_string();
     assert!(refused.contains("no-such-thing"), "{refused}");
     let boots = machine.boots();
-    machine.forget_events();
+    machine.clear_events();
     machine.qmp("system_reset", None).unwrap();
     machine
         .wait_event("RESET", |_| true, Duration::from_secs(10))

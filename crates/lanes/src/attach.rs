@@ -1,90 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a guest does with a VF.
+//! What a guest does with a VF, whatever kind of guest it is.
 
 use viola_netdev::Mac;
 
 use crate::error::LaneError;
-use crate::pool::Pf;
-use crate::steps::Steps;
+use crate::pool::VfDevice;
+use crate::steps::StepTimes;
 
-/// A VF and where it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VfAt {
-    /// Its PF.
-    pub pf: Pf,
-    /// Its number, from 0.
-    pub index: u32,
-    /// Its address on the bus.
-    pub address: String,
-}
-
-/// Where a VF is found.
+/// Where a VF is, seen from one guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// Not with this guest.
+    /// The guest does not have it.
     Absent,
-    /// The guest has it and does not send by it.
+    /// The guest has it and sends by the other path.
     Idle,
     /// The guest sends by it.
     InUse,
 }
 
-/// When a guest uses its paravirtual path again.
+/// When a guest sends by its paravirtual path again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GoesOver {
-    /// It does.
-    Now,
+pub enum Failover {
+    /// It does already.
+    Done,
     /// When the VF's link goes down.
-    WithTheLink,
-    /// Only when the VF is taken out.
-    WithTheVf,
+    OnLinkDown,
+    /// When the VF is unplugged.
+    OnUnplug,
 }
 
 /// A guest that can have a VF beside its paravirtual NIC.
 pub trait Attachment {
-    /// Its Ethernet address, the same on both paths.
+    /// The guest's Ethernet address, the same on both paths.
     ///
     /// # Errors
     /// Any [`LaneError`].
     fn mac(&mut self) -> Result<Mac, LaneError>;
 
-    /// Makes the VF ready for it while the NIC's switch knows no address of the VF, so that its driver may choose one.
+    /// Gives the VF the guest's address by the VF's own driver. Called while the NIC's switch has
+    /// no address for the VF, because some drivers accept a change only then.
     ///
     /// # Errors
-    /// Any [`LaneError`]; the guest does not have it.
-    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+    /// Any [`LaneError`]; the guest does not have the VF then.
+    fn prepare(&mut self, vf: &VfDevice, mac: Mac, steps: &mut StepTimes) -> Result<(), LaneError> {
         let _ = (vf, mac, steps);
         Ok(())
     }
 
-    /// Gives the VF to it. The NIC's switch knows it already. On error the guest does not have it.
+    /// Plugs the VF into the guest. The NIC's switch delivers to the VF already.
     ///
     /// # Errors
-    /// Any [`LaneError`].
-    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError>;
+    /// Any [`LaneError`]; the guest does not have the VF then.
+    fn plug(&mut self, vf: &VfDevice, steps: &mut StepTimes) -> Result<(), LaneError>;
 
-    /// Lets it use the paravirtual path again while it still has the VF, as far as that can be done from here.
+    /// Has the guest send by its paravirtual path while it still has the VF, if the host can do
+    /// that. The answer says when the guest does.
     ///
     /// # Errors
-    /// Any [`LaneError`]; everything is as before then.
-    fn fail_over(&mut self, vf: &VfAt) -> Result<GoesOver, LaneError>;
+    /// Any [`LaneError`]; nothing has changed then.
+    fn fail_over(&mut self, vf: &VfDevice) -> Result<Failover, LaneError>;
 
-    /// Takes the VF out. `released` is called as soon as the guest does not use it any more, at the latest at the end.
+    /// Unplugs the VF. Calls `released` as soon as the guest no longer uses the VF, at the latest at
+    /// the end.
     ///
     /// # Errors
-    /// [`LaneError::Kept`] when the guest does not give it back; `released` has not been called then.
+    /// [`LaneError::ReleaseTimeout`] if the guest does not give the VF back; `released` has not been
+    /// called then.
     fn unplug(
         &mut self,
-        vf: &VfAt,
+        vf: &VfDevice,
         released: &mut dyn FnMut(),
-        steps: &mut Steps,
+        steps: &mut StepTimes,
     ) -> Result<(), LaneError>;
 
-    /// Lets it use a VF again that it has and does not use, or was asked for.
+    /// Has the guest send by its VF again after [`Attachment::fail_over`].
     ///
     /// # Errors
-    /// Any [`LaneError`]; everything is as before then.
-    fn resume(&mut self, vf: &VfAt) -> Result<(), LaneError> {
+    /// Any [`LaneError`]; nothing has changed then.
+    fn resume(&mut self, vf: &VfDevice) -> Result<(), LaneError> {
         let _ = vf;
         Ok(())
     }
@@ -93,5 +86,5 @@ pub trait Attachment {
     ///
     /// # Errors
     /// Any [`LaneError`].
-    fn presence(&mut self, vf: &VfAt) -> Result<Presence, LaneError>;
+    fn presence(&mut self, vf: &VfDevice) -> Result<Presence, LaneError>;
 }

@@ -1,58 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong with a VF.
+//! Errors of VFs.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a VF could not be made, given or taken.
+/// Why a VF could not be created, granted or revoked.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
-    /// A file of sysfs or procfs.
+    /// A file of sysfs or procfs could not be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The kernel refused a change.
     #[error("{what}: {source}")]
     Net {
-        /// What was tried.
+        /// The object and the change.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A NIC without enough VFs.
-    #[error("{pf} has {there} VFs and {wanted} are wanted: {remedy}")]
-    TooFew {
+    /// The NIC has fewer VFs than the configuration asks for.
+    #[error("{pf} has {available} VFs, but {wanted} are configured: {remedy}")]
+    TooFewVfs {
         /// The PF.
         pf: String,
-        /// VFs that it has or can have.
-        there: u32,
-        /// VFs of the configuration.
+        /// VFs that the NIC has or can have.
+        available: u32,
+        /// VFs that the configuration asks for.
         wanted: u32,
         /// What to do.
         remedy: &'static str,
     },
-    /// QEMU's monitor.
+    /// QEMU's monitor refused a command or did not answer.
     #[error("QEMU: {0}")]
     Qmp(String),
-    /// The guest did not let go of its VF in time; it still has it.
-    #[error("the guest has not given it back within {} s", seconds)]
-    Kept {
-        /// How long was waited.
+    /// The guest did not release the VF in time; it still has the VF.
+    #[error("the guest has not released the VF within {} s", seconds)]
+    ReleaseTimeout {
+        /// The time limit in seconds.
         seconds: u64,
     },
-    /// The guest cannot take a VF.
+    /// The guest cannot have a VF now, for this reason.
     #[error("{0}")]
-    Unfit(String),
-    /// The state of lanes cannot be kept.
+    Unusable(String),
+    /// The journal could not be written.
     #[error("{}: {source}", path.display())]
     Journal {
-        /// Its file.
+        /// The journal's file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }

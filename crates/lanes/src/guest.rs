@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest of any kind, as it is kept in the journal.
+//! How the daemon reaches a guest of any kind, as the journal keeps it.
 
 use serde::{Deserialize, Serialize};
 use viola_netdev::Mac;
 
-use crate::attach::{Attachment, GoesOver, Presence, VfAt};
+use crate::attach::{Attachment, Failover, Presence};
 use crate::error::LaneError;
 use crate::netns::NetnsGuest;
+use crate::pool::VfDevice;
 use crate::qemu::QemuGuest;
-use crate::steps::Steps;
+use crate::steps::StepTimes;
 use crate::uml::UmlGuest;
 
-/// How a guest is reached.
+/// How the daemon reaches a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Guest {
+pub enum GuestAccess {
     /// A network namespace.
     Netns(NetnsGuest),
     /// A QEMU guest.
@@ -23,7 +24,7 @@ pub enum Guest {
     Uml(UmlGuest),
 }
 
-impl Guest {
+impl GuestAccess {
     fn inner(&mut self) -> &mut dyn Attachment {
         match self {
             Self::Netns(guest) => guest,
@@ -33,37 +34,37 @@ impl Guest {
     }
 }
 
-impl Attachment for Guest {
+impl Attachment for GuestAccess {
     fn mac(&mut self) -> Result<Mac, LaneError> {
         self.inner().mac()
     }
 
-    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
+    fn prepare(&mut self, vf: &VfDevice, mac: Mac, steps: &mut StepTimes) -> Result<(), LaneError> {
         self.inner().prepare(vf, mac, steps)
     }
 
-    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
+    fn plug(&mut self, vf: &VfDevice, steps: &mut StepTimes) -> Result<(), LaneError> {
         self.inner().plug(vf, steps)
     }
 
-    fn fail_over(&mut self, vf: &VfAt) -> Result<GoesOver, LaneError> {
+    fn fail_over(&mut self, vf: &VfDevice) -> Result<Failover, LaneError> {
         self.inner().fail_over(vf)
     }
 
     fn unplug(
         &mut self,
-        vf: &VfAt,
+        vf: &VfDevice,
         released: &mut dyn FnMut(),
-        steps: &mut Steps,
+        steps: &mut StepTimes,
     ) -> Result<(), LaneError> {
         self.inner().unplug(vf, released, steps)
     }
 
-    fn resume(&mut self, vf: &VfAt) -> Result<(), LaneError> {
+    fn resume(&mut self, vf: &VfDevice) -> Result<(), LaneError> {
         self.inner().resume(vf)
     }
 
-    fn presence(&mut self, vf: &VfAt) -> Result<Presence, LaneError> {
+    fn presence(&mut self, vf: &VfDevice) -> Result<Presence, LaneError> {
         self.inner().presence(vf)
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds at this moment: which guest has which VF, and what is being done. A file under the run directory, written
-//! before each step, so that a daemon that comes after one that was killed knows where that one was.
+//! The journal of VFs: which guest has which VF, and the operation in progress. It is a file in the
+//! run directory. Each entry is written before its step, so that a restarted daemon knows where a
+//! killed one was.
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,21 +11,21 @@ use serde::{Deserialize, Serialize};
 use viola_netdev::Mac;
 
 use crate::error::LaneError;
-use crate::guest::Guest;
+use crate::guest::GuestAccess;
 
-/// What is being done with a VF.
+/// The operation in progress on a VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// It is being given.
+    /// A grant is in progress.
     Granting,
     /// The guest has it.
     Held,
-    /// It is being taken.
+    /// A revocation is in progress.
     Revoking,
 }
 
-/// One VF that is with a guest, or on its way.
+/// A VF that a guest has, or that is being granted or revoked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
@@ -32,19 +33,20 @@ pub struct Entry {
     pub pf: String,
     /// Number of the VF.
     pub vf: u32,
-    /// Its address on the bus.
+    /// PCI address of the VF.
     pub address: String,
-    /// Identity of the guest.
+    /// Identity of the guest: `netns:NAME`, or the VM's.
     pub guest: String,
-    /// How it is reached.
-    pub how: Guest,
-    /// The guest's address.
+    /// How the daemon reaches the guest.
+    #[serde(rename = "how")]
+    pub access: GuestAccess,
+    /// Ethernet address of the guest.
     pub mac: Mac,
-    /// What is being done.
+    /// The operation in progress.
     pub stage: Stage,
 }
 
-/// The file.
+/// The journal: a file and its entries.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
@@ -52,7 +54,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads it; none is an empty one. One that makes no sense is set aside, with a sentence about it.
+    /// Reads the journal; a missing file is an empty journal. A file that is not valid is renamed
+    /// to `*.damaged`, and the second value says so.
     #[must_use]
     pub fn read(path: &Path) -> (Self, Option<String>) {
         let mut journal = Self {
@@ -72,12 +75,12 @@ impl Journal {
             Err(e) => {
                 let aside = path.with_extension("damaged");
                 let _ = fs::rename(path, &aside);
-                let what = format!(
-                    "{} makes no sense ({e}); it is now {}",
+                let warning = format!(
+                    "{} is not valid ({e}); moved it to {}",
                     path.display(),
                     aside.display()
                 );
-                (journal, Some(what))
+                (journal, Some(warning))
             }
         }
     }
@@ -88,22 +91,22 @@ impl Journal {
         &self.entries
     }
 
-    /// Notes what is being done with a VF, in place of what was noted of it.
+    /// Records an entry in place of the earlier one of the same VF.
     ///
     /// # Errors
-    /// [`LaneError::Journal`]; nothing may be done then.
-    pub fn note(&mut self, entry: Entry) -> Result<(), LaneError> {
+    /// [`LaneError::Journal`]; the caller must not go on then.
+    pub fn record(&mut self, entry: Entry) -> Result<(), LaneError> {
         let is_it = |e: &Entry| e.pf == entry.pf && e.vf == entry.vf;
         self.entries.retain(|e| !is_it(e));
         self.entries.push(entry);
         self.write()
     }
 
-    /// Nobody has this VF.
+    /// Removes the entry of a VF that no guest has any more.
     ///
     /// # Errors
     /// [`LaneError::Journal`].
-    pub fn forget(&mut self, pf: &str, vf: u32) -> Result<(), LaneError> {
+    pub fn remove(&mut self, pf: &str, vf: u32) -> Result<(), LaneError> {
         let before = self.entries.len();
         self.entries.retain(|e| e.pf != pf || e.vf != vf);
         match self.entries.len() == before {
@@ -137,7 +140,7 @@ mod tests {
             vf,
             address: format!("0000:01:10.{vf}"),
             guest: "netns:n1".into(),
-            how: Guest::Netns(crate::netns::NetnsGuest {
+            access: GuestAccess::Netns(crate::netns::NetnsGuest {
                 netns: "/run/netns/n1".into(),
                 bond: "bond0".into(),
                 port: "eth0".into(),
@@ -148,33 +151,33 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_last_of_a_vf_is_what_the_next_one_reads() {
+    fn the_last_entry_of_a_vf_is_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lanes.json");
-        let (mut journal, said) = Journal::read(&path);
-        assert!(said.is_none() && journal.entries().is_empty());
-        journal.note(entry(0, Stage::Granting)).unwrap();
-        journal.note(entry(1, Stage::Held)).unwrap();
-        journal.note(entry(0, Stage::Revoking)).unwrap();
+        let (mut journal, warning) = Journal::read(&path);
+        assert!(warning.is_none() && journal.entries().is_empty());
+        journal.record(entry(0, Stage::Granting)).unwrap();
+        journal.record(entry(1, Stage::Held)).unwrap();
+        journal.record(entry(0, Stage::Revoking)).unwrap();
         let (read, _) = Journal::read(&path);
         assert_eq!(
             read.entries(),
             [entry(1, Stage::Held), entry(0, Stage::Revoking)]
         );
-        journal.forget("p0", 0).unwrap();
-        journal.forget("p1", 1).unwrap();
+        journal.remove("p0", 0).unwrap();
+        journal.remove("p1", 1).unwrap();
         let (read, _) = Journal::read(&path);
         assert_eq!(read.entries(), [entry(1, Stage::Held)]);
     }
 
     #[test]
-    fn a_damaged_one_is_set_aside_and_said() {
+    fn a_damaged_journal_is_set_aside_with_a_warning() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lanes.json");
         fs::write(&path, "[{").unwrap();
-        let (journal, said) = Journal::read(&path);
+        let (journal, warning) = Journal::read(&path);
         assert!(journal.entries().is_empty());
-        assert!(said.unwrap().contains("lanes.damaged"));
+        assert!(warning.unwrap().contains("lanes.damaged"));
         assert!(!path.exists());
     }
 }

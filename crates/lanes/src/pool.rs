@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::error::LaneError;
 
 /// How long VFs may take to appear, and drivers to take one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SYSFS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A physical function.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,12 +23,14 @@ pub struct Pf {
     pub name: String,
 }
 
-/// A VF on its bus.
+/// A VF of a PF.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct VfDevice {
+    /// Its PF.
+    pub pf: Pf,
     /// Its number, from 0.
     pub index: u32,
-    /// Its address (`0000:01:10.0`).
+    /// Its PCI address (`0000:01:10.0`).
     pub address: String,
 }
 
@@ -68,7 +70,7 @@ impl Pf {
     ///
     /// # Errors
     /// [`LaneError::File`], for a NIC without SR-IOV as well.
-    pub fn made(&self) -> Result<u32, LaneError> {
+    pub fn num_vfs(&self) -> Result<u32, LaneError> {
         self.number("sriov_numvfs")
     }
 
@@ -76,35 +78,35 @@ impl Pf {
     ///
     /// # Errors
     /// [`LaneError::TooFew`] when there are others already, or the NIC cannot have so many.
-    pub fn make(&self, wanted: u32) -> Result<Vec<Place>, LaneError> {
-        let few = |there, remedy| LaneError::TooFew {
+    pub fn ensure_vfs(&self, wanted: u32) -> Result<Vec<VfDevice>, LaneError> {
+        let few = |available, remedy| LaneError::TooFewVfs {
             pf: self.name.clone(),
-            there,
+            available,
             wanted,
             remedy,
         };
-        let made = self.made()?;
-        if made == 0 {
-            let most = self.number("sriov_totalvfs")?;
-            if most < wanted {
-                return Err(few(most, "it cannot have more"));
+        let available = self.num_vfs()?;
+        if available == 0 {
+            let total = self.number("sriov_totalvfs")?;
+            if total < wanted {
+                return Err(few(total, "it cannot have more"));
             }
             let path = self.device().join("sriov_numvfs");
             fs::write(&path, wanted.to_string()).map_err(LaneError::file(&path))?;
-        } else if made < wanted {
-            let remedy = "their number is not changed while there are any; write 0 to its sriov_numvfs while nobody holds one, \
-                          or want fewer";
-            return Err(few(made, remedy));
+        } else if available < wanted {
+            let remedy = "viola does not change their number while there are any; revoke all, write 0 to sriov_numvfs, \
+                          or configure fewer";
+            return Err(few(available, remedy));
         }
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + SYSFS_TIMEOUT;
         loop {
-            let mut places = self.places()?;
-            if places.len() as u32 >= wanted {
-                places.truncate(wanted as usize);
-                return Ok(places);
+            let mut vfs = self.vfs()?;
+            if vfs.len() as u32 >= wanted {
+                vfs.truncate(wanted as usize);
+                return Ok(vfs);
             }
             if Instant::now() > end {
-                return Err(few(places.len() as u32, "the others have not come up"));
+                return Err(few(vfs.len() as u32, "the others did not appear"));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -114,10 +116,10 @@ impl Pf {
     ///
     /// # Errors
     /// [`LaneError::File`].
-    pub fn places(&self) -> Result<Vec<Place>, LaneError> {
+    pub fn vfs(&self) -> Result<Vec<VfDevice>, LaneError> {
         let folder = self.device();
         let entries = fs::read_dir(&folder).map_err(LaneError::file(&folder))?;
-        let mut places = Vec::new();
+        let mut vfs = Vec::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
             let number = name.to_str().and_then(|n| n.strip_prefix("virtfn"));
@@ -127,12 +129,15 @@ impl Pf {
             let target = fs::read_link(entry.path()).map_err(LaneError::file(&entry.path()))?;
             let address = target.file_name().and_then(|n| n.to_str());
             if let Some(address) = address {
-                let address = address.to_owned();
-                places.push(Place { index, address });
+                vfs.push(VfDevice {
+                    pf: self.clone(),
+                    index,
+                    address: address.to_owned(),
+                });
             }
         }
-        places.sort_by_key(|p| p.index);
-        Ok(places)
+        vfs.sort_by_key(|p| p.index);
+        Ok(vfs)
     }
 
     /// The driver that has a VF.
@@ -151,7 +156,7 @@ impl Pf {
 
     /// Whether the VF is there at all.
     #[must_use]
-    pub fn has(&self, address: &str) -> bool {
+    pub fn has_vf(&self, address: &str) -> bool {
         self.bus(address).exists()
     }
 
@@ -160,7 +165,7 @@ impl Pf {
     ///
     /// # Errors
     /// [`LaneError::File`]; [`LaneError::Unfit`] when no driver took it.
-    pub fn bind(&self, address: &str, driver: Option<&str>, anew: bool) -> Result<(), LaneError> {
+    pub fn bind(&self, address: &str, driver: Option<&str>, rebind: bool) -> Result<(), LaneError> {
         let device = self.bus(address);
         let has = self.driver(address);
         let fits = match (&has, driver) {
@@ -168,7 +173,7 @@ impl Pf {
             (Some(has), None) => has != "vfio-pci",
             (None, _) => false,
         };
-        if fits && !anew {
+        if fits && !rebind {
             return Ok(());
         }
         let write =
@@ -179,7 +184,7 @@ impl Pf {
             write(device.join("driver/unbind"), address)?;
         }
         write(self.sys.join("bus/pci/drivers_probe"), address)?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + SYSFS_TIMEOUT;
         loop {
             match (self.driver(address), driver) {
                 (Some(has), Some(wanted)) if has == wanted => return Ok(()),
@@ -187,7 +192,7 @@ impl Pf {
                 _ if Instant::now() > end => {
                     let wanted = driver.unwrap_or("a driver");
                     let what = format!("{wanted} has not taken {address}; is its module loaded?");
-                    return Err(LaneError::Unfit(what));
+                    return Err(LaneError::Unusable(what));
                 }
                 _ => std::thread::sleep(Duration::from_millis(10)),
             }
@@ -222,34 +227,34 @@ mod tests {
     #[test]
     fn vfs_that_are_there_are_taken_as_they_are() {
         let (_top, pf) = tree(7, 4);
-        let places = pf.make(3).unwrap();
-        assert_eq!(places.len(), 3);
-        assert_eq!(
-            (places[2].index, places[2].address.as_str()),
-            (2, "0000:01:10.2")
-        );
-        assert_eq!(pf.made().unwrap(), 4);
+        let vfs = pf.ensure_vfs(3).unwrap();
+        assert_eq!(vfs.len(), 3);
+        assert_eq!((vfs[2].index, vfs[2].address.as_str()), (2, "0000:01:10.2"));
+        assert_eq!(pf.num_vfs().unwrap(), 4);
     }
 
     #[test]
     fn their_number_is_never_changed_while_there_are_any() {
         let (_top, pf) = tree(7, 4);
-        let said = pf.make(6).unwrap_err().to_string();
+        let said = pf.ensure_vfs(6).unwrap_err().to_string();
         assert!(
-            said.starts_with("p0 has 4 VFs and 6 are wanted: their number is not changed"),
+            said.starts_with("p0 has 4 VFs, but 6 are configured: viola does not change"),
             "{said}"
         );
-        assert_eq!(pf.made().unwrap(), 4);
+        assert_eq!(pf.num_vfs().unwrap(), 4);
         let (_top, pf) = tree(7, 0);
-        let said = pf.make(8).unwrap_err().to_string();
-        assert_eq!(said, "p0 has 7 VFs and 8 are wanted: it cannot have more");
-        assert_eq!(pf.made().unwrap(), 0);
+        let said = pf.ensure_vfs(8).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "p0 has 7 VFs, but 8 are configured: it cannot have more"
+        );
+        assert_eq!(pf.num_vfs().unwrap(), 0);
     }
 
     #[test]
     fn a_nic_without_vfs_is_said_by_its_file() {
         let top = tempfile::tempdir().unwrap();
-        let said = Pf::at(top.path(), "p0").made().unwrap_err().to_string();
+        let said = Pf::at(top.path(), "p0").num_vfs().unwrap_err().to_string();
         assert!(said.contains("p0/device/sriov_numvfs"), "{said}");
     }
 

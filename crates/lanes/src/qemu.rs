@@ -20,18 +20,19 @@ use viola_host::{Tid, proc};
 use viola_netdev::Mac;
 use viola_proto::lanes::guest::Wish;
 
-use crate::attach::{Attachment, GoesOver, Presence, VfAt};
+use crate::agent;
+use crate::attach::{Attachment, Failover, Presence};
 use crate::error::LaneError;
-use crate::mac_text;
-use crate::steps::Steps;
-use crate::voice;
+use crate::format_mac;
+use crate::pool::VfDevice;
+use crate::steps::StepTimes;
 
 /// Time between two looks whether a device is gone...
-const LOOK: Duration = Duration::from_millis(20);
+const DEVICE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// ...and whether its interrupts are.
-const GLANCE: Duration = Duration::from_millis(2);
+const INTERRUPT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Part of the host's free memory, in percent, that stays free when a guest's is pinned.
-const SPARE: u64 = 5;
+const MIN_FREE_PERCENT: u64 = 5;
 
 /// Such a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,10 +48,11 @@ pub struct QemuGuest {
     /// Root port to plug into; `None`: one that is free.
     pub port: Option<String>,
     /// Way to the agent that keeps its VF in a bond, if it has one.
-    #[serde(default)]
-    pub voice: Option<PathBuf>,
+    #[serde(default, rename = "voice")]
+    pub agent: Option<PathBuf>,
     /// How long it may take to give a VF back.
-    pub patience: Duration,
+    #[serde(rename = "patience")]
+    pub release_timeout: Duration,
 }
 
 fn qmp(cause: Cause) -> LaneError {
@@ -58,7 +60,7 @@ fn qmp(cause: Cause) -> LaneError {
 }
 
 /// What a VF is called in QEMU.
-fn id_of(vf: &VfAt) -> String {
+fn id_of(vf: &VfDevice) -> String {
     format!("viola-vf-{}", vf.address.replace([':', '.'], "-"))
 }
 
@@ -73,7 +75,7 @@ impl QemuGuest {
     }
 
     fn nic(&self, devices: &mut Devices) -> Result<Option<VirtioNic>, LaneError> {
-        let wanted = mac_text(self.mac);
+        let wanted = format_mac(self.mac);
         let nics = devices.virtio_nics().map_err(qmp)?;
         Ok(nics
             .into_iter()
@@ -87,9 +89,9 @@ impl QemuGuest {
         let there = kib(&status, "VmRSS:") * 1024;
         let free = kib(&read("/proc/meminfo")?, "MemAvailable:") * 1024;
         let more = size.saturating_sub(there);
-        if more > free - free / 100 * SPARE {
+        if more > free - free / 100 * MIN_FREE_PERCENT {
             let mib = |bytes: u64| bytes >> 20;
-            return Err(LaneError::Unfit(format!(
+            return Err(LaneError::Unusable(format!(
                 "a VF would pin all {} MiB of its memory, of which {} MiB are not there yet, and the host has {} MiB free",
                 mib(size),
                 mib(more),
@@ -128,7 +130,7 @@ impl Attachment for QemuGuest {
         Ok(self.mac)
     }
 
-    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
+    fn plug(&mut self, vf: &VfDevice, steps: &mut StepTimes) -> Result<(), LaneError> {
         let mut devices = self.connect()?;
         self.check_memory(&mut devices)?;
         steps.time("driver", || {
@@ -136,12 +138,12 @@ impl Attachment for QemuGuest {
         })?;
         if vf.pf.iommu_group(&vf.address).is_none() {
             let what = format!("{} has no IOMMU group: the host's IOMMU is off", vf.address);
-            return Err(LaneError::Unfit(what));
+            return Err(LaneError::Unusable(what));
         }
         let port = match &self.port {
             Some(port) => port.clone(),
             None => devices.free_port().map_err(qmp)?.ok_or_else(|| {
-                LaneError::Unfit("it has no free PCIe root port to plug a VF into".into())
+                LaneError::Unusable("it has no free PCIe root port to plug a VF into".into())
             })?,
         };
         let mut device = json!({
@@ -150,7 +152,7 @@ impl Attachment for QemuGuest {
         if let Some(nic) = self.nic(&mut devices)?.filter(|n| n.failover) {
             if !devices.has_standby(&nic.id).map_err(qmp)? {
                 let what = "its net_failover is not there, or not yet";
-                return Err(LaneError::Unfit(what.into()));
+                return Err(LaneError::Unusable(what.into()));
             }
             device["failover_pair_id"] = nic.id.into();
         }
@@ -161,28 +163,28 @@ impl Attachment for QemuGuest {
         }
     }
 
-    fn fail_over(&mut self, _: &VfAt) -> Result<GoesOver, LaneError> {
+    fn fail_over(&mut self, _: &VfDevice) -> Result<Failover, LaneError> {
         if self.is_gone() {
-            return Ok(GoesOver::Now);
+            return Ok(Failover::Done);
         }
-        if let Some(voice) = &self.voice
-            && voice::ask(voice, self.mac, Wish::Leave).is_ok()
+        if let Some(port) = &self.agent
+            && agent::ask(port, self.mac, Wish::Leave).is_ok()
         {
-            return Ok(GoesOver::Now);
+            return Ok(Failover::Done);
         }
         let mut devices = self.connect()?;
         let paired = self.nic(&mut devices)?.is_some_and(|n| n.failover);
         Ok(match paired {
-            true => GoesOver::WithTheVf,
-            false => GoesOver::WithTheLink,
+            true => Failover::OnUnplug,
+            false => Failover::OnLinkDown,
         })
     }
 
     fn unplug(
         &mut self,
-        vf: &VfAt,
+        vf: &VfDevice,
         released: &mut dyn FnMut(),
-        steps: &mut Steps,
+        steps: &mut StepTimes,
     ) -> Result<(), LaneError> {
         if self.is_gone() {
             released();
@@ -193,7 +195,7 @@ impl Attachment for QemuGuest {
             devices.unplug(&id).map_err(qmp)?;
         }
         let begin = Instant::now();
-        let end = begin + self.patience;
+        let end = begin + self.release_timeout;
         let mut had = interrupts(&vf.address);
         let mut next = Instant::now();
         loop {
@@ -204,7 +206,7 @@ impl Attachment for QemuGuest {
             }
             let now = Instant::now();
             if now >= next {
-                next = now + LOOK;
+                next = now + DEVICE_POLL_INTERVAL;
                 match devices.has(&id) {
                     Ok(true) => {}
                     Ok(false) => break,
@@ -219,26 +221,26 @@ impl Attachment for QemuGuest {
                 }
             }
             if now > end {
-                let seconds = self.patience.as_secs();
-                return Err(LaneError::Kept { seconds });
+                let seconds = self.release_timeout.as_secs();
+                return Err(LaneError::ReleaseTimeout { seconds });
             }
-            std::thread::sleep(GLANCE);
+            std::thread::sleep(INTERRUPT_POLL_INTERVAL);
         }
         steps.add("unplug", begin.elapsed());
         released();
         Ok(())
     }
 
-    fn resume(&mut self, _: &VfAt) -> Result<(), LaneError> {
-        match &self.voice {
-            Some(voice) => voice::ask(voice, self.mac, Wish::Use).map_err(|e| {
-                LaneError::Unfit(format!("its agent does not take the VF again: {e}"))
+    fn resume(&mut self, _: &VfDevice) -> Result<(), LaneError> {
+        match &self.agent {
+            Some(port) => agent::ask(port, self.mac, Wish::Use).map_err(|e| {
+                LaneError::Unusable(format!("its agent does not take the VF again: {e}"))
             }),
             None => Ok(()),
         }
     }
 
-    fn presence(&mut self, vf: &VfAt) -> Result<Presence, LaneError> {
+    fn presence(&mut self, vf: &VfDevice) -> Result<Presence, LaneError> {
         if self.is_gone() {
             return Ok(Presence::Absent);
         }
@@ -282,10 +284,10 @@ mod tests {
             start_time: 0,
             mac: [2, 0, 0, 0, 0, 1],
             port: None,
-            voice: None,
-            patience: Duration::from_secs(1),
+            agent: None,
+            release_timeout: Duration::from_secs(1),
         };
-        let vf = VfAt {
+        let vf = VfDevice {
             pf: crate::Pf::new("p0"),
             index: 0,
             address: "0000:01:10.0".into(),
@@ -294,7 +296,7 @@ mod tests {
         assert_eq!(guest.presence(&vf).unwrap(), Presence::Absent);
         let mut released = 0;
         guest
-            .unplug(&vf, &mut || released += 1, &mut Steps::default())
+            .unplug(&vf, &mut || released += 1, &mut StepTimes::default())
             .unwrap();
         assert_eq!(released, 1);
     }
@@ -326,15 +328,15 @@ mod tests {
         })
     }
 
-    fn vf() -> VfAt {
-        VfAt {
+    fn vf() -> VfDevice {
+        VfDevice {
             pf: crate::Pf::new("p0"),
             index: 0,
             address: "0000:01:10.0".into(),
         }
     }
 
-    fn running(qmp: PathBuf, patience: Duration) -> QemuGuest {
+    fn running(qmp: PathBuf, release_timeout: Duration) -> QemuGuest {
         let pid = std::process::id();
         QemuGuest {
             qmp,
@@ -342,8 +344,8 @@ mod tests {
             start_time: proc::stat(pid).unwrap().unwrap().start_time,
             mac: [2, 0, 0, 0, 0, 1],
             port: None,
-            voice: None,
-            patience,
+            agent: None,
+            release_timeout,
         }
     }
 
@@ -355,7 +357,7 @@ mod tests {
         let mut guest = running(path, Duration::from_secs(20));
         let mut released = 0;
         guest
-            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unplug(&vf(), &mut || released += 1, &mut StepTimes::default())
             .unwrap();
         assert_eq!(released, 1);
         monitor.join().unwrap();
@@ -369,9 +371,9 @@ mod tests {
         let mut guest = running(path, Duration::from_millis(200));
         let mut released = 0;
         let said = guest
-            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unplug(&vf(), &mut || released += 1, &mut StepTimes::default())
             .unwrap_err();
-        assert!(matches!(said, LaneError::Kept { .. }), "{said}");
+        assert!(matches!(said, LaneError::ReleaseTimeout { .. }), "{said}");
         assert_eq!(released, 0);
         monitor.join().unwrap();
     }
@@ -398,7 +400,7 @@ mod tests {
         });
         let mut released = 0;
         guest
-            .unplug(&vf(), &mut || released += 1, &mut Steps::default())
+            .unplug(&vf(), &mut || released += 1, &mut StepTimes::default())
             .unwrap();
         assert_eq!(released, 1);
         killer.join().unwrap();

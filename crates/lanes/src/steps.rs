@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long each step of a switch took, for the journal: most of them are the NIC's driver's own time, and which is not
-//! the same for any two NICs.
+//! Durations of the steps of a grant or revocation, for the log. Most of the time is the NIC
+//! driver's, and which step takes it differs between NICs.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Steps in the order in which they were made first; one that was made twice counts with both times.
+/// Steps in the order of their first occurrence; the times of a repeated step add up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Steps(Vec<(&'static str, Duration)>);
+pub struct StepTimes(Vec<(&'static str, Duration)>);
 
-impl Steps {
-    /// Does something, and adds how long it took to the step of this name.
+impl StepTimes {
+    /// Runs `work` and adds its duration to the step of this name.
     pub fn time<T>(&mut self, name: &'static str, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let done = work();
@@ -18,7 +18,7 @@ impl Steps {
         done
     }
 
-    /// Adds time to a step.
+    /// Adds a duration to a step.
     pub fn add(&mut self, name: &'static str, took: Duration) {
         match self.0.iter_mut().find(|(n, _)| *n == name) {
             Some((_, so_far)) => *so_far += took,
@@ -26,16 +26,16 @@ impl Steps {
         }
     }
 
-    /// How long a step took.
+    /// Total duration of a step.
     #[must_use]
-    pub fn of(&self, name: &str) -> Option<Duration> {
+    pub fn get(&self, name: &str) -> Option<Duration> {
         let found = self.0.iter().find(|(n, _)| *n == name);
         found.map(|(_, took)| *took)
     }
 }
 
-impl fmt::Display for Steps {
-    /// `address 2 ms, link 131 ms`; steps of less than a millisecond are left out.
+impl fmt::Display for StepTimes {
+    /// For example `address 2 ms, link 131 ms`; steps of less than a millisecond are left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let long = self.0.iter().filter(|(_, took)| took.as_millis() > 0);
         for (at, (name, took)) in long.enumerate() {
@@ -51,17 +51,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_of_one_step_add_up_and_short_ones_are_not_told() {
+    fn repeated_steps_add_up_and_short_ones_are_not_shown() {
         let ms = Duration::from_millis;
-        let mut steps = Steps::default();
+        let mut steps = StepTimes::default();
         steps.add("link", ms(100));
         steps.add("driver", Duration::from_micros(400));
         steps.add("move", ms(7));
         steps.add("link", ms(31));
         assert_eq!(steps.to_string(), "link 131 ms, move 7 ms");
-        assert_eq!(steps.of("link"), Some(ms(131)));
-        assert_eq!(steps.of("unplug"), None);
+        assert_eq!(steps.get("link"), Some(ms(131)));
+        assert_eq!(steps.get("unplug"), None);
         assert_eq!(steps.time("sum", || 2 + 3), 5);
-        assert!(steps.of("sum").is_some());
+        assert!(steps.get("sum").is_some());
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Nothing is passed through: UML has no PCI. The guest's packets still go through its kernel's process, but then straight to
 //! the VF, past the bridge and the paravirtual NIC's tap; what is gained is the bridge's work, and the VF's share of the NIC.
-//! The two devices have one address, and are one bond in the guest by viola-agent, whose line is the guest's [`LINE`]. A
+//! The two devices have one address, and are one bond in the guest by viola-agent, whose line is the guest's [`AGENT_LINE`]. A
 //! vector device that is up cannot be taken out, so without an agent such a guest keeps its VF until it takes the device
 //! down by itself.
 
@@ -15,24 +15,25 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use viola_host::uml::console::{Console, ConsoleError};
 use viola_host::{Tid, proc};
-use viola_netdev::{Mac, NetDevices, inside, set_alias, set_up};
+use viola_netdev::{Mac, device, in_netns, set_alias, set_up};
 use viola_proto::lanes::guest::Wish;
 
-use crate::attach::{Attachment, GoesOver, Presence, VfAt};
+use crate::agent;
+use crate::attach::{Attachment, Failover, Presence};
 use crate::error::LaneError;
-use crate::mac_text;
-use crate::netns::{find, name_of, prepare, ready};
-use crate::steps::Steps;
-use crate::voice;
+use crate::format_mac;
+use crate::pool::VfDevice;
+use crate::steps::StepTimes;
+use crate::vf_interface::{self, find, name_of};
 
 /// The guest's serial line by which its agent is asked, where it is a terminal (`ssl3=pts`).
-const LINE: &str = "ssl3";
+const AGENT_LINE: &str = "ssl3";
 /// How long its kernel may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const CONSOLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long its agent may take to have the line open again.
-const OPENS: Duration = Duration::from_secs(1);
+const AGENT_OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two tries to take the device out.
-const STEP: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Such a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +49,8 @@ pub struct UmlGuest {
     /// Number of the vector device that the VF becomes.
     pub unit: u32,
     /// How long it may take to give a VF back.
-    pub patience: Duration,
+    #[serde(rename = "patience")]
+    pub release_timeout: Duration,
 }
 
 impl UmlGuest {
@@ -61,17 +63,17 @@ impl UmlGuest {
     fn command(&self, text: &str) -> Result<String, ConsoleError> {
         let console = Console::of(&self.folder);
         let netns = File::open(format!("/proc/{}/ns/net", self.pid))?;
-        inside(netns.as_fd(), || console.command(text, ANSWER))?
+        in_netns(netns.as_fd(), || console.command(text, CONSOLE_TIMEOUT))?
     }
 
     /// What its kernel says of the line, which has to be a terminal.
-    fn line(&self) -> Result<String, String> {
-        let said = self.command(&format!("config {LINE}"));
+    fn agent_line(&self) -> Result<String, String> {
+        let said = self.command(&format!("config {AGENT_LINE}"));
         let said = said.map_err(|e| e.to_string())?;
         match said.trim().starts_with("pts") {
             true => Ok(said),
             false => Err(format!(
-                "its {LINE} is no terminal for viola-agent (ssl3=pts)"
+                "its {AGENT_LINE} is no terminal for viola-agent (ssl3=pts)"
             )),
         }
     }
@@ -79,16 +81,16 @@ impl UmlGuest {
     /// Asks its agent. The terminal is another one each time that the agent has it open anew, which it has a moment after
     /// whoever asked before has gone.
     fn ask(&self, wish: Wish) -> Result<(), String> {
-        let end = Instant::now() + OPENS;
+        let end = Instant::now() + AGENT_OPEN_TIMEOUT;
         loop {
-            let asked = match terminal(&self.line()?) {
-                Some(path) => voice::ask(path, self.mac, wish).map_err(|e| e.to_string()),
+            let asked = match terminal(&self.agent_line()?) {
+                Some(path) => agent::ask(path, self.mac, wish).map_err(|e| e.to_string()),
                 None => Err("its agent does not run".into()),
             };
             if asked.is_ok() || Instant::now() > end {
                 return asked;
             }
-            std::thread::sleep(STEP);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -98,13 +100,13 @@ impl UmlGuest {
     }
 
     /// Whether it has the VF.
-    fn has(&self, vf: &VfAt) -> Result<bool, LaneError> {
+    fn has(&self, vf: &VfDevice) -> Result<bool, LaneError> {
         let found = find(&vf.address).map_err(LaneError::net(&vf.address))?;
         Ok(found.is_some_and(|l| l.alias == Some(self.mark())))
     }
 
     /// The VF's interface is nobody's, and down.
-    fn put_away(&self, vf: &VfAt) -> Result<(), LaneError> {
+    fn release_interface(&self, vf: &VfDevice) -> Result<(), LaneError> {
         let changed = |what| LaneError::net(format!("{}: {what}", vf.address));
         if let Some(found) = find(&vf.address).map_err(changed("its interface"))? {
             set_up(found.index, false).map_err(changed("down"))?;
@@ -115,7 +117,7 @@ impl UmlGuest {
 }
 
 fn console(e: ConsoleError) -> LaneError {
-    LaneError::Unfit(e.to_string())
+    LaneError::Unusable(e.to_string())
 }
 
 /// `pts:/dev/pts/7`
@@ -131,20 +133,20 @@ impl Attachment for UmlGuest {
         Ok(self.mac)
     }
 
-    fn prepare(&mut self, vf: &VfAt, mac: Mac, steps: &mut Steps) -> Result<(), LaneError> {
-        prepare(vf, mac, steps)
+    fn prepare(&mut self, vf: &VfDevice, mac: Mac, steps: &mut StepTimes) -> Result<(), LaneError> {
+        vf_interface::prepare(vf, mac, steps)
     }
 
-    fn plug(&mut self, vf: &VfAt, steps: &mut Steps) -> Result<(), LaneError> {
-        self.line().map_err(LaneError::Unfit)?;
-        let ours = ready(vf, self.mac, steps)?;
+    fn plug(&mut self, vf: &VfDevice, steps: &mut StepTimes) -> Result<(), LaneError> {
+        self.agent_line().map_err(LaneError::Unusable)?;
+        let ours = vf_interface::acquire(vf, self.mac, steps)?;
         let changed = |what| LaneError::net(format!("{}: {what}", ours.name));
         let mark = self.mark();
         set_alias(ours.index, &mark).map_err(changed("alias"))?;
         // the host's own network has nothing to do with it
-        let up = || NetDevices::here()?.up_for_packet_socket(&name_of(&vf.address));
+        let up = || device::up_for_packet_socket(&name_of(&vf.address));
         let up = steps.time("up", up).map_err(changed("up"));
-        let (unit, name, mac) = (self.unit, &ours.name, mac_text(self.mac));
+        let (unit, name, mac) = (self.unit, &ours.name, format_mac(self.mac));
         let text =
             format!("config vec{unit}:transport=raw,ifname={name},depth=128,gro=1,mac={mac}");
         let plugged = up.and_then(|()| {
@@ -153,28 +155,28 @@ impl Attachment for UmlGuest {
         });
         plugged.inspect_err(|_| {
             // what went wrong first is what is told
-            let _ = self.put_away(vf);
+            let _ = self.release_interface(vf);
         })
     }
 
-    fn fail_over(&mut self, _: &VfAt) -> Result<GoesOver, LaneError> {
+    fn fail_over(&mut self, _: &VfDevice) -> Result<Failover, LaneError> {
         if self.is_gone() {
-            return Ok(GoesOver::Now);
+            return Ok(Failover::Done);
         }
         Ok(match self.ask(Wish::Leave) {
-            Ok(()) => GoesOver::Now,
-            Err(_) => GoesOver::WithTheVf,
+            Ok(()) => Failover::Done,
+            Err(_) => Failover::OnUnplug,
         })
     }
 
     fn unplug(
         &mut self,
-        vf: &VfAt,
+        vf: &VfDevice,
         released: &mut dyn FnMut(),
-        steps: &mut Steps,
+        steps: &mut StepTimes,
     ) -> Result<(), LaneError> {
         let text = format!("remove vec{}", self.unit);
-        let end = Instant::now() + self.patience;
+        let end = Instant::now() + self.release_timeout;
         let begin = Instant::now();
         while self.has(vf)? && !self.is_gone() {
             match self.command(&text) {
@@ -182,25 +184,25 @@ impl Attachment for UmlGuest {
                 // it is up in the guest, or the guest is busy, or about to be gone
                 Err(_) if Instant::now() < end => {}
                 Err(ConsoleError::Refused(_)) => {
-                    let seconds = self.patience.as_secs();
-                    return Err(LaneError::Kept { seconds });
+                    let seconds = self.release_timeout.as_secs();
+                    return Err(LaneError::ReleaseTimeout { seconds });
                 }
                 Err(_) if self.is_gone() => break,
                 Err(e) => return Err(console(e)),
             }
-            std::thread::sleep(STEP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         steps.add("unplug", begin.elapsed());
         released();
-        steps.time("down", || self.put_away(vf))
+        steps.time("down", || self.release_interface(vf))
     }
 
-    fn resume(&mut self, _: &VfAt) -> Result<(), LaneError> {
+    fn resume(&mut self, _: &VfDevice) -> Result<(), LaneError> {
         self.ask(Wish::Use)
-            .map_err(|e| LaneError::Unfit(format!("it does not take the VF again: {e}")))
+            .map_err(|e| LaneError::Unusable(format!("it does not take the VF again: {e}")))
     }
 
-    fn presence(&mut self, vf: &VfAt) -> Result<Presence, LaneError> {
+    fn presence(&mut self, vf: &VfDevice) -> Result<Presence, LaneError> {
         Ok(match self.has(vf)? && !self.is_gone() {
             true => Presence::InUse,
             false => Presence::Absent,
@@ -228,17 +230,17 @@ mod tests {
             start_time: 0,
             mac: [2, 0, 0, 0, 0, 1],
             unit: 1,
-            patience: Duration::from_secs(1),
+            release_timeout: Duration::from_secs(1),
         };
-        let vf = VfAt {
+        let vf = VfDevice {
             pf: crate::Pf::new("p0"),
             index: 0,
             address: "0000:01:10.0".into(),
         };
-        assert_eq!(guest.fail_over(&vf).unwrap(), GoesOver::Now);
+        assert_eq!(guest.fail_over(&vf).unwrap(), Failover::Done);
         assert_eq!(guest.presence(&vf).unwrap(), Presence::Absent);
         let mut released = 0;
-        let mut steps = Steps::default();
+        let mut steps = StepTimes::default();
         guest
             .unplug(&vf, &mut || released += 1, &mut steps)
             .unwrap();

@@ -1,21 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Network devices, addresses and routes of the calling thread's network namespace, and namespaces themselves.
+//! Network interfaces, addresses and routes of the calling thread's network namespace, and the
+//! namespaces themselves. Every request goes to the kernel by rtnetlink (rtnetlink(7)).
 //!
-//! What an ioctl can do is done by one ([`NetDevices`]: works in the smallest guest), the rest by rtnetlink ([`ask`], [`look_up`]).
+//! | module | does |
+//! |---|---|
+//! | `netlink` | sends one request and reads the answers |
+//! | `links` | lists and changes interfaces by index |
+//! | [`device`] | sets up interfaces by name, for test beds and a guest's init |
+//! | `bond` | active-backup bonds |
+//! | `fdb` | forwarding entries of bridges and of NICs' embedded switches |
+//! | `ip_config` | addresses and routes of an interface, and moving them to another one |
+//! | `monitor` | tells when an interface changes |
+//! | `netns` | makes and enters network namespaces |
+//! | `vfs` | virtual functions of an SR-IOV NIC |
 
 mod bond;
-mod devices;
+pub mod device;
+mod fdb;
+mod ip_config;
 mod links;
+mod monitor;
 mod netlink;
-mod space;
+mod netns;
 mod vfs;
 
-pub use bond::{Belongings, LinkNews, add_bond, ports_of, remove, set_alias};
-pub use devices::{MAX_NAME, NetDevices, add_veth, netmask};
+pub use bond::{add_bond, ports_of, set_active_port};
+pub use fdb::{set_bridge_fdb, set_nic_fdb};
+pub use ip_config::{IpConfig, add_address, netmask};
 pub use links::{
-    Counters, Link, Mac, link, links, move_to, set_active_port, set_address_of, set_at_port,
-    set_behind, set_master, set_up,
+    Counters, Link, MAX_IFNAME_BYTES, Mac, add_veth, delete_link, link, links, move_to, set_alias,
+    set_mac, set_master, set_up,
 };
-pub use netlink::{Interface, add_address, ask, dump, interface, look_up};
-pub use space::{Netns, inside, tcp_socket};
+pub use monitor::LinkMonitor;
+pub use netlink::{create, dump, look_up};
+pub use netns::{Netns, in_netns, tcp_socket};
 pub use vfs::{VfChange, VfState, set_vf, vfs};

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Interfaces of the calling thread's network namespace, by rtnetlink: what they are, and what is changed of them.
+//! Interfaces of the calling thread's network namespace: their state, and changes by index.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoBond, InfoData, InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+    InfoBond, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
+    LinkMessage,
 };
-use netlink_packet_route::neighbour::{
-    NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
-};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::netlink::{ask, dump, look_up, request};
+use crate::netlink::{create, dump, execute, look_up};
+
+/// Longest name of an interface, in bytes (`IFNAMSIZ` without the end of the string).
+pub const MAX_IFNAME_BYTES: usize = libc::IFNAMSIZ - 1;
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
 
-/// What went through an interface since it was made, as its own side counts.
+/// Traffic of an interface since it was created. `rx` is what the interface itself received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets received.
@@ -48,29 +48,31 @@ impl Counters {
 /// An interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its number.
+    /// Its index.
     pub index: u32,
     /// Its name.
     pub name: String,
     /// Its Ethernet address, if it has one.
     pub mac: Option<Mac>,
-    /// Whether it was taken up.
+    /// Whether an administrator has taken it up.
     pub up: bool,
     /// Whether it is up and can carry packets.
     pub running: bool,
-    /// The bridge or bond that it is a port of.
+    /// Index of the bridge or bond that it is a port of.
     pub master: Option<u32>,
-    /// Address of its device on its bus (`0000:01:10.0`).
+    /// PCI address of its device (`0000:01:10.0`). Kernels before 5.14 do not report it.
     pub device: Option<String>,
     /// `bond`, `veth`...; none for hardware.
     pub kind: Option<String>,
-    /// A word that somebody wrote beside it (`ip link set DEV alias WORD`).
+    /// Its alias (`ip link set DEV alias TEXT`).
     pub alias: Option<String>,
-    /// Its largest packet, bytes.
+    /// Largest packet in bytes.
     pub mtu: u32,
-    /// For a bond: the port that it sends by.
+    /// For a bond: index of the active port.
     pub active: Option<u32>,
-    /// What went through it.
+    /// For a veth: index of the other end, if that is in the same namespace.
+    pub peer: Option<u32>,
+    /// Its traffic since it was created.
     pub counters: Counters,
 }
 
@@ -83,6 +85,7 @@ impl Link {
             running: flags.contains(LinkFlags::Up | LinkFlags::Running),
             ..Self::default()
         };
+        let mut peer_elsewhere = false;
         for attribute in &message.attributes {
             match attribute {
                 LinkAttribute::IfName(name) => link.name.clone_from(name),
@@ -104,8 +107,13 @@ impl Link {
                     };
                 }
                 LinkAttribute::LinkInfo(infos) => link.read_info(infos),
+                LinkAttribute::Link(other) if *other != link.index => link.peer = Some(*other),
+                LinkAttribute::LinkNetNsId(_) => peer_elsewhere = true,
                 _ => {}
             }
+        }
+        if peer_elsewhere {
+            link.peer = None;
         }
         link
     }
@@ -129,7 +137,7 @@ impl Link {
 /// All interfaces.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's.
 pub fn links() -> io::Result<Vec<Link>> {
     let answers = dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
     let link = |answer: &RouteNetlinkMessage| match answer {
@@ -139,15 +147,16 @@ pub fn links() -> io::Result<Vec<Link>> {
     Ok(answers.iter().filter_map(link).collect())
 }
 
-/// One interface, by its name.
+/// The interface of this name.
 ///
 /// # Errors
-/// What the kernel answers; ENODEV where there is none of this name.
+/// The kernel's; ENODEV if there is no interface of this name.
 pub fn link(name: &str) -> io::Result<Link> {
-    Ok(Link::read(&question(name, &[])?))
+    Ok(Link::read(&query(name, &[])?))
 }
 
-pub(crate) fn question(name: &str, more: &[LinkExtentMask]) -> io::Result<LinkMessage> {
+/// Asks for an interface, with these further parts of the answer.
+pub(crate) fn query(name: &str, more: &[LinkExtentMask]) -> io::Result<LinkMessage> {
     let mut message = LinkMessage::default();
     message.attributes = vec![LinkAttribute::IfName(name.to_owned())];
     if !more.is_empty() {
@@ -160,226 +169,155 @@ pub(crate) fn question(name: &str, more: &[LinkExtentMask]) -> io::Result<LinkMe
     }
 }
 
+/// Creates two interfaces that are the ends of one cable (veth(4)); the second one in another
+/// network namespace, if one is given.
+///
+/// # Errors
+/// The kernel's; ERANGE if a name is longer than [`MAX_IFNAME_BYTES`].
+pub fn add_veth(name: &str, peer: &str, netns: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut other = LinkMessage::default();
+    other.attributes = vec![LinkAttribute::IfName(peer.to_owned())];
+    let netns = netns.map(|netns| LinkAttribute::NetNsFd(netns.as_raw_fd()));
+    other.attributes.extend(netns);
+    let mut link = LinkMessage::default();
+    link.attributes = vec![
+        LinkAttribute::IfName(name.to_owned()),
+        LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(other))),
+        ]),
+    ];
+    create(RouteNetlinkMessage::NewLink(link))
+}
+
+/// Deletes an interface that is not hardware.
+///
+/// # Errors
+/// The kernel's.
+pub fn delete_link(index: u32) -> io::Result<()> {
+    execute(
+        RouteNetlinkMessage::DelLink(message_for(index, Vec::new())),
+        0,
+    )
+}
+
 /// Takes an interface up or down.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's.
 pub fn set_up(index: u32, up: bool) -> io::Result<()> {
-    let mut message = about(index, Vec::new());
-    message.header.change_mask = LinkFlags::Up;
-    if up {
-        message.header.flags = LinkFlags::Up;
-    }
-    set(RouteNetlinkMessage::SetLink(message))
+    set_flags(index, LinkFlags::Up, up)
 }
 
-/// Makes an interface a port of a bridge or bond, or of none.
+/// Sets or clears these flags.
+pub(crate) fn set_flags(index: u32, flags: LinkFlags, on: bool) -> io::Result<()> {
+    let mut message = message_for(index, Vec::new());
+    message.header.change_mask = flags;
+    if on {
+        message.header.flags = flags;
+    }
+    execute(RouteNetlinkMessage::SetLink(message), 0)
+}
+
+/// Makes an interface a port of a bridge or bond; `None` takes it out.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's.
 pub fn set_master(index: u32, master: Option<u32>) -> io::Result<()> {
     change(index, vec![LinkAttribute::Controller(master.unwrap_or(0))])
 }
 
-/// Gives an interface another Ethernet address.
+/// Sets the Ethernet address of an interface.
 ///
 /// # Errors
-/// What the kernel answers.
-pub fn set_address_of(index: u32, mac: Mac) -> io::Result<()> {
+/// The kernel's.
+pub fn set_mac(index: u32, mac: Mac) -> io::Result<()> {
     change(index, vec![LinkAttribute::Address(mac.to_vec())])
 }
 
-/// Moves an interface into another network namespace, where it has this name, and is down.
+/// Sets the alias of an interface (`ip link set DEV alias TEXT`); an empty text removes it.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's.
+pub fn set_alias(index: u32, alias: &str) -> io::Result<()> {
+    change(index, vec![LinkAttribute::IfAlias(alias.to_owned())])
+}
+
+/// Moves an interface into another network namespace and renames it. The interface is down there.
+///
+/// # Errors
+/// The kernel's.
 pub fn move_to(index: u32, netns: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let name = LinkAttribute::IfName(name.to_owned());
     change(index, vec![LinkAttribute::NetNsFd(netns.as_raw_fd()), name])
 }
 
-/// Tells a bond which of its ports to send and receive by.
-///
-/// # Errors
-/// What the kernel answers; EINVAL for a port that is not ready.
-pub fn set_active_port(bond: u32, port: u32) -> io::Result<()> {
-    let info = LinkAttribute::LinkInfo(vec![
-        LinkInfo::Kind(InfoKind::Bond),
-        LinkInfo::Data(InfoData::Bond(vec![InfoBond::ActivePort(port)])),
-    ]);
-    set(RouteNetlinkMessage::NewLink(about(bond, vec![info])))
-}
-
-/// Tells a NIC's own switch that the owner of an Ethernet address is behind this interface, or no longer. What is so
-/// already is no error.
-///
-/// # Errors
-/// What the kernel answers.
-pub fn set_behind(index: u32, mac: Mac, behind: bool) -> io::Result<()> {
-    let message = owner_at(index, mac, NeighbourState::Permanent, NeighbourFlags::Own);
-    let (done, already) = if behind {
-        let done = ask(RouteNetlinkMessage::NewNeighbour(message));
-        (done, io::ErrorKind::AlreadyExists)
-    } else {
-        let done = set(RouteNetlinkMessage::DelNeighbour(message));
-        (done, io::ErrorKind::NotFound)
-    };
-    match done {
-        Err(e) if e.kind() == already => Ok(()),
-        done => done,
-    }
-}
-
-/// Tells a bridge that the owner of an Ethernet address is at this port of it, until it hears the owner elsewhere, or no
-/// longer. What is so already is no error.
-///
-/// # Errors
-/// What the kernel answers; EOPNOTSUPP for what is no port of a bridge, EPERM for one without a link.
-pub fn set_at_port(port: u32, mac: Mac, there: bool) -> io::Result<()> {
-    // as if it had been learned, so that it is moved and forgotten as well
-    let (state, flags) = (NeighbourState::Reachable, NeighbourFlags::Controller);
-    let message = owner_at(port, mac, state, flags);
-    let plain = NLM_F_REQUEST | NLM_F_ACK;
-    if there {
-        let message = RouteNetlinkMessage::NewNeighbour(message);
-        return answered(request(message, plain | NLM_F_CREATE | NLM_F_REPLACE)?);
-    }
-    match set(RouteNetlinkMessage::DelNeighbour(message)) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done,
-    }
-}
-
-/// An entry of a forwarding table: the owner of an Ethernet address is at this interface.
-fn owner_at(
-    index: u32,
-    mac: Mac,
-    state: NeighbourState,
-    flags: NeighbourFlags,
-) -> NeighbourMessage {
-    let mut message = NeighbourMessage::default();
-    message.header.family = AddressFamily::Bridge;
-    message.header.ifindex = index;
-    message.header.state = state;
-    message.header.flags = flags;
-    message.attributes = vec![NeighbourAttribute::LinkLayerAddress(mac.to_vec())];
-    message
-}
-
+/// Changes attributes of an interface.
 pub(crate) fn change(index: u32, attributes: Vec<LinkAttribute>) -> io::Result<()> {
-    set(RouteNetlinkMessage::SetLink(about(index, attributes)))
+    let message = message_for(index, attributes);
+    execute(RouteNetlinkMessage::SetLink(message), 0)
 }
 
-fn about(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
+pub(crate) fn message_for(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.attributes = attributes;
     message
 }
 
-fn set(message: RouteNetlinkMessage) -> io::Result<()> {
-    answered(request(message, NLM_F_REQUEST | NLM_F_ACK)?)
-}
-
-fn answered(answer: NetlinkPayload<RouteNetlinkMessage>) -> io::Result<()> {
-    match answer {
-        NetlinkPayload::Error(e) if e.code.is_some() => Err(e.to_io()),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::{Netns, add_veth};
+    use crate::Netns;
     use std::os::fd::AsFd;
 
-    /// In a namespace of its own; `None` where that is not allowed.
-    fn alone<T: Send>(work: impl FnOnce(&Netns) -> T + Send) -> Option<T> {
-        let netns = match Netns::new() {
-            Ok(netns) => netns,
-            Err(e) => {
-                eprintln!("left out: no network namespace: {e}");
-                return None;
-            }
-        };
-        Some(netns.run(|| work(&netns)).unwrap())
+    /// Runs a test in a network namespace of its own; skips it where that is not allowed.
+    pub(crate) fn in_new_netns(work: impl FnOnce(&Netns) + Send) {
+        match Netns::new() {
+            Ok(netns) => netns.run(|| work(&netns)).unwrap(),
+            Err(e) => eprintln!("skipped: no network namespace: {e}"),
+        }
     }
 
     #[test]
-    fn an_interface_is_seen_changed_and_moved() {
-        alone(|_| {
+    fn an_interface_is_created_changed_moved_and_deleted() {
+        in_new_netns(|_| {
             add_veth("a0", "b0", None).unwrap();
             let (a, b) = (link("a0").unwrap(), link("b0").unwrap());
             assert!(!a.up && a.kind.as_deref() == Some("veth") && a.mac.is_some());
+            assert_eq!((a.peer, b.peer), (Some(b.index), Some(a.index)));
             set_up(a.index, true).unwrap();
             set_up(b.index, true).unwrap();
             let up = link("a0").unwrap();
             assert!(up.up && up.running, "{up:?}");
-            set_address_of(b.index, [0x52, 0x54, 0, 0, 0, 9]).unwrap();
+            set_mac(b.index, [0x52, 0x54, 0, 0, 0, 9]).unwrap();
             assert_eq!(link("b0").unwrap().mac, Some([0x52, 0x54, 0, 0, 0, 9]));
+            assert_eq!(a.alias, None);
+            set_alias(a.index, "a word").unwrap();
+            assert_eq!(link("a0").unwrap().alias.as_deref(), Some("a word"));
+            set_alias(a.index, "").unwrap();
+            assert_eq!(link("a0").unwrap().alias, None);
             let other = Netns::new().unwrap();
             move_to(b.index, other.as_fd(), "eth7").unwrap();
             assert!(link("b0").is_err());
+            assert_eq!(link("a0").unwrap().peer, None);
             let there = other.run(|| links().unwrap()).unwrap();
             let moved = there.iter().find(|l| l.name == "eth7").unwrap();
             assert!(!moved.up);
             assert_eq!(moved.mac, Some([0x52, 0x54, 0, 0, 0, 9]));
-            assert!(links().unwrap().iter().any(|l| l.name == "a0"));
-        });
-    }
-
-    /// Ports at which a bridge looks for the owner of an address.
-    fn looked_for(mac: Mac) -> Vec<u32> {
-        let mut message = NeighbourMessage::default();
-        message.header.family = AddressFamily::Bridge;
-        let all = dump(RouteNetlinkMessage::GetNeighbour(message)).unwrap();
-        let wanted = NeighbourAttribute::LinkLayerAddress(mac.to_vec());
-        let port = |m: RouteNetlinkMessage| match m {
-            RouteNetlinkMessage::NewNeighbour(m) if m.attributes.contains(&wanted) => {
-                Some(m.header.ifindex)
-            }
-            _ => None,
-        };
-        all.into_iter().filter_map(port).collect()
-    }
-
-    #[test]
-    fn a_bridge_is_told_where_somebody_is_and_forgets_it() {
-        alone(|_| {
-            let devices = crate::NetDevices::here().unwrap();
-            devices.add_bridge("br0").unwrap();
-            add_veth("a0", "b0", None).unwrap();
-            add_veth("c0", "d0", None).unwrap();
-            for port in ["a0", "c0"] {
-                devices.add_port("br0", port).unwrap();
-            }
-            // a port without a link learns nothing, and is told nothing
-            for name in ["br0", "a0", "b0", "c0", "d0"] {
-                devices.up(name).unwrap();
-            }
-            let [a, b, c] = ["a0", "b0", "c0"].map(|name| link(name).unwrap().index);
-            let mac = [0x52, 0x54, 0, 0, 9, 2];
-            set_at_port(a, mac, false).unwrap();
-            assert_eq!(looked_for(mac), []);
-            set_at_port(a, mac, true).unwrap();
-            set_at_port(a, mac, true).unwrap();
-            assert_eq!(looked_for(mac), [a]);
-            set_at_port(c, mac, true).unwrap();
-            assert_eq!(looked_for(mac), [c]);
-            // it is elsewhere already
-            set_at_port(a, mac, false).unwrap();
-            assert_eq!(looked_for(mac), [c]);
-            set_at_port(c, mac, false).unwrap();
-            assert_eq!(looked_for(mac), []);
-            assert!(set_at_port(b, mac, true).is_err(), "b0 is no port");
+            delete_link(a.index).unwrap();
+            assert!(links().unwrap().iter().all(|l| l.name != "a0"));
         });
     }
 
     #[test]
-    fn an_interface_that_is_not_there_is_an_error_that_says_so() {
+    fn a_missing_interface_is_enodev_and_a_long_name_is_refused() {
         let e = link("no-such-link").unwrap_err();
         assert_eq!(e.raw_os_error(), Some(libc::ENODEV), "{e}");
         assert!(set_up(0x7fff_0000, true).is_err());
+        in_new_netns(|_| {
+            assert!(add_veth("fifteen-byte-na", "b0", None).is_ok());
+            assert!(add_veth("sixteen-byte-nam", "c0", None).is_err());
+        });
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an SR-IOV NIC's physical function (PF) does with its virtual functions (VFs): Ethernet address, VLAN, checks, rate.
+//! Settings and counters that the physical function (PF) of an SR-IOV NIC keeps of its virtual
+//! functions (VFs): Ethernet address, VLAN, checks, rate.
 
 use std::io;
 
@@ -8,57 +9,57 @@ use netlink_packet_route::link::{
     VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfInfoVlan, VfLinkState, VfStats,
 };
 
-use crate::links::{Counters, Mac, change, question};
+use crate::links::{Counters, Mac, change, query};
 
-/// A VF as its PF knows it.
+/// State of a VF as its PF reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VfState {
     /// Its number, from 0.
     pub index: u32,
-    /// The address that the PF has set; none for all zeros, which leaves it to who holds the VF.
+    /// The address that the PF has set. `None` (all zeros): the VF's driver chooses its own.
     pub mac: Option<Mac>,
-    /// VLAN that its packets are put into, 0 for none.
+    /// VLAN of its packets, 0 for none.
     pub vlan: u32,
-    /// Whether packets with another sender's address are dropped.
+    /// Whether the NIC drops packets with another sender address.
     pub spoof_check: bool,
-    /// Most that it may send, Mbit/s, 0 for no limit.
+    /// Transmit limit in Mbit/s, 0 for none.
     pub max_rate: u32,
-    /// What went through it as the NIC counts; all zeros where the driver does not tell.
+    /// Its traffic as the NIC counts it; all zeros if the driver does not report it.
     pub counters: Counters,
 }
 
-/// What can be set.
+/// A setting of a VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VfChange {
-    /// Its Ethernet address, which whoever holds the VF cannot change; `None` takes the filter away.
+    /// Its Ethernet address, which the holder of the VF cannot change; `None` removes the filter.
     Mac(Option<Mac>),
     /// Its VLAN, 0 for none.
     Vlan(u32),
     /// Whether it may send with its own address only.
     SpoofCheck(bool),
-    /// Whether it may change its address and listen to everything.
+    /// Whether it may change its address and receive all packets.
     Trust(bool),
-    /// Most that it may send, Mbit/s; 0 for no limit.
+    /// Transmit limit in Mbit/s, 0 for none.
     MaxRate(u32),
-    /// Whether its link is the NIC's (`true`) or down.
+    /// Whether its link follows the NIC's (`true`) or is down.
     Link(bool),
 }
 
-/// All VFs of a PF, in order.
+/// All VFs of a PF, ordered by number.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's.
 pub fn vfs(pf: &str) -> io::Result<Vec<VfState>> {
-    let found = question(pf, &[LinkExtentMask::Vf])?;
+    let found = query(pf, &[LinkExtentMask::Vf])?;
     let mut vfs: Vec<VfState> = infos(&found).iter().map(read).collect();
     vfs.sort_by_key(|vf| vf.index);
     Ok(vfs)
 }
 
-/// Changes one thing of a VF; `pf` is the number of the PF's interface.
+/// Changes one setting of a VF; `pf` is the index of the PF's interface.
 ///
 /// # Errors
-/// What the kernel answers; [`io::ErrorKind::Unsupported`] for what the driver cannot.
+/// The kernel's; [`io::ErrorKind::Unsupported`] if the driver has no such setting.
 pub fn set_vf(pf: u32, vf: u32, what: VfChange) -> io::Result<()> {
     let info = match what {
         VfChange::Mac(mac) => VfInfo::Mac(VfInfoMac::new(vf, &mac.unwrap_or_default())),
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_of_a_vf_is_read() {
+    fn the_state_of_vfs_is_read() {
         let mut message = LinkMessage::default();
         let info = |vf, mac: &[u8]| {
             LinkVfInfo(vec![

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_lab::testing::lab_program;
 
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -21,7 +21,7 @@ const THERE: &str = "ip netns exec there";
 const TOOLS: &str = "ip() { /usr/bin/ip \"$@\"; }; tc() { /usr/sbin/tc \"$@\"; };";
 
 struct Vm {
-    machine: Machine,
+    machine: QemuVm,
     viola: String,
     _folder: tempfile::TempDir,
 }
@@ -39,15 +39,14 @@ impl Vm {
         let program =
             Program::pack(&lab_program(viola), folder.path()).unwrap_or_else(|e| panic!("{e}"));
         let spec = program
-            .disk(Spec::new("ack").cpus(2).on(&[]).memory(768))
+            .disk(VmSpec::new("ack").cpus(2).cores(&[]).memory(768))
             .word("-drive")
             .word(format!(
                 "if=none,id=module,file={},format=raw,read-only=on",
                 module.display()
             ))
             .arg("-device virtio-blk-pci,drive=module");
-        let machine =
-            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
         program.unpack(&machine).unwrap();
         let vm = Self {
             machine,

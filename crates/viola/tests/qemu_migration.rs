@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use common::guests::within;
 use common::qemu::{Bed, Disk, F, POOL, SOON, plug, unplug};
 use serde_json::json;
-use viola_lab::qemu::{Machine, Spec};
+use viola_lab::qemu::{QemuVm, VmSpec};
 use viola_proto::vread::Vread;
 
 /// Moves a running guest into a process that waits for it; the guest's own pause in milliseconds.
-fn migrate(from: &Machine, to: &Machine, folder: &Path, has_events: bool) -> u64 {
+fn migrate(from: &QemuVm, to: &QemuVm, folder: &Path, has_events: bool) -> u64 {
     let uri = format!("unix:{}", folder.join("migration").display());
-    from.forget_events();
+    from.clear_events();
     to.qmp("migrate-incoming", Some(json!({ "uri": uri })))
         .unwrap();
     if has_events {
@@ -75,8 +75,8 @@ fn a_reader_moves_without_its_device_and_reads_on_with_a_new_one() {
         "{late}"
     );
     bed.rd.sh("umount -l /mnt").unwrap();
-    let there = Spec::new("qm-rd-rd2").incoming();
-    let there = Machine::start(&there, &bed.image, bed.folder.path()).unwrap();
+    let there = VmSpec::new("qm-rd-rd2").incoming();
+    let there = QemuVm::start(&there, &bed.image, bed.folder.path()).unwrap();
     let pause = migrate(&bed.rd, &there, bed.folder.path(), true);
     println!("paused for {pause} ms");
     bed.rd.kill();
@@ -106,11 +106,11 @@ fn a_datanode_moves_and_is_read_where_it_is() {
         bed.begin_reading(&[1, 2]);
         bed.wait_reads(2);
         let disk = bed.folder.path().join("d.img");
-        let there = Spec::new(&format!("{name}-dn2"))
+        let there = VmSpec::new(&format!("{name}-dn2"))
             .disk("d0", &disk, "raw")
             .agent()
             .incoming();
-        let there = Machine::start(&there, &bed.image, bed.folder.path()).unwrap();
+        let there = QemuVm::start(&there, &bed.image, bed.folder.path()).unwrap();
         migrate(&bed.dn, &there, bed.folder.path(), has_events);
         // The source still runs as a process, and has no lease left.
         let here = format!("qemu:{name}-dn");

@@ -13,11 +13,11 @@ use common::Daemon;
 use common::guests::within;
 use common::qemu::{Bed, F, POOL, SOON, kill};
 use serde_json::json;
-use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
 
 /// A reader with a port, and no other way to its blocks.
-fn reader(name: &str, port: &Path) -> Spec {
-    Spec::new(&format!("{name}-rd")).arg(&format!(
+fn reader(name: &str, port: &Path) -> VmSpec {
+    VmSpec::new(&format!("{name}-rd")).arg(&format!(
         "-chardev socket,id=vr,path={},server=on,wait=off -device virtserialport,chardev=vr,name=org.viola.read.0",
         port.display()
     ))
@@ -42,10 +42,11 @@ fn boot(name: &str) -> Bed {
     ));
     let image = Image::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))], "cloud");
     let image = image.unwrap_or_else(|e| panic!("{e}"));
-    let start =
-        |spec: &Spec| Machine::start(spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+    let start = |spec: &VmSpec| {
+        QemuVm::start(spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"))
+    };
     let dn = start(
-        &Spec::new(&format!("{name}-dn"))
+        &VmSpec::new(&format!("{name}-dn"))
             .disk("d0", &disk, "raw")
             .agent(),
     );
@@ -63,7 +64,7 @@ fn boot(name: &str) -> Bed {
 }
 
 /// Starts an agent that only reads, whatever became of the one before.
-fn start_relay(rd: &Machine) {
+fn start_relay(rd: &QemuVm) {
     rd.sh("printf '[mount]\\npath = \"/mnt\"\\n' >/tmp/relay.toml; \
            viola-agent --config /tmp/relay.toml </dev/null >>/tmp/relay.log 2>&1 &")
         .unwrap();
@@ -187,7 +188,7 @@ fn a_reader_migrates_live_with_its_mount() {
     // The VM goes to another process with another end of its port, as it would on another host.
     let there = tempfile::tempdir().unwrap();
     let spec = reader("qs-mig", &there.path().join("read.sock")).incoming();
-    let target = Machine::start(&spec, &bed.image, there.path()).unwrap_or_else(|e| panic!("{e}"));
+    let target = QemuVm::start(&spec, &bed.image, there.path()).unwrap_or_else(|e| panic!("{e}"));
     let way = format!("unix:{}", there.path().join("way").display());
     target
         .qmp("migrate-incoming", Some(json!({ "uri": way })))

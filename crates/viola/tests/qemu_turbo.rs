@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
-use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
 
 /// How long emulated guests may take; the agent itself looks every ten seconds.
 const SOON: Duration = Duration::from_secs(90);
 const CONFIG: &str = "/tmp/turbo.toml";
 
 struct Vm {
-    machine: Machine,
+    machine: QemuVm,
     _folder: tempfile::TempDir,
 }
 
@@ -41,9 +41,9 @@ impl Vm {
         assert!(made.unwrap().success());
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
-        let spec = Spec::new("turbo")
+        let spec = VmSpec::new("turbo")
             .cpus(vcpus)
-            .on(&[])
+            .cores(&[])
             .arg(&format!("-smp {vcpus},maxcpus=3"))
             .arg(more)
             .memory(512)
@@ -52,8 +52,7 @@ impl Vm {
                 "-netdev tap,id=n0,ifname=tap0,script=no,downscript=no,queues=2 \
                  -device virtio-net-pci,netdev=n0,mac=52:54:00:77:00:11,mq=on,vectors=6",
             );
-        let machine =
-            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
         let vm = Self {
             machine,
             _folder: folder,
@@ -279,7 +278,7 @@ fn vcpus_and_interfaces_that_come_and_go_are_followed() {
     let name = vm.sh("basename $(readlink /sys/class/net/eth1/device)");
     let name = format!("({}-", name.trim());
     vm.wait("eth1 is named", || vm.report().to_string().contains(&name));
-    vm.machine.forget_events();
+    vm.machine.clear_events();
     let nic = json!({"id": "nic1"});
     vm.machine.qmp("device_del", Some(nic)).unwrap();
     vm.machine

@@ -44,7 +44,7 @@ fn a_raw_disk_is_read_and_followed_through_a_live_snapshot_and_a_mirror() {
     let copy = bed.folder.path().join("copy.img");
     let mirror =
         json!({"device": "d0", "target": copy, "sync": "full", "format": "raw", "job-id": "m"});
-    bed.dn.forget_events();
+    bed.dn.clear_events();
     bed.dn.qmp("drive-mirror", Some(mirror)).unwrap();
     bed.dn
         .wait_event("BLOCK_JOB_READY", |_| true, SOON)
@@ -88,7 +88,7 @@ fn a_qcow2_disk_with_a_backing_file_is_read_and_reverted() {
     bed.wait_blocks(4);
     bed.wait_same(2);
     // Back to before the second block: it is not there, whoever has its place now.
-    bed.dn.forget_events();
+    bed.dn.clear_events();
     assert_eq!(bed.dn.hmp("loadvm a").unwrap(), "");
     bed.dn.wait_event("RESUME", |_| true, SOON).unwrap();
     std::thread::sleep(Duration::from_millis(100));

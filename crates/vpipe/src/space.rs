@@ -12,7 +12,7 @@ use netlink_packet_route::link::{
 use netlink_packet_route::route::{
     RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
-use viola_netdev::{NetDevices, Netns, add_address, ask};
+use viola_netdev::{Netns, add_address, create, device};
 
 use crate::{Error, Result};
 
@@ -56,7 +56,7 @@ impl Space {
         space.inside = ends.map_err(Error::kernel("taking up the veths' other ends"))?;
         for ipv4 in [true, false] {
             let route = default_route(ipv4, space.inside);
-            match space.run(|| ask(RouteNetlinkMessage::NewRoute(route)))? {
+            match space.run(|| create(RouteNetlinkMessage::NewRoute(route)))? {
                 // a host without IPv6 needs no route for it
                 Err(e) if !ipv4 && e.raw_os_error() != Some(libc::EEXIST) => {}
                 made => made.map_err(Error::kernel("making a route"))?,
@@ -108,7 +108,7 @@ impl Space {
 
     /// Interface index of the end inside of the veth for held packets.
     pub(crate) fn park_inside(&self) -> Result<u32> {
-        let index = self.run(|| NetDevices::here()?.index(PARK))?;
+        let index = self.run(|| device::index(PARK))?;
         index.map_err(Error::kernel("looking for the end of a veth"))
     }
 
@@ -137,7 +137,7 @@ fn cable(name: &str, inside: &str, mac: Option<[u8; 6]>, mtu: u32, netns: &Netns
             LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(inner))),
         ]),
     ]);
-    ask(RouteNetlinkMessage::NewLink(outer))
+    create(RouteNetlinkMessage::NewLink(outer))
         .map_err(Error::kernel(format!("making the veth {name}")))?;
     // not before both ends are there
     up(name).map_err(Error::kernel(format!("taking up the veth {name}")))
@@ -167,7 +167,6 @@ fn default_route(ipv4: bool, device: u32) -> RouteMessage {
 
 /// Takes a device of the calling thread's namespace up; its index.
 fn up(name: &str) -> std::io::Result<u32> {
-    let devices = NetDevices::here()?;
-    devices.up(name)?;
-    devices.index(name)
+    device::up(name)?;
+    device::index(name)
 }

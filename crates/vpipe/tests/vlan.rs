@@ -15,7 +15,7 @@ use tenant::{BRIDGE, CLIENT, IP, Tenant, noise, tool};
 use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
 use viola_handover::{drop_quietly, put, take};
-use viola_lab::qemu::{Image as Guest, Machine, Program, Spec};
+use viola_lab::qemu::{Image as Guest, Program, QemuVm, VmSpec};
 use viola_netdev::Netns;
 use viola_vpipe::moving::{Sending, Turn};
 use viola_vpipe::{HostEnd, Steering};
@@ -34,8 +34,8 @@ fn vms_of_equal_addresses_in_two_vlans_of_a_bridge_get_their_own_files() {
     let this = std::env::current_exe().unwrap();
     let tools = [BRIDGE.into(), IP.into()];
     let program = Program::pack_with(&this, &tools, folder.path()).unwrap();
-    let spec = program.disk(Spec::new("vlan").memory(512));
-    let machine = Machine::start(&spec, &image, folder.path()).unwrap();
+    let spec = program.disk(VmSpec::new("vlan").memory(512));
+    let machine = QemuVm::start(&spec, &image, folder.path()).unwrap();
     program.unpack(&machine).unwrap();
     let script = format!(
         "modprobe -a bridge veth 8021q && {} --ignored --exact {TEST} --nocapture 2>&1",

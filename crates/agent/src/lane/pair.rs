@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 use viola_netdev::{
-    Belongings, Link, add_bond, link, links, ports_of, remove, set_active_port, set_alias,
+    IpConfig, Link, add_bond, delete_link, link, links, ports_of, set_active_port, set_alias,
     set_master, set_up,
 };
 
@@ -106,9 +106,9 @@ pub fn begin(settings: &Settings) -> Result<Pair, String> {
 
 /// The steps of making one, of which some may have been made.
 fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
-    let had = Belongings::of(pair.nic).map_err(told("addresses"))?;
+    let had = IpConfig::read(pair.nic).map_err(told("addresses"))?;
     set_up(pair.bond, true).map_err(told("the bond does not go up"))?;
-    had.give_to(pair.bond)
+    had.add_to(pair.bond)
         .map_err(told("addresses and routes do not go over"))?;
     if nic.master.is_none() {
         set_up(pair.nic, false).map_err(told(&nic.name))?;
@@ -116,7 +116,7 @@ fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
         set_master(pair.nic, Some(pair.bond))
             .map_err(told(&format!("{name} goes into no bond")))?;
     }
-    had.take_from(pair.nic).map_err(told("old addresses"))
+    had.remove_from(pair.nic).map_err(told("old addresses"))
 }
 
 /// Lets VFs go, and takes the bond apart if an agent made it.
@@ -138,15 +138,15 @@ pub fn end(pair: &Pair) -> Result<(), String> {
     if bond.alias.as_deref() != Some(MADE) {
         return Ok(());
     }
-    let had = Belongings::of(pair.bond).map_err(told("addresses"))?;
+    let had = IpConfig::read(pair.bond).map_err(told("addresses"))?;
     let is_port = |l: &Link| l.index == pair.nic && l.master == Some(pair.bond);
     if all.iter().any(is_port) {
         set_master(pair.nic, None).map_err(told("the bond keeps its port"))?;
     }
     set_up(pair.nic, true).map_err(told("the NIC does not go up"))?;
-    let back = had.give_to(pair.nic);
+    let back = had.add_to(pair.nic);
     back.map_err(told("addresses and routes do not go back"))?;
-    remove(pair.bond).map_err(told("the bond stays"))
+    delete_link(pair.bond).map_err(told("the bond stays"))
 }
 
 /// Lets a VF go: it is no port any more, and down. One that is gone meanwhile is as good.

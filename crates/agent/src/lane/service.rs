@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
-use viola_netdev::{Link, LinkNews, links, set_active_port, set_master, set_up};
+use viola_netdev::{Link, LinkMonitor, links, set_active_port, set_master, set_up};
 use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
 
 use super::line::Line;
@@ -47,7 +47,7 @@ impl Lane {
     /// When nothing can be heard of interfaces, or there can be no thread.
     pub fn start(settings: &Settings) -> io::Result<Self> {
         let address = Address::parse(&settings.port).map_err(io::Error::other)?;
-        let news = LinkNews::open()?;
+        let news = LinkMonitor::open()?;
         let report = Arc::new(Mutex::new(Report::default()));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let (there, stop_there) = (Arc::clone(&report), Arc::clone(&stop));
@@ -177,7 +177,7 @@ impl Keeper {
     }
 
     /// Until there is news, or it is time to look; whether this is the end.
-    fn wait(&mut self, stop: &OwnedFd, news: &LinkNews, due: Instant) -> bool {
+    fn wait(&mut self, stop: &OwnedFd, news: &LinkMonitor, due: Instant) -> bool {
         loop {
             let (line, quiet) = self.line.rest();
             let most = quiet.min(due.saturating_duration_since(Instant::now()));
@@ -200,7 +200,7 @@ impl Keeper {
                 self.answer(asked);
             }
             // a look at a port where nobody is changes nothing
-            if over || news.take() || !asked.is_empty() || Instant::now() >= due {
+            if over || news.drain() || !asked.is_empty() || Instant::now() >= due {
                 return over;
             }
         }

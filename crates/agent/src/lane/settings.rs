@@ -2,7 +2,7 @@
 //! `[lane]` in the configuration.
 
 use serde::Deserialize;
-use viola_netdev::MAX_NAME;
+use viola_netdev::MAX_IFNAME_BYTES;
 use viola_proto::lanes::guest::PORT;
 
 use crate::io::channel::Address;
@@ -36,7 +36,7 @@ impl Settings {
     /// One sentence.
     pub fn check(&self) -> Result<(), String> {
         for (key, name, least) in [("nic", &self.nic, 0), ("bond", &self.bond, 1)] {
-            if !(least..=MAX_NAME).contains(&name.len()) || name.contains(['/', ' ']) {
+            if !(least..=MAX_IFNAME_BYTES).contains(&name.len()) || name.contains(['/', ' ']) {
                 return Err(format!(
                     "`{key}` in [lane]: `{name}` is no name of an interface"
                 ));

@@ -49,13 +49,13 @@ pub struct Bench {
     lab: Option<Lab>,
     folder: tempfile::TempDir,
     kind: &'static str,
-    _turn: testing::Turn,
+    _turn: testing::GuestPermit,
 }
 
 impl Bench {
     /// Boots a guest with an empty file system of this kind, `ext4` or `xfs`.
     pub fn boot(name: &str, kind: &'static str) -> Self {
-        let turn = testing::turn();
+        let turn = testing::guest_permit();
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("d.img");
         File::create(&image).unwrap().set_len(400 << 20).unwrap();

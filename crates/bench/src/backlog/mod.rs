@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
-use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_netdev::Netns;
 
 use cells::{CELLS, Cell, Load};
@@ -159,7 +159,7 @@ fn rows(found: &Found) -> Vec<Row> {
 
 /// The guest, with the module, which does nothing until ports are named.
 struct Vm {
-    machine: Machine,
+    machine: QemuVm,
     viola: String,
     _folder: Folder,
 }
@@ -184,7 +184,7 @@ impl Vm {
         let module = module(&image)?;
         let program = Program::pack(&own, &folder.0).map_err(lab_failure)?;
         let spec = program
-            .disk(Spec::new("bench-backlog").cpus(2).on(&[]).memory(768))
+            .disk(VmSpec::new("bench-backlog").cpus(2).cores(&[]).memory(768))
             .word("-drive")
             .word(format!(
                 "if=none,id=module,file={},format=raw,read-only=on",
@@ -192,7 +192,7 @@ impl Vm {
             ))
             .arg("-device virtio-blk-pci,drive=module")
             .tap("tap0", "52:54:00:77:00:11");
-        let machine = Machine::start(&spec, &image, &folder.0).map_err(lab_failure)?;
+        let machine = QemuVm::start(&spec, &image, &folder.0).map_err(lab_failure)?;
         program.unpack(&machine).map_err(lab_failure)?;
         let size = std::fs::metadata(&module).map_err(Failure::run)?.len();
         let vm = Self {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_proto::lanes::Lanes;
 
 use super::{ORACLE, POLICY, TURNS};
@@ -71,7 +71,7 @@ pub struct Reading {
 
 /// The host.
 pub struct Bed {
-    machine: Machine,
+    machine: QemuVm,
     _folder: Folder,
 }
 
@@ -90,10 +90,10 @@ impl Bed {
         let image = Image::find_from(starts, "lanes").map_err(failed)?;
         let program =
             Program::pack_beside(&me, &[crate::program::viola()?], &folder.0).map_err(failed)?;
-        let mut spec = program.disk(Spec::new("lanes").cpus(2).memory(1024).counted(SHIFT));
+        let mut spec = program.disk(VmSpec::new("lanes").cpus(2).memory(1024).icount(SHIFT));
         spec.cores = vec![core];
         spec.kernel_args.push("net.ifnames=0".into());
-        let machine = Machine::start(&spec.arg(NICS), &image, &folder.0).map_err(failed)?;
+        let machine = QemuVm::start(&spec.arg(NICS), &image, &folder.0).map_err(failed)?;
         let bed = Self {
             machine,
             _folder: folder,

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use viola_netdev::inside;
 
 use viola_report::stats::Sorted;
 
@@ -161,7 +160,7 @@ fn serve(listener: &TcpListener, count: usize) -> Outcome {
 fn in_netns<T: Send>(name: &str, work: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     let path = Path::new("/run/netns").join(name);
     let netns = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    inside(netns.as_fd(), work)?
+    viola_netdev::in_netns(netns.as_fd(), work)?
 }
 
 /// Sends back what comes.

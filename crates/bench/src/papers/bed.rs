@@ -4,10 +4,10 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use viola_lab::load::{self, Call, Client, Film, Http, Net, Ping, TcpBulk};
+use viola_lab::load::{self, Call, Client, ClientNetwork, Http, Ping, TcpBulk, VideoSession};
 use viola_lab::media::{HEADER, Quality, Stream};
 use viola_lab::wire::{Pattern, Workload};
-use viola_lab::{Delay, Far, Guest};
+use viola_lab::{Delay, Guest, WanClient};
 
 use super::mpi::Mpi;
 use super::plan::{LINES, Part, RATE, Times};
@@ -55,7 +55,7 @@ const LINE_PRIORITY: u8 = 60;
 
 /// Guests, and the far client's line.
 pub struct Bed {
-    far: Far,
+    far: WanClient,
     /// Mounted when it is first needed.
     mpi: Option<Mpi>,
     /// The guests.
@@ -76,7 +76,7 @@ impl Bed {
             fifo: Some(LINE_PRIORITY),
             ..guests.client(1)
         };
-        let far = Far::new(&guests.lab, client, REMOTE).map_err(lab_failure)?;
+        let far = WanClient::new(&guests.lab, client, REMOTE).map_err(lab_failure)?;
         Ok(Self {
             far,
             mpi: None,
@@ -113,7 +113,7 @@ impl Bed {
         let client = self.guests.client(seed);
         std::thread::sleep(Duration::from_millis(200));
         let remote = |delay: Delay| {
-            self.far.set(delay);
+            self.far.set_delay(delay);
             &self.far
         };
         match part {
@@ -141,7 +141,7 @@ impl Bed {
             }
             Part::Call => self.call(remote(REMOTE), 1, times.call, client),
             Part::Lines => self.call(remote(REMOTE), LINES, times.call, client),
-            Part::Film => self.film(remote(REMOTE), times.film, client),
+            Part::Film => self.video(remote(REMOTE), times.film, client),
             Part::Mpi => {
                 let ranks = &self.guests.lab.guests()[..ls];
                 let mpi = match self.mpi.take() {
@@ -201,7 +201,7 @@ impl Bed {
     }
 
     /// What a program in the guest gets of a stream, MB/s.
-    fn tcp(&self, from: &impl Net, time: u64) -> Outcome<Vec<Option<f64>>> {
+    fn tcp(&self, from: &impl ClientNetwork, time: u64) -> Outcome<Vec<Option<f64>>> {
         let bytes =
             || Ok::<u64, Failure>(self.guests.web().stat("sink").map_err(lab_failure)?.bytes);
         let before = bytes()?;
@@ -230,7 +230,7 @@ impl Bed {
     }
 
     /// Answers a second, and times until a connection stands and from then to the end of the answer.
-    fn apache(&self, from: &impl Net, options: &Http) -> Outcome<Vec<Option<f64>>> {
+    fn apache(&self, from: &impl ClientNetwork, options: &Http) -> Outcome<Vec<Option<f64>>> {
         let found = load::http(from, self.address()?, options).map_err(lab_failure)?;
         if found.times.us.is_empty() {
             let why = found.first_failure.unwrap_or_default();
@@ -245,7 +245,7 @@ impl Bed {
     /// Jitter upstream; downstream that of one line, or of many what was lost each way; what is discarded of both ways.
     fn call(
         &self,
-        from: &impl Net,
+        from: &impl ClientNetwork,
         lines: u32,
         time: u64,
         client: Client,
@@ -270,15 +270,20 @@ impl Bed {
         Ok(found)
     }
 
-    fn film(&self, from: &impl Net, time: u64, client: Client) -> Outcome<Vec<Option<f64>>> {
+    fn video(
+        &self,
+        from: &impl ClientNetwork,
+        time: u64,
+        client: Client,
+    ) -> Outcome<Vec<Option<f64>>> {
         let to = self.address()?;
         let watch = |packets| {
-            let options = Film {
+            let options = VideoSession {
                 packets,
                 client,
-                ..Film::default()
+                ..VideoSession::default()
             };
-            load::film(from, to, &options).map_err(lab_failure)
+            load::watch_video(from, to, &options).map_err(lab_failure)
         };
         let count = packets(time, 50_000);
         let film = watch(count)?;

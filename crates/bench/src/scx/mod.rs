@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 
 use super::folder::Folder;
 use super::progress::{Progress, clock};
@@ -298,11 +298,11 @@ fn mechanism(side: &str) -> String {
 
 /// One of the others, at work in the guest.
 struct Held<'a> {
-    host: &'a Machine,
+    host: &'a QemuVm,
 }
 
 impl<'a> Held<'a> {
-    fn start(host: &'a Machine, program: &Program, other: &str) -> Outcome<Self> {
+    fn start(host: &'a QemuVm, program: &Program, other: &str) -> Outcome<Self> {
         let hold = format!(
             "touch /tmp/held; {} internal stand hold {} /tmp/held </dev/null >/tmp/hold.log 2>&1 & p=$!; \
              until grep -q enabled /sys/kernel/sched_ext/state; do sleep 1; \
@@ -348,7 +348,7 @@ fn boot(
     core: usize,
     shift: u32,
     others: &BTreeMap<&'static str, PathBuf>,
-) -> Outcome<(Machine, Program)> {
+) -> Outcome<(QemuVm, Program)> {
     let here = std::env::current_dir().ok();
     let me = crate::program::lab()?;
     let starts = here.iter().map(|f| f.as_path()).chain([me.as_path()]);
@@ -356,9 +356,9 @@ fn boot(
     let mut beside: Vec<PathBuf> = others.values().cloned().collect();
     beside.push(crate::program::viola()?);
     let program = Program::pack_beside(&me, &beside, folder).map_err(failed)?;
-    let mut spec = program.disk(Spec::new("scx").cpus(3).memory(768).counted(shift));
+    let mut spec = program.disk(VmSpec::new("scx").cpus(3).memory(768).icount(shift));
     spec.cores = vec![core];
-    let host = Machine::start(&spec, &image, folder).map_err(failed)?;
+    let host = QemuVm::start(&spec, &image, folder).map_err(failed)?;
     program.unpack(&host).map_err(failed)?;
     // scx_lavd and scx_bpfland ask debugfs, and what they take for the kernel's configuration, what it can do.
     let prepare = "mount -t debugfs debugfs /sys/kernel/debug && rm -f /boot && mkdir /boot && \

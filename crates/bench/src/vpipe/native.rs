@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_lab::Paths;
-use viola_netdev::{NetDevices, Netns, add_veth};
+use viola_netdev::{Netns, add_veth, device};
 use viola_vpipe::work::{Place, congestion_controls};
 use viola_vpipe::{Attached, Park, Space, Steering};
 use viola_vread::agent_worker::{self, Start};
@@ -75,10 +75,9 @@ impl Native {
         let (space, place, attached) = host.run(|| ports(&guest, &client)).map_err(failed)??;
         for (room, (mac, address)) in [(&guest, GUEST), (&client, CLIENT)] {
             let made = room.run(|| {
-                let devices = NetDevices::here()?;
-                devices.up("lo")?;
-                devices.set_mac("eth0", mac)?;
-                devices.set_address("eth0", address, 24)
+                device::up("lo")?;
+                device::set_mac("eth0", mac)?;
+                device::set_address("eth0", address, 24)
             });
             made.and_then(|made| made).map_err(failed)?;
         }
@@ -247,15 +246,14 @@ fn disk(folder: &Path, files: &[Vec<u8>]) -> Outcome<PathBuf> {
 fn ports(guest: &Netns, client: &Netns) -> Outcome<(Space, Place, Attached)> {
     let (tap, to_client) = ("tap", "client");
     let made = (|| {
-        let devices = NetDevices::here()?;
-        devices.add_bridge("bridge")?;
-        devices.up("bridge")?;
+        device::add_bridge("bridge")?;
+        device::up("bridge")?;
         for (port, room) in [(tap, guest), (to_client, client)] {
             add_veth(port, "eth0", Some(room.as_fd()))?;
-            devices.add_port("bridge", port)?;
-            devices.up(port)?;
+            device::add_port("bridge", port)?;
+            device::up(port)?;
         }
-        devices.index(tap)
+        device::index(tap)
     })();
     let tap = made.map_err(|e: std::io::Error| Failure::run(format!("a bridge: {e}")))?;
     let congestion = congestion_controls().map_err(Failure::run)?;

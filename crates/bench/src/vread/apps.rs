@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use viola_lab::hadoop::{Answer, Kit, Options, ROOT, TOOLS_LOG};
+use viola_lab::hadoop::{JavaStack, Options, ROOT, RequestStats, TOOLS_LOG};
 
 use super::super::side::lab_failure;
 use super::FOLDER;
@@ -59,7 +59,13 @@ impl<'a> Bed<'a> {
     }
 
     /// Does the work; what its tool itself has measured goes into the answer.
-    pub fn run(&mut self, work: Work, side: Side, sizes: &Sizes, seed: usize) -> Outcome<Answer> {
+    pub fn run(
+        &mut self,
+        work: Work,
+        side: Side,
+        sizes: &Sizes,
+        seed: usize,
+    ) -> Outcome<RequestStats> {
         let request = work.request(side, sizes, seed);
         match work {
             Work::DfsioCold | Work::Dfsio => {
@@ -77,7 +83,7 @@ impl<'a> Bed<'a> {
             Work::Hybrid | Work::HybridNeighbours => {
                 let near = self.ask(side, &request)?;
                 let far = self.ask(side, &request.replacen(NEAR, FAR, 1))?;
-                Ok(Answer {
+                Ok(RequestStats {
                     bytes: near.bytes + far.bytes,
                     reads: near.reads + far.reads,
                     local: near.local + far.local,
@@ -112,7 +118,7 @@ impl<'a> Bed<'a> {
                 .map_err(lab_failure)?;
             let mut app = self
                 .hdfs
-                .client_with(self.lab, client, Kit::HBase, 7171 + index as u16)
+                .client_with(self.lab, client, JavaStack::HBase, 7171 + index as u16)
                 .map_err(lab_failure)?;
             app.ask(&format!(
                 "open {word} resource=hbase-default.xml hbase.zookeeper.quorum=127.0.0.1 \
@@ -163,7 +169,7 @@ impl<'a> Bed<'a> {
             let client = guest(self.lab, CLIENT)?;
             let mut app = self
                 .hdfs
-                .client_with(self.lab, client, Kit::Spark, 7181 + index as u16)
+                .client_with(self.lab, client, JavaStack::Spark, 7181 + index as u16)
                 .map_err(lab_failure)?;
             app.ask(&format!("open {word} {}", side.keys(MOUNT, OWN).join(" ")))
                 .map_err(lab_failure)?;
@@ -203,7 +209,7 @@ impl<'a> Bed<'a> {
 }
 
 /// What TestDFSIO says of its reads; starting a job is not part of that.
-fn dfsio(answer: Answer, text: &str) -> Outcome<Answer> {
+fn dfsio(answer: RequestStats, text: &str) -> Outcome<RequestStats> {
     let of = |name: &str| -> Option<f64> {
         let line = text.lines().rev().find(|line| line.contains(name))?;
         line.rsplit(':').next()?.trim().parse().ok()
@@ -217,7 +223,7 @@ fn dfsio(answer: Answer, text: &str) -> Outcome<Answer> {
             text.trim()
         )));
     };
-    Ok(Answer {
+    Ok(RequestStats {
         bytes: (mib * f64::from(1 << 20)) as u64,
         wall_s: mib / rate,
         ..answer
@@ -225,7 +231,7 @@ fn dfsio(answer: Answer, text: &str) -> Outcome<Answer> {
 }
 
 /// What PerformanceEvaluation says of its rows; connecting is not part of that.
-fn evaluation(answer: Answer, text: &str, rows: u32) -> Outcome<Answer> {
+fn evaluation(answer: RequestStats, text: &str, rows: u32) -> Outcome<RequestStats> {
     let line = text
         .lines()
         .rev()
@@ -239,7 +245,7 @@ fn evaluation(answer: Answer, text: &str, rows: u32) -> Outcome<Answer> {
             text.trim()
         ))
     })?;
-    Ok(Answer {
+    Ok(RequestStats {
         bytes: u64::from(rows) * 1000,
         reads: u64::from(rows),
         wall_s: ms / 1e3,
@@ -255,17 +261,17 @@ mod tests {
     fn the_last_result_of_testdfsio_counts() {
         let text = "----- TestDFSIO ----- : read\n Total MBytes processed: 64\n      Throughput mb/sec: 435.37\n\
                     ----- TestDFSIO ----- : read\n Total MBytes processed: 128\n      Throughput mb/sec: 256\n";
-        let answer = dfsio(Answer::default(), text).unwrap();
+        let answer = dfsio(RequestStats::default(), text).unwrap();
         assert_eq!((answer.bytes, answer.wall_s), (128 << 20, 0.5));
-        assert!(dfsio(Answer::default(), "").is_err());
+        assert!(dfsio(RequestStats::default(), "").is_err());
     }
 
     #[test]
     fn the_timings_of_performanceevaluation_are_found() {
         let text = "Finished class X in 3900ms at offset 0 for 40000 rows (1.01 MB/s)\n\
                     [RandomReadTest] Summary of timings (ms): [3900]\nother\n";
-        let answer = evaluation(Answer::default(), text, 2000).unwrap();
+        let answer = evaluation(RequestStats::default(), text, 2000).unwrap();
         assert_eq!((answer.reads, answer.wall_s), (2000, 3.9));
-        assert!(evaluation(Answer::default(), "nothing", 1).is_err());
+        assert!(evaluation(RequestStats::default(), "nothing", 1).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use viola_lab::hadoop::{
-    Answer, Client, FileSystem, Hadoop, Hdfs, Local, Options, ROOT, make_disk,
+    Client, FileSystem, Hadoop, Hdfs, LocalHdfs, Options, ROOT, RequestStats, make_disk,
 };
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
@@ -49,7 +49,7 @@ const REST: Duration = Duration::from_secs(5);
 pub struct Ground {
     hadoop: Hadoop,
     folder: PathBuf,
-    local: Option<(Local, Client)>,
+    local: Option<(LocalHdfs, Client)>,
     device: Option<Loop>,
 }
 
@@ -67,7 +67,7 @@ impl Ground {
     /// Starts HDFS on the host itself and writes the file that is read.
     pub fn start_loopback(&mut self, sizes: &Sizes) -> Outcome {
         let (local, mut client) =
-            Local::start(&self.hadoop, &self.folder.join("loopback")).map_err(lab_failure)?;
+            LocalHdfs::start(&self.hadoop, &self.folder.join("loopback")).map_err(lab_failure)?;
         client
             .ask(&format!("stock write {FILE} {} {BLOCK} 1", sizes.file))
             .map_err(lab_failure)?;
@@ -212,7 +212,7 @@ pub struct Bed<'a> {
     client: Client,
     /// Clients of what is built on HDFS, by what they call a side.
     pub(super) apps: BTreeMap<String, Client>,
-    local: Option<&'a mut (Local, Client)>,
+    local: Option<&'a mut (LocalHdfs, Client)>,
     /// Files and devices behind the guests' disks.
     images: Vec<PathBuf>,
     agent: bool,
@@ -271,7 +271,7 @@ impl<'a> Bed<'a> {
     }
 
     /// Sends a request to the client of that side.
-    pub fn ask(&mut self, side: Side, request: &str) -> Outcome<Answer> {
+    pub fn ask(&mut self, side: Side, request: &str) -> Outcome<RequestStats> {
         interrupt::check()?;
         let word = request.split(' ').next().unwrap_or_default();
         let client = match (side, self.local.as_mut(), self.apps.get_mut(word)) {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use viola_lab::hadoop::Kit;
+use viola_lab::hadoop::JavaStack;
 
 use bed::{Bed, Cores, Ground};
 use daemon::Daemon;
@@ -173,9 +173,12 @@ impl Run {
     fn here(&mut self, works: &[Work], cores: Cores, found: &mut Found) -> Outcome {
         let sizes = self.sizes;
         let mut ground = Ground::new(Path::new(FOLDER))?;
-        for (phase, kit) in [(Phase::HBase, Kit::HBase), (Phase::Spark, Kit::Spark)] {
+        for (phase, kit) in [
+            (Phase::HBase, JavaStack::HBase),
+            (Phase::Spark, JavaStack::Spark),
+        ] {
             if works.iter().any(|work| work.phase() == phase) {
-                ground.hadoop().need(kit).map_err(lab_failure)?;
+                ground.hadoop().require(kit).map_err(lab_failure)?;
             }
         }
         // the guests with a block device are others than those before
@@ -325,7 +328,7 @@ fn check_served(
     work: Work,
     side: Side,
     before: u64,
-    answer: &viola_lab::hadoop::Answer,
+    answer: &viola_lab::hadoop::RequestStats,
 ) -> Outcome {
     let wanted = match side.is_local() {
         true => ((answer.bytes as f64 * work.local_part()) as u64).max(1),

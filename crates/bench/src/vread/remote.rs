@@ -11,7 +11,7 @@ use viola_lab::hadoop::{
     Client, FileSystem, Hadoop, Hdfs, Options as HdfsOptions, ROOT, make_disk,
 };
 use viola_lab::wire::Workload;
-use viola_lab::{Guest, Lab, Paths, Site, Spec};
+use viola_lab::{Guest, Lab, NetnsHost, Paths, Spec};
 
 use super::super::cpu::Eye;
 use super::super::progress::Progress;
@@ -101,15 +101,15 @@ pub fn run(
 /// Two hosts and the daemon of each: the reader's, the DataNode's.
 struct Hosts {
     daemons: [Daemon; 2],
-    sites: [Site; 2],
+    sites: [NetnsHost; 2],
 }
 
 impl Hosts {
     fn start() -> Outcome<Self> {
-        let site = |name: &str, n: u8| Site::new(name, Ipv4Addr::new(10, 97, 0, n));
+        let site = |name: &str, n: u8| NetnsHost::new(name, Ipv4Addr::new(10, 97, 0, n));
         let here = site("remote-here", 1).map_err(lab_failure)?;
         let there = site("remote-there", 2).map_err(lab_failure)?;
-        here.cable(&there).map_err(lab_failure)?;
+        here.connect(&there).map_err(lab_failure)?;
         let folders = [Daemon::folder(".here")?, Daemon::folder(".there")?];
         let mut keys = Vec::new();
         for folder in &folders {
@@ -140,7 +140,7 @@ impl Hosts {
     }
 
     fn boot(&self, cores: Cores, images: &[PathBuf; 2], folder: &Path) -> Outcome<Labs> {
-        let lab = |site: &Site, name: &str, address: u8, guest: String| {
+        let lab = |site: &NetnsHost, name: &str, address: u8, guest: String| {
             let text = format!(
                 "[lab]\nname = \"bench-{name}\"\n[[bridge]]\nname = \"br0\"\naddress = \"{}/24\"\n\
                  [[guest]]\nname = \"{name}\"\ntaps = [{{ address = \"10.97.0.{address}/24\" }}]\n{guest}",
@@ -298,7 +298,7 @@ impl<'a> Bed<'a> {
         Ok(Reading { answer, usage })
     }
 
-    fn ask(&mut self, request: &str) -> Outcome<viola_lab::hadoop::Answer> {
+    fn ask(&mut self, request: &str) -> Outcome<viola_lab::hadoop::RequestStats> {
         self.client.ask(request).map_err(lab_failure)
     }
 
@@ -379,7 +379,7 @@ fn rows(work: Work, found: &[(Work, Side, Reading)]) -> Vec<Row> {
 mod tests {
     use super::*;
     use viola_config::Config;
-    use viola_lab::hadoop::Answer;
+    use viola_lab::hadoop::RequestStats;
 
     #[test]
     fn a_daemon_keeps_to_its_own_host() {
@@ -391,10 +391,10 @@ mod tests {
     #[test]
     fn the_rate_is_judged_and_costs_are_shown() {
         let reading = |wall_s: f64| Reading {
-            answer: Answer {
+            answer: RequestStats {
                 bytes: 1 << 30,
                 wall_s,
-                ..Answer::default()
+                ..RequestStats::default()
             },
             usage: Usage {
                 client: 1.0,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use viola_lab::hadoop::Answer;
+use viola_lab::hadoop::RequestStats;
 
 use super::super::row::{Goal, Row};
 use super::usage::Usage;
@@ -13,7 +13,7 @@ use super::work::{Side, Work};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reading {
     /// What the client says.
-    pub answer: Answer,
+    pub answer: RequestStats,
     /// What it cost.
     pub usage: Usage,
 }
@@ -199,12 +199,12 @@ mod tests {
     use super::*;
 
     fn reading(bytes: u64, wall_s: f64, node: f64) -> Reading {
-        let answer = Answer {
+        let answer = RequestStats {
             bytes,
             wall_s,
             reads: 256,
             p50_us: wall_s * 1e3,
-            ..Answer::default()
+            ..RequestStats::default()
         };
         let usage = Usage {
             client: 1.0,

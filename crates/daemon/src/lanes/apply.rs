@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use viola_lanes::switch::Switch;
-use viola_lanes::{Entry, Guest, LaneError, Steps, VfAt};
+use viola_lanes::transfer::Transfer;
+use viola_lanes::{Entry, GuestAccess, LaneError, StepTimes, VfDevice};
 use viola_policy::lanes::{self as policy, Vf};
 use viola_proto::lanes as shown;
 
@@ -19,18 +19,18 @@ impl Keeper {
         let found = self.nics.iter().find(|n| n.id == id && n.bridge == bridge);
         let place = self.pools[at].vfs.iter().find(|v| v.index == vf.index);
         let (Some(nic), Some(place)) = (found.cloned(), place.cloned()) else {
-            return Err(LaneError::Unfit("it is gone".into()));
+            return Err(LaneError::Unusable("it is gone".into()));
         };
         let (card, terms) = (self.pools[at].card_of(Some(&nic)), self.pools[at].terms());
         let begin = Instant::now();
-        let mut guest = nic.how.clone();
-        let mut switch = Switch {
-            card: &card,
+        let mut guest = nic.access.clone();
+        let mut switch = Transfer {
+            eswitch: &card,
             vf: &place,
             id: &id,
-            how: &nic.how,
+            access: &nic.access,
             attachment: &mut guest,
-            steps: Steps::default(),
+            steps: StepTimes::default(),
         };
         let done = switch.grant(&mut self.journal, terms);
         let took = (begin.elapsed(), std::mem::take(&mut switch.steps));
@@ -57,7 +57,7 @@ impl Keeper {
         let found = entries.find(|e| e.pf == pf && e.vf == vf.index);
         // one of somebody else's
         let Some(entry) = found.cloned() else {
-            return Err(LaneError::Unfit("it is not viola's to take".into()));
+            return Err(LaneError::Unusable("it is not viola's to take".into()));
         };
         self.take(&entry, why)
     }
@@ -69,14 +69,14 @@ impl Keeper {
         let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
         let terms = self.pools[at].terms();
         let begin = Instant::now();
-        let mut guest: Guest = entry.how.clone();
-        let mut switch = Switch {
-            card: &card,
+        let mut guest: GuestAccess = entry.access.clone();
+        let mut switch = Transfer {
+            eswitch: &card,
             vf: &place,
             id: &entry.guest,
-            how: &entry.how,
+            access: &entry.access,
             attachment: &mut guest,
-            steps: Steps::default(),
+            steps: StepTimes::default(),
         };
         let done = switch.revoke(&mut self.journal, entry.mac, terms);
         if done.is_ok() {
@@ -90,10 +90,10 @@ impl Keeper {
     fn record(
         &mut self,
         (guest, granted): (&str, bool),
-        vf: &VfAt,
+        vf: &VfDevice,
         why: &str,
         done: &Result<(), LaneError>,
-        (took, steps): (Duration, Steps),
+        (took, steps): (Duration, StepTimes),
     ) {
         self.totals.switching_ns += took.as_nanos() as u64;
         let seconds = took.as_secs_f64();

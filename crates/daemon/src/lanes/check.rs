@@ -22,7 +22,7 @@ pub fn row(daemon: Option<&Lanes>, config: &Config) -> Row {
         Some(lanes) => of_daemon(lanes),
         None => {
             let no = pools.iter().find_map(|p| {
-                let made = Pf::new(&p.pf).made();
+                let made = Pf::new(&p.pf).num_vfs();
                 made.err().map(|e| format!("{}: {e}", p.pf))
             });
             match no {

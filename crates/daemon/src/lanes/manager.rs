@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use viola_host::{Vm, VmId};
-use viola_lanes::{Attachment, Card, Entry, Journal, LaneError, Mac, PfCard, Presence, VfAt};
+use viola_lanes::{
+    Attachment, Entry, Eswitch, Journal, LaneError, Mac, PfEswitch, Presence, VfDevice,
+};
 use viola_netdev::Link;
 use viola_policy::lanes::{self as policy, Action, CpuTime, Decision, Observed, Vf, Why};
 use viola_proto::lanes::{self as shown, Counts, LaneSetting};
@@ -52,7 +54,7 @@ pub struct Keeper {
     pub(super) looked: Option<Instant>,
     pub(super) told: BTreeSet<String>,
     /// Guests that got a VF a moment ago, when, and their addresses.
-    pub(super) went: Vec<(Instant, PfCard, Mac)>,
+    pub(super) went: Vec<(Instant, PfEswitch, Mac)>,
     /// VFs of other NICs that were tried to be taken back.
     pub(super) others: BTreeSet<(String, u32)>,
 }
@@ -186,7 +188,7 @@ impl Keeper {
         }
         for ((bridge, mac), names) in seen.into_iter().filter(|(_, names)| names.len() > 1) {
             self.nics.retain(|n| n.bridge != bridge || n.mac != mac);
-            let mac = viola_lanes::mac_text(mac);
+            let mac = viola_lanes::format_mac(mac);
             let names = names.join(" and ");
             self.left_out
                 .push(format!("{names} have the same address {mac} at {bridge}"));
@@ -278,7 +280,7 @@ impl Keeper {
                 let vfs = by_pf.get(&e.pf);
                 let told = vfs.and_then(|v| v.iter().find(|v| v.index == e.vf));
                 let told = told.map(|v| v.counters);
-                let counters = vf_counters(&nic.how, vf, told, &interrupts);
+                let counters = vf_counters(&nic.access, vf, told, &interrupts);
                 same.then_some((at as u32, e.vf, counters))
             });
             let key = (nic.id.clone(), nic.interface.clone());
@@ -306,7 +308,7 @@ impl Keeper {
             let Some((at, vf)) = self.place_of(&entry) else {
                 continue;
             };
-            let mut guest = entry.how.clone();
+            let mut guest = entry.access.clone();
             match guest.presence(&vf) {
                 Ok(Presence::Absent) => {}
                 // its link was down, and the guest went over by itself
@@ -335,7 +337,7 @@ impl Keeper {
         self.went = later;
         for (_, card, mac) in due {
             if self.journal.entries().iter().any(|e| e.mac == mac) {
-                card.went(mac);
+                card.forget_port(mac);
             }
         }
     }
@@ -347,7 +349,7 @@ impl Keeper {
         nics.find(|n| n.id == id && n.bridge == *bridge)
     }
 
-    pub(super) fn place_of(&self, entry: &Entry) -> Option<(usize, VfAt)> {
+    pub(super) fn place_of(&self, entry: &Entry) -> Option<(usize, VfDevice)> {
         let at = self.pools.iter().position(|p| p.config.pf == entry.pf)?;
         let vf = self.pools[at].vfs.iter().find(|v| v.index == entry.vf)?;
         Some((at, vf.clone()))
@@ -421,7 +423,7 @@ impl Keeper {
                     if let Err(e) = self.revoke(vf, &self.words(why)) {
                         stuck.insert(vf);
                         self.policy.refused(self.now(), vf, nic);
-                        if matches!(e, LaneError::Kept { .. }) {
+                        if matches!(e, LaneError::ReleaseTimeout { .. }) {
                             self.totals.kept += 1;
                         }
                     }

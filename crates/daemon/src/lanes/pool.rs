@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use viola_lanes::{Card, LaneError, Mac, Pf, PfCard, Terms, VfAt};
+use viola_lanes::{Eswitch, LaneError, Mac, Pf, PfEswitch, VfDevice, VfSettings};
 use viola_netdev::Link;
 use viola_policy::lanes::sizing::{self, Capacity};
 
@@ -21,7 +21,7 @@ pub struct Pool {
     /// What was asked for.
     pub config: config::Pool,
     /// Its VFs, by number; none while it does not work.
-    pub vfs: Vec<VfAt>,
+    pub vfs: Vec<VfDevice>,
     /// Why it does not.
     pub why: Option<String>,
     /// Whether the PF is a port of the bridge.
@@ -49,8 +49,8 @@ impl Pool {
     }
 
     /// The NIC's switch.
-    pub fn card(&self) -> PfCard {
-        PfCard {
+    pub fn card(&self) -> PfEswitch {
+        PfEswitch {
             pf: self.config.pf.clone(),
             uplink: self.uplink,
             port: None,
@@ -58,8 +58,8 @@ impl Pool {
     }
 
     /// The NIC's switch, and the port of the bridge with a guest's paravirtual path.
-    pub fn card_of(&self, nic: Option<&Nic>) -> PfCard {
-        PfCard {
+    pub fn card_of(&self, nic: Option<&Nic>) -> PfEswitch {
+        PfEswitch {
             port: nic.map(|n| n.interface.clone()),
             ..self.card()
         }
@@ -84,9 +84,9 @@ impl Pool {
     }
 
     /// What holds for a VF that is granted.
-    pub fn terms(&self) -> Terms {
+    pub fn terms(&self) -> VfSettings {
         let mbit = sizing::rate(self.capacity()) / 1_000_000;
-        Terms {
+        VfSettings {
             vlan: self.config.vlan,
             max_rate: match self.config.mbit {
                 0 => 0,
@@ -99,7 +99,7 @@ impl Pool {
     pub fn look_after(&mut self, now: Instant, links: &[Link]) -> Option<bool> {
         if !self.vfs.is_empty() {
             self.follow(links);
-            let why = match self.pf().made() {
+            let why = match self.pf().num_vfs() {
                 Ok(made) if made as usize >= self.vfs.len() => return None,
                 Ok(_) => "its VFs were taken off".to_owned(),
                 Err(e) => e.to_string(),
@@ -138,12 +138,12 @@ impl Pool {
             self.uplink = uplink;
             for mac in std::mem::take(&mut self.behind) {
                 // what the switch knew goes with the PF's place; it is told anew of whoever is there
-                let _ = viola_netdev::set_behind(pf.index, mac, false);
+                let _ = viola_netdev::set_nic_fdb(pf.index, mac, false);
             }
         }
     }
 
-    fn begin(&mut self, links: &[Link]) -> Result<Vec<VfAt>, String> {
+    fn begin(&mut self, links: &[Link]) -> Result<Vec<VfDevice>, String> {
         let named = |name: &str| links.iter().find(|l| l.name == name);
         let (name, bridge) = (&self.config.pf, &self.config.bridge);
         let pf = named(name).ok_or(format!("there is no interface {name}"))?;
@@ -161,13 +161,9 @@ impl Pool {
         if !pf.up {
             return Err(format!("{name} is down; take it up first"));
         }
-        let places = self.pf().make(self.config.vfs).map_err(|e| e.to_string())?;
-        let at = |place: viola_lanes::pool::Place| VfAt {
-            pf: self.pf(),
-            index: place.index,
-            address: place.address,
-        };
-        Ok(places.into_iter().map(at).collect())
+        self.pf()
+            .ensure_vfs(self.config.vfs)
+            .map_err(|e| e.to_string())
     }
 
     /// Tells the NIC's switch that guests without a VF are behind the PF, where that is the bridge's way out: only then
@@ -179,7 +175,7 @@ impl Pool {
         let new: Vec<Mac> = guests.filter(|mac| !self.behind.contains(mac)).collect();
         for mac in new {
             self.behind.insert(mac);
-            self.card().behind(mac)?;
+            self.card().route_to_pf(mac)?;
         }
         Ok(())
     }
@@ -189,7 +185,7 @@ impl Pool {
         // neither may work: the NIC may be gone too
         let _ = self.card().withdraw(vf, mac);
         if self.uplink {
-            let _ = self.card().behind(mac);
+            let _ = self.card().route_to_pf(mac);
         }
     }
 }

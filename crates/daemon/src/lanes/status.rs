@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use viola_lanes::VfAt;
+use viola_lanes::VfDevice;
 use viola_policy::lanes as policy;
 use viola_proto::lanes as shown;
 
@@ -20,7 +20,7 @@ impl Keeper {
             (None, false) => String::new(),
         };
         let pool = |pool: &Pool| {
-            let holder = |vf: &VfAt| {
+            let holder = |vf: &VfDevice| {
                 let mut entries = self.journal.entries().iter();
                 let found = entries.find(|e| e.pf == vf.pf.name && e.vf == vf.index);
                 found.map(|e| e.guest.clone()).unwrap_or_default()

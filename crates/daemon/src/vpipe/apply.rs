@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use viola_host::{Nic, NicKind, Vm};
-use viola_netdev::{inside, interface};
+use viola_netdev::{in_netns, link};
 use viola_vpipe::{Attached, Park, Space, Steering};
 use viola_vread::control::PipesBegin;
 
@@ -35,7 +35,7 @@ impl Place {
     pub fn make(vm: &Vm, config: &VmPipe) -> Result<Self, String> {
         let netns = File::open(format!("/proc/{}/ns/net", vm.pid))
             .map_err(|e| format!("vpipe: its network namespace: {e}"))?;
-        inside(netns.as_fd(), || Self::here(vm, config))
+        in_netns(netns.as_fd(), || Self::here(vm, config))
             .map_err(|e| format!("vpipe: its network namespace cannot be entered: {e}"))?
     }
 
@@ -118,10 +118,10 @@ fn port(vm: &Vm, config: &VmPipe) -> Result<(String, u32, u32), String> {
             );
         }
     };
-    let found = interface(name).map_err(|e| format!("vpipe: interface {name}: {e}"))?;
+    let found = link(name).map_err(|e| format!("vpipe: interface {name}: {e}"))?;
     let index = match kind {
         NicKind::Tap => found.index,
-        NicKind::Raw => found.other_end.ok_or_else(|| {
+        NicKind::Raw => found.peer.ok_or_else(|| {
             format!(
                 "vpipe: {name} is no veth with both ends here, so nothing can be steered before it"
             )

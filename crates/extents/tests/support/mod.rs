@@ -11,7 +11,7 @@ use std::time::Duration;
 use viola_extents::FileMap;
 use viola_extents::host::{Image, Layer};
 pub use viola_lab::testing::host;
-use viola_lab::testing::{Turn, core, host_program, paths, turn, up};
+use viola_lab::testing::{GuestPermit, core, guest_permit, host_program, paths, up};
 use viola_lab::{Lab, Paths};
 
 /// A guest; `/h` in it is the host's root, its disks are `/dev/ubda` and so on.
@@ -19,7 +19,7 @@ pub struct Bench {
     lab: Option<Lab>,
     paths: Paths,
     folder: tempfile::TempDir,
-    _turn: Turn,
+    _turn: GuestPermit,
 }
 
 /// Writes a partition table (MBR) with two partitions: one MiB at 1 MiB, and the rest from [`PART2`].
@@ -43,7 +43,7 @@ impl Bench {
     /// Boots a guest with disks of these sizes in MiB, made by commands in which `IMG` is the image; the
     /// command `partition` makes partitions.
     pub fn boot(name: &str, disks: &[(u64, &str)]) -> Self {
-        let turn = turn();
+        let turn = guest_permit();
         let folder = tempfile::tempdir().unwrap();
         let mut list = Vec::new();
         for (number, (mib, make)) in disks.iter().enumerate() {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use viola_netdev::{NetDevices, Netns, add_address};
+use viola_netdev::{Netns, add_address, device};
 
 /// Where the packets of the connection go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,12 +63,11 @@ fn tun(address: IpAddr) -> File {
     // SAFETY: TUNSETIFF reads and writes a struct ifreq, which has 40 bytes.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETIFF as _, request.as_mut_ptr()) };
     assert_eq!(result, 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
-    let devices = NetDevices::here().unwrap();
     match address {
-        IpAddr::V4(ip) => devices.set_address("wire", ip, 24).unwrap(),
+        IpAddr::V4(ip) => device::set_address("wire", ip, 24).unwrap(),
         IpAddr::V6(_) => {
-            devices.up("wire").unwrap();
-            add_address(devices.index("wire").unwrap(), address, 64).unwrap();
+            device::up("wire").unwrap();
+            add_address(device::index("wire").unwrap(), address, 64).unwrap();
         }
     }
     device

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-pub use crate::server::GuestLine;
+pub use crate::server::GuestStatus;
 use crate::server::{Ask, ask, connect};
 use crate::{run_folder, state};
 
@@ -25,7 +25,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Spec { .. }
-            | Self::Busy { .. }
+            | Self::AlreadyRunning { .. }
             | Self::NotRunning { .. }
             | Self::NoGuest { .. } => 2,
             _ => 1,
@@ -34,9 +34,9 @@ impl Error {
 }
 
 /// Labs with a folder below /run: name, and its guests when it is running.
-pub fn labs() -> Vec<(String, Option<Vec<GuestLine>>)> {
+pub fn labs() -> Vec<(String, Option<Vec<GuestStatus>>)> {
     let run = run_folder();
-    let guests = |name: &str| -> Option<Vec<GuestLine>> {
+    let guests = |name: &str| -> Option<Vec<GuestStatus>> {
         let answer = ask(&connect(&run, name).ok()?, &Ask::List, ANSWER).ok()?;
         serde_json::from_value(answer).ok()
     };
@@ -184,7 +184,7 @@ fn the_guest(run: &Path, name: &str) -> Result<(String, String)> {
     if let Some((lab, guest)) = name.split_once('/') {
         return Ok((lab.into(), guest.into()));
     }
-    let labs: Vec<(String, Vec<GuestLine>)> = labs()
+    let labs: Vec<(String, Vec<GuestStatus>)> = labs()
         .into_iter()
         .filter_map(|(lab, guests)| Some((lab, guests?)))
         .collect();

@@ -55,7 +55,7 @@ pub fn up(options: &Up) -> Result<()> {
     let steps = child
         .stdout
         .take()
-        .ok_or_else(|| Error::Gone(spec.name.clone()))?;
+        .ok_or_else(|| Error::Ended(spec.name.clone()))?;
     for line in BufReader::new(steps).lines() {
         let line = line.map_err(failed())?;
         match line.split_once(' ') {
@@ -64,7 +64,7 @@ pub fn up(options: &Up) -> Result<()> {
                 let _ = child.wait();
                 let (code, sentence) = rest.split_once(' ').unwrap_or(("1", rest));
                 return Err(match code {
-                    "2" => Error::Busy { name: spec.name },
+                    "2" => Error::AlreadyRunning { name: spec.name },
                     _ => Error::Refused(sentence.into()),
                 });
             }
@@ -112,7 +112,7 @@ pub fn supervise(spec: &Path) -> Result<()> {
         )
     });
     if let Err(error) = &ended {
-        let kind = if matches!(error, Error::Busy { .. }) {
+        let kind = if matches!(error, Error::AlreadyRunning { .. }) {
             2
         } else {
             1

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::kit::log;
-use super::root::checked;
+use super::root::{checked, log};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::lab::Lab;
@@ -22,7 +21,7 @@ const ANSWER: Duration = Duration::from_secs(600);
 /// What a request came to. What does not belong to it is zero.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Answer {
+pub struct RequestStats {
     /// Bytes read or written.
     pub bytes: u64,
     /// Read calls.
@@ -95,7 +94,7 @@ impl Client {
 
     /// Sends one request, a line of words, and waits for its answer. The requests are those of the
     /// Java class `Bench` in `hdfs/`: `open SIDE KEY=VALUE...`, `SIDE read PATH BUFFER` and so on.
-    pub fn ask(&mut self, request: &str) -> Result<Answer> {
+    pub fn ask(&mut self, request: &str) -> Result<RequestStats> {
         self.ask_for(request)
     }
 

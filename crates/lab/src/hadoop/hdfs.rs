@@ -5,33 +5,17 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use super::kit::{self, Kit};
+use super::config::{CONF, JVM, log4j, site, xml};
 use super::root::{self, ROOT, checked};
+use super::stack::JavaStack;
 use super::{Client, FileSystem, Hadoop};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::lab::Lab;
 use crate::wire::Output;
 
-/// Folder of the configuration, in the root that Java runs in.
-pub(super) const CONF: &str = "/run/conf";
-pub(super) const LOG: &str = "log4j.rootLogger=WARN,out\n\
-    log4j.appender.out=org.apache.log4j.ConsoleAppender\n\
-    log4j.appender.out.target=System.err\n\
-    log4j.appender.out.layout=org.apache.log4j.PatternLayout\n\
-    log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n\n\
-    log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR\n";
-/// Where PerformanceEvaluation says what it measured, in the root that Java runs in of a guest.
-pub const TOOLS_LOG: &str = "/tmp/tools.log";
 /// Longest start of a NameNode and a DataNode, on a core that others use too.
 const START: Duration = Duration::from_secs(240);
-/// Settings of a virtual machine that a guest of one or two gigabytes can carry, and whose start is short.
-pub(super) const JVM: [&str; 4] = [
-    "-Xmx512m",
-    "-XX:+UseSerialGC",
-    "-XX:-UsePerfData",
-    "-Djava.net.preferIPv4Stack=true",
-];
 const PORT: u16 = 8020;
 
 /// How an HDFS is set up.
@@ -184,7 +168,7 @@ impl<'a> Hdfs<'a> {
 
     /// The last lines of a daemon's log, `namenode` or `datanode`.
     pub fn log(&self, daemon: &str) -> String {
-        kit::log(self.node, daemon)
+        root::log(self.node, daemon)
     }
 
     /// Address of the file system, `hdfs://ADDRESS:PORT`.
@@ -269,12 +253,12 @@ impl<'a> Hdfs<'a> {
     }
 
     fn words(&self, class: &str, arguments: &[&str]) -> Vec<String> {
-        self.words_with(Kit::Hadoop, &[], CONF, class, arguments)
+        self.words_with(JavaStack::Hadoop, &[], CONF, class, arguments)
     }
 
     pub(super) fn words_with(
         &self,
-        kit: Kit,
+        kit: JavaStack,
         flags: &[&str],
         conf: &str,
         class: &str,
@@ -293,20 +277,28 @@ impl<'a> Hdfs<'a> {
 
     /// Starts the benchmark client in a guest and connects to it.
     pub fn client(&self, lab: &Lab, guest: &Guest) -> Result<Client> {
-        self.client_with(lab, guest, Kit::Hadoop, Client::PORT)
+        self.client_with(lab, guest, JavaStack::Hadoop, Client::PORT)
     }
-}
 
-/// Warnings to the program's own log, what was measured to the log of tools.
-fn log4j() -> String {
-    const TOOL: &str = "org.apache.hadoop.hbase.PerformanceEvaluation";
-    format!(
-        "{LOG}log4j.appender.tools=org.apache.log4j.FileAppender\n\
-         log4j.appender.tools.file={TOOLS_LOG}\n\
-         log4j.appender.tools.layout=org.apache.log4j.PatternLayout\n\
-         log4j.appender.tools.layout.ConversionPattern=%m%n\n\
-         log4j.logger.{TOOL}=INFO,tools\nlog4j.additivity.{TOOL}=false\n"
-    )
+    /// Starts one more benchmark client in a guest, with this kit, on its own port.
+    ///
+    /// # Errors
+    /// When it does not listen, with the end of its log.
+    pub fn client_with(
+        &self,
+        lab: &Lab,
+        guest: &Guest,
+        kit: JavaStack,
+        port: u16,
+    ) -> Result<Client> {
+        self.hadoop().require(kit)?;
+        self.prepare(guest)?;
+        // Its heap has one size from the start: what grows it would be in the first figures only. Others, whose start
+        // counts, are spared the pages that they would touch for the first time.
+        let port_word = port.to_string();
+        let words = self.words_with(kit, &["-Xms512m"], CONF, Client::CLASS, &[&port_word]);
+        Client::start(lab, guest, &words, port)
+    }
 }
 
 fn mount(guest: &Guest, options: &Options) -> Result<()> {
@@ -321,67 +313,4 @@ fn mount(guest: &Guest, options: &Options) -> Result<()> {
         guest.exec(&["sh", "-ec", &script])?,
     )
     .map(drop)
-}
-
-/// `hdfs-site.xml`: one replica, all state on the disk, nothing that only slows a small cluster down.
-pub(super) fn site<'k>(
-    address: &str,
-    more: &'k BTreeMap<String, String>,
-) -> BTreeMap<&'k str, String> {
-    let mut keys: BTreeMap<&str, String> = [
-        ("dfs.replication", "1".into()),
-        ("dfs.namenode.name.dir", "/mnt/name".into()),
-        ("dfs.datanode.data.dir", "/mnt/data".into()),
-        ("dfs.datanode.hostname", address.into()),
-        (
-            "dfs.namenode.datanode.registration.ip-hostname-check",
-            "false".into(),
-        ),
-        ("dfs.namenode.safemode.extension", "0".into()),
-        ("dfs.namenode.resource.du.reserved", "0".into()),
-        ("dfs.namenode.fs-limits.min-block-size", "4096".into()),
-        ("dfs.heartbeat.interval", "1".into()),
-        ("dfs.permissions.enabled", "false".into()),
-        // else a disk takes no block when less than 1 GiB is free
-        (
-            "dfs.datanode.round-robin-volume-choosing-policy.additional-available-space",
-            "0".into(),
-        ),
-    ]
-    .into();
-    keys.extend(
-        more.iter()
-            .map(|(key, value)| (key.as_str(), value.clone())),
-    );
-    keys
-}
-
-pub(super) fn xml(keys: &BTreeMap<&str, String>) -> String {
-    let mut text = String::from("<configuration>\n");
-    for (key, value) in keys {
-        let value = value.replace('&', "&amp;").replace('<', "&lt;");
-        let _ = writeln!(
-            text,
-            "<property><name>{key}</name><value>{value}</value></property>"
-        );
-    }
-    text + "</configuration>\n"
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_of_the_caller_replaces_the_labs_own() {
-        let more = [
-            ("dfs.replication".to_owned(), "2".to_owned()),
-            ("x".into(), "a&b".into()),
-        ]
-        .into();
-        let keys = site("10.0.0.1", &more);
-        assert_eq!(keys["dfs.replication"], "2");
-        assert_eq!(keys["dfs.datanode.hostname"], "10.0.0.1");
-        assert!(xml(&keys).contains("<name>x</name><value>a&amp;b</value>"));
-    }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::hdfs::{JVM, LOG, site, xml};
+use super::config::{JVM, LOG, site, xml};
 use super::{Client, Hadoop};
 use crate::error::{Error, Result};
 
@@ -16,7 +16,7 @@ const NAME_NODE: &str = "org.apache.hadoop.hdfs.server.namenode.NameNode";
 const DATA_NODE: &str = "org.apache.hadoop.hdfs.server.datanode.DataNode";
 
 /// NameNode, DataNode and benchmark client on the host. Its processes end with this value.
-pub struct Local {
+pub struct LocalHdfs {
     folder: PathBuf,
     class_path: String,
     java: PathBuf,
@@ -25,7 +25,7 @@ pub struct Local {
     data: u16,
 }
 
-impl Local {
+impl LocalHdfs {
     /// Starts it with all its files in `folder`, which is emptied first, and waits until a client is
     /// connected.
     pub fn start(hadoop: &Hadoop, folder: &Path) -> Result<(Self, Client)> {
@@ -148,7 +148,7 @@ impl Local {
     }
 }
 
-impl Drop for Local {
+impl Drop for LocalHdfs {
     fn drop(&mut self) {
         for child in &mut self.processes {
             let _ = child.kill();

@@ -20,18 +20,21 @@
 //! ```
 
 mod client;
+mod config;
 mod disk;
+mod hbase;
 mod hdfs;
-mod kit;
 mod local;
 mod root;
+mod stack;
 
-pub use client::{Answer, Client};
+pub use client::{Client, RequestStats};
+pub use config::TOOLS_LOG;
 pub use disk::{FileSystem, make as make_disk};
-pub use hdfs::{Hdfs, Options, TOOLS_LOG};
-pub use kit::{Kit, log};
-pub use local::Local;
-pub use root::ROOT;
+pub use hdfs::{Hdfs, Options};
+pub use local::LocalHdfs;
+pub use root::{ROOT, log};
+pub use stack::JavaStack;
 
 use std::path::{Path, PathBuf};
 

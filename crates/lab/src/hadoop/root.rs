@@ -85,3 +85,11 @@ pub(super) fn checked(guest: &Guest, what: &str, output: Output) -> Result<Outpu
         format!("{what} {end}: {}", words.join(" / ")),
     ))
 }
+
+/// The last lines of a program's log in a guest.
+pub fn log(guest: &Guest, name: &str) -> String {
+    guest
+        .exec(&["tail", "-n", "15", &format!("/run/{name}.log")])
+        .map(|output| output.stdout.trim().to_owned())
+        .unwrap_or_default()
+}

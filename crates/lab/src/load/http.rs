@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Client, Intervals, Net, Times, percentile, run, sleep_until};
+use super::{Client, ClientNetwork, Intervals, Times, percentile, run, sleep_until};
 use crate::error::{Error, Result};
 
 /// Longest wait for a connection and for each part of an answer.
@@ -73,7 +73,7 @@ impl HttpResult {
 }
 
 /// Asks a guest's web server and checks status and length of each answer.
-pub fn http(net: &impl Net, to: Ipv4Addr, options: &Http) -> Result<HttpResult> {
+pub fn http(net: &impl ClientNetwork, to: Ipv4Addr, options: &Http) -> Result<HttpResult> {
     if !(1..=256).contains(&options.concurrency) {
         return Err(Error::Load(format!(
             "concurrency {} must be 1 to 256",

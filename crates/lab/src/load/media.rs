@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use super::socket::{now_us, receive, stamp_arrivals, wait_readable};
-use super::{Client, Intervals, Net, failed, run};
+use super::{Client, ClientNetwork, Intervals, failed, run};
 use crate::error::{Error, Result};
 use crate::media::{ARRIVAL, Arrival, PORT, Stream};
 use crate::rtsp::{Item, Message, read};
@@ -57,7 +57,7 @@ pub struct CallResult {
 ///
 /// # Errors
 /// No connection, or a guest that says no; an address that is not of the lab; a stream that makes no sense.
-pub fn call(net: &impl Net, to: Ipv4Addr, options: &Call) -> Result<CallResult> {
+pub fn call(net: &impl ClientNetwork, to: Ipv4Addr, options: &Call) -> Result<CallResult> {
     let (requests, time) = bounds(&options.up)?;
     run(net, to, requests, time, options.client, || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed("UDP socket"))?;
@@ -127,7 +127,7 @@ fn speak(socket: &UdpSocket, to: SocketAddr, stream: Stream) -> Result<Vec<Arriv
 
 /// A film: video with its sound over the connection itself, and questions meanwhile.
 #[derive(Debug, Clone)]
-pub struct Film {
+pub struct VideoSession {
     /// Port of the guest's `media`.
     pub port: u16,
     /// Packets of video, and of its sound.
@@ -136,7 +136,7 @@ pub struct Film {
     pub client: Client,
 }
 
-impl Default for Film {
+impl Default for VideoSession {
     /// Five seconds.
     fn default() -> Self {
         Self {
@@ -149,7 +149,7 @@ impl Default for Film {
 
 /// How a film came.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct FilmResult {
+pub struct VideoResult {
     /// Packets of video as a program of the client gets them.
     pub video: Vec<Arrival>,
     /// Its sound.
@@ -168,11 +168,15 @@ pub struct FilmResult {
 ///
 /// # Errors
 /// As [`call`]; a film that does not end.
-pub fn film(net: &impl Net, to: Ipv4Addr, options: &Film) -> Result<FilmResult> {
+pub fn watch_video(
+    net: &impl ClientNetwork,
+    to: Ipv4Addr,
+    options: &VideoSession,
+) -> Result<VideoResult> {
     let stream = Stream::video(options.packets);
     let (requests, time) = bounds(&stream)?;
     run(net, to, requests, time, options.client, || {
-        let mut result = FilmResult::default();
+        let mut result = VideoResult::default();
         let begin = Instant::now();
         let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
         let mut control = Control::new(to, options.port)?;

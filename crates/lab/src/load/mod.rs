@@ -13,7 +13,7 @@ mod tcp;
 mod udp;
 
 pub use http::{Http, HttpResult, http};
-pub use media::{Call, CallResult, Film, FilmResult, call, film};
+pub use media::{Call, CallResult, VideoResult, VideoSession, call, watch_video};
 pub use ping::{Ping, ping};
 pub use tcp::{TcpBulk, TcpRr, TcpStreamResult, tcp_rr, tcp_stream};
 pub use udp::{FloodResult, UdpFlood, udp_flood};
@@ -32,7 +32,7 @@ pub const MAX_TIME: Duration = Duration::from_secs(600);
 pub const MAX_REQUESTS: usize = 10_000_000;
 
 /// The network that a client is in, with a way to a lab's guests.
-pub trait Net: Sync {
+pub trait ClientNetwork: Sync {
     /// The bridges of the lab.
     fn bridges(&self) -> &[BridgeSpec];
 
@@ -40,16 +40,16 @@ pub trait Net: Sync {
     ///
     /// # Errors
     /// When it cannot be entered.
-    fn within<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T>;
+    fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T>;
 }
 
 /// The host of the guests itself.
-impl Net for Lab {
+impl ClientNetwork for Lab {
     fn bridges(&self) -> &[BridgeSpec] {
         &self.spec().bridges
     }
 
-    fn within<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
+    fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
         self.in_netns(job)
     }
 }
@@ -124,7 +124,7 @@ pub(crate) fn percentile(values: &[f64], p: f64) -> Option<f64> {
 
 /// Runs a client in the lab's network after checking its target and its length.
 fn run<T: Send>(
-    net: &impl Net,
+    net: &impl ClientNetwork,
     to: Ipv4Addr,
     requests: usize,
     time: Duration,
@@ -138,7 +138,7 @@ fn run<T: Send>(
             .map(ToString::to_string)
             .collect::<Vec<_>>()
             .join(", ");
-        return Err(Error::Foreign {
+        return Err(Error::OutsideLab {
             address: to,
             bridges,
         });
@@ -150,7 +150,7 @@ fn run<T: Send>(
             MAX_TIME.as_secs()
         )));
     }
-    net.within(|| {
+    net.in_netns(|| {
         place(client)?;
         job()
     })?

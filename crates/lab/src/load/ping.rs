@@ -9,7 +9,7 @@ use rustix::net::{
 };
 
 use super::socket::{now_us, receive, stamp_arrivals, wait_readable};
-use super::{Client, Intervals, Net, Times, failed, run};
+use super::{Client, ClientNetwork, Intervals, Times, failed, run};
 use crate::error::Result;
 
 /// ICMP header and payload, in bytes.
@@ -44,7 +44,7 @@ impl Default for Ping {
 }
 
 /// Pings a guest; round-trip times from just before the send to the kernel's receive time stamp.
-pub fn ping(net: &impl Net, to: Ipv4Addr, options: &Ping) -> Result<Times> {
+pub fn ping(net: &impl ClientNetwork, to: Ipv4Addr, options: &Ping) -> Result<Times> {
     let time = options
         .interval
         .1

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::socket::{now_us, receive, set_pace, stamp_arrivals, wait_readable, waits};
-use super::{Client, Intervals, Net, Times, failed, run, sleep_until};
+use super::{Client, ClientNetwork, Intervals, Times, failed, run, sleep_until};
 use crate::error::Result;
 
 /// Longest wait for a connection and for an answer.
@@ -45,7 +45,7 @@ impl Default for TcpRr {
 
 /// Measures round trips to a guest's `echo`. A request without an answer in ten seconds is lost and
 /// ends the run, for on one connection no other could follow.
-pub fn tcp_rr(net: &impl Net, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
+pub fn tcp_rr(net: &impl ClientNetwork, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
     run(
         net,
         to,
@@ -132,7 +132,11 @@ pub struct TcpStreamResult {
 ///
 /// # Errors
 /// No connection, or one that breaks; an address that is not of this lab; a time that is too long.
-pub fn tcp_stream(net: &impl Net, to: Ipv4Addr, options: &TcpBulk) -> Result<TcpStreamResult> {
+pub fn tcp_stream(
+    net: &impl ClientNetwork,
+    to: Ipv4Addr,
+    options: &TcpBulk,
+) -> Result<TcpStreamResult> {
     run(net, to, 1, options.time, options.client, || {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER)
             .map_err(failed("connecting to its sink"))?;

@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use super::{Client, MAX_REQUESTS, Net, failed, run, sleep_until};
+use super::{Client, ClientNetwork, MAX_REQUESTS, failed, run, sleep_until};
 use crate::error::{Error, Result};
 
 /// Time between two looks at the clock.
@@ -50,7 +50,11 @@ pub struct FloodResult {
 }
 
 /// Sends to a guest at a steady rate. A sender that is late sends what is due at once.
-pub fn udp_flood(net: &impl Net, to: Ipv4Addr, options: &UdpFlood) -> Result<FloodResult> {
+pub fn udp_flood(
+    net: &impl ClientNetwork,
+    to: Ipv4Addr,
+    options: &UdpFlood,
+) -> Result<FloodResult> {
     let packets = f64::from(options.rate) * options.time.as_secs_f64();
     if packets < 1.0 || packets > MAX_REQUESTS as f64 || !(1..=1472).contains(&options.size) {
         return Err(Error::Load(format!(

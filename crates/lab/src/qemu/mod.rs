@@ -8,20 +8,22 @@
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use viola_lab::qemu::{Image, Machine, Spec};
+//! use viola_lab::qemu::{Image, QemuVm, VmSpec};
 //!
-//! let spec = Spec::new("dn1").disk("d0", Path::new("/tmp/d.img"), "raw").agent();
-//! let machine = Machine::start(&spec, &Image::find()?, Path::new("/tmp"))?;
+//! let spec = VmSpec::new("dn1").disk("d0", Path::new("/tmp/d.img"), "raw").agent();
+//! let machine = QemuVm::start(&spec, &Image::find()?, Path::new("/tmp"))?;
 //! println!("{}", machine.sh("uname -r; ls -l /dev/vda")?);
 //! machine.qmp("system_reset", None)?;
 //! # Ok::<(), viola_lab::Error>(())
 //! ```
 
-mod machine;
+mod image;
 mod program;
 mod qmp;
 mod spec;
+mod vm;
 
-pub use machine::Machine;
+pub use image::Image;
 pub use program::Program;
-pub use spec::{Image, Spec};
+pub use spec::VmSpec;
+pub use vm::QemuVm;

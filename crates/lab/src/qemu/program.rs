@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::machine::Machine;
-use super::spec::Spec;
+use super::spec::VmSpec;
+use super::vm::QemuVm;
 use crate::error::{Error, Result};
 
 /// Where the guest has the program's loader.
@@ -112,7 +112,7 @@ impl Program {
 
     /// A guest with the archive as its disk; before other disks.
     #[must_use]
-    pub fn disk(&self, spec: Spec) -> Spec {
+    pub fn disk(&self, spec: VmSpec) -> VmSpec {
         spec.disk("program", &self.archive, "raw")
     }
 
@@ -120,7 +120,7 @@ impl Program {
     ///
     /// # Errors
     /// [`Error::Guest`].
-    pub fn unpack(&self, machine: &Machine) -> Result<()> {
+    pub fn unpack(&self, machine: &QemuVm) -> Result<()> {
         machine.sh("tar -x -f /dev/vda -C /").map(drop)
     }
 

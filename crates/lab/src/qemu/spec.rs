@@ -1,89 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a QEMU guest is made of, and the words of its command line.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use super::image::Image;
 
 /// Longest wait for an emulated guest to boot on a busy core.
-const BOOT: Duration = Duration::from_secs(120);
-
-/// Kernel and initramfs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Image(PathBuf);
-
-impl Image {
-    /// The folder named by `VIOLA_QEMU_IMAGE`, else `build/qemu/cloud` in the working folder, the program's folder or
-    /// one above either.
-    ///
-    /// # Errors
-    /// [`Error::NoQemuImage`] when there is none.
-    pub fn find() -> Result<Self> {
-        let program = std::env::current_exe().ok();
-        let folders = [std::env::current_dir().ok(), program];
-        Self::find_from(folders.iter().flatten().map(PathBuf::as_path), "cloud")
-    }
-
-    /// As [`Image::find`], the image of this kind (`cloud` or `rdma`), looking upwards from these folders.
-    ///
-    /// # Errors
-    /// [`Error::NoQemuImage`] when there is none.
-    pub fn find_from<'a>(starts: impl IntoIterator<Item = &'a Path>, kind: &str) -> Result<Self> {
-        let named = std::env::var_os("VIOLA_QEMU_IMAGE").map(PathBuf::from);
-        let below = Path::new("build/qemu").join(kind);
-        let above = starts.into_iter().flat_map(Path::ancestors);
-        let all = named.into_iter().chain(above.map(|f| f.join(&below)));
-        let mut first = None;
-        for folder in all {
-            if folder.join("vmlinuz").is_file() && folder.join("initrd.img").is_file() {
-                return Ok(Self(std::path::absolute(&folder).unwrap_or(folder)));
-            }
-            first = first.or(Some(folder));
-        }
-        Err(Error::NoQemuImage(first.unwrap_or(below)))
-    }
-
-    /// Kernel of it.
-    pub fn kernel(&self) -> PathBuf {
-        self.0.join("vmlinuz")
-    }
-
-    /// QEMU: that of `VIOLA_QEMU`, else the one that was fetched with the image, else the machine's own.
-    pub fn program(&self) -> PathBuf {
-        let own = self
-            .0
-            .with_file_name("program/root/usr/bin/qemu-system-x86_64");
-        match std::env::var_os("VIOLA_QEMU") {
-            Some(path) => path.into(),
-            None if own.is_file() => own,
-            None => "qemu-system-x86_64".into(),
-        }
-    }
-
-    /// Folders with the firmware of a QEMU that was fetched: it looks for them where its package would have put them.
-    fn firmware(&self) -> Vec<PathBuf> {
-        let program = self.program();
-        let usr = program.parent().and_then(Path::parent);
-        let folders = ["share/seabios", "share/qemu", "lib/ipxe/qemu"];
-        let found = usr.into_iter().flat_map(|usr| folders.map(|f| usr.join(f)));
-        found.filter(|folder| folder.is_dir()).collect()
-    }
-
-    /// What was made for it and is beside its folder.
-    pub fn beside(&self, name: &str) -> PathBuf {
-        self.0.with_file_name(name)
-    }
-
-    /// Initramfs of it.
-    pub fn initrd(&self) -> PathBuf {
-        self.0.join("initrd.img")
-    }
-}
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A QEMU guest: one vCPU unless more are asked for, memory that others may share, a command channel, three QMP sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spec {
+pub struct VmSpec {
     /// Name, as `-name guest=`.
     pub name: String,
     /// Memory in MiB.
@@ -99,11 +27,11 @@ pub struct Spec {
     /// Whether its state comes from another one; it does not boot then.
     pub incoming: bool,
     /// How long it may take to boot.
-    pub boot: Duration,
+    pub boot_timeout: Duration,
     has_agent: bool,
 }
 
-impl Spec {
+impl VmSpec {
     /// A guest of 256 MiB on core 1 without disks.
     pub fn new(name: &str) -> Self {
         Self {
@@ -114,7 +42,7 @@ impl Spec {
             args: Vec::new(),
             kernel_args: Vec::new(),
             incoming: false,
-            boot: BOOT,
+            boot_timeout: BOOT_TIMEOUT,
             has_agent: false,
         }
     }
@@ -128,7 +56,7 @@ impl Spec {
 
     /// Other cores of the host for all its threads; none: any.
     #[must_use]
-    pub fn on(mut self, cores: &[usize]) -> Self {
+    pub fn cores(mut self, cores: &[usize]) -> Self {
         self.cores = cores.to_vec();
         self
     }
@@ -143,7 +71,7 @@ impl Spec {
     /// Time in the guest is counted in instructions, of 2^`shift` ns each: what it measures of itself does not depend
     /// on what else runs on this machine. Its vCPUs then take turns in one thread.
     #[must_use]
-    pub fn counted(self, shift: u32) -> Self {
+    pub fn icount(self, shift: u32) -> Self {
         self.arg(&format!("-icount shift={shift},sleep=off"))
     }
 
@@ -186,7 +114,7 @@ impl Spec {
         ))
     }
 
-    /// A port for viola-agent: `/dev/virtio-ports/org.viola.agent.0`; [`super::Machine::agent_socket`] is its other end.
+    /// A port for viola-agent: `/dev/virtio-ports/org.viola.agent.0`; [`super::QemuVm::agent_socket`] is its other end.
     #[must_use]
     pub fn agent(mut self) -> Self {
         self.has_agent = true;
@@ -196,7 +124,7 @@ impl Spec {
     /// A vhost-user-fs device behind a root port from which it can be unplugged, as device `id` with tag `viola`;
     /// `chardev` are further options of its socket.
     #[must_use]
-    pub fn mount(self, id: &str, socket: &Path, chardev: &str) -> Self {
+    pub fn vhost_user_fs(self, id: &str, socket: &Path, chardev: &str) -> Self {
         let path = socket.display().to_string().replace(',', ",,");
         self.arg("-chardev")
             .word(format!("socket,id=chr-{id},path={path}{chardev}"))
@@ -221,7 +149,7 @@ impl Spec {
 
     /// The command line; sockets and the console are in `folder`.
     pub(super) fn words(&self, image: &Image, folder: &Path) -> Vec<String> {
-        let at = |what: &str| super::machine::beside(folder, &self.name, what);
+        let at = |what: &str| file_of(folder, &self.name, what);
         let accel = std::env::var("VIOLA_QEMU_ACCEL").unwrap_or_else(|_| "tcg".into());
         let cpu = if accel == "kvm" { "host" } else { "max" };
         let (memory, cpus) = (self.memory, self.cpus);
@@ -276,20 +204,25 @@ impl Spec {
     }
 }
 
+/// Path of a socket or log of this VM; one folder holds those of several VMs.
+pub(super) fn file_of(folder: &Path, name: &str, what: &str) -> String {
+    folder.join(format!("{name}.{what}")).display().to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_command_line_shares_the_memory_and_names_what_was_asked_for() {
-        let spec = Spec::new("a")
+        let spec = VmSpec::new("a")
             .memory(128)
             .disk("d0", Path::new("/x, y.img"), "raw")
             .nvme("n0", Path::new("/n.img"))
             .tap("t0", "52:54:00:00:00:01")
             .agent()
-            .mount("fs0", Path::new("/s"), ",reconnect=1");
-        let words = spec.words(&Image("/i".into()), Path::new("/r"));
+            .vhost_user_fs("fs0", Path::new("/s"), ",reconnect=1");
+        let words = spec.words(&Image::at("/i".into()), Path::new("/r"));
         for word in [
             "memory-backend-memfd,id=mem,size=128M,share=on",
             "if=none,id=d0,file=/x,, y.img,format=raw",
@@ -304,12 +237,5 @@ mod tests {
             assert!(words.iter().any(|w| w == word), "{word}: {words:?}");
         }
         assert!(!words.iter().any(|w| w == "-incoming"));
-    }
-
-    #[test]
-    fn a_missing_image_is_said_with_the_script_that_makes_it() {
-        let top = tempfile::tempdir().unwrap();
-        let error = Image::find_from([top.path()], "cloudy").unwrap_err();
-        assert!(error.to_string().contains("qemu-image.sh"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{GuestSpec, MAX_CPUS, Spec};
 use crate::error::{Error, Result as LabResult};
-use viola_netdev::MAX_NAME;
+use viola_netdev::MAX_IFNAME_BYTES;
 
 /// Which table of the description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,14 +59,17 @@ pub(super) fn check(spec: &Spec) -> Result<(), Problem> {
     let mut names = HashSet::new();
     for (index, bridge) in spec.bridges.iter().enumerate() {
         let here = Place::Bridge(index);
-        if !plain(&bridge.name, MAX_NAME) || bridge.name.starts_with("tap") || bridge.name == "lo" {
+        if !plain(&bridge.name, MAX_IFNAME_BYTES)
+            || bridge.name.starts_with("tap")
+            || bridge.name == "lo"
+        {
             return fail(
                 here,
                 "name",
                 format!(
                     "`{}` must be {}, not lo or tap...",
                     bridge.name,
-                    plain_rule(MAX_NAME)
+                    plain_rule(MAX_IFNAME_BYTES)
                 ),
             );
         }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use viola_lab::testing::noise;
-use viola_netdev::{NetDevices, Netns};
+use viola_netdev::{Netns, device};
 
 use crate::agent::{Agent, Manner};
 
@@ -31,11 +31,7 @@ impl Room {
     /// With a file of so many bytes, named `file`.
     pub fn new(size: usize, manner: Manner) -> Self {
         let netns = Netns::new().unwrap();
-        let up = netns.run(|| {
-            NetDevices::here()
-                .unwrap()
-                .set_address("lo", Ipv4Addr::LOCALHOST, 8)
-        });
+        let up = netns.run(|| device::up("lo"));
         up.unwrap().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let bytes = noise(7, size);

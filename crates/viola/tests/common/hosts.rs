@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{Daemon, output, stdout, viola, write_config};
 use viola_lab::wire::Workload;
-use viola_lab::{Guest, Lab, Paths, Site, Spec};
+use viola_lab::{Guest, Lab, NetnsHost, Paths, Spec};
 use viola_proto::vread::{Peer, Reader, Vread};
 
 /// The block pool.
@@ -26,7 +26,7 @@ pub struct Host {
     /// `a` or `b`.
     pub name: &'static str,
     /// Its network.
-    pub site: Site,
+    pub site: NetnsHost,
     /// Its daemon.
     pub daemon: Daemon,
     /// By which others know it.
@@ -40,7 +40,7 @@ impl Host {
 
     /// A host whose daemon does nothing yet.
     fn new(name: &'static str, number: u8) -> Self {
-        let site = Site::new(name, Self::address(number)).unwrap();
+        let site = NetnsHost::new(name, Self::address(number)).unwrap();
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let config = write_config(dir.path(), &keys(dir.path()));
@@ -52,7 +52,7 @@ impl Host {
         let fingerprint = fingerprint.strip_prefix("fingerprint ").unwrap().to_owned();
         let path = dir.path().join("viola.toml");
         let daemon = site
-            .inside(|| Daemon::spawn(dir, viola().args(["run", "-c"]).arg(path)))
+            .in_netns(|| Daemon::spawn(dir, viola().args(["run", "-c"]).arg(path)))
             .unwrap();
         Self {
             name,
@@ -93,7 +93,7 @@ impl Host {
     /// Starts the daemon again, in its network.
     pub fn again(&mut self) {
         let (site, daemon) = (&self.site, &mut self.daemon);
-        site.inside(|| daemon.again()).unwrap();
+        site.in_netns(|| daemon.again()).unwrap();
     }
 
     /// Boots guests here.
@@ -159,7 +159,7 @@ impl Two {
             .unwrap();
         assert!(made.status.success(), "{made:?}");
         let (a, b) = (Host::new("a", 1), Host::new("b", 2));
-        a.site.cable(&b.site).unwrap();
+        a.site.connect(&b.site).unwrap();
         let mut two = Self {
             a,
             b,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
-use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_lab::wire::Workload;
 use viola_proto::vread::{Datanode, Reader, Vread};
 
@@ -27,8 +27,8 @@ pub const SOON: Duration = Duration::from_secs(90);
 /// A daemon, a DataNode VM and a VM that reads.
 pub struct Bed {
     pub daemon: Daemon,
-    pub dn: Machine,
-    pub rd: Machine,
+    pub dn: QemuVm,
+    pub rd: QemuVm,
     pub folder: tempfile::TempDir,
     pub image: Image,
     pub name: String,
@@ -61,12 +61,12 @@ impl Bed {
         let socket = daemon.run_dir().join(format!("mounts/{name}-rd.sock"));
         daemon.wait("socket for the reader", |_| socket.exists());
         let image = find("cloud");
-        let dn = Spec::new(&format!("{name}-dn"))
+        let dn = VmSpec::new(&format!("{name}-dn"))
             .disk("d0", &path, format)
             .agent();
-        let rd = Spec::new(&format!("{name}-rd")).mount("fs0", &socket, "");
-        let start = |spec: &Spec, image: &Image| {
-            Machine::start(spec, image, folder.path()).unwrap_or_else(|e| panic!("{e}"))
+        let rd = VmSpec::new(&format!("{name}-rd")).vhost_user_fs("fs0", &socket, "");
+        let start = |spec: &VmSpec, image: &Image| {
+            QemuVm::start(spec, image, folder.path()).unwrap_or_else(|e| panic!("{e}"))
         };
         let dn = start(&dn, &image);
         let rd = start(&rd, &find(kernel));
@@ -85,8 +85,9 @@ impl Bed {
     /// Ends the VM that reads, and starts it anew.
     pub fn start_reader_again(&mut self, kernel: &str) {
         self.rd.kill();
-        let spec = Spec::new(&format!("{}-rd", self.name)).mount("fs0", &self.socket(), "");
-        self.rd = Machine::start(&spec, &find(kernel), self.folder.path())
+        let spec =
+            VmSpec::new(&format!("{}-rd", self.name)).vhost_user_fs("fs0", &self.socket(), "");
+        self.rd = QemuVm::start(&spec, &find(kernel), self.folder.path())
             .unwrap_or_else(|e| panic!("{e}"));
     }
 
@@ -218,7 +219,7 @@ fn find(kind: &str) -> Image {
 }
 
 /// Makes a finished block as a DataNode does.
-pub fn make_block(dn: &Machine, id: u32, kib: u32) {
+pub fn make_block(dn: &QemuVm, id: u32, kib: u32) {
     let meta = kib * 8 + 7;
     dn.sh(&format!(
         "mkdir -p /tmp/d/rbw; dd if=/dev/urandom of=/tmp/d/rbw/blk_{id} bs=1024 count={kib} 2>/dev/null; \
@@ -268,8 +269,8 @@ pub fn kill(pid: u32) {
 }
 
 /// Takes a mount's device away from a guest, and waits until it is gone.
-pub fn unplug(rd: &Machine, id: &str) {
-    rd.forget_events();
+pub fn unplug(rd: &QemuVm, id: &str) {
+    rd.clear_events();
     rd.qmp("device_del", Some(json!({ "id": id }))).unwrap();
     rd.wait_event("DEVICE_DELETED", |data| data["device"] == id, SOON)
         .unwrap();
@@ -281,7 +282,7 @@ pub fn unplug(rd: &Machine, id: &str) {
 }
 
 /// Gives a guest a mount's device.
-pub fn plug(rd: &Machine, id: &str, socket: &Path) {
+pub fn plug(rd: &QemuVm, id: &str, socket: &Path) {
     let address = json!({"type": "unix", "data": {"path": socket}});
     let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
     let chardev = format!("chr-{id}");

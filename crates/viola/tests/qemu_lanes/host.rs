@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_lab::testing::lab_program;
 use viola_proto::lanes::{Lanes, Nic};
 
@@ -34,7 +34,7 @@ pub fn image() -> Image {
 }
 
 pub struct Host {
-    pub machine: Machine,
+    pub machine: QemuVm,
     guests: u32,
     _folder: tempfile::TempDir,
 }
@@ -46,18 +46,18 @@ impl Host {
     }
 
     /// With more; the folder is for files.
-    pub fn boot_with(name: &str, guests: u32, more: impl FnOnce(Spec, &Path) -> Spec) -> Self {
+    pub fn boot_with(name: &str, guests: u32, more: impl FnOnce(VmSpec, &Path) -> VmSpec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
         let program = Program::pack_beside(viola, &[lab_program(viola)], folder.path())
             .unwrap_or_else(|e| panic!("{e}"));
-        let mut spec = program.disk(Spec::new(name).cpus(2));
+        let mut spec = program.disk(VmSpec::new(name).cpus(2));
         spec.cores.clear();
         spec.kernel_args.push("net.ifnames=0".into());
         let spec = more(spec, folder.path()).arg(NICS);
         let begin = Instant::now();
         let machine =
-            Machine::start(&spec, &image(), folder.path()).unwrap_or_else(|e| panic!("{e}"));
+            QemuVm::start(&spec, &image(), folder.path()).unwrap_or_else(|e| panic!("{e}"));
         // with the libraries of the image, as its `ip`: those of this machine may be older
         machine.sh("tar -x -f /dev/vda -C /").unwrap();
         let host = Self {

@@ -164,7 +164,7 @@ impl Bed {
             spec.memory(3072)
                 .disk("qemu", &archive, "raw")
                 .arg(IOMMU)
-                .counted(0)
+                .icount(0)
         });
         let loader = root_of_loader();
         let init = INIT.replace("PAIR", if pair == Pair::Agent { AGENT } else { FAILOVER });

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_proto::{VmList, VmReport};
 
 /// How long one script may take.
@@ -43,7 +43,7 @@ const START: &str = r#"
     ping -c 1 -W 5 10.20.0.1$i >/dev/null"#;
 
 pub struct Host {
-    pub machine: Machine,
+    pub machine: QemuVm,
     _folder: tempfile::TempDir,
 }
 
@@ -107,15 +107,15 @@ impl Host {
         let root = image.kernel().with_file_name("root.img");
         // Emulated, leaving a VM and coming back takes a thousand times as long as its instructions do, and an answer ten
         // milliseconds of them; counted in instructions it takes what it would.
-        let spec = Spec::new("operator").memory(3072).cpus(2).counted(0);
+        let spec = VmSpec::new("operator").memory(3072).cpus(2).icount(0);
         // what is written to the disk is forgotten
         let mut spec = spec.disk("root", &root, "raw,snapshot=on");
         spec.cores.clear();
-        spec.boot = PATIENCE;
+        spec.boot_timeout = PATIENCE;
         spec.kernel_args.push("net.ifnames=0".into());
         let spec = spec.disk("packages", &pack(folder.path()), "raw");
         let console = || std::fs::read_to_string(folder.path().join("operator.log"));
-        let machine = Machine::start(&spec, &image, folder.path())
+        let machine = QemuVm::start(&spec, &image, folder.path())
             .unwrap_or_else(|e| panic!("{e}; all of it: {}", console().unwrap_or_default()));
         let host = Self {
             machine,

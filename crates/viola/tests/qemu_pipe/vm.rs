@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use viola_lab::Paths;
-use viola_lab::qemu::{Image, Machine, Spec};
+use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_lab::wire::Workload;
 use viola_proto::pipe::shown::Work;
 
@@ -48,7 +48,7 @@ impl Disk {
 /// A guest and a daemon. The thread that boots it is from then on in the network namespace of its bridge. One at a time.
 pub struct Vm {
     pub daemon: Daemon,
-    pub machine: Machine,
+    pub machine: QemuVm,
     /// `f0` and `f1` in `/r/tmp/d`.
     pub files: Vec<Vec<u8>>,
     folder: tempfile::TempDir,
@@ -77,7 +77,7 @@ impl Vm {
         let size = sizes.iter().sum::<usize>() + 512 * MIB;
         let files_at = ext4(folder.path(), "d.img", &tree, size);
         let tools_at = ext4(folder.path(), "t.img", &paths.image.join("root"), 256 * MIB);
-        let spec = Spec::new(name)
+        let spec = VmSpec::new(name)
             .memory(1024)
             .disk("tools", &tools_at, "raw")
             .tap("tap0", "52:54:00:77:00:11")
@@ -87,8 +87,7 @@ impl Vm {
             Disk::Virtio => spec.disk("files", &files_at, "raw"),
         };
         let image = Image::find_from([here], "new").unwrap_or_else(|e| panic!("{e}"));
-        let machine =
-            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
         machine
             .sh(&format!(
                 "modprobe virtio_net; ip link set lo up; ip address add {GUEST}/24 dev eth0; ip link set eth0 up; \

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use viola_lab::qemu::{Image, Machine, Program, Spec};
+use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_lab::testing::lab_program;
 
 /// How long a script may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub struct Host {
-    machine: Machine,
+    machine: QemuVm,
     program: Program,
     _folder: tempfile::TempDir,
 }
@@ -31,10 +31,9 @@ impl Host {
         let viola = Path::new(env!("CARGO_BIN_EXE_viola"));
         let program = Program::pack_all(&[viola, &lab_program(viola)], further, folder.path())
             .unwrap_or_else(|e| panic!("{e}"));
-        let spec = program.disk(Spec::new(name).cpus(cpus).memory(768).counted(3));
+        let spec = program.disk(VmSpec::new(name).cpus(cpus).memory(768).icount(3));
         let begin = Instant::now();
-        let machine =
-            Machine::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
+        let machine = QemuVm::start(&spec, &image, folder.path()).unwrap_or_else(|e| panic!("{e}"));
         program.unpack(&machine).unwrap();
         println!("booted in {:.0} s", begin.elapsed().as_secs_f32());
         Self {

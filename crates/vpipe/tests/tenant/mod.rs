@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::Duration;
 
-use viola_netdev::{NetDevices, Netns, add_address, add_veth};
+use viola_netdev::{Netns, add_address, add_veth, device};
 use viola_vpipe::work::{Pipes, Place, congestion_controls};
 use viola_vpipe::{Attached, Flow, Park, Space, Steering};
 
@@ -41,9 +41,8 @@ impl Tenant {
     pub fn new(host: &Netns, steering: &Steering, name: &str) -> Self {
         let bridge = format!("br{name}");
         host.run(|| {
-            let devices = NetDevices::here().unwrap();
-            devices.add_bridge(&bridge).unwrap();
-            devices.up(&bridge).unwrap();
+            device::add_bridge(&bridge).unwrap();
+            device::up(&bridge).unwrap();
         })
         .unwrap();
         Self::on(&bridge, None, host, steering, name)
@@ -61,11 +60,10 @@ impl Tenant {
         let [tap, other, veth] = ["tap", "cl", "vs"].map(|what| format!("{what}{name}"));
         let (space, park, tap, attached) = host
             .run(|| {
-                let devices = NetDevices::here().unwrap();
                 for (port, room) in [(&tap, &guest), (&other, &client)] {
                     add_veth(port, "eth0", Some(room.as_fd())).unwrap();
-                    devices.add_port(bridge, port).unwrap();
-                    devices.up(port).unwrap();
+                    device::add_port(bridge, port).unwrap();
+                    device::up(port).unwrap();
                 }
                 if let Some(vlan) = vlan {
                     for port in [&tap, &other] {
@@ -78,7 +76,7 @@ impl Tenant {
                     tool(BRIDGE, &format!("vlan add dev {other} vid {vlan}"));
                 }
                 let space = Space::new(&veth, GUEST, 1500).unwrap();
-                let tap = devices.index(&tap).unwrap();
+                let tap = device::index(&tap).unwrap();
                 let attached = steering.attach(tap, &space).unwrap();
                 let park = Park::new(&space, tap).unwrap();
                 (space, park, tap, attached)
@@ -86,13 +84,12 @@ impl Tenant {
             .unwrap();
         for (room, mac, last, tag) in [(&guest, GUEST, 2, None), (&client, CLIENT, 3, vlan)] {
             room.run(|| {
-                let devices = NetDevices::here().unwrap();
-                devices.up("lo").unwrap();
-                devices.set_mac("eth0", mac).unwrap();
+                device::up("lo").unwrap();
+                device::set_mac("eth0", mac).unwrap();
                 let device = match tag {
                     None => "eth0",
                     Some(vlan) => {
-                        devices.up("eth0").unwrap();
+                        device::up("eth0").unwrap();
                         tool(
                             IP,
                             &format!("link add link eth0 name tagged type vlan id {vlan}"),
@@ -100,11 +97,9 @@ impl Tenant {
                         "tagged"
                     }
                 };
-                devices
-                    .set_address(device, [10, 66, 0, last].into(), 24)
-                    .unwrap();
+                device::set_address(device, [10, 66, 0, last].into(), 24).unwrap();
                 let v6 = [0xfd66, 0, 0, 0, 0, 0, 0, u16::from(last)];
-                add_address(devices.index(device).unwrap(), IpAddr::from(v6), 64).unwrap();
+                add_address(device::index(device).unwrap(), IpAddr::from(v6), 64).unwrap();
             })
             .unwrap();
         }

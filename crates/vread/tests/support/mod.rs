@@ -57,7 +57,7 @@ pub struct Vm {
     image: File,
     contents: HashMap<String, Content>,
     _folder: tempfile::TempDir,
-    _turn: testing::Turn,
+    _turn: testing::GuestPermit,
 }
 
 /// Three blocks: one in runs all over the disk, one with a hole and a part that was never written, one
@@ -101,7 +101,7 @@ fn contents() -> (HashMap<String, Content>, u64) {
 
 /// Boots a guest that has the device mounted at `/mnt`.
 pub fn boot(name: &str) -> Vm {
-    let turn = testing::turn();
+    let turn = testing::guest_permit();
     let folder = tempfile::tempdir().unwrap();
     let (contents, end) = contents();
     let path = folder.path().join("image");

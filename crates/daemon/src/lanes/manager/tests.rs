@@ -2,7 +2,7 @@
 use std::path::PathBuf;
 
 use viola_lanes::netns::NetnsGuest;
-use viola_lanes::{Guest, Pf, Stage};
+use viola_lanes::{GuestAccess, Pf, Stage};
 use viola_netdev::Counters;
 
 use super::*;
@@ -15,7 +15,7 @@ fn nic(name: &str, bridge: &str, mac: u8) -> Nic {
         interface: format!("v-{name}"),
         bridge: bridge.into(),
         mac: [2, 0, 0, 0, 0, mac],
-        how: Guest::Netns(NetnsGuest {
+        access: GuestAccess::Netns(NetnsGuest {
             netns: PathBuf::from("/run/netns/no-such-namespace"),
             bond: "bond0".into(),
             port: "eth0".into(),
@@ -57,7 +57,7 @@ fn entry(name: &str, vf: u32) -> Entry {
         vf,
         address: format!("0000:01:10.{vf}"),
         guest: nic.id,
-        how: nic.how,
+        access: nic.access,
         mac: nic.mac,
         stage: Stage::Held,
     }
@@ -77,14 +77,14 @@ fn vfs_that_vanish_with_their_nic_are_nobodys_and_the_loop_goes_on() {
         vf_mbit: 0,
     })];
     keeper.pools[0].vfs = (0..2)
-        .map(|index| VfAt {
+        .map(|index| VfDevice {
             pf: Pf::new("no-such-pf"),
             index,
             address: format!("0000:01:10.{index}"),
         })
         .collect();
     for (name, vf) in [("a", 0), ("b", 1)] {
-        keeper.journal.note(entry(name, vf)).unwrap();
+        keeper.journal.record(entry(name, vf)).unwrap();
     }
     keeper.look_after_pools(&[]);
     assert!(keeper.pools[0].vfs.is_empty());

@@ -10,7 +10,7 @@ use viola_host::{Hypervisor, Vm, VmId, proc, reach};
 use viola_lanes::netns::NetnsGuest;
 use viola_lanes::qemu::QemuGuest;
 use viola_lanes::uml::UmlGuest;
-use viola_lanes::{Attachment, Guest, Mac, VfAt};
+use viola_lanes::{Attachment, GuestAccess, Mac, VfDevice};
 use viola_netdev::{Counters, Link};
 use viola_policy::lanes::{CpuTime, Samples, di2};
 use viola_proto::lanes::LaneSetting;
@@ -34,7 +34,7 @@ pub struct Nic {
     /// Its address.
     pub mac: Mac,
     /// How it is reached.
-    pub how: Guest,
+    pub access: GuestAccess,
     /// What the configuration says, if anything.
     pub setting: Option<LaneSetting>,
     /// DI2, where it can be found.
@@ -125,7 +125,7 @@ impl Sight<'_> {
             interface: guest.host.clone(),
             bridge,
             mac: how.mac().map_err(|e| e.to_string())?,
-            how: Guest::Netns(how),
+            access: GuestAccess::Netns(how),
             setting: Some(guest.lane),
             di2: guest.cgroup.as_deref().and_then(|g| groups.di2(g)),
             counters: link.counters,
@@ -138,8 +138,8 @@ impl Sight<'_> {
         let mac =
             mac.ok_or_else(|| format!("the address of its NIC at {} is not known", link.name))?;
         let how = match vm.hypervisor {
-            Hypervisor::Qemu => Guest::Qemu(self.qemu(vm, mac, said)?),
-            Hypervisor::Uml => Guest::Uml(self.uml(vm, mac)?),
+            Hypervisor::Qemu => GuestAccess::Qemu(self.qemu(vm, mac, said)?),
+            Hypervisor::Uml => GuestAccess::Uml(self.uml(vm, mac)?),
             Hypervisor::Firecracker | Hypervisor::CloudHypervisor => {
                 return Err("lanes do not plug VFs into VMs of its hypervisor yet".into());
             }
@@ -150,7 +150,7 @@ impl Sight<'_> {
             interface: link.name.clone(),
             bridge,
             mac,
-            how,
+            access: how,
             setting: said.map(|s| s.set),
             di2: self.cpus.get(&vm.id).map(|cpus| di2(cpus)),
             counters: link.counters,
@@ -168,8 +168,8 @@ impl Sight<'_> {
             start_time: vm.start_time,
             mac,
             port: said.and_then(|s| s.port.clone()),
-            voice: reach::lane_socket(vm, PORT).map_err(|e| e.one_line())?,
-            patience: self.config.lanes.release_timeout,
+            agent: reach::lane_socket(vm, PORT).map_err(|e| e.one_line())?,
+            release_timeout: self.config.lanes.release_timeout,
         })
     }
 
@@ -182,7 +182,7 @@ impl Sight<'_> {
             mac,
             // behind those that it was started with
             unit: vm.nics.len() as u32,
-            patience: self.config.lanes.release_timeout,
+            release_timeout: self.config.lanes.release_timeout,
         })
     }
 }
@@ -276,16 +276,21 @@ fn more(now: Counters, last: Counters) -> Counters {
 
 /// What went through a VF: its interface knows where the host or a namespace has one, the PF where its driver tells, and for one
 /// that is passed through otherwise its interrupts are counted: each stands for a packet at least.
-pub fn vf_counters(how: &Guest, vf: &VfAt, by_pf: Option<Counters>, interrupts: &str) -> Counters {
+pub fn vf_counters(
+    how: &GuestAccess,
+    vf: &VfDevice,
+    by_pf: Option<Counters>,
+    interrupts: &str,
+) -> Counters {
     let of = |links: Vec<Link>| {
         let is_it = |l: &&Link| l.device.as_deref() == Some(vf.address.as_str());
         let found = links.iter().find(is_it);
         found.map(|l| l.counters).unwrap_or_default()
     };
     match how {
-        Guest::Netns(guest) => of(guest.links().unwrap_or_default()),
-        Guest::Uml(_) => of(viola_netdev::links().unwrap_or_default()),
-        Guest::Qemu(_) => match by_pf.filter(|c| *c != Counters::default()) {
+        GuestAccess::Netns(guest) => of(guest.links().unwrap_or_default()),
+        GuestAccess::Uml(_) => of(viola_netdev::links().unwrap_or_default()),
+        GuestAccess::Qemu(_) => match by_pf.filter(|c| *c != Counters::default()) {
             Some(counters) => counters,
             None => Counters {
                 rx_packets: counted(interrupts, &vf.address),

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use viola_lanes::switch::{Found, Switch};
-use viola_lanes::{Attachment, Card, Entry, Presence, Stage, Steps, VfAt};
+use viola_lanes::transfer::{Recovered, Transfer};
+use viola_lanes::{Attachment, Entry, Eswitch, Presence, Stage, StepTimes, VfDevice};
 use viola_policy::lanes::{self as policy, Vf};
 
 use crate::lanes::manager::{FOREIGN, Keeper};
@@ -14,7 +14,7 @@ use viola_cli::log::{self, Level};
 const APPEARS: Duration = Duration::from_secs(3);
 
 /// Whether a VF has a driver for interfaces, and its interface is not here.
-fn is_elsewhere(vf: &VfAt) -> bool {
+fn is_elsewhere(vf: &VfDevice) -> bool {
     let end = Instant::now() + APPEARS;
     loop {
         let links = viola_netdev::links().unwrap_or_default();
@@ -49,7 +49,7 @@ impl Keeper {
                 index: vf.index,
             };
             if let Some(entry) = entry {
-                if self.settle(at, &vf, &entry) == Found::Held {
+                if self.settle(at, &vf, &entry) == Recovered::Held {
                     let vm = self.number(&entry.guest);
                     self.policy.adopt(now, place, policy::Nic { vm, network });
                 }
@@ -67,17 +67,17 @@ impl Keeper {
     }
 
     /// A guest that has a VF of which the journal knows nothing.
-    fn found_with(&self, at: usize, vf: &VfAt) -> Option<Entry> {
+    fn found_with(&self, at: usize, vf: &VfDevice) -> Option<Entry> {
         let bridge = &self.pools[at].config.bridge;
         for nic in self.nics.iter().filter(|n| n.bridge == *bridge) {
-            let mut how = nic.how.clone();
+            let mut how = nic.access.clone();
             if matches!(how.presence(vf), Ok(Presence::Idle | Presence::InUse)) {
                 return Some(Entry {
                     pf: vf.pf.name.clone(),
                     vf: vf.index,
                     address: vf.address.clone(),
                     guest: nic.id.clone(),
-                    how,
+                    access: how,
                     mac: nic.mac,
                     stage: Stage::Held,
                 });
@@ -86,50 +86,55 @@ impl Keeper {
         None
     }
 
-    pub(in crate::lanes) fn settle(&mut self, at: usize, vf: &VfAt, entry: &Entry) -> Found {
+    pub(in crate::lanes) fn settle(
+        &mut self,
+        at: usize,
+        vf: &VfDevice,
+        entry: &Entry,
+    ) -> Recovered {
         let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
         let terms = self.pools[at].terms();
-        let mut guest = entry.how.clone();
-        let mut switch = Switch {
-            card: &card,
+        let mut guest = entry.access.clone();
+        let mut switch = Transfer {
+            eswitch: &card,
             vf,
             id: &entry.guest,
-            how: &entry.how,
+            access: &entry.access,
             attachment: &mut guest,
-            steps: Steps::default(),
+            steps: StepTimes::default(),
         };
-        let settled = switch.settle(&mut self.journal, entry, terms);
+        let settled = switch.recover(&mut self.journal, entry, terms);
         let (pf, index) = (&vf.pf.name, vf.index);
         let what = match &settled {
-            Ok(Found::Held) => {
+            Ok(Recovered::Held) => {
                 self.totals.adopted += 1;
                 format!("has VF {index} of {pf} already")
             }
-            Ok(Found::Free) => {
+            Ok(Recovered::Free) => {
                 self.totals.recovered += 1;
                 format!("VF {index} of {pf} was found with it half given or taken, and is free")
             }
             Err(e) => format!("VF {index} of {pf} was found with it, and stays: {e}"),
         };
         log::about(Level::Notice, &entry.guest, what);
-        if let Ok(Found::Held) = settled {
+        if let Ok(Recovered::Held) = settled {
             // it may be one of which nothing was noted
-            if let Err(e) = self.journal.note(entry.clone()) {
+            if let Err(e) = self.journal.record(entry.clone()) {
                 self.tell(e.to_string());
             }
         }
-        settled.unwrap_or(Found::Held)
+        settled.unwrap_or(Recovered::Held)
     }
 
     /// A guest has its VF no longer.
-    pub(in crate::lanes) fn let_go(&mut self, at: usize, vf: &VfAt, entry: &Entry) {
+    pub(in crate::lanes) fn let_go(&mut self, at: usize, vf: &VfDevice, entry: &Entry) {
         self.totals.lost += 1;
         let what = format!("VF {} of {} went from it", vf.index, vf.pf.name);
         log::about(Level::Warning, &entry.guest, what);
         let card = self.pools[at].card_of(self.nic_of(at, &entry.guest));
         let done = card.withdraw(vf.index, entry.mac);
         let done = done.and_then(|()| card.clear(vf.index));
-        let done = done.and_then(|()| self.journal.forget(&entry.pf, entry.vf));
+        let done = done.and_then(|()| self.journal.remove(&entry.pf, entry.vf));
         if let Err(e) = done {
             self.tell(e.to_string());
         }
@@ -144,7 +149,7 @@ impl Keeper {
             self.totals.lost += 1;
             let what = format!("VF {} of {pf} is gone with its NIC", entry.vf);
             log::about(Level::Warning, &entry.guest, what);
-            if let Err(e) = self.journal.forget(&pf, entry.vf) {
+            if let Err(e) = self.journal.remove(&pf, entry.vf) {
                 self.tell(e.to_string());
             }
         }

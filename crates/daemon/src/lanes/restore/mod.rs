@@ -5,8 +5,8 @@ mod adopt;
 
 use std::path::Path;
 
-use viola_lanes::switch::Switch;
-use viola_lanes::{Entry, Journal, Pf, PfCard, Steps, Terms, VfAt};
+use viola_lanes::transfer::Transfer;
+use viola_lanes::{Entry, Journal, Pf, PfEswitch, StepTimes, VfDevice, VfSettings};
 use viola_netdev::Link;
 
 use crate::lanes::JOURNAL;
@@ -24,28 +24,28 @@ pub fn take_back(run_dir: &Path) -> Vec<String> {
 
 /// Takes one VF back; a sentence about it.
 pub fn take_one(journal: &mut Journal, entry: &Entry, links: &[Link]) -> String {
-    let vf = VfAt {
+    let vf = VfDevice {
         pf: Pf::new(&entry.pf),
         index: entry.vf,
         address: entry.address.clone(),
     };
-    let card = PfCard {
+    let card = PfEswitch {
         pf: entry.pf.clone(),
         uplink: links
             .iter()
             .any(|l| l.name == entry.pf && l.master.is_some()),
         port: None,
     };
-    let mut guest = entry.how.clone();
-    let mut switch = Switch {
-        card: &card,
+    let mut guest = entry.access.clone();
+    let mut switch = Transfer {
+        eswitch: &card,
         vf: &vf,
         id: &entry.guest,
-        how: &entry.how,
+        access: &entry.access,
         attachment: &mut guest,
-        steps: Steps::default(),
+        steps: StepTimes::default(),
     };
-    let taken = switch.revoke(journal, entry.mac, Terms::default());
+    let taken = switch.revoke(journal, entry.mac, VfSettings::default());
     let what = format!("VF {} of {}", entry.vf, entry.pf);
     match taken {
         Ok(()) => format!("{}: {what} taken back", entry.guest),

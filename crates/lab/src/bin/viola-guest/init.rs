@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, mount};
-use viola_netdev::NetDevices;
+use viola_netdev::device;
 
 use crate::{RUN, halt};
 
@@ -100,8 +100,7 @@ fn keep_to(list: &str) -> Result<(), String> {
 
 /// `viola.nics=vec0:10.77.0.11/24,vec1:10.78.0.11/24`
 fn network(nics: &str) -> Result<(), String> {
-    let devices = NetDevices::here().map_err(|e| format!("network: {e}"))?;
-    devices.up("lo").map_err(|e| format!("lo: {e}"))?;
+    device::up("lo").map_err(|e| format!("lo: {e}"))?;
     for nic in nics.split(',').filter(|n| !n.is_empty()) {
         let parsed = nic.split_once(':').and_then(|(name, rest)| {
             let (address, prefix) = rest.split_once('/')?;
@@ -113,9 +112,7 @@ fn network(nics: &str) -> Result<(), String> {
         });
         let (name, address, prefix) =
             parsed.ok_or_else(|| format!("viola.nics: cannot read `{nic}`"))?;
-        devices
-            .set_address(name, address, prefix)
-            .map_err(|e| format!("{name}: {e}"))?;
+        device::set_address(name, address, prefix).map_err(|e| format!("{name}: {e}"))?;
     }
     Ok(())
 }

@@ -12,49 +12,50 @@ use std::time::{Duration, Instant};
 
 use viola_netdev::Mac;
 
-use crate::attach::{Attachment, GoesOver, Presence, VfAt};
-use crate::card::{Card, Terms};
+use crate::attach::{Attachment, Failover, Presence};
 use crate::error::LaneError;
-use crate::guest::Guest;
+use crate::eswitch::{Eswitch, VfSettings};
+use crate::guest::GuestAccess;
 use crate::journal::{Entry, Journal, Stage};
-use crate::steps::Steps;
+use crate::pool::VfDevice;
+use crate::steps::StepTimes;
 
 /// By then a guest's bond has noticed that a link is down, by the usual `miimon` of 100 ms.
-const NOTICED: Duration = Duration::from_millis(150);
+const BOND_MIIMON_WAIT: Duration = Duration::from_millis(150);
 
 /// What is needed for each step.
-pub struct Switch<'a> {
+pub struct Transfer<'a> {
     /// The NIC's switch.
-    pub card: &'a dyn Card,
+    pub eswitch: &'a dyn Eswitch,
     /// The VF.
-    pub vf: &'a VfAt,
+    pub vf: &'a VfDevice,
     /// Identity of the guest.
     pub id: &'a str,
     /// How it is reached, for the journal.
-    pub how: &'a Guest,
+    pub access: &'a GuestAccess,
     /// The guest.
     pub attachment: &'a mut dyn Attachment,
     /// How long what was done took.
-    pub steps: Steps,
+    pub steps: StepTimes,
 }
 
 /// What became of a VF that was found after a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum Recovered {
     /// The guest has it.
     Held,
     /// Nobody has it.
     Free,
 }
 
-impl Switch<'_> {
+impl Transfer<'_> {
     fn entry(&self, mac: Mac, stage: Stage) -> Entry {
         Entry {
             pf: self.vf.pf.name.clone(),
             vf: self.vf.index,
             address: self.vf.address.clone(),
             guest: self.id.to_owned(),
-            how: self.how.clone(),
+            access: self.access.clone(),
             mac,
             stage,
         }
@@ -64,32 +65,32 @@ impl Switch<'_> {
     ///
     /// # Errors
     /// Any [`LaneError`]; the VF is free then.
-    pub fn grant(&mut self, journal: &mut Journal, terms: Terms) -> Result<(), LaneError> {
+    pub fn grant(&mut self, journal: &mut Journal, settings: VfSettings) -> Result<(), LaneError> {
         let mac = self.attachment.mac()?;
-        journal.note(self.entry(mac, Stage::Granting))?;
-        let (card, vf) = (self.card, self.vf);
+        journal.record(self.entry(mac, Stage::Granting))?;
+        let (eswitch, vf) = (self.eswitch, self.vf);
         let steps = &mut self.steps;
         let given = self
             .attachment
             .prepare(vf, mac, steps)
-            .and_then(|()| steps.time("address", || card.admit(vf.index, mac, terms)))
+            .and_then(|()| steps.time("address", || eswitch.assign(vf.index, mac, settings)))
             .and_then(|()| self.attachment.plug(vf, steps));
         match given {
             Ok(()) => {
-                card.went(mac);
-                journal.note(self.entry(mac, Stage::Held))
+                eswitch.forget_port(mac);
+                journal.record(self.entry(mac, Stage::Held))
             }
             Err(e) => {
                 // what went wrong first is what is told
-                let _ = card.withdraw(vf.index, mac);
-                let _ = card.clear(vf.index);
-                let _ = journal.forget(&vf.pf.name, vf.index);
+                let _ = eswitch.withdraw(vf.index, mac);
+                let _ = eswitch.clear(vf.index);
+                let _ = journal.remove(&vf.pf.name, vf.index);
                 Err(e)
             }
         }
     }
 
-    /// Takes the VF from the guest, which had it with this address and terms.
+    /// Takes the VF from the guest, which had it with this address and settings.
     ///
     /// # Errors
     /// Any [`LaneError`]; the guest still has it then, and uses it.
@@ -97,51 +98,51 @@ impl Switch<'_> {
         &mut self,
         journal: &mut Journal,
         mac: Mac,
-        terms: Terms,
+        settings: VfSettings,
     ) -> Result<(), LaneError> {
-        journal.note(self.entry(mac, Stage::Revoking))?;
-        let (card, vf) = (self.card, self.vf);
-        let taken = self.take(mac);
+        journal.record(self.entry(mac, Stage::Revoking))?;
+        let (eswitch, vf) = (self.eswitch, self.vf);
+        let taken = self.unplug(mac);
         match taken {
-            Ok(()) => journal.forget(&vf.pf.name, vf.index),
+            Ok(()) => journal.remove(&vf.pf.name, vf.index),
             Err(e) => {
-                let _ = card.link(vf.index, true);
-                let _ = card.admit(vf.index, mac, terms);
+                let _ = eswitch.set_link(vf.index, true);
+                let _ = eswitch.assign(vf.index, mac, settings);
                 let _ = self.attachment.resume(vf);
-                card.went(mac);
-                let _ = journal.note(self.entry(mac, Stage::Held));
+                eswitch.forget_port(mac);
+                let _ = journal.record(self.entry(mac, Stage::Held));
                 Err(e)
             }
         }
     }
 
-    fn take(&mut self, mac: Mac) -> Result<(), LaneError> {
-        let (card, vf) = (self.card, self.vf);
+    fn unplug(&mut self, mac: Mac) -> Result<(), LaneError> {
+        let (eswitch, vf) = (self.eswitch, self.vf);
         let begin = Instant::now();
         let has_gone_over = match self.attachment.fail_over(vf)? {
-            GoesOver::Now => true,
-            GoesOver::WithTheLink if card.link(vf.index, false) => {
-                std::thread::sleep(NOTICED);
+            Failover::Done => true,
+            Failover::OnLinkDown if eswitch.set_link(vf.index, false) => {
+                std::thread::sleep(BOND_MIIMON_WAIT);
                 true
             }
-            GoesOver::WithTheLink | GoesOver::WithTheVf => false,
+            Failover::OnLinkDown | Failover::OnUnplug => false,
         };
         self.steps.add("failover", begin.elapsed());
         // Packets go where the guest looks for them: at once, or at the moment when it looks elsewhere.
         let mut withdrawn = None;
         if has_gone_over {
-            let withdraw = || card.withdraw(vf.index, mac);
+            let withdraw = || eswitch.withdraw(vf.index, mac);
             withdrawn = Some(self.steps.time("address", withdraw));
         }
         let mut released = || {
             if !matches!(withdrawn, Some(Ok(()))) {
-                withdrawn = Some(card.withdraw(vf.index, mac));
+                withdrawn = Some(eswitch.withdraw(vf.index, mac));
             }
         };
         self.attachment.unplug(vf, &mut released, &mut self.steps)?;
         // It is out, whatever the NIC says: where its address cannot be cleared it is nobody's, and the next guest's takes
         // its place; where neither can be done the PF is gone, and its VFs with it.
-        let _ = card.clear(vf.index);
+        let _ = eswitch.clear(vf.index);
         Ok(())
     }
 
@@ -150,24 +151,24 @@ impl Switch<'_> {
     ///
     /// # Errors
     /// Any [`LaneError`]; the guest has it then.
-    pub fn settle(
+    pub fn recover(
         &mut self,
         journal: &mut Journal,
         entry: &Entry,
-        terms: Terms,
-    ) -> Result<Found, LaneError> {
+        settings: VfSettings,
+    ) -> Result<Recovered, LaneError> {
         let presence = self.attachment.presence(self.vf)?;
         match (presence, entry.stage) {
             (Presence::Absent, _) => {
-                self.card.withdraw(self.vf.index, entry.mac)?;
-                self.card.clear(self.vf.index)?;
-                journal.forget(&entry.pf, entry.vf)?;
-                Ok(Found::Free)
+                self.eswitch.withdraw(self.vf.index, entry.mac)?;
+                self.eswitch.clear(self.vf.index)?;
+                journal.remove(&entry.pf, entry.vf)?;
+                Ok(Recovered::Free)
             }
-            (Presence::InUse, Stage::Held) => Ok(Found::Held),
+            (Presence::InUse, Stage::Held) => Ok(Recovered::Held),
             _ => {
-                self.revoke(journal, entry.mac, terms)?;
-                Ok(Found::Free)
+                self.revoke(journal, entry.mac, settings)?;
+                Ok(Recovered::Free)
             }
         }
     }

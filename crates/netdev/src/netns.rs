@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A network namespace that a program makes for itself.
+//! Network namespaces of a program's own.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,36 +8,38 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-/// A network namespace; it goes with the last of its descriptors, sockets and threads.
+/// A network namespace. The kernel removes it with the last of its descriptors, sockets and
+/// threads.
 #[derive(Debug)]
 pub struct Netns(OwnedFd);
 
 impl Netns {
-    /// Makes an empty one. Needs CAP_SYS_ADMIN.
+    /// Creates an empty namespace. Needs CAP_SYS_ADMIN.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel's.
     pub fn new() -> io::Result<Self> {
         on_a_thread(|| {
-            // SAFETY: only this thread, which ends here, gets another network namespace; no descriptors are unshared.
+            // SAFETY: only this thread, which ends here, gets another network namespace; it
+            // unshares no descriptors.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             let netns = std::fs::File::open("/proc/thread-self/ns/net")?;
             Ok(Self(netns.into()))
         })
     }
 
-    /// Does something on a thread of its own in the namespace.
+    /// Runs `work` on a fresh thread inside the namespace.
     ///
     /// # Errors
-    /// That the namespace could not be entered.
+    /// The kernel's, if the thread cannot enter the namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-        inside(self.0.as_fd(), work)
+        in_netns(self.0.as_fd(), work)
     }
 
-    /// A TCP socket in the namespace, for an address of this one's family.
+    /// Opens a TCP socket in the namespace, for an address of this family.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel's.
     pub fn tcp_socket(&self, address: IpAddr) -> io::Result<OwnedFd> {
         self.run(|| tcp_socket(address))?
     }
@@ -49,10 +51,10 @@ impl AsFd for Netns {
     }
 }
 
-/// A TCP socket in the calling thread's namespace, for an address of this one's family.
+/// Opens a TCP socket in the calling thread's namespace, for an address of this family.
 ///
 /// # Errors
-/// What the kernel refused.
+/// The kernel's.
 pub fn tcp_socket(address: IpAddr) -> io::Result<OwnedFd> {
     let family = match address {
         IpAddr::V4(_) => AddressFamily::INET,
@@ -62,11 +64,11 @@ pub fn tcp_socket(address: IpAddr) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// Does something on a thread of its own in a network namespace.
+/// Runs `work` on a fresh thread inside a network namespace.
 ///
 /// # Errors
-/// That the namespace could not be entered.
-pub fn inside<T: Send>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+/// The kernel's, if the thread cannot enter the namespace.
+pub fn in_netns<T: Send>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     on_a_thread(|| {
         move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?;
         Ok(work())

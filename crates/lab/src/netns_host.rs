@@ -4,26 +4,25 @@
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::holder::{Holder, inside};
 use crate::spec::{BridgeSpec, DEFAULT_BRIDGE, Spec};
-use viola_netdev::{NetDevices, add_veth};
+use viola_netdev::{add_veth, device};
 
 /// Prefix length of all sites' subnet.
 const PREFIX: u8 = 24;
 
 /// One host. It goes with the last process that is in it.
-pub struct Site {
+pub struct NetnsHost {
     name: String,
     address: Ipv4Addr,
     holder: Holder,
     cables: AtomicUsize,
 }
 
-impl Site {
+impl NetnsHost {
     /// Makes one whose bridge `br0` has this address (of a subnet of 256). Needs root.
     ///
     /// # Errors
@@ -50,7 +49,7 @@ impl Site {
     ///
     /// # Errors
     /// What could not be made.
-    pub fn cable(&self, other: &Self) -> Result<()> {
+    pub fn connect(&self, other: &Self) -> Result<()> {
         let (here, there) = (self.next_port(), other.next_port());
         let made = |what: &str| {
             Error::net(format!(
@@ -59,13 +58,12 @@ impl Site {
             ))
         };
         let far = other.netns();
-        self.inside(|| add_veth(&here, &there, Some(far)))?
+        self.in_netns(|| add_veth(&here, &there, Some(far)))?
             .map_err(made("making"))?;
         for (site, port) in [(self, here), (other, there)] {
-            site.inside(|| {
-                let devices = NetDevices::here()?;
-                devices.add_port(DEFAULT_BRIDGE, &port)?;
-                devices.up(&port)
+            site.in_netns(|| {
+                device::add_port(DEFAULT_BRIDGE, &port)?;
+                device::up(&port)
             })?
             .map_err(made("plugging"))?;
         }
@@ -86,16 +84,11 @@ impl Site {
         self.holder.netns().as_fd()
     }
 
-    /// Its network namespace as a file that other processes can open while this value lives.
-    pub fn path(&self) -> &Path {
-        self.holder.path()
-    }
-
     /// Runs `job` on a fresh thread inside; processes that it starts are inside too.
     ///
     /// # Errors
     /// When the namespace cannot be entered.
-    pub fn inside<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
+    pub fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
         inside(self.holder.netns(), job)
     }
 }
@@ -109,14 +102,15 @@ mod tests {
 
     #[test]
     fn two_hosts_with_a_cable_reach_each_other_and_no_third_one() {
-        let site = |n: u8| Site::new(&format!("site{n}"), Ipv4Addr::new(10, 99, 0, n)).unwrap();
+        let site =
+            |n: u8| NetnsHost::new(&format!("site{n}"), Ipv4Addr::new(10, 99, 0, n)).unwrap();
         let (a, b, c) = (site(1), site(2), site(3));
-        a.cable(&b).unwrap();
+        a.connect(&b).unwrap();
         let listener = b
-            .inside(|| TcpListener::bind((b.address(), 7000)).unwrap())
+            .in_netns(|| TcpListener::bind((b.address(), 7000)).unwrap())
             .unwrap();
-        let call = |from: &Site, seconds| {
-            from.inside(|| {
+        let call = |from: &NetnsHost, seconds| {
+            from.in_netns(|| {
                 let to = (b.address(), 7000).into();
                 TcpStream::connect_timeout(&to, Duration::from_secs(seconds))
             })

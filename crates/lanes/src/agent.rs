@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Words to the agent in a guest that keeps the VF and its paravirtual NIC in a bond ([`viola_proto::lanes::guest`]).
+//! Requests to viola-agent in a guest that has the VF and its paravirtual NIC in a bond
+//! ([`viola_proto::lanes::guest`]).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,21 +17,23 @@ use viola_netdev::Mac;
 use viola_proto::agent::{FrameReader, encode};
 use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
 
-/// How long an agent may take: it looks for somebody at its port five times a second, and a guest may be slow. One that goes
-/// over later than this does so while its packets still go to the VF, until that is out; meanwhile the VF works.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the agent's reply. The agent checks its port five times a second, and a guest may
+/// be slow. If it fails over later than this, its packets go to the VF until that is unplugged, and
+/// the VF works until then.
+const AGENT_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks the agent behind a unix socket or a terminal.
+/// Asks the agent behind a unix socket or a terminal to use or to leave the VF.
 ///
 /// # Errors
-/// The kernel's; [`io::ErrorKind::TimedOut`] where nobody answers, [`io::ErrorKind::Other`] with the agent's sentence.
+/// The kernel's; [`io::ErrorKind::TimedOut`] without a reply, [`io::ErrorKind::Other`] with the
+/// agent's reason.
 pub fn ask(path: &Path, mac: Mac, wish: Wish) -> io::Result<()> {
-    ask_for(path, mac, wish, PATIENCE)
+    ask_within(path, mac, wish, AGENT_REPLY_TIMEOUT)
 }
 
-fn ask_for(path: &Path, mac: Mac, wish: Wish, patience: Duration) -> io::Result<()> {
+fn ask_within(path: &Path, mac: Mac, wish: Wish, timeout: Duration) -> io::Result<()> {
     let mut stream = open(path)?;
-    let end = Instant::now() + patience;
+    let end = Instant::now() + timeout;
     let asked = ToGuest {
         n: number(),
         mac,
@@ -45,13 +48,13 @@ fn ask_for(path: &Path, mac: Mac, wish: Wish, patience: Duration) -> io::Result<
                 Ok(FromGuest { n, failed }) if n == asked.n => {
                     return failed.map_or(Ok(()), |why| Err(io::Error::other(printable(&why))));
                 }
-                // to somebody before, or no answer at all
+                // a reply to an earlier request, or not valid
                 _ => {}
             }
         }
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let what = "the agent in the guest does not answer";
+            let what = "viola-agent in the guest does not reply";
             return Err(io::Error::new(io::ErrorKind::TimedOut, what));
         }
         let left = Timespec {
@@ -59,7 +62,7 @@ fn ask_for(path: &Path, mac: Mac, wish: Wish, patience: Duration) -> io::Result<
             tv_nsec: left.subsec_nanos().into(),
         };
         let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
-        // an interrupted wait is as good as a short one
+        // the loop checks the time after an interrupted wait
         let _ = poll(&mut fds, Some(&left));
         if reader.fill(&mut stream)? == Some(0) {
             let what = "the guest has closed its agent's port";
@@ -68,13 +71,13 @@ fn ask_for(path: &Path, mac: Mac, wish: Wish, patience: Duration) -> io::Result<
     }
 }
 
-/// A guest's sentence goes to the journal.
+/// The agent's reason without control characters, at most 200 characters: it goes to the log.
 fn printable(text: &str) -> String {
-    let is_odd = |c: char| c.is_control();
-    text.chars().take(200).filter(|c| !is_odd(*c)).collect()
+    let is_control = |c: char| c.is_control();
+    text.chars().take(200).filter(|c| !is_control(*c)).collect()
 }
 
-/// No two questions that may meet on one way have one number.
+/// A number for a request that differs from those of earlier requests by the same port.
 fn number() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |d| d.as_nanos() as u64)
@@ -105,7 +108,7 @@ mod tests {
 
     const MAC: Mac = [2, 0, 0, 0, 0, 1];
 
-    /// An agent that answers so; what it was asked.
+    /// An agent that takes one request and sends these replies.
     fn agent(path: &Path, answer: impl Fn(u64) -> Vec<FromGuest> + Send + 'static) {
         let listener = UnixListener::bind(path).unwrap();
         std::thread::spawn(move || {
@@ -120,13 +123,13 @@ mod tests {
             for answer in answer(asked.n) {
                 stream.write_all(&encode(&answer).unwrap()).unwrap();
             }
-            // open until the other end is closed
+            // stays open until the other end closes
             let _ = stream.read(&mut [0; 8]);
         });
     }
 
     #[test]
-    fn the_answer_to_this_question_counts_and_no_other() {
+    fn only_the_reply_to_this_request_counts() {
         let folder = tempfile::tempdir().unwrap();
         let failed = |n, text: Option<&str>| FromGuest {
             n,
@@ -139,19 +142,19 @@ mod tests {
         ask(&done, MAC, Wish::Leave).unwrap();
         let not = folder.path().join("not");
         agent(&not, move |n| vec![failed(n, Some("no bond\n here"))]);
-        let said = ask(&not, MAC, Wish::Leave).unwrap_err();
-        assert_eq!(said.to_string(), "no bond here");
+        let error = ask(&not, MAC, Wish::Leave).unwrap_err();
+        assert_eq!(error.to_string(), "no bond here");
     }
 
     #[test]
-    fn nobody_is_waited_for_long() {
+    fn a_silent_agent_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("silent");
         agent(&path, |_| Vec::new());
         let short = Duration::from_millis(50);
-        let said = ask_for(&path, MAC, Wish::Leave, short).unwrap_err();
-        assert_eq!(said.kind(), io::ErrorKind::TimedOut);
-        let said = ask(&folder.path().join("none"), MAC, Wish::Use).unwrap_err();
-        assert_eq!(said.kind(), io::ErrorKind::NotFound);
+        let error = ask_within(&path, MAC, Wish::Leave, short).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let error = ask(&folder.path().join("none"), MAC, Wish::Use).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

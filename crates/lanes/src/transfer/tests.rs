@@ -9,26 +9,26 @@ const MAC: Mac = [2, 0, 0, 0, 0, 1];
 /// What was done, in order.
 type Log = RefCell<Vec<&'static str>>;
 
-fn how() -> Guest {
-    Guest::Netns(crate::netns::NetnsGuest {
+fn access() -> GuestAccess {
+    GuestAccess::Netns(crate::netns::NetnsGuest {
         netns: "/run/netns/a".into(),
         bond: "bond0".into(),
         port: "eth0".into(),
     })
 }
 
-struct FakeCard<'a>(&'a Log);
+struct FakeEswitch<'a>(&'a Log);
 
-impl Card for FakeCard<'_> {
-    fn admit(&self, _: u32, mac: Mac, _: Terms) -> Result<(), LaneError> {
+impl Eswitch for FakeEswitch<'_> {
+    fn assign(&self, _: u32, mac: Mac, _: VfSettings) -> Result<(), LaneError> {
         assert_eq!(mac, MAC);
-        self.0.borrow_mut().push("admit");
+        self.0.borrow_mut().push("assign");
         Ok(())
     }
 
-    fn went(&self, mac: Mac) {
+    fn forget_port(&self, mac: Mac) {
         assert_eq!(mac, MAC);
-        self.0.borrow_mut().push("went");
+        self.0.borrow_mut().push("forget port");
     }
 
     fn withdraw(&self, _: u32, mac: Mac) -> Result<(), LaneError> {
@@ -42,7 +42,7 @@ impl Card for FakeCard<'_> {
         Ok(())
     }
 
-    fn link(&self, _: u32, _: bool) -> bool {
+    fn set_link(&self, _: u32, _: bool) -> bool {
         false
     }
 }
@@ -61,59 +61,59 @@ impl Attachment for FakeGuest<'_> {
         Ok(MAC)
     }
 
-    fn prepare(&mut self, _: &VfAt, mac: Mac, _: &mut Steps) -> Result<(), LaneError> {
+    fn prepare(&mut self, _: &VfDevice, mac: Mac, _: &mut StepTimes) -> Result<(), LaneError> {
         assert_eq!(mac, MAC);
         self.log.borrow_mut().push("prepare");
         Ok(())
     }
 
-    fn plug(&mut self, _: &VfAt, _: &mut Steps) -> Result<(), LaneError> {
+    fn plug(&mut self, _: &VfDevice, _: &mut StepTimes) -> Result<(), LaneError> {
         self.log.borrow_mut().push("plug");
         match self.refuses {
-            true => Err(LaneError::Unfit("no".into())),
+            true => Err(LaneError::Unusable("no".into())),
             false => Ok(()),
         }
     }
 
-    fn fail_over(&mut self, _: &VfAt) -> Result<GoesOver, LaneError> {
+    fn fail_over(&mut self, _: &VfDevice) -> Result<Failover, LaneError> {
         self.log.borrow_mut().push("fail over");
         Ok(match self.bond {
-            true => GoesOver::Now,
-            false => GoesOver::WithTheVf,
+            true => Failover::Done,
+            false => Failover::OnUnplug,
         })
     }
 
     fn unplug(
         &mut self,
-        _: &VfAt,
+        _: &VfDevice,
         released: &mut dyn FnMut(),
-        _: &mut Steps,
+        _: &mut StepTimes,
     ) -> Result<(), LaneError> {
         self.log.borrow_mut().push("unplug");
         if self.refuses {
-            return Err(LaneError::Kept { seconds: 10 });
+            return Err(LaneError::ReleaseTimeout { seconds: 10 });
         }
         released();
         self.log.borrow_mut().push("deleted");
         Ok(())
     }
 
-    fn presence(&mut self, _: &VfAt) -> Result<Presence, LaneError> {
+    fn presence(&mut self, _: &VfDevice) -> Result<Presence, LaneError> {
         Ok(self.presence)
     }
 }
 
-struct Bed {
+struct TestBed {
     log: Log,
-    vf: VfAt,
+    vf: VfDevice,
     folder: tempfile::TempDir,
 }
 
-impl Bed {
+impl TestBed {
     fn new() -> Self {
         Self {
             log: Log::default(),
-            vf: VfAt {
+            vf: VfDevice {
                 pf: Pf::new("p0"),
                 index: 3,
                 address: "0000:01:10.6".into(),
@@ -135,15 +135,15 @@ impl Bed {
         }
     }
 
-    fn with<T>(&self, mut guest: FakeGuest<'_>, work: impl FnOnce(&mut Switch<'_>) -> T) -> T {
-        let card = FakeCard(&self.log);
-        work(&mut Switch {
-            card: &card,
+    fn with<T>(&self, mut guest: FakeGuest<'_>, work: impl FnOnce(&mut Transfer<'_>) -> T) -> T {
+        let eswitch = FakeEswitch(&self.log);
+        work(&mut Transfer {
+            eswitch: &eswitch,
             vf: &self.vf,
             id: "netns:a",
-            how: &how(),
+            access: &access(),
             attachment: &mut guest,
-            steps: Steps::default(),
+            steps: StepTimes::default(),
         })
     }
 
@@ -151,7 +151,7 @@ impl Bed {
         std::mem::take(&mut self.log.borrow_mut())
     }
 
-    fn noted(&self) -> Vec<Stage> {
+    fn stages(&self) -> Vec<Stage> {
         self.journal().entries().iter().map(|e| e.stage).collect()
     }
 
@@ -161,7 +161,7 @@ impl Bed {
             vf: 3,
             address: self.vf.address.clone(),
             guest: "netns:a".into(),
-            how: how(),
+            access: access(),
             mac: MAC,
             stage,
         }
@@ -170,30 +170,30 @@ impl Bed {
 
 #[test]
 fn the_failover_comes_first_and_the_vf_is_free_last() {
-    let bed = Bed::new();
+    let bed = TestBed::new();
     let mut journal = bed.journal();
-    let grant = |s: &mut Switch<'_>| s.grant(&mut journal, Terms::default());
+    let grant = |s: &mut Transfer<'_>| s.grant(&mut journal, VfSettings::default());
     bed.with(bed.guest(), grant).unwrap();
-    assert_eq!(bed.log(), ["prepare", "admit", "plug", "went"]);
-    assert_eq!(bed.noted(), [Stage::Held]);
-    let revoke = |s: &mut Switch<'_>| s.revoke(&mut journal, MAC, Terms::default());
+    assert_eq!(bed.log(), ["prepare", "assign", "plug", "forget port"]);
+    assert_eq!(bed.stages(), [Stage::Held]);
+    let revoke = |s: &mut Transfer<'_>| s.revoke(&mut journal, MAC, VfSettings::default());
     bed.with(bed.guest(), revoke).unwrap();
     assert_eq!(
         bed.log(),
         ["fail over", "withdraw", "unplug", "deleted", "clear"]
     );
-    assert_eq!(bed.noted(), []);
+    assert_eq!(bed.stages(), []);
 }
 
 #[test]
 fn where_the_guest_only_goes_over_with_the_unplug_the_switch_follows_at_that_moment() {
-    let bed = Bed::new();
+    let bed = TestBed::new();
     let mut journal = bed.journal();
     let guest = FakeGuest {
         bond: false,
         ..bed.guest()
     };
-    let revoke = |s: &mut Switch<'_>| s.revoke(&mut journal, MAC, Terms::default());
+    let revoke = |s: &mut Transfer<'_>| s.revoke(&mut journal, MAC, VfSettings::default());
     bed.with(guest, revoke).unwrap();
     assert_eq!(
         bed.log(),
@@ -203,69 +203,75 @@ fn where_the_guest_only_goes_over_with_the_unplug_the_switch_follows_at_that_mom
 
 #[test]
 fn a_guest_that_keeps_its_vf_goes_on_with_it() {
-    let bed = Bed::new();
+    let bed = TestBed::new();
     let mut journal = bed.journal();
     let guest = FakeGuest {
         refuses: true,
         ..bed.guest()
     };
-    let revoke = |s: &mut Switch<'_>| s.revoke(&mut journal, MAC, Terms::default());
-    let said = bed.with(guest, revoke).unwrap_err().to_string();
-    assert_eq!(said, "the guest has not given it back within 10 s");
+    let revoke = |s: &mut Transfer<'_>| s.revoke(&mut journal, MAC, VfSettings::default());
+    let error = bed.with(guest, revoke).unwrap_err().to_string();
+    assert_eq!(error, "the guest has not released the VF within 10 s");
     assert_eq!(
         bed.log(),
-        ["fail over", "withdraw", "unplug", "admit", "went"]
+        ["fail over", "withdraw", "unplug", "assign", "forget port"]
     );
-    assert_eq!(bed.noted(), [Stage::Held]);
+    assert_eq!(bed.stages(), [Stage::Held]);
 }
 
 #[test]
 fn a_vf_that_a_guest_did_not_take_is_free() {
-    let bed = Bed::new();
+    let bed = TestBed::new();
     let mut journal = bed.journal();
     let guest = FakeGuest {
         refuses: true,
         ..bed.guest()
     };
-    let grant = |s: &mut Switch<'_>| s.grant(&mut journal, Terms::default());
+    let grant = |s: &mut Transfer<'_>| s.grant(&mut journal, VfSettings::default());
     bed.with(guest, grant).unwrap_err();
-    assert_eq!(bed.log(), ["prepare", "admit", "plug", "withdraw", "clear"]);
-    assert_eq!(bed.noted(), []);
+    assert_eq!(
+        bed.log(),
+        ["prepare", "assign", "plug", "withdraw", "clear"]
+    );
+    assert_eq!(bed.stages(), []);
 }
 
 #[test]
 fn what_a_killed_daemon_left_comes_to_one_end() {
-    let settle = |presence, stage| {
-        let bed = Bed::new();
+    let recover = |presence, stage| {
+        let bed = TestBed::new();
         let mut journal = bed.journal();
-        journal.note(bed.entry(stage)).unwrap();
+        journal.record(bed.entry(stage)).unwrap();
         let entry = bed.entry(stage);
         let guest = FakeGuest {
             presence,
             ..bed.guest()
         };
-        let settle = |s: &mut Switch<'_>| s.settle(&mut journal, &entry, Terms::default());
-        let found = bed.with(guest, settle).unwrap();
-        (found, bed.log(), bed.noted().len())
+        let recover = |s: &mut Transfer<'_>| s.recover(&mut journal, &entry, VfSettings::default());
+        let found = bed.with(guest, recover).unwrap();
+        (found, bed.log(), bed.stages().len())
     };
     let taken = vec!["fail over", "withdraw", "unplug", "deleted", "clear"];
     // Killed between two switches, between failover and unplug, after the unplug, before the guest used it.
     assert_eq!(
-        settle(Presence::InUse, Stage::Held),
-        (Found::Held, vec![], 1)
+        recover(Presence::InUse, Stage::Held),
+        (Recovered::Held, vec![], 1)
     );
     assert_eq!(
-        settle(Presence::Idle, Stage::Revoking),
-        (Found::Free, taken.clone(), 0)
+        recover(Presence::Idle, Stage::Revoking),
+        (Recovered::Free, taken.clone(), 0)
     );
     assert_eq!(
-        settle(Presence::Absent, Stage::Revoking),
-        (Found::Free, vec!["withdraw", "clear"], 0)
+        recover(Presence::Absent, Stage::Revoking),
+        (Recovered::Free, vec!["withdraw", "clear"], 0)
     );
     assert_eq!(
-        settle(Presence::Idle, Stage::Granting),
-        (Found::Free, taken.clone(), 0)
+        recover(Presence::Idle, Stage::Granting),
+        (Recovered::Free, taken.clone(), 0)
     );
     // The guest's own bond went over by itself.
-    assert_eq!(settle(Presence::Idle, Stage::Held), (Found::Free, taken, 0));
+    assert_eq!(
+        recover(Presence::Idle, Stage::Held),
+        (Recovered::Free, taken, 0)
+    );
 }

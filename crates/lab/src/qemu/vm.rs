@@ -13,8 +13,9 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::{Value, json};
 
+use super::image::Image;
 use super::qmp::Qmp;
-use super::spec::{Image, Spec};
+use super::spec::{VmSpec, file_of};
 use crate::channel::Channel;
 use crate::error::{Error, Result};
 use crate::wire::{Command, Output, Workload};
@@ -25,38 +26,33 @@ const START: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// A QEMU process and its guest. It is killed when this is dropped, and when the thread that started it ends.
-pub struct Machine {
+pub struct QemuVm {
     name: String,
     folder: PathBuf,
     child: Mutex<Child>,
     pid: u32,
     channel: Channel,
-    boot: Duration,
+    boot_timeout: Duration,
     qmp: Mutex<Qmp>,
 }
 
-impl std::fmt::Debug for Machine {
+impl std::fmt::Debug for QemuVm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Machine")
+        f.debug_struct("QemuVm")
             .field("name", &self.name)
             .field("pid", &self.pid)
             .finish_non_exhaustive()
     }
 }
 
-/// A file of a guest's in the folder of all.
-pub(super) fn beside(folder: &Path, name: &str, what: &str) -> String {
-    folder.join(format!("{name}.{what}")).display().to_string()
-}
-
-impl Machine {
-    /// Starts a guest, and unless it is [`Spec::incoming`] waits until it has booted. Its sockets and `NAME.log`, what
+impl QemuVm {
+    /// Starts a guest, and unless it is [`VmSpec::incoming`] waits until it has booted. Its sockets and `NAME.log`, what
     /// its kernel prints, are in `folder`; a folder serves several guests.
     ///
     /// # Errors
     /// [`Error::Guest`] with QEMU's own words.
-    pub fn start(spec: &Spec, image: &Image, folder: &Path) -> Result<Self> {
-        let at = |what: &str| PathBuf::from(beside(folder, &spec.name, what));
+    pub fn start(spec: &VmSpec, image: &Image, folder: &Path) -> Result<Self> {
+        let at = |what: &str| PathBuf::from(file_of(folder, &spec.name, what));
         let failed = |what: String| Error::guest(&spec.name, what);
         let said = |what: std::io::Error| Error::guest(&spec.name, what.to_string());
         for stale in ["lab", "agent", "qmp", "lab.qmp", "viola.qmp"] {
@@ -106,7 +102,7 @@ impl Machine {
             child: Mutex::new(child),
             channel,
             qmp: Mutex::new(qmp),
-            boot: spec.boot,
+            boot_timeout: spec.boot_timeout,
         };
         if !spec.incoming {
             machine.wait_boot(0)?;
@@ -126,12 +122,12 @@ impl Machine {
 
     /// The host's end of the port for viola-agent, for one client at a time.
     pub fn agent_socket(&self) -> PathBuf {
-        beside(&self.folder, &self.name, "agent").into()
+        file_of(&self.folder, &self.name, "agent").into()
     }
 
     /// What its kernel has printed.
     pub fn console(&self) -> String {
-        let path = beside(&self.folder, &self.name, "log");
+        let path = file_of(&self.folder, &self.name, "log");
         String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
     }
 
@@ -150,7 +146,7 @@ impl Machine {
     /// # Errors
     /// [`Error::Guest`] with the end of its console.
     pub fn wait_boot(&self, before: u64) -> Result<()> {
-        if self.channel.wait_up(before, self.boot) {
+        if self.channel.wait_up(before, self.boot_timeout) {
             return Ok(());
         }
         let console = self.console();
@@ -229,7 +225,7 @@ impl Machine {
     }
 
     /// Waits for an event of QEMU's for whose data `wanted` holds, or takes one that came since
-    /// [`Machine::forget_events`].
+    /// [`QemuVm::clear_events`].
     ///
     /// # Errors
     /// [`Error::Guest`] when it does not come in time.
@@ -245,7 +241,7 @@ impl Machine {
     }
 
     /// Forgets events that came before.
-    pub fn forget_events(&self) {
+    pub fn clear_events(&self) {
         self.lock_qmp().forget();
     }
 
@@ -269,7 +265,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for QemuVm {
     fn drop(&mut self) {
         self.kill();
     }

@@ -15,11 +15,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use viola_netdev::{NetDevices, Netns};
+use viola_netdev::{Netns, device};
 
 use crate::error::{Error, Result};
 use crate::lab::Lab;
-use crate::load::{Client, Intervals, Net, place};
+use crate::load::{Client, ClientNetwork, Intervals, place};
 use crate::spec::BridgeSpec;
 use crate::tun::{LONGEST, Tun};
 
@@ -54,7 +54,7 @@ impl Delay {
 }
 
 /// The far client's network. It goes with this value.
-pub struct Far {
+pub struct WanClient {
     netns: Netns,
     bridges: Vec<BridgeSpec>,
     delay: Arc<Mutex<Delay>>,
@@ -62,7 +62,7 @@ pub struct Far {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Far {
+impl WanClient {
     /// Makes the line to a lab whose guests have addresses in 10.0.0.0/8, and tells them the way back. `client` says where
     /// its thread runs; give it a higher priority than the loads'.
     ///
@@ -73,9 +73,7 @@ impl Far {
         let netns = Netns::new().map_err(made("making"))?;
         let end = |name: &'static str, address, prefix| -> io::Result<Tun> {
             let tun = Tun::new(name)?;
-            let devices = NetDevices::here()?;
-            devices.set_address(name, address, prefix)?;
-            devices.up(name)?;
+            device::set_address(name, address, prefix)?;
             Ok(tun)
         };
         let near = lab.in_netns(|| {
@@ -125,7 +123,7 @@ impl Far {
     }
 
     /// Changes the delay of packets that are sent from now on.
-    pub fn set(&self, delay: Delay) {
+    pub fn set_delay(&self, delay: Delay) {
         *self.delay.lock().unwrap_or_else(PoisonError::into_inner) = delay;
     }
 
@@ -135,19 +133,19 @@ impl Far {
     }
 }
 
-impl Net for Far {
+impl ClientNetwork for WanClient {
     fn bridges(&self) -> &[BridgeSpec] {
         &self.bridges
     }
 
-    fn within<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
+    fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
         self.netns
             .run(job)
             .map_err(Error::net("entering a far client's namespace"))
     }
 }
 
-impl Drop for Far {
+impl Drop for WanClient {
     fn drop(&mut self) {
         let _ = self.up.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {

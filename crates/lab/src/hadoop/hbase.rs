@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! HBase in a guest, on the HDFS of another one.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::JavaStack;
+use super::config::{CONF, xml};
+use super::hdfs::Hdfs;
+use super::root::{self, ROOT, checked, log};
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+
+/// Longest start of HBase, on a core that others use too.
+const START: Duration = Duration::from_secs(240);
+
+impl Hdfs<'_> {
+    /// Starts an HBase in a guest: master, one region server and ZooKeeper in one process, unmodified, with
+    /// its files in HDFS below `/NAME`. `keys` go to its `hbase-site.xml`; `port` is ZooKeeper's, 10,000 and 20,000 above
+    /// are the servers'. Waits until
+    /// ZooKeeper answers; the master may take longer.
+    ///
+    /// # Errors
+    /// With the end of its log.
+    pub fn hbase(
+        &self,
+        guest: &Guest,
+        name: &str,
+        port: u16,
+        keys: &BTreeMap<&str, String>,
+    ) -> Result<()> {
+        self.hadoop().require(JavaStack::HBase)?;
+        self.prepare(guest)?;
+        let folder = format!("{CONF}/{name}");
+        let mut all: BTreeMap<&str, String> = [
+            ("hbase.rootdir", format!("{}/{name}", self.uri())),
+            ("hbase.tmp.dir", format!("/tmp/{name}")),
+            (
+                "hbase.zookeeper.property.dataDir",
+                format!("/tmp/{name}/zookeeper"),
+            ),
+            ("hbase.zookeeper.property.clientPort", port.to_string()),
+            ("hbase.zookeeper.quorum", "127.0.0.1".into()),
+            ("hbase.master.hostname", "localhost".into()),
+            ("hbase.regionserver.hostname", "localhost".into()),
+            // several in one guest
+            ("hbase.master.port", (port + 10_000).to_string()),
+            ("hbase.regionserver.port", (port + 20_000).to_string()),
+            // no pages for people
+            ("hbase.master.info.port", "-1".into()),
+            ("hbase.regionserver.info.port", "-1".into()),
+            // the other one looks into the insides of an older HDFS client
+            ("hbase.wal.provider", "filesystem".into()),
+            // an open log reserves a whole block: by default 256 MiB of a lab's small disk, five times
+            ("hbase.regionserver.hlog.blocksize", (16 << 20).to_string()),
+        ]
+        .into();
+        all.extend(keys.iter().map(|(key, value)| (*key, value.clone())));
+        root::write(guest, &format!("{folder}/hbase-site.xml"), &xml(&all))?;
+        let words = self.words_with(
+            JavaStack::HBase,
+            &[],
+            &format!("{folder}:{CONF}"),
+            "org.apache.hadoop.hbase.master.HMaster",
+            &["start"],
+        );
+        let command: Vec<String> = words.iter().map(|w| format!("'{w}'")).collect();
+        let script = format!(
+            "mkdir -p {ROOT}/tmp/{name}; setsid {} </dev/null >/run/{name}.log 2>&1 & echo $! >/run/{name}.pid",
+            command.join(" ")
+        );
+        checked(guest, name, guest.exec(&["sh", "-ec", &script])?)?;
+        let end = Instant::now() + START;
+        let listens =
+            format!("grep -qi ':{port:04X} 00000000:0000 0A' /proc/net/tcp /proc/net/tcp6");
+        while guest.exec(&["sh", "-c", &listens])?.status != 0 {
+            let alive = format!("kill -0 $(cat /run/{name}.pid)");
+            if guest.exec(&["sh", "-c", &alive])?.status != 0 || Instant::now() > end {
+                return Err(Error::guest(
+                    guest.name(),
+                    format!("{name} did not start: {}", log(guest, name)),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        Ok(())
+    }
+}
