@@ -24,8 +24,8 @@ use viola_agent::io::channel::Address;
 use viola_agent::relay::Relay;
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{Extent, FileMap};
-use viola_vread::lookup::{Found, Next, Server};
-use viola_vread::reader::{Look, Service, Streams};
+use viola_vread::lookup::{Found, Incoming, Server};
+use viola_vread::reader::{MountOptions, Service, StreamServer};
 use viola_vread::table::Table;
 use viola_vread::{hazard, table};
 
@@ -34,7 +34,7 @@ type Error = Box<dyn std::error::Error>;
 const MIB: u64 = 1 << 20;
 
 /// A worker for one block, which is the whole image.
-fn worker(image: &Path, size: u64) -> Result<Streams, Error> {
+fn worker(image: &Path, size: u64) -> Result<StreamServer, Error> {
     let (table_file, cells) = (tempfile::tempfile()?, tempfile::tempfile()?);
     table::create(&table_file, 1, 1)?;
     hazard::create(&cells, 16)?;
@@ -54,7 +54,7 @@ fn worker(image: &Path, size: u64) -> Result<Streams, Error> {
         let mut server = Server::new(there);
         loop {
             match server.receive() {
-                Next::Question(number, _) => {
+                Incoming::Question(number, _) => {
                     let found = table.lease(0).map(|lease| Found {
                         lease,
                         image: 1,
@@ -65,10 +65,10 @@ fn worker(image: &Path, size: u64) -> Result<Streams, Error> {
                         return;
                     }
                 }
-                Next::Nothing => {
+                Incoming::Empty => {
                     let _ = poll(&mut [PollFd::new(server.socket(), PollFlags::IN)], None);
                 }
-                Next::Gone => return,
+                Incoming::Closed => return,
             }
         }
     });
@@ -76,12 +76,12 @@ fn worker(image: &Path, size: u64) -> Result<Streams, Error> {
     service.add("dn1", here, table_file.into())?;
     let image = Image::open(vec![Layer::raw(File::open(image)?)])?;
     service.set_images("dn1", HashMap::from([(1, Arc::new(image))]));
-    let look = Look {
+    let mount = MountOptions {
         uid: 0,
         gid: 0,
         keep_cache: false,
     };
-    Ok(Streams::new(service, look, 4))
+    Ok(StreamServer::new(service, mount, 4))
 }
 
 /// CPU time of this process so far.

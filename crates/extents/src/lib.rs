@@ -49,4 +49,4 @@ pub mod host;
 mod map;
 
 pub use extent::{DiskName, Extent, FileMap, MAX_EXTENTS};
-pub use map::{BadExtents, CheckedMap, MAX_FILE, Piece, Pieces};
+pub use map::{BadExtents, CheckedMap, MAX_FILE_BYTES, Piece, Pieces};

@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::extent::{Extent, MAX_EXTENTS};
 
 /// Longest file: what a signed 64-bit offset can hold.
-pub const MAX_FILE: u64 = i64::MAX as u64;
+pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// Why a guest's extents were refused. Indices count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -14,7 +14,7 @@ pub enum BadExtents {
     /// More than [`MAX_EXTENTS`].
     #[error("{0} extents, at most {MAX_EXTENTS} are allowed")]
     TooMany(usize),
-    /// A file beyond [`MAX_FILE`].
+    /// A file beyond [`MAX_FILE_BYTES`].
     #[error("a file of {0} bytes is longer than a file can be")]
     FileTooLong(u64),
     /// A length of 0.
@@ -86,7 +86,7 @@ impl CheckedMap {
     /// # Errors
     /// The first thing that is wrong.
     pub fn new(extents: &[Extent], len: u64, disk: u64) -> Result<Self, BadExtents> {
-        if len > MAX_FILE {
+        if len > MAX_FILE_BYTES {
             return Err(BadExtents::FileTooLong(len));
         }
         if extents.len() > MAX_EXTENTS {

@@ -244,13 +244,19 @@ fn no_file_is_opened_that_was_not_given() {
     folder.img("create -q -f qcow2 -b secret -F raw top.qcow2 1M");
     let open = |layers| Image::open(layers).unwrap_err();
     let error = open(vec![Layer::qcow2(folder.file("top.qcow2"))]);
-    assert!(matches!(error, ImageError::Chain { layer: 0 }), "{error}");
+    assert!(
+        matches!(error, ImageError::BackingMismatch { layer: 0 }),
+        "{error}"
+    );
     folder.img("create -q -f qcow2 alone.qcow2 1M");
     let error = open(vec![
         Layer::qcow2(folder.file("alone.qcow2")),
         Layer::raw(folder.file("secret")),
     ]);
-    assert!(matches!(error, ImageError::Chain { layer: 0 }), "{error}");
+    assert!(
+        matches!(error, ImageError::BackingMismatch { layer: 0 }),
+        "{error}"
+    );
     folder.img("create -q -f qcow2 -o data_file=data.raw,data_file_raw=on ext.qcow2 1M");
     let error = open(vec![Layer::qcow2(folder.file("ext.qcow2"))]);
     assert!(matches!(error, ImageError::DataFile(0)), "{error}");

@@ -26,8 +26,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::Deserialize;
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, FileMap};
-use viola_vread::lookup::{Found, Next, Server};
-use viola_vread::reader::{Look, Service, Shape, serve_vm};
+use viola_vread::lookup::{Found, Incoming, Server};
+use viola_vread::reader::{DeviceConfig, MountOptions, Service, serve_vm};
 use viola_vread::table::{Lease, Table};
 use viola_vread::{hazard, sandbox, table};
 
@@ -90,7 +90,7 @@ impl Named {
                 let slot = self.slot(id)?;
                 self.set(slot, None);
                 self.table.withdraw(slot);
-                while self.hazards.names(TABLE, slot) {
+                while self.hazards.is_reading(TABLE, slot) {
                     std::thread::sleep(Duration::from_micros(50));
                 }
                 Ok(format!("withdrawn {id}"))
@@ -102,7 +102,7 @@ impl Named {
             }
             ["end-epoch"] => {
                 self.table.end_epoch();
-                while self.hazards.names_any(TABLE) {
+                while self.hazards.is_reading_any(TABLE) {
                     std::thread::sleep(Duration::from_micros(50));
                 }
                 Ok("ended".into())
@@ -115,16 +115,16 @@ impl Named {
 fn answer_lookups(named: &Named, mut server: Server<std::os::fd::OwnedFd>) {
     loop {
         match server.receive() {
-            Next::Question(number, question) => {
+            Incoming::Question(number, question) => {
                 let found = named.find(&question.key);
                 if server.answer(number, found.as_ref()).is_err() {
                     return;
                 }
             }
-            Next::Nothing => {
+            Incoming::Empty => {
                 let _ = poll(&mut [PollFd::new(server.socket(), PollFlags::IN)], None);
             }
-            Next::Gone => return,
+            Incoming::Closed => return,
         }
     }
 }
@@ -204,20 +204,20 @@ fn main() -> anyhow::Result<()> {
     let listener = UnixListener::bind(socket)?;
     folder.close()?;
     if options.iter().any(|word| word == "--sandbox") {
-        sandbox::enter(Some((NOBODY, NOBODY)), sandbox::Needs::Reader, &[])?;
+        sandbox::enter(Some((NOBODY, NOBODY)), sandbox::Profile::Reader, &[])?;
     }
-    let shape = Shape {
+    let config = DeviceConfig {
         tag: "viola".into(),
         queues,
         waiters,
         poll: Duration::from_micros(micros as u64),
-        look: Look {
+        mount: MountOptions {
             uid: 0,
             gid: 0,
             keep_cache: false,
         },
     };
     println!("ready");
-    serve_vm(&service, listener, &shape)?;
+    serve_vm(&service, listener, &config)?;
     Ok(())
 }

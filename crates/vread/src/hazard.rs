@@ -12,11 +12,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use crate::map::Words;
+use crate::shared_words::SharedWords;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"violaHZ1");
-/// Words of a cell: a cache line, so that threads do not disturb each other.
-const STRIDE: usize = 8;
+/// SharedWords of a cell: a cache line, so that threads do not disturb each other.
+const CELL_WORDS: usize = 8;
 
 /// Most cells, and so threads, of a reader.
 pub const MAX_CELLS: usize = 64;
@@ -37,17 +37,19 @@ pub fn create(file: &File, cells: usize) -> io::Result<()> {
             format!("{cells} hazard cells cannot be made"),
         ));
     }
-    let words = STRIDE * (1 + cells);
+    let words = CELL_WORDS * (1 + cells);
     file.set_len(0)?;
     file.set_len((words * size_of::<u64>()) as u64)?;
-    let map = Words::map(file, true, words, words)?;
+    let map = SharedWords::map(file, true, words, words)?;
     map.all()[0].store(MAGIC, Ordering::SeqCst);
     Ok(())
 }
 
-fn open(file: impl AsFd, writable: bool) -> io::Result<Words> {
-    let words = Words::map(file, writable, 2 * STRIDE, STRIDE * (1 + MAX_CELLS))?;
-    if words.all()[0].load(Ordering::SeqCst) != MAGIC || !words.all().len().is_multiple_of(STRIDE) {
+fn open(file: impl AsFd, writable: bool) -> io::Result<SharedWords> {
+    let words = SharedWords::map(file, writable, 2 * CELL_WORDS, CELL_WORDS * (1 + MAX_CELLS))?;
+    if words.all()[0].load(Ordering::SeqCst) != MAGIC
+        || !words.all().len().is_multiple_of(CELL_WORDS)
+    {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "it holds no hazard cells",
@@ -59,7 +61,7 @@ fn open(file: impl AsFd, writable: bool) -> io::Result<Words> {
 /// The reader's side.
 #[derive(Debug)]
 pub struct Cells {
-    words: Words,
+    words: SharedWords,
 }
 
 impl Cells {
@@ -73,7 +75,7 @@ impl Cells {
 
     /// How many threads may read at once.
     pub fn count(&self) -> usize {
-        self.words.all().len() / STRIDE - 1
+        self.words.all().len() / CELL_WORDS - 1
     }
 
     /// Publishes that the thread that owns `cell` is going to read a slot of a table, until the
@@ -83,7 +85,7 @@ impl Cells {
         if cell >= self.count() {
             return None;
         }
-        let word = self.words.all().get(STRIDE * (1 + cell))?;
+        let word = self.words.all().get(CELL_WORDS * (1 + cell))?;
         word.store(value(table, slot), Ordering::SeqCst);
         Some(Hazard { word })
     }
@@ -105,7 +107,7 @@ impl Drop for Hazard<'_> {
 /// An agent worker's side: sees what a reader reads. The mapping is read-only.
 #[derive(Debug)]
 pub struct View {
-    words: Words,
+    words: SharedWords,
 }
 
 impl View {
@@ -118,17 +120,17 @@ impl View {
     }
 
     /// Whether the reader may be reading this slot of this table.
-    pub fn names(&self, table: u32, slot: u32) -> bool {
+    pub fn is_reading(&self, table: u32, slot: u32) -> bool {
         self.cells().any(|cell| cell == value(table, slot))
     }
 
     /// Whether the reader may be reading any slot of this table.
-    pub fn names_any(&self, table: u32) -> bool {
+    pub fn is_reading_any(&self, table: u32) -> bool {
         self.cells().any(|cell| cell >> 32 == u64::from(table))
     }
 
     fn cells(&self) -> impl Iterator<Item = u64> {
-        let cells = self.words.all()[STRIDE..].iter().step_by(STRIDE);
+        let cells = self.words.all()[CELL_WORDS..].iter().step_by(CELL_WORDS);
         cells.map(|cell| cell.load(Ordering::SeqCst))
     }
 }

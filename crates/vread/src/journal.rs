@@ -18,16 +18,16 @@ pub enum Level {
 }
 
 /// Where lines go.
-pub type Sink = Box<dyn Fn(Level, &str) + Send>;
+pub type LogSink = Box<dyn Fn(Level, &str) + Send>;
 
 /// Lines of one kind are at least so far apart; what comes between is counted.
-const APART: Duration = Duration::from_secs(10);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// Kinds that are kept apart; further ones share a limit.
-const KINDS: usize = 32;
+const MAX_KINDS: usize = 32;
 
 /// Writes lines, and holds back those of a kind that come too fast.
 pub struct Journal {
-    sink: Sink,
+    sink: LogSink,
     kinds: BTreeMap<&'static str, (Instant, u64)>,
 }
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Journal {
 impl Journal {
     /// Lines go to `sink`.
     #[must_use]
-    pub fn new(sink: Sink) -> Self {
+    pub fn new(sink: LogSink) -> Self {
         Self {
             sink,
             kinds: BTreeMap::new(),
@@ -48,19 +48,19 @@ impl Journal {
     }
 
     /// Writes a line.
-    pub fn line(&self, level: Level, what: &str) {
+    pub fn log(&self, level: Level, what: &str) {
         (self.sink)(level, what);
     }
 
     /// Writes a line that a guest can bring about: one of its kind in ten seconds.
-    pub fn seldom(&mut self, now: Instant, level: Level, kind: &'static str, what: &str) {
-        let kind = if self.kinds.len() < KINDS || self.kinds.contains_key(kind) {
+    pub fn log_limited(&mut self, now: Instant, level: Level, kind: &'static str, what: &str) {
+        let kind = if self.kinds.len() < MAX_KINDS || self.kinds.contains_key(kind) {
             kind
         } else {
             "other"
         };
         match self.kinds.get_mut(kind) {
-            Some((at, held)) if now.saturating_duration_since(*at) < APART => *held += 1,
+            Some((at, held)) if now.saturating_duration_since(*at) < REPEAT_INTERVAL => *held += 1,
             known => {
                 let held = known.map_or(0, |(_, held)| *held);
                 let more = match held {
@@ -86,10 +86,10 @@ mod tests {
         let mut journal = Journal::new(Box::new(move |_, l| to.lock().unwrap().push(l.to_owned())));
         let start = Instant::now();
         for _ in 0..1000 {
-            journal.seldom(start, Level::Warning, "refused", "no");
+            journal.log_limited(start, Level::Warning, "refused", "no");
         }
-        journal.seldom(start, Level::Warning, "broken", "bad");
-        journal.seldom(start + APART, Level::Warning, "refused", "no");
+        journal.log_limited(start, Level::Warning, "broken", "bad");
+        journal.log_limited(start + REPEAT_INTERVAL, Level::Warning, "refused", "no");
         assert_eq!(
             *lines.lock().unwrap(),
             ["no", "bad", "no (999 more of that kind before)"]

@@ -13,10 +13,10 @@
 //! Neither side ever waits for the other to read. An answer that does not fit into the socket is lost,
 //! and the reader's question ends by its deadline as if the block were not known.
 
-mod ask;
-mod parts;
+mod client;
+mod datagrams;
 
-pub use ask::{Client, ask_all};
+pub use client::{Client, ask_all};
 
 use std::os::fd::AsFd;
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use viola_proto::agent::{BlockKey, FileMap};
 
 use crate::table::Lease;
-use parts::{MAX_QUESTION, Parts, Received, send};
+use datagrams::{MAX_QUESTION_BYTES, Reassembly, Received, send};
 
 /// What a reader asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,18 +52,18 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Server<S> {
     socket: S,
-    parts: Parts,
+    reassembly: Reassembly,
 }
 
 /// What came of [`Server::receive`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
+pub enum Incoming {
     /// A question; answer it with [`Server::answer`].
     Question(u64, Question),
     /// Nothing is there now.
-    Nothing,
+    Empty,
     /// The reader is gone, or does not keep to the protocol: drop it.
-    Gone,
+    Closed,
 }
 
 impl<S: AsFd> Server<S> {
@@ -71,7 +71,7 @@ impl<S: AsFd> Server<S> {
     pub fn new(socket: S) -> Self {
         Self {
             socket,
-            parts: Parts::new(MAX_QUESTION),
+            reassembly: Reassembly::new(MAX_QUESTION_BYTES),
         }
     }
 
@@ -81,14 +81,14 @@ impl<S: AsFd> Server<S> {
     }
 
     /// The next question, without waiting.
-    pub fn receive(&mut self) -> Next {
-        match self.parts.receive(&self.socket) {
+    pub fn receive(&mut self) -> Incoming {
+        match self.reassembly.receive(&self.socket) {
             Ok(Received::Message(number, text)) => match serde_json::from_slice(&text) {
-                Ok(question) => Next::Question(number, question),
-                Err(_) => Next::Gone,
+                Ok(question) => Incoming::Question(number, question),
+                Err(_) => Incoming::Closed,
             },
-            Ok(Received::Nothing) => Next::Nothing,
-            Ok(Received::End) | Err(_) => Next::Gone,
+            Ok(Received::Nothing) => Incoming::Empty,
+            Ok(Received::End) | Err(_) => Incoming::Closed,
         }
     }
 

@@ -41,10 +41,10 @@ pub enum SandboxError {
 
 /// Which system calls a worker has use for beyond those of every program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
+pub enum Profile {
     /// Sockets, shared memory, files to be read.
     Agent,
-    /// The same, files to be written, and TCP connections that are handed over, within the network namespace that the process is in: it keeps
+    /// The same, files to be written, and TCP connections that are handed over, within the network namespace that the process is in: it keep_net_admin
     /// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE, and can enter no other one.
     Pipes,
     /// The same, and threads, events and a VM's memory.
@@ -55,24 +55,29 @@ pub enum Needs {
 
 /// Shuts the process in, with all threads that it has and will have. `user` are the numbers of user and group to
 /// become; `None` where the process has no right to become anybody, as in tests. `ports` are those to which
-/// [`Needs::Peer`] may connect, whatever the address; others have no use for any.
+/// [`Profile::Peer`] may connect, whatever the address; others have no use for any.
 ///
 /// # Errors
 /// [`SandboxError`]; the caller has to end then.
-pub fn enter(user: Option<(u32, u32)>, needs: Needs, ports: &[u16]) -> Result<(), SandboxError> {
+pub fn enter(
+    user: Option<(u32, u32)>,
+    profile: Profile,
+    ports: &[u16],
+) -> Result<(), SandboxError> {
     if let Some((uid, gid)) = user {
-        let keeps = needs == Needs::Pipes;
-        become_user(uid, gid, keeps).map_err(|source| SandboxError::User { uid, source })?;
+        let keep_net_admin = profile == Profile::Pipes;
+        become_user(uid, gid, keep_net_admin)
+            .map_err(|source| SandboxError::User { uid, source })?;
     }
     rustix::thread::set_no_new_privs(true).map_err(|e| SandboxError::NoNewPrivs(e.into()))?;
     // Others of this user may neither trace it nor read its memory.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    no_files_no_network(needs, ports)?;
-    filter(needs)
+    restrict_files_and_network(profile, ports)?;
+    filter(profile)
 }
 
-fn become_user(uid: u32, gid: u32, keeps: bool) -> io::Result<()> {
-    if keeps {
+fn become_user(uid: u32, gid: u32, keep_net_admin: bool) -> io::Result<()> {
+    if keep_net_admin {
         rustix::thread::set_keep_capabilities(true)?;
     }
     let done = |result: libc::c_int| match result {
@@ -85,7 +90,7 @@ fn become_user(uid: u32, gid: u32, keeps: bool) -> io::Result<()> {
     done(unsafe { libc::setresgid(gid, gid, gid) })?;
     // SAFETY: as above; with the last of the three numbers all capabilities are gone.
     done(unsafe { libc::setresuid(uid, uid, uid) })?;
-    if keeps {
+    if keep_net_admin {
         let kept = CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE;
         rustix::thread::set_capabilities(
             None,
@@ -102,11 +107,11 @@ fn become_user(uid: u32, gid: u32, keeps: bool) -> io::Result<()> {
 /// A kernel without Landlock (before 5.13, or switched off) leaves this to user and filter: opening files is
 /// filtered as well.
 ///
-/// [`Needs::Pipes`] has a network namespace of its own instead: its sockets have to be bound and connected to whatever the VM's were.
-fn no_files_no_network(needs: Needs, ports: &[u16]) -> Result<(), SandboxError> {
+/// [`Profile::Pipes`] has a network namespace of its own instead: its sockets have to be bound and connected to whatever the VM's were.
+fn restrict_files_and_network(profile: Profile, ports: &[u16]) -> Result<(), SandboxError> {
     let abi = ABI::V6;
-    let network = match needs {
-        Needs::Pipes => BitFlags::EMPTY,
+    let network = match profile {
+        Profile::Pipes => BitFlags::EMPTY,
         _ => AccessNet::from_all(abi),
     };
     let error = |e: landlock::RulesetError| SandboxError::Landlock(e.to_string());
@@ -213,11 +218,11 @@ const READER: &[libc::c_long] = &[
 ];
 
 /// Everything else fails with EPERM.
-fn filter(needs: Needs) -> Result<(), SandboxError> {
+fn filter(profile: Profile) -> Result<(), SandboxError> {
     let error = |e: &dyn std::fmt::Display| SandboxError::Seccomp(e.to_string());
-    let reader = match needs {
-        Needs::Agent => &[][..],
-        Needs::Pipes | Needs::Reader | Needs::Peer => READER,
+    let reader = match profile {
+        Profile::Agent => &[][..],
+        Profile::Pipes | Profile::Reader | Profile::Peer => READER,
     };
     let mut rules: BTreeMap<i64, Vec<seccompiler::SeccompRule>> = BTreeMap::new();
     for call in COMMON.iter().chain(reader) {
@@ -233,7 +238,7 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
     ] {
         rules.insert(call, Vec::new());
     }
-    if needs == Needs::Pipes {
+    if profile == Profile::Pipes {
         for call in [
             libc::SYS_bind,
             libc::SYS_bpf,
@@ -247,7 +252,7 @@ fn filter(needs: Needs) -> Result<(), SandboxError> {
             rules.insert(call, Vec::new());
         }
     }
-    if matches!(needs, Needs::Peer | Needs::Pipes) {
+    if matches!(profile, Profile::Peer | Profile::Pipes) {
         rules.insert(libc::SYS_connect, Vec::new());
         rules.insert(
             libc::SYS_socket,

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::map::Words;
+use crate::shared_words::SharedWords;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"violaTB1");
-/// Words before the first slot: magic, identity, epoch, reserved; a cache line.
+/// SharedWords before the first slot: magic, identity, epoch, reserved; a cache line.
 const HEADER: usize = 8;
 const ID: usize = 1;
 const EPOCH: usize = 2;
@@ -50,15 +50,15 @@ pub fn create(file: &File, id: u32, slots: u32) -> io::Result<()> {
     let words = HEADER + slots as usize;
     file.set_len(0)?;
     file.set_len((words * size_of::<u64>()) as u64)?;
-    let map = Words::map(file, true, words, words)?;
+    let map = SharedWords::map(file, true, words, words)?;
     map.all()[ID].store(id.into(), Ordering::SeqCst);
     map.all()[EPOCH].store(1, Ordering::SeqCst);
     map.all()[0].store(MAGIC, Ordering::SeqCst);
     Ok(())
 }
 
-fn open(file: impl AsFd, writable: bool) -> io::Result<(Words, u32)> {
-    let words = Words::map(file, writable, HEADER + 1, HEADER + MAX_SLOTS as usize)?;
+fn open(file: impl AsFd, writable: bool) -> io::Result<(SharedWords, u32)> {
+    let words = SharedWords::map(file, writable, HEADER + 1, HEADER + MAX_SLOTS as usize)?;
     let id = u32::try_from(words.all()[ID].load(Ordering::SeqCst)).unwrap_or(0);
     if words.all()[0].load(Ordering::SeqCst) != MAGIC || id == 0 {
         return Err(io::Error::new(
@@ -69,7 +69,7 @@ fn open(file: impl AsFd, writable: bool) -> io::Result<(Words, u32)> {
     Ok((words, id))
 }
 
-fn holds(words: &Words, lease: Lease) -> bool {
+fn holds(words: &SharedWords, lease: Lease) -> bool {
     let Some(generation) = words.all()[HEADER..].get(lease.slot as usize) else {
         return false;
     };
@@ -80,7 +80,7 @@ fn holds(words: &Words, lease: Lease) -> bool {
 /// The agent worker's side: ends leases.
 #[derive(Debug)]
 pub struct Table {
-    words: Words,
+    words: SharedWords,
     id: u32,
 }
 
@@ -121,7 +121,7 @@ impl Table {
     }
 
     /// Ends the lease of a slot. The block is out of use as soon as no hazard names the slot any
-    /// more ([`crate::hazard::View::names`]), not before.
+    /// more ([`crate::hazard::View::is_reading`]), not before.
     pub fn withdraw(&self, slot: u32) {
         if let Some(generation) = self.slot(slot) {
             generation.fetch_add(1, Ordering::SeqCst);
@@ -129,7 +129,7 @@ impl Table {
     }
 
     /// Ends all leases; the new epoch. The blocks are out of use as soon as no hazard names this
-    /// table ([`crate::hazard::View::names_any`]).
+    /// table ([`crate::hazard::View::is_reading_any`]).
     pub fn end_epoch(&self) -> u64 {
         self.words.all()[EPOCH].fetch_add(1, Ordering::SeqCst) + 1
     }
@@ -147,7 +147,7 @@ impl Table {
 /// A reader's side: asks whether leases hold. The mapping is read-only.
 #[derive(Debug)]
 pub struct View {
-    words: Words,
+    words: SharedWords,
     id: u32,
 }
 

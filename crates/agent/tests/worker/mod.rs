@@ -16,8 +16,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, Extent, FileMap};
-use viola_vread::lookup::{Found, Next, Server};
-use viola_vread::reader::{Look, Service, Streams};
+use viola_vread::lookup::{Found, Incoming, Server};
+use viola_vread::reader::{MountOptions, Service, StreamServer};
 use viola_vread::table::Table;
 use viola_vread::{hazard, table};
 
@@ -86,7 +86,7 @@ fn found(table: &Table, key: &BlockKey) -> Option<Found> {
 /// A worker's part that outlives its streams.
 pub struct Worker {
     pub service: Arc<Service>,
-    streams: Streams,
+    streams: StreamServer,
 }
 
 impl Worker {
@@ -105,15 +105,15 @@ impl Worker {
             let mut server = Server::new(there);
             loop {
                 match server.receive() {
-                    Next::Question(number, question) => {
+                    Incoming::Question(number, question) => {
                         let known = question.key.pool() == POOL;
                         let found = known.then(|| found(&table, &question.key)).flatten();
                         server.answer(number, found.as_ref()).unwrap();
                     }
-                    Next::Nothing => {
+                    Incoming::Empty => {
                         let _ = poll(&mut [PollFd::new(server.socket(), PollFlags::IN)], None);
                     }
-                    Next::Gone => return,
+                    Incoming::Closed => return,
                 }
             }
         });
@@ -121,13 +121,13 @@ impl Worker {
         service.add("dn1", here, table_file.into()).unwrap();
         let image = Image::open(vec![Layer::raw(image)]).unwrap();
         assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(image))])));
-        let look = Look {
+        let mount = MountOptions {
             uid,
             gid: uid,
             keep_cache: false,
         };
         Self {
-            streams: Streams::new(service.clone(), look, 4),
+            streams: StreamServer::new(service.clone(), mount, 4),
             service,
         }
     }

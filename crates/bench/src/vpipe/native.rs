@@ -21,7 +21,7 @@ use viola_lab::Paths;
 use viola_netdev::{Netns, add_veth, device};
 use viola_vpipe::work::{Place, congestion_controls};
 use viola_vpipe::{Attached, Park, Space, Steering};
-use viola_vread::agent_worker::{self, Start};
+use viola_vread::agent_worker::{self, Params};
 use viola_vread::control::{Control, Format, ImageSpec, Inbox, Limits, Order, Report, Session};
 use viola_vread::table;
 
@@ -289,7 +289,7 @@ fn worker(
     table::create(&file, 1, 16)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let start = Start {
+    let start = Params {
         vm: NAME.into(),
         table: OwnedFd::from(file),
         inbox: Inbox::single(Control::from_fd(theirs)),

@@ -10,7 +10,7 @@ use viola_host::{Hypervisor, Vm, reach};
 use viola_policy::slices::DEFAULT_WEIGHT;
 use viola_proto::pipe::shown::Sender;
 use viola_proto::vread::Datanode;
-use viola_vread::control::{AgentStat, Begin, ImageSpec, Order, Role, Session};
+use viola_vread::control::{AgentStat, ImageSpec, Order, Role, Session, WorkerSetup};
 
 use crate::retry::{Trouble, Verdict};
 use crate::vpipe::apply::Place;
@@ -169,15 +169,15 @@ impl Agent {
             None => None,
         };
         self.started_with = Some(pipe.cloned());
-        let begin = Begin::Agent {
+        let setup = WorkerSetup::Agent {
             vm: self.vm.id.to_string(),
             limits: config.limits,
-            pipes: self.place.as_ref().map(|place| place.begin.clone()),
+            pipes: self.place.as_ref().map(|place| place.setup.clone()),
             user,
         };
         let mut fds = vec![table.as_fd()];
         fds.extend(self.place.iter().flat_map(Place::fds));
-        Worker::start(Role::Agent, &socket, &begin, &fds).map_err(|e| chain(&e))
+        Worker::start(Role::Agent, &socket, &setup, &fds).map_err(|e| chain(&e))
     }
 
     /// Whether the worker was started with this. Of one that has gone on it is only known whether it sends anything.

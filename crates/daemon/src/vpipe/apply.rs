@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use viola_host::{Nic, NicKind, Vm};
 use viola_netdev::{in_netns, link};
 use viola_vpipe::{Attached, Park, Space, Steering};
-use viola_vread::control::PipesBegin;
+use viola_vread::control::PipeSetup;
 
 use crate::workers::run_dir;
 use viola_cli::error::chain;
@@ -19,7 +19,7 @@ use viola_config::pipe::{VmPipe, parse_mac};
 #[derive(Debug)]
 pub struct Place {
     /// For the worker.
-    pub begin: PipesBegin,
+    pub setup: PipeSetup,
     space: Space,
     flows: OwnedFd,
     gate: OwnedFd,
@@ -56,7 +56,7 @@ impl Place {
             let attached = steering.attach(index, &space)?;
             let flows = steering.flows().descriptor()?;
             let gate = steering.gate().descriptor()?;
-            let begin = PipesBegin {
+            let setup = PipeSetup {
                 tap: index,
                 veth: space.veth(),
                 parked: space.park(),
@@ -65,7 +65,7 @@ impl Place {
                 rate: config.rate,
             };
             Ok(Self {
-                begin,
+                setup,
                 space,
                 flows,
                 gate,
@@ -76,7 +76,7 @@ impl Place {
         made.map_err(|e: viola_vpipe::Error| format!("vpipe at {tap}: {}", chain(&e)))
     }
 
-    /// What goes to the worker with [`Place::begin`].
+    /// What goes to the worker with [`Place::setup`].
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let [from, to] = &self.park;
         let mut fds = vec![

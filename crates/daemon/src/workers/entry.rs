@@ -8,11 +8,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use viola_vpipe::work::{Place, congestion_controls};
 use viola_vpipe::{Flows, Gate, Park};
 use viola_vread::agent_worker;
-use viola_vread::control::{Begin, Control, Inbox, PipesBegin};
-use viola_vread::journal::{Level as Matters, Sink};
+use viola_vread::control::{Control, Inbox, PipeSetup, WorkerSetup};
+use viola_vread::journal::{Level as Matters, LogSink};
 use viola_vread::peer;
-use viola_vread::reader::{self, Look, Shape};
-use viola_vread::sandbox::{self, Needs};
+use viola_vread::reader::{self, DeviceConfig, MountOptions};
+use viola_vread::sandbox::{self, Profile};
 
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::log::{self, Level};
@@ -31,17 +31,17 @@ pub enum Kind {
 /// Runs one of them, until it is told to end.
 pub fn run(kind: Kind) -> Outcome {
     let (name, needs) = match kind {
-        Kind::Agent => (c"viola-agent-w", Needs::Agent),
-        Kind::Reader => (c"viola-reader-w", Needs::Reader),
-        Kind::Peer => (c"viola-peer-w", Needs::Peer),
+        Kind::Agent => (c"viola-agent-w", Profile::Agent),
+        Kind::Reader => (c"viola-reader-w", Profile::Reader),
+        Kind::Peer => (c"viola-peer-w", Profile::Peer),
     };
     // What ps shows.
     let _ = rustix::thread::set_name(name);
     let told = take_stdin()
         .map(Control::from_fd)
         .map_err(|e| format!("standard input: {e}"))
-        .and_then(|c| c.wait_begin().map_err(|e| e.to_string()));
-    let (begin, fds) = told.map_err(|e| {
+        .and_then(|c| c.receive_setup().map_err(|e| e.to_string()));
+    let (setup, fds) = told.map_err(|e| {
         Failure::usage(format!(
             "this command is for the daemon, not for people ({e})"
         ))
@@ -57,8 +57,8 @@ pub fn run(kind: Kind) -> Outcome {
     let shut_in = |user, ports: &[u16]| {
         sandbox::enter(user, needs, ports).map_err(|e| Failure::run(chain(&e)))
     };
-    let done = match begin {
-        Begin::Agent {
+    let done = match setup {
+        WorkerSetup::Agent {
             vm,
             limits,
             pipes,
@@ -66,17 +66,17 @@ pub fn run(kind: Kind) -> Outcome {
         } => {
             let table = next()?;
             let needs = match pipes {
-                Some(_) => Needs::Pipes,
+                Some(_) => Profile::Pipes,
                 None => needs,
             };
             let (pipes, _links) = match pipes {
-                Some(begin) => {
-                    let (place, links) = place(begin, &mut next)?;
+                Some(setup) => {
+                    let (place, links) = place(setup, &mut next)?;
                     (Some(place), links)
                 }
                 None => (None, Vec::new()),
             };
-            let start = agent_worker::Start {
+            let start = agent_worker::Params {
                 table,
                 inbox,
                 limits,
@@ -88,7 +88,7 @@ pub fn run(kind: Kind) -> Outcome {
             sandbox::enter(user, needs, &[]).map_err(|e| Failure::run(chain(&e)))?;
             agent_worker::run(start, sink(vm))
         }
-        Begin::Reader {
+        WorkerSetup::Reader {
             vm,
             tag,
             queues,
@@ -97,16 +97,16 @@ pub fn run(kind: Kind) -> Outcome {
             uid,
             user,
         } => {
-            let start = reader::Start {
+            let start = reader::Params {
                 socket: next()?,
                 hazards: next()?.into(),
                 vm: vm.clone(),
-                shape: Shape {
+                device: DeviceConfig {
                     tag,
                     queues,
                     waiters,
                     poll: Duration::from_micros(poll_us),
-                    look: Look {
+                    mount: MountOptions {
                         uid,
                         gid: uid,
                         keep_cache: false,
@@ -117,7 +117,7 @@ pub fn run(kind: Kind) -> Outcome {
             shut_in(user, &[])?;
             reader::run(start, inbox)
         }
-        Begin::Peer {
+        WorkerSetup::Peer {
             host,
             certificate,
             key,
@@ -126,7 +126,7 @@ pub fn run(kind: Kind) -> Outcome {
             user,
         } => {
             let hazards = next()?.into();
-            let start = peer::Start {
+            let start = peer::Params {
                 hazards,
                 listeners: (0..listeners).map(|_| next()).collect::<Result<_, _>>()?,
                 host,
@@ -143,7 +143,7 @@ pub fn run(kind: Kind) -> Outcome {
 
 /// Enters the network namespace for the VM's sockets, which is kept by this process, as the steering programs are by their links.
 fn place(
-    begin: PipesBegin,
+    setup: PipeSetup,
     next: &mut impl FnMut() -> Result<OwnedFd, Failure>,
 ) -> Result<(Place, Vec<OwnedFd>), Failure> {
     let netns = next()?;
@@ -153,19 +153,19 @@ fn place(
         .map_err(|e| Failure::run(format!("vpipe: the network namespace: {e}")))?;
     let flows = Flows::from(next()?);
     let gate = Gate::from(next()?);
-    let park = Park::with([next()?, next()?], begin.tap);
+    let park = Park::with([next()?, next()?], setup.tap);
     let links = vec![next()?, next()?, next()?, next()?];
     let place = Place {
         flows,
         gate,
         park,
-        tap: begin.tap,
-        veth: begin.veth,
-        parked: begin.parked,
-        addresses: begin.addresses,
+        tap: setup.tap,
+        veth: setup.veth,
+        parked: setup.parked,
+        addresses: setup.addresses,
         congestion,
-        most: begin.most,
-        rate: begin.rate,
+        most: setup.most,
+        rate: setup.rate,
     };
     Ok((place, links))
 }
@@ -177,7 +177,7 @@ fn take_stdin() -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn sink(vm: String) -> Sink {
+fn sink(vm: String) -> LogSink {
     Box::new(move |level, what| {
         let level = match level {
             Matters::Error => Level::Error,

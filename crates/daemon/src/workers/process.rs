@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_host::proc;
 use viola_vread::control::{
-    AgentStat, Begin, Control, ControlError, Order, PeerStat, ReaderStat, Report, Role, VERSION,
-    listen,
+    AgentStat, Control, ControlError, Order, PeerStat, ReaderStat, Report, Role, VERSION,
+    WorkerSetup, listen,
 };
 
 use crate::slices::restore;
@@ -65,7 +65,7 @@ impl Worker {
     pub fn start(
         role: Role,
         path: &Path,
-        begin: &Begin,
+        setup: &WorkerSetup,
         more: &[BorrowedFd<'_>],
     ) -> Result<Self, WorkerError> {
         let start = |e: io::Error| WorkerError::Start(e);
@@ -90,7 +90,7 @@ impl Worker {
         let mut child = Started(Some(child));
         let mut fds = vec![listener.as_fd()];
         fds.extend_from_slice(more);
-        Control::from_fd(ours).begin(begin, &fds)?;
+        Control::from_fd(ours).send_setup(setup, &fds)?;
         drop(listener);
         let mut worker = Self::adopt(path)?;
         if worker.role != role || Some(worker.pid) != child.0.as_ref().map(Child::id) {
@@ -165,7 +165,7 @@ impl Worker {
                 "vread: the reader's worker does not get its turn on the cores of its VM; it may run anywhere now",
             );
         }
-        self.control.late_report(PATIENCE)
+        self.control.wait_for_report(PATIENCE)
     }
 
     /// What an agent worker has done.

@@ -8,14 +8,14 @@ use super::refusal::Refusal;
 use crate::extent::DiskName;
 
 /// sysfs counts in these, whatever the disk's own blocks are.
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
 /// Longest serial number told to the host.
-const MAX_SERIAL: usize = 64;
+const MAX_SERIAL_BYTES: usize = 64;
 
 /// Where a file system lies on its disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Partition {
     pub(super) start: u64,
     pub(super) size: u64,
 }
@@ -25,7 +25,7 @@ pub(super) struct Place {
 pub(super) struct Device {
     /// The kernel's name of the device itself (`vda1`).
     pub(super) name: String,
-    pub(super) place: Place,
+    pub(super) partition: Partition,
     pub(super) disk: DiskName,
 }
 
@@ -38,27 +38,27 @@ pub(super) fn device(sys: &Path, major: u32, minor: u32) -> Result<Device, Refus
     let folder = link
         .canonicalize()
         .map_err(|_| Refusal::Sysfs { path: link })?;
-    let partition = folder.join("partition").exists();
+    let is_partition = folder.join("partition").exists();
     let top = match folder.parent() {
-        Some(parent) if partition => parent,
+        Some(parent) if is_partition => parent,
         _ => &folder,
     };
-    refuse_made_up(top)?;
+    refuse_virtual(top)?;
 
     let disk_size = bytes(&top.join("size"))?;
-    let place = match partition {
-        true => Place {
+    let partition = match is_partition {
+        true => Partition {
             start: bytes(&folder.join("start"))?,
             size: bytes(&folder.join("size"))?,
         },
-        false => Place {
+        false => Partition {
             start: 0,
             size: disk_size,
         },
     };
-    if place
+    if partition
         .start
-        .checked_add(place.size)
+        .checked_add(partition.size)
         .is_none_or(|end| end > disk_size)
     {
         return Err(Refusal::Sysfs {
@@ -67,7 +67,7 @@ pub(super) fn device(sys: &Path, major: u32, minor: u32) -> Result<Device, Refus
     }
     Ok(Device {
         name: name_of(&folder)?,
-        place,
+        partition,
         disk: DiskName {
             name: name_of(top)?,
             serial: serial(top),
@@ -77,7 +77,7 @@ pub(super) fn device(sys: &Path, major: u32, minor: u32) -> Result<Device, Refus
 }
 
 /// Refuses a disk that the guest's kernel makes out of something else.
-fn refuse_made_up(top: &Path) -> Result<(), Refusal> {
+fn refuse_virtual(top: &Path) -> Result<(), Refusal> {
     let name = name_of(top)?;
     if top.join("dm").is_dir() {
         // The prefix of the identity says who made it: LVM-..., CRYPT-LUKS2-..., mpath-..., part1-mpath-...
@@ -96,12 +96,12 @@ fn refuse_made_up(top: &Path) -> Result<(), Refusal> {
     }
     // Disks hang on a bus; what hangs on none is made by a driver of this kernel. An NVMe disk with several
     // paths is in virtual/nvme-subsystem and is a disk.
-    let made_up = top
+    let is_virtual = top
         .parent()
         .is_some_and(|above| above.ends_with("virtual/block"));
     let stacked = fs::read_dir(top.join("slaves")).is_ok_and(|mut below| below.next().is_some());
-    if made_up || stacked {
-        return Err(Refusal::Virtual(name));
+    if is_virtual || stacked {
+        return Err(Refusal::NotADisk(name));
     }
     Ok(())
 }
@@ -121,7 +121,7 @@ fn bytes(path: &Path) -> Result<u64, Refusal> {
     fs::read_to_string(path)
         .ok()
         .and_then(|text| text.trim().parse::<u64>().ok())
-        .and_then(|sectors| sectors.checked_mul(SECTOR))
+        .and_then(|sectors| sectors.checked_mul(SECTOR_BYTES))
         .ok_or_else(|| Refusal::Sysfs { path: path.into() })
 }
 
@@ -144,7 +144,7 @@ fn printable(raw: &[u8]) -> Option<String> {
     // UML's disks have no number and say so in C.
     let good = !text.is_empty()
         && text != "(null)"
-        && text.len() <= MAX_SERIAL
+        && text.len() <= MAX_SERIAL_BYTES
         && text.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
     good.then(|| text.to_owned())
 }
@@ -200,10 +200,10 @@ mod tests {
         };
         let found = tree.device(1).unwrap();
         assert_eq!(
-            (found.name.as_str(), found.place, &found.disk),
+            (found.name.as_str(), found.partition, &found.disk),
             (
                 "vda1",
-                Place {
+                Partition {
                     start: 1 << 20,
                     size: 100 << 20
                 },
@@ -212,10 +212,10 @@ mod tests {
         );
         let found = tree.device(0).unwrap();
         assert_eq!(
-            (found.name.as_str(), found.place, &found.disk),
+            (found.name.as_str(), found.partition, &found.disk),
             (
                 "vda",
-                Place {
+                Partition {
                     start: 0,
                     size: 200 << 20
                 },
@@ -266,7 +266,7 @@ mod tests {
         }
         let stacked = tree("pci0000:00/block/new0");
         stacked.put("slaves/sda/x", b"");
-        assert!(matches!(stacked.device(0), Err(Refusal::Virtual(_))));
+        assert!(matches!(stacked.device(0), Err(Refusal::NotADisk(_))));
     }
 
     #[test]

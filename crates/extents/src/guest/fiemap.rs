@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::disk::Place;
+use super::disk::Partition;
 use super::refusal::Refusal;
 use crate::extent::{Extent, MAX_EXTENTS};
 use crate::map::merged;
@@ -27,10 +27,10 @@ const MERGED: u32 = 0x1000;
 const SHARED: u32 = 0x2000;
 
 /// Extents a call returns.
-const BATCH: usize = 512;
+const EXTENTS_PER_CALL: usize = 512;
 
 /// Extents of the kernel looked at before neighbours are merged: ext4 splits every 128 MiB.
-const MAX_RAW: usize = 4 * MAX_EXTENTS;
+const MAX_RAW_EXTENTS: usize = 4 * MAX_EXTENTS;
 
 /// `struct fiemap_extent`.
 #[repr(C)]
@@ -53,7 +53,7 @@ struct Request {
     mapped: u32,
     count: u32,
     reserved: u32,
-    extents: [RawExtent; BATCH],
+    extents: [RawExtent; EXTENTS_PER_CALL],
 }
 
 /// The extents of the first `size` bytes of a file, after the kernel has given all of them a place.
@@ -64,9 +64,9 @@ pub(super) fn raw_extents(file: &File, size: u64) -> Result<Vec<RawExtent>, Refu
         length: 0,
         flags: FIEMAP_FLAG_SYNC,
         mapped: 0,
-        count: BATCH as u32,
+        count: EXTENTS_PER_CALL as u32,
         reserved: 0,
-        extents: [RawExtent::default(); BATCH],
+        extents: [RawExtent::default(); EXTENTS_PER_CALL],
     });
     while request.start < size {
         request.length = size - request.start;
@@ -90,11 +90,11 @@ pub(super) fn raw_extents(file: &File, size: u64) -> Result<Vec<RawExtent>, Refu
         let found = request
             .extents
             .get(..request.mapped as usize)
-            .ok_or(Refusal::Nonsense)?;
+            .ok_or(Refusal::InvalidExtents)?;
         let Some(last) = found.last().copied() else {
             break;
         };
-        if all.len() + found.len() > MAX_RAW {
+        if all.len() + found.len() > MAX_RAW_EXTENTS {
             return Err(Refusal::Fragmented);
         }
         all.extend_from_slice(found);
@@ -103,7 +103,7 @@ pub(super) fn raw_extents(file: &File, size: u64) -> Result<Vec<RawExtent>, Refu
             break;
         }
         if next <= request.start {
-            return Err(Refusal::Nonsense);
+            return Err(Refusal::InvalidExtents);
         }
         request.start = next;
     }
@@ -111,34 +111,34 @@ pub(super) fn raw_extents(file: &File, size: u64) -> Result<Vec<RawExtent>, Refu
 }
 
 /// What can be named of a file of `size` bytes: places on the disk, neighbours merged, cut at the file's end.
-pub(super) fn name(
+pub(super) fn to_extents(
     raw: &[RawExtent],
     size: u64,
-    place: &Place,
+    partition: &Partition,
     writing: bool,
 ) -> Result<Vec<Extent>, Refusal> {
     let mut extents = Vec::new();
     let (mut at, mut written) = (0, 0);
     for found in raw {
-        usable(found.flags)?;
+        check_flags(found.flags)?;
         if writing && found.flags & SHARED != 0 {
             return Err(Refusal::Shared);
         }
         if found.logical < at {
-            return Err(Refusal::Nonsense);
+            return Err(Refusal::InvalidExtents);
         }
         at = found
             .logical
             .checked_add(found.length)
-            .ok_or(Refusal::Nonsense)?;
+            .ok_or(Refusal::InvalidExtents)?;
         // XFS shows what it reserved behind the file's end.
         let length = at.min(size).saturating_sub(found.logical);
         if length == 0 {
             continue;
         }
         let end = found.physical.checked_add(length);
-        if end.is_none_or(|end| end > place.size) {
-            return Err(Refusal::Nonsense);
+        if end.is_none_or(|end| end > partition.size) {
+            return Err(Refusal::InvalidExtents);
         }
         let zero = found.flags & UNWRITTEN != 0;
         if !zero {
@@ -146,7 +146,7 @@ pub(super) fn name(
         }
         extents.push(Extent {
             logical: found.logical,
-            physical: place.start + found.physical,
+            physical: partition.start + found.physical,
             length,
             zero,
         });
@@ -162,7 +162,7 @@ pub(super) fn name(
 }
 
 /// Whether an extent with these flags has bytes at a place of its own, as they are.
-fn usable(flags: u32) -> Result<(), Refusal> {
+fn check_flags(flags: u32) -> Result<(), Refusal> {
     // Inline and tail extents are also "not aligned", and delayed ones "unknown": the closer word first.
     let refused = [
         (DATA_ENCRYPTED, Refusal::Encrypted),
@@ -186,7 +186,7 @@ fn usable(flags: u32) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    const DISK: Place = Place {
+    const DISK: Partition = Partition {
         start: 1 << 20,
         size: 64 << 20,
     };
@@ -211,13 +211,13 @@ mod tests {
     }
 
     fn name_all(raw: &[RawExtent], size: u64) -> Result<Vec<Extent>, Refusal> {
-        name(raw, size, &DISK, false)
+        to_extents(raw, size, &DISK, false)
     }
 
     #[test]
     fn the_structures_are_the_kernels() {
         assert_eq!(size_of::<RawExtent>(), 56);
-        assert_eq!(size_of::<Request>(), 32 + BATCH * 56);
+        assert_eq!(size_of::<Request>(), 32 + EXTENTS_PER_CALL * 56);
         assert_eq!(std::mem::offset_of!(Request, extents), 32);
     }
 
@@ -280,7 +280,7 @@ mod tests {
             vec![raw(4096, 0, 4096, 0), raw(4096, 8192, 4096, 0)],
         ] {
             assert!(
-                matches!(name_all(&found, 8192), Err(Refusal::Nonsense)),
+                matches!(name_all(&found, 8192), Err(Refusal::InvalidExtents)),
                 "{found:?}"
             );
         }
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn to_be_written_every_byte_needs_a_written_place_of_its_own() {
-        let name = |found: &[RawExtent]| name(found, 8192, &DISK, true);
+        let name = |found: &[RawExtent]| to_extents(found, 8192, &DISK, true);
         assert!(name(&[raw(0, 0, 8192, LAST)]).is_ok());
         assert!(matches!(
             name(&[raw(0, 0, 4096, LAST)]),

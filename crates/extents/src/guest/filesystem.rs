@@ -72,14 +72,14 @@ fn kind_of(magic: u64) -> Result<Kind, Refusal> {
 pub(super) fn refuse_attributes(file: &File, kind: Kind) -> Result<(), Refusal> {
     let flags =
         rustix::fs::ioctl_getflags(file).map_err(|error| failed("FS_IOC_GETFLAGS", error))?;
-    by_attributes(flags.bits())?;
+    check_attributes(flags.bits())?;
     if kind == Kind::Xfs && xflags(file)? & XFLAG_REALTIME != 0 {
         return Err(Refusal::Realtime);
     }
     Ok(())
 }
 
-fn by_attributes(flags: u32) -> Result<(), Refusal> {
+fn check_attributes(flags: u32) -> Result<(), Refusal> {
     let refused = [
         (JOURNAL_DATA, Refusal::JournalledFile),
         (ENCRYPTED, Refusal::Encrypted),
@@ -159,14 +159,14 @@ mod tests {
     fn attributes_that_hide_bytes_are_refused() {
         const IMMUTABLE: u32 = 0x10;
         const EXTENTS: u32 = 0x8_0000;
-        assert!(by_attributes(IMMUTABLE | EXTENTS).is_ok());
+        assert!(check_attributes(IMMUTABLE | EXTENTS).is_ok());
         for (flag, word) in [
             (0x4000, "chattr +j"),
             (0x800, "encrypted"),
             (0x4, "compressed"),
             (0x1000_0000, "inline"),
         ] {
-            let error = by_attributes(flag | EXTENTS).unwrap_err().to_string();
+            let error = check_attributes(flag | EXTENTS).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
     }

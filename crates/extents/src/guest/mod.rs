@@ -61,7 +61,7 @@ impl Mapper {
     ///
     /// # Errors
     /// A [`Refusal`] whose text is for the operator.
-    pub fn file_extents_now(&self, file: &File) -> Result<FileMap, Refusal> {
+    pub fn file_extents_without_fsync(&self, file: &File) -> Result<FileMap, Refusal> {
         self.map(file, false, false)
     }
 
@@ -82,7 +82,7 @@ impl Mapper {
     pub fn disk_of(&self, file: &File) -> Result<(DiskName, u64), Refusal> {
         filesystem::kind(file)?;
         let device = self.device(&stat(file)?)?;
-        Ok((device.disk, device.place.start))
+        Ok((device.disk, device.partition.start))
     }
 
     fn map(&self, file: &File, writing: bool, flush: bool) -> Result<FileMap, Refusal> {
@@ -105,7 +105,7 @@ impl Mapper {
         }
         let size = before.st_size as u64;
         let raw = fiemap::raw_extents(file, size)?;
-        let extents = fiemap::name(&raw, size, &device.place, writing)?;
+        let extents = fiemap::to_extents(&raw, size, &device.partition, writing)?;
         // Of a file that is being written to, FIEMAP may show half of a change.
         if version(&stat(file)?) != version(&before) {
             return Err(Refusal::Changed);

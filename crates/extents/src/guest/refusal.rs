@@ -55,7 +55,7 @@ pub enum Refusal {
     UnknownFlag(u32),
     /// FIEMAP gave extents that make no sense: not sorted, or beyond the file system's partition.
     #[error("the file system gives extents that are not within its partition or not in order")]
-    Nonsense,
+    InvalidExtents,
     /// For writing: a clone shares the extent.
     #[error("it shares bytes with a clone, so they cannot be written in place")]
     Shared,
@@ -86,7 +86,7 @@ pub enum Refusal {
     Loop(String),
     /// Another device that the kernel makes up: zram, nbd, brd, bcache, drbd.
     #[error("its file system is on {0}, which is not a disk that the host gave this guest")]
-    Virtual(String),
+    NotADisk(String),
     /// What should be known about the device is not.
     #[error("{path} is not as expected, so the disk below its file system is not known")]
     Sysfs {

@@ -9,10 +9,10 @@ use rustix::fs::{FileType, OFlags, SeekFrom};
 use super::buffers::Buffers;
 
 /// Alignment that every disk and file system accepts for `O_DIRECT`.
-const ALIGN: u64 = 4096;
+const ALIGN_BYTES: u64 = 4096;
 
 /// Bytes that go through a bounce buffer at a time.
-const BOUNCE: u64 = 256 << 10;
+const MAX_BOUNCE_BYTES: u64 = 256 << 10;
 
 /// A file or block device, open for reading.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl ImageFile {
     }
 
     /// Whether bytes can be written to it through the page cache.
-    pub(super) fn takes_writes(&self) -> bool {
+    pub(super) fn is_writable(&self) -> bool {
         self.writable && !self.direct
     }
 
@@ -91,8 +91,8 @@ impl ImageFile {
         len: u64,
         buffers: &mut Buffers<'_, '_>,
     ) -> io::Result<usize> {
-        if offset.is_multiple_of(ALIGN) {
-            let mut slices = buffers.next_aligned(len, ALIGN as usize);
+        if offset.is_multiple_of(ALIGN_BYTES) {
+            let mut slices = buffers.next_aligned(len, ALIGN_BYTES as usize);
             if !slices.is_empty() {
                 let n = retry(|| preadv(&self.fd, &mut slices, offset))?;
                 drop(slices);
@@ -100,12 +100,12 @@ impl ImageFile {
                 return Ok(n);
             }
         }
-        let start = offset - offset % ALIGN;
+        let start = offset - offset % ALIGN_BYTES;
         let skip = (offset - start) as usize;
-        let wanted = len.min(BOUNCE);
-        let room = (skip as u64 + wanted).next_multiple_of(ALIGN) as usize;
-        let mut memory = vec![0; room + ALIGN as usize];
-        let pad = memory.as_ptr().align_offset(ALIGN as usize);
+        let wanted = len.min(MAX_BOUNCE_BYTES);
+        let room = (skip as u64 + wanted).next_multiple_of(ALIGN_BYTES) as usize;
+        let mut memory = vec![0; room + ALIGN_BYTES as usize];
+        let pad = memory.as_ptr().align_offset(ALIGN_BYTES as usize);
         let bounce = &mut memory[pad..pad + room];
         let n = retry(|| preadv(&self.fd, &mut [IoSliceMut::new(bounce)], start))?;
         let got = n.saturating_sub(skip).min(wanted as usize);

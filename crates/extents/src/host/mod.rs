@@ -61,11 +61,11 @@ impl Image {
         let last = layers.len().checked_sub(1).ok_or(ImageError::Empty)?;
         for (layer, Layer { format, file }) in layers.into_iter().enumerate() {
             if format == Format::Raw && layer != last {
-                return Err(ImageError::RawAbove(layer));
+                return Err(ImageError::RawNotLast(layer));
             }
             let file = ImageFile::new(file)
                 .map_err(|source| ImageError::Io { layer, source })?
-                .ok_or(ImageError::Kind(layer))?;
+                .ok_or(ImageError::NotAFile(layer))?;
             files.push((format, file));
         }
         if files[0].0 == Format::Raw {
@@ -202,7 +202,7 @@ impl Image {
         let Inner::Raw { file, .. } = &self.inner else {
             return Err(io::ErrorKind::PermissionDenied.into());
         };
-        if !file.takes_writes() {
+        if !file.is_writable() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         if (offset.checked_add(len)).is_none_or(|end| end > map.len()) {

@@ -16,7 +16,7 @@ use super::file::ImageFile;
 use super::{Format, ImageError};
 
 /// Where in the header the encryption method is. imago does not look at it.
-const CRYPT_METHOD: u64 = 32;
+const CRYPT_METHOD_OFFSET: u64 = 32;
 
 /// A run of the disk's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +159,7 @@ fn open_one(
     store
         .file
         .read(
-            CRYPT_METHOD,
+            CRYPT_METHOD_OFFSET,
             4,
             &mut Buffers::new(&mut [io::IoSliceMut::new(&mut crypt)]),
         )
@@ -178,7 +178,7 @@ fn open_one(
         return Err(ImageError::DataFile(layer));
     }
     if image.implicit_backing_file().is_some() != backed {
-        return Err(ImageError::Chain { layer });
+        return Err(ImageError::BackingMismatch { layer });
     }
     Ok(FormatAccess::new(image))
 }

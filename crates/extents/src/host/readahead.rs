@@ -4,12 +4,12 @@
 use std::ops::Range;
 
 /// First window, once a reader reads in order.
-const FIRST: u64 = 512 << 10;
+const MIN_WINDOW_BYTES: u64 = 512 << 10;
 /// Window of a reader that has read in order for a while.
-const MOST: u64 = 8 << 20;
+const MAX_WINDOW_BYTES: u64 = 8 << 20;
 /// Reads this far from where the last one ended still count as in order: a guest has several in flight, and
 /// they arrive in any order.
-const SLACK: u64 = 512 << 10;
+const MAX_REORDER_BYTES: u64 = 512 << 10;
 
 /// Says what to bring in ahead of one reader of one file.
 ///
@@ -29,9 +29,9 @@ impl Readahead {
     /// Tells of a read of `len` bytes at `offset` of a file of `file_len` bytes; gives the bytes of the file
     /// for [`Image::prefetch`](super::Image::prefetch), if it is time for more. A file read from its start
     /// counts as read in order.
-    pub fn read(&mut self, offset: u64, len: u64, file_len: u64) -> Option<Range<u64>> {
+    pub fn record(&mut self, offset: u64, len: u64, file_len: u64) -> Option<Range<u64>> {
         let end = offset.saturating_add(len);
-        if offset.abs_diff(self.next) > SLACK {
+        if offset.abs_diff(self.next) > MAX_REORDER_BYTES {
             *self = Self {
                 next: end,
                 ahead: end,
@@ -44,7 +44,7 @@ impl Readahead {
         if from - self.next > self.window / 2 {
             return None;
         }
-        self.window = (self.window * 2).clamp(FIRST, MOST);
+        self.window = (self.window * 2).clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
         let to = self.next.saturating_add(self.window).min(file_len);
         if from >= to {
             return None;
@@ -68,7 +68,7 @@ mod tests {
         let file = 64 * MIB;
         let (mut asked, mut calls) = (128 << 10, 0);
         for i in 0..512 {
-            if let Some(range) = readahead.read(i * (128 << 10), 128 << 10, file) {
+            if let Some(range) = readahead.record(i * (128 << 10), 128 << 10, file) {
                 assert_eq!(range.start, asked);
                 asked = range.end;
                 calls += 1;
@@ -84,7 +84,7 @@ mod tests {
         let mut readahead = Readahead::default();
         for i in 1..100 {
             assert_eq!(
-                readahead.read(i * 37 % 64 * MIB + 3 * MIB, 4096, 128 * MIB),
+                readahead.record(i * 37 % 64 * MIB + 3 * MIB, 4096, 128 * MIB),
                 None
             );
         }
@@ -95,7 +95,7 @@ mod tests {
         let mut readahead = Readahead::default();
         let mut asked = 0;
         for i in [1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12] {
-            if let Some(range) = readahead.read(i * (128 << 10), 128 << 10, 64 * MIB) {
+            if let Some(range) = readahead.record(i * (128 << 10), 128 << 10, 64 * MIB) {
                 asked = range.end;
             }
         }
@@ -110,9 +110,9 @@ mod tests {
             let mut readahead = Readahead::default();
             for (offset, len) in reads {
                 let (offset, len) = if small { (offset % MIB, len % MIB) } else { (offset, len) };
-                if let Some(range) = readahead.read(offset, len, file) {
+                if let Some(range) = readahead.record(offset, len, file) {
                     prop_assert!(range.start < range.end && range.end <= file);
-                    prop_assert!(range.end - range.start <= MOST);
+                    prop_assert!(range.end - range.start <= MAX_WINDOW_BYTES);
                 }
             }
         }

@@ -168,13 +168,13 @@ fn what_is_no_image_is_refused() {
     assert!(matches!(open(vec![]), ImageError::Empty));
     assert!(matches!(
         open(vec![Layer::raw(null())]),
-        ImageError::Kind(0)
+        ImageError::NotAFile(0)
     ));
     let (file, _) = image(8192);
     let file = || File::open(file.path()).unwrap();
     assert!(matches!(
         open(vec![Layer::raw(file()), Layer::raw(file())]),
-        ImageError::RawAbove(0)
+        ImageError::RawNotLast(0)
     ));
     assert!(matches!(
         open(vec![Layer::qcow2(file())]),
@@ -183,7 +183,7 @@ fn what_is_no_image_is_refused() {
     let folder = File::open(std::env::temp_dir()).unwrap();
     assert!(matches!(
         open(vec![Layer::raw(folder)]),
-        ImageError::Kind(0)
+        ImageError::NotAFile(0)
     ));
 }
 

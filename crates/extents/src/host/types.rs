@@ -50,12 +50,12 @@ pub enum ImageError {
     Empty,
     /// A raw layer that is not the last one.
     #[error("layer {0} is raw and cannot have a backing file")]
-    RawAbove(usize),
+    RawNotLast(usize),
     /// qcow2 with a backing file that was not given, or without one that was.
     #[error(
         "layer {layer}: its header and the given backing chain do not agree on whether there is a backing file"
     )]
-    Chain {
+    BackingMismatch {
         /// Counted from the top, from 0.
         layer: usize,
     },
@@ -67,7 +67,7 @@ pub enum ImageError {
     Encrypted(usize),
     /// Neither a regular file nor a block device.
     #[error("layer {0} is neither a file nor a block device")]
-    Kind(usize),
+    NotAFile(usize),
     /// Reading it failed, or its header is not good.
     #[error("layer {layer}: {source}")]
     Io {

@@ -113,9 +113,14 @@ fn ten_million_extents_are_refused_before_they_are_looked_at() {
 
 #[test]
 fn a_file_as_long_as_a_file_can_be_is_a_hole_if_nothing_is_named() {
-    let map = CheckedMap::new(&[], MAX_FILE, 0).unwrap();
+    let map = CheckedMap::new(&[], MAX_FILE_BYTES, 0).unwrap();
     let pieces: Vec<_> = map.pieces(0, u64::MAX).collect();
-    assert_eq!(pieces, [Piece::Zero { len: MAX_FILE }]);
+    assert_eq!(
+        pieces,
+        [Piece::Zero {
+            len: MAX_FILE_BYTES
+        }]
+    );
 }
 
 /// Small numbers, numbers near the powers of two at which things break, and any at all.
@@ -157,7 +162,7 @@ fn tidy() -> impl Strategy<Value = Vec<Extent>> {
 /// What is right, said in another way: by numbers too wide to overflow.
 fn good(extents: &[Extent], len: u64, disk: u64) -> bool {
     let end = |start: u64, length: u64| u128::from(start) + u128::from(length);
-    len <= MAX_FILE
+    len <= MAX_FILE_BYTES
         && extents.len() <= MAX_EXTENTS
         && extents.iter().all(|e| {
             e.length > 0

@@ -10,20 +10,20 @@ use rustix::event::PollFlags;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use viola_proto::agent::{BadMessage, FrameReader, FrameWriter, FromAgent, ToAgent};
 
-use super::rate::Rate;
-use super::window::Window;
+use super::send_window::SendWindow;
+use super::token_bucket::TokenBucket;
 
 /// Bytes a second that are read over a longer time; a guest that sends more waits.
-const PER_S: f64 = 16.0 * 1024.0 * 1024.0;
+const MAX_RATE_BYTES_PER_S: f64 = 16.0 * 1024.0 * 1024.0;
 /// Answers that wait for an agent which does not read, bytes; then the channel is closed.
-const UNREAD: usize = 4 << 20;
+const MAX_UNREAD_BYTES: usize = 4 << 20;
 
 /// One thing heard.
-pub enum Heard {
+pub enum Incoming {
     /// A message.
     Message(FromAgent),
     /// A frame that is none.
-    Bad(BadMessage),
+    Malformed(BadMessage),
 }
 
 /// A channel that is open.
@@ -32,8 +32,8 @@ pub struct Channel {
     stream: File,
     reader: FrameReader,
     writer: FrameWriter,
-    window: Window,
-    rate: Rate,
+    window: SendWindow,
+    rate: TokenBucket,
 }
 
 impl Channel {
@@ -43,9 +43,9 @@ impl Channel {
         Ok(Self {
             stream: File::from(fd),
             reader: FrameReader::new(),
-            writer: FrameWriter::new(UNREAD),
-            window: Window::new(),
-            rate: Rate::new(Instant::now(), PER_S, PER_S),
+            writer: FrameWriter::new(MAX_UNREAD_BYTES),
+            window: SendWindow::new(),
+            rate: TokenBucket::new(Instant::now(), MAX_RATE_BYTES_PER_S, MAX_RATE_BYTES_PER_S),
         })
     }
 
@@ -57,35 +57,38 @@ impl Channel {
     /// What to wait for, and how long nothing is to be read because too much was.
     pub fn wants(&mut self, now: Instant) -> (PollFlags, Option<Duration>) {
         let mut flags = PollFlags::empty();
-        let pause = self.rate.wait(now);
+        let pause = self.rate.delay(now);
         if pause.is_zero() {
             flags |= PollFlags::IN;
         }
         if self.writer.waiting() > 0 {
             flags |= PollFlags::OUT;
         }
-        let pauses = [(!pause.is_zero()).then_some(pause), self.window.pause(now)];
+        let pauses = [
+            (!pause.is_zero()).then_some(pause),
+            self.window.retry_delay(now),
+        ];
         (flags, pauses.into_iter().flatten().min())
     }
 
     /// Takes what has arrived, at most one read's worth. The error says why the channel is of no use any more.
-    pub fn listen(&mut self, now: Instant, mut each: impl FnMut(Heard)) -> Result<(), String> {
-        if !self.rate.wait(now).is_zero() {
+    pub fn receive(&mut self, now: Instant, mut each: impl FnMut(Incoming)) -> Result<(), String> {
+        if !self.rate.delay(now).is_zero() {
             return Ok(());
         }
         match self.reader.fill(&mut self.stream) {
             Ok(None) => return Ok(()),
             Ok(Some(0)) => return Err("the other end hung up".into()),
-            Ok(Some(n)) => self.rate.owe(now, n as f64),
+            Ok(Some(n)) => self.rate.charge(now, n as f64),
             Err(e) => return Err(e.to_string()),
         }
         while let Some(message) = self.reader.next::<FromAgent>() {
             each(match message {
                 Ok(message) => {
-                    self.window.hear(&message);
-                    Heard::Message(message)
+                    self.window.observe(&message);
+                    Incoming::Message(message)
                 }
-                Err(e) => Heard::Bad(e),
+                Err(e) => Incoming::Malformed(e),
             });
         }
         Ok(())
@@ -93,7 +96,7 @@ impl Channel {
 
     /// Sends messages, as far as window and stream take them now. To be called without any as well, whenever
     /// something was heard or time has passed.
-    pub fn say(&mut self, now: Instant, messages: &[ToAgent]) -> Result<(), String> {
+    pub fn send(&mut self, now: Instant, messages: &[ToAgent]) -> Result<(), String> {
         for message in messages {
             self.window.push(message);
         }
@@ -106,7 +109,7 @@ impl Channel {
                     .map_err(|e| format!("the agent does not read: {e}"))?;
             }
         }
-        if self.window.waiting() > UNREAD {
+        if self.window.waiting() > MAX_UNREAD_BYTES {
             return Err(format!(
                 "the agent does not read: {} bytes wait to be sent already",
                 self.window.waiting()

@@ -64,7 +64,7 @@ pub fn extents(map: &FileMap) -> Vec<Extent> {
 ///
 /// # Errors
 /// Why it is none of them, in a sentence.
-pub fn prove<'a>(
+pub fn find_proved_disk<'a>(
     disks: &'a [Disk],
     name: &DiskName,
     content: &[u8],
@@ -86,7 +86,7 @@ pub fn prove<'a>(
     let (named, others): (Vec<&Disk>, Vec<&Disk>) = disks.iter().partition(|d| is_named(d));
     let mut why = "the VM has no disk that the host can read".to_owned();
     for disk in named.into_iter().chain(others) {
-        match holds(disk, content, &extents) {
+        match disk_holds(disk, content, &extents) {
             Ok(true) => return Ok(disk),
             Ok(false) => {
                 // An error of another disk says more about what is wrong.
@@ -101,7 +101,7 @@ pub fn prove<'a>(
     Err(why)
 }
 
-fn holds(disk: &Disk, content: &[u8], extents: &[Extent]) -> Result<bool, String> {
+fn disk_holds(disk: &Disk, content: &[u8], extents: &[Extent]) -> Result<bool, String> {
     // What the guest has just written may need tables that were not there when the image was opened.
     disk.image.refresh().map_err(|e| e.to_string())?;
     let Ok(map) = disk.image.check(extents, content.len() as u64) else {

@@ -3,11 +3,11 @@
 //! readers.
 //!
 //! One thread and one `poll`. The guest decides what arrives on the channel, so it is read at a bounded rate, kept in
-//! bounded memory, and never waited for.
+//! bounded memory, and never pending_polls for.
 //!
 //! | module | does |
 //! |---|---|
-//! | `conversation` | what may be said when, and what becomes of it |
+//! | `session` | what may be said when, and what becomes of it |
 //! | `names` | the named blocks, by number and by name |
 //! | `images` | the VM's disks, and which one holds a file system |
 //! | `channel` | bytes to messages and back, at a bounded rate |
@@ -15,17 +15,17 @@
 //! | `readers` | who may look up, and who reads what |
 
 mod channel;
-mod conversation;
 mod images;
-mod names;
-mod rate;
+mod named_blocks;
 mod readers;
+mod send_window;
+mod session;
 #[cfg(test)]
 mod tests;
-mod window;
+mod token_bucket;
 
-pub use conversation::{Conversation, Readers};
 pub use images::{Disk, open as open_images};
+pub use session::{AgentSession, Readers};
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -36,23 +36,23 @@ use viola_proto::agent::ToAgent;
 use viola_vpipe::work::{Pipes, Place, Pulse};
 
 use crate::control::{Inbox, Limits, Order, Received, Report, Role, VERSION};
-use crate::journal::{Journal, Level, Sink};
+use crate::journal::{Journal, Level, LogSink};
 use crate::table::Table;
-use channel::{Channel, Heard};
-use readers::Connected;
+use channel::{Channel, Incoming};
+use readers::ConnectedReaders;
 
-/// Longest sleep; the conversation wants to know of the time at least each second.
-const TICK: Duration = Duration::from_millis(500);
-/// Sleep while a read is waited for...
-const SHORT: Duration = Duration::from_millis(1);
+/// Longest sleep; the session wants to know of the time at least each second.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Sleep while a read is pending_polls for...
+const MIN_PENDING_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// ...and after so many of them.
-const LONG: Duration = Duration::from_millis(20);
-/// See `LONG`.
-const SHORTS: u32 = 200;
+const MAX_PENDING_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// See `MAX_PENDING_POLL_INTERVAL`.
+const SHORT_PENDING_POLLS: u32 = 200;
 
 /// What the daemon gives a worker at its start.
 #[derive(Debug)]
-pub struct Start {
+pub struct Params {
     /// Identity of the VM.
     pub vm: String,
     /// The VM's table, to be read and written.
@@ -69,9 +69,9 @@ pub struct Start {
 ///
 /// # Errors
 /// When the table is none, or the kernel refuses to wait.
-pub fn run(start: Start, sink: Sink) -> io::Result<()> {
-    let mut worker = Worker::new(start, sink, Instant::now())?;
-    while !worker.quits {
+pub fn run(params: Params, sink: LogSink) -> io::Result<()> {
+    let mut worker = Worker::new(params, sink, Instant::now())?;
+    while !worker.quit {
         worker.wait()?;
         worker.work(Instant::now());
     }
@@ -81,47 +81,51 @@ pub fn run(start: Start, sink: Sink) -> io::Result<()> {
 struct Worker {
     vm: String,
     inbox: Inbox,
-    conversation: Conversation,
+    session: AgentSession,
     channel: Option<Channel>,
-    readers: Connected,
-    /// Sleeps in a row that waited for a reader.
-    waited: u32,
-    quits: bool,
+    readers: ConnectedReaders,
+    /// Sleeps in a row that pending_polls for a reader.
+    pending_polls: u32,
+    quit: bool,
 }
 
 impl Worker {
-    fn new(start: Start, sink: Sink, now: Instant) -> io::Result<Self> {
-        let table = Table::map(&start.table)?;
-        let mut conversation = Conversation::new(table, start.limits, Journal::new(sink), now);
-        if let Some(place) = start.pipes {
-            conversation.set_pipes(Pipes::start(place)?);
+    fn new(params: Params, sink: LogSink, now: Instant) -> io::Result<Self> {
+        let table = Table::map(&params.table)?;
+        let mut session = AgentSession::new(table, params.limits, Journal::new(sink), now);
+        if let Some(place) = params.pipes {
+            session.set_pipes(Pipes::start(place)?);
         }
         Ok(Self {
-            vm: start.vm,
-            inbox: start.inbox,
-            conversation,
+            vm: params.vm,
+            inbox: params.inbox,
+            session,
             channel: None,
-            readers: Connected::default(),
-            waited: 0,
-            quits: false,
+            readers: ConnectedReaders::default(),
+            pending_polls: 0,
+            quit: false,
         })
     }
 
     /// Sleeps until something is to be done.
     fn wait(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        let mut time = TICK;
-        self.waited = match self.conversation.waits() {
-            true => self.waited.saturating_add(1),
+        let mut time = POLL_INTERVAL;
+        self.pending_polls = match self.session.has_pending() {
+            true => self.pending_polls.saturating_add(1),
             false => 0,
         };
-        if self.waited > 0 {
-            time = if self.waited < SHORTS { SHORT } else { LONG };
+        if self.pending_polls > 0 {
+            time = if self.pending_polls < SHORT_PENDING_POLLS {
+                MIN_PENDING_POLL_INTERVAL
+            } else {
+                MAX_PENDING_POLL_INTERVAL
+            };
         }
         let mut fds: Vec<(BorrowedFd<'_>, PollFlags)> =
             self.inbox.fds().map(|fd| (fd, PollFlags::IN)).collect();
         fds.extend(self.readers.fds().map(|fd| (fd, PollFlags::IN)));
-        let pipes = self.conversation.pipes();
+        let pipes = self.session.pipes();
         fds.extend(pipes.map(|pipes| (pipes.fd(), PollFlags::IN)));
         if let Some(channel) = &mut self.channel {
             let (flags, pause) = channel.wants(now);
@@ -145,51 +149,56 @@ impl Worker {
     fn work(&mut self, now: Instant) {
         let mut out = Vec::new();
         while let Some((received, to)) = self.inbox.next() {
-            let report = self.obey(now, received, &mut out);
+            let report = self.execute(now, received, &mut out);
             self.inbox.answer(to, &report);
-            if self.quits {
+            if self.quit {
                 return;
             }
         }
-        self.readers.answer(&mut self.conversation);
-        self.listen(now, &mut out);
-        self.conversation.settle(now, &self.readers, &mut out);
-        self.conversation.tick(now, &mut out);
-        if let Some(pipes) = self.conversation.pipes() {
+        self.readers.answer(&mut self.session);
+        self.receive(now, &mut out);
+        self.session.complete_pending(now, &self.readers, &mut out);
+        self.session.tick(now, &mut out);
+        if let Some(pipes) = self.session.pipes() {
             out.extend(pipes.heard().map(ToAgent::Pipe));
         }
-        self.say(now, &out);
+        self.send(now, &out);
     }
 
-    fn listen(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
+    fn receive(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         let Some(channel) = &mut self.channel else {
             return;
         };
-        let conversation = &mut self.conversation;
-        let ended = channel.listen(now, |heard| match heard {
-            Heard::Message(message) => conversation.hear(now, message, out),
-            Heard::Bad(why) => conversation.misheard(now, &why),
+        let session = &mut self.session;
+        let ended = channel.receive(now, |heard| match heard {
+            Incoming::Message(message) => session.handle(now, message, out),
+            Incoming::Malformed(why) => session.handle_malformed(now, &why),
         });
         if let Err(why) = ended {
-            self.hang_up(now, &why);
+            self.close_channel(now, &why);
         }
     }
 
-    fn say(&mut self, now: Instant, out: &[ToAgent]) {
+    fn send(&mut self, now: Instant, out: &[ToAgent]) {
         let Some(channel) = &mut self.channel else {
             return;
         };
-        if let Err(why) = channel.say(now, out) {
-            self.hang_up(now, &why);
+        if let Err(why) = channel.send(now, out) {
+            self.close_channel(now, &why);
         }
     }
 
-    fn hang_up(&mut self, now: Instant, why: &str) {
+    fn close_channel(&mut self, now: Instant, why: &str) {
         self.channel = None;
-        self.conversation.close(now, why);
+        self.session.close(now, why);
     }
 
-    fn obey(&mut self, now: Instant, received: Received<Order>, out: &mut Vec<ToAgent>) -> Report {
+    fn execute(
+        &mut self,
+        now: Instant,
+        received: Received<Order>,
+        out: &mut Vec<ToAgent>,
+    ) -> Report {
         let mut fds = received.fds.into_iter();
         let done = match received.message {
             Order::Hello { .. } => {
@@ -202,17 +211,17 @@ impl Worker {
                 };
             }
             Order::Stat => {
-                let mut stat = self.conversation.stat(now, &self.readers);
+                let mut stat = self.session.stat(now, &self.readers);
                 stat.readers = self.readers.names();
                 return Report::Agent(Box::new(stat));
             }
             Order::Channel => match fds.next().map(Channel::new) {
                 Some(Ok(channel)) => {
                     if self.channel.take().is_some() {
-                        self.conversation.close(now, "there is a new one");
+                        self.session.close(now, "there is a new one");
                     }
                     self.channel = Some(channel);
-                    self.conversation.open(now, out);
+                    self.session.open(now, out);
                     Ok(())
                 }
                 Some(Err(e)) => Err(e.to_string()),
@@ -220,7 +229,7 @@ impl Worker {
             },
             Order::NoChannel { why } => {
                 if self.channel.take().is_some() {
-                    self.conversation.close(now, &why);
+                    self.session.close(now, &why);
                 }
                 Ok(())
             }
@@ -241,22 +250,22 @@ impl Worker {
                 Ok(())
             }
             Order::EndEpoch { why } => {
-                self.conversation.end_epoch(now, &why, out);
+                self.session.end_epoch(now, &why, out);
                 Ok(())
             }
             Order::Pulse { threads, .. } => {
                 let threads = fds.by_ref().take(threads).collect();
-                if let Some(pipes) = self.conversation.pipes() {
+                if let Some(pipes) = self.session.pipes() {
                     pipes.watch(Pulse::new(threads, fds.next()));
                 }
                 Ok(())
             }
             Order::Quit { why } => {
-                self.conversation.end_epoch(now, &why, out);
-                self.conversation
+                self.session.end_epoch(now, &why, out);
+                self.session
                     .journal()
-                    .line(Level::Info, &format!("the agent's worker ends: {why}"));
-                self.quits = true;
+                    .log(Level::Info, &format!("the agent's worker ends: {why}"));
+                self.quit = true;
                 Ok(())
             }
             other => Err(format!(
@@ -278,23 +287,17 @@ impl Worker {
         why: &str,
         out: &mut Vec<ToAgent>,
     ) -> Result<(), String> {
-        if self
-            .conversation
-            .disks()
-            .iter()
-            .map(|d| &d.spec)
-            .eq(&images)
-        {
+        if self.session.disks().iter().map(|d| &d.spec).eq(&images) {
             return Ok(());
         }
         match images::open(images, fds) {
             Ok(disks) => {
-                self.conversation.replace_disks(now, disks, why, out);
+                self.session.replace_disks(now, disks, why, out);
                 Ok(())
             }
             Err((path, e)) => {
                 // The old ones are not the VM's any more.
-                self.conversation.replace_disks(now, Vec::new(), why, out);
+                self.session.replace_disks(now, Vec::new(), why, out);
                 Err(format!("{path}: {e}"))
             }
         }

@@ -4,13 +4,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::conversation::{Conversation, Readers};
+use super::session::{AgentSession, Readers};
 use crate::hazard;
-use crate::lookup::{Next, Server};
+use crate::lookup::{Incoming, Server};
 use crate::pattern;
 
 /// Questions of one reader that are answered before others have their turn.
-const IN_A_ROW: usize = 64;
+const MAX_QUESTIONS_PER_TURN: usize = 64;
 
 #[derive(Debug)]
 struct Reader {
@@ -22,11 +22,11 @@ struct Reader {
 
 /// Those that are connected. One that hangs up is gone, and so is what it was reading.
 #[derive(Debug, Default)]
-pub struct Connected {
+pub struct ConnectedReaders {
     readers: Vec<Reader>,
 }
 
-impl Connected {
+impl ConnectedReaders {
     /// Lets a reader in, in the place of one of the same name.
     pub fn add(
         &mut self,
@@ -62,16 +62,16 @@ impl Connected {
     }
 
     /// Answers what they have asked. A block of a pool that a reader may not read is not known to it.
-    pub fn answer(&mut self, conversation: &mut Conversation) {
+    pub fn answer(&mut self, session: &mut AgentSession) {
         self.readers.retain_mut(|reader| {
-            for _ in 0..IN_A_ROW {
+            for _ in 0..MAX_QUESTIONS_PER_TURN {
                 match reader.server.receive() {
-                    Next::Nothing => break,
-                    Next::Gone => return false,
-                    Next::Question(number, question) => {
+                    Incoming::Empty => break,
+                    Incoming::Closed => return false,
+                    Incoming::Question(number, question) => {
                         let pool = question.key.pool();
                         let may = reader.pools.iter().any(|p| pattern::matches(p, pool));
-                        let found = conversation.find(&question.key).filter(|_| may);
+                        let found = session.find(&question.key).filter(|_| may);
                         if reader.server.answer(number, found.as_ref()).is_err() {
                             return false;
                         }
@@ -83,14 +83,14 @@ impl Connected {
     }
 }
 
-impl Readers for Connected {
-    fn of_slot(&self, table: u32, slot: u32) -> Option<&str> {
-        let reads = |r: &&Reader| r.hazards.names(table, slot);
+impl Readers for ConnectedReaders {
+    fn reader_of_slot(&self, table: u32, slot: u32) -> Option<&str> {
+        let reads = |r: &&Reader| r.hazards.is_reading(table, slot);
         self.readers.iter().find(reads).map(|r| r.name.as_str())
     }
 
-    fn of_table(&self, table: u32) -> Option<&str> {
-        let reads = |r: &&Reader| r.hazards.names_any(table);
+    fn reader_of_table(&self, table: u32) -> Option<&str> {
+        let reads = |r: &&Reader| r.hazards.is_reading_any(table);
         self.readers.iter().find(reads).map(|r| r.name.as_str())
     }
 }

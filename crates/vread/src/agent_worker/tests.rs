@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Disks, words and agents that the tests share.
 
-mod any;
-mod conversation;
+mod arbitrary;
+mod session;
 mod worker;
 
 use std::cell::Cell;
@@ -98,90 +98,91 @@ fn name(lease: u64, id: i64) -> FromAgent {
     }
 }
 
-/// A reader that may be reading one slot.
+/// A reader that may be reader one slot.
 #[derive(Default)]
-struct Reading(Cell<Option<u32>>);
+struct ScriptedReader(Cell<Option<u32>>);
 
-impl Readers for Reading {
-    fn of_slot(&self, _: u32, slot: u32) -> Option<&str> {
+impl Readers for ScriptedReader {
+    fn reader_of_slot(&self, _: u32, slot: u32) -> Option<&str> {
         (self.0.get() == Some(slot)).then_some("vm1")
     }
 
-    fn of_table(&self, _: u32) -> Option<&str> {
+    fn reader_of_table(&self, _: u32) -> Option<&str> {
         self.0.get().map(|_| "vm1")
     }
 }
 
-struct Talk {
-    conversation: Conversation,
-    reading: Reading,
+struct TestSession {
+    session: AgentSession,
+    reader: ScriptedReader,
     now: Instant,
     lines: Arc<Mutex<Vec<String>>>,
     table: std::fs::File,
 }
 
-impl Talk {
+impl TestSession {
     /// Channel open, disks given, nothing said yet.
     fn new(limits: Limits) -> Self {
         let table_file = tempfile::tempfile().unwrap();
         table::create(&table_file, 3, 64).unwrap();
         let lines = Arc::new(Mutex::new(Vec::new()));
         let to = lines.clone();
-        let sink: Sink = Box::new(move |_, line| to.lock().unwrap().push(line.to_owned()));
+        let sink: LogSink = Box::new(move |_, line| to.lock().unwrap().push(line.to_owned()));
         let now = Instant::now();
         let table = Table::map(&table_file).unwrap();
-        let mut conversation = Conversation::new(table, limits, Journal::new(sink), now);
+        let mut session = AgentSession::new(table, limits, Journal::new(sink), now);
         let disks = open_images(vec![spec(1)], vec![disk().into()]).unwrap();
-        conversation.replace_disks(now, disks, "start", &mut Vec::new());
-        conversation.open(now, &mut Vec::new());
-        let mut talk = Self {
-            conversation,
-            reading: Reading::default(),
+        session.replace_disks(now, disks, "start", &mut Vec::new());
+        session.open(now, &mut Vec::new());
+        let mut test = Self {
+            session,
+            reader: ScriptedReader::default(),
             now,
             lines,
             table: table_file,
         };
-        talk.settle();
-        talk
+        test.complete_pending();
+        test
     }
 
     /// Welcomed and proved.
     fn proved(limits: Limits) -> Self {
-        let mut talk = Self::new(limits);
-        talk.hear(hello(1));
+        let mut test = Self::new(limits);
+        test.handle(hello(1));
         assert!(matches!(
-            talk.settle()[..],
+            test.complete_pending()[..],
             [ToAgent::Welcome { session: 1, .. }]
         ));
-        assert_eq!(talk.hear(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
-        talk
+        assert_eq!(test.handle(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+        test
     }
 
-    fn hear(&mut self, message: FromAgent) -> Vec<ToAgent> {
+    fn handle(&mut self, message: FromAgent) -> Vec<ToAgent> {
         let mut out = Vec::new();
-        self.conversation.hear(self.now, message, &mut out);
+        self.session.handle(self.now, message, &mut out);
         out
     }
 
-    fn settle(&mut self) -> Vec<ToAgent> {
+    fn complete_pending(&mut self) -> Vec<ToAgent> {
         let mut out = Vec::new();
-        self.conversation.settle(self.now, &self.reading, &mut out);
+        self.session
+            .complete_pending(self.now, &self.reader, &mut out);
         out
     }
 
     fn after(&mut self, seconds: u64) -> Vec<ToAgent> {
         self.now += Duration::from_secs(seconds);
         let mut out = Vec::new();
-        self.conversation.tick(self.now, &mut out);
+        self.session.tick(self.now, &mut out);
         out
     }
 
     fn stat(&self) -> AgentStat {
-        self.conversation.stat(self.now, &self.reading)
+        self.session.stat(self.now, &self.reader)
     }
 
     fn refused(&mut self, message: FromAgent) -> String {
-        match &self.hear(message)[..] {
+        match &self.handle(message)[..] {
             [ToAgent::Refused { why, .. } | ToAgent::ProofBad { why, .. }] => why.clone(),
             other => panic!("{other:?}"),
         }

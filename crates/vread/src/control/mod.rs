@@ -5,15 +5,15 @@
 //! again finds it there. The daemon sends an [`Order`], with the descriptors that belong to it, and the worker answers
 //! each one with a [`Report`]. An order says what is to hold, not what is to change: giving it twice is once.
 
-mod begin;
-mod line;
 mod peer;
+mod setup;
 mod socket;
+mod stream_state;
 
-pub use begin::{Begin, PipesBegin};
-pub use line::Line;
 pub use peer::{Grant, PeerCounts, PeerSpec, PeerStat, Secret, Source};
+pub use setup::{PipeSetup, WorkerSetup};
 pub use socket::{Control, ControlError, Inbox, MAX_DATAGRAM, MAX_FDS, Received, listen};
+pub use stream_state::StreamState;
 
 use std::collections::BTreeMap;
 
@@ -320,7 +320,8 @@ pub struct ReaderStat {
     /// Whether a VM is connected.
     pub connected: bool,
     /// How the byte stream is, for a VM that has one.
-    pub line: Line,
+    #[serde(rename = "line")]
+    pub stream: StreamState,
     /// DataNode VMs that may be read.
     pub datanodes: Vec<String>,
     /// Requests of the VM.

@@ -127,11 +127,11 @@ impl Control {
         &self,
         order: &Order,
         fds: &[BorrowedFd<'_>],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Report, ControlError> {
         debug_assert_eq!(order.descriptors(), fds.len());
-        self.send(order, fds, Instant::now() + patience, patience)?;
-        self.hear::<Report>(patience)
+        self.send(order, fds, Instant::now() + timeout, timeout)?;
+        self.receive_within::<Report>(timeout)
             .map(|received| received.message)
     }
 
@@ -139,32 +139,32 @@ impl Control {
     ///
     /// # Errors
     /// [`ControlError`]; after another [`ControlError::Timeout`] the connection must be closed.
-    pub fn late_report(&self, patience: Duration) -> Result<Report, ControlError> {
-        self.hear::<Report>(patience)
+    pub fn wait_for_report(&self, timeout: Duration) -> Result<Report, ControlError> {
+        self.receive_within::<Report>(timeout)
             .map(|received| received.message)
     }
 
     /// Sends a datagram that has no answer.
-    pub(super) fn tell<T: Serialize>(
+    pub(super) fn send_message<T: Serialize>(
         &self,
         message: &T,
         fds: &[BorrowedFd<'_>],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), ControlError> {
-        self.send(message, fds, Instant::now() + patience, patience)
+        self.send(message, fds, Instant::now() + timeout, timeout)
     }
 
     /// Waits for a datagram.
-    pub(super) fn hear<T: DeserializeOwned>(
+    pub(super) fn receive_within<T: DeserializeOwned>(
         &self,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Received<T>, ControlError> {
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         loop {
             if let Some(received) = self.receive::<T>()? {
                 return Ok(received);
             }
-            self.wait(PollFlags::IN, until, patience)?;
+            self.wait(PollFlags::IN, until, timeout)?;
         }
     }
 
@@ -173,7 +173,7 @@ impl Control {
         message: &T,
         fds: &[BorrowedFd<'_>],
         until: Instant,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), ControlError> {
         let bytes =
             serde_json::to_vec(message).map_err(|e| ControlError::Garbage(e.to_string()))?;
@@ -198,7 +198,7 @@ impl Control {
             ) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, until, patience)?,
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, until, timeout)?,
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(ControlError::Gone),
                 Err(e) => return Err(e.into()),
             }
@@ -249,19 +249,14 @@ impl Control {
         Ok(Some(Received { message, fds }))
     }
 
-    fn wait(
-        &self,
-        what: PollFlags,
-        until: Instant,
-        patience: Duration,
-    ) -> Result<(), ControlError> {
+    fn wait(&self, what: PollFlags, until: Instant, timeout: Duration) -> Result<(), ControlError> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(ControlError::Timeout(patience));
+            return Err(ControlError::Timeout(timeout));
         }
         let time = left
             .try_into()
-            .map_err(|_| ControlError::Timeout(patience))?;
+            .map_err(|_| ControlError::Timeout(timeout))?;
         match poll(&mut [PollFd::new(&self.fd, what)], Some(&time)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(e) => Err(e.into()),
@@ -331,12 +326,12 @@ impl Inbox {
 
     /// Answers an order that [`Inbox::next`] gave, before the next one is taken.
     pub fn answer(&mut self, to: usize, report: &Report) {
-        let patience = Duration::from_secs(1);
+        let timeout = Duration::from_secs(1);
         let Some(connection) = self.connections.get(to) else {
             return;
         };
         if connection
-            .send(report, &[], Instant::now() + patience, patience)
+            .send(report, &[], Instant::now() + timeout, timeout)
             .is_err()
         {
             self.connections.remove(to);
@@ -347,7 +342,7 @@ impl Inbox {
     ///
     /// # Errors
     /// When it cannot be waited for orders.
-    pub fn obey(&mut self, mut obey: impl FnMut(Order, Vec<OwnedFd>) -> Report) -> io::Result<()> {
+    pub fn serve(&mut self, mut obey: impl FnMut(Order, Vec<OwnedFd>) -> Report) -> io::Result<()> {
         loop {
             while let Some((received, from)) = self.next() {
                 let quit = matches!(received.message, Order::Quit { .. });
@@ -388,7 +383,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Seek, Write};
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
     #[test]
     fn descriptors_come_in_their_order_and_the_report_goes_back() {
@@ -419,7 +414,7 @@ mod tests {
         let control = Control::connect(&path).unwrap();
         let order = Order::Datanode { name: "dn1".into() };
         let report = control
-            .order(&order, &[a.as_fd(), b.as_fd()], PATIENCE)
+            .order(&order, &[a.as_fd(), b.as_fd()], REPORT_TIMEOUT)
             .unwrap();
         assert_eq!(report, Report::Failed { why: "ab".into() });
         assert_eq!(worker.join().unwrap(), order);
@@ -444,7 +439,7 @@ mod tests {
         let hangs = control.order(&Order::Stat, &[], Duration::from_millis(20));
         assert!(matches!(hangs, Err(ControlError::Timeout(_))), "{hangs:?}");
         drop(listener);
-        let gone = control.order(&Order::Stat, &[], PATIENCE);
+        let gone = control.order(&Order::Stat, &[], REPORT_TIMEOUT);
         assert!(gone.is_err());
         assert!(Control::connect(&path).is_err());
     }
@@ -457,7 +452,7 @@ mod tests {
         let bad = Control::connect(&path).unwrap();
         let good = Control::connect(&path).unwrap();
         rustix::net::send(&bad.fd, b"{\"order\":\"fly\"}", SendFlags::NOSIGNAL).unwrap();
-        good.send(&Order::Stat, &[], Instant::now(), PATIENCE)
+        good.send(&Order::Stat, &[], Instant::now(), REPORT_TIMEOUT)
             .unwrap();
         let (got, to) = inbox.next().unwrap();
         assert_eq!(got.message, Order::Stat);
@@ -476,7 +471,7 @@ mod tests {
         let mut inbox = Inbox::new(listen(&path).unwrap());
         let control = Control::connect(&path).unwrap();
         control
-            .send(&Order::Channel, &[], Instant::now(), PATIENCE)
+            .send(&Order::Channel, &[], Instant::now(), REPORT_TIMEOUT)
             .unwrap();
         assert!(inbox.next().is_none());
     }

@@ -13,7 +13,7 @@ use viola_proto::agent::{
     FrameReader, FromAgent, HEADER, MAGIC, MAX_PAYLOAD, PROOF_BYTES, ToAgent, crc32c,
 };
 
-use crate::agent_worker::{Conversation, Readers, open_images};
+use crate::agent_worker::{AgentSession, Readers, open_images};
 use crate::control::{Format, ImageSpec, Limits};
 use crate::journal::Journal;
 use crate::table::{self, Table};
@@ -22,15 +22,15 @@ const DISK: u64 = 1 << 20;
 
 /// Reads the first slot at every other look.
 #[derive(Default)]
-struct Reading(std::cell::Cell<bool>);
+struct ScriptedReader(std::cell::Cell<bool>);
 
-impl Readers for Reading {
-    fn of_slot(&self, _: u32, slot: u32) -> Option<&str> {
+impl Readers for ScriptedReader {
+    fn reader_of_slot(&self, _: u32, slot: u32) -> Option<&str> {
         self.0.set(!self.0.get());
         (slot == 0 && self.0.get()).then_some("vm1")
     }
 
-    fn of_table(&self, _: u32) -> Option<&str> {
+    fn reader_of_table(&self, _: u32) -> Option<&str> {
         self.0.set(!self.0.get());
         self.0.get().then_some("vm1")
     }
@@ -84,7 +84,7 @@ pub fn agent_messages(input: &[u8]) {
     let mut now = Instant::now();
     let sink = Box::new(|_, line: &str| assert!(!line.contains(['\n', '\x1b'])));
     let table = Table::map(shared).expect("the table");
-    let mut conversation = Conversation::new(table, limits, Journal::new(sink), now);
+    let mut session = AgentSession::new(table, limits, Journal::new(sink), now);
     let spec = ImageSpec {
         id: 1,
         device: "ubda".into(),
@@ -96,26 +96,26 @@ pub fn agent_messages(input: &[u8]) {
     let image = disk.try_clone().expect("the disk").into();
     let disks = open_images(vec![spec], vec![image]).expect("an image");
     let mut out = Vec::new();
-    conversation.replace_disks(now, disks, "start", &mut out);
-    conversation.open(now, &mut out);
-    let readers = Reading::default();
+    session.replace_disks(now, disks, "start", &mut out);
+    session.open(now, &mut out);
+    let readers = ScriptedReader::default();
     let mut frames = FrameReader::new();
     let mut work = |frames: &mut FrameReader| {
         while let Some(message) = frames.next::<FromAgent>() {
             now += Duration::from_millis(100);
             let mut out = Vec::new();
             match message {
-                Ok(message) => conversation.hear(now, message, &mut out),
-                Err(e) => conversation.misheard(now, &e),
+                Ok(message) => session.handle(now, message, &mut out),
+                Err(e) => session.handle_malformed(now, &e),
             }
-            conversation.settle(now, &readers, &mut out);
-            conversation.tick(now, &mut out);
+            session.complete_pending(now, &readers, &mut out);
+            session.tick(now, &mut out);
             // Each message is answered by a few at most, and each of them can be sent.
             assert!(out.len() < 16);
             for answer in &out {
                 viola_proto::agent::encode::<ToAgent>(answer).expect("an answer that can be sent");
             }
-            let stat = conversation.stat(now, &readers);
+            let stat = session.stat(now, &readers);
             assert!(stat.blocks <= 16 && stat.extents <= 64);
         }
     };

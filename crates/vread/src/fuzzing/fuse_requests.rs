@@ -16,9 +16,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, Extent, FileMap};
 
-use crate::lookup::{Found, Next, Server};
-use crate::reader::wire::Requests;
-use crate::reader::{BlockFs, Look, Service};
+use crate::lookup::{Found, Incoming, Server};
+use crate::reader::test_queue::TestQueue;
+use crate::reader::{BlockFs, MountOptions, Service};
 use crate::{hazard, table};
 
 const TABLE: u32 = 1;
@@ -27,7 +27,7 @@ const SECRET: u8 = 0xd7;
 /// What blocks hold.
 const BLOCK: u8 = 0x11;
 
-struct Bench {
+struct TestBed {
     service: Arc<Service>,
     hazards: hazard::View,
 }
@@ -51,8 +51,8 @@ fn found(table: &table::Table, key: &BlockKey) -> Option<Found> {
     })
 }
 
-fn bench() -> &'static Bench {
-    static BENCH: OnceLock<Bench> = OnceLock::new();
+fn bed() -> &'static TestBed {
+    static BENCH: OnceLock<TestBed> = OnceLock::new();
     BENCH.get_or_init(|| {
         let shared = super::memory_file();
         let cells = super::memory_file();
@@ -74,14 +74,14 @@ fn bench() -> &'static Bench {
             let mut server = Server::new(there);
             loop {
                 match server.receive() {
-                    Next::Question(number, question) => {
+                    Incoming::Question(number, question) => {
                         let found = found(&table, &question.key);
                         server.answer(number, found.as_ref()).expect("a reader");
                     }
-                    Next::Nothing => {
+                    Incoming::Empty => {
                         let _ = poll(&mut [PollFd::new(server.socket(), PollFlags::IN)], None);
                     }
-                    Next::Gone => panic!("the reader does not keep to the protocol"),
+                    Incoming::Closed => panic!("the reader does not keep to the protocol"),
                 }
             }
         });
@@ -89,7 +89,7 @@ fn bench() -> &'static Bench {
         service.add("dn1", here, shared.into()).expect("a table");
         let image = Image::open(vec![Layer::raw(disk)]).expect("an image");
         assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(image))])));
-        Bench {
+        TestBed {
             service,
             hazards: hazard::View::map(&cells).expect("cells"),
         }
@@ -98,13 +98,13 @@ fn bench() -> &'static Bench {
 
 /// Takes one input; panics when a promise is broken.
 pub fn fuse_requests(input: &[u8]) {
-    let bench = bench();
-    let look = Look {
+    let bed = bed();
+    let mount = MountOptions {
         uid: 0,
         gid: 0,
         keep_cache: false,
     };
-    let requests = Requests::new(BlockFs::new(bench.service.clone(), look));
+    let requests = TestQueue::new(BlockFs::new(bed.service.clone(), mount));
     let mut rest = input;
     let mut sent = 0;
     while let Some(([how, room, cut, length], after)) = rest.split_first_chunk::<4>() {
@@ -132,9 +132,9 @@ pub fn fuse_requests(input: &[u8]) {
             assert!(!secret || request.windows(8).any(|bytes| bytes == [SECRET; 8]));
         }
         sent += 1;
-        assert!(!bench.hazards.names_any(TABLE));
+        assert!(!bed.hazards.is_reading_any(TABLE));
     }
     assert!(requests.kept() <= sent + 1);
     drop(requests);
-    assert_eq!(bench.service.stat().open, 0);
+    assert_eq!(bed.service.stat().open, 0);
 }

@@ -6,10 +6,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 
-use crate::peer::frames::{Frames, Sink};
-use crate::peer::memory::Memory;
-use crate::peer::wire::{Bad, MAX_NAME, MAX_READ, Message};
-use crate::peer::{line, local, new_memory};
+use crate::peer::frames::{FrameParser, FrameSink};
+use crate::peer::shared_memory::SharedMemory;
+use crate::peer::wire::{MAX_NAME, MAX_READ, Message, ProtocolError};
+use crate::peer::{connection, datagram, new_memory};
 
 /// Takes requests, and holds each against what it may be.
 #[derive(Default)]
@@ -17,8 +17,8 @@ struct Requests {
     awaited: usize,
 }
 
-impl Sink for Requests {
-    fn message(&mut self, id: u64, message: Message) -> Result<(), Bad> {
+impl FrameSink for Requests {
+    fn message(&mut self, id: u64, message: Message) -> Result<(), ProtocolError> {
         assert_eq!(self.awaited, 0, "a frame in the middle of another one");
         match &message {
             Message::Read { offset, length, .. } => {
@@ -35,12 +35,12 @@ impl Sink for Requests {
         }
         // What was understood is written as it was read.
         let mut bytes = Vec::new();
-        message.put(id, &mut bytes);
-        let mut again = Frames::default();
+        message.encode(id, &mut bytes);
+        let mut again = FrameParser::default();
         again.feed(&bytes, &mut Same(id, message))
     }
 
-    fn data(&mut self, _: u64, _: usize, bytes: &[u8]) -> Result<(), Bad> {
+    fn data(&mut self, _: u64, _: usize, bytes: &[u8]) -> Result<(), ProtocolError> {
         assert!(bytes.len() <= self.awaited);
         self.awaited -= bytes.len();
         Ok(())
@@ -49,13 +49,13 @@ impl Sink for Requests {
 
 struct Same(u64, Message);
 
-impl Sink for Same {
-    fn message(&mut self, id: u64, message: Message) -> Result<(), Bad> {
+impl FrameSink for Same {
+    fn message(&mut self, id: u64, message: Message) -> Result<(), ProtocolError> {
         assert_eq!((self.0, &self.1), (id, &message));
         Ok(())
     }
 
-    fn data(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), Bad> {
+    fn data(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), ProtocolError> {
         unreachable!("a message without bytes of a block")
     }
 }
@@ -68,7 +68,7 @@ pub fn peer_frames(input: &[u8]) {
     let cut = 1 + usize::from(*cut);
     match who % 3 {
         0 => {
-            let (mut frames, mut requests) = (Frames::default(), Requests::default());
+            let (mut frames, mut requests) = (FrameParser::default(), Requests::default());
             for part in stream.chunks(cut) {
                 if frames.feed(part, &mut requests).is_err() {
                     return;
@@ -76,13 +76,13 @@ pub fn peer_frames(input: &[u8]) {
             }
         }
         1 => {
-            static MEMORY: LazyLock<(OwnedFd, Memory)> = LazyLock::new(|| {
+            static MEMORY: LazyLock<(OwnedFd, SharedMemory)> = LazyLock::new(|| {
                 let file = new_memory().expect("memory");
-                let map = Memory::map(&file, true).expect("a mapping");
+                let map = SharedMemory::map(&file, true).expect("a mapping");
                 (file, map)
             });
-            assert!(line::take_answers(stream, cut, &MEMORY.1) <= 8);
+            assert!(connection::take_answers(stream, cut, &MEMORY.1) <= 8);
         }
-        _ => drop(local::parse(stream)),
+        _ => drop(datagram::parse(stream)),
     }
 }

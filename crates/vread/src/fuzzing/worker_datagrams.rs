@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socke
 use viola_proto::agent::{BlockKey, MAX_EXTENTS};
 
 use crate::control::{Control, ControlError, Inbox, Report};
-use crate::lookup::{Client, Next, Server, ask_all};
+use crate::lookup::{Client, Incoming, Server, ask_all};
 
 fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(
@@ -42,7 +42,7 @@ pub fn worker_datagrams(input: &[u8]) {
         // an agent's worker hears a reader's
         0 => {
             let mut server = Server::new(here);
-            let heard = (0..=sent).filter(|_| matches!(server.receive(), Next::Question(..)));
+            let heard = (0..=sent).filter(|_| matches!(server.receive(), Incoming::Question(..)));
             assert!(heard.count() <= sent);
         }
         // a reader's worker hears an agent's

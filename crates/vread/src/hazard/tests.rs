@@ -18,10 +18,10 @@ fn cells(count: usize) -> (Cells, View) {
 fn a_hazard_is_seen_from_publishing_to_dropping() {
     let (cells, view) = cells(2);
     let hazard = cells.publish(1, 7, 0).unwrap();
-    assert!(view.names(7, 0) && view.names_any(7));
-    assert!(!view.names(7, 1) && !view.names(8, 0) && !view.names_any(8));
+    assert!(view.is_reading(7, 0) && view.is_reading_any(7));
+    assert!(!view.is_reading(7, 1) && !view.is_reading(8, 0) && !view.is_reading_any(8));
     drop(hazard);
-    assert!(!view.names(7, 0) && !view.names_any(7));
+    assert!(!view.is_reading(7, 0) && !view.is_reading_any(7));
     assert!(cells.publish(2, 7, 0).is_none());
 }
 
@@ -80,7 +80,7 @@ fn race(slots: u32, readers: usize, rounds: &[u32]) {
             let index = slot as usize;
             *named[index].lock().unwrap() = None;
             table.withdraw(slot);
-            while hazard_view.names(3, slot) {
+            while hazard_view.is_reading(3, slot) {
                 std::hint::spin_loop();
             }
             disk[index].store(OTHERS, Ordering::Relaxed);

@@ -53,9 +53,9 @@ fn serve(socket: OwnedFd, extents: u64) {
     let mut server = Server::new(socket);
     loop {
         match server.receive() {
-            Next::Gone => return,
-            Next::Nothing => std::thread::sleep(Duration::from_millis(1)),
-            Next::Question(number, question) => {
+            Incoming::Closed => return,
+            Incoming::Empty => std::thread::sleep(Duration::from_millis(1)),
+            Incoming::Question(number, question) => {
                 let known = question.key.id() % 2 == 0;
                 let answer = known.then(|| found(extents));
                 // a short socket buffer is the reader's loss; here it must arrive
@@ -86,7 +86,7 @@ fn of_several_agent_workers_the_one_that_knows_is_named() {
     let (one, two) = (Client::new(one), Client::new(two));
     let clients = [&one, &two];
     assert_eq!(ask_all(&clients, &key(2), LIMIT), Some((1, found(1))));
-    assert!(matches!(mute.receive(), Next::Question(1, _)));
+    assert!(matches!(mute.receive(), Incoming::Question(1, _)));
     // the first one's answer comes too late and is not taken for that of the next question
     mute.answer(1, Some(&found(9))).unwrap();
     let begun = Instant::now();
@@ -131,8 +131,8 @@ proptest! {
     fn a_message_of_any_length_arrives_whole(length in 1usize..200_000) {
         let (here, there) = pair();
         let text: Vec<u8> = (0..length).map(|i| i as u8).collect();
-        let mut parts = Parts::new(parts::MAX_ANSWER);
-        let sent = parts::send(&there, 7, &text);
+        let mut parts = Reassembly::new(datagrams::MAX_ANSWER_BYTES);
+        let sent = datagrams::send(&there, 7, &text);
         prop_assume!(sent.is_ok());
         match parts.receive(&here).unwrap() {
             Received::Message(7, got) => prop_assert_eq!(got, text),

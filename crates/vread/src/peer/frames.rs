@@ -1,41 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A stream of bytes cut into frames. Bytes of blocks are handed on as they come and never kept.
 
-use super::wire::{Bad, Code, HEADER, Head, Message};
+use super::wire::{ErrorCode, HEADER, Header, Message, ProtocolError};
 
 /// Who takes the frames.
-pub trait Sink {
+pub trait FrameSink {
     /// A frame, but for the bytes of a block.
     ///
     /// # Errors
     /// When it has no place here; nothing more is taken then.
-    fn message(&mut self, id: u64, message: Message) -> Result<(), Bad>;
+    fn message(&mut self, id: u64, message: Message) -> Result<(), ProtocolError>;
 
     /// Bytes of the block that request `id` has asked for, from `at` of the answer on. They come in order, without
     /// bytes of another answer between them, after [`Message::Data`] was given.
     ///
     /// # Errors
     /// As above.
-    fn data(&mut self, id: u64, at: usize, bytes: &[u8]) -> Result<(), Bad>;
+    fn data(&mut self, id: u64, at: usize, bytes: &[u8]) -> Result<(), ProtocolError>;
 }
 
 /// Where in a frame the stream is.
 #[derive(Debug, Default)]
-pub struct Frames {
+pub struct FrameParser {
     head: [u8; HEADER],
     /// Bytes of the header that are there.
     have: usize,
     /// The rest of a frame whose header is whole.
-    now: Option<(Head, usize)>,
+    now: Option<(Header, usize)>,
     body: Vec<u8>,
 }
 
-impl Frames {
+impl FrameParser {
     /// Takes the next bytes of the stream.
     ///
     /// # Errors
-    /// [`Bad`], the stream's or the sink's. The connection is of no use any more then.
-    pub fn feed(&mut self, mut bytes: &[u8], sink: &mut impl Sink) -> Result<(), Bad> {
+    /// [`ProtocolError`], the stream's or the sink's. The connection is of no use any more then.
+    pub fn feed(
+        &mut self,
+        mut bytes: &[u8],
+        sink: &mut impl FrameSink,
+    ) -> Result<(), ProtocolError> {
         loop {
             let Some((head, done)) = &mut self.now else {
                 if bytes.is_empty() {
@@ -49,7 +53,7 @@ impl Frames {
                     return Ok(());
                 }
                 self.have = 0;
-                let head = Head::parse(&self.head)?;
+                let head = Header::parse(&self.head)?;
                 if head.is_data() {
                     sink.message(head.id, head.message(&[])?)?;
                 }
@@ -76,8 +80,8 @@ impl Frames {
                 self.body.clear();
                 let message = message?;
                 // This one is this host's own word.
-                if message == Message::Failed(Code::Gone) {
-                    return Err(Bad("an unknown code"));
+                if message == Message::Failed(ErrorCode::Gone) {
+                    return Err(ProtocolError("an unknown code"));
                 }
                 sink.message(head.id, message)?;
             }
@@ -97,13 +101,13 @@ mod tests {
     #[derive(Default, PartialEq, Debug)]
     struct Taken(Vec<(u64, Message)>, Vec<u8>);
 
-    impl Sink for Taken {
-        fn message(&mut self, id: u64, message: Message) -> Result<(), Bad> {
+    impl FrameSink for Taken {
+        fn message(&mut self, id: u64, message: Message) -> Result<(), ProtocolError> {
             self.0.push((id, message));
             Ok(())
         }
 
-        fn data(&mut self, _: u64, at: usize, bytes: &[u8]) -> Result<(), Bad> {
+        fn data(&mut self, _: u64, at: usize, bytes: &[u8]) -> Result<(), ProtocolError> {
             // The offset counts from the begin of its own answer.
             assert!(at <= self.1.len());
             self.1.extend_from_slice(bytes);
@@ -141,14 +145,14 @@ mod tests {
             }),
             (0u32..5000).prop_map(|length| Message::Data { length }),
             Just(Message::Pong),
-            Just(Message::Failed(Code::Withdrawn)),
+            Just(Message::Failed(ErrorCode::Withdrawn)),
         ]
     }
 
     fn stream(messages: &[(u64, Message)]) -> (Vec<u8>, Vec<u8>) {
         let (mut stream, mut blocks) = (Vec::new(), Vec::new());
         for (id, message) in messages {
-            message.put(*id, &mut stream);
+            message.encode(*id, &mut stream);
             if let Message::Data { length } = message {
                 let bytes: Vec<u8> = (0..*length).map(|i| (i as u64 ^ id) as u8).collect();
                 stream.extend_from_slice(&bytes);
@@ -165,7 +169,7 @@ mod tests {
             cuts in prop::collection::vec(1usize..700, 1..40),
         ) {
             let (bytes, blocks) = stream(&messages);
-            let (mut frames, mut taken) = (Frames::default(), Taken::default());
+            let (mut frames, mut taken) = (FrameParser::default(), Taken::default());
             let (mut rest, mut cut) = (&bytes[..], cuts.iter().cycle());
             while !rest.is_empty() {
                 let (part, more) = rest.split_at(rest.len().min(*cut.next().unwrap()));
@@ -177,7 +181,7 @@ mod tests {
 
         #[test]
         fn garbage_is_refused_or_taken_but_never_kept(bytes in prop::collection::vec(any::<u8>(), 0..4000)) {
-            let (mut frames, mut taken) = (Frames::default(), Taken::default());
+            let (mut frames, mut taken) = (FrameParser::default(), Taken::default());
             let _ = frames.feed(&bytes, &mut taken);
             prop_assert!(frames.body.capacity() <= 1024);
         }
@@ -189,13 +193,14 @@ mod tests {
             let (mut bytes, _) = stream(&messages);
             let at = at % bytes.len();
             bytes[at] ^= 1 << bit;
-            let _ = Frames::default().feed(&bytes, &mut Taken::default());
+            let _ = FrameParser::default().feed(&bytes, &mut Taken::default());
         }
     }
 
     #[test]
     fn a_frame_may_not_be_longer_than_its_kind() {
-        let refused = |header: [u8; HEADER]| Frames::default().feed(&header, &mut Taken::default());
+        let refused =
+            |header: [u8; HEADER]| FrameParser::default().feed(&header, &mut Taken::default());
         assert!(refused(header(1, 2, 0, 513)).is_err());
         assert!(refused(header(1, 131, 0, MAX_READ + 1)).is_err());
         assert!(refused(header(1, 131, 0, MAX_READ)).is_ok());
@@ -220,8 +225,8 @@ mod tests {
                 offset,
                 length,
             };
-            message.put(1, &mut bytes);
-            let fed = Frames::default().feed(&bytes, &mut Taken::default());
+            message.encode(1, &mut bytes);
+            let fed = FrameParser::default().feed(&bytes, &mut Taken::default());
             assert!(fed.is_err(), "{offset} {length}");
         }
     }
@@ -230,9 +235,9 @@ mod tests {
     fn a_long_name_is_cut_where_a_letter_ends() {
         let mut bytes = Vec::new();
         let reader = "é".repeat(150);
-        Message::Hello { version: 1, reader }.put(1, &mut bytes);
+        Message::Hello { version: 1, reader }.encode(1, &mut bytes);
         let mut taken = Taken::default();
-        Frames::default().feed(&bytes, &mut taken).unwrap();
+        FrameParser::default().feed(&bytes, &mut taken).unwrap();
         assert!(matches!(&taken.0[0].1, Message::Hello { reader, .. } if reader.len() == 200));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::tls::{Fingerprint, Pins, parse_fingerprint};
-use super::wire::Code;
+use super::wire::ErrorCode;
 use crate::control::{Grant, PeerCounts, PeerSpec};
 use crate::pattern;
 
@@ -34,29 +34,29 @@ pub(super) fn add(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-pub(super) fn less(counter: &AtomicU64) {
+pub(super) fn decrement(counter: &AtomicU64) {
     counter.fetch_sub(1, Ordering::Relaxed);
 }
 
 impl Counts {
     /// There were no bytes.
-    pub(super) fn failed(&self, code: Code) {
+    pub(super) fn failed(&self, code: ErrorCode) {
         add(
             match code {
-                Code::Unknown => &self.unknown,
-                Code::Withdrawn => &self.withdrawn,
-                Code::Io | Code::Refused | Code::Gone => &self.io_errors,
+                ErrorCode::Unknown => &self.unknown,
+                ErrorCode::Withdrawn => &self.withdrawn,
+                ErrorCode::Io | ErrorCode::Refused | ErrorCode::Gone => &self.io_errors,
             },
             1,
         );
     }
 
     /// Why there is no connection to it; empty when there is one.
-    pub(super) fn why(&self, why: String) {
+    pub(super) fn set_last_error(&self, why: String) {
         *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
-    fn show(&self) -> PeerCounts {
+    fn snapshot(&self) -> PeerCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PeerCounts {
             links_out: get(&self.links_out),
@@ -84,7 +84,7 @@ pub(super) struct Host {
     pub(super) fingerprints: HashSet<Fingerprint>,
     pub(super) addresses: Vec<SocketAddr>,
     grants: RwLock<Vec<Grant>>,
-    gone: AtomicBool,
+    revoked: AtomicBool,
     pub(super) counts: Arc<Counts>,
 }
 
@@ -107,20 +107,20 @@ impl Host {
             fingerprints,
             addresses: spec.addresses.iter().map(parse).collect::<Result<_, _>>()?,
             grants: RwLock::new(spec.grants.clone()),
-            gone: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
             counts,
         })
     }
 
     /// Whether it is not to be talked to any more, at least not under these particulars.
-    pub(super) fn gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
+    pub(super) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::SeqCst)
     }
 
     /// Whether it may read blocks of a pool of a DataNode VM for one of its readers.
     pub(super) fn may(&self, reader: &str, datanode: &str, pool: &str) -> bool {
         let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
-        !self.gone()
+        !self.is_revoked()
             && grants.iter().any(|grant| {
                 grant.datanode == datanode
                     && pattern::matches(&grant.reader, reader)
@@ -186,7 +186,7 @@ impl Hosts {
         *self.pins.write().unwrap_or_else(PoisonError::into_inner) = pins;
         for (name, old) in by_name.iter() {
             if !new.get(name).is_some_and(|new| Arc::ptr_eq(new, old)) {
-                old.gone.store(true, Ordering::SeqCst);
+                old.revoked.store(true, Ordering::SeqCst);
             }
         }
         *by_name = new;
@@ -198,7 +198,7 @@ impl Hosts {
         by_name.get(name).cloned()
     }
 
-    pub(super) fn of(&self, fingerprint: Fingerprint) -> Option<Arc<Host>> {
+    pub(super) fn by_fingerprint(&self, fingerprint: Fingerprint) -> Option<Arc<Host>> {
         let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
         let mut hosts = by_name.values();
         hosts
@@ -206,11 +206,11 @@ impl Hosts {
             .cloned()
     }
 
-    pub(super) fn show(&self) -> BTreeMap<String, PeerCounts> {
+    pub(super) fn snapshot(&self) -> BTreeMap<String, PeerCounts> {
         let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
         by_name
             .iter()
-            .map(|(name, host)| (name.clone(), host.counts.show()))
+            .map(|(name, host)| (name.clone(), host.counts.snapshot()))
             .collect()
     }
 }
@@ -257,10 +257,14 @@ mod tests {
         let mut without = spec("a", "1");
         without.grants.clear();
         hosts.set(&[without, spec("b", "3")]).unwrap();
-        assert!(!a.gone() && !a.may("client1", "uml:dn1", "BP-17"));
-        assert!(b.gone() && !b.may("client1", "uml:dn1", "BP-17"));
-        assert!(hosts.of([0x33; 32]).is_some_and(|host| !host.gone()));
-        assert!(hosts.of([0x22; 32]).is_none());
+        assert!(!a.is_revoked() && !a.may("client1", "uml:dn1", "BP-17"));
+        assert!(b.is_revoked() && !b.may("client1", "uml:dn1", "BP-17"));
+        assert!(
+            hosts
+                .by_fingerprint([0x33; 32])
+                .is_some_and(|host| !host.is_revoked())
+        );
+        assert!(hosts.by_fingerprint([0x22; 32]).is_none());
         assert_eq!(hosts.pins.read().unwrap().len(), 2);
     }
 
@@ -281,6 +285,6 @@ mod tests {
         ] {
             assert!(hosts.set(&bad).is_err(), "{bad:?}");
         }
-        assert!(hosts.get("a").is_some_and(|a| !a.gone()));
+        assert!(hosts.get("a").is_some_and(|a| !a.is_revoked()));
     }
 }

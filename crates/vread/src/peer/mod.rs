@@ -14,21 +14,21 @@
 //! | `local`, `memory` | between a reader's worker and this one |
 //! | `run` | the daemon's orders |
 
-mod ask;
-mod channel;
+mod client;
+pub(crate) mod connection;
+pub(crate) mod datagram;
 pub(crate) mod frames;
 mod hosts;
-mod jobs;
-pub(crate) mod line;
-pub(crate) mod local;
-pub(crate) mod memory;
-mod run;
-mod serve;
+mod requests;
+mod server;
+pub(crate) mod shared_memory;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod tls_channel;
 pub(crate) mod wire;
+mod worker;
 
-pub use memory::new_memory;
-pub use run::{Start, run};
+pub use shared_memory::new_memory;
 pub use tls::{PeerError, check_identity, fingerprint};
+pub use worker::{Params, run};

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | 4 | bytes after these 16 |
 //! | 1 | kind |
-//! | 1 | code of an answer ([`Code`]), else 0 |
+//! | 1 | code of an answer ([`ErrorCode`]), else 0 |
 //! | 2 | 0 |
 //! | 8 | number of the request, chosen by the asking host, the same in its answer |
 //!
@@ -54,7 +54,7 @@ const PONG: u8 = 132;
 /// Why there are no bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Code {
+pub enum ErrorCode {
     /// The block is not known there, or not to this reader.
     Unknown = 1,
     /// It was withdrawn while it was read.
@@ -67,7 +67,7 @@ pub enum Code {
     Gone = 5,
 }
 
-impl Code {
+impl ErrorCode {
     pub(super) fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Unknown,
@@ -80,7 +80,7 @@ impl Code {
     }
 }
 
-impl std::fmt::Display for Code {
+impl std::fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Unknown => "not known there",
@@ -95,7 +95,7 @@ impl std::fmt::Display for Code {
 /// What the other side must not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it does not keep to the protocol: {0}")]
-pub struct Bad(pub &'static str);
+pub struct ProtocolError(pub &'static str);
 
 /// A named block's lengths and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +145,7 @@ pub enum Message {
     },
     /// The answer to find.
     Found(Located),
-    /// Head of an answer to read; its bytes come by [`super::frames::Sink::data`].
+    /// Header of an answer to read; its bytes come by [`super::frames::FrameSink::data`].
     Data {
         /// How many, bytes.
         length: u32,
@@ -153,10 +153,10 @@ pub enum Message {
     /// The answer to ping.
     Pong,
     /// Instead of any other answer.
-    Failed(Code),
+    Failed(ErrorCode),
 }
 
-fn put_name(out: &mut Vec<u8>, name: &str) {
+fn encode_name(out: &mut Vec<u8>, name: &str) {
     let name = cut(name);
     out.push(name.len() as u8);
     out.extend_from_slice(name.as_bytes());
@@ -171,10 +171,10 @@ fn cut(name: &str) -> &str {
     &name[..end]
 }
 
-pub(super) fn put_key(out: &mut Vec<u8>, key: &BlockKey) {
+pub(super) fn encode_key(out: &mut Vec<u8>, key: &BlockKey) {
     out.extend_from_slice(&key.id().to_le_bytes());
     out.extend_from_slice(&key.stamp().to_le_bytes());
-    put_name(out, key.pool());
+    encode_name(out, key.pool());
 }
 
 /// The 16 bytes before everything.
@@ -194,17 +194,17 @@ pub fn data_header(id: u64, length: u32) -> [u8; HEADER] {
 
 impl Message {
     /// Appends the frame to `out`; of [`Message::Data`] the header only. Names are cut to [`MAX_NAME`] bytes.
-    pub fn put(&self, id: u64, out: &mut Vec<u8>) {
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER]);
         let (kind, code) = match self {
             Self::Hello { version, reader } => {
                 out.extend_from_slice(&version.to_le_bytes());
-                put_name(out, reader);
+                encode_name(out, reader);
                 (HELLO, 0)
             }
             Self::Find { key } => {
-                put_key(out, key);
+                encode_key(out, key);
                 (FIND, 0)
             }
             Self::Read {
@@ -216,7 +216,7 @@ impl Message {
                 out.extend_from_slice(&offset.to_le_bytes());
                 out.extend_from_slice(&length.to_le_bytes());
                 out.push(u8::from(*meta));
-                put_key(out, key);
+                encode_key(out, key);
                 (READ, 0)
             }
             Self::Ping => (PING, 0),
@@ -227,8 +227,8 @@ impl Message {
             Self::Found(located) => {
                 out.extend_from_slice(&located.data.to_le_bytes());
                 out.extend_from_slice(&located.meta.to_le_bytes());
-                put_name(out, &located.datanode);
-                put_name(out, &located.name);
+                encode_name(out, &located.datanode);
+                encode_name(out, &located.name);
                 (FOUND, 0)
             }
             Self::Data { .. } => (DATA, 0),
@@ -245,17 +245,17 @@ impl Message {
 
 /// A header that was taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct Header {
     pub(super) length: usize,
     kind: u8,
     code: u8,
     pub(super) id: u64,
 }
 
-impl Head {
+impl Header {
     /// # Errors
     /// When no frame begins like that.
-    pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, Bad> {
+    pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, ProtocolError> {
         let [a, b, c, d, kind, code, zero, zeros, id @ ..] = *bytes;
         let head = Self {
             length: u32::from_le_bytes([a, b, c, d]) as usize,
@@ -269,9 +269,11 @@ impl Head {
             MAX_BODY
         };
         match () {
-            () if zero != 0 || zeros != 0 => Err(Bad("a header with something in it")),
-            () if head.length > most => Err(Bad("a frame that is too long")),
-            () if code != 0 && (kind != DATA || head.length > 0) => Err(Bad("a code out of place")),
+            () if zero != 0 || zeros != 0 => Err(ProtocolError("a header with something in it")),
+            () if head.length > most => Err(ProtocolError("a frame that is too long")),
+            () if code != 0 && (kind != DATA || head.length > 0) => {
+                Err(ProtocolError("a code out of place"))
+            }
             () => Ok(head),
         }
     }
@@ -285,8 +287,8 @@ impl Head {
     ///
     /// # Errors
     /// When there is none.
-    pub(super) fn message(&self, body: &[u8]) -> Result<Message, Bad> {
-        let mut rest = Rest(body);
+    pub(super) fn message(&self, body: &[u8]) -> Result<Message, ProtocolError> {
+        let mut rest = Cursor(body);
         let message = match self.kind {
             HELLO => Message::Hello {
                 version: rest.u16()?,
@@ -298,10 +300,10 @@ impl Head {
                 let meta = match rest.take::<1>()? {
                     [0] => false,
                     [1] => true,
-                    _ => return Err(Bad("neither data nor checksums")),
+                    _ => return Err(ProtocolError("neither data nor checksums")),
                 };
                 if length == 0 || length > MAX_READ || offset.checked_add(length.into()).is_none() {
-                    return Err(Bad("a read of an impossible length"));
+                    return Err(ProtocolError("a read of an impossible length"));
                 }
                 Message::Read {
                     key: rest.key()?,
@@ -323,60 +325,64 @@ impl Head {
             DATA if self.code == 0 => Message::Data {
                 length: self.length as u32,
             },
-            DATA => Message::Failed(Code::from_byte(self.code).ok_or(Bad("an unknown code"))?),
+            DATA => Message::Failed(
+                ErrorCode::from_byte(self.code).ok_or(ProtocolError("an unknown code"))?,
+            ),
             PONG => Message::Pong,
-            _ => return Err(Bad("an unknown kind of frame")),
+            _ => return Err(ProtocolError("an unknown kind of frame")),
         };
         match rest.0 {
             [] => Ok(message),
-            _ => Err(Bad("a frame that goes on after its end")),
+            _ => Err(ProtocolError("a frame that goes on after its end")),
         }
     }
 }
 
 /// What is left of a body.
-pub(super) struct Rest<'a>(pub(super) &'a [u8]);
+pub(super) struct Cursor<'a>(pub(super) &'a [u8]);
 
-impl Rest<'_> {
-    pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], Bad> {
+impl Cursor<'_> {
+    pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], ProtocolError> {
         let (first, rest) = self
             .0
             .split_first_chunk::<N>()
-            .ok_or(Bad("a frame that is too short"))?;
+            .ok_or(ProtocolError("a frame that is too short"))?;
         self.0 = rest;
         Ok(*first)
     }
 
-    fn u16(&mut self) -> Result<u16, Bad> {
+    fn u16(&mut self) -> Result<u16, ProtocolError> {
         self.take().map(u16::from_le_bytes)
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32, Bad> {
+    pub(super) fn u32(&mut self) -> Result<u32, ProtocolError> {
         self.take().map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64, Bad> {
+    pub(super) fn u64(&mut self) -> Result<u64, ProtocolError> {
         self.take().map(u64::from_le_bytes)
     }
 
-    pub(super) fn name(&mut self) -> Result<String, Bad> {
+    pub(super) fn name(&mut self) -> Result<String, ProtocolError> {
         let [length] = self.take::<1>()?;
         let length = usize::from(length);
         if length > MAX_NAME {
-            return Err(Bad("a name that is too long"));
+            return Err(ProtocolError("a name that is too long"));
         }
         let (name, rest) = self
             .0
             .split_at_checked(length)
-            .ok_or(Bad("a frame that is too short"))?;
+            .ok_or(ProtocolError("a frame that is too short"))?;
         self.0 = rest;
-        let name = std::str::from_utf8(name).map_err(|_| Bad("a name that is no text"))?;
+        let name =
+            std::str::from_utf8(name).map_err(|_| ProtocolError("a name that is no text"))?;
         Ok(name.to_owned())
     }
 
-    pub(super) fn key(&mut self) -> Result<BlockKey, Bad> {
+    pub(super) fn key(&mut self) -> Result<BlockKey, ProtocolError> {
         let id = self.u64()?.cast_signed();
         let stamp = self.u64()?;
-        BlockKey::new(&self.name()?, id, stamp).map_err(|_| Bad("no name of a block pool"))
+        BlockKey::new(&self.name()?, id, stamp)
+            .map_err(|_| ProtocolError("no name of a block pool"))
     }
 }

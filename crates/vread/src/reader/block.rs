@@ -10,7 +10,7 @@ use viola_extents::host::Image;
 use viola_extents::{CheckedMap, Extent};
 use viola_proto::agent::{BlockKey, FileMap};
 
-use super::remote::Distant;
+use super::remote::RemoteBlock;
 use crate::lookup::{Client, Found};
 use crate::table::{self, Lease};
 
@@ -70,7 +70,7 @@ impl Datanode {
 
 /// Where on this host a block's bytes are.
 #[derive(Debug)]
-pub(super) struct Near {
+pub(super) struct LocalBlock {
     pub(super) datanode: Arc<Datanode>,
     pub(super) lease: Lease,
     pub(super) image: Arc<Image>,
@@ -78,7 +78,7 @@ pub(super) struct Near {
     meta: CheckedMap,
 }
 
-impl Near {
+impl LocalBlock {
     /// Where the bytes of one of its two files are.
     pub(super) fn map(&self, meta: bool) -> &CheckedMap {
         if meta { &self.meta } else { &self.data }
@@ -87,18 +87,18 @@ impl Near {
 
 /// Where a block is.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum Location {
     /// On a disk of this host.
-    Near(Near),
+    Local(LocalBlock),
     /// On another host.
-    Distant(Distant),
+    Remote(RemoteBlock),
 }
 
 /// A block and its checksums, as its agent named them.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) key: BlockKey,
-    pub(super) place: Place,
+    pub(super) location: Location,
     /// Whether it was read since it was last considered for eviction.
     pub(super) used: AtomicBool,
 }
@@ -123,21 +123,21 @@ impl Block {
                 .collect();
             image.check(&extents, map.size).ok()
         };
-        let near = Near {
+        let local = LocalBlock {
             lease: found.lease,
             data: check(&found.data)?,
             meta: check(&found.meta)?,
             datanode: datanode.clone(),
             image,
         };
-        Some(Self::at(key, Place::Near(near)))
+        Some(Self::with_location(key, Location::Local(local)))
     }
 
     /// A block at a place.
-    pub(super) fn at(key: BlockKey, place: Place) -> Self {
+    pub(super) fn with_location(key: BlockKey, location: Location) -> Self {
         Self {
             key,
-            place,
+            location,
             used: AtomicBool::new(true),
         }
     }
@@ -145,25 +145,25 @@ impl Block {
     /// Whether it may be read. Bytes of a disk of this host count only when this holds after they were
     /// read, too; another host looks at that itself.
     pub(super) fn holds(&self) -> bool {
-        match &self.place {
-            Place::Near(near) => near.datanode.holds(near.lease),
-            Place::Distant(distant) => distant.holds(),
+        match &self.location {
+            Location::Local(local) => local.datanode.holds(local.lease),
+            Location::Remote(remote) => remote.holds(),
         }
     }
 
     /// Length of one of its two files, bytes.
     pub(super) fn len(&self, meta: bool) -> u64 {
-        match &self.place {
-            Place::Near(near) => near.map(meta).len(),
-            Place::Distant(distant) => distant.len(meta),
+        match &self.location {
+            Location::Local(local) => local.map(meta).len(),
+            Location::Remote(remote) => remote.len(meta),
         }
     }
 
     /// What it costs to keep.
     pub(super) fn extents(&self) -> usize {
-        match &self.place {
-            Place::Near(near) => near.data.extents().len() + near.meta.extents().len(),
-            Place::Distant(_) => 1,
+        match &self.location {
+            Location::Local(local) => local.data.extents().len() + local.meta.extents().len(),
+            Location::Remote(_) => 1,
         }
     }
 }

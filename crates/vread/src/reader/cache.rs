@@ -10,9 +10,9 @@ use viola_proto::agent::BlockKey;
 use super::block::Block;
 
 /// Most blocks.
-const BLOCKS: usize = 16_384;
+const MAX_BLOCKS: usize = 16_384;
 /// Most extents of all blocks together, 32 bytes each.
-const EXTENTS: usize = 1 << 20;
+const MAX_EXTENTS: usize = 1 << 20;
 
 /// Blocks by name. When it is full one goes that was not read lately: each block gets a second chance
 /// when it was read since the last round.
@@ -37,7 +37,7 @@ impl Cache {
 
     pub(super) fn put(&mut self, block: &Arc<Block>) {
         self.forget(&block.key);
-        while self.blocks.len() >= BLOCKS || self.extents + block.extents() > EXTENTS {
+        while self.blocks.len() >= MAX_BLOCKS || self.extents + block.extents() > MAX_EXTENTS {
             let Some(key) = self.order.pop_front() else {
                 break;
             };

@@ -18,17 +18,17 @@ use vmm_sys_util::event::{
     EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
 };
 
-use super::fill::{again, first_time, hurried};
-use super::fs::{BlockFs, Look};
+use super::fs::{BlockFs, MountOptions};
+use super::guest_buffers::{is_first_attempt, retry_waiting, without_waiting};
 use super::pool::Pool;
 use super::service::{Service, count};
 
 /// Feature bits of virtio: version 1, indirect descriptors, event indices.
 const VIRTIO_FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29;
 /// Longest queue. A request of 1 MiB takes a descriptor for each page and some more.
-const QUEUE: usize = 1024;
+const QUEUE_LENGTH: usize = 1024;
 /// Length of the mount tag in the device's configuration.
-const TAG: usize = 36;
+const MAX_TAG_BYTES: usize = 36;
 
 /// A VM's memory, as it is at one moment.
 pub(super) type Memory = GuestMemoryLoadGuard<GuestMemoryMmap>;
@@ -51,7 +51,7 @@ pub(super) struct Device {
 
 /// What the device looks like.
 #[derive(Debug, Clone)]
-pub struct Shape {
+pub struct DeviceConfig {
     /// Name by which the VM mounts the device, at most 36 bytes.
     pub tag: String,
     /// Queues for requests, 1 to 8. A VM uses one per vCPU at most.
@@ -61,7 +61,7 @@ pub struct Shape {
     /// How long a queue's thread goes on looking for requests after the last one before it sleeps.
     pub poll: Duration,
     /// How the files look in the VM.
-    pub look: Look,
+    pub mount: MountOptions,
 }
 
 struct Inner {
@@ -77,7 +77,7 @@ struct Job {
 impl Inner {
     /// Serves one request, and says how many bytes of answer there are.
     fn serve(&self, chain: &Chain) -> u32 {
-        if first_time() {
+        if is_first_attempt() {
             count(&self.service.counts.requests);
         }
         match serve_chain(&self.server, chain) {
@@ -111,19 +111,19 @@ fn finish(vring: &VringRwLock, head: u16, length: u32) {
 impl Device {
     pub(super) fn new(
         service: &Arc<Service>,
-        shape: &Shape,
+        config: &DeviceConfig,
         memory: GuestMemoryAtomic<GuestMemoryMmap>,
     ) -> io::Result<Self> {
-        let fs = BlockFs::new(service.clone(), shape.look);
+        let fs = BlockFs::new(service.clone(), config.mount);
         let inner = Arc::new(Inner {
             server: Server::new(fs),
             service: service.clone(),
         });
         let serving = inner.clone();
-        let pool = match shape.waiters {
+        let pool = match config.waiters {
             0 => None,
-            waiters => Some(Pool::new(waiters, QUEUE, move |job: Job| {
-                let length = again(|| serving.serve(&job.chain));
+            waiters => Some(Pool::new(waiters, QUEUE_LENGTH, move |job: Job| {
+                let length = retry_waiting(|| serving.serve(&job.chain));
                 finish(&job.vring, job.chain.head_index(), length);
             })?),
         };
@@ -131,17 +131,17 @@ impl Device {
             inner,
             pool,
             memory: Mutex::new(memory),
-            tag: shape.tag.clone(),
-            queues: shape.queues,
-            poll: shape.poll,
+            tag: config.tag.clone(),
+            queues: config.queues,
+            poll: config.poll,
             exits: Arc::default(),
             back: Mutex::default(),
         })
     }
 
     /// Descriptors that the library leaves open when it has ended.
-    pub(super) fn leaks(&self) -> Leaks {
-        Leaks(self.exits.clone())
+    pub(super) fn exit_descriptors(&self) -> ExitDescriptors {
+        ExitDescriptors(self.exits.clone())
     }
 
     /// Serves all requests that are there, and those that come while it is worth looking for them.
@@ -157,14 +157,14 @@ impl Device {
                     finish(vring, head, self.inner.serve(&chain));
                     continue;
                 };
-                if let Some(length) = hurried(|| self.inner.serve(&chain)) {
+                if let Some(length) = without_waiting(|| self.inner.serve(&chain)) {
                     finish(vring, head, length);
                     continue;
                 }
                 let vring = vring.clone();
                 // A VM that hands the same request over again and again does not make a heap of them.
-                if let Err(job) = pool.give(Job { chain, vring }) {
-                    let length = again(|| self.inner.serve(&job.chain));
+                if let Err(job) = pool.submit(Job { chain, vring }) {
+                    let length = retry_waiting(|| self.inner.serve(&job.chain));
                     finish(&job.vring, head, length);
                 }
             }
@@ -194,10 +194,10 @@ impl Device {
     }
 }
 
-/// See [`Device::leaks`]; closes them when dropped, which must be after the library has ended.
-pub(super) struct Leaks(Arc<Mutex<Vec<RawFd>>>);
+/// See [`Device::exit_descriptors`]; closes them when dropped, which must be after the library has ended.
+pub(super) struct ExitDescriptors(Arc<Mutex<Vec<RawFd>>>);
 
-impl Drop for Leaks {
+impl Drop for ExitDescriptors {
     fn drop(&mut self) {
         let mut exits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for fd in exits.drain(..) {
@@ -216,7 +216,7 @@ impl VhostUserBackend for Device {
     }
 
     fn max_queue_size(&self) -> usize {
-        QUEUE
+        QUEUE_LENGTH
     }
 
     fn features(&self) -> u64 {
@@ -234,10 +234,10 @@ impl VhostUserBackend for Device {
     fn set_event_idx(&self, _: bool) {}
 
     fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
-        let mut config = [0; TAG + size_of::<u32>()];
-        let tag = &self.tag.as_bytes()[..self.tag.len().min(TAG)];
+        let mut config = [0; MAX_TAG_BYTES + size_of::<u32>()];
+        let tag = &self.tag.as_bytes()[..self.tag.len().min(MAX_TAG_BYTES)];
         config[..tag.len()].copy_from_slice(tag);
-        config[TAG..].copy_from_slice(&(self.queues as u32).to_le_bytes());
+        config[MAX_TAG_BYTES..].copy_from_slice(&(self.queues as u32).to_le_bytes());
         let end = offset.saturating_add(size) as usize;
         let inside = config.get(offset as usize..end);
         inside.map(<[u8]>::to_vec).unwrap_or_default()

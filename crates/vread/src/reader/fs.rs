@@ -18,23 +18,23 @@ use fuse_backend_rs::api::filesystem::{
 };
 use viola_proto::agent::BlockKey;
 
-use super::block::{Block, Near, Place};
-use super::fill::{Fill, OneWay, first_time};
+use super::block::{Block, LocalBlock, Location};
+use super::guest_buffers::{LocalFile, ReadOnly, is_first_attempt};
 use super::nodes::{FileNode, Kind, MAX_NODES, Node, Nodes, ROOT};
 use super::service::{Service, count};
 
 /// Longest read, in bytes.
-pub(super) const MAX_READ: u32 = 1 << 20;
+pub(super) const MAX_READ_BYTES: u32 = 1 << 20;
 /// Most entries of a folder in one answer.
 const MAX_ENTRIES: usize = 256;
 /// For what never changes: the attributes of a file of that name, and folders.
-const LONG: Duration = Duration::from_secs(3600);
+const ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// For a block's name. Opening it asks anew in any case; only `stat` may show a withdrawn block so long.
-const SHORT: Duration = Duration::from_secs(1);
+const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How the files look in the VM.
 #[derive(Debug, Clone, Copy)]
-pub struct Look {
+pub struct MountOptions {
     /// User who owns all files, and the only one who may read them.
     pub uid: u32,
     /// Group of all files.
@@ -48,7 +48,7 @@ pub struct Look {
 pub struct BlockFs {
     service: Arc<Service>,
     nodes: Arc<Nodes>,
-    look: Look,
+    mount: MountOptions,
     open: AtomicU64,
 }
 
@@ -58,20 +58,20 @@ fn error(code: i32) -> io::Error {
 
 impl BlockFs {
     /// An empty one.
-    pub fn new(service: Arc<Service>, look: Look) -> Self {
-        Self::with(service, look, Nodes::new())
+    pub fn new(service: Arc<Service>, mount: MountOptions) -> Self {
+        Self::with(service, mount, Nodes::new())
     }
 
     /// An empty one for a kernel that may know numbers of another worker.
-    pub(super) fn for_stream(service: Arc<Service>, look: Look) -> Self {
-        Self::with(service, look, Nodes::anywhere())
+    pub(super) fn for_stream(service: Arc<Service>, mount: MountOptions) -> Self {
+        Self::with(service, mount, Nodes::from_random())
     }
 
-    fn with(service: Arc<Service>, look: Look, nodes: Nodes) -> Self {
+    fn with(service: Arc<Service>, mount: MountOptions, nodes: Nodes) -> Self {
         Self {
             service,
             nodes: Arc::new(nodes),
-            look,
+            mount,
             open: AtomicU64::new(0),
         }
     }
@@ -95,8 +95,8 @@ impl BlockFs {
         // SAFETY: plain numbers, for which zero is a value.
         let mut stat: stat64 = unsafe { std::mem::zeroed() };
         stat.st_ino = node.id;
-        stat.st_uid = self.look.uid;
-        stat.st_gid = self.look.gid;
+        stat.st_uid = self.mount.uid;
+        stat.st_gid = self.mount.gid;
         stat.st_blksize = 4096;
         match &node.kind {
             Kind::File(file) => {
@@ -119,10 +119,10 @@ impl BlockFs {
             generation: 0,
             attr: self.attributes(node),
             attr_flags: 0,
-            attr_timeout: LONG,
+            attr_timeout: ATTRIBUTE_TIMEOUT,
             entry_timeout: match node.kind {
-                Kind::File(_) => SHORT,
-                _ => LONG,
+                Kind::File(_) => NAME_TIMEOUT,
+                _ => ATTRIBUTE_TIMEOUT,
             },
         }
     }
@@ -151,25 +151,25 @@ impl BlockFs {
         let counts = &self.service.counts;
         for _ in 0..2 {
             let block = self.block(file)?;
-            let ahead = match first_time() {
+            let ahead = match is_first_attempt() {
                 true => {
                     let mut ahead = file.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-                    ahead.read(offset, length as u64, file.size)
+                    ahead.record(offset, length as u64, file.size)
                 }
                 false => None,
             };
-            let read = match &block.place {
-                Place::Near(near) => {
+            let read = match &block.location {
+                Location::Local(local) => {
                     if let Some(range) = ahead {
-                        near.image.prefetch(near.map(file.meta), range);
+                        local.image.prefetch(local.map(file.meta), range);
                     }
-                    self.read_near(&block, near, file.meta, writer, offset, length)
+                    self.read_local(&block, local, file.meta, writer, offset, length)
                 }
-                Place::Distant(distant) => {
+                Location::Remote(remote) => {
                     if let Some(range) = ahead {
-                        distant.prefetch(file.meta, range);
+                        remote.prefetch(file.meta, range);
                     }
-                    distant.read(file.meta, writer, offset, length)
+                    remote.read(file.meta, writer, offset, length)
                 }
             };
             return match read {
@@ -201,30 +201,33 @@ impl BlockFs {
     }
 
     /// Reads from a disk of this host. ESTALE: the lease had ended before; EKEYREVOKED: it ended meanwhile.
-    fn read_near(
+    fn read_local(
         &self,
         block: &Block,
-        near: &Near,
+        local: &LocalBlock,
         meta: bool,
         writer: &mut dyn ZeroCopyWriter,
         offset: u64,
         length: usize,
     ) -> io::Result<usize> {
-        let Some(hazard) = self.service.hazard(near) else {
+        let Some(hazard) = self.service.hazard(local) else {
             return Err(error(libc::EBUSY));
         };
         if !block.holds() {
             return Err(error(libc::ESTALE));
         }
-        let filled =
-            writer.write_from(&mut OneWay(&mut Fill { block: near, meta }), length, offset);
+        let filled = writer.write_from(
+            &mut ReadOnly(&mut LocalFile { block: local, meta }),
+            length,
+            offset,
+        );
         let held = block.holds();
         drop(hazard);
         if !held {
             return Err(error(libc::EKEYREVOKED));
         }
         if let Ok(length) = filled {
-            let bytes = &near.datanode.bytes;
+            let bytes = &local.datanode.bytes;
             bytes.fetch_add(length as u64, Ordering::Relaxed);
         }
         filled.map_err(|e| match e.raw_os_error() {
@@ -284,7 +287,7 @@ impl FileSystem for BlockFs {
     }
 
     fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
-        Ok((self.attributes(&*self.node(inode)?), LONG))
+        Ok((self.attributes(&*self.node(inode)?), ATTRIBUTE_TIMEOUT))
     }
 
     fn open(
@@ -305,7 +308,7 @@ impl FileSystem for BlockFs {
         file.opens.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
         count(&self.service.counts.open);
-        let options = if self.look.keep_cache {
+        let options = if self.mount.keep_cache {
             OpenOptions::KEEP_CACHE
         } else {
             OpenOptions::empty()
@@ -329,7 +332,7 @@ impl FileSystem for BlockFs {
             return Err(error(libc::EISDIR));
         };
         let left = file.size.saturating_sub(offset);
-        let length = usize::try_from(left.min(size.min(MAX_READ).into())).unwrap_or(0);
+        let length = usize::try_from(left.min(size.min(MAX_READ_BYTES).into())).unwrap_or(0);
         let length = length.min(writer.available_bytes());
         if length == 0 {
             return Ok(0);

@@ -9,34 +9,34 @@
 //! What a VM can make it keep is bounded: [`nodes::MAX_NODES`](self) files, none of which needs
 //! memory for being open, 16,384 blocks, 2^20 extents, and the requests of its queues.
 
-mod arena;
 mod block;
+mod byte_queue;
 mod cache;
 mod device;
-mod fill;
 mod fs;
+mod guest_buffers;
+mod local_read;
 mod nodes;
-mod plain;
 mod pool;
 mod remote;
-mod run;
 mod service;
 mod slots;
 mod stream;
+mod worker;
 
-pub use device::Shape;
+pub use device::DeviceConfig;
+pub use fs::{BlockFs, MountOptions};
 #[cfg(test)]
-pub(crate) use fill::hurried;
-pub use fs::{BlockFs, Look};
-pub(crate) use plain::{Failed, Handle};
+pub(crate) use guest_buffers::without_waiting;
+pub(crate) use local_read::{BlockHandle, ReadError};
 pub(crate) use pool::Pool;
-pub use run::{Start, run, serve_vm};
-pub(crate) use run::{end_on_panic, open_images};
 pub use service::Service;
-pub use stream::Streams;
+pub use stream::StreamServer;
+pub use worker::{Params, run, serve_vm};
+pub(crate) use worker::{end_on_panic, open_images};
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub mod wire;
+pub mod test_queue;
 
 #[cfg(test)]
 mod stream_tests;

@@ -89,17 +89,17 @@ pub(super) struct Nodes {
 impl Nodes {
     /// Numbers from 2 on: for a kernel that knows no others.
     pub(super) fn new() -> Self {
-        Self::after(ROOT)
+        Self::starting_after(ROOT)
     }
 
     /// Numbers that no other process has given, as good as: a kernel that still knows some of another
     /// worker hears that they are stale, and never gets another file's bytes. Below 2^63, since they are
     /// places in a folder as well.
-    pub(super) fn anywhere() -> Self {
-        Self::after((super::stream::random() >> 2).max(ROOT))
+    pub(super) fn from_random() -> Self {
+        Self::starting_after((super::stream::random() >> 2).max(ROOT))
     }
 
-    fn after(last: u64) -> Self {
+    fn starting_after(last: u64) -> Self {
         let root = Node {
             id: ROOT,
             kind: Kind::Root,
@@ -120,7 +120,7 @@ impl Nodes {
 
     /// The folder of a pool, told to the VM once more. `None` when there are too many nodes.
     pub(super) fn pool(&self, pool: &str) -> Option<Arc<Node>> {
-        self.tell(
+        self.get_or_insert(
             Name::Pool(pool.into()),
             |_| true,
             || Kind::Pool(pool.into()),
@@ -132,7 +132,7 @@ impl Nodes {
         let size = block.len(meta);
         let name = Name::File(block.key.clone(), meta);
         let same = |kind: &Kind| matches!(kind, Kind::File(file) if file.size == size);
-        self.tell(name, same, || {
+        self.get_or_insert(name, same, || {
             Kind::File(FileNode {
                 key: block.key.clone(),
                 meta,
@@ -144,7 +144,7 @@ impl Nodes {
         })
     }
 
-    fn tell(
+    fn get_or_insert(
         &self,
         name: Name,
         same: impl Fn(&Kind) -> bool,

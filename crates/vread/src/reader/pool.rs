@@ -58,7 +58,7 @@ impl<T: Send + 'static> Pool<T> {
     }
 
     /// Hands a job over; gives it back when too many wait already.
-    pub(crate) fn give(&self, job: T) -> Result<(), T> {
+    pub(crate) fn submit(&self, job: T) -> Result<(), T> {
         let mut state = self.shared.lock();
         if state.jobs.len() >= self.limit {
             return Err(job);

@@ -6,7 +6,7 @@
 //! asked for ahead, into further slots. Threads that wait take turns at receiving.
 //!
 //! The host that has the disk looks at the lease before and after it reads. Bytes fetched ahead are at most
-//! [`slots::KEEP`] old when they are given to the VM; a block of one name never has others.
+//! [`slots::UNREAD_TIMEOUT`] old when they are given to the VM; a block of one name never has others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,30 +22,32 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use viola_proto::agent::BlockKey;
 
-use super::fill::{Fills, OneWay, Room, ended, hurries, would_wait};
-use super::slots::{Slots, Want};
-use crate::peer::local::Datagram;
-use crate::peer::memory::{Memory, SLOT};
-use crate::peer::wire::{Code, Located, Message};
+use super::guest_buffers::{
+    FillGuest, GuestBuffers, ReadOnly, must_not_wait, will_be_retried, would_wait,
+};
+use super::slots::{ReadRange, Slots};
+use crate::peer::datagram::Datagram;
+use crate::peer::shared_memory::{SLOT_BYTES, SharedMemory};
+use crate::peer::wire::{ErrorCode, Located, Message};
 
 /// How long a look-up may take. The peer worker itself answers earlier when a host does not.
-const FIND: Duration = Duration::from_millis(1000);
+const FIND_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Longest sleep.
-const TICK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// A peer worker that shows no sign of life for so long is taken for dead...
-const DEAD: Duration = Duration::from_millis(600);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(600);
 /// ...and is not asked again for so long.
-const REST: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A block is looked up again when so much time has gone by since it was last looked up or read.
-const FRESH: Duration = Duration::from_secs(1);
+const MAX_LOOKUP_AGE: Duration = Duration::from_secs(1);
 /// Slots that are left to reads when others are asked for ahead.
-const SPARE: usize = 8;
+const RESERVED_SLOTS: usize = 8;
 
 /// The reader's end of the way to other hosts.
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(super) struct PeerLink {
     socket: OwnedFd,
-    memory: Memory,
+    memory: SharedMemory,
     state: Mutex<State>,
     more: Condvar,
     closed: AtomicBool,
@@ -55,44 +57,44 @@ pub(super) struct Remote {
 }
 
 /// Which host has a block, or why none is known.
-type Where = Result<(u16, Located), Code>;
+type FindResult = Result<(u16, Located), ErrorCode>;
 
 #[derive(Debug)]
 struct State {
     next: u64,
     slots: Slots,
-    finds: Vec<(u64, Option<Where>)>,
+    finds: Vec<(u64, Option<FindResult>)>,
     receiving: bool,
     /// Nothing is asked before this.
-    resting: Option<Instant>,
-    beat: u64,
-    beat_at: Instant,
+    retry_at: Option<Instant>,
+    heartbeat: u64,
+    heartbeat_at: Instant,
 }
 
 /// A block of another host.
 #[derive(Debug)]
-pub(super) struct Distant {
-    remote: Arc<Remote>,
+pub(super) struct RemoteBlock {
+    link: Arc<PeerLink>,
     host: u16,
     key: Arc<BlockKey>,
     located: Located,
     stale: AtomicBool,
-    begun: Instant,
+    found_at: Instant,
     /// When it was last known to be named, milliseconds after `begun`.
-    seen: AtomicU64,
+    confirmed_ms: AtomicU64,
 }
 
-impl Remote {
+impl PeerLink {
     pub(super) fn new(socket: OwnedFd, memory: OwnedFd) -> io::Result<Self> {
-        let memory = Memory::map(memory, false)?;
+        let memory = SharedMemory::map(memory, false)?;
         let state = State {
             next: 1,
             slots: Slots::default(),
             finds: Vec::new(),
             receiving: false,
-            resting: None,
-            beat: memory.beat(),
-            beat_at: Instant::now(),
+            retry_at: None,
+            heartbeat: memory.heartbeat(),
+            heartbeat_at: Instant::now(),
         };
         Ok(Self {
             socket,
@@ -107,7 +109,7 @@ impl Remote {
     }
 
     /// Goes on with the counts of the one before.
-    pub(super) fn counts_of(&self, old: &Self) {
+    pub(super) fn take_counts(&self, old: &Self) {
         self.reads.store(old.reads(), Ordering::Relaxed);
         self.errors.store(old.errors(), Ordering::Relaxed);
         *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) = old.bytes();
@@ -133,13 +135,13 @@ impl Remote {
     }
 
     /// Which host has a block. Waits for the answer.
-    pub(super) fn find(remote: &Arc<Self>, key: &BlockKey) -> Option<Distant> {
+    pub(super) fn find(remote: &Arc<Self>, key: &BlockKey) -> Option<RemoteBlock> {
         let mut state = remote.lock();
         if !remote.may_ask(&mut state) {
             return None;
         }
         let begun = Instant::now();
-        let id = state.number();
+        let id = state.next_id();
         let question = Datagram {
             host: 0,
             slot: 0,
@@ -147,7 +149,7 @@ impl Remote {
             message: Message::Find { key: key.clone() },
         };
         if let Err(e) = question.send(&remote.socket) {
-            remote.unsent(&e);
+            remote.handle_send_error(&e);
             return None;
         }
         state.finds.push((id, None));
@@ -156,7 +158,7 @@ impl Remote {
             match place.map(|i| (i, state.finds[i].1.is_some())) {
                 None => break None,
                 Some((i, true)) => break state.finds.swap_remove(i).1,
-                Some((i, false)) if begun.elapsed() > FIND => {
+                Some((i, false)) if begun.elapsed() > FIND_TIMEOUT => {
                     state.finds.swap_remove(i);
                     break None;
                 }
@@ -170,14 +172,14 @@ impl Remote {
             }
         };
         let (host, located) = answer?.ok()?;
-        Some(Distant {
-            remote: remote.clone(),
+        Some(RemoteBlock {
+            link: remote.clone(),
             host,
             key: Arc::new(key.clone()),
             located,
             stale: AtomicBool::new(false),
-            begun,
-            seen: AtomicU64::new(0),
+            found_at: begun,
+            confirmed_ms: AtomicU64::new(0),
         })
     }
 
@@ -186,49 +188,52 @@ impl Remote {
     }
 
     fn may_ask(&self, state: &mut State) -> bool {
-        if state.resting.is_some_and(|until| Instant::now() < until) {
+        if state.retry_at.is_some_and(|until| Instant::now() < until) {
             return false;
         }
-        state.resting = None;
+        state.retry_at = None;
         !self.closed.load(Ordering::SeqCst)
     }
 
     /// Something could not be sent.
-    fn unsent(&self, e: &io::Error) {
+    fn handle_send_error(&self, e: &io::Error) {
         if e.kind() != io::ErrorKind::WouldBlock {
             self.close();
         }
     }
 
     /// Asks for bytes into a free slot; false when there is none, or nobody to be asked.
-    fn ask(&self, state: &mut State, want: Want, ahead: bool) -> Result<bool, Code> {
+    fn request(&self, state: &mut State, range: ReadRange, ahead: bool) -> Result<bool, ErrorCode> {
         if !self.may_ask(state) {
-            return Err(Code::Gone);
+            return Err(ErrorCode::Gone);
         }
-        let Some(slot) = state.slots.free(if ahead { SPARE } else { 0 }) else {
+        let Some(slot) = state
+            .slots
+            .take_free(if ahead { RESERVED_SLOTS } else { 0 })
+        else {
             return Ok(false);
         };
-        let id = state.number();
+        let id = state.next_id();
         let datagram = Datagram {
-            host: want.host,
+            host: range.host,
             slot: slot as u16,
             id,
             message: Message::Read {
-                key: (*want.key).clone(),
-                meta: want.meta,
-                offset: want.offset,
-                length: want.length,
+                key: (*range.key).clone(),
+                meta: range.meta,
+                offset: range.offset,
+                length: range.length,
             },
         };
         match datagram.send(&self.socket) {
             Ok(()) => {
-                state.slots.asked(slot, id, want, ahead);
+                state.slots.mark_requested(slot, id, range, ahead);
                 Ok(true)
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(_) => {
                 self.close();
-                Err(Code::Gone)
+                Err(ErrorCode::Gone)
             }
         }
     }
@@ -237,7 +242,7 @@ impl Remote {
     fn receive(&self, state: &mut State) {
         loop {
             match Datagram::receive(&self.socket) {
-                Ok(Some(answer)) => state.answered(answer),
+                Ok(Some(answer)) => state.handle_answer(answer),
                 Ok(None) => return,
                 Err(_) => return self.close(),
             }
@@ -251,14 +256,14 @@ impl Remote {
         begun: Instant,
     ) -> (MutexGuard<'a, State>, bool) {
         if state.receiving {
-            let waited = self.more.wait_timeout(state, TICK);
+            let waited = self.more.wait_timeout(state, POLL_INTERVAL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         } else {
             state.receiving = true;
             drop(state);
             let tick = Timespec {
                 tv_sec: 0,
-                tv_nsec: TICK.subsec_nanos().into(),
+                tv_nsec: POLL_INTERVAL.subsec_nanos().into(),
             };
             // An interrupted or failed wait only means looking again.
             let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&tick));
@@ -267,12 +272,12 @@ impl Remote {
             state.receiving = false;
             self.more.notify_all();
         }
-        let (now, beat) = (Instant::now(), self.memory.beat());
-        if beat != state.beat {
-            (state.beat, state.beat_at) = (beat, now);
+        let (now, heartbeat) = (Instant::now(), self.memory.heartbeat());
+        if heartbeat != state.heartbeat {
+            (state.heartbeat, state.heartbeat_at) = (heartbeat, now);
         }
-        if now.saturating_duration_since(state.beat_at.max(begun)) > DEAD {
-            state.resting = Some(now + REST);
+        if now.saturating_duration_since(state.heartbeat_at.max(begun)) > HEARTBEAT_TIMEOUT {
+            state.retry_at = Some(now + RETRY_INTERVAL);
             return (state, false);
         }
         let alive = !self.closed.load(Ordering::SeqCst);
@@ -282,30 +287,30 @@ impl Remote {
     /// Bytes of a block into the room for an answer, all that there is room for.
     fn fill(
         &self,
-        distant: &Distant,
+        block: &RemoteBlock,
         meta: bool,
         offset: u64,
-        room: &mut Room<'_>,
-    ) -> Result<usize, Code> {
+        room: &mut GuestBuffers<'_>,
+    ) -> Result<usize, ErrorCode> {
         let (mut at, end) = (offset, offset + room.left as u64);
         let begun = Instant::now();
         let mut state = self.lock();
         self.receive_if_free(&mut state);
         while at < end {
             if self.closed.load(Ordering::SeqCst) {
-                return Err(Code::Gone);
+                return Err(ErrorCode::Gone);
             }
-            let want = Want {
-                host: distant.host,
-                key: distant.key.clone(),
+            let range = ReadRange {
+                host: block.host,
+                key: block.key.clone(),
                 meta,
                 offset: at,
-                length: (end - at).min(SLOT as u64) as u32,
+                length: (end - at).min(SLOT_BYTES as u64) as u32,
             };
-            match state.slots.look(&want) {
-                super::slots::Look::Here(slot, skip, length) => {
-                    let length = length.min(want.length);
-                    state.slots.hold(slot);
+            match state.slots.find(&range) {
+                super::slots::SlotContent::Arrived(slot, skip, length) => {
+                    let length = length.min(range.length);
+                    state.slots.begin_copy(slot);
                     drop(state);
                     if let Some(start) = self.memory.slot(slot) {
                         // SAFETY: `skip` and `length` are within the slot, as they were when it was asked for.
@@ -313,23 +318,23 @@ impl Remote {
                     }
                     at += u64::from(length);
                     state = self.lock();
-                    state.slots.used(slot, length);
+                    state.slots.end_copy(slot, length);
                     continue;
                 }
-                super::slots::Look::Failed(code) => return Err(code),
-                super::slots::Look::Asked => {}
-                super::slots::Look::Nothing => {
-                    self.ask(&mut state, want, false)?;
+                super::slots::SlotContent::Failed(code) => return Err(code),
+                super::slots::SlotContent::Requested => {}
+                super::slots::SlotContent::Absent => {
+                    self.request(&mut state, range, false)?;
                 }
             }
-            if hurries() {
+            if must_not_wait() {
                 let _ = would_wait();
-                return Err(Code::Gone);
+                return Err(ErrorCode::Gone);
             }
             let (now, alive) = self.wait(state, begun);
             state = now;
             if !alive {
-                return Err(Code::Gone);
+                return Err(ErrorCode::Gone);
             }
         }
         Ok((at - offset) as usize)
@@ -343,33 +348,33 @@ impl Remote {
 }
 
 impl State {
-    fn number(&mut self) -> u64 {
+    fn next_id(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    fn answered(&mut self, answer: Datagram) {
+    fn handle_answer(&mut self, answer: Datagram) {
         let (id, host) = (answer.id, answer.host);
         if let Some(find) = self.finds.iter_mut().find(|find| find.0 == id) {
             find.1 = Some(match answer.message {
                 Message::Found(located) => Ok((host, located)),
                 Message::Failed(code) => Err(code),
-                _ => Err(Code::Io),
+                _ => Err(ErrorCode::Io),
             });
             return;
         }
-        self.slots.answered(
+        self.slots.complete(
             id,
             match answer.message {
                 Message::Data { length } => Ok(length),
                 Message::Failed(code) => Err(code),
-                _ => Err(Code::Io),
+                _ => Err(ErrorCode::Io),
             },
         );
     }
 }
 
-impl Distant {
+impl RemoteBlock {
     pub(super) fn len(&self, meta: bool) -> u64 {
         match meta {
             true => self.located.meta,
@@ -379,24 +384,24 @@ impl Distant {
 
     /// Whether it may be taken for named without asking.
     pub(super) fn holds(&self) -> bool {
-        let seen = Duration::from_millis(self.seen.load(Ordering::Relaxed));
+        let confirmed_ms = Duration::from_millis(self.confirmed_ms.load(Ordering::Relaxed));
         !self.stale.load(Ordering::SeqCst)
-            && !self.remote.closed.load(Ordering::SeqCst)
-            && self.begun.elapsed() < seen + FRESH
+            && !self.link.closed.load(Ordering::SeqCst)
+            && self.found_at.elapsed() < confirmed_ms + MAX_LOOKUP_AGE
     }
 
     /// Asks for bytes that will be read soon. What cannot be had ahead is asked for when it is read.
     pub(super) fn prefetch(&self, meta: bool, range: Range<u64>) {
-        let mut state = self.remote.lock();
-        for offset in range.clone().step_by(SLOT) {
-            let want = Want {
+        let mut state = self.link.lock();
+        for offset in range.clone().step_by(SLOT_BYTES) {
+            let range = ReadRange {
                 host: self.host,
                 key: self.key.clone(),
                 meta,
                 offset,
-                length: (range.end - offset).min(SLOT as u64) as u32,
+                length: (range.end - offset).min(SLOT_BYTES as u64) as u32,
             };
-            if !matches!(self.remote.ask(&mut state, want, true), Ok(true)) {
+            if !matches!(self.link.request(&mut state, range, true), Ok(true)) {
                 return;
             }
         }
@@ -410,17 +415,19 @@ impl Distant {
         offset: u64,
         length: usize,
     ) -> io::Result<usize> {
-        let mut fetch = Fetch {
-            distant: self,
+        let mut fetch = RemoteFile {
+            block: self,
             meta,
             failed: None,
         };
-        let written = writer.write_from(&mut OneWay(&mut fetch), length, offset);
-        let remote = &self.remote;
+        let written = writer.write_from(&mut ReadOnly(&mut fetch), length, offset);
+        let remote = &self.link;
         let Some(code) = fetch.failed else {
             let length = written?;
-            self.seen
-                .store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
+            self.confirmed_ms.store(
+                self.found_at.elapsed().as_millis() as u64,
+                Ordering::Relaxed,
+            );
             remote.reads.fetch_add(1, Ordering::Relaxed);
             let mut bytes = remote.bytes.lock().unwrap_or_else(PoisonError::into_inner);
             match bytes.get_mut(&self.located.datanode) {
@@ -429,14 +436,14 @@ impl Distant {
             }
             return Ok(length);
         };
-        if ended() {
+        if will_be_retried() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.stale.store(true, Ordering::SeqCst);
         Err(io::Error::from_raw_os_error(match code {
-            Code::Unknown => libc::ESTALE,
-            Code::Withdrawn => libc::EKEYREVOKED,
-            Code::Io | Code::Refused | Code::Gone => {
+            ErrorCode::Unknown => libc::ESTALE,
+            ErrorCode::Withdrawn => libc::EKEYREVOKED,
+            ErrorCode::Io | ErrorCode::Refused | ErrorCode::Gone => {
                 remote.errors.fetch_add(1, Ordering::Relaxed);
                 libc::EIO
             }
@@ -445,20 +452,20 @@ impl Distant {
 }
 
 /// A file of a block of another host as something to read from.
-struct Fetch<'a> {
-    distant: &'a Distant,
+struct RemoteFile<'a> {
+    block: &'a RemoteBlock,
     meta: bool,
-    failed: Option<Code>,
+    failed: Option<ErrorCode>,
 }
 
-impl Fills for Fetch<'_> {
+impl FillGuest for RemoteFile<'_> {
     fn fill(&mut self, slices: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
-        let mut room = Room::new(slices);
-        let distant = self.distant;
-        let filled = distant.remote.fill(distant, self.meta, offset, &mut room);
+        let mut room = GuestBuffers::new(slices);
+        let block = self.block;
+        let filled = block.link.fill(block, self.meta, offset, &mut room);
         filled.map_err(|code| {
             self.failed = Some(code);
-            match ended() {
+            match will_be_retried() {
                 true => io::ErrorKind::WouldBlock.into(),
                 false => io::Error::other(code.to_string()),
             }

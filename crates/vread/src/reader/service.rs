@@ -10,16 +10,16 @@ use std::time::Duration;
 use viola_extents::host::Image;
 use viola_proto::agent::BlockKey;
 
-use super::block::{Block, Datanode, Near, Place};
+use super::block::{Block, Datanode, LocalBlock, Location};
 use super::cache::Cache;
-use super::fill::{ended, hurries, would_wait};
-use super::remote::Remote;
-use crate::control::{Line, ReaderStat};
+use super::guest_buffers::{must_not_wait, will_be_retried, would_wait};
+use super::remote::PeerLink;
+use crate::control::{ReaderStat, StreamState};
 use crate::hazard::{Cells, Hazard};
 use crate::lookup::ask_all;
 
 /// How long agent workers may take to answer. A healthy one takes far below a millisecond.
-const ANSWER: Duration = Duration::from_millis(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Counts since the start.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ pub struct Service {
     /// Hazard cells that are free, one bit each.
     free: AtomicU64,
     /// The way to blocks of other hosts.
-    remote: RwLock<Option<Arc<Remote>>>,
+    remote: RwLock<Option<Arc<PeerLink>>>,
     pub(super) counts: Counts,
 }
 
@@ -128,12 +128,12 @@ impl Service {
     /// When the memory is not such a memory.
     pub fn set_remote(&self, ends: Option<(OwnedFd, OwnedFd)>) -> std::io::Result<()> {
         let new = match ends {
-            Some((socket, memory)) => Some(Arc::new(Remote::new(socket, memory)?)),
+            Some((socket, memory)) => Some(Arc::new(PeerLink::new(socket, memory)?)),
             None => None,
         };
         let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
         if let (Some(new), Some(old)) = (&new, &*remote) {
-            new.counts_of(old);
+            new.take_counts(old);
         }
         if let Some(old) = std::mem::replace(&mut *remote, new) {
             old.close();
@@ -141,7 +141,7 @@ impl Service {
         Ok(())
     }
 
-    fn remote(&self) -> Option<Arc<Remote>> {
+    fn remote(&self) -> Option<Arc<PeerLink>> {
         let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
         remote.clone()
     }
@@ -151,27 +151,30 @@ impl Service {
         if let Some(block) = self.cache().get(key) {
             return Some(block);
         }
-        let near = self.find_near(key, &|_| true);
+        let near = self.query_local(key, &|_| true);
         let block = near.or_else(|| {
             let remote = self.remote()?;
-            if hurries() {
+            if must_not_wait() {
                 // Only marks the request: somebody patient serves it again.
                 let _ = would_wait();
                 return None;
             }
-            let distant = Remote::find(&remote, key)?;
-            Some(Arc::new(Block::at(key.clone(), Place::Distant(distant))))
+            let distant = PeerLink::find(&remote, key)?;
+            Some(Arc::new(Block::with_location(
+                key.clone(),
+                Location::Remote(distant),
+            )))
         });
         match &block {
             Some(block) => self.cache().put(block),
-            None if ended() => {}
+            None if will_be_retried() => {}
             None => count(&self.counts.unknown),
         }
         block
     }
 
     /// The block of this name if one of these DataNode VMs has it now.
-    pub(super) fn find_near(
+    pub(super) fn query_local(
         &self,
         key: &BlockKey,
         may: &dyn Fn(&str) -> bool,
@@ -179,7 +182,7 @@ impl Service {
         let datanodes = self.datanodes();
         let allowed: Vec<_> = datanodes.iter().filter(|d| may(&d.name)).collect();
         let clients: Vec<_> = allowed.iter().map(|d| &d.client).collect();
-        let (index, found) = ask_all(&clients, key, ANSWER)?;
+        let (index, found) = ask_all(&clients, key, ANSWER_TIMEOUT)?;
         let block = Block::new(key.clone(), allowed[index], &found);
         if block.is_none() {
             count(&self.counts.bad_answers);
@@ -188,7 +191,7 @@ impl Service {
     }
 
     /// The block of this name if it is known and still holds.
-    pub(super) fn known(&self, key: &BlockKey) -> Option<Arc<Block>> {
+    pub(super) fn cached(&self, key: &BlockKey) -> Option<Arc<Block>> {
         self.cache().get(key)
     }
 
@@ -207,7 +210,7 @@ impl Service {
     }
 
     /// Publishes that a block is read, and takes a free cell for that. `None` when all are in use.
-    pub(super) fn hazard(&self, block: &Near) -> Option<Held<'_>> {
+    pub(super) fn hazard(&self, block: &LocalBlock) -> Option<HeldHazard<'_>> {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
             let bit = free & free.wrapping_neg();
@@ -223,7 +226,7 @@ impl Service {
                 Ok(_) => {
                     let cell = bit.trailing_zeros() as usize;
                     let (table, slot) = (block.datanode.table_id(), block.lease.slot);
-                    return Some(Held {
+                    return Some(HeldHazard {
                         hazard: self.cells.publish(cell, table, slot),
                         bit,
                         free: &self.free,
@@ -234,11 +237,15 @@ impl Service {
     }
 
     /// A stream was in one state and is in another; `None` is before its begin, and after its end.
-    pub(super) fn line(&self, before: Option<Line>, now: Option<Line>) {
-        let of = |line: Line| match line {
-            Line::Connected => Some(&self.counts.streams),
-            Line::Silent => Some(&self.counts.silent),
-            Line::NoLine => None,
+    pub(super) fn record_stream_state(
+        &self,
+        before: Option<StreamState>,
+        now: Option<StreamState>,
+    ) {
+        let of = |line: StreamState| match line {
+            StreamState::Connected => Some(&self.counts.streams),
+            StreamState::Silent => Some(&self.counts.silent),
+            StreamState::NoStream => None,
         };
         if let Some(counter) = now.and_then(of) {
             count(counter);
@@ -264,10 +271,10 @@ impl Service {
         ];
         ReaderStat {
             connected: get(&counts.connected) + get(&counts.streams) > 0,
-            line: match (get(&counts.streams), get(&counts.silent)) {
-                (0, 0) => Line::NoLine,
-                (0, _) => Line::Silent,
-                _ => Line::Connected,
+            stream: match (get(&counts.streams), get(&counts.silent)) {
+                (0, 0) => StreamState::NoStream,
+                (0, _) => StreamState::Silent,
+                _ => StreamState::Connected,
             },
             datanodes: datanodes.iter().map(|d| d.name.clone()).collect(),
             requests: get(&counts.requests),
@@ -296,20 +303,20 @@ impl Service {
 
     /// How many blocks are kept.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub fn cached(&self) -> usize {
+    pub fn cached_blocks(&self) -> usize {
         self.cache().len()
     }
 }
 
 /// A hazard and its cell; both are free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Held<'a> {
+pub(super) struct HeldHazard<'a> {
     hazard: Option<Hazard<'a>>,
     bit: u64,
     free: &'a AtomicU64,
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldHazard<'_> {
     fn drop(&mut self) {
         drop(self.hazard.take());
         self.free.fetch_or(self.bit, Ordering::Release);

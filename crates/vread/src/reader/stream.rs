@@ -4,8 +4,8 @@
 //!
 //! One thread hears the stream and answers what is in memory; what has to wait for a disk is answered by
 //! others, in any order. Everything that the VM sends is parsed here, within bounds: a frame of at most
-//! 64 KiB and those that wait for a disk, [`JOBS`] of them. A VM that does not read its replies is not
-//! heard either. A reply is complete before its first byte is sent, so that a VM that reads slowly holds
+//! 64 KiB and those that wait for a disk, [`MAX_JOBS`] of them. A VM that does not read its replies is not
+//! receiver either. A reply is complete before its first byte is sent, so that a VM that reads slowly holds
 //! up no withdrawal.
 
 use std::io::{self, Write};
@@ -17,26 +17,26 @@ use std::time::{Duration, Instant};
 use fuse_backend_rs::api::server::Server;
 use viola_proto::relay::{self, Asked, Frame, Frames, Hello, Kind, OUT_HEADER};
 
-use super::arena::Arena;
-use super::fill::{again, hurried};
-use super::fs::{BlockFs, Look};
+use super::byte_queue::ByteQueue;
+use super::fs::{BlockFs, MountOptions};
+use super::guest_buffers::{retry_waiting, without_waiting};
 use super::pool::Pool;
 use super::service::{Service, count};
-use crate::control::Line;
+use crate::control::StreamState;
 
 /// Requests that wait for a disk.
-const JOBS: usize = 64;
+const MAX_JOBS: usize = 64;
 /// How often it is looked whether a frame that has begun has ended.
-const TICK: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a frame may take to arrive.
-const FRAME_TIME: Duration = Duration::from_secs(5);
+const FRAME_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least time between two hails that nobody asked for.
-const HAIL: Duration = Duration::from_millis(100);
+const MIN_HAIL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The stream of one VM, and what outlives it.
-pub struct Streams {
+pub struct StreamServer {
     service: Arc<Service>,
-    look: Look,
+    mount: MountOptions,
     waiters: usize,
     mounted: Arc<Mutex<Option<Mounted>>>,
     current: Mutex<Option<UnixStream>>,
@@ -49,12 +49,12 @@ struct Mounted {
     server: Arc<Server<BlockFs>>,
 }
 
-impl Streams {
+impl StreamServer {
     /// No stream yet. `waiters` are threads that wait for disks; files look as `look` says.
-    pub fn new(service: Arc<Service>, look: Look, waiters: usize) -> Self {
+    pub fn new(service: Arc<Service>, mount: MountOptions, waiters: usize) -> Self {
         Self {
             service,
-            look,
+            mount,
             waiters,
             mounted: Arc::default(),
             current: Mutex::default(),
@@ -69,37 +69,41 @@ impl Streams {
     pub fn replace(&self, stream: OwnedFd) -> io::Result<()> {
         let stream = UnixStream::from(stream);
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(TICK))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
         let old = lock(&self.current).replace(stream.try_clone()?);
         if let Some(old) = old {
             let _ = old.shutdown(std::net::Shutdown::Both);
         }
-        let arenas = (0..=self.waiters).map(|_| Arena::new());
-        let line = Arc::new(Served {
+        let queues = (0..=self.waiters).map(|_| ByteQueue::new());
+        let shared = Arc::new(Shared {
             outbox: Mutex::new(Outbox {
                 stream: stream.try_clone()?,
                 session: None,
             }),
-            arenas: Mutex::new(arenas.collect::<io::Result<_>>()?),
+            queues: Mutex::new(queues.collect::<io::Result<_>>()?),
             service: self.service.clone(),
         });
-        let waiting = line.clone();
-        let pool = Pool::new(self.waiters, JOBS, move |job: Job| waiting.wait_for(&job))?;
-        let heard = Heard {
-            line,
+        let waiting = shared.clone();
+        let pool = Pool::new(self.waiters, MAX_JOBS, move |job: Job| {
+            waiting.serve_job(&job)
+        })?;
+        let receiver = Receiver {
+            shared,
             pool,
-            look: self.look,
+            mount: self.mount,
             mounted: self.mounted.clone(),
             server: None,
             nonce: random(),
-            hailed: None,
+            last_hail: None,
         };
-        self.service.line(None, Some(Line::Silent));
+        self.service
+            .record_stream_state(None, Some(StreamState::Silent));
         let spawned = std::thread::Builder::new()
             .name("stream".into())
-            .spawn(move || heard.run(stream));
+            .spawn(move || receiver.run(stream));
         if spawned.is_err() {
-            self.service.line(Some(Line::Silent), None);
+            self.service
+                .record_stream_state(Some(StreamState::Silent), None);
         }
         spawned.map(drop)
     }
@@ -130,7 +134,7 @@ struct Outbox {
 }
 
 impl Outbox {
-    fn say(&mut self, kind: Kind, session: u64, payload: &[u8]) -> io::Result<()> {
+    fn send(&mut self, kind: Kind, session: u64, payload: &[u8]) -> io::Result<()> {
         let mut bytes = Vec::new();
         relay::push(&mut bytes, kind, session, payload);
         self.stream.write_all(&bytes)
@@ -138,36 +142,36 @@ impl Outbox {
 }
 
 /// What the threads of one stream share.
-struct Served {
+struct Shared {
     outbox: Mutex<Outbox>,
     /// As many as there are threads.
-    arenas: Mutex<Vec<Arena>>,
+    queues: Mutex<Vec<ByteQueue>>,
     service: Arc<Service>,
 }
 
-impl Served {
-    fn with_arena(&self, work: impl FnOnce(&Arena)) {
-        let arena = lock(&self.arenas).pop();
-        if let Some(arena) = arena {
-            work(&arena);
-            lock(&self.arenas).push(arena);
+impl Shared {
+    fn with_arena(&self, work: impl FnOnce(&ByteQueue)) {
+        let queue = lock(&self.queues).pop();
+        if let Some(queue) = queue {
+            work(&queue);
+            lock(&self.queues).push(queue);
         }
     }
 
-    fn wait_for(&self, job: &Job) {
-        self.with_arena(|arena| {
-            let length = again(|| arena.serve(&job.server, &job.request));
-            self.reply(arena, length, job.asked, job.session);
+    fn serve_job(&self, job: &Job) {
+        self.with_arena(|queue| {
+            let length = retry_waiting(|| queue.serve(&job.server, &job.request));
+            self.reply(queue, length, job.asked, job.session);
         });
     }
 
-    fn reply(&self, arena: &Arena, length: Option<usize>, asked: Asked, session: u64) {
+    fn reply(&self, queue: &ByteQueue, length: Option<usize>, asked: Asked, session: u64) {
         if !asked.is_answered() {
             return;
         }
         // The agent's kernel waits for a reply, whatever it was that it sent.
         let whole = |length: &usize| {
-            let header: Option<[u8; OUT_HEADER]> = arena.begin();
+            let header: Option<[u8; OUT_HEADER]> = queue.begin();
             header.is_some_and(|h| {
                 h[..4] == (*length as u32).to_le_bytes() && h[8..] == asked.unique.to_le_bytes()
             })
@@ -175,14 +179,14 @@ impl Served {
         let length = length.filter(|n| *n >= OUT_HEADER).filter(whole);
         let length = length.or_else(|| {
             count(&self.service.counts.malformed);
-            arena.put(&asked.refusal(libc::EIO))
+            queue.put(&asked.refusal(libc::EIO))
         });
         let mut outbox = lock(&self.outbox);
         if let Some(length) = length
             && outbox.session == Some(session)
         {
             let header = relay::header(Kind::Reply, session, length);
-            let sent = arena.send(
+            let sent = queue.send(
                 &header,
                 length,
                 &relay::trailer(session),
@@ -196,69 +200,69 @@ impl Served {
 }
 
 /// The side that hears.
-struct Heard {
-    line: Arc<Served>,
+struct Receiver {
+    shared: Arc<Shared>,
     pool: Pool<Job>,
-    look: Look,
+    mount: MountOptions,
     mounted: Arc<Mutex<Option<Mounted>>>,
     /// While there is a session.
     server: Option<(u64, Arc<Server<BlockFs>>)>,
     nonce: u64,
-    hailed: Option<Instant>,
+    last_hail: Option<Instant>,
 }
 
 /// What a frame makes of the stream.
-enum Then {
-    GoOn,
+enum Next {
+    Continue,
     /// Nothing that was said holds any more.
-    Anew,
+    Restart,
 }
 
-impl Heard {
+impl Receiver {
     fn run(mut self, mut stream: UnixStream) {
         // However it ends, the agent's kernel is told by the agent, and a daemon brings the next stream.
         let _ = self.listen(&mut stream);
-        lock(&self.line.outbox).session = None;
+        lock(&self.shared.outbox).session = None;
         let _ = stream.shutdown(std::net::Shutdown::Both);
-        let (line, service) = (self.state(), self.line.service.clone());
+        let (state, service) = (self.state(), self.shared.service.clone());
         // Threads that wait for a disk are waited for: a VM that connects again and again has no more.
         drop(self);
-        service.line(Some(line), None);
+        service.record_stream_state(Some(state), None);
     }
 
-    fn state(&self) -> Line {
+    fn state(&self) -> StreamState {
         match self.server {
-            Some(_) => Line::Connected,
-            None => Line::Silent,
+            Some(_) => StreamState::Connected,
+            None => StreamState::Silent,
         }
     }
 
     fn listen(&mut self, stream: &mut UnixStream) -> io::Result<()> {
         let mut frames = Frames::of_agent();
         let mut begun: Option<Instant> = None;
-        self.hail()?;
+        self.send_hail()?;
         while frames.fill(stream)? != Some(0) {
             let mut whole = false;
             loop {
                 match frames.next(self.server.is_none()) {
                     Ok(Some(frame)) => {
                         whole = true;
-                        if let Then::Anew = self.take(frame)? {
-                            self.anew()?;
+                        if let Next::Restart = self.take(frame)? {
+                            self.restart_session()?;
                         }
                     }
                     Ok(None) => break,
                     Err(_) => {
                         frames.skip();
-                        self.anew()?;
+                        self.restart_session()?;
                     }
                 }
             }
             begun = match begun {
                 _ if !frames.is_within() => None,
-                Some(at) if !whole && at.elapsed() > FRAME_TIME => {
+                Some(at) if !whole && at.elapsed() > FRAME_TIMEOUT => {
                     frames.skip();
-                    self.anew()?;
+                    self.restart_session()?;
                     None
                 }
                 Some(at) if !whole => Some(at),
@@ -269,27 +273,32 @@ impl Heard {
     }
 
     /// Ends the session, and says so.
-    fn anew(&mut self) -> io::Result<()> {
+    fn restart_session(&mut self) -> io::Result<()> {
         let before = self.state();
         if self.server.take().is_some() {
-            lock(&self.line.outbox).session = None;
-            self.line.service.line(Some(before), Some(Line::Silent));
+            lock(&self.shared.outbox).session = None;
+            self.shared
+                .service
+                .record_stream_state(Some(before), Some(StreamState::Silent));
             self.nonce = random();
-            self.hailed = None;
+            self.last_hail = None;
         }
-        if self.hailed.is_none_or(|at| at.elapsed() > HAIL) {
-            self.hail()?;
+        if self
+            .last_hail
+            .is_none_or(|at| at.elapsed() > MIN_HAIL_INTERVAL)
+        {
+            self.send_hail()?;
         }
         Ok(())
     }
 
-    fn hail(&mut self) -> io::Result<()> {
-        self.hailed = Some(Instant::now());
+    fn send_hail(&mut self) -> io::Result<()> {
+        self.last_hail = Some(Instant::now());
         let version = relay::VERSION.to_le_bytes();
-        lock(&self.line.outbox).say(Kind::Hail, self.nonce, &version)
+        lock(&self.shared.outbox).send(Kind::Hail, self.nonce, &version)
     }
 
-    fn take(&mut self, frame: Frame<'_>) -> io::Result<Then> {
+    fn take(&mut self, frame: Frame<'_>) -> io::Result<Next> {
         let (session, payload) = (frame.session, frame.payload);
         match frame.kind {
             Kind::Hello => {
@@ -298,24 +307,24 @@ impl Heard {
                 {
                     self.welcome(&hello)?;
                 }
-                return Ok(Then::GoOn);
+                return Ok(Next::Continue);
             }
-            Kind::Knock => return Ok(Then::Anew),
+            Kind::Knock => return Ok(Next::Restart),
             _ => {}
         }
         let Some((_, server)) = self.server.as_ref().filter(|(own, _)| *own == session) else {
-            return Ok(Then::Anew);
+            return Ok(Next::Restart);
         };
         if frame.kind == Kind::Ping {
-            lock(&self.line.outbox).say(Kind::Pong, session, payload)?;
-            return Ok(Then::GoOn);
+            lock(&self.shared.outbox).send(Kind::Pong, session, payload)?;
+            return Ok(Next::Continue);
         }
         let Some(asked) = Asked::read(payload) else {
-            count(&self.line.service.counts.malformed);
-            return Ok(Then::Anew);
+            count(&self.shared.service.counts.malformed);
+            return Ok(Next::Restart);
         };
         self.serve(payload, asked, session, &server.clone());
-        Ok(Then::GoOn)
+        Ok(Next::Continue)
     }
 
     fn welcome(&mut self, hello: &Hello) -> io::Result<()> {
@@ -325,7 +334,7 @@ impl Heard {
                 relay::VERSION,
                 hello.version
             );
-            return lock(&self.line.outbox).say(Kind::Refused, self.nonce, why.as_bytes());
+            return lock(&self.shared.outbox).send(Kind::Refused, self.nonce, why.as_bytes());
         }
         let mut mounted = lock(&self.mounted);
         let kept = mounted.clone().filter(|m| m.mount == hello.mount);
@@ -333,8 +342,8 @@ impl Heard {
         let now = kept.unwrap_or_else(|| Mounted {
             mount: hello.mount,
             server: Arc::new(Server::new(BlockFs::for_stream(
-                self.line.service.clone(),
-                self.look,
+                self.shared.service.clone(),
+                self.mount,
             ))),
         });
         *mounted = Some(now.clone());
@@ -342,18 +351,20 @@ impl Heard {
         let before = self.state();
         self.server = Some((hello.session, now.server));
         self.nonce = random();
-        self.line.service.line(Some(before), Some(Line::Connected));
-        let mut outbox = lock(&self.line.outbox);
+        self.shared
+            .service
+            .record_stream_state(Some(before), Some(StreamState::Connected));
+        let mut outbox = lock(&self.shared.outbox);
         outbox.session = Some(hello.session);
-        outbox.say(Kind::Welcome, hello.session, &[u8::from(is_kept)])
+        outbox.send(Kind::Welcome, hello.session, &[u8::from(is_kept)])
     }
 
     fn serve(&self, request: &[u8], asked: Asked, session: u64, server: &Arc<Server<BlockFs>>) {
-        let line = &self.line;
-        count(&line.service.counts.requests);
-        line.with_arena(|arena| {
-            if let Some(length) = hurried(|| arena.serve(server, request)) {
-                return line.reply(arena, length, asked, session);
+        let shared = &self.shared;
+        count(&shared.service.counts.requests);
+        shared.with_arena(|queue| {
+            if let Some(length) = without_waiting(|| queue.serve(server, request)) {
+                return shared.reply(queue, length, asked, session);
             }
             let job = Job {
                 request: request.to_vec(),
@@ -361,10 +372,10 @@ impl Heard {
                 session,
                 server: server.clone(),
             };
-            // A VM that asks for more than the disk gives is heard less often.
-            if let Err(job) = self.pool.give(job) {
-                let length = again(|| arena.serve(&job.server, &job.request));
-                line.reply(arena, length, asked, session);
+            // A VM that asks for more than the disk gives is receiver less often.
+            if let Err(job) = self.pool.submit(job) {
+                let length = retry_waiting(|| queue.serve(&job.server, &job.request));
+                shared.reply(queue, length, asked, session);
             }
         });
     }

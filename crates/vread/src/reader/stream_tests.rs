@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streams of agents that mean no good, or none at all.
+//! StreamServer of agents that mean no good, or none at all.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -9,12 +9,12 @@ use proptest::prelude::*;
 use viola_proto::relay::{self, Frames, Hello, Kind};
 
 use super::tests::{
-    Bench, FORGET, LOOKUP, OPEN, POOL, READ, TABLE, answer, bench, expected, request,
+    FORGET, LOOKUP, OPEN, POOL, READ, TABLE, TestBed, answer, bed, expected, request,
 };
-use super::{Look, Streams};
-use crate::control::Line;
+use super::{MountOptions, StreamServer};
+use crate::control::StreamState;
 
-const LOOK: Look = Look {
+const LOOK: MountOptions = MountOptions {
     uid: 1000,
     gid: 1000,
     keep_cache: false,
@@ -28,7 +28,7 @@ struct Agent {
 }
 
 impl Agent {
-    fn connect(streams: &Streams) -> Self {
+    fn connect(streams: &StreamServer) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         streams.replace(theirs.into()).unwrap();
@@ -39,14 +39,14 @@ impl Agent {
         }
     }
 
-    fn say(&mut self, kind: Kind, session: u64, payload: &[u8]) {
+    fn send(&mut self, kind: Kind, session: u64, payload: &[u8]) {
         let mut bytes = Vec::new();
         relay::push(&mut bytes, kind, session, payload);
         self.stream.write_all(&bytes).unwrap();
     }
 
     /// The next frame; `None` at the end of the stream.
-    fn try_hear(&mut self) -> io::Result<Option<(Kind, u64, Vec<u8>)>> {
+    fn try_receive(&mut self) -> io::Result<Option<(Kind, u64, Vec<u8>)>> {
         loop {
             if let Some(f) = self
                 .frames
@@ -63,14 +63,14 @@ impl Agent {
         }
     }
 
-    fn hear(&mut self) -> (Kind, u64, Vec<u8>) {
-        self.try_hear().unwrap().unwrap()
+    fn receive(&mut self) -> (Kind, u64, Vec<u8>) {
+        self.try_receive().unwrap().unwrap()
     }
 
     /// Begins a session; whether the worker knew the mount.
-    fn greet(&mut self, mount: u64, session: u64) -> bool {
+    fn start_session(&mut self, mount: u64, session: u64) -> bool {
         let nonce = loop {
-            match self.hear() {
+            match self.receive() {
                 (Kind::Hail, nonce, _) => break nonce,
                 other => assert_eq!(other.0, Kind::Reply),
             }
@@ -80,9 +80,9 @@ impl Agent {
             session,
             mount,
         };
-        self.say(Kind::Hello, nonce, &hello.bytes());
+        self.send(Kind::Hello, nonce, &hello.bytes());
         loop {
-            match self.hear() {
+            match self.receive() {
                 (Kind::Welcome, own, kept) if own == session => {
                     self.session = session;
                     return kept == [1];
@@ -93,16 +93,16 @@ impl Agent {
         }
     }
 
-    fn knock(&mut self, mount: u64, session: u64) -> bool {
+    fn restart_session(&mut self, mount: u64, session: u64) -> bool {
         // longer than the worker rests between two hails
         std::thread::sleep(Duration::from_millis(120));
-        self.say(Kind::Knock, 0, &[]);
-        self.greet(mount, session)
+        self.send(Kind::Knock, 0, &[]);
+        self.start_session(mount, session)
     }
 
     fn ask(&mut self, opcode: u32, node: u64, body: &[u8]) -> (i32, Vec<u8>) {
-        self.say(Kind::Request, self.session, &request(opcode, node, body));
-        let (kind, session, bytes) = self.hear();
+        self.send(Kind::Request, self.session, &request(opcode, node, body));
+        let (kind, session, bytes) = self.receive();
         assert_eq!((kind, session), (Kind::Reply, self.session));
         assert_eq!(bytes[..4], (bytes.len() as u32).to_le_bytes());
         let (error, body) = answer(&bytes);
@@ -132,11 +132,11 @@ fn read_body(offset: u64, size: u32) -> Vec<u8> {
     [&head.concat()[..], &[0; 20]].concat()
 }
 
-fn streams(bench: &Bench) -> Streams {
-    Streams::new(bench.service.clone(), LOOK, 2)
+fn streams(bed: &TestBed) -> StreamServer {
+    StreamServer::new(bed.service.clone(), LOOK, 2)
 }
 
-fn within(what: &str, done: impl Fn() -> bool) {
+fn wait_until(what: &str, done: impl Fn() -> bool) {
     let limit = Instant::now() + Duration::from_secs(5);
     while !done() {
         assert!(Instant::now() < limit, "{what}");
@@ -146,17 +146,17 @@ fn within(what: &str, done: impl Fn() -> bool) {
 
 #[test]
 fn a_block_is_read_to_its_last_byte() {
-    let bench = bench();
-    let streams = streams(&bench);
-    assert_eq!(bench.service.stat().line, Line::NoLine);
+    let bed = bed();
+    let streams = streams(&bed);
+    assert_eq!(bed.service.stat().stream, StreamState::NoStream);
     let mut agent = Agent::connect(&streams);
-    assert_eq!(bench.service.stat().line, Line::Silent);
-    assert!(!agent.greet(1, 11));
-    assert_eq!(bench.service.stat().line, Line::Connected);
-    assert!(bench.service.stat().connected);
+    assert_eq!(bed.service.stat().stream, StreamState::Silent);
+    assert!(!agent.start_session(1, 11));
+    assert_eq!(bed.service.stat().stream, StreamState::Connected);
+    assert!(bed.service.stat().connected);
     let node = agent.block(3);
     assert_eq!(agent.ask(OPEN, node, &[0; 8]).0, 0);
-    let whole = expected(&bench.disk);
+    let whole = expected(&bed.disk);
     for (offset, size) in [(0, 1 << 20), (1, 7), (131_000, 70_000), (299_999, 4096)] {
         let end = whole.len().min(offset + size);
         let (error, bytes) = agent.read(node, offset as u64, size as u32);
@@ -165,32 +165,32 @@ fn a_block_is_read_to_its_last_byte() {
     }
     assert_eq!(agent.read(node, 1 << 40, 5), (0, Vec::new()));
     drop(agent);
-    within("the stream ends", || {
-        bench.service.stat().line == Line::NoLine
+    wait_until("the stream ends", || {
+        bed.service.stat().stream == StreamState::NoStream
     });
 }
 
 #[test]
 fn a_worker_that_goes_on_knows_its_numbers_and_another_one_knows_none_of_them() {
-    let bench = bench();
-    let first = streams(&bench);
+    let bed = bed();
+    let first = streams(&bed);
     let mut agent = Agent::connect(&first);
-    agent.greet(1, 11);
+    agent.start_session(1, 11);
     let node = agent.block(3);
     // the agent has lost the stream
     let mut agent = Agent::connect(&first);
-    assert!(agent.greet(1, 12));
+    assert!(agent.start_session(1, 12));
     assert_eq!(agent.read(node, 0, 10).0, 0);
     // the agent begins anew within the same stream
-    assert!(agent.knock(1, 13));
+    assert!(agent.restart_session(1, 13));
     assert_eq!(agent.read(node, 0, 10).0, 0);
     // another mount
-    assert!(!agent.knock(2, 14));
+    assert!(!agent.restart_session(2, 14));
     assert_eq!(agent.read(node, 0, 10).0, libc::ESTALE);
     // another worker never takes one of these numbers for one of its own
-    let second = streams(&bench);
+    let second = streams(&bed);
     let mut agent = Agent::connect(&second);
-    assert!(!agent.greet(1, 15));
+    assert!(!agent.start_session(1, 15));
     let other = agent.block(4);
     assert_ne!(node, other);
     assert_eq!(agent.read(node, 0, 10).0, libc::ESTALE);
@@ -199,25 +199,25 @@ fn a_worker_that_goes_on_knows_its_numbers_and_another_one_knows_none_of_them() 
 
 #[test]
 fn what_is_of_another_session_or_version_is_not_served() {
-    let bench = bench();
-    let streams = streams(&bench);
+    let bed = bed();
+    let streams = streams(&bed);
     let mut agent = Agent::connect(&streams);
-    agent.greet(1, 11);
+    agent.start_session(1, 11);
     let node = agent.block(3);
-    agent.say(Kind::Request, 10, &request(READ, node, &read_body(0, 10)));
-    assert_eq!(agent.hear().0, Kind::Hail);
+    agent.send(Kind::Request, 10, &request(READ, node, &read_body(0, 10)));
+    assert_eq!(agent.receive().0, Kind::Hail);
     // and the session is over
     std::thread::sleep(Duration::from_millis(120));
-    agent.say(Kind::Request, 11, &request(READ, node, &read_body(0, 10)));
-    let (kind, nonce, _) = agent.hear();
+    agent.send(Kind::Request, 11, &request(READ, node, &read_body(0, 10)));
+    let (kind, nonce, _) = agent.receive();
     assert_eq!(kind, Kind::Hail);
     let hello = Hello {
         version: 99,
         session: 5,
         mount: 1,
     };
-    agent.say(Kind::Hello, nonce, &hello.bytes());
-    let (kind, _, why) = agent.hear();
+    agent.send(Kind::Hello, nonce, &hello.bytes());
+    let (kind, _, why) = agent.receive();
     assert_eq!(kind, Kind::Refused);
     assert!(
         String::from_utf8(why)
@@ -228,30 +228,30 @@ fn what_is_of_another_session_or_version_is_not_served() {
 
 #[test]
 fn a_malformed_request_is_answered_all_the_same() {
-    let bench = bench();
-    let streams = streams(&bench);
+    let bed = bed();
+    let streams = streams(&bed);
     let mut agent = Agent::connect(&streams);
-    agent.greet(1, 11);
+    agent.start_session(1, 11);
     // a body that is too short, an opcode that does not exist
     assert_eq!(agent.ask(READ, 1, &[0; 3]).0, libc::EIO);
     assert_eq!(agent.ask(4000, 1, &[]).0, libc::ENOSYS);
-    assert!(bench.service.stat().refusals.contains_key("malformed"));
+    assert!(bed.service.stat().refusals.contains_key("malformed"));
     // one that has no answer
-    agent.say(Kind::Request, 11, &request(FORGET, 2, &[0; 8]));
+    agent.send(Kind::Request, 11, &request(FORGET, 2, &[0; 8]));
     assert!(agent.look_up(1, POOL).is_ok());
     // a header that lies about its length ends the session
     let mut short = request(READ, 1, &[0; 40]);
     short.pop();
-    agent.say(Kind::Request, 11, &short);
-    assert_eq!(agent.hear().0, Kind::Hail);
+    agent.send(Kind::Request, 11, &short);
+    assert_eq!(agent.receive().0, Kind::Hail);
 }
 
 #[test]
 fn a_vm_that_does_not_read_its_replies_holds_up_no_withdrawal_and_no_other_stream() {
-    let bench = bench();
-    let streams = streams(&bench);
+    let bed = bed();
+    let streams = streams(&bed);
     let mut agent = Agent::connect(&streams);
-    agent.greet(1, 11);
+    agent.start_session(1, 11);
     let node = agent.block(3);
     let mut frame = Vec::new();
     let body = read_body(0, 300_000);
@@ -263,25 +263,27 @@ fn a_vm_that_does_not_read_its_replies_holds_up_no_withdrawal_and_no_other_strea
         assert!(sent < 100_000, "the worker hears without end");
     }
     // what it was reading it has read
-    within("no read is in flight", || !bench.hazards.names_any(TABLE));
-    bench.table.withdraw(3);
-    assert!(!bench.hazards.names(TABLE, 3));
+    wait_until("no read is in flight", || {
+        !bed.hazards.is_reading_any(TABLE)
+    });
+    bed.table.withdraw(3);
+    assert!(!bed.hazards.is_reading(TABLE, 3));
     let mut other = Agent::connect(&streams);
-    assert!(other.greet(1, 12));
+    assert!(other.start_session(1, 12));
     assert!(other.look_up(1, POOL).is_ok());
 }
 
 #[test]
 fn a_block_that_is_withdrawn_is_not_read_by_the_stream_either() {
-    let bench = bench();
-    let streams = streams(&bench);
+    let bed = bed();
+    let streams = streams(&bed);
     let mut agent = Agent::connect(&streams);
-    agent.greet(1, 11);
+    agent.start_session(1, 11);
     let node = agent.block(3);
-    *bench.named.lock().unwrap() = false;
-    bench.table.withdraw(3);
+    *bed.named.lock().unwrap() = false;
+    bed.table.withdraw(3);
     assert_eq!(agent.read(node, 0, 4096).0, libc::ESTALE);
-    *bench.named.lock().unwrap() = true;
+    *bed.named.lock().unwrap() = true;
     assert_eq!(agent.read(node, 0, 4096).0, 0);
 }
 
@@ -291,7 +293,7 @@ enum Step {
     Framed(Kind, bool, Vec<u8>),
     Shaped(u32, u64, Vec<u8>),
     Cut(usize),
-    Greet(u64),
+    StartSession(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -311,7 +313,7 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         (0u32..60, 0u64..9, bytes()).prop_map(|(o, n, b)| Step::Shaped(o, n, b)),
         (1usize..60).prop_map(Step::Cut),
-        (1u64..4).prop_map(Step::Greet),
+        (1u64..4).prop_map(Step::StartSession),
     ]
 }
 
@@ -320,10 +322,10 @@ proptest! {
 
     #[test]
     fn no_bytes_panic_or_cost_memory_or_keep_the_next_session_out(steps in prop::collection::vec(step(), 1..40)) {
-        let bench = bench();
-        let streams = streams(&bench);
+        let bed = bed();
+        let streams = streams(&bed);
         let mut agent = Agent::connect(&streams);
-        agent.greet(1, 11);
+        agent.start_session(1, 11);
         // whatever is answered to all this is read, so that it is heard
         let mut reading = agent.stream.try_clone().unwrap();
         let drain = std::thread::spawn(move || io::copy(&mut reading, &mut io::sink()));
@@ -341,7 +343,7 @@ proptest! {
                     relay::push(&mut bytes, Kind::Request, 11, &request(READ, 2, &read_body(0, 9)));
                     bytes.truncate(bytes.len() - lost);
                 }
-                Step::Greet(mount) => {
+                Step::StartSession(mount) => {
                     let hello = Hello { version: relay::VERSION, session: 11, mount };
                     relay::push(&mut bytes, Kind::Hello, 11, &hello.bytes());
                 }
@@ -351,9 +353,9 @@ proptest! {
         agent.stream.shutdown(std::net::Shutdown::Both).unwrap();
         drain.join().unwrap().ok();
         let mut agent = Agent::connect(&streams);
-        prop_assert!(agent.greet(1, 21), "the mount is still known, unless another one was welcomed");
+        prop_assert!(agent.start_session(1, 21), "the mount is still known, unless another one was welcomed");
         let node = agent.block(3);
         prop_assert_eq!(agent.read(node, 0, 10).0, 0);
-        prop_assert!(!bench.hazards.names_any(TABLE));
+        prop_assert!(!bed.hazards.is_reading_any(TABLE));
     }
 }

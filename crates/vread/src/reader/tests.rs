@@ -16,9 +16,9 @@ use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{BlockKey, Extent, FileMap};
 
 use super::nodes::MAX_NODES;
-use super::wire::Requests;
-use super::{BlockFs, Look, Service};
-use crate::lookup::{Found, Next, Server};
+use super::test_queue::TestQueue;
+use super::{BlockFs, MountOptions, Service};
+use crate::lookup::{Found, Incoming, Server};
 use crate::table::Table;
 use crate::{hazard, table};
 
@@ -38,9 +38,9 @@ const OPENDIR: u32 = 27;
 const READDIR: u32 = 28;
 
 /// An agent worker that names every block of the pool, and a disk of noise.
-pub(super) struct Bench {
+pub(super) struct TestBed {
     pub(super) service: Arc<Service>,
-    requests: Requests,
+    requests: TestQueue,
     pub(super) table: Arc<Table>,
     pub(super) hazards: hazard::View,
     pub(super) disk: Vec<u8>,
@@ -84,7 +84,7 @@ fn found(table: &Table, key: &BlockKey) -> Option<Found> {
     })
 }
 
-pub(super) fn bench() -> Bench {
+pub(super) fn bed() -> TestBed {
     let (table_file, cells) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     table::create(&table_file, TABLE, 100_000).unwrap();
     hazard::create(&cells, 4).unwrap();
@@ -107,18 +107,18 @@ pub(super) fn bench() -> Bench {
         let mut server = Server::new(there);
         loop {
             match server.receive() {
-                Next::Question(number, question) => {
+                Incoming::Question(number, question) => {
                     let named = naming.lock().unwrap();
                     let known = question.key.pool() == POOL && *named;
                     let found = known.then(|| found(&answering, &question.key)).flatten();
                     drop(named);
                     server.answer(number, found.as_ref()).unwrap();
                 }
-                Next::Nothing => drop(poll(
+                Incoming::Empty => drop(poll(
                     &mut [PollFd::new(server.socket(), PollFlags::IN)],
                     None,
                 )),
-                Next::Gone => return,
+                Incoming::Closed => return,
             }
         }
     });
@@ -126,13 +126,13 @@ pub(super) fn bench() -> Bench {
     service.add("dn1", here, table_file.into()).unwrap();
     let opened = Image::open(vec![Layer::raw(image.try_clone().unwrap())]).unwrap();
     assert!(service.set_images("dn1", HashMap::from([(1, Arc::new(opened))])));
-    let look = Look {
+    let mount = MountOptions {
         uid: 1000,
         gid: 1000,
         keep_cache: false,
     };
-    Bench {
-        requests: Requests::new(BlockFs::new(service.clone(), look)),
+    TestBed {
+        requests: TestQueue::new(BlockFs::new(service.clone(), mount)),
         hazards: hazard::View::map(&cells).unwrap(),
         service,
         table,
@@ -171,7 +171,7 @@ pub(super) fn answer(bytes: &[u8]) -> (i32, &[u8]) {
     )
 }
 
-impl Bench {
+impl TestBed {
     fn ask(&self, opcode: u32, node: u64, body: &[u8], room: usize) -> (i32, Vec<u8>) {
         let bytes = self
             .requests
@@ -208,18 +208,18 @@ impl Bench {
 
 #[test]
 fn a_block_is_looked_up_opened_and_read_byte_for_byte() {
-    let bench = bench();
+    let bed = bed();
     let mut init = [7u32.to_le_bytes(), 38u32.to_le_bytes()].concat();
     init.extend_from_slice(&[0xff; 8]);
     init.extend_from_slice(&[0; 48]);
-    let (error, body) = bench.ask(INIT, 0, &init, 64);
+    let (error, body) = bed.ask(INIT, 0, &init, 64);
     assert_eq!(
         (error, body[..4].to_vec()),
         (0, 7u32.to_le_bytes().to_vec())
     );
-    let node = bench.block(3);
-    assert_eq!(bench.open(node), 0);
-    let expected = expected(&bench.disk);
+    let node = bed.block(3);
+    assert_eq!(bed.open(node), 0);
+    let expected = expected(&bed.disk);
     for (offset, size) in [
         (0, 4096),
         (0, 1 << 20),
@@ -227,17 +227,17 @@ fn a_block_is_looked_up_opened_and_read_byte_for_byte() {
         (299_999, 10),
         (150_000, 1),
     ] {
-        let (error, bytes) = bench.read(node, offset, size);
+        let (error, bytes) = bed.read(node, offset, size);
         let end = (offset as usize + size as usize).min(LENGTH as usize);
         assert_eq!(error, 0);
         assert!(bytes == expected[offset as usize..end], "{offset} {size}");
     }
-    assert_eq!(bench.read(node, LENGTH, 4096), (0, vec![]));
-    assert_eq!(bench.read(node, u64::MAX, u32::MAX >> 12), (0, vec![]));
-    let pool = bench.look_up(1, POOL).unwrap();
-    let meta = bench.look_up(pool, "blk_3_5.meta").unwrap();
-    assert_eq!(bench.read(meta, 0, 100).1, &bench.disk[..7]);
-    let listed = bench
+    assert_eq!(bed.read(node, LENGTH, 4096), (0, vec![]));
+    assert_eq!(bed.read(node, u64::MAX, u32::MAX >> 12), (0, vec![]));
+    let pool = bed.look_up(1, POOL).unwrap();
+    let meta = bed.look_up(pool, "blk_3_5.meta").unwrap();
+    assert_eq!(bed.read(meta, 0, 100).1, &bed.disk[..7]);
+    let listed = bed
         .ask(
             READDIR,
             pool,
@@ -250,61 +250,61 @@ fn a_block_is_looked_up_opened_and_read_byte_for_byte() {
         listed.contains("blk_3_5.meta") && listed.contains(".."),
         "{listed}"
     );
-    let stat = bench.service.stat();
+    let stat = bed.service.stat();
     assert_eq!((stat.open, stat.reads > 5), (1, true));
-    assert_eq!(bench.ask(RELEASE, node, &[0; 24], 0).0, 0);
-    assert_eq!(bench.service.stat().open, 0);
+    assert_eq!(bed.ask(RELEASE, node, &[0; 24], 0).0, 0);
+    assert_eq!(bed.service.stat().open, 0);
 }
 
 #[test]
 fn a_withdrawn_block_is_not_read_and_named_again_it_is() {
-    let bench = bench();
-    let node = bench.block(3);
-    assert_eq!(bench.open(node), 0);
-    *bench.named.lock().unwrap() = false;
-    bench.table.withdraw(3);
-    assert!(!bench.hazards.names(TABLE, 3));
-    assert_eq!(bench.read(node, 0, 4096).0, libc::ESTALE);
-    assert_eq!(bench.open(node), libc::ESTALE);
-    let pool = bench.look_up(1, POOL).unwrap();
-    assert_eq!(bench.look_up(pool, "blk_3_5"), Err(libc::ENOENT));
-    *bench.named.lock().unwrap() = true;
-    assert_eq!(bench.read(node, 0, 4096).1, expected(&bench.disk)[..4096]);
+    let bed = bed();
+    let node = bed.block(3);
+    assert_eq!(bed.open(node), 0);
+    *bed.named.lock().unwrap() = false;
+    bed.table.withdraw(3);
+    assert!(!bed.hazards.is_reading(TABLE, 3));
+    assert_eq!(bed.read(node, 0, 4096).0, libc::ESTALE);
+    assert_eq!(bed.open(node), libc::ESTALE);
+    let pool = bed.look_up(1, POOL).unwrap();
+    assert_eq!(bed.look_up(pool, "blk_3_5"), Err(libc::ENOENT));
+    *bed.named.lock().unwrap() = true;
+    assert_eq!(bed.read(node, 0, 4096).1, expected(&bed.disk)[..4096]);
     // and not after the operator has taken the DataNode away
-    bench.service.remove("dn1");
-    assert_eq!(bench.read(node, 0, 4096).0, libc::ESTALE);
+    bed.service.remove("dn1");
+    assert_eq!(bed.read(node, 0, 4096).0, libc::ESTALE);
 }
 
 /// A VM reads while blocks are withdrawn and their places filled with something else: whatever it gets
 /// without an error is the block's.
 #[test]
 fn no_byte_of_another_file_is_ever_answered() {
-    let bench = bench();
-    let expected = expected(&bench.disk);
-    let node = bench.block(3);
+    let bed = bed();
+    let expected = expected(&bed.disk);
+    let node = bed.block(3);
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let other = vec![0xff; bench.disk.len()];
+            let other = vec![0xff; bed.disk.len()];
             for _ in 0..300 {
-                let mut named = bench.named.lock().unwrap();
+                let mut named = bed.named.lock().unwrap();
                 *named = false;
-                bench.table.withdraw(3);
+                bed.table.withdraw(3);
                 drop(named);
-                while bench.hazards.names(TABLE, 3) {
+                while bed.hazards.is_reading(TABLE, 3) {
                     std::thread::yield_now();
                 }
-                bench.image.write_all_at(&other, 0).unwrap();
+                bed.image.write_all_at(&other, 0).unwrap();
                 std::thread::yield_now();
-                bench.image.write_all_at(&bench.disk, 0).unwrap();
-                *bench.named.lock().unwrap() = true;
+                bed.image.write_all_at(&bed.disk, 0).unwrap();
+                *bed.named.lock().unwrap() = true;
                 std::thread::sleep(Duration::from_micros(200));
             }
             end.store(true, Ordering::SeqCst);
         });
         let (mut whole, mut refused) = (0, 0);
         while !end.load(Ordering::SeqCst) {
-            match bench.read(node, 0, LENGTH as u32) {
+            match bed.read(node, 0, LENGTH as u32) {
                 (0, bytes) => {
                     assert!(bytes == expected, "other bytes");
                     whole += 1;
@@ -321,36 +321,34 @@ fn no_byte_of_another_file_is_ever_answered() {
 
 #[test]
 fn what_is_absent_or_would_write_is_refused_with_the_right_word() {
-    let bench = bench();
-    assert_eq!(bench.look_up(1, "etc"), Err(libc::ENOENT));
-    assert_eq!(bench.look_up(1, ".."), Err(libc::ENOENT));
-    let pool = bench.look_up(1, POOL).unwrap();
-    let other = bench.look_up(1, "BP-2-x-1").unwrap();
-    assert_eq!(bench.look_up(other, "blk_3_5"), Err(libc::ENOENT));
+    let bed = bed();
+    assert_eq!(bed.look_up(1, "etc"), Err(libc::ENOENT));
+    assert_eq!(bed.look_up(1, ".."), Err(libc::ENOENT));
+    let pool = bed.look_up(1, POOL).unwrap();
+    let other = bed.look_up(1, "BP-2-x-1").unwrap();
+    assert_eq!(bed.look_up(other, "blk_3_5"), Err(libc::ENOENT));
     for name in ["blk_3", "blk_03_5", "blk_3_5.meta2", "../x", "blk_200000_5"] {
-        assert_eq!(bench.look_up(pool, name), Err(libc::ENOENT), "{name}");
+        assert_eq!(bed.look_up(pool, name), Err(libc::ENOENT), "{name}");
     }
-    let node = bench.block(3);
-    assert_eq!(bench.look_up(node, "x"), Err(libc::ENOTDIR));
-    assert_eq!(bench.open(pool), libc::EISDIR);
-    assert_eq!(bench.ask(OPENDIR, node, &[0; 8], 16).0, libc::ENOTDIR);
-    assert_eq!(bench.read(pool, 0, 1).0, libc::EISDIR);
-    assert_eq!(bench.read(999, 0, 1).0, libc::ESTALE);
+    let node = bed.block(3);
+    assert_eq!(bed.look_up(node, "x"), Err(libc::ENOTDIR));
+    assert_eq!(bed.open(pool), libc::EISDIR);
+    assert_eq!(bed.ask(OPENDIR, node, &[0; 8], 16).0, libc::ENOTDIR);
+    assert_eq!(bed.read(pool, 0, 1).0, libc::EISDIR);
+    assert_eq!(bed.read(999, 0, 1).0, libc::ESTALE);
     let write = [&1u32.to_le_bytes()[..], &[0; 4]].concat();
-    assert_eq!(bench.ask(OPEN, node, &write, 16).0, libc::EROFS);
-    assert_eq!(bench.ask(STATFS, 1, &[], 80).0, 0);
+    assert_eq!(bed.ask(OPEN, node, &write, 16).0, libc::EROFS);
+    assert_eq!(bed.ask(STATFS, 1, &[], 80).0, 0);
     // create, unlink, rename, write
     for opcode in [9, 10, 11, 12, 13, 16, 35] {
         let body = [&[0; 40][..], b"a\0b\0"].concat();
-        let answer = bench
-            .requests
-            .send(&request(opcode, pool, &body), 200, 4096);
+        let answer = bed.requests.send(&request(opcode, pool, &body), 200, 4096);
         let error = answer.map_or(libc::EROFS, |bytes| super::tests::answer(&bytes).0);
         assert!(error == libc::EROFS, "{opcode}: {error}");
     }
     // extended attributes and what else a kernel asks for once
     for opcode in [22, 20, 25, 34, 46, 48, 49] {
-        let answer = bench
+        let answer = bed
             .requests
             .send(&request(opcode, node, &[0; 64]), 200, 4096);
         let error = answer.map_or(libc::ENOSYS, |bytes| super::tests::answer(&bytes).0);
@@ -363,34 +361,29 @@ fn what_is_absent_or_would_write_is_refused_with_the_right_word() {
 
 #[test]
 fn a_vm_that_forgets_nothing_costs_bounded_memory_and_can_go_on() {
-    let bench = bench();
-    let first = bench.block(0);
-    assert_eq!(bench.open(first), 0);
+    let bed = bed();
+    let first = bed.block(0);
+    assert_eq!(bed.open(first), 0);
     let mut last = 0;
     for id in 1..2 * MAX_NODES as u64 {
-        last = bench.block(id);
+        last = bed.block(id);
     }
+    assert!(bed.requests.kept() <= MAX_NODES, "{}", bed.requests.kept());
     assert!(
-        bench.requests.kept() <= MAX_NODES,
+        bed.service.cached_blocks() <= 16_384,
         "{}",
-        bench.requests.kept()
+        bed.service.cached_blocks()
     );
-    assert!(
-        bench.service.cached() <= 16_384,
-        "{}",
-        bench.service.cached()
-    );
-    assert_eq!(bench.ask(GETATTR, last, &[0; 16], 104).0, 0);
+    assert_eq!(bed.ask(GETATTR, last, &[0; 16], 104).0, 0);
     // what is open stays
-    assert_eq!(bench.read(first, 0, 10).0, 0);
+    assert_eq!(bed.read(first, 0, 10).0, 0);
     let forget = (u64::MAX).to_le_bytes();
     assert!(
-        bench
-            .requests
+        bed.requests
             .send(&request(FORGET, last, &forget), 0, 4096)
             .is_none()
     );
-    assert_eq!(bench.ask(GETATTR, last, &[0; 16], 104).0, libc::ESTALE);
+    assert_eq!(bed.ask(GETATTR, last, &[0; 16], 104).0, libc::ESTALE);
 }
 
 #[derive(Debug, Clone)]
@@ -422,20 +415,20 @@ proptest! {
 
     #[test]
     fn no_requests_panic_or_cost_memory(steps in prop::collection::vec((step(), 0usize..9000, 1usize..5000), 1..60)) {
-        let bench = bench();
+        let bed = bed();
         for (step, room, cut) in steps {
             let bytes = match step {
                 Step::Raw(bytes) => bytes,
                 Step::Shaped(opcode, node, body) => request(opcode, node, &body),
                 Step::Name(node, name) => request(LOOKUP, node, &[name.as_bytes(), b"\0"].concat()),
             };
-            if let Some(answer) = bench.requests.send(&bytes, room, cut) {
+            if let Some(answer) = bed.requests.send(&bytes, room, cut) {
                 prop_assert!(answer.len() <= room);
             }
         }
-        prop_assert!(bench.requests.kept() <= 61);
-        prop_assert!(!bench.hazards.names_any(TABLE));
+        prop_assert!(bed.requests.kept() <= 61);
+        prop_assert!(!bed.hazards.is_reading_any(TABLE));
         // it still works
-        prop_assert_eq!(bench.read(bench.block(3), 0, 10).0, 0);
+        prop_assert_eq!(bed.read(bed.block(3), 0, 10).0, 0);
     }
 }

@@ -126,7 +126,7 @@ impl Ready {
     /// has written, zeros above all, the host may overwrite before it ever gets there.
     fn map(&self, tally: &Tally) -> Result<FileMap, Reason> {
         let map = Mapper::new()
-            .file_extents_now(&self.file)
+            .file_extents_without_fsync(&self.file)
             .map_err(|refusal| {
                 tally.say(refusal.to_string());
                 match refusal {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use viola_proto::vread as shown;
-use viola_vread::control::{Begin, Grant, Order, PeerSpec, PeerStat, Role, Secret, Source};
+use viola_vread::control::{Grant, Order, PeerSpec, PeerStat, Role, Secret, Source, WorkerSetup};
 
 use crate::retry::{Trouble, Verdict};
 use crate::supervisor::agent::Agent;
@@ -416,7 +416,7 @@ fn try_start(
     let text = serde_json::to_vec(setup).map_err(|e| e.to_string())?;
     let file = setup_file(dir);
     std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
-    let begin = Begin::Peer {
+    let setup = WorkerSetup::Peer {
         host: setup.host.clone(),
         certificate: identity.certificate.clone(),
         key: Secret(identity.key.clone()),
@@ -426,7 +426,7 @@ fn try_start(
     };
     let mut fds = vec![hazards.as_fd()];
     fds.extend(listeners.iter().map(AsFd::as_fd));
-    Worker::start(Role::Peer, &control, &begin, &fds).map_err(|e| chain(&e))
+    Worker::start(Role::Peer, &control, &setup, &fds).map_err(|e| chain(&e))
 }
 
 /// All pools of a DataNode VM that anybody elsewhere may read.

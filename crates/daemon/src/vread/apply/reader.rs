@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use viola_host::{CpuSet, Vm};
 use viola_proto::vread::Reader as Shown;
-use viola_vread::control::{Begin, Order, ReaderStat, Role};
+use viola_vread::control::{Order, ReaderStat, Role, WorkerSetup};
 
 use crate::retry::{Trouble, Verdict};
 use crate::supervisor::agent::Agent;
@@ -127,7 +127,7 @@ impl Reader {
             .map_err(|e| format!("its hazards cannot be made: {e}"))?;
         let socket = process::bind_for_vmm(&self.socket, users.vmm)
             .map_err(|e| format!("{}: {e}", self.socket.display()))?;
-        let begin = Begin::Reader {
+        let setup = WorkerSetup::Reader {
             vm: self.name.clone(),
             tag: TAG.into(),
             queues: QUEUES,
@@ -143,7 +143,7 @@ impl Reader {
         Worker::start(
             Role::Reader,
             &control,
-            &begin,
+            &setup,
             &[socket.as_fd(), hazards.as_fd()],
         )
         .map_err(|e| chain(&e))
@@ -200,8 +200,8 @@ impl Reader {
         let Some(worker) = self.worker.as_ref().filter(|_| self.has_told) else {
             return;
         };
-        match self.line.keep(now, worker, self.stat.line, config, vm) {
-            Ok(state) => self.stat.line = state,
+        match self.line.keep(now, worker, self.stat.stream, config, vm) {
+            Ok(state) => self.stat.stream = state,
             Err(why) => self.fail(now, &why),
         }
     }
@@ -269,8 +269,8 @@ impl Reader {
                 _ => self.socket.display().to_string(),
             },
             connected: stat.connected,
-            transport: match (stat.line, stat.connected) {
-                (viola_vread::control::Line::Connected, _) => "stream".into(),
+            transport: match (stat.stream, stat.connected) {
+                (viola_vread::control::StreamState::Connected, _) => "stream".into(),
                 (_, true) => "virtiofs".into(),
                 _ => String::new(),
             },

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use std::os::fd::AsFd;
 
 use viola_host::{Vm, reach};
-use viola_vread::control::{Line as State, Order};
+use viola_vread::control::{Order, StreamState as State};
 
 use crate::workers::process::Worker;
 use viola_cli::error::chain;
@@ -39,7 +39,7 @@ impl Line {
             return Ok(state);
         }
         match state {
-            State::NoLine => {}
+            State::NoStream => {}
             State::Silent => {
                 self.why = "no agent answers at its port".into();
                 return Ok(state);

@@ -4,7 +4,7 @@
 use super::*;
 
 /// A worker in a thread of its own, with all its sockets.
-struct Running {
+struct RunningWorker {
     control: Control,
     agent: UnixStream,
     frames: FrameReader,
@@ -24,25 +24,25 @@ fn seqpacket() -> (OwnedFd, OwnedFd) {
     .unwrap()
 }
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Running {
+impl RunningWorker {
     fn new() -> Self {
         let table = tempfile::tempfile().unwrap();
         table::create(&table, 3, 64).unwrap();
         let (ours, theirs) = seqpacket();
         rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK).unwrap();
-        let start = Start {
+        let params = Params {
             vm: "uml:dn1".into(),
             table: table.try_clone().unwrap().into(),
             inbox: Inbox::single(Control::from_fd(theirs)),
             pipes: None,
             limits: Limits::default(),
         };
-        let thread = std::thread::spawn(move || run(start, Box::new(|_, _| {})));
+        let thread = std::thread::spawn(move || run(params, Box::new(|_, _| {})));
         let control = Control::from_fd(ours);
         let (agent, channel) = UnixStream::pair().unwrap();
-        agent.set_read_timeout(Some(PATIENCE)).unwrap();
+        agent.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let hazards = tempfile::tempfile().unwrap();
         hazard::create(&hazards, 4).unwrap();
         let (client, server) = seqpacket();
@@ -72,23 +72,23 @@ impl Running {
     }
 
     fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) {
-        let report = self.control.order(order, fds, PATIENCE).unwrap();
+        let report = self.control.order(order, fds, TEST_TIMEOUT).unwrap();
         assert_eq!(report, Report::Done, "{order:?}");
     }
 
     fn stat(&self) -> AgentStat {
-        match self.control.order(&Order::Stat, &[], PATIENCE).unwrap() {
+        match self.control.order(&Order::Stat, &[], TEST_TIMEOUT).unwrap() {
             Report::Agent(stat) => *stat,
             other => panic!("{other:?}"),
         }
     }
 
-    fn say(&mut self, message: &FromAgent) {
+    fn send(&mut self, message: &FromAgent) {
         self.agent.write_all(&encode(message).unwrap()).unwrap();
     }
 
     /// What the worker says next, pings left out.
-    fn hear(&mut self) -> ToAgent {
+    fn receive(&mut self) -> ToAgent {
         loop {
             match self.frames.wait::<ToAgent>(&mut self.agent).unwrap() {
                 Some(Ok(ToAgent::Ping { .. })) => {}
@@ -99,15 +99,18 @@ impl Running {
     }
 
     fn open(&mut self) {
-        assert!(matches!(self.hear(), ToAgent::Hail { .. }));
-        self.say(&hello(1));
-        assert!(matches!(self.hear(), ToAgent::Welcome { session: 1, .. }));
-        self.say(&proof(0, nonce()));
-        assert_eq!(self.hear(), ToAgent::ProofOk { fs: 0 });
+        assert!(matches!(self.receive(), ToAgent::Hail { .. }));
+        self.send(&hello(1));
+        assert!(matches!(
+            self.receive(),
+            ToAgent::Welcome { session: 1, .. }
+        ));
+        self.send(&proof(0, nonce()));
+        assert_eq!(self.receive(), ToAgent::ProofOk { fs: 0 });
     }
 
     fn find(&self, key: &BlockKey) -> Option<lookup::Found> {
-        lookup::ask_all(&[&self.reader], key, PATIENCE).map(|(_, found)| found)
+        lookup::ask_all(&[&self.reader], key, TEST_TIMEOUT).map(|(_, found)| found)
     }
 
     fn quit(self) {
@@ -118,10 +121,10 @@ impl Running {
 
 #[test]
 fn a_worker_serves_a_reader_what_a_scripted_agent_names() {
-    let mut w = Running::new();
+    let mut w = RunningWorker::new();
     w.open();
-    w.say(&name(5, 7));
-    assert_eq!(w.hear(), ToAgent::Named { lease: 5 });
+    w.send(&name(5, 7));
+    assert_eq!(w.receive(), ToAgent::Named { lease: 5 });
     let found = w.find(&key(7)).unwrap();
     assert_eq!(found.data.extents[0].physical, 8192);
     assert!(w.find(&key(8)).is_none());
@@ -129,7 +132,7 @@ fn a_worker_serves_a_reader_what_a_scripted_agent_names() {
     let cells = w.cells.clone();
     let hazard = cells.publish(2, 3, found.lease.slot).unwrap();
     assert!(table::View::map(&w.table).unwrap().holds(found.lease));
-    w.say(&FromAgent::Withdraw {
+    w.send(&FromAgent::Withdraw {
         leases: vec![5],
         why: Why::Deleted,
     });
@@ -140,13 +143,13 @@ fn a_worker_serves_a_reader_what_a_scripted_agent_names() {
     assert!(w.find(&key(7)).is_none());
     assert_eq!(w.stat().held_by.unwrap().0, "vm1");
     drop(hazard);
-    assert_eq!(w.hear(), ToAgent::Withdrawn { leases: vec![5] });
+    assert_eq!(w.receive(), ToAgent::Withdrawn { leases: vec![5] });
     w.quit();
 }
 
 #[test]
 fn a_pool_that_a_reader_may_not_read_is_not_known_to_it() {
-    let mut w = Running::new();
+    let mut w = RunningWorker::new();
     w.open();
     let other = BlockKey::new("BP-2", 7, 1001).unwrap();
     let FromAgent::Name {
@@ -159,27 +162,27 @@ fn a_pool_that_a_reader_may_not_read_is_not_known_to_it() {
     else {
         unreachable!()
     };
-    w.say(&FromAgent::Name {
+    w.send(&FromAgent::Name {
         lease,
         fs,
         key: other.clone(),
         data,
         meta,
     });
-    assert_eq!(w.hear(), ToAgent::Named { lease: 5 });
+    assert_eq!(w.receive(), ToAgent::Named { lease: 5 });
     assert!(w.find(&other).is_none());
     w.quit();
 }
 
 #[test]
 fn a_dead_reader_holds_nothing_up() {
-    let mut w = Running::new();
+    let mut w = RunningWorker::new();
     w.open();
-    w.say(&name(5, 7));
-    w.hear();
+    w.send(&name(5, 7));
+    w.receive();
     let slot = w.find(&key(7)).unwrap().lease.slot;
     std::mem::forget(w.cells.publish(0, 3, slot).unwrap());
-    w.say(&FromAgent::Withdraw {
+    w.send(&FromAgent::Withdraw {
         leases: vec![5],
         why: Why::Deleted,
     });
@@ -188,20 +191,20 @@ fn a_dead_reader_holds_nothing_up() {
     }
     let (nobody, _) = seqpacket();
     w.reader = lookup::Client::new(nobody);
-    assert_eq!(w.hear(), ToAgent::Withdrawn { leases: vec![5] });
+    assert_eq!(w.receive(), ToAgent::Withdrawn { leases: vec![5] });
     assert_eq!(w.stat().readers, Vec::<String>::new());
     w.quit();
 }
 
 #[test]
 fn a_broken_channel_ends_all_names_and_a_new_one_begins_anew() {
-    let mut w = Running::new();
+    let mut w = RunningWorker::new();
     w.open();
-    w.say(&name(5, 7));
-    w.hear();
+    w.send(&name(5, 7));
+    w.receive();
     let lease = w.find(&key(7)).unwrap().lease;
     let (agent, channel) = UnixStream::pair().unwrap();
-    agent.set_read_timeout(Some(PATIENCE)).unwrap();
+    agent.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     w.agent = agent;
     w.frames = FrameReader::new();
     while w.stat().session != Session::NoChannel {
@@ -211,17 +214,17 @@ fn a_broken_channel_ends_all_names_and_a_new_one_begins_anew() {
     assert!(w.find(&key(7)).is_none());
     w.order(&Order::Channel, &[channel.as_fd()]);
     w.open();
-    w.say(&name(5, 7));
-    assert_eq!(w.hear(), ToAgent::Named { lease: 5 });
+    w.send(&name(5, 7));
+    assert_eq!(w.receive(), ToAgent::Named { lease: 5 });
     assert!(w.find(&key(7)).unwrap().lease.epoch > lease.epoch);
     w.quit();
 }
 
 #[test]
 fn an_agent_that_does_not_read_is_hung_up_on() {
-    let w = Running::new();
+    let w = RunningWorker::new();
     let mut agent = w.agent.try_clone().unwrap();
-    agent.set_write_timeout(Some(PATIENCE)).unwrap();
+    agent.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
     let unknown = encode(&FromAgent::Withdraw {
         leases: (1 << 60..(1 << 60) + 16_384).collect(),
         why: Why::Deleted,
@@ -253,8 +256,8 @@ fn unread(stream: &UnixStream) -> u64 {
 
 #[test]
 fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once() {
-    let mut w = Running::new();
-    assert!(matches!(w.hear(), ToAgent::Hail { .. }));
+    let mut w = RunningWorker::new();
+    assert!(matches!(w.receive(), ToAgent::Hail { .. }));
     let FromAgent::Hello {
         version,
         agent_version,
@@ -266,16 +269,16 @@ fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once
         panic!("hello");
     };
     let window = agent::LINE;
-    w.say(&FromAgent::Hello {
+    w.send(&FromAgent::Hello {
         version,
         agent_version,
         boot_id,
         session,
         window,
     });
-    assert!(matches!(w.hear(), ToAgent::Welcome { session: 1, .. }));
+    assert!(matches!(w.receive(), ToAgent::Welcome { session: 1, .. }));
     for lease in 0..400 {
-        w.say(&name(lease, 7));
+        w.send(&name(lease, 7));
     }
     let mut next = 0;
     let mut most = 0;
@@ -290,7 +293,7 @@ fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once
             .unwrap()
             .unwrap()
         {
-            ToAgent::Ping { n, .. } => w.say(&FromAgent::Pong { n }),
+            ToAgent::Ping { n, .. } => w.send(&FromAgent::Pong { n }),
             ToAgent::Refused { lease, .. } => {
                 assert_eq!(lease, next);
                 next += 1;
@@ -304,10 +307,10 @@ fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once
 
 #[test]
 fn the_same_disks_twice_change_nothing_and_bad_ones_leave_none() {
-    let mut w = Running::new();
+    let mut w = RunningWorker::new();
     w.open();
-    w.say(&name(5, 7));
-    w.hear();
+    w.send(&name(5, 7));
+    w.receive();
     let image = disk();
     let order = |id| Order::Images {
         datanode: "uml:dn1".into(),
@@ -319,7 +322,7 @@ fn the_same_disks_twice_change_nothing_and_bad_ones_leave_none() {
     let (pipe, _keep) = rustix::pipe::pipe().unwrap();
     let report = w
         .control
-        .order(&order(2), &[pipe.as_fd()], PATIENCE)
+        .order(&order(2), &[pipe.as_fd()], TEST_TIMEOUT)
         .unwrap();
     assert!(matches!(report, Report::Failed { why } if why.contains("/images/dn1")));
     assert!(w.find(&key(7)).is_none());
@@ -329,7 +332,7 @@ fn the_same_disks_twice_change_nothing_and_bad_ones_leave_none() {
 
 #[test]
 fn noise_on_the_line_is_counted_and_passed_over() {
-    let mut w = Running::new();
+    let mut w = RunningWorker::new();
     w.agent.write_all(b"login: \x00\xffVIO1garbage").unwrap();
     w.open();
     let mut frame = encode(&hello(1)).unwrap();
@@ -339,8 +342,8 @@ fn noise_on_the_line_is_counted_and_passed_over() {
     frame.extend(agent::crc32c(text.as_bytes()).to_le_bytes());
     frame.extend(text.as_bytes());
     w.agent.write_all(&frame).unwrap();
-    w.say(&name(5, 7));
-    assert_eq!(w.hear(), ToAgent::Named { lease: 5 });
+    w.send(&name(5, 7));
+    assert_eq!(w.receive(), ToAgent::Named { lease: 5 });
     assert_eq!(w.stat().refusals["no message"], 1);
     let mut rest = Vec::new();
     w.agent

@@ -13,30 +13,30 @@ use support::*;
 
 use super::new_memory;
 use crate::control::Source;
-use crate::reader::hurried;
+use crate::reader::without_waiting;
 
 #[test]
 fn a_block_of_another_host_is_read_byte_for_byte() {
-    let (a, b, _datanode, reader) = two();
+    let (a, b, _datanode, reader) = two_hosts();
     reader.wait();
     let queue = reader.queue();
-    let (node, size) = queue.open_surely(1, false);
+    let (node, size) = queue.open_retrying(1, false);
     assert_eq!(size, LENGTH as u64);
     let right = expected(1, false);
     // In order, as a VM reads ahead; then the end, and beyond it.
     for piece in [128 << 10, 1 << 20, 300_001] {
         let mut at = 0;
         while at < LENGTH {
-            let bytes = queue.surely(node, at as u64, piece);
+            let bytes = queue.read_retrying(node, at as u64, piece);
             let end = (at + piece).min(LENGTH);
             assert!(bytes == right[at..end], "{piece} {at}");
             at = end;
         }
     }
-    assert_eq!(queue.surely(node, LENGTH as u64 - 1, 4096).len(), 1);
-    assert!(queue.surely(node, LENGTH as u64, 4096).is_empty());
-    let (meta, size) = queue.open_surely(1, true);
-    assert_eq!(queue.surely(meta, 0, 1 << 20), expected(1, true));
+    assert_eq!(queue.read_retrying(node, LENGTH as u64 - 1, 4096).len(), 1);
+    assert!(queue.read_retrying(node, LENGTH as u64, 4096).is_empty());
+    let (meta, size) = queue.open_retrying(1, true);
+    assert_eq!(queue.read_retrying(meta, 0, 1 << 20), expected(1, true));
     let stat = reader.service.stat();
     let bytes = 3 * LENGTH as u64 + 1 + size;
     assert_eq!(
@@ -54,25 +54,25 @@ fn a_block_of_another_host_is_read_byte_for_byte() {
 
 #[test]
 fn many_threads_read_anywhere_and_get_the_right_bytes() {
-    let (_a, _b, _datanode, reader) = two();
+    let (_a, _b, _datanode, reader) = two_hosts();
     reader.wait();
     std::thread::scope(|scope| {
         for thread in 0..6u64 {
             let queue = reader.queue();
             scope.spawn(move || {
                 let id = 1 + thread as i64 % 4;
-                let (node, _) = queue.open_surely(id, false);
+                let (node, _) = queue.open_retrying(id, false);
                 let right = expected(id, false);
-                let mut dice = Dice(thread * 77 + 1);
+                let mut rng = Rng(thread * 77 + 1);
                 for _ in 0..60 {
-                    let at = dice.below(LENGTH as u64);
-                    let size = match dice.below(3) {
+                    let at = rng.below(LENGTH as u64);
+                    let size = match rng.below(3) {
                         0 => 4096,
                         1 => 65_536,
-                        _ => 1 + dice.below(1 << 20) as usize,
+                        _ => 1 + rng.below(1 << 20) as usize,
                     };
                     let end = (at as usize + size).min(LENGTH);
-                    let bytes = queue.surely(node, at, size);
+                    let bytes = queue.read_retrying(node, at, size);
                     assert!(bytes == right[at as usize..end], "{at} {size}");
                 }
             });
@@ -82,16 +82,16 @@ fn many_threads_read_anywhere_and_get_the_right_bytes() {
 
 #[test]
 fn a_thread_that_does_not_wait_only_sends_the_request() {
-    let (_a, _b, _datanode, reader) = two();
+    let (_a, _b, _datanode, reader) = two_hosts();
     reader.wait();
     let queue = reader.queue();
-    let (node, _) = queue.open_surely(3, false);
+    let (node, _) = queue.open_retrying(3, false);
     let right = expected(3, false);
     for at in (0..LENGTH).step_by(1 << 20) {
         let begun = Instant::now();
         let mut sent = 0;
         let bytes = loop {
-            match hurried(|| queue.read(node, at as u64, 1 << 20)) {
+            match without_waiting(|| queue.read(node, at as u64, 1 << 20)) {
                 Some(Ok(bytes)) => break bytes,
                 Some(Err(_)) | None => sent += 1,
             }
@@ -102,18 +102,18 @@ fn a_thread_that_does_not_wait_only_sends_the_request() {
         assert!(at > 0 || sent > 0, "it has waited");
     }
     // A name that no host knows takes waiting, too.
-    assert!(hurried(|| queue.open(77, false)).is_none());
+    assert!(without_waiting(|| queue.open(77, false)).is_none());
     assert_eq!(queue.open(77, false), Err(libc::ENOENT));
 }
 
 #[test]
 fn no_wrong_byte_after_a_withdrawal_and_an_error_soon() {
-    let (_a, b, datanode, reader) = two();
+    let (_a, b, datanode, reader) = two_hosts();
     reader.wait();
     let right = expected(2, false);
     for round in 0..4 {
         let queue = reader.queue();
-        let (node, _) = queue.open_surely(2, false);
+        let (node, _) = queue.open_retrying(2, false);
         let withdrawn = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (datanode, withdrawn) = (&datanode, &withdrawn);
@@ -158,11 +158,12 @@ fn no_wrong_byte_after_a_withdrawal_and_an_error_soon() {
 fn a_lost_connection_is_an_error_within_a_second_and_comes_back() {
     for swallows in [false, true] {
         let mut relay = None;
-        let (a, _b, _datanode, reader) = two_by(|address| relay.insert(Relay::to(address)).address);
+        let (a, _b, _datanode, reader) =
+            two_hosts_through(|address| relay.insert(Relay::to(address)).address);
         let relay = relay.unwrap();
         reader.wait();
         let queue = reader.queue();
-        let (node, _) = queue.open_surely(1, false);
+        let (node, _) = queue.open_retrying(1, false);
         let right = expected(1, false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -172,12 +173,12 @@ fn a_lost_connection_is_an_error_within_a_second_and_comes_back() {
                     false => relay.cut(),
                 }
             });
-            let mut dice = Dice(5);
+            let mut rng = Rng(5);
             let error = loop {
-                let (at, begun) = (dice.below(LENGTH as u64 - (1 << 20)), Instant::now());
+                let (at, begun) = (rng.below(LENGTH as u64 - (1 << 20)), Instant::now());
                 let read = queue.read(node, at, 1 << 20);
                 let took = begun.elapsed();
-                assert!(took < SOON, "{took:?}");
+                assert!(took < MAX_ERROR_DELAY, "{took:?}");
                 match read {
                     Ok(bytes) => assert!(bytes == right[at as usize..][..1 << 20]),
                     Err(error) => break error,
@@ -188,13 +189,13 @@ fn a_lost_connection_is_an_error_within_a_second_and_comes_back() {
         // Nothing waits as long as the other host is not there.
         let begun = Instant::now();
         assert!(queue.open(5, false).is_err());
-        assert!(begun.elapsed() < SOON);
+        assert!(begun.elapsed() < MAX_ERROR_DELAY);
         let at_a = counts(&a.stat(), "b");
         assert!(at_a.broken > 0 && !at_a.why.is_empty(), "{at_a:?}");
         relay.pass();
         reader.wait();
-        let (node, _) = queue.open_surely(1, false);
-        assert!(queue.surely(node, 5, 4096) == right[5..5 + 4096]);
+        let (node, _) = queue.open_retrying(1, false);
+        assert!(queue.read_retrying(node, 5, 4096) == right[5..5 + 4096]);
     }
 }
 
@@ -209,7 +210,7 @@ fn a_peer_worker_that_stands_still_is_an_error_within_a_second() {
     let queue = reader.queue();
     let begun = Instant::now();
     assert_eq!(queue.open(1, false), Err(libc::ENOENT));
-    assert!(begun.elapsed() < SOON);
+    assert!(begun.elapsed() < MAX_ERROR_DELAY);
     // It is not asked again for a while.
     let is_fast = || {
         let begun = Instant::now();
@@ -223,20 +224,20 @@ fn a_peer_worker_that_stands_still_is_an_error_within_a_second() {
 
 #[test]
 fn what_is_not_allowed_is_not_known() {
-    let (a, b, _datanode, reader) = two();
+    let (a, b, _datanode, reader) = two_hosts();
     reader.wait();
     let other = Reader::new(&a, "other", &["b"]);
-    wait("it is connected", || counts(&a.stat(), "b").links_out == 2);
+    wait_until("it is connected", || counts(&a.stat(), "b").links_out == 2);
     assert_eq!(other.queue().open(1, false), Err(libc::ENOENT));
     let queue = reader.queue();
-    let (node, _) = queue.open_surely(1, false);
+    let (node, _) = queue.open_retrying(1, false);
     // Another pool, from this moment on.
     let spec_of_a = |pool| spec("a", a.id.fingerprint(), None, vec![grant("client*", pool)]);
-    b.know(vec![spec_of_a("BP-2-*")]);
+    b.set_peers(vec![spec_of_a("BP-2-*")]);
     assert_eq!(queue.open(2, false), Err(libc::ENOENT));
     assert!(queue.read(node, 8_000_000, 4096).is_err());
-    b.know(vec![spec_of_a("BP-1-*")]);
-    queue.open_surely(2, false);
+    b.set_peers(vec![spec_of_a("BP-1-*")]);
+    queue.open_retrying(2, false);
     // What the asking host does not take from there.
     for (datanodes, pools) in [("dn2", "*"), ("*", "BP-2-*")] {
         let source = Source {
@@ -245,19 +246,19 @@ fn what_is_not_allowed_is_not_known() {
             pools: vec![pools.into()],
         };
         reader.ask(&a, "client1", vec![source]);
-        wait("it is connected", || counts(&a.stat(), "b").links_out == 2);
+        wait_until("it is connected", || counts(&a.stat(), "b").links_out == 2);
         assert_eq!(reader.queue().open(3, false), Err(libc::ENOENT));
     }
 }
 
 #[test]
 fn a_datanode_is_found_on_the_host_to_which_it_has_moved() {
-    let (a, b, datanode, reader) = two();
+    let (a, b, datanode, reader) = two_hosts();
     let c = Host::new("c");
     let known = |host: &Host, name| spec(name, host.id.fingerprint(), Some(host.address), vec![]);
-    a.know(vec![known(&b, "b"), known(&c, "c")]);
+    a.set_peers(vec![known(&b, "b"), known(&c, "c")]);
     let moved = Datanode::on(&c);
-    c.know(vec![spec(
+    c.set_peers(vec![spec(
         "a",
         a.id.fingerprint(),
         None,
@@ -270,19 +271,19 @@ fn a_datanode_is_found_on_the_host_to_which_it_has_moved() {
         pools: vec!["*".into()],
     });
     reader.ask(&a, "client1", both.to_vec());
-    wait("both are connected", || {
+    wait_until("both are connected", || {
         let stat = a.stat();
         counts(&stat, "b").links_out == 1 && counts(&stat, "c").links_out == 1
     });
     let queue = reader.queue();
-    let (node, _) = queue.open_surely(4, false);
+    let (node, _) = queue.open_retrying(4, false);
     let right = expected(4, false);
-    assert!(queue.surely(node, 7_000_000, 5000) == right[7_000_000..7_005_000]);
+    assert!(queue.read_retrying(node, 7_000_000, 5000) == right[7_000_000..7_005_000]);
     *datanode.named.lock().unwrap() = false;
     datanode.withdraw(4);
     *moved.named.lock().unwrap() = true;
     // The same open file goes on.
-    assert!(queue.surely(node, 3_000_000, 5000) == right[3_000_000..3_005_000]);
+    assert!(queue.read_retrying(node, 3_000_000, 5000) == right[3_000_000..3_005_000]);
     let bytes = reader.service.stat().remote_bytes;
     assert_eq!(bytes.get("uml:dn1@c"), Some(&5000), "{bytes:?}");
 }

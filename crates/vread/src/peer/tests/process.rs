@@ -5,39 +5,39 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::super::{Start, run};
+use super::super::{Params, run};
 use super::support::*;
-use crate::control::{Begin, Control, Inbox};
-use crate::sandbox::{self, Needs};
+use crate::control::{Control, Inbox, WorkerSetup};
+use crate::sandbox::{self, Profile};
 
 /// No test: what [`Host::process`] starts.
 #[test]
 #[ignore = "it is the worker that other tests start"]
 fn worker() {
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let (begin, fds) = Control::from_fd(stdin).wait_begin().unwrap();
+    let (setup, fds) = Control::from_fd(stdin).receive_setup().unwrap();
     let mut fds = fds.into_iter();
-    let Begin::Peer {
+    let WorkerSetup::Peer {
         host,
         certificate,
         key,
         ports,
         user,
         ..
-    } = begin
+    } = setup
     else {
-        panic!("{begin:?}");
+        panic!("{setup:?}");
     };
     let inbox = Inbox::new(fds.next().unwrap());
-    let start = Start {
+    let params = Params {
         host,
         certificate,
         key: key.0,
         hazards: File::from(fds.next().unwrap()),
         listeners: fds.collect(),
     };
-    sandbox::enter(user, Needs::Peer, &ports).unwrap();
-    run(start, inbox).unwrap();
+    sandbox::enter(user, Profile::Peer, &ports).unwrap();
+    run(params, inbox).unwrap();
 }
 
 fn status(host: &Host) -> String {
@@ -49,7 +49,7 @@ fn status(host: &Host) -> String {
 fn a_worker_that_is_shut_in_serves_and_a_dead_one_is_an_error_soon() {
     let b = Host::process("b", vec![]);
     let a = Host::process("a", vec![b.address.port()]);
-    let (mut a, mut b, datanode, reader) = acquaint(a, b, |address| address);
+    let (mut a, mut b, datanode, reader) = connect_hosts(a, b, |address| address);
     for host in [&a, &b] {
         let status = status(host);
         assert!(status.contains("Seccomp:\t2"), "{status}");
@@ -58,18 +58,18 @@ fn a_worker_that_is_shut_in_serves_and_a_dead_one_is_an_error_soon() {
     }
     reader.wait();
     let queue = reader.queue();
-    let (node, _) = queue.open_surely(1, false);
+    let (node, _) = queue.open_retrying(1, false);
     let right = expected(1, false);
-    let mut dice = Dice(9);
+    let mut rng = Rng(9);
     for _ in 0..100 {
-        let at = dice.below(LENGTH as u64 - (1 << 20)) as usize;
-        let size = 1 + dice.below(1 << 20) as usize;
-        assert!(queue.surely(node, at as u64, size) == right[at..at + size]);
+        let at = rng.below(LENGTH as u64 - (1 << 20)) as usize;
+        let size = 1 + rng.below(1 << 20) as usize;
+        assert!(queue.read_retrying(node, at as u64, size) == right[at..at + size]);
     }
-    let (meta, _) = queue.open_surely(1, true);
-    assert!(queue.surely(meta, 7, 50_000) == expected(1, true)[7..50_007]);
+    let (meta, _) = queue.open_retrying(1, true);
+    assert!(queue.read_retrying(meta, 7, 50_000) == expected(1, true)[7..50_007]);
     datanode.withdraw(1);
-    assert!(queue.surely(node, 4_000_000, 4096) == right[4_000_000..4_004_096]);
+    assert!(queue.read_retrying(node, 4_000_000, 4096) == right[4_000_000..4_004_096]);
 
     let mut end = |host: &mut Host| {
         let process = host.process.as_mut().unwrap();
@@ -79,10 +79,10 @@ fn a_worker_that_is_shut_in_serves_and_a_dead_one_is_an_error_soon() {
                 process.kill().unwrap();
             });
             loop {
-                let at = dice.below(LENGTH as u64 - (1 << 20)) as usize;
+                let at = rng.below(LENGTH as u64 - (1 << 20)) as usize;
                 let begun = Instant::now();
                 let read = queue.read(node, at as u64, 1 << 20);
-                assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+                assert!(begun.elapsed() < MAX_ERROR_DELAY, "{:?}", begun.elapsed());
                 match read {
                     Ok(bytes) => assert!(bytes == right[at..at + (1 << 20)]),
                     Err(_) => break,
@@ -100,20 +100,20 @@ fn a_worker_connects_to_no_port_that_it_was_not_told() {
     let b = Host::process("b", vec![]);
     let a = Host::process("a", vec![b.address.port()]);
     let c = Host::new("c");
-    a.know(vec![
+    a.set_peers(vec![
         spec("b", b.id.fingerprint(), Some(b.address), vec![]),
         spec("c", c.id.fingerprint(), Some(c.address), vec![]),
     ]);
-    b.know(vec![spec("a", a.id.fingerprint(), None, vec![])]);
-    c.know(vec![spec("a", a.id.fingerprint(), None, vec![])]);
+    b.set_peers(vec![spec("a", a.id.fingerprint(), None, vec![])]);
+    c.set_peers(vec![spec("a", a.id.fingerprint(), None, vec![])]);
     let _reader = Reader::new(&a, "client1", &["b", "c"]);
-    wait("b is connected", || counts(&a.stat(), "b").links_out == 1);
+    wait_until("b is connected", || counts(&a.stat(), "b").links_out == 1);
     let at_c = counts(&a.stat(), "c");
     // Kernels before 6.7, and those without Landlock, look at no ports.
     if landlock_version() >= 4 {
         assert!(at_c.links_out == 0 && !at_c.why.is_empty(), "{at_c:?}");
     } else {
-        wait("c is connected", || counts(&a.stat(), "c").links_out == 1);
+        wait_until("c is connected", || counts(&a.stat(), "c").links_out == 1);
     }
 }
 

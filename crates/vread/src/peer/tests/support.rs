@@ -16,15 +16,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_proto::agent::{BlockKey, Extent, FileMap};
 
-use super::super::run::{Start, work};
+use super::super::worker::{Params, work};
 use super::super::{fingerprint, new_memory};
 use crate::control::{
-    Begin, Control, Format, Grant, ImageSpec, Inbox, Order, PeerSpec, PeerStat, Report, Secret,
-    Source,
+    Control, Format, Grant, ImageSpec, Inbox, Order, PeerSpec, PeerStat, Report, Secret, Source,
+    WorkerSetup,
 };
-use crate::lookup::{Found, Next, Server};
-use crate::reader::wire::Requests;
-use crate::reader::{BlockFs, Look, Service};
+use crate::lookup::{Found, Incoming, Server};
+use crate::reader::test_queue::TestQueue;
+use crate::reader::{BlockFs, MountOptions, Service};
 use crate::table::Table;
 use crate::{hazard, table};
 
@@ -34,15 +34,15 @@ pub const LENGTH: usize = 9_000_001;
 const META: u64 = 70_000;
 const RUN: u64 = 1 << 20;
 const DISK: u64 = 32 << 20;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A certificate and its key.
-pub struct Id {
+pub struct KeyPair {
     pub certificate: String,
     pub key: String,
 }
 
-impl Id {
+impl KeyPair {
     pub fn new() -> Self {
         let made = rcgen::generate_simple_self_signed(vec!["host".into()]).unwrap();
         Self {
@@ -116,7 +116,7 @@ pub fn pair() -> (OwnedFd, OwnedFd) {
     .unwrap()
 }
 
-fn shared() -> File {
+fn shared_file() -> File {
     tempfile::tempfile().unwrap()
 }
 
@@ -124,7 +124,7 @@ fn shared() -> File {
 pub struct Host {
     control: Control,
     pub address: SocketAddr,
-    pub id: Id,
+    pub id: KeyPair,
     hazards: File,
     pub process: Option<Child>,
 }
@@ -142,9 +142,9 @@ impl Host {
     pub fn new(name: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (id, hazards) = (Id::new(), shared());
+        let (id, hazards) = (KeyPair::new(), shared_file());
         hazard::create(&hazards, hazard::MAX_CELLS).unwrap();
-        let start = Start {
+        let params = Params {
             host: name.into(),
             certificate: id.certificate.clone(),
             key: id.key.clone(),
@@ -152,7 +152,7 @@ impl Host {
             hazards: hazards.try_clone().unwrap(),
         };
         let (ours, theirs) = pair();
-        std::thread::spawn(move || work(start, Inbox::single(Control::from_fd(theirs))).unwrap());
+        std::thread::spawn(move || work(params, Inbox::single(Control::from_fd(theirs))).unwrap());
         Self {
             control: Control::from_fd(ours),
             address,
@@ -170,7 +170,7 @@ impl Host {
         let orders = crate::control::listen(&path).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (id, hazards) = (Id::new(), shared());
+        let (id, hazards) = (KeyPair::new(), shared_file());
         hazard::create(&hazards, hazard::MAX_CELLS).unwrap();
         let (ours, theirs) = pair();
         let child = std::process::Command::new(std::env::current_exe().unwrap())
@@ -179,7 +179,7 @@ impl Host {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        let begin = Begin::Peer {
+        let setup = WorkerSetup::Peer {
             host: name.into(),
             certificate: id.certificate.clone(),
             key: Secret(id.key.clone()),
@@ -190,7 +190,7 @@ impl Host {
                 .then_some((65_534, 65_534)),
         };
         let fds = [orders.as_fd(), hazards.as_fd(), listener.as_fd()];
-        Control::from_fd(ours).begin(&begin, &fds).unwrap();
+        Control::from_fd(ours).send_setup(&setup, &fds).unwrap();
         Self {
             control: Control::connect(&path).unwrap(),
             address,
@@ -201,18 +201,18 @@ impl Host {
     }
 
     pub fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) {
-        let report = self.control.order(order, fds, PATIENCE).unwrap();
+        let report = self.control.order(order, fds, TEST_TIMEOUT).unwrap();
         assert_eq!(report, Report::Done, "{order:?}");
     }
 
     pub fn stat(&self) -> PeerStat {
-        match self.control.order(&Order::Stat, &[], PATIENCE).unwrap() {
+        match self.control.order(&Order::Stat, &[], TEST_TIMEOUT).unwrap() {
             Report::Peer(stat) => stat,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn know(&self, peers: Vec<PeerSpec>) {
+    pub fn set_peers(&self, peers: Vec<PeerSpec>) {
         self.order(&Order::Peers { peers }, &[]);
     }
 }
@@ -254,7 +254,7 @@ pub const TABLE: u32 = 9;
 impl Datanode {
     /// Serves its blocks to a peer worker.
     pub fn on(host: &Host) -> Self {
-        let (table_file, image) = (shared(), shared());
+        let (table_file, image) = (shared_file(), shared_file());
         table::create(&table_file, TABLE, 16).unwrap();
         image.write_all_at(&DISK_BYTES, 0).unwrap();
         let table = Arc::new(Table::map(&table_file).unwrap());
@@ -265,7 +265,7 @@ impl Datanode {
             let mut server = Server::new(theirs);
             loop {
                 match server.receive() {
-                    Next::Question(number, question) => {
+                    Incoming::Question(number, question) => {
                         let named = naming.lock().unwrap();
                         let known = question.key.pool() == POOL
                             && (1..=8).contains(&question.key.id())
@@ -274,11 +274,11 @@ impl Datanode {
                         drop(named);
                         server.answer(number, found.as_ref()).unwrap();
                     }
-                    Next::Nothing => drop(poll(
+                    Incoming::Empty => drop(poll(
                         &mut [PollFd::new(server.socket(), PollFlags::IN)],
                         None,
                     )),
-                    Next::Gone => return,
+                    Incoming::Closed => return,
                 }
             }
         });
@@ -309,7 +309,7 @@ impl Datanode {
     /// Withdraws a block as an agent worker does, and returns when nobody reads it any more.
     pub fn withdraw(&self, id: u32) {
         self.table.withdraw(id);
-        while self.hazards.names(TABLE, id) {
+        while self.hazards.is_reading(TABLE, id) {
             std::thread::yield_now();
         }
     }
@@ -408,7 +408,7 @@ pub struct Reader {
 
 /// One queue of it.
 pub struct Queue {
-    requests: Requests,
+    requests: TestQueue,
 }
 
 impl Reader {
@@ -424,7 +424,7 @@ impl Reader {
     }
 
     pub fn alone() -> Self {
-        let cells = shared();
+        let cells = shared_file();
         hazard::create(&cells, 4).unwrap();
         Self {
             service: Arc::new(Service::new(hazard::Cells::map(&cells).unwrap())),
@@ -443,20 +443,20 @@ impl Reader {
     }
 
     pub fn queue(&self) -> Queue {
-        let look = Look {
+        let mount = MountOptions {
             uid: 1000,
             gid: 1000,
             keep_cache: false,
         };
         Queue {
-            requests: Requests::new(BlockFs::new(self.service.clone(), look)),
+            requests: TestQueue::new(BlockFs::new(self.service.clone(), mount)),
         }
     }
 
     /// Waits until blocks are found.
     pub fn wait(&self) {
         let queue = self.queue();
-        wait("a block is found", || queue.open(1, false).is_ok());
+        wait_until("a block is found", || queue.open(1, false).is_ok());
     }
 }
 
@@ -504,21 +504,21 @@ impl Queue {
 
 impl Queue {
     /// Reads, again if need be: on a busy machine a host that is late for a sign of life counts as gone.
-    pub fn surely(&self, node: u64, offset: u64, size: usize) -> Vec<u8> {
+    pub fn read_retrying(&self, node: u64, offset: u64, size: usize) -> Vec<u8> {
         let begun = Instant::now();
         loop {
             match self.read(node, offset, size) {
                 Ok(bytes) => return bytes,
-                Err(error) => assert!(begun.elapsed() < PATIENCE, "error {error}"),
+                Err(error) => assert!(begun.elapsed() < TEST_TIMEOUT, "error {error}"),
             }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
     /// Opens, again if need be.
-    pub fn open_surely(&self, id: i64, meta: bool) -> (u64, u64) {
+    pub fn open_retrying(&self, id: i64, meta: bool) -> (u64, u64) {
         let found = std::cell::Cell::new(None);
-        wait("it is found", || {
+        wait_until("it is found", || {
             found.set(self.open(id, meta).ok());
             found.get().is_some()
         });
@@ -527,21 +527,21 @@ impl Queue {
 }
 
 /// 0.65 s are what it takes on an idle machine; these tests run on busy ones.
-pub const SOON: Duration = Duration::from_secs(5);
+pub const MAX_ERROR_DELAY: Duration = Duration::from_secs(5);
 
 /// Waits until something is so.
-pub fn wait(what: &str, is_so: impl Fn() -> bool) {
+pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 /// Numbers that look random.
-pub struct Dice(pub u64);
+pub struct Rng(pub u64);
 
-impl Dice {
+impl Rng {
     pub fn below(&mut self, most: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -551,28 +551,30 @@ impl Dice {
 }
 
 /// Two hosts that know each other; host `b` has the DataNode.
-pub fn two() -> (Host, Host, Datanode, Reader) {
-    two_by(|address| address)
+pub fn two_hosts() -> (Host, Host, Datanode, Reader) {
+    two_hosts_through(|address| address)
 }
 
-pub fn two_by(by: impl FnOnce(SocketAddr) -> SocketAddr) -> (Host, Host, Datanode, Reader) {
-    acquaint(Host::new("a"), Host::new("b"), by)
+pub fn two_hosts_through(
+    by: impl FnOnce(SocketAddr) -> SocketAddr,
+) -> (Host, Host, Datanode, Reader) {
+    connect_hosts(Host::new("a"), Host::new("b"), by)
 }
 
 /// Tells two hosts of each other; `b` has the DataNode.
-pub fn acquaint(
+pub fn connect_hosts(
     a: Host,
     b: Host,
     by: impl FnOnce(SocketAddr) -> SocketAddr,
 ) -> (Host, Host, Datanode, Reader) {
     let datanode = Datanode::on(&b);
-    b.know(vec![spec(
+    b.set_peers(vec![spec(
         "a",
         a.id.fingerprint(),
         None,
         vec![grant("client*", POOL)],
     )]);
-    a.know(vec![spec(
+    a.set_peers(vec![spec(
         "b",
         b.id.fingerprint(),
         Some(by(b.address)),

@@ -17,15 +17,15 @@ fn measure(reader: &Reader, threads: u64, size: usize, in_order: bool) -> (f64, 
     std::thread::scope(|scope| {
         let read = |thread: u64| {
             let queue = reader.queue();
-            let (node, _) = queue.open_surely(1 + thread as i64 % 8, false);
-            let (mut dice, mut at, mut reads, mut bytes) = (Dice(thread + 1), 0, 0, 0);
+            let (node, _) = queue.open_retrying(1 + thread as i64 % 8, false);
+            let (mut rng, mut at, mut reads, mut bytes) = (Rng(thread + 1), 0, 0, 0);
             while begun.elapsed() < TIME {
-                let got = queue.surely(node, at, size).len() as u64;
+                let got = queue.read_retrying(node, at, size).len() as u64;
                 (reads, bytes) = (reads + 1, bytes + got);
                 at = match in_order {
                     true if at + got + size as u64 <= LENGTH as u64 => at + got,
                     true => 0,
-                    false => dice.below(LENGTH as u64 - size as u64),
+                    false => rng.below(LENGTH as u64 - size as u64),
                 };
             }
             (reads, bytes)
@@ -44,7 +44,7 @@ fn measure(reader: &Reader, threads: u64, size: usize, in_order: bool) -> (f64, 
 fn throughput() {
     let b = Host::process("b", vec![]);
     let a = Host::process("a", vec![b.address.port()]);
-    let (_a, _b, _datanode, reader) = acquaint(a, b, |address| address);
+    let (_a, _b, _datanode, reader) = connect_hosts(a, b, |address| address);
     reader.wait();
     for (what, threads, size, in_order) in [
         ("in order, 1 MiB", 1, 1 << 20, true),

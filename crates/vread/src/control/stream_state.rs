@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 /// State of the stream that [`super::Order::Stream`] gave.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Line {
+pub enum StreamState {
     /// There is none, or it has ended.
     #[default]
-    NoLine,
+    NoStream,
     /// There is one, and no agent in the VM has answered.
     Silent,
     /// The agent in the VM hands requests over.

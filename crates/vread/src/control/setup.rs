@@ -12,7 +12,7 @@ use super::{Control, ControlError, Limits, Received, Secret};
 /// What to be. Descriptors come with it in the order named here; the first is always the listening socket for orders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "begin", rename_all = "lowercase")]
-pub enum Begin {
+pub enum WorkerSetup {
     /// The worker of a VM with an agent. Then: the VM's table, to be written; and what sends its files, where that is wanted: the
     /// network namespace for it, the maps of its connections and of its gate, two packet sockets, four links.
     Agent {
@@ -21,7 +21,7 @@ pub enum Begin {
         /// Bounds for its agent.
         limits: Limits,
         /// Where its files are to be sent from, if at all.
-        pipes: Option<PipesBegin>,
+        pipes: Option<PipeSetup>,
         /// Numbers of the user and group to become; none to stay who it is.
         user: Option<(u32, u32)>,
     },
@@ -61,7 +61,7 @@ pub enum Begin {
 
 /// The devices around a VM's sockets on the host, and what is allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PipesBegin {
+pub struct PipeSetup {
     /// Interface index of the VM's tap.
     pub tap: u32,
     /// Of the veth to the sockets.
@@ -77,32 +77,36 @@ pub struct PipesBegin {
     pub rate: Option<u64>,
 }
 
-/// Descriptors that go with [`PipesBegin`].
-const PIPES: usize = 9;
+/// Descriptors that go with [`PipeSetup`].
+const PIPE_DESCRIPTORS: usize = 9;
 
 /// How long a worker waits for it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Control {
     /// Tells a worker what it is to be. There is no answer; orders are answered.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn begin(&self, begin: &Begin, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
-        self.tell(begin, fds, PATIENCE)
+    pub fn send_setup(
+        &self,
+        setup: &WorkerSetup,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ControlError> {
+        self.send_message(setup, fds, SETUP_TIMEOUT)
     }
 
     /// Waits to be told.
     ///
     /// # Errors
     /// [`ControlError`], also when descriptors are missing.
-    pub fn wait_begin(&self) -> Result<(Begin, Vec<OwnedFd>), ControlError> {
-        let Received { message, fds } = self.hear::<Begin>(PATIENCE)?;
+    pub fn receive_setup(&self) -> Result<(WorkerSetup, Vec<OwnedFd>), ControlError> {
+        let Received { message, fds } = self.receive_within::<WorkerSetup>(SETUP_TIMEOUT)?;
         let wanted = match message {
-            Begin::Agent { pipes: None, .. } => 2,
-            Begin::Agent { pipes: Some(_), .. } => 2 + PIPES,
-            Begin::Reader { .. } => 3,
-            Begin::Peer { listeners, .. } => listeners.saturating_add(2),
+            WorkerSetup::Agent { pipes: None, .. } => 2,
+            WorkerSetup::Agent { pipes: Some(_), .. } => 2 + PIPE_DESCRIPTORS,
+            WorkerSetup::Reader { .. } => 3,
+            WorkerSetup::Peer { listeners, .. } => listeners.saturating_add(2),
         };
         if fds.len() != wanted {
             return Err(ControlError::Garbage(format!(

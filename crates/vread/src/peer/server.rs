@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The serving side: connections of other hosts, a thread each.
 //!
-//! A connection may have [`MAX_OUTSTANDING`] requests unanswered and [`MOST`] bytes of answers in memory; what comes
+//! A connection may have [`MAX_OUTSTANDING`] requests unanswered and [`MAX_ANSWER_BYTES`] bytes of answers in memory; what comes
 //! above that waits. Whoever sends more requests is hung up on.
 
 use std::collections::VecDeque;
@@ -17,32 +17,32 @@ use rustls::ServerConfig;
 use viola_extents::host::Readahead;
 use viola_proto::agent::BlockKey;
 
-use super::channel::{Broken, Channel};
-use super::frames::{Frames, Sink};
-use super::hosts::{Host, Hosts, add, less};
-use super::jobs::{Ask, Asking, Finished, Job};
+use super::frames::{FrameParser, FrameSink};
+use super::hosts::{Host, Hosts, add, decrement};
+use super::requests::{FinishedFrames, Job, Request, Requester};
 use super::tls;
-use super::wire::{Bad, Code, MAX_OUTSTANDING, Message, WIRE_VERSION};
+use super::tls_channel::{ChannelError, TlsChannel};
+use super::wire::{ErrorCode, MAX_OUTSTANDING, Message, ProtocolError, WIRE_VERSION};
 use crate::reader::{Pool, Service};
 
 /// Connections at a time. With those of the pool there are not more threads than hazard cells.
 const MAX_LINKS: usize = 48;
 /// Connections that have not said who they are.
-const MAX_STRANGERS: usize = 16;
+const MAX_UNAUTHENTICATED: usize = 16;
 /// Threads that wait for disks and agents.
-const THREADS: usize = 8;
+const POOL_THREADS: usize = 8;
 /// Bytes of answers of one connection in memory, but for the last one.
-const MOST: usize = 8 << 20;
+const MAX_ANSWER_BYTES: usize = 8 << 20;
 /// How long a connection may take until it has said who it is.
-const INTRODUCTION: Duration = Duration::from_secs(5);
-/// How long a connection may be silent. The asking side gives signs of life far more often.
-const SILENCE: Duration = Duration::from_secs(30);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection may be silent. The requester side gives signs of life far more often.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest sleep.
-const TICK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Reads up to so long are tried at once; longer ones are read by others while this thread encrypts.
-const SHORT: u32 = 64 << 10;
+const MAX_INLINE_READ_BYTES: u32 = 64 << 10;
 /// Files of one connection whose order of reads is remembered.
-const FILES: usize = 16;
+const MAX_READAHEAD_FILES: usize = 16;
 
 /// What all connections share.
 pub(super) struct Server {
@@ -65,7 +65,7 @@ impl Server {
             service,
             hosts,
             tls,
-            pool: Pool::new(THREADS, limit, Job::work)?,
+            pool: Pool::new(POOL_THREADS, limit, Job::work)?,
             links: AtomicUsize::new(0),
             strangers: AtomicUsize::new(0),
         })
@@ -76,52 +76,52 @@ impl Server {
         loop {
             let Ok((socket, _)) = listener.accept() else {
                 // No descriptors left, as a rule: somebody will hang up.
-                std::thread::sleep(TICK);
+                std::thread::sleep(POLL_INTERVAL);
                 continue;
             };
-            let Some(place) = Place::take(self) else {
+            let Some(admission) = Admission::admit(self) else {
                 add(&self.hosts.strangers, 1);
                 continue;
             };
             let thread = std::thread::Builder::new().name("peer-in".into());
             // Without a thread the socket is closed, which the other host understands.
             let _ = thread.spawn(move || {
-                // Why it ended is the asking host's to tell.
-                let _ = Link::run(place, socket);
+                // Why it ended is the requester host's to tell.
+                let _ = Link::run(admission, socket);
             });
         }
     }
 }
 
-/// A place among those that have not said who they are, and later among all.
-struct Place {
+/// A admission among those that have not said who they are, and later among all.
+struct Admission {
     server: Arc<Server>,
     known: Option<Arc<Host>>,
 }
 
-impl Place {
-    fn take(server: &Arc<Server>) -> Option<Self> {
-        let place = Self {
+impl Admission {
+    fn admit(server: &Arc<Server>) -> Option<Self> {
+        let admission = Self {
             server: server.clone(),
             known: None,
         };
         let links = server.links.fetch_add(1, Ordering::SeqCst);
         let strangers = server.strangers.fetch_add(1, Ordering::SeqCst);
-        (links < MAX_LINKS && strangers < MAX_STRANGERS).then_some(place)
+        (links < MAX_LINKS && strangers < MAX_UNAUTHENTICATED).then_some(admission)
     }
 
-    fn know(&mut self, host: Arc<Host>) {
+    fn authenticate(&mut self, host: Arc<Host>) {
         self.server.strangers.fetch_sub(1, Ordering::SeqCst);
         add(&host.counts.links_in, 1);
         self.known = Some(host);
     }
 }
 
-impl Drop for Place {
+impl Drop for Admission {
     fn drop(&mut self) {
         self.server.links.fetch_sub(1, Ordering::SeqCst);
         match &self.known {
-            Some(host) => less(&host.counts.links_in),
+            Some(host) => decrement(&host.counts.links_in),
             None => drop(self.server.strangers.fetch_sub(1, Ordering::SeqCst)),
         }
     }
@@ -133,58 +133,58 @@ struct Requests {
     room: usize,
 }
 
-impl Sink for Requests {
-    fn message(&mut self, id: u64, message: Message) -> Result<(), Bad> {
+impl FrameSink for Requests {
+    fn message(&mut self, id: u64, message: Message) -> Result<(), ProtocolError> {
         if self.new.len() >= self.room {
-            return Err(Bad("too many requests at a time"));
+            return Err(ProtocolError("too many requests at a time"));
         }
         self.new.push((id, message));
         Ok(())
     }
 
-    fn data(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), Bad> {
-        Err(Bad("bytes that nobody has asked for"))
+    fn data(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), ProtocolError> {
+        Err(ProtocolError("bytes that nobody has asked for"))
     }
 }
 
 /// One connection.
 struct Link {
-    place: Place,
-    channel: Channel,
-    frames: Frames,
-    asking: Option<Asking>,
-    waiting: VecDeque<(u64, Ask)>,
+    admission: Admission,
+    channel: TlsChannel,
+    frames: FrameParser,
+    requester: Option<Requester>,
+    waiting: VecDeque<(u64, Request)>,
     /// Requests and bytes that others are about.
     given: usize,
     reserved: usize,
-    finished: Arc<Finished>,
+    finished: Arc<FinishedFrames>,
     ahead: VecDeque<(BlockKey, bool, Readahead)>,
 }
 
 impl Link {
-    fn run(place: Place, socket: TcpStream) -> Result<(), Broken> {
+    fn run(admission: Admission, socket: TcpStream) -> Result<(), ChannelError> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        let connection = tls::accept(&place.server.tls).map_err(io::Error::other)?;
+        let connection = tls::accept(&admission.server.tls).map_err(io::Error::other)?;
         let mut link = Self {
-            channel: Channel::server(socket, connection),
-            place,
-            frames: Frames::default(),
-            asking: None,
+            channel: TlsChannel::server(socket, connection),
+            admission,
+            frames: FrameParser::default(),
+            requester: None,
             waiting: VecDeque::new(),
             given: 0,
             reserved: 0,
-            finished: Arc::new(Finished::new()?),
+            finished: Arc::new(FinishedFrames::new()?),
             ahead: VecDeque::new(),
         };
         let done = link.serve();
-        if link.place.known.is_none() {
-            add(&link.place.server.hosts.strangers, 1);
+        if link.admission.known.is_none() {
+            add(&link.admission.server.hosts.strangers, 1);
         }
         done
     }
 
-    fn serve(&mut self) -> Result<(), Broken> {
+    fn serve(&mut self) -> Result<(), ChannelError> {
         let begun = Instant::now();
         let mut heard = begun;
         loop {
@@ -199,22 +199,26 @@ impl Link {
                 self.start();
                 self.channel.flush()?;
                 // What is left is begun when something was read or sent.
-                if self.waiting.is_empty() || self.reserved + self.channel.queued() >= MOST {
+                if self.waiting.is_empty()
+                    || self.reserved + self.channel.queued() >= MAX_ANSWER_BYTES
+                {
                     break;
                 }
             }
             let now = Instant::now();
-            if self.channel.heard() {
+            if self.channel.take_received() {
                 heard = now;
             }
-            if now.saturating_duration_since(heard) > SILENCE {
-                return Err(Bad("silence").into());
+            if now.saturating_duration_since(heard) > IDLE_TIMEOUT {
+                return Err(ProtocolError("silence").into());
             }
-            match &self.asking {
-                None if now.saturating_duration_since(begun) > INTRODUCTION => {
-                    return Err(Bad("it does not say who it is").into());
+            match &self.requester {
+                None if now.saturating_duration_since(begun) > HELLO_TIMEOUT => {
+                    return Err(ProtocolError("it does not say who it is").into());
                 }
-                Some(asking) if asking.host.gone() => return Err(Bad("not known any more").into()),
+                Some(requester) if requester.host.is_revoked() => {
+                    return Err(ProtocolError("not known any more").into());
+                }
                 _ => {}
             }
         }
@@ -223,7 +227,9 @@ impl Link {
     /// Sleeps until there is something to do.
     fn wait(&self) -> io::Result<()> {
         let mut flags = PollFlags::empty();
-        if self.waiting.len() + self.given < MAX_OUTSTANDING && self.channel.queued() < MOST {
+        if self.waiting.len() + self.given < MAX_OUTSTANDING
+            && self.channel.queued() < MAX_ANSWER_BYTES
+        {
             flags |= PollFlags::IN;
         }
         if self.channel.wants_write() {
@@ -231,7 +237,7 @@ impl Link {
         }
         let tick = Timespec {
             tv_sec: 0,
-            tv_nsec: TICK.subsec_nanos().into(),
+            tv_nsec: POLL_INTERVAL.subsec_nanos().into(),
         };
         let mut fds = [
             PollFd::new(&self.channel, flags),
@@ -243,9 +249,9 @@ impl Link {
         }
     }
 
-    fn receive(&mut self) -> Result<(), Broken> {
+    fn receive(&mut self) -> Result<(), ChannelError> {
         let unanswered = self.waiting.len() + self.given;
-        if unanswered >= MAX_OUTSTANDING || self.channel.queued() >= MOST {
+        if unanswered >= MAX_OUTSTANDING || self.channel.queued() >= MAX_ANSWER_BYTES {
             return Ok(());
         }
         let mut requests = Requests {
@@ -261,59 +267,59 @@ impl Link {
         Ok(())
     }
 
-    fn take(&mut self, id: u64, message: Message) -> Result<(), Broken> {
-        if self.asking.is_none() {
+    fn take(&mut self, id: u64, message: Message) -> Result<(), ChannelError> {
+        if self.requester.is_none() {
             return match message {
                 Message::Hello { version, reader } => self.welcome(id, version, &reader),
-                _ => Err(Bad("no hello").into()),
+                _ => Err(ProtocolError("no hello").into()),
             };
         }
         match message {
-            Message::Ping => self.say(id, &Message::Pong),
-            Message::Find { key } => self.waiting.push_back((id, Ask::Find { key })),
+            Message::Ping => self.send(id, &Message::Pong),
+            Message::Find { key } => self.waiting.push_back((id, Request::Find { key })),
             Message::Read {
                 key,
                 meta,
                 offset,
                 length,
             } => {
-                let ask = Ask::Read {
+                let request = Request::Read {
                     key,
                     meta,
                     offset,
                     length,
                 };
-                self.waiting.push_back((id, ask));
+                self.waiting.push_back((id, request));
             }
-            _ => return Err(Bad("no request").into()),
+            _ => return Err(ProtocolError("no request").into()),
         }
         Ok(())
     }
 
-    fn say(&mut self, id: u64, message: &Message) {
+    fn send(&mut self, id: u64, message: &Message) {
         let mut frame = self.channel.buffer();
-        message.put(id, &mut frame);
+        message.encode(id, &mut frame);
         self.channel.send(frame);
     }
 
-    fn welcome(&mut self, id: u64, version: u16, reader: &str) -> Result<(), Broken> {
+    fn welcome(&mut self, id: u64, version: u16, reader: &str) -> Result<(), ChannelError> {
         // The handshake has looked at the certificate; its host may have been taken away since.
         let known = self.channel.peer();
-        let hosts = &self.place.server.hosts;
+        let hosts = &self.admission.server.hosts;
         let host = known
-            .and_then(|fingerprint| hosts.of(fingerprint))
-            .ok_or(Bad("a certificate that is not known any more"))?;
+            .and_then(|fingerprint| hosts.by_fingerprint(fingerprint))
+            .ok_or(ProtocolError("a certificate that is not known any more"))?;
         if version != WIRE_VERSION {
-            self.say(id, &Message::Failed(Code::Refused));
+            self.send(id, &Message::Failed(ErrorCode::Refused));
             self.channel.flush()?;
-            return Err(Bad("another version").into());
+            return Err(ProtocolError("another version").into());
         }
-        self.place.know(host.clone());
-        self.asking = Some(Asking {
+        self.admission.authenticate(host.clone());
+        self.requester = Some(Requester {
             host,
             reader: reader.into(),
         });
-        self.say(
+        self.send(
             id,
             &Message::Welcome {
                 version: WIRE_VERSION,
@@ -324,55 +330,57 @@ impl Link {
 
     /// Begins what was asked for, as far as its answers have room.
     fn start(&mut self) {
-        let Some(asking) = self.asking.clone() else {
+        let Some(requester) = self.requester.clone() else {
             return;
         };
-        while self.reserved + self.channel.queued() < MOST {
-            let Some((id, ask)) = self.waiting.pop_front() else {
+        while self.reserved + self.channel.queued() < MAX_ANSWER_BYTES {
+            let Some((id, request)) = self.waiting.pop_front() else {
                 return;
             };
-            self.look_ahead(&asking, &ask);
-            let service = &self.place.server.service;
+            self.look_ahead(&requester, &request);
+            let service = &self.admission.server.service;
             let mut buffer = self.channel.buffer();
-            let is_short = match &ask {
-                Ask::Find { .. } => true,
-                Ask::Read { length, .. } => *length <= SHORT,
+            let is_short = match &request {
+                Request::Find { .. } => true,
+                Request::Read { length, .. } => *length <= MAX_INLINE_READ_BYTES,
             };
-            if is_short && let Some(frame) = asking.answer(service, id, &ask, &mut buffer, false) {
+            if is_short
+                && let Some(frame) = requester.answer(service, id, &request, &mut buffer, false)
+            {
                 self.channel.send(frame);
                 continue;
             }
-            let cost = ask.cost();
+            let cost = request.cost();
             let job = Job {
                 service: service.clone(),
-                asking: asking.clone(),
+                requester: requester.clone(),
                 id,
-                ask,
+                request,
                 buffer,
                 finished: self.finished.clone(),
             };
-            match self.place.server.pool.give(job) {
+            match self.admission.server.pool.submit(job) {
                 Ok(()) => {
                     self.given += 1;
                     self.reserved += cost;
                 }
-                Err(job) => self.say(job.id, &Message::Failed(Code::Refused)),
+                Err(job) => self.send(job.id, &Message::Failed(ErrorCode::Refused)),
             }
         }
     }
 
     /// Brings in what will be asked for next, when a file is read in order.
-    fn look_ahead(&mut self, asking: &Asking, ask: &Ask) {
-        let Ask::Read {
+    fn look_ahead(&mut self, requester: &Requester, request: &Request) {
+        let Request::Read {
             key,
             meta,
             offset,
             length,
-        } = ask
+        } = request
         else {
             return;
         };
-        let Some(block) = asking.known(&self.place.server.service, key) else {
+        let Some(block) = requester.known(&self.admission.server.service, key) else {
             return;
         };
         let place = self
@@ -383,10 +391,10 @@ impl Link {
             Some(entry) => entry,
             None => (key.clone(), *meta, Readahead::default()),
         };
-        if let Some(range) = entry.2.read(*offset, (*length).into(), block.len(*meta)) {
+        if let Some(range) = entry.2.record(*offset, (*length).into(), block.len(*meta)) {
             block.prefetch(*meta, range);
         }
-        if self.ahead.len() == FILES {
+        if self.ahead.len() == MAX_READAHEAD_FILES {
             self.ahead.pop_front();
         }
         self.ahead.push_back(entry);

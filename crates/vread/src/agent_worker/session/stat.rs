@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is told of a conversation.
+//! What is told of a session.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -7,17 +7,19 @@ use std::time::Instant;
 use viola_proto::agent::Stats;
 use viola_vpipe::work::Pipes;
 
-use super::{Conversation, Readers, State};
+use super::{AgentSession, Readers, State};
 use crate::control::{AgentStat, Session};
 
-impl Conversation {
+impl AgentSession {
     /// What has been done so far.
     pub fn stat(&self, now: Instant, readers: &dyn Readers) -> AgentStat {
-        let (waiting, oldest) = self.names.waiting();
+        let (waiting, oldest) = self.blocks.waiting();
         let table = self.table.id();
         let held = match &self.state {
-            State::Ending { since, .. } => readers.of_table(table).map(|r| (r, *since)),
-            _ => oldest.and_then(|(slot, since)| Some((readers.of_slot(table, slot)?, since))),
+            State::Ending { since, .. } => readers.reader_of_table(table).map(|r| (r, *since)),
+            _ => {
+                oldest.and_then(|(slot, since)| Some((readers.reader_of_slot(table, slot)?, since)))
+            }
         };
         AgentStat {
             session: match &self.state {
@@ -37,9 +39,9 @@ impl Conversation {
                 .iter()
                 .map(|(fs, p)| (fs.to_string(), p.shown.clone()))
                 .collect(),
-            blocks: self.names.named() as u64,
-            bytes: self.names.bytes(),
-            extents: self.names.extents() as u64,
+            blocks: self.blocks.named() as u64,
+            bytes: self.blocks.bytes(),
+            extents: self.blocks.extents() as u64,
             waiting: waiting as u64,
             held_by: held.map(|(reader, since)| {
                 let ms = now.saturating_duration_since(since).as_millis() as u64;

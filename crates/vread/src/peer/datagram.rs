@@ -12,10 +12,10 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::wire::{Bad, HEADER, Head, Message, Rest};
+use super::wire::{Cursor, HEADER, Header, Message, ProtocolError};
 
 /// Longest datagram, bytes.
-const MOST: usize = 1024;
+const MAX_DATAGRAM_BYTES: usize = 1024;
 
 /// A datagram.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,17 +35,17 @@ impl Datagram {
         let mut bytes = Vec::with_capacity(256);
         bytes.extend_from_slice(&self.host.to_le_bytes());
         bytes.extend_from_slice(&self.slot.to_le_bytes());
-        self.message.put(self.id, &mut bytes);
+        self.message.encode(self.id, &mut bytes);
         bytes
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, Bad> {
-        let mut rest = Rest(bytes);
+    fn parse(bytes: &[u8]) -> Result<Self, ProtocolError> {
+        let mut rest = Cursor(bytes);
         let host = u16::from_le_bytes(rest.take()?);
         let slot = u16::from_le_bytes(rest.take()?);
-        let head = Head::parse(&rest.take::<HEADER>()?)?;
+        let head = Header::parse(&rest.take::<HEADER>()?)?;
         if !head.is_data() && head.length != rest.0.len() {
-            return Err(Bad("a datagram of another length"));
+            return Err(ProtocolError("a datagram of another length"));
         }
         Ok(Self {
             host,
@@ -71,13 +71,13 @@ impl Datagram {
     /// # Errors
     /// When the other side is gone, or does not keep to this.
     pub(crate) fn receive(socket: impl AsFd) -> io::Result<Option<Self>> {
-        let mut bytes = [0; MOST];
+        let mut bytes = [0; MAX_DATAGRAM_BYTES];
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         match rustix::io::retry_on_intr(|| recv(&socket, &mut bytes, flags)) {
             Ok((_, 0)) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok((_, length)) if length > MOST => {
-                Err(io::Error::other(Bad("a datagram that is too long")))
-            }
+            Ok((_, length)) if length > MAX_DATAGRAM_BYTES => Err(io::Error::other(ProtocolError(
+                "a datagram that is too long",
+            ))),
             Ok((_, length)) => Self::parse(&bytes[..length])
                 .map(Some)
                 .map_err(io::Error::other),
@@ -113,7 +113,7 @@ mod tests {
                 Message::Find { key: key.clone() },
                 Message::Read { key, meta: true, offset: offset.into(), length },
                 Message::Data { length },
-                Message::Failed(super::super::wire::Code::Gone),
+                Message::Failed(super::super::wire::ErrorCode::Gone),
             ] {
                 let datagram = Datagram { host, slot, id, message };
                 prop_assert_eq!(Datagram::parse(&datagram.bytes()), Ok(datagram));

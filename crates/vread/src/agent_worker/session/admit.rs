@@ -7,11 +7,11 @@ use viola_extents::CheckedMap;
 use viola_proto::agent::{self, BlockKey, Bytes, DiskName, FileMap, FsId, ToAgent, short};
 
 use super::super::images;
-use super::super::names::{self, Block, Lease};
-use super::{Conversation, MAX_FS, Proved, confirm, count};
+use super::super::named_blocks::{self, Block, LeaseId};
+use super::{AgentSession, MAX_FILE_SYSTEMS, Proved, confirm, count};
 use crate::journal::Level;
 
-impl Conversation {
+impl AgentSession {
     pub(super) fn proof(
         &mut self,
         now: Instant,
@@ -21,12 +21,12 @@ impl Conversation {
         content: &Bytes,
         map: &FileMap,
     ) -> ToAgent {
-        let found = if !self.proof_rate.take(now, 1.0) {
+        let found = if !self.proof_rate.try_take(now, 1.0) {
             Err("proofs come too fast".to_owned())
-        } else if self.proved.len() >= MAX_FS && !self.proved.contains_key(&fs) {
-            Err(format!("more than {MAX_FS} file systems"))
+        } else if self.proved.len() >= MAX_FILE_SYSTEMS && !self.proved.contains_key(&fs) {
+            Err(format!("more than {MAX_FILE_SYSTEMS} file systems"))
         } else {
-            images::prove(&self.disks, disk, &content.0, map)
+            images::find_proved_disk(&self.disks, disk, &content.0, map)
         };
         match found {
             Ok(found) => {
@@ -35,20 +35,20 @@ impl Conversation {
                 let size = found.image.size();
                 let before = self.proved.get(&fs).map(|p| p.image);
                 if before != Some(image) {
-                    // Names of the same number are of another disk.
-                    for slot in self.names.end(fs) {
+                    // NamedBlocks of the same number are of another disk.
+                    for slot in self.blocks.end(fs) {
                         self.table.withdraw(slot);
                         self.stat.withdrawn += 1;
                     }
                 }
                 self.journal
-                    .seldom(now, Level::Info, "proof", &format!("found {shown}"));
+                    .log_limited(now, Level::Info, "proof", &format!("found {shown}"));
                 self.proved.insert(fs, Proved { image, size, shown });
                 ToAgent::ProofOk { fs }
             }
             Err(why) => {
                 count(&mut self.stat.refusals, "proof");
-                self.journal.seldom(
+                self.journal.log_limited(
                     now,
                     Level::Warning,
                     "proof-bad",
@@ -65,14 +65,14 @@ impl Conversation {
     pub(super) fn name(
         &mut self,
         now: Instant,
-        lease: Lease,
+        lease: LeaseId,
         fs: FsId,
         key: BlockKey,
         data: &FileMap,
         meta: &FileMap,
     ) -> Option<ToAgent> {
         // Refusing it would say that nobody reads it.
-        if self.names.knows(lease) {
+        if self.blocks.knows(lease) {
             count(&mut self.stat.refusals, "number in use");
             return None;
         }
@@ -83,7 +83,7 @@ impl Conversation {
             }
             Err((kind, why)) => {
                 count(&mut self.stat.refusals, kind);
-                self.journal.seldom(
+                self.journal.log_limited(
                     now,
                     Level::Warning,
                     kind,
@@ -100,7 +100,7 @@ impl Conversation {
     fn admit(
         &mut self,
         now: Instant,
-        lease: Lease,
+        lease: LeaseId,
         fs: FsId,
         key: BlockKey,
         data: &FileMap,
@@ -111,11 +111,11 @@ impl Conversation {
             .proved
             .get(&fs)
             .ok_or_else(|| no("file system not proved"))?;
-        if !self.name_rate.take(now, 1.0) {
+        if !self.name_rate.try_take(now, 1.0) {
             return Err(no("names too fast"));
         }
         let slot = self
-            .names
+            .blocks
             .free_slot()
             .ok_or_else(|| no("too many blocks"))?;
         let (image, size) = (proved.image, proved.size);
@@ -124,21 +124,23 @@ impl Conversation {
                 .map_err(|e| ("bad extents", format!("{key}: {e}")))
         };
         let (data, meta) = (check(data)?, check(meta)?);
-        if self.names.extents() + names::extents(&data, &meta) > self.limits.extents as usize {
+        if self.blocks.extents() + named_blocks::extents(&data, &meta)
+            > self.limits.extents as usize
+        {
             return Err(no("too many extents"));
         }
         let grant = self
             .table
             .lease(slot)
             .ok_or_else(|| no("too many blocks"))?;
-        self.names.insert(Block {
-            lease,
+        self.blocks.insert(Block {
+            id: lease,
             fs,
             key,
             data,
             meta,
             image,
-            grant,
+            lease: grant,
         });
         Ok(())
     }
@@ -146,13 +148,13 @@ impl Conversation {
     pub(super) fn withdraw(
         &mut self,
         now: Instant,
-        leases: Vec<Lease>,
+        leases: Vec<LeaseId>,
         why: agent::Why,
         out: &mut Vec<ToAgent>,
     ) {
         let mut unknown = Vec::new();
         for lease in leases {
-            let (slot, is_unknown) = self.names.withdraw(lease, now);
+            let (slot, is_unknown) = self.blocks.withdraw(lease, now);
             if let Some(slot) = slot {
                 self.table.withdraw(slot);
                 self.stat.withdrawn += 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The conversation with an agent: what may be said when, and what becomes of it.
+//! The session with an agent: what may be said when, and what becomes of it.
 //!
 //! Everything that comes in is a guest's word. It is counted against bounds before it is kept, and nothing that it
 //! says makes this side wait, write more than an answer, or read outside of the VM's own disks.
@@ -19,8 +19,8 @@ use viola_proto::agent::{
 use viola_vpipe::work::Pipes;
 
 use super::images::Disk;
-use super::names::{Lease, Names};
-use super::rate::Rate;
+use super::named_blocks::{LeaseId, NamedBlocks};
+use super::token_bucket::TokenBucket;
 use crate::control::{AgentStat, Limits, Reasons};
 use crate::journal::{Journal, Level};
 use crate::lookup::Found;
@@ -28,24 +28,24 @@ use crate::table::Table;
 use stat::flat;
 
 /// Time between two pings, and between two hails while nobody says hello.
-const PING: Duration = Duration::from_secs(2);
+const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// An agent that has said nothing for so long is taken for dead, and its blocks are not served any more.
-const SILENCE: Duration = Duration::from_secs(10);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// File systems of a VM.
-const MAX_FS: usize = 64;
+const MAX_FILE_SYSTEMS: usize = 64;
 /// Proofs a second, over a longer time; each reads from the VM's disks.
-const PROOFS: f64 = 4.0;
-/// Names that may come at once.
-const BURST_S: f64 = 4.0;
+const MAX_PROOFS_PER_S: f64 = 4.0;
+/// NamedBlocks that may come at once.
+const NAME_BURST_SECONDS: f64 = 4.0;
 /// Kinds of refusals and ends that are counted apart.
 const MAX_REASONS: usize = 64;
 
 /// Who reads what now.
 pub trait Readers {
     /// The reader that may be reading this slot of this table.
-    fn of_slot(&self, table: u32, slot: u32) -> Option<&str>;
+    fn reader_of_slot(&self, table: u32, slot: u32) -> Option<&str>;
     /// The reader that may be reading any slot of this table.
-    fn of_table(&self, table: u32) -> Option<&str>;
+    fn reader_of_table(&self, table: u32) -> Option<&str>;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,19 +78,19 @@ struct Proved {
 
 /// One VM's agent, as far as this worker is concerned.
 #[derive(Debug)]
-pub struct Conversation {
+pub struct AgentSession {
     table: Table,
-    names: Names,
+    blocks: NamedBlocks,
     disks: Vec<Disk>,
     limits: Limits,
     state: State,
     proved: BTreeMap<FsId, Proved>,
-    name_rate: Rate,
-    proof_rate: Rate,
+    name_rate: TokenBucket,
+    proof_rate: TokenBucket,
     /// When the agent was last heard.
-    heard: Instant,
-    /// When it was last pinged or hailed.
-    pinged: Instant,
+    last_message: Instant,
+    /// When it was last last_ping or hailed.
+    last_ping: Instant,
     pings: u64,
     has_channel: bool,
     stat: AgentStat,
@@ -98,13 +98,13 @@ pub struct Conversation {
     pipes: Option<Pipes>,
 }
 
-impl Conversation {
+impl AgentSession {
     /// Ends the epoch of whoever kept this table before.
     pub fn new(table: Table, limits: Limits, journal: Journal, now: Instant) -> Self {
         table.end_epoch();
         let slots = table.slots().min(limits.blocks);
         Self {
-            names: Names::new(slots),
+            blocks: NamedBlocks::new(slots),
             disks: Vec::new(),
             state: State::Ending {
                 since: now,
@@ -112,9 +112,9 @@ impl Conversation {
             },
             proved: BTreeMap::new(),
             name_rate: name_rate(limits, now),
-            proof_rate: Rate::new(now, PROOFS, 4.0 * MAX_FS as f64),
-            heard: now,
-            pinged: now,
+            proof_rate: TokenBucket::new(now, MAX_PROOFS_PER_S, 4.0 * MAX_FILE_SYSTEMS as f64),
+            last_message: now,
+            last_ping: now,
             pings: 0,
             has_channel: false,
             stat: AgentStat::default(),
@@ -132,13 +132,13 @@ impl Conversation {
     pub fn open(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         self.end(now, "new channel");
         self.has_channel = true;
-        self.hail(now, out);
+        self.send_hail(now, out);
     }
 
     /// The channel is gone, and with it all names.
     pub fn close(&mut self, now: Instant, why: &str) {
         if std::mem::take(&mut self.has_channel) {
-            self.journal.seldom(
+            self.journal.log_limited(
                 now,
                 Level::Warning,
                 "channel",
@@ -154,7 +154,7 @@ impl Conversation {
         self.end(now, why);
         self.forget_hello();
         if self.has_channel {
-            self.hail(now, out);
+            self.send_hail(now, out);
         }
     }
 
@@ -176,8 +176,8 @@ impl Conversation {
     }
 
     /// Takes a message of the agent.
-    pub fn hear(&mut self, now: Instant, message: FromAgent, out: &mut Vec<ToAgent>) {
-        self.heard = now;
+    pub fn handle(&mut self, now: Instant, message: FromAgent, out: &mut Vec<ToAgent>) {
+        self.last_message = now;
         match message {
             FromAgent::Hello {
                 version,
@@ -218,20 +218,22 @@ impl Conversation {
             } => out.extend(self.name(now, lease, fs, key, &data, &meta)),
             FromAgent::Withdraw { leases, why } => self.withdraw(now, leases, why, out),
             FromAgent::WithdrawAll { fs, why } => {
-                for slot in self.names.end(fs) {
+                for slot in self.blocks.end(fs) {
                     self.table.withdraw(slot);
                     self.stat.withdrawn += 1;
                 }
                 if let Some(proved) = self.proved.remove(&fs) {
                     let what = format!("{} is not served for now: {why:?}", proved.shown);
-                    self.journal.seldom(now, Level::Info, "withdraw-all", &what);
+                    self.journal
+                        .log_limited(now, Level::Info, "withdraw-all", &what);
                 }
             }
             FromAgent::Stats(stats) => {
                 let why = printable(&stats.why);
                 if !why.is_empty() && why != self.stat.agent_why {
                     let what = format!("the agent names no block: {why}");
-                    self.journal.seldom(now, Level::Warning, "closed", &what);
+                    self.journal
+                        .log_limited(now, Level::Warning, "closed", &what);
                 }
                 self.stat.agent = flat(&stats);
                 self.stat.agent_why = why;
@@ -242,13 +244,13 @@ impl Conversation {
     }
 
     /// A frame that was no message.
-    pub fn misheard(&mut self, now: Instant, why: &dyn std::error::Error) {
+    pub fn handle_malformed(&mut self, now: Instant, why: &dyn std::error::Error) {
         count(&mut self.stat.refusals, "no message");
         let why = match why.source() {
             Some(source) => format!("{why}: {source}"),
             None => why.to_string(),
         };
-        self.journal.seldom(
+        self.journal.log_limited(
             now,
             Level::Warning,
             "misheard",
@@ -260,13 +262,18 @@ impl Conversation {
     }
 
     /// Confirms what nobody reads any more, and welcomes an agent when the old epoch is over.
-    pub fn settle(&mut self, now: Instant, readers: &dyn Readers, out: &mut Vec<ToAgent>) {
+    pub fn complete_pending(
+        &mut self,
+        now: Instant,
+        readers: &dyn Readers,
+        out: &mut Vec<ToAgent>,
+    ) {
         let table = self.table.id();
         let confirmed = self
-            .names
-            .confirm(|slot| readers.of_slot(table, slot).is_some());
+            .blocks
+            .confirm(|slot| readers.reader_of_slot(table, slot).is_some());
         confirm(confirmed, out);
-        if matches!(self.state, State::Ending { .. }) && readers.of_table(table).is_none() {
+        if matches!(self.state, State::Ending { .. }) && readers.reader_of_table(table).is_none() {
             let State::Ending { hello, .. } = std::mem::replace(&mut self.state, State::Silent)
             else {
                 return;
@@ -284,16 +291,19 @@ impl Conversation {
         }
         // a VM that stands still has not died, and its disks stay as they are
         if self.pipes.as_ref().is_some_and(Pipes::stands_still) {
-            self.heard = now;
+            self.last_message = now;
         }
         if let State::Open { .. } = self.state
-            && now.saturating_duration_since(self.heard) >= SILENCE
+            && now.saturating_duration_since(self.last_message) >= AGENT_TIMEOUT
         {
-            let what = format!("nothing heard of the agent for {} s", SILENCE.as_secs());
-            self.journal.line(Level::Warning, &what);
+            let what = format!(
+                "nothing heard of the agent for {} s",
+                AGENT_TIMEOUT.as_secs()
+            );
+            self.journal.log(Level::Warning, &what);
             self.end_epoch(now, "silent agent", out);
         }
-        if now.saturating_duration_since(self.pinged) < PING {
+        if now.saturating_duration_since(self.last_ping) < PING_INTERVAL {
             return;
         }
         match &self.state {
@@ -303,27 +313,27 @@ impl Conversation {
                     n: self.pings,
                     session: hello.session,
                 });
-                self.pinged = now;
+                self.last_ping = now;
             }
-            State::Silent => self.hail(now, out),
+            State::Silent => self.send_hail(now, out),
             State::Ending { .. } => {}
         }
     }
 
-    /// Whether something waits for readers, so that [`Conversation::settle`] is to be called soon again.
-    pub fn waits(&self) -> bool {
-        matches!(self.state, State::Ending { .. }) || self.names.waiting().0 > 0
+    /// Whether something waits for readers, so that [`AgentSession::complete_pending`] is to be called soon again.
+    pub fn has_pending(&self) -> bool {
+        matches!(self.state, State::Ending { .. }) || self.blocks.waiting().0 > 0
     }
 
     /// Where a block is.
     pub fn find(&mut self, key: &BlockKey) -> Option<Found> {
         self.stat.lookups += 1;
-        let Some(block) = self.names.find(key) else {
+        let Some(block) = self.blocks.find(key) else {
             self.stat.unknown += 1;
             return None;
         };
         Some(Found {
-            lease: block.grant,
+            lease: block.lease,
             image: block.image,
             data: wire(&block.data),
             meta: wire(&block.meta),
@@ -342,7 +352,8 @@ impl Conversation {
                 "the agent speaks version {version}, this is {}: its blocks are not served; install the same release in the VM",
                 agent::VERSION
             );
-            self.journal.seldom(now, Level::Error, "version", &what);
+            self.journal
+                .log_limited(now, Level::Error, "version", &what);
             self.end(now, "other version");
             self.forget_hello();
             return;
@@ -362,7 +373,7 @@ impl Conversation {
             hello.agent_version,
             self.table.epoch()
         );
-        self.journal.seldom(now, Level::Info, "welcome", &what);
+        self.journal.log_limited(now, Level::Info, "welcome", &what);
         out.push(ToAgent::Welcome {
             version: agent::VERSION,
             session: hello.session,
@@ -375,21 +386,21 @@ impl Conversation {
         });
         // It may take up its work at once.
         self.name_rate = name_rate(self.limits, now);
-        self.heard = now;
-        self.pinged = now;
+        self.last_message = now;
+        self.last_ping = now;
         self.state = State::Open { hello };
     }
 
     fn end(&mut self, now: Instant, why: &str) {
         count(&mut self.stat.ends, why);
-        let held = self.names.named();
+        let held = self.blocks.named();
         if held > 0 {
             let what = format!("{held} blocks withdrawn: {why}");
-            self.journal.seldom(now, Level::Notice, "end", &what);
+            self.journal.log_limited(now, Level::Notice, "end", &what);
         }
         self.stat.withdrawn += held as u64;
         self.table.end_epoch();
-        self.names.clear();
+        self.blocks.clear();
         self.proved.clear();
         // nobody could take them back any more
         if let Some(pipes) = &mut self.pipes {
@@ -409,20 +420,20 @@ impl Conversation {
         }
     }
 
-    fn hail(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
+    fn send_hail(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         out.push(ToAgent::Hail {
             version: agent::VERSION,
         });
-        self.pinged = now;
+        self.last_ping = now;
     }
 }
 
-fn name_rate(limits: Limits, now: Instant) -> Rate {
+fn name_rate(limits: Limits, now: Instant) -> TokenBucket {
     let per_s = f64::from(limits.names_per_s);
-    Rate::new(now, per_s, per_s * BURST_S)
+    TokenBucket::new(now, per_s, per_s * NAME_BURST_SECONDS)
 }
 
-fn confirm(leases: Vec<Lease>, out: &mut Vec<ToAgent>) {
+fn confirm(leases: Vec<LeaseId>, out: &mut Vec<ToAgent>) {
     for some in leases.chunks(MAX_LEASES) {
         out.push(ToAgent::Withdrawn {
             leases: some.to_vec(),

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! So many a second, with some room for bursts.
+//! So many a second, with some capacity for bursts.
 
 use std::time::{Duration, Instant};
 
 /// A bucket that fills at a steady rate.
 #[derive(Debug, Clone)]
-pub struct Rate {
+pub struct TokenBucket {
     per_s: f64,
-    room: f64,
+    capacity: f64,
     level: f64,
-    at: Instant,
+    updated: Instant,
 }
 
-impl Rate {
+impl TokenBucket {
     /// Full at first.
-    pub fn new(now: Instant, per_s: f64, room: f64) -> Self {
+    pub fn new(now: Instant, per_s: f64, capacity: f64) -> Self {
         Self {
             per_s,
-            room,
-            level: room,
-            at: now,
+            capacity,
+            level: capacity,
+            updated: now,
         }
     }
 
     /// Takes `n` if there is that much.
-    pub fn take(&mut self, now: Instant, n: f64) -> bool {
+    pub fn try_take(&mut self, now: Instant, n: f64) -> bool {
         self.fill(now);
         let enough = self.level >= n;
         if enough {
@@ -34,13 +34,13 @@ impl Rate {
     }
 
     /// Takes `n` in any case, and goes into debt.
-    pub fn owe(&mut self, now: Instant, n: f64) {
+    pub fn charge(&mut self, now: Instant, n: f64) {
         self.fill(now);
         self.level -= n;
     }
 
     /// How long until there is no debt.
-    pub fn wait(&mut self, now: Instant) -> Duration {
+    pub fn delay(&mut self, now: Instant) -> Duration {
         self.fill(now);
         if self.level >= 0.0 {
             Duration::ZERO
@@ -50,9 +50,9 @@ impl Rate {
     }
 
     fn fill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        self.level = (self.level + passed * self.per_s).min(self.room);
-        self.at = now;
+        let passed = now.saturating_duration_since(self.updated).as_secs_f64();
+        self.level = (self.level + passed * self.per_s).min(self.capacity);
+        self.updated = now;
     }
 }
 
@@ -63,18 +63,18 @@ mod tests {
     #[test]
     fn a_burst_passes_and_then_the_rate_holds() {
         let start = Instant::now();
-        let mut rate = Rate::new(start, 10.0, 20.0);
-        assert_eq!((0..100).filter(|_| rate.take(start, 1.0)).count(), 20);
+        let mut rate = TokenBucket::new(start, 10.0, 20.0);
+        assert_eq!((0..100).filter(|_| rate.try_take(start, 1.0)).count(), 20);
         let later = start + Duration::from_secs(1);
-        assert_eq!((0..100).filter(|_| rate.take(later, 1.0)).count(), 10);
+        assert_eq!((0..100).filter(|_| rate.try_take(later, 1.0)).count(), 10);
     }
 
     #[test]
     fn a_debt_is_waited_for() {
         let start = Instant::now();
-        let mut rate = Rate::new(start, 100.0, 50.0);
-        rate.owe(start, 150.0);
-        assert_eq!(rate.wait(start), Duration::from_secs(1));
-        assert_eq!(rate.wait(start + Duration::from_secs(2)), Duration::ZERO);
+        let mut rate = TokenBucket::new(start, 100.0, 50.0);
+        rate.charge(start, 150.0);
+        assert_eq!(rate.delay(start), Duration::from_secs(1));
+        assert_eq!(rate.delay(start + Duration::from_secs(2)), Duration::ZERO);
     }
 }

@@ -14,15 +14,15 @@ use vhost_user_backend::VhostUserDaemon;
 use viola_extents::host::{self, Image, Layer};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use super::device::{Device, Shape};
+use super::device::{Device, DeviceConfig};
 use super::service::{Service, count};
-use super::stream::Streams;
+use super::stream::StreamServer;
 use crate::control::{Format, ImageSpec, Inbox, Order, Report, Role, VERSION};
 use crate::hazard::Cells;
 
 /// What the daemon gives a reader worker to begin with.
 #[derive(Debug)]
-pub struct Start {
+pub struct Params {
     /// Identity of the VM.
     pub vm: String,
     /// Listening socket to which its VMM connects, bound by the daemon.
@@ -30,7 +30,7 @@ pub struct Start {
     /// The worker's hazard cells ([`crate::hazard::create`]), to be written.
     pub hazards: File,
     /// What the device looks like.
-    pub shape: Shape,
+    pub device: DeviceConfig,
 }
 
 /// Serves a VM until the daemon says that this is over.
@@ -39,31 +39,31 @@ pub struct Start {
 /// device that is gone and not one that hangs.
 ///
 /// # Errors
-/// When something of `start` is not what it should be.
-pub fn run(start: Start, mut inbox: Inbox) -> io::Result<()> {
+/// When something of `params` is not what it should be.
+pub fn run(params: Params, mut inbox: Inbox) -> io::Result<()> {
     end_on_panic();
-    let cells = Cells::map(&start.hazards)?;
-    let mut shape = start.shape;
-    shape.queues = shape.queues.clamp(1, 8);
+    let cells = Cells::map(&params.hazards)?;
+    let mut config = params.device;
+    config.queues = config.queues.clamp(1, 8);
     // each thread that reads needs a cell
-    shape.waiters = shape
+    config.waiters = config
         .waiters
-        .min(cells.count().saturating_sub(shape.queues));
+        .min(cells.count().saturating_sub(config.queues));
     let service = Arc::new(Service::new(cells));
-    let socket = UnixListener::from(start.socket);
-    let streams = Streams::new(service.clone(), shape.look, shape.waiters);
+    let socket = UnixListener::from(params.socket);
+    let streams = StreamServer::new(service.clone(), config.mount, config.waiters);
     let serving = service.clone();
     std::thread::Builder::new()
         .name("vm".into())
         .spawn(move || {
-            if let Err(e) = serve(&serving, socket, &shape) {
+            if let Err(e) = serve(&serving, socket, &config) {
                 eprintln!("vread: cannot serve the VM any more: {e}");
                 std::process::exit(1);
             }
         })?;
-    inbox.obey(|order, fds| match order {
+    inbox.serve(|order, fds| match order {
         Order::Stream => stream(&streams, fds),
-        order => obey(&service, &start.vm, order, fds),
+        order => obey(&service, &params.vm, order, fds),
     })
 }
 
@@ -79,16 +79,20 @@ pub(crate) fn end_on_panic() {
 ///
 /// # Errors
 /// When the socket or the threads cannot be had.
-pub fn serve_vm(service: &Arc<Service>, socket: UnixListener, shape: &Shape) -> io::Result<()> {
-    serve(service, socket, shape)
+pub fn serve_vm(
+    service: &Arc<Service>,
+    socket: UnixListener,
+    config: &DeviceConfig,
+) -> io::Result<()> {
+    serve(service, socket, config)
 }
 
-fn serve(service: &Arc<Service>, socket: UnixListener, shape: &Shape) -> io::Result<()> {
+fn serve(service: &Arc<Service>, socket: UnixListener, config: &DeviceConfig) -> io::Result<()> {
     let mut listener = Listener::from(socket);
     loop {
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
-        let device = Arc::new(Device::new(service, shape, memory.clone())?);
-        let leaks = device.leaks();
+        let device = Arc::new(Device::new(service, config, memory.clone())?);
+        let exit_descriptors = device.exit_descriptors();
         let mut daemon = VhostUserDaemon::new("vm".into(), device, memory).map_err(other)?;
         daemon.start(&mut listener).map_err(other)?;
         count(&service.counts.connected);
@@ -103,7 +107,7 @@ fn serve(service: &Arc<Service>, socket: UnixListener, shape: &Shape) -> io::Res
             }
         }
         drop(daemon);
-        drop(leaks);
+        drop(exit_descriptors);
         service.counts.connected.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -160,7 +164,7 @@ fn obey(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report 
     }
 }
 
-fn stream(streams: &Streams, fds: Vec<OwnedFd>) -> Report {
+fn stream(streams: &StreamServer, fds: Vec<OwnedFd>) -> Report {
     let failed = |why: String| Report::Failed { why };
     let Some(fd) = fds.into_iter().next() else {
         return failed("descriptors are missing".into());

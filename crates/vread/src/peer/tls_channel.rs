@@ -14,24 +14,24 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 
 use super::tls::{Fingerprint, fingerprint_of};
-use super::wire::Bad;
+use super::wire::ProtocolError;
 
 /// Room for received records.
-const IN: usize = 512 << 10;
+const RECEIVE_BUFFER_BYTES: usize = 512 << 10;
 /// Room for encrypted records.
-const OUT: usize = 320 << 10;
+const SEND_BUFFER_BYTES: usize = 320 << 10;
 /// Plain bytes encrypted in one go.
-const AT_ONCE: usize = 64 << 10;
-/// What encryption adds to [`AT_ONCE`] at most, and room for a message of the handshake.
-const SLACK: usize = 32 << 10;
+const MAX_ENCRYPT_BYTES: usize = 64 << 10;
+/// What encryption adds to [`MAX_ENCRYPT_BYTES`] at most, and room for a message of the handshake.
+const ENCRYPT_OVERHEAD_BYTES: usize = 32 << 10;
 /// Bytes taken from the socket before others have their turn.
-const TURN: usize = 2 << 20;
+const MAX_RECEIVE_BYTES: usize = 2 << 20;
 /// Buffers that are kept for later.
-const SPARE: usize = 8;
+const MAX_SPARE_BUFFERS: usize = 8;
 
 /// Why a connection is over.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum ChannelError {
     /// The other side has ended it.
     #[error("the other host has hung up")]
     Closed,
@@ -43,43 +43,43 @@ pub enum Broken {
     Tls(#[from] rustls::Error),
     /// The frames are not as they should be.
     #[error(transparent)]
-    Bad(#[from] Bad),
+    ProtocolError(#[from] ProtocolError),
 }
 
-enum Connection {
+enum TlsConnection {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
 }
 
 /// One end of a connection.
-pub struct Channel {
+pub struct TlsChannel {
     socket: TcpStream,
-    connection: Connection,
+    connection: TlsConnection,
     incoming: Vec<u8>,
     /// What of `incoming` was not looked at yet.
-    got: std::ops::Range<usize>,
+    received: std::ops::Range<usize>,
     outgoing: Vec<u8>,
     /// What of `outgoing` was not sent yet.
-    left: std::ops::Range<usize>,
+    unsent: std::ops::Range<usize>,
     queue: VecDeque<Vec<u8>>,
     /// Bytes of the first in the queue that are encrypted.
-    done: usize,
+    encrypted: usize,
     queued: usize,
     ready: bool,
     spare: Vec<Vec<u8>>,
     /// Whether anything has come since this was last asked.
-    heard: bool,
+    received_any: bool,
 }
 
-impl std::fmt::Debug for Channel {
+impl std::fmt::Debug for TlsChannel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Channel")
+        f.debug_struct("TlsChannel")
             .field("socket", &self.socket)
             .finish_non_exhaustive()
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for TlsChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -91,45 +91,45 @@ enum Next {
     Wait,
 }
 
-impl Channel {
+impl TlsChannel {
     /// The asking end. The socket is connected, or about to be, and does not block.
     pub fn client(socket: TcpStream, connection: UnbufferedClientConnection) -> Self {
-        Self::new(socket, Connection::Client(connection))
+        Self::new(socket, TlsConnection::Client(connection))
     }
 
     /// The answering end.
     pub fn server(socket: TcpStream, connection: UnbufferedServerConnection) -> Self {
-        Self::new(socket, Connection::Server(connection))
+        Self::new(socket, TlsConnection::Server(connection))
     }
 
-    fn new(socket: TcpStream, connection: Connection) -> Self {
+    fn new(socket: TcpStream, connection: TlsConnection) -> Self {
         Self {
             socket,
             connection,
-            incoming: vec![0; IN],
-            got: 0..0,
-            outgoing: vec![0; OUT],
-            left: 0..0,
+            incoming: vec![0; RECEIVE_BUFFER_BYTES],
+            received: 0..0,
+            outgoing: vec![0; SEND_BUFFER_BYTES],
+            unsent: 0..0,
             queue: VecDeque::new(),
-            done: 0,
+            encrypted: 0,
             queued: 0,
             ready: false,
             spare: Vec::new(),
-            heard: false,
+            received_any: false,
         }
     }
 
     /// The other side's certificate, after the handshake.
     pub fn peer(&self) -> Option<Fingerprint> {
         fingerprint_of(match &self.connection {
-            Connection::Client(connection) => connection.peer_certificates(),
-            Connection::Server(connection) => connection.peer_certificates(),
+            TlsConnection::Client(connection) => connection.peer_certificates(),
+            TlsConnection::Server(connection) => connection.peer_certificates(),
         })
     }
 
     /// Whether anything has come since this was last asked.
-    pub fn heard(&mut self) -> bool {
-        std::mem::take(&mut self.heard)
+    pub fn take_received(&mut self) -> bool {
+        std::mem::take(&mut self.received_any)
     }
 
     /// An empty buffer, if possible one that has been used before.
@@ -147,41 +147,41 @@ impl Channel {
 
     /// Bytes that were not sent yet.
     pub fn queued(&self) -> usize {
-        self.queued + self.left.len()
+        self.queued + self.unsent.len()
     }
 
     /// Whether to wait until the socket takes more.
     pub fn wants_write(&self) -> bool {
-        !self.left.is_empty() || (self.ready && self.queued > 0)
+        !self.unsent.is_empty() || (self.ready && self.queued > 0)
     }
 
-    /// Takes what has come, at most [`TURN`] bytes.
+    /// Takes what has come, at most [`MAX_RECEIVE_BYTES`] bytes.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`ChannelError`].
     pub fn receive(
         &mut self,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), Bad>,
-    ) -> Result<(), Broken> {
+        take: &mut dyn FnMut(&[u8]) -> Result<(), ProtocolError>,
+    ) -> Result<(), ChannelError> {
         let mut turn = 0;
-        while turn < TURN {
-            if self.got.end == IN {
-                self.incoming.copy_within(self.got.clone(), 0);
-                self.got = 0..self.got.len();
+        while turn < MAX_RECEIVE_BYTES {
+            if self.received.end == RECEIVE_BUFFER_BYTES {
+                self.incoming.copy_within(self.received.clone(), 0);
+                self.received = 0..self.received.len();
             }
-            if self.got.len() == IN {
-                return Err(Bad("a record without end").into());
+            if self.received.len() == RECEIVE_BUFFER_BYTES {
+                return Err(ProtocolError("a record without end").into());
             }
-            let read = match self.socket.read(&mut self.incoming[self.got.end..]) {
-                Ok(0) => return Err(Broken::Closed),
+            let read = match self.socket.read(&mut self.incoming[self.received.end..]) {
+                Ok(0) => return Err(ChannelError::Closed),
                 Ok(read) => read,
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 Err(e) if would_block(&e) => return Ok(()),
                 Err(e) => return Err(e.into()),
             };
-            self.heard = true;
+            self.received_any = true;
             turn += read;
-            self.got.end += read;
+            self.received.end += read;
             self.work(take)?;
         }
         Ok(())
@@ -190,58 +190,63 @@ impl Channel {
     /// Encrypts and sends what is to be sent, as far as the socket takes it.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub fn flush(&mut self) -> Result<(), Broken> {
+    /// [`ChannelError`].
+    pub fn flush(&mut self) -> Result<(), ChannelError> {
         loop {
-            if self.left.is_empty() || (self.left.end < OUT / 2 && self.queued > 0) {
+            if self.unsent.is_empty()
+                || (self.unsent.end < SEND_BUFFER_BYTES / 2 && self.queued > 0)
+            {
                 // Nothing is received here.
                 self.work(&mut |_| Ok(()))?;
             }
-            if self.left.is_empty() {
+            if self.unsent.is_empty() {
                 return Ok(());
             }
-            match self.socket.write(&self.outgoing[self.left.clone()]) {
-                Ok(0) => return Err(Broken::Closed),
-                Ok(written) => self.left.start += written,
+            match self.socket.write(&self.outgoing[self.unsent.clone()]) {
+                Ok(0) => return Err(ChannelError::Closed),
+                Ok(written) => self.unsent.start += written,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if would_block(&e) => return Ok(()),
                 Err(e) => return Err(e.into()),
             }
-            if self.left.is_empty() {
-                self.left = 0..0;
+            if self.unsent.is_empty() {
+                self.unsent = 0..0;
             }
         }
     }
 
     /// Lets TLS go on until it needs more bytes, or more room.
-    fn work(&mut self, take: &mut dyn FnMut(&[u8]) -> Result<(), Bad>) -> Result<(), Broken> {
+    fn work(
+        &mut self,
+        take: &mut dyn FnMut(&[u8]) -> Result<(), ProtocolError>,
+    ) -> Result<(), ChannelError> {
         loop {
-            if self.left.is_empty() {
-                self.left = 0..0;
+            if self.unsent.is_empty() {
+                self.unsent = 0..0;
             }
-            let got = &mut self.incoming[self.got.clone()];
-            let mut out = Out {
+            let got = &mut self.incoming[self.received.clone()];
+            let mut out = Outgoing {
                 room: &mut self.outgoing,
-                left: &mut self.left,
+                unsent: &mut self.unsent,
                 queue: &mut self.queue,
-                done: &mut self.done,
+                encrypted: &mut self.encrypted,
                 queued: &mut self.queued,
                 ready: &mut self.ready,
                 spare: &mut self.spare,
             };
             let (discard, next) = match &mut self.connection {
-                Connection::Client(c) => step(c.process_tls_records(got), &mut out, take),
-                Connection::Server(c) => step(c.process_tls_records(got), &mut out, take),
+                TlsConnection::Client(c) => step(c.process_tls_records(got), &mut out, take),
+                TlsConnection::Server(c) => step(c.process_tls_records(got), &mut out, take),
             };
-            self.got.start += discard;
-            if self.got.is_empty() {
-                self.got = 0..0;
+            self.received.start += discard;
+            if self.received.is_empty() {
+                self.received = 0..0;
             }
             match next {
                 Ok(Next::Again) => {}
                 Ok(Next::Wait) => return Ok(()),
                 Err(broken) => {
-                    self.tell_why();
+                    self.send_alert();
                     return Err(broken);
                 }
             }
@@ -249,27 +254,27 @@ impl Channel {
     }
 
     /// Sends the alert that tells the other side why, if it can be sent now.
-    fn tell_why(&mut self) {
+    fn send_alert(&mut self) {
         let mut nothing = Vec::new();
-        let mut out = Out {
+        let mut out = Outgoing {
             room: &mut self.outgoing,
-            left: &mut self.left,
+            unsent: &mut self.unsent,
             queue: &mut VecDeque::new(),
-            done: &mut 0,
+            encrypted: &mut 0,
             queued: &mut 0,
             ready: &mut false,
             spare: &mut nothing,
         };
         let _ = match &mut self.connection {
-            Connection::Client(c) => {
+            TlsConnection::Client(c) => {
                 step(c.process_tls_records(&mut []), &mut out, &mut |_| Ok(()))
             }
-            Connection::Server(c) => {
+            TlsConnection::Server(c) => {
                 step(c.process_tls_records(&mut []), &mut out, &mut |_| Ok(()))
             }
         };
-        let _ = self.socket.write(&self.outgoing[self.left.clone()]);
-        self.left = 0..0;
+        let _ = self.socket.write(&self.outgoing[self.unsent.clone()]);
+        self.unsent = 0..0;
     }
 }
 
@@ -279,11 +284,11 @@ fn would_block(e: &io::Error) -> bool {
 }
 
 /// Where encrypted bytes go, and from where they come.
-struct Out<'a> {
+struct Outgoing<'a> {
     room: &'a mut Vec<u8>,
-    left: &'a mut std::ops::Range<usize>,
+    unsent: &'a mut std::ops::Range<usize>,
     queue: &'a mut VecDeque<Vec<u8>>,
-    done: &'a mut usize,
+    encrypted: &'a mut usize,
     queued: &'a mut usize,
     ready: &'a mut bool,
     spare: &'a mut Vec<Vec<u8>>,
@@ -292,9 +297,9 @@ struct Out<'a> {
 /// One step of TLS; how many received bytes are done with, and how to go on.
 fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
-    out: &mut Out<'_>,
-    take: &mut dyn FnMut(&[u8]) -> Result<(), Bad>,
-) -> (usize, Result<Next, Broken>) {
+    out: &mut Outgoing<'_>,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), ProtocolError>,
+) -> (usize, Result<Next, ChannelError>) {
     let mut discard = status.discard;
     let next = match status.state {
         Err(e) => Err(e.into()),
@@ -311,14 +316,14 @@ fn step<Data>(
             }
         },
         Ok(ConnectionState::EncodeTlsData(mut data)) => {
-            match data.encode(&mut out.room[out.left.end..]) {
+            match data.encode(&mut out.room[out.unsent.end..]) {
                 Ok(more) => {
-                    out.left.end += more;
+                    out.unsent.end += more;
                     Ok(Next::Again)
                 }
                 // Messages of a handshake are far smaller than the room, which is empty at its begin.
                 Err(EncodeError::InsufficientSize(_) | EncodeError::AlreadyEncoded) => {
-                    Err(Bad("a handshake that is too long").into())
+                    Err(ProtocolError("a handshake that is too long").into())
                 }
             }
         }
@@ -332,24 +337,24 @@ fn step<Data>(
                 let Some(first) = out.queue.front() else {
                     break Ok(Next::Wait);
                 };
-                if out.left.end + AT_ONCE + SLACK > out.room.len() {
+                if out.unsent.end + MAX_ENCRYPT_BYTES + ENCRYPT_OVERHEAD_BYTES > out.room.len() {
                     break Ok(Next::Wait);
                 }
-                let part = &first[*out.done..];
-                let part = &part[..part.len().min(AT_ONCE)];
-                match traffic.encrypt(part, &mut out.room[out.left.end..]) {
-                    Ok(more) => out.left.end += more,
+                let part = &first[*out.encrypted..];
+                let part = &part[..part.len().min(MAX_ENCRYPT_BYTES)];
+                match traffic.encrypt(part, &mut out.room[out.unsent.end..]) {
+                    Ok(more) => out.unsent.end += more,
                     Err(EncryptError::InsufficientSize(_)) => break Ok(Next::Wait),
                     Err(EncryptError::EncryptExhausted) => {
                         break Err(rustls::Error::EncryptError.into());
                     }
                 }
-                *out.done += part.len();
+                *out.encrypted += part.len();
                 *out.queued -= part.len();
-                if *out.done == first.len() {
-                    *out.done = 0;
+                if *out.encrypted == first.len() {
+                    *out.encrypted = 0;
                     if let Some(used) = out.queue.pop_front()
-                        && out.spare.len() < SPARE
+                        && out.spare.len() < MAX_SPARE_BUFFERS
                     {
                         out.spare.push(used);
                     }
@@ -357,8 +362,8 @@ fn step<Data>(
             }
         }
         Ok(ConnectionState::BlockedHandshake) => Ok(Next::Wait),
-        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Err(Broken::Closed),
-        Ok(_) => Err(Bad("early data").into()),
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Err(ChannelError::Closed),
+        Ok(_) => Err(ProtocolError("early data").into()),
     };
     (discard, next)
 }

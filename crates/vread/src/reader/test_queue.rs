@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests from plain bytes, through a virtqueue in a memory of its own: for tests and fuzzing.
+//! TestQueue from plain bytes, through a virtqueue in a memory of its own: for tests and fuzzing.
 
 use fuse_backend_rs::api::server::Server;
 use virtio_queue::desc::{RawDescriptor, split::Descriptor};
@@ -18,14 +18,14 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
 /// A VM that sends one request at a time.
-pub struct Requests {
+pub struct TestQueue {
     server: Server<BlockFs>,
     kept: std::sync::Arc<super::nodes::Nodes>,
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
 }
 
-impl Requests {
-    /// Requests to this file system.
+impl TestQueue {
+    /// TestQueue to this file system.
     pub fn new(fs: BlockFs) -> Self {
         let ranges = [(GuestAddress(0), MEMORY)];
         // Of constants; on a machine without 4 MiB there is nothing to test.

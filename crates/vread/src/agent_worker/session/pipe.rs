@@ -8,9 +8,9 @@ use viola_vpipe::moving::Part;
 use viola_vpipe::work::{End, Give, Pipes};
 
 use super::super::images;
-use super::{Conversation, count};
+use super::{AgentSession, count};
 
-impl Conversation {
+impl AgentSession {
     /// From now on bytes are moved by this.
     pub fn set_pipes(&mut self, pipes: Pipes) {
         self.pipes = Some(pipes);

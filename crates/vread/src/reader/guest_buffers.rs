@@ -9,82 +9,82 @@ use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use viola_extents::host::Source;
 
-use super::block::Near;
+use super::block::LocalBlock;
 
 /// Buffers in one system call.
 const MAX_BUFFERS: usize = 1024;
 
 thread_local! {
-    static PATIENCE: Cell<Patience> = const { Cell::new(Patience::Waits) };
+    static WAITING: Cell<Waiting> = const { Cell::new(Waiting::Allowed) };
 }
 
 /// Whether this thread waits for a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(super) enum Waiting {
     /// It does.
-    Waits,
+    Allowed,
     /// It does not: bytes that are not in memory end the request.
-    Hurries,
+    Forbidden,
     /// It did not, and that has ended the request: somebody patient has to serve it.
-    Ended,
+    Needed,
     /// It does, and serves what another has ended.
-    Again,
+    Retry,
 }
 
 /// Runs `serve` on this thread without waiting for a disk. `None` when that was not possible: then
 /// nothing has been done that serving the same request again would not do again.
-pub(crate) fn hurried<T>(serve: impl FnOnce() -> T) -> Option<T> {
-    PATIENCE.set(Patience::Hurries);
+pub(crate) fn without_waiting<T>(serve: impl FnOnce() -> T) -> Option<T> {
+    WAITING.set(Waiting::Forbidden);
     let result = serve();
-    (PATIENCE.replace(Patience::Waits) != Patience::Ended).then_some(result)
+    (WAITING.replace(Waiting::Allowed) != Waiting::Needed).then_some(result)
 }
 
-/// Runs `serve` on a request that [`hurried`] has ended.
-pub(super) fn again<T>(serve: impl FnOnce() -> T) -> T {
-    PATIENCE.set(Patience::Again);
+/// Runs `serve` on a request that [`without_waiting`] has ended.
+pub(super) fn retry_waiting<T>(serve: impl FnOnce() -> T) -> T {
+    WAITING.set(Waiting::Retry);
     let result = serve();
-    PATIENCE.set(Patience::Waits);
+    WAITING.set(Waiting::Allowed);
     result
 }
 
-/// Whether this thread is inside [`hurried`].
-pub(super) fn hurries() -> bool {
-    matches!(PATIENCE.get(), Patience::Hurries | Patience::Ended)
+/// Whether this thread is inside [`without_waiting`].
+pub(super) fn must_not_wait() -> bool {
+    matches!(WAITING.get(), Waiting::Forbidden | Waiting::Needed)
 }
 
-/// Whether this thread is inside [`hurried`], and what it does will be done again by another.
-pub(super) fn ended() -> bool {
-    PATIENCE.get() == Patience::Ended
+/// Whether this thread is inside [`without_waiting`], and what it does will be done again by another.
+pub(super) fn will_be_retried() -> bool {
+    WAITING.get() == Waiting::Needed
 }
 
 /// Whether the request is served for the first time.
-pub(super) fn first_time() -> bool {
-    PATIENCE.get() != Patience::Again
+pub(super) fn is_first_attempt() -> bool {
+    WAITING.get() != Waiting::Retry
 }
 
 /// A file of a block as something to read from. The caller holds the hazard.
-pub(super) struct Fill<'a> {
-    pub(super) block: &'a Near,
+pub(super) struct LocalFile<'a> {
+    pub(super) block: &'a LocalBlock,
     pub(super) meta: bool,
 }
 
-impl Fills for Fill<'_> {
+impl FillGuest for LocalFile<'_> {
     fn fill(&mut self, bufs: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize> {
-        let mut room = Room::new(bufs);
+        let mut buffers = GuestBuffers::new(bufs);
         let map = self.block.map(self.meta);
         let mut at = offset;
-        for source in self.block.image.sources(map, offset, room.left as u64)? {
+        for source in self.block.image.sources(map, offset, buffers.left as u64)? {
             match source {
                 Source::Zero { len } => {
-                    room.zero(size(len));
+                    buffers.zero(size(len));
                     at += len;
                 }
                 Source::File { fd, offset, len } => {
-                    room.read(fd, offset, size(len))?;
+                    buffers.read(fd, offset, size(len))?;
                     at += len;
                 }
                 Source::Encoded { len } => {
-                    if hurries() {
+                    if must_not_wait() {
                         return Err(would_wait());
                     }
                     let mut bytes = vec![0; size(len)];
@@ -92,7 +92,7 @@ impl Fills for Fill<'_> {
                     if got < bytes.len() {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
-                    room.copy(&bytes);
+                    buffers.copy(&bytes);
                     at += len;
                 }
             }
@@ -107,12 +107,12 @@ fn size(len: u64) -> usize {
 }
 
 pub(super) fn would_wait() -> io::Error {
-    PATIENCE.set(Patience::Ended);
+    WAITING.set(Waiting::Needed);
     io::ErrorKind::WouldBlock.into()
 }
 
-/// Room for an answer in a VM's memory, filled from its begin.
-pub(super) struct Room<'a> {
+/// GuestBuffers for an answer in a VM's memory, filled from its begin.
+pub(super) struct GuestBuffers<'a> {
     buffers: Vec<libc::iovec>,
     /// First one that is not full.
     first: usize,
@@ -120,7 +120,7 @@ pub(super) struct Room<'a> {
     _memory: std::marker::PhantomData<&'a [FileVolatileSlice<'a>]>,
 }
 
-impl<'a> Room<'a> {
+impl<'a> GuestBuffers<'a> {
     pub(super) fn new(slices: &'a [FileVolatileSlice<'a>]) -> Self {
         let mut buffers: Vec<libc::iovec> = Vec::with_capacity(slices.len());
         for slice in slices.iter().filter(|slice| !slice.is_empty()) {
@@ -144,23 +144,23 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// The next buffers, at most `most` bytes of them, cut by hiding the rest of the last one; the
+    /// The next buffers, at max `max` bytes of them, cut by hiding the rest of the last one; the
     /// second value is what was hidden.
-    fn next(&mut self, most: usize) -> (&mut [libc::iovec], usize) {
+    fn next(&mut self, max: usize) -> (&mut [libc::iovec], usize) {
         let rest = &mut self.buffers[self.first..];
         let (mut count, mut sum) = (0, 0);
-        while count < rest.len().min(MAX_BUFFERS) && sum < most {
+        while count < rest.len().min(MAX_BUFFERS) && sum < max {
             sum += rest[count].iov_len;
             count += 1;
         }
-        let hidden = sum.saturating_sub(most);
+        let hidden = sum.saturating_sub(max);
         if let Some(last) = rest[..count].last_mut() {
             last.iov_len -= hidden;
         }
         (&mut rest[..count], hidden)
     }
 
-    /// Puts back what [`Room::next`] has hidden of the last of `count` buffers, and goes on by `done`
+    /// Puts back what [`GuestBuffers::next`] has hidden of the last of `count` buffers, and goes on by `done`
     /// bytes.
     fn advance(&mut self, count: usize, hidden: usize, done: usize) {
         if count > 0 {
@@ -185,7 +185,7 @@ impl<'a> Room<'a> {
         while len > 0 {
             let (buffers, hidden) = self.next(len);
             let (pointer, count) = (buffers.as_ptr(), buffers.len());
-            let flags = if hurries() { libc::RWF_NOWAIT } else { 0 };
+            let flags = if must_not_wait() { libc::RWF_NOWAIT } else { 0 };
             // SAFETY: the buffers lie in the guest's memory, which is mapped as long as the request
             // is being served, and which nobody here has references into.
             let got = unsafe {
@@ -206,7 +206,9 @@ impl<'a> Room<'a> {
                 match error.raw_os_error() {
                     Some(libc::EINTR) => {}
                     // no file system that can tell, or bytes that are not in memory
-                    Some(libc::EAGAIN | libc::EOPNOTSUPP) if hurries() => return Err(would_wait()),
+                    Some(libc::EAGAIN | libc::EOPNOTSUPP) if must_not_wait() => {
+                        return Err(would_wait());
+                    }
                     _ => return Err(error),
                 }
             } else if done == 0 {
@@ -259,13 +261,13 @@ impl<'a> Room<'a> {
 }
 
 /// What fills slices of a VM's memory from a place of a file of a block.
-pub(super) trait Fills {
-    /// Fills them from `offset` on; says how many bytes that were.
+pub(super) trait FillGuest {
+    /// FillGuest them from `offset` on; says how many bytes that were.
     fn fill(&mut self, slices: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize>;
 }
 
 /// It, as the library wants a file to read from: at an offset, and nothing else.
-pub(super) struct OneWay<'a, T>(pub(super) &'a mut T);
+pub(super) struct ReadOnly<'a, T>(pub(super) &'a mut T);
 
 fn no_stream() -> io::Error {
     io::Error::from_raw_os_error(libc::ESPIPE)
@@ -275,7 +277,7 @@ fn read_only() -> io::Error {
     io::Error::from_raw_os_error(libc::EROFS)
 }
 
-impl<T: Fills> FileReadWriteVolatile for OneWay<'_, T> {
+impl<T: FillGuest> FileReadWriteVolatile for ReadOnly<'_, T> {
     fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
         Err(no_stream())
     }

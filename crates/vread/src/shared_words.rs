@@ -10,17 +10,17 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A shared mapping of a whole file, seen as 64-bit words.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct SharedWords {
     start: NonNull<AtomicU64>,
     count: usize,
 }
 
-// SAFETY: the mapping is only reached through atomics, and stays until `Words` is dropped.
-unsafe impl Send for Words {}
+// SAFETY: the mapping is only reached through atomics, and stays until `SharedWords` is dropped.
+unsafe impl Send for SharedWords {}
 // SAFETY: as above.
-unsafe impl Sync for Words {}
+unsafe impl Sync for SharedWords {}
 
-impl Words {
+impl SharedWords {
     /// Maps `file`; its size must be at least `least` words and at most `most`.
     pub(crate) fn map(
         file: impl AsFd,
@@ -64,7 +64,7 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for SharedWords {
     fn drop(&mut self) {
         // SAFETY: exactly what `map` mapped; no reference outlives `self`.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<u64>()) };

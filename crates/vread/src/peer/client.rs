@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The asking side: a thread for each reader of this host, with a connection to each host that it may ask.
+//! The requester side: a thread for each reader of this host, with a connection to each host that it may ask.
 //!
 //! The reader says into which slot of its memory the bytes are to go, and they are written there as they are
 //! decrypted. A host that cannot be reached, or ends a connection, or gives no sign of life for 0.65 s while something
-//! is awaited from it, fails all its requests at once; it is connected to again after 0.1 s, 0.2 s, up to 5 s.
+//! is pending from it, fails all its requests at once; it is connected to again after 0.1 s, 0.2 s, up to 5 s.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -14,39 +14,39 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::hosts::{Host, Hosts, add, less};
-use super::jobs::Finished;
-use super::line::{Answer, Awaited, Line};
-use super::local::Datagram;
-use super::memory::{Memory, SLOTS};
+use super::connection::{Answer, Connection, Pending};
+use super::datagram::Datagram;
+use super::hosts::{Host, Hosts, add, decrement};
+use super::requests::FinishedFrames;
+use super::shared_memory::{SLOT_COUNT, SharedMemory};
 use super::tls::Identity;
-use super::wire::{Code, Located, Message};
+use super::wire::{ErrorCode, Located, Message};
 use crate::control::Source;
 use crate::pattern;
 
 /// First pause before a host is connected to again, and the longest.
-const FIRST: Duration = Duration::from_millis(100);
-/// See `FIRST`.
-const LAST: Duration = Duration::from_secs(5);
-/// Longest sleep while something is awaited, and otherwise.
-const BUSY: Duration = Duration::from_millis(50);
-/// See `BUSY`.
-const IDLE: Duration = Duration::from_secs(1);
+const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(100);
+/// See `MIN_RECONNECT_DELAY`.
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(5);
+/// Longest sleep while something is pending, and otherwise.
+const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// See `BUSY_POLL_INTERVAL`.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Requests taken from the reader before hosts have their turn.
-const IN_A_ROW: usize = 64;
+const MAX_REQUESTS_PER_TURN: usize = 64;
 /// Answers that the reader has not taken.
-const MAX_ANSWERS: usize = 256;
+const MAX_UNREAD_ANSWERS: usize = 256;
 /// Most hosts that a reader may ask.
 const MAX_SOURCES: usize = 64;
 
 /// A reader that may ask.
 #[derive(Debug)]
-pub(super) struct Asker {
-    wake: Arc<Finished>,
+pub(super) struct Client {
+    wake: Arc<FinishedFrames>,
     ended: Arc<AtomicBool>,
 }
 
-impl Asker {
+impl Client {
     /// Starts its thread.
     pub(super) fn start(
         identity: &Arc<Identity>,
@@ -59,25 +59,28 @@ impl Asker {
         if sources.len() > MAX_SOURCES {
             return Err(io::Error::other(format!("more than {MAX_SOURCES} hosts")));
         }
-        let memory = Memory::map(memory, true)?;
-        let (wake, ended) = (Arc::new(Finished::new()?), Arc::new(AtomicBool::new(false)));
+        let memory = SharedMemory::map(memory, true)?;
+        let (wake, ended) = (
+            Arc::new(FinishedFrames::new()?),
+            Arc::new(AtomicBool::new(false)),
+        );
         let now = Instant::now();
-        let lanes = sources.into_iter().map(|source| Lane {
+        let upstreams = sources.into_iter().map(|source| Upstream {
             host: None,
             source,
             line: None,
             ready: false,
             retry: now,
-            pause: FIRST,
+            pause: MIN_RECONNECT_DELAY,
             address: 0,
         });
-        let mut work = Work {
+        let mut work = ClientThread {
             identity: identity.clone(),
             hosts: hosts.clone(),
             reader,
             socket,
             memory,
-            lanes: lanes.collect(),
+            upstreams: upstreams.collect(),
             finds: HashMap::new(),
             answers: VecDeque::new(),
             wake: wake.clone(),
@@ -87,8 +90,8 @@ impl Asker {
         thread.spawn(move || {
             // Its end is the end of the reader's socket, which the reader sees.
             let _ = work.run();
-            for lane in 0..work.lanes.len() {
-                work.hang_up(lane, "its reader has ended");
+            for upstream in 0..work.upstreams.len() {
+                work.disconnect(upstream, "its reader has ended");
             }
         })?;
         Ok(Self { wake, ended })
@@ -105,7 +108,7 @@ impl Asker {
     }
 }
 
-impl Drop for Asker {
+impl Drop for Client {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::SeqCst);
         self.wake();
@@ -113,10 +116,10 @@ impl Drop for Asker {
 }
 
 /// One host that the reader may ask.
-struct Lane {
+struct Upstream {
     source: Source,
     host: Option<Arc<Host>>,
-    line: Option<Box<Line>>,
+    line: Option<Box<Connection>>,
     /// Whether the line was counted as ready.
     ready: bool,
     retry: Instant,
@@ -125,15 +128,15 @@ struct Lane {
     address: usize,
 }
 
-impl Lane {
+impl Upstream {
     /// The line, if the host has said welcome.
-    fn open(&mut self) -> Option<(&mut Line, &Host)> {
+    fn open(&mut self) -> Option<(&mut Connection, &Host)> {
         let line = self.line.as_deref_mut().filter(|line| line.welcomed())?;
         Some((line, self.host.as_deref()?))
     }
 
     /// Whether blocks of this DataNode VM are taken from it.
-    fn takes(&self, located: &Located) -> bool {
+    fn accepts(&self, located: &Located) -> bool {
         self.source
             .datanodes
             .iter()
@@ -141,36 +144,36 @@ impl Lane {
     }
 }
 
-struct Work {
+struct ClientThread {
     identity: Arc<Identity>,
     hosts: Arc<Hosts>,
     reader: String,
     socket: OwnedFd,
-    memory: Memory,
-    lanes: Vec<Lane>,
+    memory: SharedMemory,
+    upstreams: Vec<Upstream>,
     /// Look-ups, and how many hosts have not answered each.
     finds: HashMap<u64, usize>,
     answers: VecDeque<Datagram>,
-    wake: Arc<Finished>,
+    wake: Arc<FinishedFrames>,
     ended: Arc<AtomicBool>,
 }
 
-impl Drop for Work {
+impl Drop for ClientThread {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::SeqCst);
     }
 }
 
-impl Work {
+impl ClientThread {
     fn run(&mut self) -> io::Result<()> {
         while !self.ended.load(Ordering::SeqCst) {
-            self.memory.live();
+            self.memory.bump_heartbeat();
             self.connect(Instant::now());
-            self.take()?;
-            for lane in 0..self.lanes.len() {
-                self.work(lane);
+            self.receive_requests()?;
+            for upstream in 0..self.upstreams.len() {
+                self.work(upstream);
             }
-            self.give()?;
+            self.send_answers()?;
             self.wait()?;
             let _ = self.wake.take();
         }
@@ -179,17 +182,21 @@ impl Work {
 
     fn wait(&self) -> io::Result<()> {
         let now = Instant::now();
-        let mut time = IDLE;
+        let mut time = IDLE_POLL_INTERVAL;
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         let mut flags = PollFlags::IN;
         if !self.answers.is_empty() {
             flags |= PollFlags::OUT;
         }
         fds.push(PollFd::new(&self.socket, flags));
-        for lane in &self.lanes {
-            let Some(line) = &lane.line else {
-                if lane.host.as_ref().is_some_and(|h| !h.addresses.is_empty()) {
-                    time = time.min(lane.retry.saturating_duration_since(now));
+        for upstream in &self.upstreams {
+            let Some(line) = &upstream.line else {
+                if upstream
+                    .host
+                    .as_ref()
+                    .is_some_and(|h| !h.addresses.is_empty())
+                {
+                    time = time.min(upstream.retry.saturating_duration_since(now));
                 }
                 continue;
             };
@@ -198,7 +205,7 @@ impl Work {
                 flags |= PollFlags::OUT;
             }
             if line.busy() || !line.welcomed() {
-                time = time.min(BUSY);
+                time = time.min(BUSY_POLL_INTERVAL);
             }
             fds.push(PollFd::new(line.as_ref(), flags));
         }
@@ -213,80 +220,83 @@ impl Work {
 
     /// Connects to hosts that are not connected to, when it is time.
     fn connect(&mut self, now: Instant) {
-        for at in 0..self.lanes.len() {
-            let gone = self.lanes[at].host.as_ref().is_none_or(|host| host.gone());
+        for at in 0..self.upstreams.len() {
+            let gone = self.upstreams[at]
+                .host
+                .as_ref()
+                .is_none_or(|host| host.is_revoked());
             if gone {
-                self.hang_up(at, "it is another one now");
-                let lane = &mut self.lanes[at];
-                lane.host = self.hosts.get(&lane.source.peer);
-                (lane.retry, lane.pause) = (now, FIRST);
+                self.disconnect(at, "it is another one now");
+                let upstream = &mut self.upstreams[at];
+                upstream.host = self.hosts.get(&upstream.source.peer);
+                (upstream.retry, upstream.pause) = (now, MIN_RECONNECT_DELAY);
             }
-            let lane = &mut self.lanes[at];
-            let Some(host) = lane.host.clone() else {
+            let upstream = &mut self.upstreams[at];
+            let Some(host) = upstream.host.clone() else {
                 continue;
             };
-            if lane.line.is_some() || now < lane.retry || host.addresses.is_empty() {
+            if upstream.line.is_some() || now < upstream.retry || host.addresses.is_empty() {
                 continue;
             }
-            let address = host.addresses[lane.address % host.addresses.len()];
-            lane.address += 1;
-            match Line::open(&self.identity, &host, address, &self.reader) {
-                Ok(line) => lane.line = Some(Box::new(line)),
-                Err(e) => self.hang_up(at, &e.to_string()),
+            let address = host.addresses[upstream.address % host.addresses.len()];
+            upstream.address += 1;
+            match Connection::open(&self.identity, &host, address, &self.reader) {
+                Ok(line) => upstream.line = Some(Box::new(line)),
+                Err(e) => self.disconnect(at, &e.to_string()),
             }
         }
     }
 
-    /// Ends a connection, fails what was awaited from it, and sets the time for the next one.
-    fn hang_up(&mut self, at: usize, why: &str) {
-        let lane = &mut self.lanes[at];
-        lane.retry = Instant::now() + lane.pause;
-        lane.pause = (lane.pause * 2).min(LAST);
-        if let Some(host) = &lane.host {
-            host.counts.why(why.to_owned());
-            if lane.ready {
-                less(&host.counts.links_out);
+    /// Ends a connection, fails what was pending from it, and sets the time for the next one.
+    fn disconnect(&mut self, at: usize, why: &str) {
+        let upstream = &mut self.upstreams[at];
+        upstream.retry = Instant::now() + upstream.pause;
+        upstream.pause = (upstream.pause * 2).min(MAX_RECONNECT_DELAY);
+        if let Some(host) = &upstream.host {
+            host.counts.set_last_error(why.to_owned());
+            if upstream.ready {
+                decrement(&host.counts.links_out);
                 add(&host.counts.broken, 1);
             }
         }
-        lane.ready = false;
-        let Some(line) = lane.line.take() else {
+        upstream.ready = false;
+        let Some(line) = upstream.line.take() else {
             return;
         };
-        for awaited in line.close() {
-            self.answer(at, awaited, Answer::Failed(Code::Gone));
+        for pending in line.close() {
+            self.answer(at, pending, Answer::Failed(ErrorCode::Gone));
         }
     }
 
     /// Lets one connection go on.
     fn work(&mut self, at: usize) {
-        let lane = &mut self.lanes[at];
-        let (Some(line), Some(host)) = (&mut lane.line, &lane.host) else {
+        let upstream = &mut self.upstreams[at];
+        let (Some(line), Some(host)) = (&mut upstream.line, &upstream.host) else {
             return;
         };
         let done = line.work(&self.memory);
         let answers = line.answers();
-        if line.welcomed() && !lane.ready {
-            lane.ready = true;
-            lane.pause = FIRST;
+        if line.welcomed() && !upstream.ready {
+            upstream.ready = true;
+            upstream.pause = MIN_RECONNECT_DELAY;
             add(&host.counts.links_out, 1);
-            host.counts.why(String::new());
+            host.counts.set_last_error(String::new());
         }
-        for (awaited, answer) in answers {
-            self.answer(at, awaited, answer);
+        for (pending, answer) in answers {
+            self.answer(at, pending, answer);
         }
         if let Err(e) = done {
-            self.hang_up(at, &e.to_string());
+            self.disconnect(at, &e.to_string());
         }
     }
 
     /// A host has answered, or never will.
-    fn answer(&mut self, at: usize, awaited: Awaited, answer: Answer) {
-        let lane = &self.lanes[at];
-        if let Some(host) = &lane.host {
-            match (&answer, &awaited) {
+    fn answer(&mut self, at: usize, pending: Pending, answer: Answer) {
+        let upstream = &self.upstreams[at];
+        if let Some(host) = &upstream.host {
+            match (&answer, &pending) {
                 (Answer::Failed(code), _) => host.counts.failed(*code),
-                (_, Awaited::Read { length, .. }) => add(&host.counts.bytes_in, (*length).into()),
+                (_, Pending::Read { length, .. }) => add(&host.counts.bytes_in, (*length).into()),
                 _ => {}
             }
         }
@@ -296,42 +306,44 @@ impl Work {
             id,
             message,
         };
-        match (awaited, answer) {
-            (Awaited::Read { id, slot, length }, Answer::Here) => {
+        match (pending, answer) {
+            (Pending::Read { id, slot, length }, Answer::Data) => {
                 self.answers
                     .push_back(reply(id, slot, Message::Data { length }));
             }
-            (Awaited::Read { id, slot, .. }, Answer::Failed(code)) => {
+            (Pending::Read { id, slot, .. }, Answer::Failed(code)) => {
                 self.answers.push_back(reply(id, slot, failed(code)));
             }
-            (Awaited::Find(id), Answer::Found(mut located)) if lane.takes(&located) => {
+            (Pending::Find(id), Answer::Found(mut located)) if upstream.accepts(&located) => {
                 // Another host may have been faster.
                 if self.finds.remove(&id).is_some() {
-                    located.datanode = format!("{}@{}", located.datanode, lane.source.peer);
+                    located.datanode = format!("{}@{}", located.datanode, upstream.source.peer);
                     self.answers
                         .push_back(reply(id, 0, Message::Found(located)));
                 }
             }
-            (Awaited::Find(id), _) => {
+            (Pending::Find(id), _) => {
                 if let Some(left) = self.finds.get_mut(&id) {
                     *left -= 1;
                     if *left == 0 {
                         self.finds.remove(&id);
-                        self.answers.push_back(reply(id, 0, failed(Code::Unknown)));
+                        self.answers
+                            .push_back(reply(id, 0, failed(ErrorCode::Unknown)));
                     }
                 }
             }
             // A connection never gives these.
-            (Awaited::Read { id, slot, .. }, Answer::Found(_)) => {
-                self.answers.push_back(reply(id, slot, failed(Code::Io)));
+            (Pending::Read { id, slot, .. }, Answer::Found(_)) => {
+                self.answers
+                    .push_back(reply(id, slot, failed(ErrorCode::Io)));
             }
         }
     }
 
     /// Takes what the reader asks.
-    fn take(&mut self) -> io::Result<()> {
-        for _ in 0..IN_A_ROW {
-            if self.answers.len() >= MAX_ANSWERS {
+    fn receive_requests(&mut self) -> io::Result<()> {
+        for _ in 0..MAX_REQUESTS_PER_TURN {
+            if self.answers.len() >= MAX_UNREAD_ANSWERS {
                 return Ok(());
             }
             let Some(datagram) = Datagram::receive(&self.socket)? else {
@@ -346,37 +358,37 @@ impl Work {
             match &message {
                 Message::Find { key } => {
                     let mut asked = 0;
-                    for lane in &mut self.lanes {
-                        let fits = lane.source.pools.iter();
+                    for upstream in &mut self.upstreams {
+                        let fits = upstream.source.pools.iter();
                         let fits = fits.clone().any(|p| pattern::matches(p, key.pool()));
-                        if let Some((line, host)) = lane.open()
+                        if let Some((line, host)) = upstream.open()
                             && fits
-                            && line.ask(host, &message, Awaited::Find(id))
+                            && line.ask(host, &message, Pending::Find(id))
                         {
                             asked += 1;
                         }
                     }
                     match asked {
-                        0 => self.refuse(host, slot, id, Code::Unknown),
+                        0 => self.refuse(host, slot, id, ErrorCode::Unknown),
                         _ => drop(self.finds.insert(id, asked)),
                     }
                 }
                 Message::Read { key, length, .. } => {
                     let length = *length;
-                    let Some(lane) = self.lanes.get_mut(usize::from(host)) else {
+                    let Some(upstream) = self.upstreams.get_mut(usize::from(host)) else {
                         return Err(io::Error::other("a host that is not there"));
                     };
-                    if usize::from(slot) >= SLOTS {
+                    if usize::from(slot) >= SLOT_COUNT {
                         return Err(io::Error::other("a slot that is not there"));
                     }
-                    let fits = lane.source.pools.iter();
+                    let fits = upstream.source.pools.iter();
                     let fits = fits.clone().any(|p| pattern::matches(p, key.pool()));
-                    let awaited = Awaited::Read { id, slot, length };
-                    let refused = match lane.open() {
-                        _ if !fits => Some(Code::Unknown),
-                        None => Some(Code::Gone),
+                    let pending = Pending::Read { id, slot, length };
+                    let refused = match upstream.open() {
+                        _ if !fits => Some(ErrorCode::Unknown),
+                        None => Some(ErrorCode::Gone),
                         Some((line, other)) => {
-                            (!line.ask(other, &message, awaited)).then_some(Code::Refused)
+                            (!line.ask(other, &message, pending)).then_some(ErrorCode::Refused)
                         }
                     };
                     if let Some(code) = refused {
@@ -389,7 +401,7 @@ impl Work {
         Ok(())
     }
 
-    fn refuse(&mut self, host: u16, slot: u16, id: u64, code: Code) {
+    fn refuse(&mut self, host: u16, slot: u16, id: u64, code: ErrorCode) {
         self.answers.push_back(Datagram {
             host,
             slot,
@@ -399,7 +411,7 @@ impl Work {
     }
 
     /// Gives the reader its answers, as far as it takes them.
-    fn give(&mut self) -> io::Result<()> {
+    fn send_answers(&mut self) -> io::Result<()> {
         while let Some(answer) = self.answers.front() {
             match answer.send(&self.socket) {
                 Ok(()) => drop(self.answers.pop_front()),
@@ -411,6 +423,6 @@ impl Work {
     }
 }
 
-fn failed(code: Code) -> Message {
+fn failed(code: ErrorCode) -> Message {
     Message::Failed(code)
 }

@@ -29,11 +29,11 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
 /// Memory for one request at a time. What is not used of it is not there.
-pub(super) struct Arena {
+pub(super) struct ByteQueue {
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
 }
 
-impl Arena {
+impl ByteQueue {
     pub(super) fn new() -> std::io::Result<Self> {
         let size = SIZE.next_multiple_of(0x1000);
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)])

@@ -5,37 +5,40 @@ use super::*;
 
 #[test]
 fn a_block_is_found_from_its_name_to_its_withdrawal() {
-    let mut talk = Talk::proved(Limits::default());
-    assert_eq!(talk.hear(name(5, 7)), [ToAgent::Named { lease: 5 }]);
-    let found = talk.conversation.find(&key(7)).unwrap();
-    let view = table::View::map(&talk.table).unwrap();
+    let mut test = TestSession::proved(Limits::default());
+    assert_eq!(test.handle(name(5, 7)), [ToAgent::Named { lease: 5 }]);
+    let found = test.session.find(&key(7)).unwrap();
+    let view = table::View::map(&test.table).unwrap();
     assert!(view.holds(found.lease));
     assert_eq!(
         (found.image, found.data.size, found.meta.size),
         (1, 4096, 39)
     );
     assert_eq!(found.data.extents[0].physical, 8192);
-    assert!(talk.conversation.find(&key(8)).is_none());
+    assert!(test.session.find(&key(8)).is_none());
     let withdraw = FromAgent::Withdraw {
         leases: vec![5],
         why: Why::Deleted,
     };
-    talk.reading.0.set(Some(found.lease.slot));
-    assert_eq!(talk.hear(withdraw.clone()), []);
-    assert!(!view.holds(found.lease) && talk.conversation.find(&key(7)).is_none());
+    test.reader.0.set(Some(found.lease.slot));
+    assert_eq!(test.handle(withdraw.clone()), []);
+    assert!(!view.holds(found.lease) && test.session.find(&key(7)).is_none());
     // A read is in flight; asking again does not make it end.
-    assert_eq!(talk.settle(), []);
-    assert_eq!(talk.hear(withdraw.clone()), []);
-    talk.now += Duration::from_millis(250);
-    assert_eq!(talk.stat().held_by, Some(("vm1".into(), 250)));
-    talk.reading.0.set(None);
-    assert_eq!(talk.settle(), [ToAgent::Withdrawn { leases: vec![5] }]);
-    // The confirmation may have been lost.
+    assert_eq!(test.complete_pending(), []);
+    assert_eq!(test.handle(withdraw.clone()), []);
+    test.now += Duration::from_millis(250);
+    assert_eq!(test.stat().held_by, Some(("vm1".into(), 250)));
+    test.reader.0.set(None);
     assert_eq!(
-        talk.hear(withdraw),
+        test.complete_pending(),
         [ToAgent::Withdrawn { leases: vec![5] }]
     );
-    let stat = talk.stat();
+    // The confirmation may have been lost.
+    assert_eq!(
+        test.handle(withdraw),
+        [ToAgent::Withdrawn { leases: vec![5] }]
+    );
+    let stat = test.stat();
     assert_eq!(
         (stat.named, stat.withdrawn, stat.blocks, stat.unknown),
         (1, 1, 0, 2)
@@ -45,64 +48,64 @@ fn a_block_is_found_from_its_name_to_its_withdrawal() {
 
 #[test]
 fn nobody_is_welcomed_while_the_old_epoch_is_read() {
-    let mut talk = Talk::proved(Limits::default());
-    talk.hear(name(5, 7));
-    let lease = talk.conversation.find(&key(7)).unwrap().lease;
-    let view = table::View::map(&talk.table).unwrap();
-    talk.reading.0.set(Some(lease.slot));
-    assert_eq!(talk.hear(hello(2)), []);
-    assert!(!view.holds(lease) && talk.conversation.find(&key(7)).is_none());
-    assert_eq!(talk.settle(), []);
-    assert_eq!(talk.stat().session, Session::Ending);
+    let mut test = TestSession::proved(Limits::default());
+    test.handle(name(5, 7));
+    let lease = test.session.find(&key(7)).unwrap().lease;
+    let view = table::View::map(&test.table).unwrap();
+    test.reader.0.set(Some(lease.slot));
+    assert_eq!(test.handle(hello(2)), []);
+    assert!(!view.holds(lease) && test.session.find(&key(7)).is_none());
+    assert_eq!(test.complete_pending(), []);
+    assert_eq!(test.stat().session, Session::Ending);
     // It is impatient; only its last number counts.
-    assert_eq!(talk.hear(hello(3)), []);
-    assert_eq!(talk.hear(name(6, 7)), []);
-    talk.reading.0.set(None);
-    let welcome = talk.settle();
+    assert_eq!(test.handle(hello(3)), []);
+    assert_eq!(test.handle(name(6, 7)), []);
+    test.reader.0.set(None);
+    let welcome = test.complete_pending();
     assert!(
         matches!(welcome[..], [ToAgent::Welcome { session: 3, epoch, .. }] if epoch > lease.epoch)
     );
-    assert!(talk.refused(name(6, 7)).contains("not proved"));
+    assert!(test.refused(name(6, 7)).contains("not proved"));
 }
 
 #[test]
 fn a_table_taken_over_from_a_dead_worker_begins_with_a_new_epoch() {
-    let mut talk = Talk::proved(Limits::default());
-    talk.hear(name(5, 7));
-    let lease = talk.conversation.find(&key(7)).unwrap().lease;
-    let view = table::View::map(&talk.table).unwrap();
-    let sink: Sink = Box::new(|_, _| {});
-    let table = Table::map(&talk.table).unwrap();
-    let mut next = Conversation::new(table, Limits::default(), Journal::new(sink), talk.now);
+    let mut test = TestSession::proved(Limits::default());
+    test.handle(name(5, 7));
+    let lease = test.session.find(&key(7)).unwrap().lease;
+    let view = table::View::map(&test.table).unwrap();
+    let sink: LogSink = Box::new(|_, _| {});
+    let table = Table::map(&test.table).unwrap();
+    let mut next = AgentSession::new(table, Limits::default(), Journal::new(sink), test.now);
     assert!(!view.holds(lease));
     let mut out = Vec::new();
-    next.open(talk.now, &mut out);
+    next.open(test.now, &mut out);
     assert_eq!(
         out,
         [ToAgent::Hail {
             version: agent::VERSION
         }]
     );
-    next.hear(talk.now, hello(9), &mut out);
-    talk.reading.0.set(Some(lease.slot));
+    next.handle(test.now, hello(9), &mut out);
+    test.reader.0.set(Some(lease.slot));
     out.clear();
-    next.settle(talk.now, &talk.reading, &mut out);
+    next.complete_pending(test.now, &test.reader, &mut out);
     assert_eq!(out, []);
-    talk.reading.0.set(None);
-    next.settle(talk.now, &talk.reading, &mut out);
+    test.reader.0.set(None);
+    next.complete_pending(test.now, &test.reader, &mut out);
     assert!(matches!(out[..], [ToAgent::Welcome { session: 9, .. }]));
 }
 
 #[test]
 fn a_proof_has_to_be_on_the_disk() {
-    let mut talk = Talk::new(Limits::default());
-    talk.hear(hello(1));
-    talk.settle();
+    let mut test = TestSession::new(Limits::default());
+    test.handle(hello(1));
+    test.complete_pending();
     assert!(
-        talk.refused(proof(0, vec![1; PROOF_BYTES]))
+        test.refused(proof(0, vec![1; PROOF_BYTES]))
             .contains("no disk of the VM")
     );
-    assert!(talk.refused(name(1, 1)).contains("not proved"));
+    assert!(test.refused(name(1, 1)).contains("not proved"));
     let mut with = |map: FileMap| {
         let FromAgent::Proof {
             fs,
@@ -115,7 +118,7 @@ fn a_proof_has_to_be_on_the_disk() {
         else {
             unreachable!()
         };
-        talk.refused(FromAgent::Proof {
+        test.refused(FromAgent::Proof {
             fs,
             mount,
             kind,
@@ -129,14 +132,14 @@ fn a_proof_has_to_be_on_the_disk() {
     assert!(with(file(4096, &[])).contains("holes"));
     assert!(with(file(4096, &[(0, PROOF_AT, 4096, true)])).contains("holes"));
     assert!(with(file(4095, &[(0, PROOF_AT, 4095, false)])).contains("4096"));
-    assert_eq!(talk.hear(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
-    assert_eq!(talk.stat().refusals["proof"], 6);
-    assert_eq!(talk.stat().proved["0"], "/data (ext4) on /images/dn1");
+    assert_eq!(test.handle(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+    assert_eq!(test.stat().refusals["proof"], 6);
+    assert_eq!(test.stat().proved["0"], "/data (ext4) on /images/dn1");
 }
 
 #[test]
 fn extents_that_make_no_sense_are_refused_and_cost_nothing() {
-    let mut talk = Talk::proved(Limits::default());
+    let mut test = TestSession::proved(Limits::default());
     let bad = [
         file(10, &[(0, DISK - 5, 10, false)]),
         file(u64::MAX, &[(0, 1 << 63, 1 << 63, false)]),
@@ -163,18 +166,18 @@ fn extents_that_make_no_sense_are_refused_and_cost_nothing() {
                 meta,
             };
             assert!(
-                talk.refused(message).contains("BP-1/blk_1_1001: "),
+                test.refused(message).contains("BP-1/blk_1_1001: "),
                 "{map:?}"
             );
         }
     }
-    let stat = talk.stat();
+    let stat = test.stat();
     assert_eq!(
         (stat.blocks, stat.extents, stat.refusals["bad extents"]),
         (0, 0, 14)
     );
     // Fourteen refusals are one line.
-    let lines = talk.lines.lock().unwrap();
+    let lines = test.lines.lock().unwrap();
     assert_eq!(
         lines.iter().filter(|l| l.contains("refused")).count(),
         1,
@@ -189,8 +192,10 @@ fn blocks_extents_and_names_a_second_are_bounded() {
         extents,
         names_per_s,
     };
-    let mut talk = Talk::proved(limits(3, 100, 1000));
-    let answers: Vec<_> = (0..5).flat_map(|i| talk.hear(name(i, i as i64))).collect();
+    let mut test = TestSession::proved(limits(3, 100, 1000));
+    let answers: Vec<_> = (0..5)
+        .flat_map(|i| test.handle(name(i, i as i64)))
+        .collect();
     assert_eq!(
         answers
             .iter()
@@ -198,9 +203,11 @@ fn blocks_extents_and_names_a_second_are_bounded() {
             .count(),
         3
     );
-    assert_eq!(talk.stat().refusals["too many blocks"], 2);
-    let mut talk = Talk::proved(limits(50, 5, 1000));
-    let answers: Vec<_> = (0..5).flat_map(|i| talk.hear(name(i, i as i64))).collect();
+    assert_eq!(test.stat().refusals["too many blocks"], 2);
+    let mut test = TestSession::proved(limits(50, 5, 1000));
+    let answers: Vec<_> = (0..5)
+        .flat_map(|i| test.handle(name(i, i as i64)))
+        .collect();
     assert_eq!(
         answers
             .iter()
@@ -208,9 +215,11 @@ fn blocks_extents_and_names_a_second_are_bounded() {
             .count(),
         2
     );
-    assert_eq!(talk.stat().refusals["too many extents"], 3);
-    let mut talk = Talk::proved(limits(50, 500, 2));
-    let answers: Vec<_> = (0..20).flat_map(|i| talk.hear(name(i, i as i64))).collect();
+    assert_eq!(test.stat().refusals["too many extents"], 3);
+    let mut test = TestSession::proved(limits(50, 500, 2));
+    let answers: Vec<_> = (0..20)
+        .flat_map(|i| test.handle(name(i, i as i64)))
+        .collect();
     assert_eq!(
         answers
             .iter()
@@ -218,112 +227,115 @@ fn blocks_extents_and_names_a_second_are_bounded() {
             .count(),
         8
     );
-    talk.now += Duration::from_secs(1);
-    assert_eq!(talk.hear(name(30, 30)), [ToAgent::Named { lease: 30 }]);
+    test.now += Duration::from_secs(1);
+    assert_eq!(test.handle(name(30, 30)), [ToAgent::Named { lease: 30 }]);
 }
 
 #[test]
 fn a_number_in_use_is_neither_taken_nor_refused() {
-    let mut talk = Talk::proved(Limits::default());
-    talk.hear(name(5, 7));
-    assert_eq!(talk.hear(name(5, 8)), []);
-    assert!(talk.conversation.find(&key(8)).is_none());
-    assert!(talk.conversation.find(&key(7)).is_some());
+    let mut test = TestSession::proved(Limits::default());
+    test.handle(name(5, 7));
+    assert_eq!(test.handle(name(5, 8)), []);
+    assert!(test.session.find(&key(8)).is_none());
+    assert!(test.session.find(&key(7)).is_some());
 }
 
 #[test]
 fn a_file_system_that_is_withdrawn_has_to_be_proved_again() {
-    let mut talk = Talk::proved(Limits::default());
-    talk.hear(name(5, 7));
+    let mut test = TestSession::proved(Limits::default());
+    test.handle(name(5, 7));
     assert_eq!(
-        talk.hear(FromAgent::WithdrawAll {
+        test.handle(FromAgent::WithdrawAll {
             fs: 0,
             why: Why::Filesystem
         }),
         []
     );
-    assert!(talk.conversation.find(&key(7)).is_none());
-    assert!(talk.refused(name(6, 8)).contains("not proved"));
-    assert_eq!(talk.hear(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
+    assert!(test.session.find(&key(7)).is_none());
+    assert!(test.refused(name(6, 8)).contains("not proved"));
+    assert_eq!(test.handle(proof(0, nonce())), [ToAgent::ProofOk { fs: 0 }]);
     // Only when the agent withdraws it by its number, its slot is free again.
     let withdraw = FromAgent::Withdraw {
         leases: vec![5],
         why: Why::Filesystem,
     };
-    assert_eq!(talk.hear(withdraw), []);
-    assert_eq!(talk.settle(), [ToAgent::Withdrawn { leases: vec![5] }]);
+    assert_eq!(test.handle(withdraw), []);
+    assert_eq!(
+        test.complete_pending(),
+        [ToAgent::Withdrawn { leases: vec![5] }]
+    );
 }
 
 #[test]
 fn other_disks_end_the_epoch() {
-    let mut talk = Talk::proved(Limits::default());
-    talk.hear(name(5, 7));
-    let lease = talk.conversation.find(&key(7)).unwrap().lease;
+    let mut test = TestSession::proved(Limits::default());
+    test.handle(name(5, 7));
+    let lease = test.session.find(&key(7)).unwrap().lease;
     let mut out = Vec::new();
     let disks = open_images(vec![spec(2)], vec![disk().into()]).unwrap();
-    talk.conversation
-        .replace_disks(talk.now, disks, "block job", &mut out);
+    test.session
+        .replace_disks(test.now, disks, "block job", &mut out);
     assert_eq!(
         out,
         [ToAgent::Hail {
             version: agent::VERSION
         }]
     );
-    assert!(!table::View::map(&talk.table).unwrap().holds(lease));
-    assert_eq!(talk.hear(name(6, 8)), []);
-    assert_eq!(talk.stat().ends["block job"], 1);
-    talk.hear(hello(2));
-    talk.settle();
-    talk.hear(proof(0, nonce()));
-    talk.hear(name(1, 7));
-    assert_eq!(talk.conversation.find(&key(7)).unwrap().image, 2);
+    assert!(!table::View::map(&test.table).unwrap().holds(lease));
+    assert_eq!(test.handle(name(6, 8)), []);
+    assert_eq!(test.stat().ends["block job"], 1);
+    test.handle(hello(2));
+    test.complete_pending();
+    test.handle(proof(0, nonce()));
+    test.handle(name(1, 7));
+    assert_eq!(test.session.find(&key(7)).unwrap().image, 2);
 }
 
 #[test]
 fn a_silent_agent_is_pinged_and_then_its_blocks_are_not_served() {
-    let mut talk = Talk::proved(Limits::default());
-    talk.hear(name(5, 7));
-    assert_eq!(talk.after(1), []);
-    assert_eq!(talk.after(1), [ToAgent::Ping { n: 1, session: 1 }]);
-    talk.hear(FromAgent::Pong { n: 1 });
-    talk.after(9);
-    assert!(talk.conversation.find(&key(7)).is_some());
+    let mut test = TestSession::proved(Limits::default());
+    test.handle(name(5, 7));
+    assert_eq!(test.after(1), []);
+    assert_eq!(test.after(1), [ToAgent::Ping { n: 1, session: 1 }]);
+    test.handle(FromAgent::Pong { n: 1 });
+    test.after(9);
+    assert!(test.session.find(&key(7)).is_some());
     assert_eq!(
-        talk.after(1),
+        test.after(1),
         [ToAgent::Hail {
             version: agent::VERSION
         }]
     );
-    assert!(talk.conversation.find(&key(7)).is_none());
-    assert_eq!(talk.stat().ends["silent agent"], 1);
+    assert!(test.session.find(&key(7)).is_none());
+    assert_eq!(test.stat().ends["silent agent"], 1);
     // It is hailed again and again, and may come back.
-    talk.settle();
+    test.complete_pending();
     assert_eq!(
-        talk.after(2),
+        test.after(2),
         [ToAgent::Hail {
             version: agent::VERSION
         }]
     );
-    talk.hear(hello(2));
+    test.handle(hello(2));
     assert!(matches!(
-        talk.settle()[..],
+        test.complete_pending()[..],
         [ToAgent::Welcome { session: 2, .. }]
     ));
 }
 
 #[test]
 fn another_version_is_told_and_not_served() {
-    let mut talk = Talk::new(Limits::default());
-    talk.hear(FromAgent::Hello {
+    let mut test = TestSession::new(Limits::default());
+    test.handle(FromAgent::Hello {
         version: agent::VERSION + 1,
         agent_version: "9".into(),
         boot_id: String::new(),
         session: 1,
         window: 0,
     });
-    assert_eq!(talk.settle(), []);
+    assert_eq!(test.complete_pending(), []);
     assert!(
-        talk.lines
+        test.lines
             .lock()
             .unwrap()
             .iter()
@@ -333,18 +345,18 @@ fn another_version_is_told_and_not_served() {
 
 #[test]
 fn an_agent_that_names_nothing_says_why() {
-    let mut talk = Talk::proved(Limits::default());
+    let mut test = TestSession::proved(Limits::default());
     let says = |why: &str| {
         FromAgent::Stats(agent::Stats {
             why: why.into(),
             ..agent::Stats::default()
         })
     };
-    talk.hear(says("the cluster demands\x1b[2J tokens"));
-    let why = talk.stat().agent_why;
+    test.handle(says("the cluster demands\x1b[2J tokens"));
+    let why = test.stat().agent_why;
     assert!(why.starts_with("the cluster demands") && !why.contains('\x1b'));
-    let lines = talk.lines.lock().unwrap().join("\n");
+    let lines = test.lines.lock().unwrap().join("\n");
     assert!(lines.contains(&why) && !lines.contains('\x1b'), "{lines}");
-    talk.hear(says(""));
-    assert_eq!(talk.stat().agent_why, "");
+    test.handle(says(""));
+    assert_eq!(test.stat().agent_why, "");
 }

@@ -32,30 +32,30 @@ proptest! {
     /// the disk, no withdrawal is confirmed while it is read, and nobody is welcomed while anything is.
     #[test]
     fn no_agent_gets_more_than_it_may(steps in proptest::collection::vec((any_message(), proptest::option::of(0u32..4)), 0..120)) {
-        let mut talk = Talk::new(Limits { blocks: 4, extents: 8, names_per_s: 1000 });
-        let view = table::View::map(&talk.table).unwrap();
+        let mut test = TestSession::new(Limits { blocks: 4, extents: 8, names_per_s: 1000 });
+        let view = table::View::map(&test.table).unwrap();
         let mut slots: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
         let mut unconfirmed: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
-        for (message, reading) in steps {
-            talk.reading.0.set(reading);
+        for (message, reader) in steps {
+            test.reader.0.set(reader);
             let said = message.clone();
-            let mut answers = talk.hear(message);
+            let mut answers = test.handle(message);
             if let FromAgent::Withdraw { leases, .. } = &said {
                 for lease in leases {
                     unconfirmed.extend(slots.remove(lease).map(|slot| (*lease, slot)));
                 }
             }
-            answers.extend(talk.settle());
+            answers.extend(test.complete_pending());
             for answer in answers {
                 match answer {
                     ToAgent::Welcome { .. } => {
-                        prop_assert_eq!(reading, None);
+                        prop_assert_eq!(reader, None);
                         slots.clear();
                         unconfirmed.clear();
                     }
                     ToAgent::Named { lease } => {
                         let FromAgent::Name { key, .. } = &said else { panic!("named") };
-                        let found = talk.conversation.find(key).unwrap();
+                        let found = test.session.find(key).unwrap();
                         prop_assert!(view.holds(found.lease));
                         for map in [&found.data, &found.meta] {
                             for e in &map.extents {
@@ -69,14 +69,14 @@ proptest! {
                     }
                     ToAgent::Withdrawn { leases } => for lease in leases {
                         if let Some(slot) = unconfirmed.remove(&lease) {
-                            prop_assert_ne!(Some(slot), reading);
+                            prop_assert_ne!(Some(slot), reader);
                         }
                         prop_assert!(!slots.contains_key(&lease));
                     },
                     _ => {}
                 }
             }
-            let stat = talk.stat();
+            let stat = test.stat();
             prop_assert!(stat.blocks <= 4 && stat.extents <= 8);
         }
     }

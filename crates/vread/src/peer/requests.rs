@@ -8,12 +8,12 @@ use rustix::event::{EventfdFlags, eventfd};
 use viola_proto::agent::BlockKey;
 
 use super::hosts::{Host, add};
-use super::wire::{Code, HEADER, Located, Message, data_header};
-use crate::reader::{Failed, Handle, Service};
+use super::wire::{ErrorCode, HEADER, Located, Message, data_header};
+use crate::reader::{BlockHandle, ReadError, Service};
 
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum Request {
     Find {
         key: BlockKey,
     },
@@ -25,14 +25,14 @@ pub(super) enum Ask {
     },
 }
 
-impl Ask {
+impl Request {
     pub(super) fn key(&self) -> &BlockKey {
         match self {
             Self::Find { key } | Self::Read { key, .. } => key,
         }
     }
 
-    /// Memory that it takes until it is answered and sent, bytes.
+    /// SharedMemory that it takes until it is answered and sent, bytes.
     pub(super) fn cost(&self) -> usize {
         match self {
             Self::Find { .. } => 1024,
@@ -43,19 +43,19 @@ impl Ask {
 
 /// Who asks.
 #[derive(Debug, Clone)]
-pub(super) struct Asking {
+pub(super) struct Requester {
     pub(super) host: Arc<Host>,
     pub(super) reader: Arc<str>,
 }
 
-impl Asking {
+impl Requester {
     fn may<'a>(&'a self, key: &'a BlockKey) -> impl Fn(&str) -> bool + 'a {
         |datanode: &str| self.host.may(&self.reader, datanode, key.pool())
     }
 
     /// The block that is asked for, if that is known without waiting.
-    pub(super) fn known(&self, service: &Service, key: &BlockKey) -> Option<Handle> {
-        service.known_plain(key, &self.may(key))
+    pub(super) fn known(&self, service: &Service, key: &BlockKey) -> Option<BlockHandle> {
+        service.cached_local(key, &self.may(key))
     }
 
     /// Does what is asked, and gives the frame to be sent. `None` when that takes waiting and `waits` is not set; the
@@ -64,27 +64,27 @@ impl Asking {
         &self,
         service: &Service,
         id: u64,
-        ask: &Ask,
+        request: &Request,
         buffer: &mut Vec<u8>,
         waits: bool,
     ) -> Option<Vec<u8>> {
         buffer.clear();
-        let done = self.try_answer(service, id, ask, buffer, waits);
-        if done == Err(Failed::WouldWait) {
+        let done = self.try_answer(service, id, request, buffer, waits);
+        if done == Err(ReadError::WouldWait) {
             return None;
         }
         let counts = &self.host.counts;
         add(&counts.answered, 1);
         if let Err(failed) = done {
             let code = match failed {
-                Failed::Ended => Code::Unknown,
-                Failed::Withdrawn => Code::Withdrawn,
-                Failed::WouldWait | Failed::Io => Code::Io,
+                ReadError::Ended => ErrorCode::Unknown,
+                ReadError::Withdrawn => ErrorCode::Withdrawn,
+                ReadError::WouldWait | ReadError::Io => ErrorCode::Io,
             };
             counts.failed(code);
             buffer.clear();
-            Message::Failed(code).put(id, buffer);
-        } else if let Ask::Read { length, .. } = ask {
+            Message::Failed(code).encode(id, buffer);
+        } else if let Request::Read { length, .. } = request {
             add(&counts.bytes_out, (*length).into());
         }
         Some(std::mem::take(buffer))
@@ -94,19 +94,21 @@ impl Asking {
         &self,
         service: &Service,
         id: u64,
-        ask: &Ask,
+        request: &Request,
         buffer: &mut Vec<u8>,
         waits: bool,
-    ) -> Result<(), Failed> {
-        let may = self.may(ask.key());
+    ) -> Result<(), ReadError> {
+        let may = self.may(request.key());
         let find = || match waits {
-            true => service.find_plain(ask.key(), &may).ok_or(Failed::Ended),
+            true => service
+                .find_local(request.key(), &may)
+                .ok_or(ReadError::Ended),
             false => service
-                .known_plain(ask.key(), &may)
-                .ok_or(Failed::WouldWait),
+                .cached_local(request.key(), &may)
+                .ok_or(ReadError::WouldWait),
         };
-        match ask {
-            Ask::Find { .. } => {
+        match request {
+            Request::Find { .. } => {
                 let block = find()?;
                 let located = Located {
                     data: block.len(false),
@@ -114,10 +116,10 @@ impl Asking {
                     datanode: block.datanode().to_owned(),
                     name: self.host.plain_name(block.datanode()),
                 };
-                Message::Found(located).put(id, buffer);
+                Message::Found(located).encode(id, buffer);
                 Ok(())
             }
-            Ask::Read {
+            Request::Read {
                 meta,
                 offset,
                 length,
@@ -127,8 +129,10 @@ impl Asking {
                 buffer.resize(HEADER + *length as usize, 0);
                 let room = &mut buffer[HEADER..];
                 // It may have been named again, or be in another place now.
-                match service.read_plain(&find()?, *meta, *offset, room, waits) {
-                    Err(Failed::Ended) => service.read_plain(&find()?, *meta, *offset, room, waits),
+                match service.read_local(&find()?, *meta, *offset, room, waits) {
+                    Err(ReadError::Ended) => {
+                        service.read_local(&find()?, *meta, *offset, room, waits)
+                    }
                     done => done,
                 }
             }
@@ -138,18 +142,18 @@ impl Asking {
 
 /// Frames that others have made for a connection.
 #[derive(Debug)]
-pub(super) struct Finished {
+pub(super) struct FinishedFrames {
     frames: Mutex<Vec<(usize, Vec<u8>)>>,
     event: OwnedFd,
 }
 
-impl AsFd for Finished {
+impl AsFd for FinishedFrames {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
-impl Finished {
+impl FinishedFrames {
     pub(super) fn new() -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
@@ -181,20 +185,24 @@ impl Finished {
 /// A request that somebody patient has to do.
 pub(super) struct Job {
     pub(super) service: Arc<Service>,
-    pub(super) asking: Asking,
+    pub(super) requester: Requester,
     pub(super) id: u64,
-    pub(super) ask: Ask,
+    pub(super) request: Request,
     pub(super) buffer: Vec<u8>,
-    pub(super) finished: Arc<Finished>,
+    pub(super) finished: Arc<FinishedFrames>,
 }
 
 impl Job {
     pub(super) fn work(mut self) {
-        let frame = self
-            .asking
-            .answer(&self.service, self.id, &self.ask, &mut self.buffer, true);
+        let frame = self.requester.answer(
+            &self.service,
+            self.id,
+            &self.request,
+            &mut self.buffer,
+            true,
+        );
         // Whoever waits always answers.
         let frame = frame.unwrap_or_default();
-        self.finished.add(self.ask.cost(), frame);
+        self.finished.add(self.request.cost(), frame);
     }
 }

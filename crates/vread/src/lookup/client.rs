@@ -10,12 +10,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use viola_proto::agent::{BlockKey, MAX_EXTENTS};
 
-use super::parts::{MAX_ANSWER, Parts, Received, send};
+use super::datagrams::{MAX_ANSWER_BYTES, Reassembly, Received, send};
 use super::{Found, Question};
 
 /// How long an agent worker that did not answer in time is not asked again: a dead one may cost each
 /// reading thread one deadline, not one for every block.
-const REST: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A reader's end of the socket to one agent worker.
 #[derive(Debug)]
@@ -27,9 +27,9 @@ pub struct Client {
 #[derive(Debug)]
 struct State {
     number: u64,
-    parts: Parts,
+    reassembly: Reassembly,
     /// Not asked before this.
-    resting: Option<Instant>,
+    retry_at: Option<Instant>,
     gone: bool,
 }
 
@@ -38,8 +38,8 @@ impl Client {
     pub fn new(socket: OwnedFd) -> Self {
         let state = State {
             number: 0,
-            parts: Parts::new(MAX_ANSWER),
-            resting: None,
+            reassembly: Reassembly::new(MAX_ANSWER_BYTES),
+            retry_at: None,
             gone: false,
         };
         Self {
@@ -60,15 +60,15 @@ impl Client {
 
 impl State {
     fn ask(&mut self, socket: BorrowedFd<'_>, text: &[u8], now: Instant) -> bool {
-        if self.gone || self.resting.is_some_and(|until| now < until) {
+        if self.gone || self.retry_at.is_some_and(|until| now < until) {
             return false;
         }
-        self.resting = None;
+        self.retry_at = None;
         self.number += 1;
         match send(socket, self.number, text) {
             Ok(()) => true,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                self.resting = Some(now + REST);
+                self.retry_at = Some(now + RETRY_INTERVAL);
                 false
             }
             Err(_) => {
@@ -81,12 +81,12 @@ impl State {
     /// What has come: `Some(None)` means that the block is not known there, `None` nothing yet.
     fn answer(&mut self, socket: BorrowedFd<'_>) -> Option<Option<Found>> {
         loop {
-            match self.parts.receive(socket) {
+            match self.reassembly.receive(socket) {
                 // an answer that came too late for its question
                 Ok(Received::Message(number, _)) if number != self.number => {}
                 Ok(Received::Message(_, text)) => {
                     if let Ok(found) = serde_json::from_slice::<Option<Found>>(&text)
-                        && found.as_ref().is_none_or(sound)
+                        && found.as_ref().is_none_or(has_valid_counts)
                     {
                         return Some(found);
                     }
@@ -102,7 +102,7 @@ impl State {
     }
 }
 
-fn sound(found: &Found) -> bool {
+fn has_valid_counts(found: &Found) -> bool {
     found.data.extents.len() <= MAX_EXTENTS && found.meta.extents.len() <= MAX_EXTENTS
 }
 
@@ -133,7 +133,7 @@ pub fn ask_all(clients: &[&Client], key: &BlockKey, limit: Duration) -> Option<(
         let left = limit.saturating_sub(begin.elapsed());
         if left.is_zero() {
             for i in waiting {
-                states[i].resting = Some(Instant::now() + REST);
+                states[i].retry_at = Some(Instant::now() + RETRY_INTERVAL);
             }
             return None;
         }

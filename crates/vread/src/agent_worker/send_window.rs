@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 use viola_proto::agent::{FromAgent, LINE, MAX_LEASES, ToAgent, encode};
 
 /// Most leases in one message to a line; of the longest numbers they take two thirds of [`LINE`].
-const FEW_LEASES: usize = 96;
+const MAX_LEASES_PER_LINE: usize = 96;
 /// Room that is left for a ping, bytes.
-const MARK: usize = 64;
+const PING_BYTES: usize = 64;
 /// A ping without an answer is sent again after so long: a serial line may have lost it.
-const AGAIN: Duration = Duration::from_secs(1);
+const PING_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pings that are sent while the window is full, until something is heard; what they take comes on top of the window.
-const TRIES: u32 = 8;
-/// Numbers of our own pings begin here; those of the conversation stay below.
-const OURS: u64 = 1 << 62;
+const MAX_PING_RETRIES: u32 = 8;
+/// Numbers of our own pings begin here; those of the session stay below.
+const FIRST_PING: u64 = 1 << 62;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Window {
+pub struct SendWindow {
     /// Bytes that may be unread; `None` for any number.
     size: Option<usize>,
     /// Bytes of the stream so far.
@@ -32,29 +32,29 @@ pub struct Window {
     /// Bytes of it that the agent has read for certain.
     read: u64,
     /// Pings on their way: number, and bytes of the stream up to their end.
-    marks: VecDeque<(u64, u64)>,
-    next_mark: u64,
+    pings: VecDeque<(u64, u64)>,
+    next_ping: u64,
     /// Session of the last welcome, for our pings.
     session: u64,
-    tries: u32,
-    tried: Option<Instant>,
+    retries: u32,
+    last_retry: Option<Instant>,
     /// What waits, each with its length on the wire.
     waiting: VecDeque<(ToAgent, usize)>,
     waiting_bytes: usize,
 }
 
-impl Window {
+impl SendWindow {
     /// For an agent that has not said hello yet.
     pub fn new() -> Self {
         Self {
             size: Some(LINE as usize),
             sent: 0,
             read: 0,
-            marks: VecDeque::new(),
-            next_mark: OURS,
+            pings: VecDeque::new(),
+            next_ping: FIRST_PING,
             session: 0,
-            tries: 0,
-            tried: None,
+            retries: 0,
+            last_retry: None,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
         }
@@ -68,20 +68,20 @@ impl Window {
                 if self.size.is_some() && !self.waiting.is_empty() => {}
             ToAgent::Withdrawn { leases } => {
                 let most = if self.size.is_some() {
-                    FEW_LEASES
+                    MAX_LEASES_PER_LINE
                 } else {
                     MAX_LEASES
                 };
                 for some in leases.chunks(most) {
                     let leases = some.to_vec();
-                    self.keep(ToAgent::Withdrawn { leases });
+                    self.enqueue(ToAgent::Withdrawn { leases });
                 }
             }
-            other => self.keep(other.clone()),
+            other => self.enqueue(other.clone()),
         }
     }
 
-    fn keep(&mut self, message: ToAgent) {
+    fn enqueue(&mut self, message: ToAgent) {
         let length = encode(&message).map_or(0, |frame| frame.len());
         self.waiting_bytes += length;
         self.waiting.push_back((message, length));
@@ -96,18 +96,20 @@ impl Window {
     pub fn pop(&mut self, now: Instant) -> Option<ToAgent> {
         let length = self.waiting.front()?.1;
         if let Some(size) = self.size {
-            let unmarked = self.sent - self.marks.back().map_or(self.read, |(_, end)| *end);
-            let is_full = self.unread() > 0 && self.unread() + length + MARK > size;
+            let unmarked = self.sent - self.pings.back().map_or(self.read, |(_, end)| *end);
+            let is_full = self.unread() > 0 && self.unread() + length + PING_BYTES > size;
             if unmarked > 0 && (is_full || unmarked as usize + length > size / 2) {
-                return Some(self.mark(now));
+                return Some(self.new_ping(now));
             }
             if is_full {
-                let due = self.tried.is_none_or(|tried| now >= tried + AGAIN);
-                if !due || self.tries >= TRIES {
+                let due = self
+                    .last_retry
+                    .is_none_or(|last_retry| now >= last_retry + PING_RETRY_INTERVAL);
+                if !due || self.retries >= MAX_PING_RETRIES {
                     return None;
                 }
-                self.tries += 1;
-                return Some(self.mark(now));
+                self.retries += 1;
+                return Some(self.new_ping(now));
             }
         }
         let (message, length) = self.waiting.pop_front()?;
@@ -116,37 +118,37 @@ impl Window {
         match &message {
             ToAgent::Welcome { session, .. } => self.session = *session,
             ToAgent::Hail { .. } => self.session = 0,
-            ToAgent::Ping { n, .. } => self.note_mark(*n),
+            ToAgent::Ping { n, .. } => self.track_ping(*n),
             _ => {}
         }
         Some(message)
     }
 
     /// How long until a full window is to be looked at again; `None` when only the agent can change it.
-    pub fn pause(&self, now: Instant) -> Option<Duration> {
-        let tried = self.tried?;
-        (!self.waiting.is_empty() && self.tries < TRIES)
-            .then(|| (tried + AGAIN).saturating_duration_since(now))
+    pub fn retry_delay(&self, now: Instant) -> Option<Duration> {
+        let last_retry = self.last_retry?;
+        (!self.waiting.is_empty() && self.retries < MAX_PING_RETRIES)
+            .then(|| (last_retry + PING_RETRY_INTERVAL).saturating_duration_since(now))
     }
 
     /// The agent has said something.
-    pub fn hear(&mut self, message: &FromAgent) {
+    pub fn observe(&mut self, message: &FromAgent) {
         match message {
             FromAgent::Hello { window, .. } => {
                 self.size = (*window > 0).then_some(*window as usize);
                 // It lives, and may have begun anew without an answer to our pings.
-                self.tries = 0;
-                self.tried = None;
+                self.retries = 0;
+                self.last_retry = None;
             }
             FromAgent::Pong { n } => {
-                let Some(at) = self.marks.iter().position(|(mark, _)| mark == n) else {
+                let Some(at) = self.pings.iter().position(|(mark, _)| mark == n) else {
                     return;
                 };
-                self.read = self.marks[at].1;
-                self.marks.drain(..=at);
-                self.tries = 0;
-                if self.marks.is_empty() {
-                    self.tried = None;
+                self.read = self.pings[at].1;
+                self.pings.drain(..=at);
+                self.retries = 0;
+                if self.pings.is_empty() {
+                    self.last_retry = None;
                 }
             }
             _ => {}
@@ -157,20 +159,20 @@ impl Window {
         (self.sent - self.read) as usize
     }
 
-    fn mark(&mut self, now: Instant) -> ToAgent {
-        let n = self.next_mark;
-        self.next_mark += 1;
-        self.tried = Some(now);
+    fn new_ping(&mut self, now: Instant) -> ToAgent {
+        let n = self.next_ping;
+        self.next_ping += 1;
+        self.last_retry = Some(now);
         let session = self.session;
         let ping = ToAgent::Ping { n, session };
         self.sent += encode(&ping).map_or(0, |frame| frame.len()) as u64;
-        self.note_mark(n);
+        self.track_ping(n);
         ping
     }
 
-    fn note_mark(&mut self, n: u64) {
+    fn track_ping(&mut self, n: u64) {
         if self.size.is_some() {
-            self.marks.push_back((n, self.sent));
+            self.pings.push_back((n, self.sent));
         }
     }
 }
@@ -195,14 +197,14 @@ mod tests {
     }
 
     /// All that may go now.
-    fn all(window: &mut Window, now: Instant) -> Vec<ToAgent> {
+    fn all(window: &mut SendWindow, now: Instant) -> Vec<ToAgent> {
         std::iter::from_fn(|| window.pop(now)).collect()
     }
 
     #[test]
     fn an_agent_with_room_for_all_gets_all_at_once() {
-        let mut window = Window::new();
-        window.hear(&hello(0));
+        let mut window = SendWindow::new();
+        window.observe(&hello(0));
         let many = ToAgent::Withdrawn {
             leases: (0..10_000).collect(),
         };
@@ -212,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_line_on_which_nobody_says_hello_gets_little_for_ever() {
-        let mut window = Window::new();
+        let mut window = SendWindow::new();
         let mut now = Instant::now();
         let mut bytes = 0;
         for _ in 0..10_000 {
@@ -222,33 +224,36 @@ mod tests {
         }
         assert!((1000..3700).contains(&bytes), "{bytes}");
         assert!(window.waiting() < 100);
-        assert_eq!(window.pause(now), None);
+        assert_eq!(window.retry_delay(now), None);
         // Somebody does at last, and reads.
-        window.hear(&hello(LINE));
+        window.observe(&hello(LINE));
         let ping = all(&mut window, now);
         let [ToAgent::Ping { n, .. }] = ping[..] else {
             panic!("{ping:?}");
         };
-        window.hear(&FromAgent::Pong { n });
+        window.observe(&FromAgent::Pong { n });
         assert_eq!(all(&mut window, now), [ToAgent::Hail { version: 1 }]);
     }
 
     #[test]
     fn a_lost_ping_is_said_again() {
-        let mut window = Window::new();
+        let mut window = SendWindow::new();
         let now = Instant::now();
         for lease in 0..500 {
             window.push(&ToAgent::Named { lease });
         }
         let first = all(&mut window, now);
-        assert!(window.pop(now + AGAIN / 2).is_none());
-        assert_eq!(window.pause(now + AGAIN / 2), Some(AGAIN / 2));
-        let again = all(&mut window, now + AGAIN);
+        assert!(window.pop(now + PING_RETRY_INTERVAL / 2).is_none());
+        assert_eq!(
+            window.retry_delay(now + PING_RETRY_INTERVAL / 2),
+            Some(PING_RETRY_INTERVAL / 2)
+        );
+        let again = all(&mut window, now + PING_RETRY_INTERVAL);
         let [ToAgent::Ping { n, .. }] = again[..] else {
             panic!("{again:?}");
         };
-        window.hear(&FromAgent::Pong { n });
-        assert!(all(&mut window, now + AGAIN).len() + 3 >= first.len());
+        window.observe(&FromAgent::Pong { n });
+        assert!(all(&mut window, now + PING_RETRY_INTERVAL).len() + 3 >= first.len());
     }
 
     proptest! {
@@ -258,16 +263,16 @@ mod tests {
         fn no_line_overflows_and_nothing_is_lost(
             steps in proptest::collection::vec((0u64..200, 1usize..4000, 0u64..1500), 1..60)
         ) {
-            let mut window = Window::new();
-            window.hear(&hello(LINE));
+            let mut window = SendWindow::new();
+            window.observe(&hello(LINE));
             let (mut now, mut said, mut got) = (Instant::now(), Vec::new(), Vec::new());
             let mut line: VecDeque<ToAgent> = VecDeque::new();
             let mut next = 0;
-            let mut read = |line: &mut VecDeque<ToAgent>, window: &mut Window, mut bytes: usize| {
+            let mut read = |line: &mut VecDeque<ToAgent>, window: &mut SendWindow, mut bytes: usize| {
                 while bytes > 0 && let Some(message) = line.pop_front() {
                     bytes = bytes.saturating_sub(length(&message));
                     match message {
-                        ToAgent::Ping { n, .. } => window.hear(&FromAgent::Pong { n }),
+                        ToAgent::Ping { n, .. } => window.observe(&FromAgent::Pong { n }),
                         ToAgent::Withdrawn { leases } => got.extend(leases),
                         _ => {}
                     }
@@ -286,7 +291,7 @@ mod tests {
             while window.waiting() > 0 || !line.is_empty() {
                 line.extend(all(&mut window, now));
                 read(&mut line, &mut window, usize::MAX);
-                now += AGAIN;
+                now += PING_RETRY_INTERVAL;
             }
             prop_assert_eq!(got, said);
         }

@@ -7,16 +7,16 @@ use std::time::Instant;
 use viola_extents::CheckedMap;
 use viola_proto::agent::{BlockKey, FsId};
 
-use crate::table::Lease as Grant;
+use crate::table::Lease;
 
 /// Number that the agent gave a name.
-pub type Lease = viola_proto::agent::Lease;
+pub use viola_proto::agent::Lease as LeaseId;
 
 /// One named block.
 #[derive(Debug)]
 pub struct Block {
     /// Agent's number.
-    pub lease: Lease,
+    pub id: LeaseId,
     /// File system that it is on.
     pub fs: FsId,
     /// Its name.
@@ -28,7 +28,7 @@ pub struct Block {
     /// Image that it lies in.
     pub image: u32,
     /// What readers are given.
-    pub grant: Grant,
+    pub lease: Lease,
 }
 
 impl Block {
@@ -55,17 +55,17 @@ enum Slot {
     Ended,
     /// Withdrawn by the agent; a read may be in flight still.
     Withdrawn {
-        lease: Lease,
+        lease: LeaseId,
         since: Instant,
     },
 }
 
 /// All of them.
 #[derive(Debug)]
-pub struct Names {
+pub struct NamedBlocks {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    by_lease: HashMap<Lease, u32>,
+    by_lease: HashMap<LeaseId, u32>,
     by_key: HashMap<BlockKey, u32>,
     /// Slots in [`Slot::Withdrawn`].
     waiting: Vec<u32>,
@@ -74,7 +74,7 @@ pub struct Names {
     named: usize,
 }
 
-impl Names {
+impl NamedBlocks {
     /// None yet; slots 0 to `slots` - 1 may be used.
     pub fn new(slots: u32) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl Names {
         self.named
     }
 
-    /// Names whose slot is not free, whatever state they are in.
+    /// NamedBlocks whose slot is not free, whatever state they are in.
     #[cfg(test)]
     pub fn held(&self) -> usize {
         self.by_lease.len()
@@ -119,7 +119,7 @@ impl Names {
     }
 
     /// Whether a number is in use.
-    pub fn knows(&self, lease: Lease) -> bool {
+    pub fn knows(&self, lease: LeaseId) -> bool {
         self.by_lease.contains_key(&lease)
     }
 
@@ -128,16 +128,16 @@ impl Names {
         self.free.last().copied()
     }
 
-    /// Puts a block into the slot of its grant, which [`Names::free_slot`] has shown. A block of the same key gives
+    /// Puts a block into the slot of its grant, which [`NamedBlocks::free_slot`] has shown. A block of the same key gives
     /// way: it stays what it is for those who read it, and is not looked up any more.
     pub fn insert(&mut self, block: Block) {
-        let slot = block.grant.slot;
+        let slot = block.lease.slot;
         if self.free.last() != Some(&slot) {
             debug_assert!(false, "slot {slot} was not shown");
             return;
         }
         self.free.pop();
-        self.by_lease.insert(block.lease, slot);
+        self.by_lease.insert(block.id, slot);
         self.by_key.insert(block.key.clone(), slot);
         self.extents += block.extents();
         self.bytes = self.bytes.saturating_add(block.bytes());
@@ -157,7 +157,7 @@ impl Names {
 
     /// The agent withdraws a name. `Some(slot)` when it is known and was not withdrawn before: its lease has to be
     /// ended. `None` with `true` when nothing is known of it any more.
-    pub fn withdraw(&mut self, lease: Lease, now: Instant) -> (Option<u32>, bool) {
+    pub fn withdraw(&mut self, lease: LeaseId, now: Instant) -> (Option<u32>, bool) {
         let Some(&slot) = self.by_lease.get(&lease) else {
             return (None, true);
         };
@@ -169,7 +169,7 @@ impl Names {
         (Some(slot), false)
     }
 
-    /// Ends all names of a file system, and gives their slots: their leases have to be ended. The agent will
+    /// Ends all blocks of a file system, and gives their slots: their leases have to be ended. The agent will
     /// withdraw each of them.
     pub fn end(&mut self, fs: FsId) -> Vec<u32> {
         let of_fs = |(i, slot): (usize, &Slot)| match slot {
@@ -183,8 +183,8 @@ impl Names {
         ended
     }
 
-    /// Confirms withdrawn names that nobody reads any more; their slots are free again.
-    pub fn confirm(&mut self, is_read: impl Fn(u32) -> bool) -> Vec<Lease> {
+    /// Confirms withdrawn blocks that nobody reads any more; their slots are free again.
+    pub fn confirm(&mut self, is_read: impl Fn(u32) -> bool) -> Vec<LeaseId> {
         let mut confirmed = Vec::new();
         let mut still = Vec::new();
         for slot in std::mem::take(&mut self.waiting) {
@@ -206,7 +206,7 @@ impl Names {
         confirmed
     }
 
-    /// Names that wait for a read to end, with the slot and the time of the oldest.
+    /// NamedBlocks that wait for a read to end, with the slot and the time of the oldest.
     pub fn waiting(&self) -> (usize, Option<(u32, Instant)>) {
         let oldest = self
             .waiting
@@ -241,7 +241,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
     use viola_extents::Extent;
 
-    fn block(lease: Lease, fs: FsId, id: i64, slot: u32) -> Block {
+    fn block(lease: LeaseId, fs: FsId, id: i64, slot: u32) -> Block {
         let one = [Extent {
             logical: 0,
             physical: 4096,
@@ -249,13 +249,13 @@ mod tests {
             zero: false,
         }];
         Block {
-            lease,
+            id: lease,
             fs,
             key: BlockKey::new("BP-1", id, 1).unwrap(),
             data: CheckedMap::new(&one, 10, 1 << 20).unwrap(),
             meta: CheckedMap::new(&[], 0, 1 << 20).unwrap(),
             image: 1,
-            grant: Grant {
+            lease: Lease {
                 slot,
                 generation: 0,
                 epoch: 1,
@@ -263,10 +263,10 @@ mod tests {
         }
     }
 
-    fn name(names: &mut Names, lease: Lease, fs: FsId, id: i64) -> bool {
-        match names.free_slot() {
+    fn name(blocks: &mut NamedBlocks, lease: LeaseId, fs: FsId, id: i64) -> bool {
+        match blocks.free_slot() {
             Some(slot) => {
-                names.insert(block(lease, fs, id, slot));
+                blocks.insert(block(lease, fs, id, slot));
                 true
             }
             None => false,
@@ -279,41 +279,41 @@ mod tests {
 
     #[test]
     fn a_withdrawn_block_keeps_its_slot_until_nobody_reads_it() {
-        let mut names = Names::new(1);
+        let mut blocks = NamedBlocks::new(1);
         let now = Instant::now();
-        assert!(name(&mut names, 5, 0, 7));
-        assert_eq!(names.withdraw(5, now), (Some(0), false));
-        assert!(names.find(&key(7)).is_none() && names.free_slot().is_none());
-        assert!(names.confirm(|_| true).is_empty());
-        assert_eq!(names.waiting(), (1, Some((0, now))));
-        assert_eq!(names.withdraw(5, now), (None, false));
-        assert_eq!(names.confirm(|_| false), [5]);
-        assert_eq!((names.free_slot(), names.held()), (Some(0), 0));
-        assert_eq!(names.withdraw(5, now), (None, true));
+        assert!(name(&mut blocks, 5, 0, 7));
+        assert_eq!(blocks.withdraw(5, now), (Some(0), false));
+        assert!(blocks.find(&key(7)).is_none() && blocks.free_slot().is_none());
+        assert!(blocks.confirm(|_| true).is_empty());
+        assert_eq!(blocks.waiting(), (1, Some((0, now))));
+        assert_eq!(blocks.withdraw(5, now), (None, false));
+        assert_eq!(blocks.confirm(|_| false), [5]);
+        assert_eq!((blocks.free_slot(), blocks.held()), (Some(0), 0));
+        assert_eq!(blocks.withdraw(5, now), (None, true));
     }
 
     #[test]
     fn the_newest_name_of_a_block_is_the_one_that_is_found() {
-        let mut names = Names::new(4);
-        name(&mut names, 1, 0, 7);
-        name(&mut names, 2, 1, 7);
-        assert_eq!(names.find(&key(7)).unwrap().lease, 2);
-        names.withdraw(1, Instant::now());
-        assert_eq!(names.find(&key(7)).unwrap().lease, 2);
-        names.withdraw(2, Instant::now());
-        assert!(names.find(&key(7)).is_none());
+        let mut blocks = NamedBlocks::new(4);
+        name(&mut blocks, 1, 0, 7);
+        name(&mut blocks, 2, 1, 7);
+        assert_eq!(blocks.find(&key(7)).unwrap().id, 2);
+        blocks.withdraw(1, Instant::now());
+        assert_eq!(blocks.find(&key(7)).unwrap().id, 2);
+        blocks.withdraw(2, Instant::now());
+        assert!(blocks.find(&key(7)).is_none());
     }
 
     #[test]
     fn the_end_of_a_file_system_leaves_the_others_and_waits_for_the_agent() {
-        let mut names = Names::new(4);
-        name(&mut names, 1, 0, 7);
-        name(&mut names, 2, 1, 8);
-        assert_eq!(names.end(0).len(), 1);
-        assert!(names.find(&key(7)).is_none() && names.find(&key(8)).is_some());
-        assert!(names.knows(1) && names.confirm(|_| false).is_empty());
-        assert!(!names.withdraw(1, Instant::now()).1);
-        assert_eq!(names.confirm(|_| false), [1]);
+        let mut blocks = NamedBlocks::new(4);
+        name(&mut blocks, 1, 0, 7);
+        name(&mut blocks, 2, 1, 8);
+        assert_eq!(blocks.end(0).len(), 1);
+        assert!(blocks.find(&key(7)).is_none() && blocks.find(&key(8)).is_some());
+        assert!(blocks.knows(1) && blocks.confirm(|_| false).is_empty());
+        assert!(!blocks.withdraw(1, Instant::now()).1);
+        assert_eq!(blocks.confirm(|_| false), [1]);
     }
 
     proptest! {
@@ -322,26 +322,26 @@ mod tests {
         fn counts_are_right_and_no_slot_is_given_twice(
             steps in proptest::collection::vec((0u8..5, 0u64..12, 0u32..3, 0i64..6), 0..200),
         ) {
-            let mut names = Names::new(6);
+            let mut blocks = NamedBlocks::new(6);
             let now = Instant::now();
-            let mut named: BTreeMap<Lease, (u32, FsId, i64)> = BTreeMap::new();
-            let mut ended: BTreeMap<Lease, u32> = BTreeMap::new();
-            let mut withdrawn: BTreeMap<Lease, u32> = BTreeMap::new();
+            let mut named: BTreeMap<LeaseId, (u32, FsId, i64)> = BTreeMap::new();
+            let mut ended: BTreeMap<LeaseId, u32> = BTreeMap::new();
+            let mut withdrawn: BTreeMap<LeaseId, u32> = BTreeMap::new();
             for (what, lease, fs, id) in steps {
                 match what {
-                    0 | 1 if !names.knows(lease) => if let Some(slot) = names.free_slot() {
-                        names.insert(block(lease, fs, id, slot));
+                    0 | 1 if !blocks.knows(lease) => if let Some(slot) = blocks.free_slot() {
+                        blocks.insert(block(lease, fs, id, slot));
                         named.insert(lease, (slot, fs, id));
                     },
                     2 => {
                         let slot = named.remove(&lease).map(|(s, ..)| s).or_else(|| ended.remove(&lease));
                         let known = slot.is_some() || withdrawn.contains_key(&lease);
-                        prop_assert_eq!(names.withdraw(lease, now), (slot, !known));
+                        prop_assert_eq!(blocks.withdraw(lease, now), (slot, !known));
                         withdrawn.extend(slot.map(|s| (lease, s)));
                     }
                     3 => {
-                        let mut slots = names.end(fs);
-                        let of_fs: Vec<Lease> = named.iter().filter(|(_, v)| v.1 == fs).map(|(l, _)| *l).collect();
+                        let mut slots = blocks.end(fs);
+                        let of_fs: Vec<LeaseId> = named.iter().filter(|(_, v)| v.1 == fs).map(|(l, _)| *l).collect();
                         let mut expected = Vec::new();
                         for l in of_fs {
                             if let Some((s, ..)) = named.remove(&l) {
@@ -355,25 +355,25 @@ mod tests {
                     }
                     4 => {
                         let read = fs;
-                        let confirmed: BTreeSet<Lease> = names.confirm(|s| s == read).into_iter().collect();
-                        let expected: BTreeSet<Lease> = withdrawn.iter().filter(|(_, s)| **s != read).map(|(l, _)| *l).collect();
+                        let confirmed: BTreeSet<LeaseId> = blocks.confirm(|s| s == read).into_iter().collect();
+                        let expected: BTreeSet<LeaseId> = withdrawn.iter().filter(|(_, s)| **s != read).map(|(l, _)| *l).collect();
                         prop_assert_eq!(&confirmed, &expected);
                         withdrawn.retain(|l, _| !confirmed.contains(l));
                     }
                     _ => {}
                 }
-                prop_assert_eq!(names.named(), named.len());
-                prop_assert_eq!(names.extents(), named.len());
-                prop_assert_eq!(names.bytes(), 10 * named.len() as u64);
-                prop_assert_eq!(names.held(), named.len() + ended.len() + withdrawn.len());
+                prop_assert_eq!(blocks.named(), named.len());
+                prop_assert_eq!(blocks.extents(), named.len());
+                prop_assert_eq!(blocks.bytes(), 10 * named.len() as u64);
+                prop_assert_eq!(blocks.held(), named.len() + ended.len() + withdrawn.len());
                 let mut used: Vec<u32> = named.values().map(|v| v.0).chain(ended.values().copied()).chain(withdrawn.values().copied()).collect();
                 used.sort_unstable();
                 let before = used.len();
                 used.dedup();
                 prop_assert_eq!(used.len(), before);
                 for id in 0..6 {
-                    if let Some(found) = names.find(&key(id)) {
-                        prop_assert!(named.get(&found.lease).is_some_and(|v| v.2 == id));
+                    if let Some(found) = blocks.find(&key(id)) {
+                        prop_assert!(named.get(&found.id).is_some_and(|v| v.2 == id));
                     }
                 }
             }

@@ -9,9 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::ask::Asker;
+use super::client::Client;
 use super::hosts::Hosts;
-use super::serve::Server;
+use super::server::Server;
 use super::tls::Identity;
 use crate::control::{Inbox, Order, PeerStat, Report, Role, VERSION};
 use crate::hazard::Cells;
@@ -19,7 +19,7 @@ use crate::reader::{Service, end_on_panic, open_images};
 
 /// What the daemon gives a peer worker to begin with.
 #[derive(Debug)]
-pub struct Start {
+pub struct Params {
     /// Name of this host.
     pub host: String,
     /// Its certificate, PEM.
@@ -37,15 +37,15 @@ pub struct Start {
 /// The process must be the worker's own: a panic in any of its threads ends it.
 ///
 /// # Errors
-/// When something of `start` is not what it should be.
-pub fn run(start: Start, inbox: Inbox) -> io::Result<()> {
+/// When something of `params` is not what it should be.
+pub fn run(params: Params, inbox: Inbox) -> io::Result<()> {
     end_on_panic();
-    work(start, inbox)
+    work(params, inbox)
 }
 
-pub(super) fn work(start: Start, mut inbox: Inbox) -> io::Result<()> {
-    let mut worker = Worker::new(start)?;
-    inbox.obey(|order, fds| worker.obey(order, fds))
+pub(super) fn work(params: Params, mut inbox: Inbox) -> io::Result<()> {
+    let mut worker = Worker::new(params)?;
+    inbox.serve(|order, fds| worker.obey(order, fds))
 }
 
 struct Worker {
@@ -54,13 +54,13 @@ struct Worker {
     hosts: Arc<Hosts>,
     service: Arc<Service>,
     listening: Vec<String>,
-    askers: BTreeMap<String, Asker>,
+    clients: BTreeMap<String, Client>,
 }
 
 impl Worker {
-    fn new(start: Start) -> io::Result<Self> {
-        let identity = Identity::new(&start.certificate, &start.key).map_err(io::Error::other)?;
-        let cells = Cells::map(&start.hazards)?;
+    fn new(params: Params) -> io::Result<Self> {
+        let identity = Identity::new(&params.certificate, &params.key).map_err(io::Error::other)?;
+        let cells = Cells::map(&params.hazards)?;
         if cells.count() < crate::hazard::MAX_CELLS {
             return Err(io::Error::other("there are too few hazard cells"));
         }
@@ -69,7 +69,7 @@ impl Worker {
         let tls = identity.server(&hosts.pins).map_err(io::Error::other)?;
         let server = Arc::new(Server::new(service.clone(), hosts.clone(), tls)?);
         let mut listening = Vec::new();
-        for listener in start.listeners {
+        for listener in params.listeners {
             let listener = TcpListener::from(listener);
             // Its thread has nothing else to do.
             listener.set_nonblocking(false)?;
@@ -79,12 +79,12 @@ impl Worker {
             thread.spawn(move || server.listen(&listener))?;
         }
         Ok(Self {
-            host: start.host,
+            host: params.host,
             identity: Arc::new(identity),
             hosts,
             service,
             listening,
-            askers: BTreeMap::new(),
+            clients: BTreeMap::new(),
         })
     }
 
@@ -104,13 +104,13 @@ impl Worker {
             Order::Stat => return Report::Peer(self.stat()),
             Order::Peers { peers } => {
                 let done = self.hosts.set(&peers);
-                self.askers.values().for_each(Asker::wake);
+                self.clients.values().for_each(Client::wake);
                 done
             }
             Order::Asker { reader, sources } => match (fds.next(), fds.next()) {
                 (Some(socket), Some(memory)) => {
-                    self.askers.remove(&reader);
-                    let asker = Asker::start(
+                    self.clients.remove(&reader);
+                    let asker = Client::start(
                         &self.identity,
                         &self.hosts,
                         reader.clone(),
@@ -119,13 +119,13 @@ impl Worker {
                         memory,
                     );
                     asker
-                        .map(|asker| drop(self.askers.insert(reader, asker)))
+                        .map(|asker| drop(self.clients.insert(reader, asker)))
                         .map_err(|e| e.to_string())
                 }
                 _ => missing(),
             },
             Order::NoAsker { reader } => {
-                self.askers.remove(&reader);
+                self.clients.remove(&reader);
                 Ok(())
             }
             Order::Datanode { name } => match (fds.next(), fds.next()) {
@@ -158,14 +158,14 @@ impl Worker {
 
     fn stat(&self) -> PeerStat {
         let service = self.service.stat();
-        let askers = self.askers.iter().filter(|(_, asker)| !asker.ended());
+        let askers = self.clients.iter().filter(|(_, asker)| !asker.ended());
         PeerStat {
             listening: self.listening.clone(),
             datanodes: service.datanodes,
             images: service.images,
             askers: askers.map(|(name, _)| name.clone()).collect(),
             strangers: self.hosts.strangers.load(Ordering::Relaxed),
-            peers: self.hosts.show(),
+            peers: self.hosts.snapshot(),
         }
     }
 }

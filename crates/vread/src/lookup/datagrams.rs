@@ -8,17 +8,17 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send as send_datagram};
 
 /// Longest question, in bytes.
-pub(super) const MAX_QUESTION: usize = 1024;
+pub(super) const MAX_QUESTION_BYTES: usize = 1024;
 /// Longest answer, in bytes: two files of 16384 extents of three 20-digit numbers.
-pub(super) const MAX_ANSWER: usize = 4 << 20;
+pub(super) const MAX_ANSWER_BYTES: usize = 4 << 20;
 /// Bytes of a message in one datagram.
-const PART: usize = 32 << 10;
-const HEADER: usize = 9;
+const MAX_PART_BYTES: usize = 32 << 10;
+const HEADER_BYTES: usize = 9;
 
 /// Sends a message; does not wait.
 pub(super) fn send(socket: impl AsFd, number: u64, text: &[u8]) -> io::Result<()> {
-    let mut datagram = Vec::with_capacity(HEADER + text.len().min(PART));
-    let mut parts = text.chunks(PART).peekable();
+    let mut datagram = Vec::with_capacity(HEADER_BYTES + text.len().min(MAX_PART_BYTES));
+    let mut parts = text.chunks(MAX_PART_BYTES).peekable();
     while let Some(part) = parts.next() {
         datagram.clear();
         datagram.extend_from_slice(&number.to_le_bytes());
@@ -44,20 +44,20 @@ pub(super) enum Received {
 /// Puts the messages of one socket together. A message whose rest never comes is dropped when another
 /// one begins.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct Reassembly {
     number: u64,
     text: Vec<u8>,
     limit: usize,
     datagram: Vec<u8>,
 }
 
-impl Parts {
+impl Reassembly {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             number: 0,
             text: Vec::new(),
             limit,
-            datagram: vec![0; HEADER + PART.min(limit) + 1],
+            datagram: vec![0; HEADER_BYTES + MAX_PART_BYTES.min(limit) + 1],
         }
     }
 
