@@ -2,11 +2,11 @@
 /*
  * Accounting of VM threads at context switches.
  *
- * Every thread of a VM carries a little state (task storage): to which VM and accounting slot it belongs, and
+ * Every thread of a VM carries a little state (task storage): to which VM and account it belongs, and
  * whether it runs, waits or sleeps. From the scheduler's tracepoints that gives, exactly and without polling,
  * what each vCPU got, how long it waited (also as a histogram), and what each VM used on each core. For cores
  * with a slot controller it also calls the controller: when a VM wakes or blocks, or when a packet is put on
- * the tap of a VM that waits for the core. New threads inherit VM and slot from the thread that made them.
+ * the tap of a VM that waits for the core. New threads inherit VM and account from the thread that made them.
  *
  * A switch between tasks that belong to no VM costs two look-ups of a null pointer.
  */
@@ -75,7 +75,7 @@ enum { SLEEPS = 0, QUEUED, RUNS };
 
 struct thread {
 	u32 vm;
-	u32 slot;
+	u32 account;
 	u32 state;
 	u32 counted;		/* is in .runnable of (cpu, counted_vm) */
 	u32 cpu;
@@ -93,10 +93,10 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, MAX_SLOTS);
+	__uint(max_entries, MAX_ACCOUNTS);
 	__type(key, u32);
-	__type(value, struct slot_acct);
-} slots SEC(".maps");
+	__type(value, struct account);
+} accounts SEC(".maps");
 
 /* The loader sets max_entries to CPUs * MAX_VMS. */
 struct {
@@ -137,9 +137,9 @@ struct {
 	__array(values, struct ring);
 } rings SEC(".maps");
 
-static __always_inline void tell(u32 cpu, u32 kind, u32 vm, u32 slot, u32 tid, u64 now, u64 flags)
+static __always_inline void send_event(u32 cpu, u32 kind, u32 vm, u32 account, u32 tid, u64 now, u64 flags)
 {
-	struct event e = { .kind = kind, .vm = vm, .slot = slot, .tid = tid, .now = now };
+	struct event e = { .kind = kind, .vm = vm, .account = account, .tid = tid, .now = now };
 	void *ring = bpf_map_lookup_elem(&rings, &cpu);
 
 	if (!ring)
@@ -187,7 +187,7 @@ static __always_inline u32 bucket(u64 ns)
 }
 
 /* The thread is runnable on cpu from now on. Returns 1 if its VM was not. */
-static __always_inline int count(struct thread *t, u32 cpu, struct core_vm *cv)
+static __always_inline int add_runnable(struct thread *t, u32 cpu, struct core_vm *cv)
 {
 	if (t->counted)
 		return 0;
@@ -198,7 +198,7 @@ static __always_inline int count(struct thread *t, u32 cpu, struct core_vm *cv)
 }
 
 /* The thread is not runnable any more. Returns 1 if its VM is not either. */
-static __always_inline int uncount(struct thread *t)
+static __always_inline int remove_runnable(struct thread *t)
 {
 	struct core_vm *cv;
 
@@ -216,7 +216,7 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 	struct thread *n = bpf_task_storage_get(&threads, next, 0, 0);
 	u32 cpu, pvm = NO_VM, blocked = 0;
 	struct core_vm *cv;
-	struct slot_acct *s;
+	struct account *a;
 	u64 now;
 
 	if (!p) {
@@ -230,50 +230,50 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 
 	if (p && p->vm != NO_VM) {
 		cv = core_vm(cpu, p->vm);
-		s = bpf_map_lookup_elem(&slots, &p->slot);
-		if (!cv || !s)
+		a = bpf_map_lookup_elem(&accounts, &p->account);
+		if (!cv || !a)
 			return 0;
 		pvm = p->vm;
 		/* Readers add the time since on_since to what is counted, so that goes first: a reader in between misses
 		 * the run until the next look, instead of counting it twice. The atomic addition keeps the order. */
-		s->on_since = 0;
+		a->on_since = 0;
 		cv->on_since = 0;
 		if (p->state == RUNS) {
 			u64 ran = now - p->since;
 
-			__sync_fetch_and_add(&s->run, ran);
+			__sync_fetch_and_add(&a->run, ran);
 			__sync_fetch_and_add(&cv->used, ran);
 		}
 		p->since = now;
 		/* A task preempted on its way to sleep stays on the run queue, whatever its state says. */
 		if (preempt || prev_state == 0) {
 			p->state = QUEUED;
-			s->preempted++;
-			count(p, cpu, cv);
+			a->preempted++;
+			add_runnable(p, cpu, cv);
 		} else {
 			p->state = SLEEPS;
-			blocked = uncount(p);
+			blocked = remove_runnable(p);
 		}
 	}
 
 	if (n && n->vm != NO_VM) {
 		cv = core_vm(cpu, n->vm);
-		s = bpf_map_lookup_elem(&slots, &n->slot);
-		if (!cv || !s)
+		a = bpf_map_lookup_elem(&accounts, &n->account);
+		if (!cv || !a)
 			return 0;
 		if (n->state == QUEUED) {
 			u64 waited = now - n->since;
 			u32 b = bucket(waited);
 
-			__sync_fetch_and_add(&s->wait, waited);
+			__sync_fetch_and_add(&a->wait, waited);
 			if (b < HIST_BUCKETS)
-				__sync_fetch_and_add(&s->hist[b], 1);
+				__sync_fetch_and_add(&a->hist[b], 1);
 		}
 		if (n->counted && n->cpu != cpu)
-			uncount(n);
-		count(n, cpu, cv);
-		s->switches++;
-		s->on_since = now;
+			remove_runnable(n);
+		add_runnable(n, cpu, cv);
+		a->switches++;
+		a->on_since = now;
 		cv->on_since = now;
 		n->state = RUNS;
 		n->since = now;
@@ -288,16 +288,16 @@ int BPF_PROG(on_switch, _Bool preempt, struct task_struct *prev, struct task_str
 		if (cv)
 			cv->blocks++;
 		if (ctl && ctl->notify_block)
-			tell(cpu, EVENT_BLOCK, pvm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
+			send_event(cpu, EVENT_BLOCK, pvm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
 	}
 	return 0;
 }
 
-static __always_inline int woken(struct task_struct *task)
+static __always_inline int on_woken(struct task_struct *task)
 {
 	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
 	struct core_ctl *ctl;
-	struct slot_acct *s;
+	struct account *a;
 	struct core_vm *cv;
 	u64 now;
 	u32 cpu;
@@ -306,34 +306,34 @@ static __always_inline int woken(struct task_struct *task)
 		return 0;
 	cpu = task->thread_info.cpu;
 	cv = core_vm(cpu, t->vm);
-	s = bpf_map_lookup_elem(&slots, &t->slot);
-	if (!cv || !s)
+	a = bpf_map_lookup_elem(&accounts, &t->account);
+	if (!cv || !a)
 		return 0;
 	now = bpf_ktime_get_ns();
 	t->state = QUEUED;
 	t->since = now;
-	__sync_fetch_and_add(&s->wakes, 1);
-	if (!count(t, cpu, cv))
+	__sync_fetch_and_add(&a->wakes, 1);
+	if (!add_runnable(t, cpu, cv))
 		return 0;
 	__sync_fetch_and_add(&cv->wakes, 1);
 	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
 	if (!ctl || !ctl->notify_wake)
 		return 0;
 	ctl->notify_wake = 0;
-	tell(cpu, EVENT_WAKE, t->vm, t->slot, task->pid, now, BPF_RB_FORCE_WAKEUP);
+	send_event(cpu, EVENT_WAKE, t->vm, t->account, task->pid, now, BPF_RB_FORCE_WAKEUP);
 	return 0;
 }
 
 SEC("tp_btf/sched_wakeup")
 int BPF_PROG(on_wakeup, struct task_struct *task)
 {
-	return woken(task);
+	return on_woken(task);
 }
 
 SEC("tp_btf/sched_wakeup_new")
 int BPF_PROG(on_wakeup_new, struct task_struct *task)
 {
-	return woken(task);
+	return on_woken(task);
 }
 
 SEC("tp_btf/sched_migrate_task")
@@ -344,10 +344,10 @@ int BPF_PROG(on_migrate, struct task_struct *task, int dest)
 
 	if (!t || t->vm == NO_VM || !t->counted)
 		return 0;
-	uncount(t);
+	remove_runnable(t);
 	cv = core_vm(dest, t->vm);
 	if (cv)
-		count(t, dest, cv);
+		add_runnable(t, dest, cv);
 	return 0;
 }
 
@@ -365,20 +365,20 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	if (!c)
 		return 0;
 	c->vm = p->vm;
-	c->slot = p->slot;
+	c->account = p->account;
 	c->state = SLEEPS;
 	c->counted = 0;
 	cpu = bpf_get_smp_processor_id();
 	ctl = bpf_map_lookup_elem(&core_ctls, &cpu);
 	if (ctl && ctl->managed)
-		tell(cpu, EVENT_FORK, p->vm, p->slot, child->pid, bpf_ktime_get_ns(), BPF_RB_NO_WAKEUP);
+		send_event(cpu, EVENT_FORK, p->vm, p->account, child->pid, bpf_ktime_get_ns(), BPF_RB_NO_WAKEUP);
 	return 0;
 }
 
 struct task_struct *bpf_task_from_pid(s32 pid) __ksym;
 void bpf_task_release(struct task_struct *task) __ksym;
 
-/* Called from user space: a thread belongs to a VM and slot from now on (or to none). */
+/* Called from user space: a thread belongs to a VM and account from now on (or to none). */
 SEC("syscall")
 int enrol(struct enrol_args *args)
 {
@@ -393,9 +393,9 @@ int enrol(struct enrol_args *args)
 	if (t) {
 		/* Counts follow at the thread's next switch; a move between VMs is settled here. */
 		if (t->counted && t->counted_vm != args->vm)
-			uncount(t);
+			remove_runnable(t);
 		t->vm = args->vm;
-		t->slot = args->slot;
+		t->account = args->account;
 		found = 1;
 	}
 	bpf_task_release(task);
@@ -410,7 +410,7 @@ enum {
 
 /* A TCP segment that carries no data and opens no connection: it wants no answer, and is none. The packet begins
  * `at` bytes after skb->data. What is not understood is taken for one that wants an answer. */
-static __always_inline int is_bare(const struct sk_buff *skb, u32 at)
+static __always_inline int is_tcp_without_data(const struct sk_buff *skb, u32 at)
 {
 	u8 ip[IP6_BYTES] = {}, tcp[TCP_BYTES] = {};
 	u32 header, whole, proto = bpf_ntohs(skb->protocol);
@@ -437,7 +437,7 @@ static __always_inline int is_bare(const struct sk_buff *skb, u32 at)
 
 /* A packet of a VM passes. One that comes wakes the VM if it sleeps, but not if it waits for the core: then its
  * controller has to hear of it. One event until the controller asks for the next. */
-static __always_inline int packet(const struct sk_buff *skb, const struct net_device *dev, u32 way)
+static __always_inline int on_packet(const struct sk_buff *skb, const struct net_device *dev, u32 seen)
 {
 	struct nic_key key = { .ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum };
 	struct nic_owner *owner = bpf_map_lookup_elem(&nics, &key);
@@ -448,29 +448,29 @@ static __always_inline int packet(const struct sk_buff *skb, const struct net_de
 		return 0;
 	cv = core_vm(owner->cpu, owner->vm);
 	/* what is sent still has its Ethernet header, what is received has lost it */
-	if (!cv || is_bare(skb, way == PACKET_SENT ? ETH_BYTES : 0))
+	if (!cv || is_tcp_without_data(skb, seen == PACKET_TRANSMITTED ? ETH_BYTES : 0))
 		return 0;
 	now = bpf_ktime_get_ns();
-	if (owner->way != way) {
-		cv->answered_at = now;
+	if (owner->to_guest != seen) {
+		cv->reply_at = now;
 		return 0;
 	}
-	cv->asked_at = now;
-	if (!cv->want_io || cv->on_since)
+	cv->request_at = now;
+	if (!cv->notify_io || cv->on_since)
 		return 0;
-	cv->want_io = 0;
-	tell(owner->cpu, EVENT_IO, owner->vm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
+	cv->notify_io = 0;
+	send_event(owner->cpu, EVENT_IO, owner->vm, 0, 0, now, BPF_RB_FORCE_WAKEUP);
 	return 0;
 }
 
 SEC("tp_btf/net_dev_start_xmit")
 int BPF_PROG(on_xmit, const struct sk_buff *skb, const struct net_device *dev)
 {
-	return packet(skb, dev, PACKET_SENT);
+	return on_packet(skb, dev, PACKET_TRANSMITTED);
 }
 
 SEC("tp_btf/netif_receive_skb")
 int BPF_PROG(on_receive, const struct sk_buff *skb)
 {
-	return packet(skb, skb->dev, PACKET_ARRIVED);
+	return on_packet(skb, skb->dev, PACKET_RECEIVED);
 }

@@ -6,12 +6,12 @@
 #define VIOLA_ACCT_H
 
 #define MAX_VMS 1024		/* VMs on one host that are accounted per core */
-#define MAX_SLOTS 8192		/* accounting slots: one per vCPU, one per VM for its service threads */
+#define MAX_ACCOUNTS 8192		/* accounts: one per vCPU, one per VM for its service threads */
 #define HIST_BUCKETS 80		/* wait histogram: 4 buckets an octave, from 1.02 us (2^10 ns) on */
 #define NO_VM 0xffffffffu
 
 /* Time accounting of one vCPU (all of its host threads), after XenMon: gotten, waiting, blocked. */
-struct slot_acct {
+struct account {
 	u64 run;		/* on a CPU */
 	u64 wait;		/* runnable, but another ran */
 	u64 wakes;		/* became runnable */
@@ -28,10 +28,10 @@ struct core_vm {
 	u64 wakes;		/* went from "nothing to run" to runnable */
 	u32 blocks;		/* went from runnable to "nothing to run" */
 	s32 runnable;		/* threads that run or wait here */
-	u32 want_io;		/* call the controller, once, when a packet comes for this VM */
+	u32 notify_io;		/* call the controller, once, when a packet comes for this VM */
 	u32 _pad;
-	u64 asked_at;		/* when the last packet came that may want an answer */
-	u64 answered_at;	/* when it sent the last one that may be an answer */
+	u64 request_at;		/* when the last packet came that may want an answer */
+	u64 reply_at;	/* when it sent the last one that may be an answer */
 };
 
 /* One core, written by its controller. */
@@ -52,7 +52,7 @@ enum event_kind {
 struct event {
 	u32 kind;
 	u32 vm;
-	u32 slot;
+	u32 account;
 	u32 tid;
 	u64 now;
 };
@@ -61,7 +61,7 @@ struct event {
 struct enrol_args {
 	u32 tid;
 	u32 vm;			/* NO_VM: forget the thread */
-	u32 slot;
+	u32 account;
 };
 
 /* A tap: which VM, and on which core it takes interrupts. */
@@ -72,12 +72,12 @@ struct nic_key {
 
 /* Which packets of an interface go to the VM: those sent to a tap, or those that arrive where the VM listens. The
  * others come from it. */
-enum { PACKET_SENT = 0, PACKET_ARRIVED = 1 };
+enum { PACKET_TRANSMITTED = 0, PACKET_RECEIVED = 1 };
 
 struct nic_owner {
 	u32 vm;
 	u32 cpu;
-	u32 way;		/* PACKET_SENT or PACKET_ARRIVED */
+	u32 to_guest;		/* PACKET_TRANSMITTED or PACKET_RECEIVED */
 };
 
 #endif

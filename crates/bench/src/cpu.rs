@@ -133,7 +133,7 @@ pub fn tree(pid: u32) -> Look {
     let mut group = HashMap::new();
     let mut left = vec![pid];
     while let Some(pid) = left.pop() {
-        for tid in proc::task_numbers(pid).unwrap_or_default() {
+        for tid in proc::thread_ids(pid).unwrap_or_default() {
             group.extend(total(pid, tid).map(|total| (tid, total)));
         }
         left.extend(proc::children(pid).unwrap_or_default());

@@ -210,7 +210,7 @@ fn real_time_thread(pid: u32) -> Option<String> {
     let mut pids = vec![pid];
     pids.extend(proc::children(pid).unwrap_or_default());
     for pid in pids {
-        for tid in proc::task_numbers(pid).unwrap_or_default() {
+        for tid in proc::thread_ids(pid).unwrap_or_default() {
             let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
             let stat = stat.unwrap_or_default();
             let Some((name, rest)) = stat.rsplit_once(") ") else {
@@ -242,7 +242,7 @@ fn weigh(pid: u32, nice: i32) -> Outcome {
     let mut pids = vec![pid];
     pids.extend(proc::children(pid).map_err(|e| failed(&e))?);
     for pid in pids {
-        for tid in proc::task_numbers(pid).map_err(|e| failed(&e))? {
+        for tid in proc::thread_ids(pid).map_err(|e| failed(&e))? {
             let tid = rustix::process::Pid::from_raw(tid.cast_signed());
             rustix::process::setpriority_process(tid, nice).map_err(|e| failed(&e))?;
         }

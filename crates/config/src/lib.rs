@@ -492,7 +492,7 @@ impl<'de> Deserialize<'de> for Cores {
             |t: &str| {
                 t.parse()
                     .map(Self)
-                    .map_err(|e: viola_host::cpuset::BadCpuList| e.to_string())
+                    .map_err(|e: viola_host::cpuset::ParseCpuSetError| e.to_string())
             },
         ))
     }

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Instant;
 
-use viola_host::check::HostFacts;
+use viola_host::facts::HostFacts;
 
 use api::http::{self, Shared};
 use api::server;

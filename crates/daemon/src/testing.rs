@@ -2,7 +2,7 @@
 //! VMs for unit tests.
 
 use viola_host::cgroup::{Cgroup, Version};
-use viola_host::{CpuSet, Hypervisor, Service, ServiceKind, Thread, Vcpu, Vm};
+use viola_host::{CpuSet, Hypervisor, ServiceKind, ServiceThread, Thread, Vcpu, Vm};
 
 /// A UML guest: vCPU `i` has thread `pid + i` (the first one is the guest's kernel), and may run on `vcpus[i]`.
 pub fn vm(name: &str, pid: u32, vcpus: &[&[u32]]) -> Vm {
@@ -52,7 +52,7 @@ pub fn thread(pid: u32, tid: u32) -> Thread {
 
 /// Adds a service thread to a VM.
 pub fn serve(vm: &mut Vm, tid: u32) {
-    vm.service.push(Service {
+    vm.service.push(ServiceThread {
         thread: thread(vm.pid, tid),
         kind: ServiceKind::Iothread,
     });

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::HostError;
 use crate::proc;
-use crate::vm::{NicKind, Tid, Vm};
+use crate::thread::Tid;
+use crate::vm::{NicKind, Vm};
 
 /// Counters of one NIC since its interface was made. Segmentation offload is on as a rule, so a packet
 /// may be up to 64 KiB.

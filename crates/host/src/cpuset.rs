@@ -3,9 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::thread::Tid;
 
 /// One more than the largest CPU number Linux can be built for on any architecture.
 pub const MAX_CPUS: u32 = 8192;
@@ -18,7 +21,7 @@ pub struct CpuSet(BTreeSet<u32>);
 /// A text that is no CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a CPU list such as 0-3,8")]
-pub struct BadCpuList(String);
+pub struct ParseCpuSetError(String);
 
 impl CpuSet {
     /// The empty set.
@@ -62,6 +65,28 @@ impl CpuSet {
         self.0.extend(&other.0);
     }
 
+    /// The CPUs that a thread may run on, by sched_getaffinity(2); `None` when the thread has ended.
+    pub(crate) fn of_thread(tid: Tid) -> io::Result<Option<Self>> {
+        let mut mask = [0u64; MAX_CPUS as usize / 64];
+        // SAFETY: `mask` is writable and its size in bytes is passed along.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_sched_getaffinity,
+                tid,
+                size_of_val(&mask),
+                mask.as_mut_ptr(),
+            )
+        };
+        if result >= 0 {
+            return Ok(Some(Self::from_mask(&mask)));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ESRCH) => Ok(None),
+            _ => Err(error),
+        }
+    }
+
     /// As the bit mask of `sched_setaffinity(2)`: bit `c % 64` of word `c / 64` is CPU `c`.
     pub(crate) fn to_mask(&self) -> Vec<u64> {
         let words = self.0.last().map_or(1, |&last| last as usize / 64 + 1);
@@ -97,12 +122,12 @@ impl FromIterator<u32> for CpuSet {
 }
 
 impl FromStr for CpuSet {
-    type Err = BadCpuList;
+    type Err = ParseCpuSetError;
 
     /// Reads the list form of sysfs and `taskset -c`, for example `0-3,8`. White space around it and an
     /// empty list are allowed.
-    fn from_str(text: &str) -> Result<Self, BadCpuList> {
-        let bad = || BadCpuList(text.chars().take(64).collect());
+    fn from_str(text: &str) -> Result<Self, ParseCpuSetError> {
+        let bad = || ParseCpuSetError(text.chars().take(64).collect());
         let mut set = Self::new();
         for part in text.trim().split(',').filter(|p| !p.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));

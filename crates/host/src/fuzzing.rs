@@ -29,8 +29,7 @@ fn arguments(bytes: &[u8]) {
         .map(|arg| String::from_utf8_lossy(arg).into_owned())
         .collect();
     let qemu = QemuArgs::parse(&args);
-    let _ = QemuArgs::port_chardev(&args, crate::reach::AGENT_PORT);
-    let _ = QemuArgs::port_chardev(&args, crate::reach::AGENT_PORT);
+    let _ = QemuArgs::port_chardev(&args, crate::sockets::AGENT_PORT);
     let uml = UmlArgs::parse(&args);
     // These come into the operator's terminal.
     for text in qemu.name.iter() {

@@ -1,34 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-//! VMs on this host: their threads, disks and NICs, and what their cgroups say.
+//! The VMs of this host: their threads, disks, NICs and control groups.
 //!
-//! [`Inventory`] finds the VMs, [`attrs`] changes the scheduling of one thread and puts it back,
-//! [`counters`] reads what a VM sent, received, read and wrote, [`check`] tells what the host can do.
+//! | module | what it does |
+//! |---|---|
+//! | [`Inventory`] | finds the VMs and keeps them up to date |
+//! | [`vm`] | the types that describe a VM |
+//! | [`qemu`], [`uml`], `microvm` | what each hypervisor shows of its VMs |
+//! | [`libvirt`] | streams the events of libvirt's domains |
+//! | [`sockets`], [`disk_files`] | open a VM's agent, monitors and images |
+//! | [`attrs`] | changes the scheduling of one thread and restores it |
+//! | [`cgroup`] | weight and quota of a VM's control group |
+//! | [`counters`] | what a VM sent, received, read and wrote |
+//! | [`facts`] | what this host is and allows |
+//! | [`topology`], [`CpuSet`] | cores, sockets and NUMA nodes |
+//! | [`proc`] | the files of procfs |
 //!
-//! Everything is read from procfs, sysfs, cgroupfs and, for QEMU, its QMP socket; [`libvirt`] tells of its VMs as things happen. A process that ends
-//! while it is being looked at is an ordinary event: functions answer `None` or leave it out.
+//! Everything is read from procfs, sysfs, cgroupfs, the monitors of the hypervisors and libvirt. A process may end while
+//! it is read. That is no error: functions return `None` or leave it out.
 
 pub mod attrs;
 pub mod cgroup;
-pub mod check;
 pub mod counters;
 pub mod cpuset;
+pub mod disk_files;
 mod elf;
 pub mod error;
+pub mod facts;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod inventory;
+mod kernel;
 pub mod libvirt;
-mod micro;
+mod microvm;
 mod netns;
+mod paths;
+mod privilege;
 pub mod proc;
 pub mod qemu;
-pub mod reach;
-mod tasks;
+pub mod sockets;
+mod thread;
+mod thread_cache;
 pub mod topology;
 pub mod uml;
+pub mod unix_connect;
 pub mod vm;
 
 pub use cpuset::CpuSet;
 pub use error::HostError;
 pub use inventory::Inventory;
-pub use vm::{Disk, Hypervisor, Nic, NicKind, Service, ServiceKind, Thread, Tid, Vcpu, Vm, VmId};
+pub use thread::{Thread, Tid};
+pub use vm::{Disk, Hypervisor, Nic, NicKind, ServiceKind, ServiceThread, Vcpu, Vm, VmId};

@@ -9,11 +9,12 @@ use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::proc;
-use crate::vm::{Nic, NicKind, Tid};
+use crate::thread::Tid;
+use crate::vm::{Nic, NicKind};
 
 /// What the hypervisor's arguments and descriptors say about a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NicFound {
+pub(crate) struct ConfiguredNic {
     pub(crate) interface: Interface,
     pub(crate) kind: NicKind,
     pub(crate) mac: Option<String>,
@@ -28,7 +29,7 @@ pub(crate) enum Interface {
 
 /// Completes names and numbers by asking the kernel inside of the namespace of `pid`. What cannot be
 /// asked stays as it was found; a NIC known only by its number and not there any more is left out.
-pub(crate) fn resolve(pid: Tid, found: &[NicFound]) -> Vec<Nic> {
+pub(crate) fn resolve(pid: Tid, found: &[ConfiguredNic]) -> Vec<Nic> {
     if found.is_empty() {
         return Vec::new();
     }
@@ -58,7 +59,7 @@ pub(crate) fn resolve(pid: Tid, found: &[NicFound]) -> Vec<Nic> {
         .collect()
 }
 
-fn ask(found: &[NicFound]) -> io::Result<Vec<Option<(String, u32)>>> {
+fn ask(found: &[ConfiguredNic]) -> io::Result<Vec<Option<(String, u32)>>> {
     let fd: OwnedFd = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
     Ok(found
         .iter()
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn names_and_numbers_of_our_own_namespace_are_completed() {
-        let found = |interface| NicFound {
+        let found = |interface| ConfiguredNic {
             interface,
             kind: NicKind::Tap,
             mac: None,

@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroup;
 use crate::cpuset::CpuSet;
-
-/// Number of a thread or process in the root PID namespace of this program.
-pub type Tid = u32;
+use crate::thread::{Thread, Tid};
 
 /// The program that runs the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -73,18 +71,6 @@ impl fmt::Display for VmId {
     }
 }
 
-/// One host thread. `(tid, start_time)` names it for ever: a number that the kernel gives out again has
-/// another start time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Thread {
-    /// Process that the thread belongs to.
-    pub pid: Tid,
-    /// Thread number, equal to `pid` for a process's main thread.
-    pub tid: Tid,
-    /// Clock ticks after boot (`starttime` of proc_pid_stat(5)).
-    pub start_time: u64,
-}
-
 /// A virtual CPU and the host threads that carry it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vcpu {
@@ -117,13 +103,13 @@ pub enum ServiceKind {
     Iothread,
     /// Anything else: worker pool, RCU, signal helper.
     Helper,
-    /// Of another process that carries a device of the VM (see [`crate::Inventory::lend`]).
+    /// Of another process that carries a device of the VM (see [`crate::Inventory::set_backends`]).
     Backend,
 }
 
 /// A host thread that works for the VM and is not a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Service {
+pub struct ServiceThread {
     /// The thread.
     pub thread: Thread,
     /// What it does.
@@ -188,7 +174,7 @@ pub struct Vm {
     /// warning of the inventory then says what to do.
     pub vcpus: Vec<Vcpu>,
     /// Threads that work for the VM beside its vCPUs.
-    pub service: Vec<Service>,
+    pub service: Vec<ServiceThread>,
     /// Disks with a file of the host behind them.
     pub disks: Vec<Disk>,
     /// NICs with an interface of the host behind them.

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use common::{Qemu, alone, comm, until, warnings};
-use viola_host::attrs::{self, Outcome, Saved, SchedAttr};
+use viola_host::attrs::{self, Outcome, SavedThread, SchedAttr};
 use viola_host::counters::{DiskFiles, disk_counters, nic_counters};
 use viola_host::{Hypervisor, Inventory, ServiceKind, Vm, proc};
 
@@ -92,7 +92,7 @@ fn a_vm_is_found_with_its_vcpus_iothread_and_disk() {
     );
     // Workers come and go; once the list stands still, every thread has its place.
     until(&mut inventory, &qemu.name, |vms, _| {
-        vms[0].threads().count() == proc::task_numbers(qemu.pid()).unwrap().len()
+        vms[0].threads().count() == proc::thread_ids(qemu.pid()).unwrap().len()
     });
     assert_eq!(vm.disks.len(), 1);
     assert_eq!(
@@ -215,7 +215,7 @@ fn a_vm_in_a_pid_namespace_is_known_by_the_hosts_thread_numbers() {
     let vms = until(&mut inventory, &qemu.name, |vms, warnings| {
         has_vcpus(vms, 2) && warnings.is_empty()
     });
-    let threads = proc::task_numbers(vms[0].pid).unwrap();
+    let threads = proc::thread_ids(vms[0].pid).unwrap();
     for vcpu in &vms[0].vcpus {
         assert!(threads.contains(&vcpu.threads[0].tid));
         assert_ne!(
@@ -305,7 +305,7 @@ fn threads_of_a_vm_are_put_back_as_they_were() {
     let mut inventory = Inventory::new().unwrap();
     let vms = until(&mut inventory, &qemu.name, |vms, _| has_vcpus(vms, 2));
     for thread in vms[0].vcpus.iter().flat_map(|v| &v.threads) {
-        let saved = Saved::take(thread).unwrap().unwrap();
+        let saved = SavedThread::capture(thread).unwrap().unwrap();
         assert_eq!(
             saved.attr.nice,
             proc::stat(thread.tid).unwrap().unwrap().nice
@@ -315,16 +315,16 @@ fn threads_of_a_vm_are_put_back_as_they_were() {
             ..saved.attr
         };
         assert_eq!(attrs::set(thread.tid, &other).unwrap(), Outcome::Done);
-        assert_ne!(Saved::take(thread).unwrap().as_ref(), Some(&saved));
+        assert_ne!(SavedThread::capture(thread).unwrap().as_ref(), Some(&saved));
         assert_eq!(saved.restore().unwrap(), Outcome::Done);
-        assert_eq!(Saved::take(thread).unwrap(), Some(saved));
+        assert_eq!(SavedThread::capture(thread).unwrap(), Some(saved));
     }
 }
 
 #[test]
 fn an_agents_port_is_found_and_events_tell_of_resets_and_of_other_images() {
-    use viola_host::qemu::events::Watch;
-    use viola_host::reach;
+    use viola_host::qemu::disk_watch::DiskWatch;
+    use viola_host::{disk_files, sockets, unix_connect};
 
     let _alone = alone();
     let image = tempfile::NamedTempFile::new().unwrap();
@@ -336,28 +336,31 @@ fn an_agents_port_is_found_and_events_tell_of_resets_and_of_other_images() {
 -chardev socket,id=agent0,path=@/agent,server=on,wait=off \
 -device virtserialport,chardev=agent0,name={1}",
         image.path().display(),
-        reach::AGENT_PORT
+        sockets::AGENT_PORT
     );
     let qemu = Qemu::start("events", &more);
     let mut inventory = Inventory::new().unwrap();
     let vms = until(&mut inventory, &qemu.name, |vms, _| vms.len() == 1);
     let vm = &vms[0];
 
-    let channel = reach::agent_socket(vm).unwrap().unwrap();
-    assert!(reach::connect(&channel).is_ok(), "{channel:?}");
-    let (_, id) = reach::open_disk(vm, image.path()).unwrap();
-    assert_eq!(id, reach::id_of(&image.as_file().metadata().unwrap()));
+    let channel = sockets::agent_socket(vm).unwrap().unwrap();
+    assert!(unix_connect::connect(&channel).is_ok(), "{channel:?}");
+    let (_, id) = disk_files::open(vm, image.path()).unwrap();
+    assert_eq!(
+        id,
+        disk_files::file_id(&image.as_file().metadata().unwrap())
+    );
 
-    let events = reach::event_socket(vm).unwrap().unwrap();
+    let events = sockets::event_socket(vm).unwrap().unwrap();
     assert!(events.ends_with("second"), "{events:?}");
-    let mut watch = Watch::connect(&events).unwrap();
+    let mut watch = DiskWatch::connect(&events).unwrap();
     let chains = watch.chains().unwrap();
     assert_eq!(chains.len(), 1, "{chains:?}");
     assert_eq!(
         chains[0].layers,
         [(image.path().to_owned(), "raw".to_owned())]
     );
-    watch.upheavals().unwrap();
+    watch.changes().unwrap();
 
     let mut operator = Client::hold(&qemu.socket());
     operator.command(r#"{"execute": "qmp_capabilities"}"#);
@@ -365,7 +368,7 @@ fn an_agents_port_is_found_and_events_tell_of_resets_and_of_other_images() {
         let answer = operator.command(command);
         assert!(answer.contains("return"), "{answer}");
         let start = std::time::Instant::now();
-        while !watch.upheavals().unwrap().iter().any(|e| e == event) {
+        while !watch.changes().unwrap().iter().any(|e| e == event) {
             assert!(start.elapsed().as_secs() < 20, "no {event}");
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -389,5 +392,5 @@ fn an_agents_port_is_found_and_events_tell_of_resets_and_of_other_images() {
             (image.path().to_owned(), "raw".to_owned())
         ]
     );
-    assert!(reach::open_disk(vm, &overlay).is_ok());
+    assert!(disk_files::open(vm, &overlay).is_ok());
 }

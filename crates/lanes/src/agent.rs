@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
-use viola_host::reach;
+use viola_host::unix_connect;
 use viola_netdev::Mac;
 use viola_proto::agent::{FrameReader, encode};
 use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
@@ -95,7 +95,7 @@ fn open(path: &Path) -> io::Result<Box<dyn Stream>> {
         tcsetattr(&file, OptionalActions::Now, &modes)?;
         return Ok(Box::new(file));
     }
-    let stream = reach::connect(path)?;
+    let stream = unix_connect::connect(path)?;
     let flags = fcntl_getfl(&stream)?;
     fcntl_setfl(&stream, flags | OFlags::NONBLOCK)?;
     Ok(Box::new(stream))

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use viola_host::qemu::devices::{Devices, VirtioNic};
-use viola_host::qemu::qmp::Cause;
+use viola_host::qemu::qmp::QmpFailure;
 use viola_host::{Tid, proc};
 use viola_netdev::Mac;
 use viola_proto::lanes::guest::Wish;
@@ -55,7 +55,7 @@ pub struct QemuGuest {
     pub release_timeout: Duration,
 }
 
-fn qmp(cause: Cause) -> LaneError {
+fn qmp(cause: QmpFailure) -> LaneError {
     LaneError::Qmp(cause.to_string())
 }
 

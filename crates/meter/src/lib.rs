@@ -9,6 +9,6 @@ mod snapshot;
 mod waits;
 
 pub use hist::WaitHist;
-pub use meter::{HISTORY, Meter};
+pub use meter::Meter;
 pub use snapshot::{Snapshot, Times, Traffic, VmSample};
-pub use waits::WAIT_SECONDS;
+pub use waits::WAIT_WINDOW_SECONDS;

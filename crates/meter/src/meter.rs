@@ -6,17 +6,19 @@ use std::collections::{BTreeMap, VecDeque};
 use viola_host::counters::DiskFiles;
 use viola_host::{NicKind, Thread, Tid, Vm, VmId, counters};
 
-use crate::acct::{Acct, AcctError, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotTimes, Way, bucket_of};
+use crate::acct::{
+    AccountTimes, Acct, AcctError, GuestPackets, HIST_BUCKETS, MAX_ACCOUNTS, MAX_VMS, bucket_of,
+};
 use crate::hist::WaitHist;
 use crate::schedstat::{self, SchedStat};
 use crate::snapshot::{Snapshot, Times, Traffic, VmSample};
 use crate::waits::Marks;
 
 /// So many snapshots are kept at least...
-pub const HISTORY: usize = 50;
-/// ...and all of so much time, but never more than [`MOST_HISTORY`].
-const HISTORY_TIME: u64 = 6 * SECOND;
-const MOST_HISTORY: usize = 300;
+pub const MIN_HISTORY: usize = 50;
+/// ...and all of so much time, but never more than [`MAX_HISTORY`].
+const MIN_HISTORY_NS: u64 = 6 * SECOND;
+const MAX_HISTORY: usize = 300;
 
 /// Disk counters are a file per process, so they are read less often.
 const DISK_INTERVAL: u64 = SECOND;
@@ -33,7 +35,7 @@ enum Source {
 
 struct Unit {
     /// Slot in the accounting program.
-    slot: u32,
+    account: u32,
     threads: Vec<Thread>,
     stats: BTreeMap<Tid, SchedStat>,
     /// Waits as sampled, where there is no accounting program.
@@ -42,9 +44,9 @@ struct Unit {
 }
 
 impl Unit {
-    fn new(slot: u32) -> Self {
+    fn new(account: u32) -> Self {
         Self {
-            slot,
+            account,
             threads: Vec::new(),
             stats: BTreeMap::new(),
             sampled: None,
@@ -55,7 +57,7 @@ impl Unit {
     /// How many waits of each length there were so far.
     fn waits(&self, source: &Source) -> [u32; HIST_BUCKETS] {
         match source {
-            Source::Acct(acct) => acct.slots().hist(self.slot),
+            Source::Acct(acct) => acct.accounts().hist(self.account),
             Source::SchedStat => self
                 .sampled
                 .as_deref()
@@ -73,14 +75,14 @@ impl Unit {
     }
 }
 
-/// Counters of a slot that is in use.
+/// Counters of a account that is in use.
 #[derive(Clone, Copy, Default)]
 struct Row {
     is_used: bool,
     /// At the last snapshot.
-    before: SlotTimes,
+    before: AccountTimes,
     /// As read last.
-    now: SlotTimes,
+    now: AccountTimes,
 }
 
 impl Row {
@@ -119,9 +121,9 @@ struct Tracked {
 pub struct Meter {
     source: Source,
     vms: BTreeMap<VmId, Tracked>,
-    /// By slot: read at each turn, so close together.
+    /// By account: read at each turn, so close together.
     rows: Vec<Row>,
-    free_slots: Vec<u32>,
+    free_accounts: Vec<u32>,
     free_indexes: Vec<u32>,
     last: u64,
     /// The VMs followed, by id.
@@ -130,7 +132,7 @@ pub struct Meter {
     disks_at: u64,
     disks: DiskFiles,
     /// Interfaces (ifindex, network namespace) whose packets are announced: VM index and core.
-    watched: BTreeMap<(u32, u32), (u32, u32, Way)>,
+    watched: BTreeMap<(u32, u32), (u32, u32, GuestPackets)>,
     history: VecDeque<Snapshot>,
 }
 
@@ -158,7 +160,7 @@ impl Meter {
             source,
             vms: BTreeMap::new(),
             rows: Vec::new(),
-            free_slots: (0..MAX_SLOTS as u32).rev().collect(),
+            free_accounts: (0..MAX_ACCOUNTS as u32).rev().collect(),
             free_indexes: (0..MAX_VMS as u32).rev().collect(),
             last: now(),
             followed: Vec::new(),
@@ -230,10 +232,10 @@ impl Meter {
     }
 
     fn take_vm(&mut self, vm: &Vm) -> bool {
-        if self.free_indexes.is_empty() || self.free_slots.len() < vm.vcpus.len() + 1 {
+        if self.free_indexes.is_empty() || self.free_accounts.len() < vm.vcpus.len() + 1 {
             return false;
         }
-        let mut unit = || Unit::new(self.free_slots.pop().unwrap_or_default());
+        let mut unit = || Unit::new(self.free_accounts.pop().unwrap_or_default());
         let (vcpus, service) = (vm.vcpus.iter().map(|_| unit()).collect::<Vec<_>>(), unit());
         let mut tracked = Tracked {
             index: self.free_indexes.pop().unwrap_or_default(),
@@ -250,10 +252,10 @@ impl Meter {
         }
         for unit in tracked.vcpus.iter().chain([&tracked.service]) {
             let start = match &self.source {
-                Source::Acct(acct) => acct.slots().times(unit.slot),
-                Source::SchedStat => SlotTimes::default(),
+                Source::Acct(acct) => acct.accounts().times(unit.account),
+                Source::SchedStat => AccountTimes::default(),
             };
-            let at = unit.slot as usize;
+            let at = unit.account as usize;
             if self.rows.len() <= at {
                 self.rows.resize(at + 1, Row::default());
             }
@@ -274,11 +276,11 @@ impl Meter {
         for unit in t.vcpus.iter().chain([&t.service]) {
             if let Source::Acct(acct) = &mut self.source {
                 for thread in &unit.threads {
-                    acct.forget(thread.tid as i32)?;
+                    acct.unenrol(thread.tid as i32)?;
                 }
             }
-            self.rows[unit.slot as usize].is_used = false;
-            self.free_slots.push(unit.slot);
+            self.rows[unit.account as usize].is_used = false;
+            self.free_accounts.push(unit.account);
         }
         // Reused last, so that a late event about the old VM is not taken for one about a new VM.
         self.free_indexes.insert(0, t.index);
@@ -305,19 +307,19 @@ impl Meter {
                 .nics
                 .iter()
                 .map(|n| {
-                    let way = match n.kind {
-                        NicKind::Tap => Way::Sent,
-                        NicKind::Raw => Way::Arrived,
+                    let to_guest = match n.kind {
+                        NicKind::Tap => GuestPackets::Transmitted,
+                        NicKind::Raw => GuestPackets::Received,
                         NicKind::Macvtap => return None,
                     };
-                    Some(((n.ifindex?, n.netns as u32), way))
+                    Some(((n.ifindex?, n.netns as u32), to_guest))
                 })
                 .collect();
             let Some(nics) = nics.filter(|t| !t.is_empty()) else {
                 continue;
             };
-            for (nic, way) in nics {
-                wanted.insert(nic, (t.index, *cpu, way));
+            for (nic, to_guest) in nics {
+                wanted.insert(nic, (t.index, *cpu, to_guest));
             }
             served.push(id.clone());
         }
@@ -346,9 +348,9 @@ impl Meter {
     fn read_times_at(&mut self, at: u64) {
         match &self.source {
             Source::Acct(acct) => {
-                let slots = acct.slots();
-                for (slot, row) in self.rows.iter_mut().enumerate().filter(|(_, r)| r.is_used) {
-                    let mut new = slots.times(slot as u32);
+                let accounts = acct.accounts();
+                for (account, row) in self.rows.iter_mut().enumerate().filter(|(_, r)| r.is_used) {
+                    let mut new = accounts.times(account as u32);
                     // Time since the last switch; the next reading takes it off again.
                     if new.on_since != 0 {
                         new.run += at.saturating_sub(new.on_since);
@@ -360,10 +362,10 @@ impl Meter {
             Source::SchedStat => {
                 for t in self.vms.values_mut() {
                     for unit in &mut t.vcpus {
-                        sample(unit, &mut self.rows[unit.slot as usize].now, true);
+                        sample(unit, &mut self.rows[unit.account as usize].now, true);
                     }
                     let unit = &mut t.service;
-                    sample(unit, &mut self.rows[unit.slot as usize].now, false);
+                    sample(unit, &mut self.rows[unit.account as usize].now, false);
                 }
             }
         }
@@ -388,10 +390,10 @@ impl Meter {
         let samples = snapshot.vms.iter_mut().enumerate();
         for ((i, sample), t) in samples.zip(self.vms.values_mut()) {
             for (times, unit) in sample.vcpus.iter_mut().zip(&mut t.vcpus) {
-                *times = self.rows[unit.slot as usize].spent(span);
+                *times = self.rows[unit.account as usize].spent(span);
                 unit.mark(&self.source, at / SECOND);
             }
-            sample.service = self.rows[t.service.slot as usize].spent(span);
+            sample.service = self.rows[t.service.account as usize].spent(span);
             sample.traffic = Traffic::default();
             let mut total = t.traffic.unwrap_or_default();
             if let Some(nics) = nics.get(i) {
@@ -428,9 +430,9 @@ impl Meter {
 
     /// The oldest snapshot, to be filled anew, when it is not needed any more.
     fn oldest(&mut self, at: u64) -> Snapshot {
-        let is_old = |s: &Snapshot| s.at + HISTORY_TIME < at;
+        let is_old = |s: &Snapshot| s.at + MIN_HISTORY_NS < at;
         let enough = |kept: usize, oldest: Option<&Snapshot>| {
-            kept >= MOST_HISTORY || (kept >= HISTORY && oldest.is_some_and(is_old))
+            kept >= MAX_HISTORY || (kept >= MIN_HISTORY && oldest.is_some_and(is_old))
         };
         let mut oldest = None;
         // Twice where there are too many, after a shorter interval than now.
@@ -460,12 +462,12 @@ impl Meter {
         }
     }
 
-    /// The last snapshots, oldest first: at least [`HISTORY`] of them once there were so many.
+    /// The last snapshots, oldest first: at least [`MIN_HISTORY`] of them once there were so many.
     pub fn history(&self) -> &VecDeque<Snapshot> {
         &self.history
     }
 
-    /// Waits of each vCPU over the last [`crate::WAIT_SECONDS`] seconds, up to now.
+    /// Waits of each vCPU over the last [`crate::WAIT_WINDOW_SECONDS`] seconds, up to now.
     pub fn waits(&self, id: &VmId) -> Vec<WaitHist> {
         let units = self.vms.get(id).map_or(&[][..], |t| &t.vcpus);
         let since = |unit: &Unit| unit.marks.since(&unit.waits(&self.source));
@@ -491,7 +493,7 @@ fn enrol(
     if let Source::Acct(acct) = source {
         for thread in &threads {
             if !unit.threads.contains(thread) {
-                acct.enrol(thread.tid as i32, index, unit.slot)?;
+                acct.enrol(thread.tid as i32, index, unit.account)?;
             }
         }
     } else {
@@ -503,7 +505,7 @@ fn enrol(
 }
 
 /// Adds what a unit's threads spent since this was called last, by schedstat.
-fn sample(unit: &mut Unit, sum: &mut SlotTimes, is_vcpu: bool) {
+fn sample(unit: &mut Unit, sum: &mut AccountTimes, is_vcpu: bool) {
     for thread in &unit.threads {
         let Some(new) = schedstat::read(thread) else {
             continue;

@@ -7,7 +7,7 @@ use crate::acct::HIST_BUCKETS;
 use crate::hist::WaitHist;
 
 /// Waits are remembered for so many seconds, for quantiles over the recent past.
-pub const WAIT_SECONDS: usize = 10;
+pub const WAIT_WINDOW_SECONDS: usize = 10;
 
 /// Where the counters of one vCPU stood at the first reading in each second.
 #[derive(Debug, Default)]
@@ -19,10 +19,10 @@ impl Marks {
         self.0.back().is_none_or(|(noted, _)| *noted != second)
     }
 
-    /// Notes where the counters stand, and drops what is not needed to tell of the last [`WAIT_SECONDS`].
+    /// Notes where the counters stand, and drops what is not needed to tell of the last [`WAIT_WINDOW_SECONDS`].
     pub(crate) fn note(&mut self, second: u64, counters: [u32; HIST_BUCKETS]) {
         self.0.push_back((second, counters));
-        let is_enough = |(noted, _): &(u64, _)| noted + WAIT_SECONDS as u64 <= second + 1;
+        let is_enough = |(noted, _): &(u64, _)| noted + WAIT_WINDOW_SECONDS as u64 <= second + 1;
         while self.0.get(1).is_some_and(is_enough) {
             self.0.pop_front();
         }
@@ -58,13 +58,13 @@ mod tests {
                 marks.note(second, counted(tenth));
             }
             let count = marks.since(&counted(tenth)).count();
-            let most = WAIT_SECONDS as u64 * 10;
+            let most = WAIT_WINDOW_SECONDS as u64 * 10;
             assert!(
                 count <= most && count + 10 >= most.min(tenth.into()),
                 "{tenth}: {count}"
             );
         }
-        assert_eq!(marks.0.len(), WAIT_SECONDS);
+        assert_eq!(marks.0.len(), WAIT_WINDOW_SECONDS);
     }
 
     #[test]

@@ -50,18 +50,26 @@ fn two_spinners_on_a_core_run_and_wait_in_turn_as_schedstat_says() {
     assert!(acct.enrol(a.tid(), 0, 10).unwrap());
     assert!(acct.enrol(b.tid(), 1, 11).unwrap());
     nap(100);
-    let (slot, hist, cpu) = (acct.slots().times(10), acct.slots().hist(10), a.cpu_ns());
+    let (account, hist, cpu) = (
+        acct.accounts().times(10),
+        acct.accounts().hist(10),
+        a.cpu_ns(),
+    );
     nap(600);
-    let (slot2, hist2, cpu2) = (acct.slots().times(10), acct.slots().hist(10), a.cpu_ns());
-    let (ran, truth) = ((slot2.run - slot.run) as f64, (cpu2 - cpu) as f64);
+    let (account2, hist2, cpu2) = (
+        acct.accounts().times(10),
+        acct.accounts().hist(10),
+        a.cpu_ns(),
+    );
+    let (ran, truth) = ((account2.run - account.run) as f64, (cpu2 - cpu) as f64);
     // Up to the last switch only: a slice may be missing on either side.
     assert!(
         (ran - truth).abs() < 20e6,
         "accounted {ran} ns, schedstat {truth} ns"
     );
-    assert!(slot2.wait > slot.wait, "with a neighbour it waits");
+    assert!(account2.wait > account.wait, "with a neighbour it waits");
     assert!(hist2.iter().sum::<u32>() > hist.iter().sum::<u32>());
-    let other = acct.slots().times(11);
+    let other = acct.accounts().times(11);
     assert!(other.run > 0 && other.switches > 0);
 }
 
@@ -70,7 +78,7 @@ fn what_a_thread_forks_belongs_to_its_vm_and_the_controller_hears_of_it() {
     let mut acct = Acct::load().unwrap();
     let fds = acct.prepare_core(1).unwrap();
     let view = CoreView::open(fds.core_vms.as_fd(), fds.core_ctls.as_fd(), 1, acct.cpus()).unwrap();
-    let mut ring = Ring::open(fds.ring.as_fd(), Ring::default_bytes()).unwrap();
+    let mut ring = Ring::open(fds.ring.as_fd()).unwrap();
     view.set_managed(true);
     let parent = Process::start("while :; do sleep 0.02; done");
     nap(30);
@@ -95,7 +103,7 @@ fn a_wake_up_is_told_when_it_is_asked_for() {
     let mut acct = Acct::load().unwrap();
     let fds = acct.prepare_core(1).unwrap();
     let view = CoreView::open(fds.core_vms.as_fd(), fds.core_ctls.as_fd(), 1, acct.cpus()).unwrap();
-    let mut ring = Ring::open(fds.ring.as_fd(), Ring::default_bytes()).unwrap();
+    let mut ring = Ring::open(fds.ring.as_fd()).unwrap();
     let sleeper = Process::start("exec python3 -c 'import time\nwhile True: time.sleep(0.01)'");
     nap(200);
     acct.enrol(sleeper.tid(), 5, 30).unwrap();
@@ -125,10 +133,10 @@ fn a_forgotten_thread_is_not_accounted() {
     nap(30);
     acct.enrol(p.tid(), 0, 40).unwrap();
     nap(50);
-    acct.forget(p.tid()).unwrap();
+    acct.unenrol(p.tid()).unwrap();
     nap(50);
-    let before = acct.slots().times(40);
+    let before = acct.accounts().times(40);
     nap(100);
-    assert_eq!(acct.slots().times(40).switches, before.switches);
+    assert_eq!(acct.accounts().times(40).switches, before.switches);
     assert!(!acct.enrol(i32::MAX - 1, 0, 40).unwrap(), "no such thread");
 }

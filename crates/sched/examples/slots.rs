@@ -13,8 +13,8 @@ use std::time::Duration;
 use viola_host::{CpuSet, Hypervisor, Inventory, Thread, Vcpu, Vm, VmId, proc};
 use viola_meter::Meter;
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, Params, US};
-use viola_sched::slots::watchdog::{Args, controller, watchdog};
-use viola_sched::slots::{Helper, Slots};
+use viola_sched::slots::watchdog::{HelperArgs, run_controller, run_watchdog};
+use viola_sched::slots::{HelperCommand, Slots};
 use viola_sched::{
     Algorithm, BATCH_SLICE, CorePlan, Mechanism, PAPER_SLICE, Plan, ThreadPlan, VmPlan,
 };
@@ -29,11 +29,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         .as_slice()
     {
         ["watchdog", json] => {
-            let args: Args = serde_json::from_str(json)?;
-            let end = watchdog(&args, Command::new(exe).arg("controller"))?;
+            let args: HelperArgs = serde_json::from_str(json)?;
+            let end = run_watchdog(&args, Command::new(exe).arg("controller"))?;
             std::process::exit(end as i32);
         }
-        ["controller", json] => Ok(controller(&serde_json::from_str(json)?)?),
+        ["controller", json] => Ok(run_controller(&serde_json::from_str(json)?)?),
         [cpu, mode, micro, seconds, vms @ ..] if !vms.is_empty() => run(
             exe,
             cpu.parse()?,
@@ -92,7 +92,7 @@ fn run(
     };
     for (i, (vm, class)) in vms.iter().zip(classes).enumerate() {
         cores.vms.push(VmPlan {
-            park: None,
+            hold_cpu: None,
             params: Params {
                 id: i as u32,
                 class,
@@ -117,7 +117,7 @@ fn run(
     let saved =
         std::env::temp_dir().join(format!("viola-slots-example-{}.json", std::process::id()));
     let mut slots = Slots::new(
-        Helper {
+        HelperCommand {
             program: exe,
             args: vec!["watchdog".into()],
         },

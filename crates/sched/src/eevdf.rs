@@ -65,7 +65,7 @@ impl Mechanism for Eevdf {
         }
         for v in &ls {
             if let Some(vm) = vms.iter().find(|vm| vm.pid == v.pid as u32) {
-                self.state.note(vm, false)?;
+                self.state.record(vm, false)?;
             }
         }
         self.state.write(&self.saved)?;

@@ -14,5 +14,5 @@ pub mod restore;
 pub mod scx;
 pub mod slots;
 
-pub use mechanism::{CoreHealth, Got, Health, Mechanism, SchedError};
+pub use mechanism::{CoreHealth, Health, Mechanism, SchedError, Usage};
 pub use plan::{Algorithm, BATCH_SLICE, CorePlan, PAPER_SLICE, Plan, ThreadPlan, VmPlan};

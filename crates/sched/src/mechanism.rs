@@ -69,7 +69,7 @@ pub struct CoreHealth {
 
 /// What a VM got on one core, as the mechanism itself counts it, since it has had that core.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Got {
+pub struct Usage {
     /// Main process of the VM.
     pub pid: i32,
     /// CPU number.
@@ -103,7 +103,7 @@ pub trait Mechanism {
     fn health(&mut self) -> Health;
 
     /// What each VM got, by VM and core; nothing from a mechanism that does not count it.
-    fn got(&self) -> Vec<Got> {
+    fn usage(&self) -> Vec<Usage> {
         Vec::new()
     }
 

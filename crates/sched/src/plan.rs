@@ -58,7 +58,7 @@ pub struct VmPlan {
     pub regular_vcpus: (u32, u32),
     /// Only for a VM with its turbo vCPU on this core: a regular core of it, where the turbo vCPU waits, below all
     /// others, while the VM's regular vCPUs are due the rest of its share. `None`: a thread of ours then holds this core.
-    pub park: Option<u32>,
+    pub hold_cpu: Option<u32>,
 }
 
 /// One core and the VMs on it.

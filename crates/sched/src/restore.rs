@@ -13,7 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use viola_host::attrs::{self, AttrError, Policy, Saved, SchedAttr};
+use viola_host::attrs::{self, AttrError, Policy, SavedThread, SchedAttr};
 use viola_host::{CpuSet, HostError, ServiceKind, Thread, Tid, Vm, proc};
 
 use crate::slots::PRIORITIES;
@@ -61,7 +61,7 @@ pub struct SavedVm {
     /// Whether viola pinned its threads, so that affinities have to be put back too.
     pub pinned: bool,
     /// Threads, each as it was.
-    pub threads: Vec<Saved>,
+    pub threads: Vec<SavedThread>,
     /// Other processes whose threads work for the VM, with their start times. They may outlive it.
     #[serde(default)]
     pub helpers: Vec<(Tid, u64)>,
@@ -78,7 +78,7 @@ pub struct SavedState {
 
 /// What was done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoreCount {
     /// VMs looked at.
     pub vms: usize,
     /// Threads put back.
@@ -122,7 +122,7 @@ impl SavedState {
 
     /// Notes the present attributes of a VM's threads, but for those it knows already and those that carry a
     /// priority of ours (made since).
-    pub fn note(&mut self, vm: &Vm, pinned: bool) -> Result<(), RestoreError> {
+    pub fn record(&mut self, vm: &Vm, pinned: bool) -> Result<(), RestoreError> {
         self.vms.retain(|s| {
             s.id != vm.id.as_str() || (s.pid == vm.pid && s.start_time == vm.start_time)
         });
@@ -134,7 +134,7 @@ impl SavedState {
                     tid: vm.pid,
                     start_time: vm.start_time,
                 };
-                let Some(saved) = Saved::take(&main)? else {
+                let Some(saved) = SavedThread::capture(&main)? else {
                     return Ok(());
                 };
                 let default = if is_ours(&saved.attr) {
@@ -176,7 +176,7 @@ impl SavedState {
             {
                 continue;
             }
-            if let Some(saved) = Saved::take(thread)?
+            if let Some(saved) = SavedThread::capture(thread)?
                 && !is_ours(&saved.attr)
             {
                 entry.threads.retain(|s| s.tid != thread.tid);
@@ -194,20 +194,20 @@ fn is_ours(attr: &SchedAttr) -> bool {
 }
 
 /// Puts back every VM of the file, and removes the file when nothing failed.
-pub fn restore_file(path: &Path) -> Result<Restored, RestoreError> {
+pub fn restore_file(path: &Path) -> Result<RestoreCount, RestoreError> {
     let done = restore_all(path)?;
     let _ = fs::remove_file(path);
     Ok(done)
 }
 
 /// Puts back every VM of the file and keeps the file, for doing it once more.
-pub fn restore_keep(path: &Path) -> Result<(), RestoreError> {
+pub fn restore_and_keep_file(path: &Path) -> Result<(), RestoreError> {
     restore_all(path).map(|_| ())
 }
 
-fn restore_all(path: &Path) -> Result<Restored, RestoreError> {
+fn restore_all(path: &Path) -> Result<RestoreCount, RestoreError> {
     let state = SavedState::read(path)?;
-    let mut done = Restored::default();
+    let mut done = RestoreCount::default();
     let mut failed = None;
     for vm in &state.vms {
         done.vms += 1;
@@ -306,7 +306,7 @@ impl SavedVm {
         };
         for (pid, start_time) in &self.helpers {
             if lives(*pid, *start_time)? {
-                all.extend(proc::task_numbers(*pid)?);
+                all.extend(proc::thread_ids(*pid)?);
             }
         }
         Ok(all)
@@ -321,7 +321,7 @@ fn threads_of(pid: Tid) -> Result<BTreeSet<Tid>, HostError> {
     while next < processes.len() {
         let process = processes[next];
         next += 1;
-        all.extend(proc::task_numbers(process)?);
+        all.extend(proc::thread_ids(process)?);
         for child in proc::children(process)? {
             if !processes.contains(&child) {
                 processes.push(child);
@@ -398,12 +398,12 @@ mod tests {
             "id": "uml:x", "name": "x", "hypervisor": "uml",
             "pid": main.pid, "start_time": main.start_time,
             "vcpus": [{"index": 0, "threads": [main], "kernel_thread": null, "cores": CpuSet::new()}],
-            "service": [viola_host::Service { thread, kind }],
+            "service": [viola_host::ServiceThread { thread, kind }],
             "disks": [], "nics": [], "cgroup": null, "cores": CpuSet::new(), "status": null
         }))
         .unwrap();
         let mut state = SavedState::default();
-        state.note(&noted, false).unwrap();
+        state.record(&noted, false).unwrap();
         assert_eq!(state.vms[0].helpers, [(worker.pid, worker.start_time)]);
         // real-time classes take root
         if attrs::set(worker.tid, &SchedAttr::fifo(18)).is_err() {

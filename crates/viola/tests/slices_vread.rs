@@ -26,7 +26,7 @@ fn worker(rig: &Rig) -> u32 {
 
 /// Whether all threads of a process rank as service threads of a VM do, on the VMs' core.
 fn ranks(pid: u32) -> bool {
-    let threads = proc::task_numbers(pid).unwrap();
+    let threads = proc::thread_ids(pid).unwrap();
     threads.iter().all(|tid| {
         let attr = attrs::get(*tid).unwrap().unwrap();
         let cpus = attrs::affinity(*tid).unwrap().unwrap();
@@ -35,7 +35,7 @@ fn ranks(pid: u32) -> bool {
 }
 
 fn is_stock(pid: u32) -> bool {
-    let threads = proc::task_numbers(pid).unwrap();
+    let threads = proc::thread_ids(pid).unwrap();
     let policy = |tid: &u32| attrs::get(*tid).unwrap().unwrap().policy;
     !threads.is_empty() && threads.iter().all(|tid| policy(tid) == Policy::Normal)
 }

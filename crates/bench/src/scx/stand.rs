@@ -34,7 +34,7 @@ use viola_policy::slices::{Class, Params};
 use viola_policy::turbo::TURBO_SLOT;
 use viola_sched::eevdf::Eevdf;
 use viola_sched::scx::{self, Knobs, Scx};
-use viola_sched::slots::{Helper, Slots};
+use viola_sched::slots::{HelperCommand, Slots};
 use viola_sched::{Algorithm, BATCH_SLICE, CorePlan, Mechanism, Plan, ThreadPlan, VmPlan};
 
 use self::other::Other;
@@ -104,7 +104,7 @@ fn plan(place: Place, stands: &[Stand], vms: &[Vm], index: impl Fn(&Vm) -> u32) 
                 sees_packets: false,
                 threads: threads.iter().map(|tid| planned(*tid)).collect(),
                 regular_vcpus: (u32::from(!turbo), 1),
-                park: turbo.then_some(place.regular),
+                hold_cpu: turbo.then_some(place.regular),
             };
             (!threads.is_empty()).then_some(plan)
         });
@@ -210,7 +210,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     let pids: Vec<u32> = stands.iter().map(Stand::pid).collect();
     let numbers: Vec<String> = pids.iter().map(u32::to_string).collect();
     println!("pids {}", numbers.join(" "));
-    let helper = Helper {
+    let helper = HelperCommand {
         program: crate::program::viola()?,
         args: vec!["internal".into(), "slots-watchdog".into()],
     };
@@ -226,7 +226,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
             Some(&mut slots)
         }
         "sched_ext" | "tick" => Some(&mut scx),
-        path if path.starts_with('/') && scx::at_work().is_some() => None,
+        path if path.starts_with('/') && scx::active_scheduler().is_some() => None,
         path if path.starts_with('/') => return Err(format!("{path} is not at work").into()),
         _ => return Err("no such mechanism".into()),
     };
@@ -263,7 +263,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
         "answer_p99_us": quantile(&trips, 0.99),
         "answer_max_us": quantile(&trips, 1.0),
     });
-    let other = mechanism.starts_with('/') && scx::at_work().is_none();
+    let other = mechanism.starts_with('/') && scx::active_scheduler().is_none();
     let other = other.then(|| format!("{mechanism} has ended"));
     let ended = [scx.health().ended, slots.health().ended, other];
     report["ended"] = ended.into_iter().flatten().collect();
@@ -276,10 +276,10 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
 }
 
 fn cost(scx: &Scx) -> Value {
-    let stats = scx.stats();
+    let stats = scx.usage();
     let vms: Vec<Value> = stats
         .iter()
-        .map(|(_, _, s)| {
+        .map(|s| {
             json!({"run_ms": s.run / 1_000_000, "turns": s.turns, "waits": s.waits, "wait_mean_us": s.wait_sum / 1000 / s.waits.max(1),
                 "wait_max_us": s.wait_max / 1000, "boosts": s.boosts})
         })

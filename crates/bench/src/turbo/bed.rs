@@ -172,7 +172,7 @@ impl Bed {
                 let mut pids = vec![guest.pid()];
                 pids.extend(proc::children(guest.pid()).map_err(|e| Failure::run(e.one_line()))?);
                 for pid in pids {
-                    for tid in proc::task_numbers(pid).unwrap_or_default() {
+                    for tid in proc::thread_ids(pid).unwrap_or_default() {
                         let _ = attrs::set_affinity(tid, &cores).map_err(Failure::run)?;
                     }
                 }

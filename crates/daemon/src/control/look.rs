@@ -50,7 +50,7 @@ impl Control {
         self.lend_workers();
         let domains = self.libvirt.as_ref().and_then(Libvirt::domains);
         let is_told = domains.is_some();
-        self.inventory.domains(domains.unwrap_or_default());
+        self.inventory.set_domains(domains.unwrap_or_default());
         if let Ok(online) = viola_host::topology::online() {
             self.online = online;
         }
@@ -141,7 +141,7 @@ impl Control {
                 lent.entry(vm.id.clone()).or_default().push(pid);
             }
         }
-        self.inventory.lend(lent);
+        self.inventory.set_backends(lent);
     }
 
     fn find_obstacles(&mut self, unaccounted: &[VmId], warnings: &mut Vec<String>) {

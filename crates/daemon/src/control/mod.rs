@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use viola_host::check::HostFacts;
+use viola_host::facts::HostFacts;
 use viola_host::{CpuSet, Inventory, Tid, Vm, VmId};
 use viola_meter::Meter;
 use viola_policy::slices::Class;
@@ -94,7 +94,7 @@ impl Control {
     pub fn new(config: Config, facts: HostFacts, dry_run: bool) -> Outcome<Self> {
         let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
         inventory
-            .keep_to_own_network(config.daemon.vms == VmScope::Own)
+            .restrict_to_own_netns(config.daemon.vms == VmScope::Own)
             .map_err(|e| Failure::run(e.one_line()))?;
         let (meter, accounting) = match Meter::exact() {
             Ok(meter) => (meter, Ok(())),

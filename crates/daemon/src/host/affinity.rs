@@ -8,7 +8,7 @@ use viola_host::{CpuSet, attrs, proc};
 /// processes made later inherit that.
 pub fn step(cores: &CpuSet, online: &CpuSet) -> Result<(), String> {
     let own = std::process::id();
-    let threads = proc::task_numbers(own).map_err(|e| e.one_line())?;
+    let threads = proc::thread_ids(own).map_err(|e| e.one_line())?;
     let now = attrs::affinity(own)
         .map_err(|e| e.to_string())?
         .unwrap_or_default();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use viola_host::libvirt::{Domain, State, Word};
+use viola_host::libvirt::{Domain, DomainState, Message};
 use viola_proto::Libvirt as Shown;
 
 use viola_cli::error::{Failure, Outcome};
@@ -212,7 +212,7 @@ impl Inner {
         let mut end = (None, false);
         for line in out.into_iter().flat_map(|out| lines(BufReader::new(out))) {
             match serde_json::from_str(&line) {
-                Ok(Word::Gone { why, no_library }) => end = (Some(why), no_library),
+                Ok(Message::Disconnected { why, no_library }) => end = (Some(why), no_library),
                 Ok(word) => self.hear(word),
                 // Of no version that this one knows: a new program was installed beside a daemon that runs on.
                 Err(_) => {}
@@ -225,10 +225,10 @@ impl Inner {
         end
     }
 
-    fn hear(&self, word: Word) {
+    fn hear(&self, word: Message) {
         let mut told = lock(&self.told);
         match word {
-            Word::Here { domains } => {
+            Message::Connected { domains } => {
                 let count = domains.len();
                 told.connected = true;
                 told.why.clear();
@@ -243,14 +243,14 @@ impl Inner {
                     format!("libvirt: connected, {count} {domains}"),
                 );
             }
-            Word::Event { domain, .. } => {
+            Message::Event { domain, .. } => {
                 told.events += 1;
                 match domain.state {
-                    State::Off => drop(told.domains.remove(&domain.uuid)),
+                    DomainState::Off => drop(told.domains.remove(&domain.uuid)),
                     _ => drop(told.domains.insert(domain.uuid.clone(), domain)),
                 }
             }
-            Word::Gone { .. } => return,
+            Message::Disconnected { .. } => return,
         }
         drop(told);
         self.news.store(true, Ordering::Release);

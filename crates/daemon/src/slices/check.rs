@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this host can do, and what to change where it cannot.
 
-use viola_host::check::HostFacts;
+use viola_host::facts::HostFacts;
 use viola_host::{CpuSet, Vm};
 use viola_proto::{Row, RowState};
-use viola_sched::scx::Ready;
+use viola_sched::scx::VerifiedScheduler;
 
 use viola_cli::error::chain;
 use viola_config::{MechanismChoice, Mode, Slices, Vread};
@@ -123,7 +123,7 @@ pub fn eevdf(facts: &HostFacts) -> Result<String, Obstacle> {
 }
 
 /// Whether the kernel takes the scheduler: it is loaded, which takes a moment; or why it is not to be used.
-pub fn try_scheduler(facts: &HostFacts) -> Result<Ready, String> {
+pub fn try_scheduler(facts: &HostFacts) -> Result<VerifiedScheduler, String> {
     if !facts.sched_ext {
         return Err("kernel built without CONFIG_SCHED_CLASS_EXT".into());
     }
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
     use std::path::Path;
     use viola_config::Config;
-    use viola_host::check::{Kernel, Privilege};
+    use viola_host::facts::{Kernel, Privilege};
 
     fn facts(release: &str) -> HostFacts {
         let all = Privilege {

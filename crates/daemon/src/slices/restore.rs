@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use viola_host::{Tid, proc};
-use viola_sched::restore::{RestoreError, Restored, SavedState, restore_file, restore_slices};
-use viola_sched::slots::watchdog;
+use viola_sched::restore::{RestoreCount, RestoreError, SavedState, restore_file, restore_slices};
+use viola_sched::slots::watchdog::HelperArgs;
 
 /// Where the slot mechanism keeps the attributes from before.
 pub fn slots_file(run_dir: &Path) -> PathBuf {
-    watchdog::default_state(run_dir)
+    run_dir.join("slots.json")
 }
 
 /// Where the sched_ext mechanism keeps them.
@@ -50,7 +50,7 @@ impl Done {
         self.processes == 0 && self.vms == 0
     }
 
-    fn add(&mut self, r: Restored) {
+    fn add(&mut self, r: RestoreCount) {
         self.vms += r.vms;
         self.threads += r.threads;
     }
@@ -114,9 +114,9 @@ pub fn put_back(run_dir: &Path) -> (Done, Option<RestoreError>) {
     (done, error)
 }
 
-fn eevdf(file: &Path) -> Result<Restored, RestoreError> {
+fn eevdf(file: &Path) -> Result<RestoreCount, RestoreError> {
     let state = SavedState::read(file)?;
-    let mut done = Restored::default();
+    let mut done = RestoreCount::default();
     for vm in &state.vms {
         done.vms += 1;
         done.threads += restore_slices(vm)?;
@@ -140,8 +140,7 @@ fn controllers(file: &Path) -> Vec<(Tid, u64)> {
         };
         internal == "internal"
             && matches!(what.as_str(), "slots-controller" | "slots-watchdog")
-            && serde_json::from_str::<watchdog::Args>(json)
-                .is_ok_and(|a| is_same_file(&a.saved, file))
+            && serde_json::from_str::<HelperArgs>(json).is_ok_and(|a| is_same_file(&a.saved, file))
     };
     pids.into_iter()
         .filter(|&pid| is_ours(pid))

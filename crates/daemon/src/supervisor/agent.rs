@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use viola_host::qemu::events::Watch;
-use viola_host::{Hypervisor, Vm, reach};
+use viola_host::qemu::disk_watch::DiskWatch;
+use viola_host::{Hypervisor, Vm, sockets, unix_connect};
 use viola_policy::slices::DEFAULT_WEIGHT;
 use viola_proto::pipe::shown::Sender;
 use viola_proto::vread::Datanode;
@@ -44,7 +44,7 @@ pub struct Agent {
     first: u32,
     left_out: Vec<String>,
     looked: Option<Instant>,
-    watch: Option<Watch>,
+    watch: Option<DiskWatch>,
     tried: Option<Instant>,
     watch_tried: Option<Instant>,
     /// Why there is no channel.
@@ -248,7 +248,7 @@ impl Agent {
         let Some(watch) = &mut self.watch else {
             return self.begin_to_listen(now, config);
         };
-        match watch.upheavals() {
+        match watch.changes() {
             Ok(events) if events.is_empty() => false,
             Ok(mut events) => {
                 events.sort_unstable();
@@ -281,7 +281,7 @@ impl Agent {
         self.watch_tried = Some(now);
         let path = match &config.qmp {
             Some(path) => Some(path.clone()),
-            None => reach::event_socket(&self.vm).unwrap_or_default(),
+            None => sockets::event_socket(&self.vm).unwrap_or_default(),
         };
         let Some(path) = path else {
             self.why = "viola needs a QMP socket of its own to hear of resets, snapshots and migrations: give the VM \
@@ -289,7 +289,7 @@ impl Agent {
                 .into();
             return false;
         };
-        match Watch::connect(&path) {
+        match DiskWatch::connect(&path) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 // What has happened before is not known.
@@ -328,7 +328,7 @@ impl Agent {
 
     fn look_at_disks(&mut self, now: Instant, config: &VmVread) {
         self.looked = Some(now);
-        let chains = match self.watch.as_mut().map(Watch::chains) {
+        let chains = match self.watch.as_mut().map(DiskWatch::chains) {
             Some(Ok(chains)) => Some(chains),
             Some(Err(e)) => {
                 self.watch = None;
@@ -402,10 +402,10 @@ impl Agent {
         self.tried = Some(now);
         let path = match &config.agent {
             Some(path) => Ok(Some(path.clone())),
-            None => reach::agent_socket(&self.vm),
+            None => sockets::agent_socket(&self.vm),
         };
         let connected = match path {
-            Ok(Some(path)) => reach::connect(&path)
+            Ok(Some(path)) => unix_connect::connect(&path)
                 .map_err(|e| format!("its agent's channel {}: {e}", path.display())),
             Ok(None) => Err("it has no channel to an agent".into()),
             Err(e) => Err(e.one_line()),

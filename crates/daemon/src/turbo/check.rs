@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The line about turbo cores.
 
-use viola_host::check::HostFacts;
+use viola_host::facts::HostFacts;
 use viola_host::{CpuSet, Hypervisor, Vm};
 use viola_proto::{Row, RowState};
 

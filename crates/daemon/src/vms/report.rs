@@ -8,7 +8,7 @@ use viola_meter::{Meter, VmSample, WaitHist};
 use viola_policy::slices;
 use viola_proto::vread::{self, Vread};
 use viola_proto::{Check, Class, Status, Turns, VmList, VmReport};
-use viola_sched::Got;
+use viola_sched::Usage;
 
 use crate::vms::recent::{self, Recent};
 use crate::vms::settings::Controls;
@@ -52,7 +52,7 @@ pub struct Known<'a> {
 }
 
 /// What a mechanism counted of one VM, on all its cores; nothing where it counts nothing.
-pub fn turns(got: &[Got], pid: u32) -> Option<Turns> {
+pub fn turns(got: &[Usage], pid: u32) -> Option<Turns> {
     let mut sum: Option<Turns> = None;
     for g in got.iter().filter(|g| g.pid == pid as i32) {
         let s = sum.get_or_insert_default();
@@ -194,13 +194,13 @@ mod tests {
 
     #[test]
     fn what_a_vm_got_on_several_cores_is_added_up() {
-        let on = |cpu, pid, wait_max| Got {
+        let on = |cpu, pid, wait_max| Usage {
             pid,
             cpu,
             run: 5,
             turns: 2,
             wait_max,
-            ..Got::default()
+            ..Usage::default()
         };
         let got = [on(1, 7, 30), on(1, 8, 90), on(2, 7, 20)];
         let of = turns(&got, 7).unwrap();

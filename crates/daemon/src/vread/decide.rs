@@ -26,7 +26,7 @@ pub fn cores(vm: &Vm, pid: u32, slices: &Slices) -> CpuSet {
 pub fn put(pid: u32, cores: &CpuSet) -> bool {
     let mut before = 0;
     loop {
-        let Ok(tasks) = proc::tasks(pid) else {
+        let Ok(tasks) = proc::threads(pid) else {
             return false;
         };
         if tasks
@@ -53,7 +53,7 @@ mod tests {
         let slices = config.unwrap().slices;
         let mut vm = crate::testing::vm("web", 10, &[&[0, 1, 2]]);
         assert_eq!(cores(&vm, 77, &slices), "0".parse().unwrap());
-        vm.service.push(viola_host::Service {
+        vm.service.push(viola_host::ServiceThread {
             thread: crate::testing::thread(77, 78),
             kind: viola_host::ServiceKind::Backend,
         });

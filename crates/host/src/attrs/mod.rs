@@ -12,12 +12,12 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Mounts;
-use crate::check::Privilege;
-use crate::cpuset::{CpuSet, MAX_CPUS};
+use crate::cpuset::CpuSet;
+use crate::privilege::Privilege;
 use crate::proc;
-use crate::vm::Tid;
+use crate::thread::Tid;
 
-pub use saved::Saved;
+pub use saved::SavedThread;
 
 /// Scheduling policy, sched(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -129,7 +129,7 @@ impl SchedAttr {
 pub enum Outcome {
     /// Done.
     Done,
-    /// The thread has ended (or, for [`Saved::restore`], its number belongs to another thread now);
+    /// The thread has ended (or, for [`SavedThread::restore`], its number belongs to another thread now);
     /// nothing was changed.
     Gone,
 }
@@ -322,26 +322,12 @@ fn outcome(
     }
 }
 
-pub(crate) fn raw_affinity(tid: Tid) -> io::Result<Option<CpuSet>> {
-    let mut mask = [0u64; MAX_CPUS as usize / 64];
-    // SAFETY: `mask` is writable and its size in bytes is passed along.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_sched_getaffinity,
-            tid,
-            size_of_val(&mask),
-            mask.as_mut_ptr(),
-        )
-    };
-    Ok(checked(result)?.then(|| CpuSet::from_mask(&mask)))
-}
-
 /// CPUs a thread may run on; `None` when it is gone.
 ///
 /// # Errors
 /// [`AttrError::Other`].
 pub fn affinity(tid: Tid) -> Result<Option<CpuSet>, AttrError> {
-    raw_affinity(tid).map_err(|e| explained(tid, "its CPU affinity".to_owned(), None, e))
+    CpuSet::of_thread(tid).map_err(|e| explained(tid, "its CPU affinity".to_owned(), None, e))
 }
 
 /// Sets the CPUs a thread may run on. CPUs that are offline or outside its cpuset are left out by the

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::{AttrError, Outcome, SchedAttr, affinity, get, set, set_affinity};
 use crate::cpuset::CpuSet;
 use crate::proc;
-use crate::vm::{Thread, Tid};
+use crate::thread::{Thread, Tid};
 
 /// How a thread was scheduled before viola changed it; what the state file keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Saved {
+pub struct SavedThread {
     /// Thread number.
     pub tid: Tid,
     /// Clock ticks after boot, so that no other thread of that number is ever touched.
@@ -23,12 +23,12 @@ pub struct Saved {
     pub affinity: CpuSet,
 }
 
-impl Saved {
+impl SavedThread {
     /// Notes how a thread is scheduled now; `None` when it is gone.
     ///
     /// # Errors
     /// As [`get`].
-    pub fn take(thread: &Thread) -> Result<Option<Self>, AttrError> {
+    pub fn capture(thread: &Thread) -> Result<Option<Self>, AttrError> {
         let Thread {
             tid, start_time, ..
         } = *thread;

@@ -4,7 +4,7 @@
 use std::process::{Child, Command};
 
 use super::*;
-use crate::vm::Thread;
+use crate::thread::Thread;
 
 /// A process to try things on; killed at the end.
 struct Sleeper(Child);
@@ -62,7 +62,7 @@ fn a_nice_value_and_a_policy_are_set_and_read_back() {
 fn a_thread_is_put_back_as_it_was_and_follows_the_default_slice_again() {
     let sleeper = Sleeper::new();
     let thread = sleeper.thread();
-    let saved = Saved::take(&thread).unwrap().unwrap();
+    let saved = SavedThread::capture(&thread).unwrap().unwrap();
     let first: CpuSet = saved.affinity.iter().take(1).collect();
     assert_eq!(set_affinity(thread.tid, &first).unwrap(), Outcome::Done);
     let changed = SchedAttr {
@@ -79,10 +79,10 @@ fn a_thread_is_put_back_as_it_was_and_follows_the_default_slice_again() {
     assert_eq!(affinity(thread.tid).unwrap(), Some(first));
 
     let kept = serde_json::to_string(&saved).unwrap();
-    let saved: Saved = serde_json::from_str(&kept).unwrap();
+    let saved: SavedThread = serde_json::from_str(&kept).unwrap();
     if Privilege::current().unwrap().sys_nice {
         assert_eq!(saved.restore().unwrap(), Outcome::Done);
-        assert_eq!(Saved::take(&thread).unwrap(), Some(saved));
+        assert_eq!(SavedThread::capture(&thread).unwrap(), Some(saved));
     } else {
         let error = saved.restore().unwrap_err();
         assert!(error.to_string().contains("CAP_SYS_NICE"), "{error}");
@@ -100,14 +100,14 @@ fn a_thread_that_has_ended_is_an_answer_and_no_error() {
         set_affinity(tid, &CpuSet::from_iter([0])).unwrap(),
         Outcome::Gone
     );
-    assert_eq!(Saved::take(&thread).unwrap(), None);
+    assert_eq!(SavedThread::capture(&thread).unwrap(), None);
 }
 
 #[test]
 fn another_thread_of_the_same_number_is_never_touched() {
     let sleeper = Sleeper::new();
     let thread = sleeper.thread();
-    let mut saved = Saved::take(&thread).unwrap().unwrap();
+    let mut saved = SavedThread::capture(&thread).unwrap().unwrap();
     saved.start_time -= 1;
     let before = saved.attr;
     saved.attr.nice = 19;
@@ -117,7 +117,7 @@ fn another_thread_of_the_same_number_is_never_touched() {
         start_time: thread.start_time - 1,
         ..thread
     };
-    assert_eq!(Saved::take(&stale).unwrap(), None);
+    assert_eq!(SavedThread::capture(&stale).unwrap(), None);
 }
 
 #[test]

@@ -5,32 +5,21 @@
 
 mod mounts;
 mod place;
+mod rt;
+mod version;
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::check;
 use crate::error::HostError;
-use crate::proc;
-use crate::vm::Tid;
+use crate::thread::Tid;
 
 pub use mounts::Mounts;
-use place::{Place, min_of};
-
-/// Weight of a group that nobody changed, in the scale of this crate (that of Xen's credit scheduler).
-pub const DEFAULT_WEIGHT: u32 = 256;
-
-/// Version of the hierarchy that has the `cpu` controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Version {
-    /// `cpu.shares`, `cpu.cfs_quota_us`.
-    V1,
-    /// `cpu.weight`, `cpu.max`.
-    V2,
-}
+use place::min_of;
+pub use rt::RtBlock;
+pub(crate) use rt::rt_group_sched;
+pub use version::Version;
 
 /// The CPU control group of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,9 +41,9 @@ pub struct Cgroup {
 }
 
 /// Takes away the subgroups that libvirt makes inside of a VM's group.
-fn machine_group(group: &str) -> &str {
-    let mut machine = group;
-    while let Some((above, last)) = machine.rsplit_once('/') {
+fn vm_group(group: &str) -> &str {
+    let mut group = group;
+    while let Some((above, last)) = group.rsplit_once('/') {
         let is_numbered = |prefix| {
             last.strip_prefix(prefix)
                 .is_some_and(|n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
@@ -65,25 +54,12 @@ fn machine_group(group: &str) -> &str {
         if !is_part || above.is_empty() {
             break;
         }
-        machine = above;
+        group = above;
     }
-    machine
+    group
 }
 
 impl Mounts {
-    /// Which version's hierarchy has the `cpu` controller for this program; `None` without any.
-    ///
-    /// # Errors
-    /// [`HostError::Read`] for `/proc/self/cgroup`.
-    pub fn cpu_version(&self) -> Result<Option<Version>, HostError> {
-        Ok(self.place(std::process::id())?.map(|p| p.version))
-    }
-
-    fn place(&self, tid: Tid) -> Result<Option<Place<'_>>, HostError> {
-        let text = proc::read_text(format!("/proc/{tid}/cgroup"))?;
-        Ok(text.and_then(|t| self.place_in(&t)))
-    }
-
     /// The CPU group of the VM whose main thread is `pid` and whose vCPUs are `vcpus`; `None` when it is
     /// gone or the host has no such groups.
     ///
@@ -93,98 +69,24 @@ impl Mounts {
         let Some(place) = self.place(pid)? else {
             return Ok(None);
         };
-        let machine = machine_group(&place.group);
+        let group = vm_group(&place.group);
         let mut vcpu_quota = None;
         for &vcpu in vcpus {
             let Some(own) = self.place(vcpu)? else {
                 continue;
             };
             // A vCPU that somebody moved elsewhere does not tell about this VM's group.
-            if own.group != machine && Path::new(&own.group).starts_with(machine) {
-                vcpu_quota = min_of(vcpu_quota, own.lowest_quota(&own.group, Some(machine))?);
+            if own.group != group && Path::new(&own.group).starts_with(group) {
+                vcpu_quota = min_of(vcpu_quota, own.lowest_quota(&own.group, Some(group))?);
             }
         }
         Ok(Some(Cgroup {
             version: place.version,
-            path: machine.to_owned(),
-            weight: place.weight(machine)?,
-            quota_permille_of_one_core: place.lowest_quota(machine, None)?,
+            path: group.to_owned(),
+            weight: place.weight(group)?,
+            quota_permille_of_one_core: place.lowest_quota(group, None)?,
             vcpu_quota_permille: vcpu_quota,
         }))
-    }
-
-    /// Whether the thread's control group forbids it to become real-time, and which group that is.
-    ///
-    /// In a kernel with `CONFIG_RT_GROUP_SCHED` a `cpu` group other than the root starts without real-time
-    /// run time (version 1: `cpu.rt_runtime_us` 0; version 2 has no file to change it), and `SCHED_FIFO` is
-    /// refused to its threads with `EPERM`, unless the system's real-time throttling is off as a whole
-    /// (`sched_rt_runtime_us` -1). In version 2 the kernel's configuration has to be readable to tell.
-    ///
-    /// # Errors
-    /// [`HostError::Read`] with the file.
-    pub fn rt_group_blocks(&self, tid: Tid) -> Result<Option<RtBlock>, HostError> {
-        let throttling = proc::read_text("/proc/sys/kernel/sched_rt_runtime_us")?;
-        if throttling.is_some_and(|t| t.trim() == "-1") {
-            return Ok(None);
-        }
-        let Some(place) = self.place(tid)? else {
-            return Ok(None);
-        };
-        self.blocked_at(&place)
-    }
-
-    fn blocked_at(&self, place: &Place<'_>) -> Result<Option<RtBlock>, HostError> {
-        let is_blocked = match place.version {
-            Version::V1 => {
-                let runtime = place.file(&place.group, "cpu.rt_runtime_us")?;
-                runtime.is_some_and(|t| t.trim() == "0")
-            }
-            Version::V2 => place.has_cpu_group()? && check::rt_group_sched(self) == Some(true),
-        };
-        Ok(is_blocked.then(|| RtBlock {
-            version: place.version,
-            group: place.group.clone(),
-            folder: place.mount.folder(&place.group).unwrap_or_default(),
-        }))
-    }
-
-    /// Whether a version 1 hierarchy shows that real-time group scheduling is built in; `None` when no
-    /// such hierarchy is there to tell.
-    #[must_use]
-    pub fn has_rt_groups(&self) -> Option<bool> {
-        let mount = self.cpu_v1.as_ref()?;
-        Some(mount.point.join("cpu.rt_runtime_us").exists())
-    }
-}
-
-/// A control group whose threads may not become real-time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RtBlock {
-    /// Version of its hierarchy.
-    pub version: Version,
-    /// The group as `/proc/PID/cgroup` writes it.
-    pub group: String,
-    /// Its folder.
-    pub folder: PathBuf,
-}
-
-impl fmt::Display for RtBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "its control group {} has no real-time run time; ",
-            self.group
-        )?;
-        match self.version {
-            Version::V1 => write!(
-                f,
-                "move the VM to the root cpu group, or set {}",
-                self.folder.join("cpu.rt_runtime_us").display()
-            ),
-            Version::V2 => f.write_str(
-                "boot with rt_group_sched=0 (Linux 6.15), or move the VM to the root group",
-            ),
-        }
     }
 }
 
@@ -204,21 +106,18 @@ mod tests {
             "/emulator",
             "",
         ] {
-            assert_eq!(machine_group(&format!("{scope}{part}")), scope);
+            assert_eq!(vm_group(&format!("{scope}{part}")), scope);
         }
-        assert_eq!(
-            machine_group("/qemu.slice/100.scope"),
-            "/qemu.slice/100.scope"
-        );
-        assert_eq!(machine_group("/vcpus"), "/vcpus");
-        assert_eq!(machine_group("/vcpu0"), "/vcpu0");
-        assert_eq!(machine_group("/"), "/");
+        assert_eq!(vm_group("/qemu.slice/100.scope"), "/qemu.slice/100.scope");
+        assert_eq!(vm_group("/vcpus"), "/vcpus");
+        assert_eq!(vm_group("/vcpu0"), "/vcpu0");
+        assert_eq!(vm_group("/"), "/");
     }
 
     proptest! {
         #[test]
         fn the_machines_group_is_the_group_or_an_ancestor(group in "(/(vcpu[0-9]?|emulator|libvirt|a)?){0,6}") {
-            prop_assert!(group.starts_with(machine_group(&group)));
+            prop_assert!(group.starts_with(vm_group(&group)));
         }
     }
 }

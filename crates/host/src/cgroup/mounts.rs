@@ -1,34 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where the hierarchies are mounted, and a thread's place in them.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 
-use super::Version;
-use super::place::Place;
+use super::place::{Mount, Place};
+use super::version::Version;
 use crate::error::HostError;
 use crate::proc;
-use crate::vm::Tid;
-
-/// Where a hierarchy can be seen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
-    /// Group that is at the mount point, `/` on an ordinary host.
-    pub(super) root: PathBuf,
-    /// The mount point.
-    pub(super) point: PathBuf,
-}
-
-impl Mount {
-    /// Folder of a group, `None` when the group lies outside what is mounted.
-    pub(super) fn folder(&self, group: &str) -> Option<PathBuf> {
-        let inside = Path::new(group).strip_prefix(&self.root).ok()?;
-        // A group outside of a cgroup namespace is written with "..".
-        let plain = inside
-            .components()
-            .all(|c| matches!(c, Component::Normal(_)));
-        plain.then(|| self.point.join(inside))
-    }
-}
+use crate::thread::Tid;
 
 /// Mount points of the hierarchies that can have the `cpu` controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +17,19 @@ pub struct Mounts {
 }
 
 impl Mounts {
+    /// Which version's hierarchy has the `cpu` controller for this program; `None` without any.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] for `/proc/self/cgroup`.
+    pub fn cpu_version(&self) -> Result<Option<Version>, HostError> {
+        Ok(self.place(std::process::id())?.map(|p| p.version))
+    }
+
+    pub(super) fn place(&self, tid: Tid) -> Result<Option<Place<'_>>, HostError> {
+        let text = proc::read_text(format!("/proc/{tid}/cgroup"))?;
+        Ok(text.and_then(|t| self.place_in(&t)))
+    }
+
     /// Looks where the hierarchies are mounted.
     ///
     /// # Errors
@@ -152,6 +144,7 @@ fn unescape(field: &str) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::path::Path;
 
     const MIXED: &str = "\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -184,17 +177,6 @@ mod tests {
         let place = mounts.place_in("3:cpuset:/c\n0::/d\n").unwrap();
         assert_eq!((place.version, place.group.as_str()), (Version::V2, "/d"));
         assert!(mounts.place_in("3:cpuset:/c\n").is_none());
-    }
-
-    #[test]
-    fn a_group_outside_of_the_mount_is_not_looked_for() {
-        let mount = Mount {
-            root: "/docker/x".into(),
-            point: "/mnt".into(),
-        };
-        assert_eq!(mount.folder("/docker/x/vm"), Some("/mnt/vm".into()));
-        assert_eq!(mount.folder("/docker/y"), None);
-        assert_eq!(mount.folder("/docker/x/../../etc"), None);
     }
 
     proptest! {

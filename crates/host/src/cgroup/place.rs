@@ -1,10 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One group's weight and quota, from its files.
 
-use super::mounts::Mount;
-use super::{DEFAULT_WEIGHT, Version};
+use std::path::{Component, Path, PathBuf};
+
+use super::version::Version;
 use crate::error::HostError;
 use crate::proc;
+
+/// Weight of a group that nobody changed, in the scale of this crate (that of Xen's credit scheduler).
+const DEFAULT_WEIGHT: u32 = 256;
+
+/// Where a hierarchy can be seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// Group that is at the mount point, `/` on an ordinary host.
+    pub(super) root: PathBuf,
+    /// The mount point.
+    pub(super) point: PathBuf,
+}
+
+impl Mount {
+    /// Folder of a group, `None` when the group lies outside what is mounted.
+    pub(super) fn folder(&self, group: &str) -> Option<PathBuf> {
+        let inside = Path::new(group).strip_prefix(&self.root).ok()?;
+        // A group outside of a cgroup namespace is written with "..".
+        let plain = inside
+            .components()
+            .all(|c| matches!(c, Component::Normal(_)));
+        plain.then(|| self.point.join(inside))
+    }
+}
 
 /// A thread's group in the hierarchy that has the `cpu` controller.
 pub(super) struct Place<'m> {
@@ -111,7 +136,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::fs;
-    use std::path::Path;
 
     fn write(folder: &Path, name: &str, text: &str) {
         fs::create_dir_all(folder).unwrap();
@@ -123,6 +147,17 @@ mod tests {
             root: "/".into(),
             point: point.into(),
         }
+    }
+
+    #[test]
+    fn a_group_outside_of_the_mount_is_not_looked_for() {
+        let mount = Mount {
+            root: "/docker/x".into(),
+            point: "/mnt".into(),
+        };
+        assert_eq!(mount.folder("/docker/x/vm"), Some("/mnt/vm".into()));
+        assert_eq!(mount.folder("/docker/y"), None);
+        assert_eq!(mount.folder("/docker/x/../../etc"), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 
 use libloading::Library;
 
-use super::{Domain, State};
+use super::{Domain, DomainState};
 
 /// Its file on all Linux distributions.
 const FILE: &str = "libvirt.so.0";
@@ -201,7 +201,7 @@ impl Libvirt {
         Some(Domain {
             name: crate::vm::printable(&name),
             uuid: text_of(uuid.as_ptr())?,
-            state: State::of(state),
+            state: DomainState::of(state),
         })
     }
 }

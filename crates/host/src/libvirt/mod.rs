@@ -3,14 +3,14 @@
 //!
 //! Its library is loaded at run time, in a small process of its own ([`tell`]) that writes a line for each event; a host
 //! without libvirt needs no library, and nothing that the library does (memory, threads, waiting for a daemon
-//! that hangs) happens in viola's daemon. Whoever reads the lines needs [`Word`] only.
+//! that hangs) happens in viola's daemon. Whoever reads the lines needs [`Message`] only.
 
 mod library;
-mod talk;
+mod stream;
 
 use serde::{Deserialize, Serialize};
 
-pub use talk::{Ended, tell};
+pub use stream::{StreamEnd, stream_events};
 
 /// Which libvirt is asked: the one that runs the host's QEMU guests, with one daemon or several.
 pub const URI: &str = "qemu:///system";
@@ -18,7 +18,7 @@ pub const URI: &str = "qemu:///system";
 /// What libvirt says of a domain's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum DomainState {
     /// It runs, or waits for something that it asked for.
     Running,
     /// An operator or libvirt has stopped it; its process is there.
@@ -33,7 +33,7 @@ pub enum State {
     Off,
 }
 
-impl State {
+impl DomainState {
     /// Of libvirt's number (`virDomainState`).
     fn of(number: i32) -> Self {
         match number {
@@ -68,15 +68,16 @@ pub struct Domain {
     /// Its UUID in 36 characters, which QEMU is told by `-uuid`.
     pub uuid: String,
     /// What it is doing.
-    pub state: State,
+    pub state: DomainState,
 }
 
 /// One line of [`tell`], as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "word", rename_all = "lowercase")]
-pub enum Word {
+pub enum Message {
     /// The connection stands, and these domains run; what changes from now on is told.
-    Here {
+    #[serde(rename = "here")]
+    Connected {
         /// Domains that run.
         domains: Vec<Domain>,
     },
@@ -88,7 +89,8 @@ pub enum Word {
         what: String,
     },
     /// The connection does not stand (any more); it is the last line.
-    Gone {
+    #[serde(rename = "gone")]
+    Disconnected {
         /// Why, in one sentence.
         why: String,
         /// Whether there is no library on this host.
@@ -105,23 +107,27 @@ mod tests {
         let domain = Domain {
             name: "a b\n".into(),
             uuid: "6b5a8a52-0a5b-4b52-9d5c-111111111111".into(),
-            state: State::of(3),
+            state: DomainState::of(3),
         };
-        let word = Word::Event {
+        let word = Message::Event {
             domain,
             what: "suspended".into(),
         };
         let line = serde_json::to_string(&word).unwrap();
         assert!(!line.contains('\n'), "{line}");
         assert!(line.contains(r#""word":"event""#), "{line}");
-        assert_eq!(serde_json::from_str::<Word>(&line).unwrap(), word);
+        assert_eq!(serde_json::from_str::<Message>(&line).unwrap(), word);
     }
 
     #[test]
     fn states_are_libvirts_numbers() {
-        assert_eq!(State::of(1), State::Running);
-        assert_eq!(State::of(5), State::Off);
-        assert_eq!(State::of(99), State::Running, "of a later version");
-        assert_eq!(State::Paused.text(), "paused");
+        assert_eq!(DomainState::of(1), DomainState::Running);
+        assert_eq!(DomainState::of(5), DomainState::Off);
+        assert_eq!(
+            DomainState::of(99),
+            DomainState::Running,
+            "of a later version"
+        );
+        assert_eq!(DomainState::Paused.text(), "paused");
     }
 }

@@ -9,13 +9,21 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::netns::{Interface, NicFound};
+use crate::netns::{ConfiguredNic, Interface};
 use crate::proc::TapFd;
-use crate::reach::Chardev;
 use crate::vm::{Disk, NicKind, printable};
 
 /// Steps followed from a format node to the file below it.
 const MAX_CHAIN: usize = 16;
+
+/// Where QEMU's end of the port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Chardev {
+    /// It made the socket itself.
+    Path(String),
+    /// It was handed a listening socket, as libvirt does.
+    Fd(u32),
+}
 
 /// What the command line says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -218,8 +226,8 @@ impl QemuArgs {
 
     /// NICs of the command line and of the process's open taps; a tap that was plugged in later has no
     /// MAC address here.
-    pub(crate) fn nics(&self, open: &[TapFd]) -> Vec<NicFound> {
-        let mut found: Vec<NicFound> = Vec::new();
+    pub(crate) fn nics(&self, open: &[TapFd]) -> Vec<ConfiguredNic> {
+        let mut found: Vec<ConfiguredNic> = Vec::new();
         for netdev in &self.netdevs {
             let mac = get(netdev, "id")
                 .and_then(|id| self.macs.get(id).cloned())
@@ -227,7 +235,7 @@ impl QemuArgs {
             for (interface, kind) in taps_of(netdev, open) {
                 // A tap with several queues has as many descriptors.
                 if !found.iter().any(|n| n.interface == interface) {
-                    found.push(NicFound {
+                    found.push(ConfiguredNic {
                         interface,
                         kind,
                         mac: mac.clone(),
@@ -237,7 +245,7 @@ impl QemuArgs {
         }
         for (interface, kind) in open.iter().map(interface_of) {
             if !found.iter().any(|n| n.interface == interface) {
-                found.push(NicFound {
+                found.push(ConfiguredNic {
                     interface,
                     kind,
                     mac: None,
@@ -379,7 +387,7 @@ mod tests {
     fn the_port_to_an_agent_is_found_by_its_name() {
         let find = |line: &str| {
             let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            QemuArgs::port_chardev(&args, crate::reach::AGENT_PORT)
+            QemuArgs::port_chardev(&args, "org.viola.agent.0")
         };
         assert_eq!(
             find(

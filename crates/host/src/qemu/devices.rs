@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::qmp::{Cause, Connection, list};
+use super::qmp::{Connection, QmpFailure, list};
 use crate::vm::printable;
 
 /// Longest wait for any other answer: QEMU's main loop may be busy with the device that comes or goes.
@@ -42,13 +42,13 @@ impl Devices {
     /// Connects to a QMP socket.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn connect(reach: &Path) -> Result<Self, Cause> {
+    /// [`QmpFailure`].
+    pub fn connect(reach: &Path) -> Result<Self, QmpFailure> {
         let connection = Connection::open_patiently(reach, ANSWER)?;
         Ok(Self { connection })
     }
 
-    fn ask(&mut self, command: &'static str, arguments: Value) -> Result<Value, Cause> {
+    fn ask(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpFailure> {
         self.connection.go_on();
         self.connection
             .command_with(command, Some(arguments), ANSWER)
@@ -57,8 +57,8 @@ impl Devices {
     /// Devices with an identity, and what they are (`child<virtio-net-pci>`).
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn named(&mut self) -> Result<Vec<(String, String)>, Cause> {
+    /// [`QmpFailure`].
+    pub fn named(&mut self) -> Result<Vec<(String, String)>, QmpFailure> {
         let found = self.ask("qom-list", json!({"path": "/machine/peripheral"}))?;
         let word = |item: &Value, key: &str| item[key].as_str().map(printable);
         Ok(list("qom-list", &found)?
@@ -70,12 +70,12 @@ impl Devices {
     /// Whether there is a device of this identity.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn has(&mut self, id: &str) -> Result<bool, Cause> {
+    /// [`QmpFailure`].
+    pub fn has(&mut self, id: &str) -> Result<bool, QmpFailure> {
         Ok(self.named()?.iter().any(|(name, _)| name == id))
     }
 
-    fn property(&mut self, id: &str, name: &str) -> Result<Value, Cause> {
+    fn property(&mut self, id: &str, name: &str) -> Result<Value, QmpFailure> {
         let path = format!("/machine/peripheral/{id}");
         self.ask("qom-get", json!({"path": path, "property": name}))
     }
@@ -83,8 +83,8 @@ impl Devices {
     /// All virtio NICs with an identity.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn virtio_nics(&mut self) -> Result<Vec<VirtioNic>, Cause> {
+    /// [`QmpFailure`].
+    pub fn virtio_nics(&mut self) -> Result<Vec<VirtioNic>, QmpFailure> {
         let named = self.named()?;
         let mut nics = Vec::new();
         for (id, kind) in named {
@@ -96,7 +96,7 @@ impl Devices {
             };
             // of old versions
             let failover = match self.property(&id, "failover") {
-                Err(Cause::Refused { .. }) => false,
+                Err(QmpFailure::Refused { .. }) => false,
                 answer => answer?.as_bool().unwrap_or(false),
             };
             nics.push(VirtioNic { id, mac, failover });
@@ -108,8 +108,8 @@ impl Devices {
     /// without a word, and plug it in when the guest takes it.
     ///
     /// # Errors
-    /// [`Cause`]; QEMU before 7.2 does not tell.
-    pub fn has_standby(&mut self, id: &str) -> Result<bool, Cause> {
+    /// [`QmpFailure`]; QEMU before 7.2 does not tell.
+    pub fn has_standby(&mut self, id: &str) -> Result<bool, QmpFailure> {
         let path = format!("/machine/peripheral/{id}/virtio-backend");
         let status = self.ask("x-query-virtio-status", json!({"path": path}))?;
         Ok(status["guest-features"].to_string().contains("STANDBY"))
@@ -118,8 +118,8 @@ impl Devices {
     /// A PCIe root port behind which there is nothing.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn free_port(&mut self) -> Result<Option<String>, Cause> {
+    /// [`QmpFailure`].
+    pub fn free_port(&mut self) -> Result<Option<String>, QmpFailure> {
         self.connection.go_on();
         let buses = self.connection.command("query-pci")?;
         let devices = list("query-pci", &buses)?
@@ -134,8 +134,8 @@ impl Devices {
     /// Memory of the guest, bytes.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn memory(&mut self) -> Result<u64, Cause> {
+    /// [`QmpFailure`].
+    pub fn memory(&mut self) -> Result<u64, QmpFailure> {
         self.connection.go_on();
         let size = self.connection.command("query-memory-size-summary")?;
         let bytes = |key: &str| size[key].as_u64().unwrap_or(0);
@@ -145,8 +145,8 @@ impl Devices {
     /// Plugs a device in; `arguments` as for `-device`.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn plug(&mut self, arguments: Value) -> Result<(), Cause> {
+    /// [`QmpFailure`].
+    pub fn plug(&mut self, arguments: Value) -> Result<(), QmpFailure> {
         let connection = &mut self.connection;
         connection.go_on();
         connection
@@ -157,10 +157,12 @@ impl Devices {
     /// Asks the guest to let go of a device, or asks once more. It is gone when [`Devices::has`] says so.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn unplug(&mut self, id: &str) -> Result<(), Cause> {
+    /// [`QmpFailure`].
+    pub fn unplug(&mut self, id: &str) -> Result<(), QmpFailure> {
         match self.ask("device_del", json!({"id": id})) {
-            Err(Cause::Refused { reason, .. }) if reason.contains("in the process of unplug") => {
+            Err(QmpFailure::Refused { reason, .. })
+                if reason.contains("in the process of unplug") =>
+            {
                 Ok(())
             }
             done => done.map(drop),

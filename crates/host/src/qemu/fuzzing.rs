@@ -5,8 +5,8 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use super::events::Watch;
-use super::qmp::{Answer, Cause, Connection, questions};
+use super::disk_watch::DiskWatch;
+use super::qmp::{Answer, Connection, QmpFailure, questions};
 
 /// Bytes that a socket takes before anybody reads.
 const MOST: usize = 100 << 10;
@@ -20,18 +20,18 @@ fn server(says: &[u8]) -> (UnixStream, UnixStream) {
 }
 
 /// What the inventory makes of a server that says this and hangs up.
-pub(crate) fn inventory(says: &[u8]) -> Result<Answer, Cause> {
+pub(crate) fn inventory(says: &[u8]) -> Result<Answer, QmpFailure> {
     let (here, _there) = server(says);
     questions(&mut Connection::over(here)?)
 }
 
 /// What the watch over a VM's disks makes of it.
-pub(crate) fn watch(says: &[u8]) -> Result<(), Cause> {
+pub(crate) fn watch(says: &[u8]) -> Result<(), QmpFailure> {
     let (here, _there) = server(says);
-    let mut watch = Watch::over(Connection::over(here)?);
+    let mut watch = DiskWatch::over(Connection::over(here)?);
     for chain in watch.chains()? {
         assert!(!chain.device.chars().any(char::is_control));
         assert!(chain.layers.len() <= 64);
     }
-    watch.upheavals().map(drop)
+    watch.changes().map(drop)
 }

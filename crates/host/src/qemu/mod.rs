@@ -7,7 +7,7 @@
 
 mod args;
 pub mod devices;
-pub mod events;
+pub mod disk_watch;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 pub mod qmp;
@@ -17,14 +17,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::HostError;
-use crate::netns::NicFound;
+use crate::netns::ConfiguredNic;
+use crate::paths::{absolute, through_root};
 use crate::proc::{self, Stat};
-use crate::tasks::Tasks;
-use crate::uml::{completed, seen_from};
-use crate::vm::{Disk, Service, ServiceKind, Thread, Tid, Vcpu};
+use crate::thread::{Thread, Tid};
+use crate::thread_cache::ThreadCache;
+use crate::vm::{Disk, ServiceKind, ServiceThread, Vcpu};
 
-pub(crate) use args::QemuArgs;
-use qmp::{Answer, Cause, QmpError};
+pub(crate) use args::{Chardev, QemuArgs};
+use qmp::{Answer, QmpError, QmpFailure};
 
 /// Shortest time between two conversations with one VM; doubled while they bring nothing new.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
@@ -81,7 +82,7 @@ pub(crate) struct Qemu {
     wait: Duration,
     /// Threads that were there when QMP was last asked.
     at_ask: Vec<Thread>,
-    tasks: Tasks,
+    tasks: ThreadCache,
 }
 
 /// An answer of QMP in terms of the host's threads.
@@ -97,7 +98,7 @@ struct View {
 /// Everything about a VM that may change while it runs.
 pub(crate) struct Look {
     pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) service: Vec<Service>,
+    pub(crate) service: Vec<ServiceThread>,
     pub(crate) warning: Option<String>,
     /// Whether QMP was asked, so that disks and NICs are worth a new look too.
     pub(crate) asked: bool,
@@ -112,7 +113,7 @@ impl Qemu {
             asked: None,
             wait: SHORTEST_WAIT,
             at_ask: Vec::new(),
-            tasks: Tasks::default(),
+            tasks: ThreadCache::default(),
         }
     }
 
@@ -142,13 +143,13 @@ impl Qemu {
         for disk in &mut disks {
             // "nbd://..." and "json:{...}" are no files.
             if !disk.path.to_string_lossy().contains(':') {
-                disk.path = completed(pid, std::mem::take(&mut disk.path));
+                disk.path = absolute(pid, std::mem::take(&mut disk.path));
             }
         }
         disks
     }
 
-    pub(crate) fn nics(&self, pid: Tid) -> Result<Vec<NicFound>, HostError> {
+    pub(crate) fn nics(&self, pid: Tid) -> Result<Vec<ConfiguredNic>, HostError> {
         Ok(self.args.nics(&proc::taps(pid)?))
     }
 
@@ -179,15 +180,15 @@ impl Qemu {
         }
         share_first_thread(&mut vcpus);
         let is_vcpu = |t: &Thread| vcpus.iter().any(|v| v.threads.contains(t));
-        let mut service: Vec<Service> = tasks
+        let mut service: Vec<ServiceThread> = tasks
             .iter()
             .filter(|(thread, _)| !is_vcpu(thread))
-            .map(|(thread, name)| Service {
+            .map(|(thread, name)| ServiceThread {
                 thread: *thread,
                 kind: self.kind(pid, thread, name),
             })
             .collect();
-        service.extend(kernel.iter().map(|&thread| Service {
+        service.extend(kernel.iter().map(|&thread| ServiceThread {
             thread,
             kind: ServiceKind::Vhost,
         }));
@@ -332,10 +333,10 @@ fn ask_socket(
         socket: PathBuf::from(socket),
         cause,
     };
-    if has_client(pid, socket)? {
-        return Ok(Err(failed(Cause::Busy)));
+    if proc::unix_sockets::has_client(pid, socket)? {
+        return Ok(Err(failed(QmpFailure::Busy)));
     }
-    let answer = match qmp::ask(vm, Path::new(socket), &seen_from(pid, socket)) {
+    let answer = match qmp::ask(vm, Path::new(socket), &through_root(pid, socket)) {
         Ok(answer) => answer,
         Err(e) => return Ok(Err(e)),
     };
@@ -360,10 +361,10 @@ fn thread_numbers(pid: Tid, tasks: &[(Thread, String)]) -> Result<HashMap<Tid, T
 
 /// Takes only threads of the VM's own process: whatever sits behind the socket cannot make viola touch
 /// any other.
-fn view_of(answer: Answer, numbers: &HashMap<Tid, Thread>) -> Result<View, Cause> {
+fn view_of(answer: Answer, numbers: &HashMap<Tid, Thread>) -> Result<View, QmpFailure> {
     let thread = |tid: Tid| {
         let foreign =
-            || Cause::Garbage(format!("it names thread {tid}, which is none of the VM's"));
+            || QmpFailure::Garbage(format!("it names thread {tid}, which is none of the VM's"));
         numbers.get(&tid).copied().ok_or_else(foreign)
     };
     Ok(View {
@@ -373,31 +374,14 @@ fn view_of(answer: Answer, numbers: &HashMap<Tid, Thread>) -> Result<View, Cause
             .vcpus
             .into_iter()
             .map(|(index, tid)| Ok((index, thread(tid)?)))
-            .collect::<Result<_, Cause>>()?,
+            .collect::<Result<_, QmpFailure>>()?,
         iothreads: answer
             .iothreads
             .into_iter()
             .map(thread)
-            .collect::<Result<_, Cause>>()?,
+            .collect::<Result<_, QmpFailure>>()?,
         disks: answer.disks,
     })
-}
-
-/// Whether somebody is connected to the socket. Asking it would then only cost the timeout.
-fn has_client(pid: Tid, socket: &str) -> Result<bool, HostError> {
-    let list = match proc::read_text(format!("/proc/{pid}/net/unix")) {
-        Ok(list) => list.unwrap_or_default(),
-        Err(HostError::Read { .. }) => return Ok(false),
-        Err(e) => return Err(e),
-    };
-    Ok(list.lines().any(|line| is_client_line(line, socket)))
-}
-
-/// A line of `/proc/net/unix` of a connection that the owner of `socket` has accepted: state 3, the
-/// listener's path, and not the listener's flag.
-fn is_client_line(line: &str, socket: &str) -> bool {
-    let ([_, _, _, flags, _, state, _], path) = proc::unix_socket(line);
-    path == socket && state == "03" && flags != "00010000"
 }
 
 fn vcpu_of_name(name: &str) -> Option<u32> {
@@ -487,21 +471,5 @@ mod tests {
         assert!(view_of(answer(11), &numbers).is_ok());
         let error = view_of(answer(1), &numbers).err().unwrap();
         assert!(error.to_string().contains("thread 1,"), "{error}");
-    }
-
-    #[test]
-    fn a_socket_is_busy_when_somebody_was_accepted() {
-        let client = "0000000092d66bc1: 00000003 00000000 00000000 0001 03 36112 /run/a b.sock";
-        assert!(is_client_line(client, "/run/a b.sock"));
-        assert!(!is_client_line(client, "/run/a"));
-        let listener = "00000000a347a7f4: 00000002 00000000 00010000 0001 01 35337 /run/a b.sock";
-        assert!(!is_client_line(listener, "/run/a b.sock"));
-        for other in [
-            "",
-            "Num       RefCount Protocol Flags    Type St Inode Path",
-            "a b",
-        ] {
-            assert!(!is_client_line(other, "/run/a b.sock"));
-        }
     }
 }

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::vm::{Disk, Tid, printable};
+use crate::thread::Tid;
+use crate::vm::{Disk, printable};
 
 /// Longest line accepted.
 pub const MAX_LINE: usize = 1 << 20;
@@ -34,12 +35,12 @@ pub struct QmpError {
     /// The socket as QEMU names it.
     pub socket: PathBuf,
     /// What went wrong.
-    pub cause: Cause,
+    pub cause: QmpFailure,
 }
 
 /// What went wrong on a QMP socket.
 #[derive(Debug, thiserror::Error)]
-pub enum Cause {
+pub enum QmpFailure {
     /// Another client holds the socket.
     #[error("another client is using it")]
     Busy,
@@ -90,11 +91,11 @@ pub fn ask(vm: &str, socket: &Path, reach: &Path) -> Result<Answer, QmpError> {
     })
 }
 
-fn talk(reach: &Path) -> Result<Answer, Cause> {
+fn talk(reach: &Path) -> Result<Answer, QmpFailure> {
     questions(&mut Connection::open(reach)?)
 }
 
-pub(super) fn questions(connection: &mut Connection) -> Result<Answer, Cause> {
+pub(super) fn questions(connection: &mut Connection) -> Result<Answer, QmpFailure> {
     let name = connection.command("query-name")?;
     let status = connection.command("query-status")?;
     let cpus = connection.command("query-cpus-fast")?;
@@ -106,11 +107,11 @@ pub(super) fn questions(connection: &mut Connection) -> Result<Answer, Cause> {
         vcpus: list("query-cpus-fast", &cpus)?
             .iter()
             .map(|cpu| Ok((number(cpu, "cpu-index")?, number(cpu, "thread-id")?)))
-            .collect::<Result<_, Cause>>()?,
+            .collect::<Result<_, QmpFailure>>()?,
         iothreads: list("query-iothreads", &iothreads)?
             .iter()
             .map(|thread| number(thread, "thread-id"))
-            .collect::<Result<_, Cause>>()?,
+            .collect::<Result<_, QmpFailure>>()?,
         disks: list("query-block", &blocks)?
             .iter()
             .filter_map(disk)
@@ -118,15 +119,15 @@ pub(super) fn questions(connection: &mut Connection) -> Result<Answer, Cause> {
     })
 }
 
-fn connect_to(reach: &Path) -> Result<UnixStream, Cause> {
-    let stream = crate::reach::connect(reach).map_err(|e| match e.kind() {
+fn connect_to(reach: &Path) -> Result<UnixStream, QmpFailure> {
+    let stream = crate::unix_connect::connect(reach).map_err(|e| match e.kind() {
         // A full queue of other clients.
-        io::ErrorKind::WouldBlock => Cause::Busy,
-        _ => Cause::Io(e),
+        io::ErrorKind::WouldBlock => QmpFailure::Busy,
+        _ => QmpFailure::Io(e),
     })?;
     stream
         .set_write_timeout(Some(ANSWER_TIMEOUT))
-        .map_err(Cause::Io)?;
+        .map_err(QmpFailure::Io)?;
     Ok(stream)
 }
 
@@ -143,21 +144,21 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects, and says hello.
-    pub(super) fn open(reach: &Path) -> Result<Self, Cause> {
+    pub(super) fn open(reach: &Path) -> Result<Self, QmpFailure> {
         Self::over(connect_to(reach)?)
     }
 
     /// The same with another longest wait for an answer.
-    pub(super) fn open_patiently(reach: &Path, patience: Duration) -> Result<Self, Cause> {
+    pub(super) fn open_patiently(reach: &Path, patience: Duration) -> Result<Self, QmpFailure> {
         Self::greeted(connect_to(reach)?, patience)
     }
 
     /// Says hello on a stream.
-    pub(super) fn over(stream: UnixStream) -> Result<Self, Cause> {
+    pub(super) fn over(stream: UnixStream) -> Result<Self, QmpFailure> {
         Self::greeted(stream, ANSWER_TIMEOUT)
     }
 
-    fn greeted(stream: UnixStream, patience: Duration) -> Result<Self, Cause> {
+    fn greeted(stream: UnixStream, patience: Duration) -> Result<Self, QmpFailure> {
         let mut connection = Self {
             stream,
             lines: Lines::default(),
@@ -176,13 +177,13 @@ impl Connection {
     }
 
     /// Names of the events that have come, without waiting for more.
-    pub(super) fn events(&mut self) -> Result<Vec<String>, Cause> {
+    pub(super) fn events(&mut self) -> Result<Vec<String>, QmpFailure> {
         self.go_on();
         let mut chunk = [0; 16 * 1024];
-        self.stream.set_nonblocking(true).map_err(Cause::Io)?;
+        self.stream.set_nonblocking(true).map_err(QmpFailure::Io)?;
         let read = loop {
             match self.stream.read(&mut chunk) {
-                Ok(0) => break Err(Cause::Garbage("it hung up".to_owned())),
+                Ok(0) => break Err(QmpFailure::Garbage("it hung up".to_owned())),
                 Ok(n) => {
                     if let Err(e) = self.lines.push(&chunk[..n]) {
                         break Err(e);
@@ -190,10 +191,10 @@ impl Connection {
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break Ok(()),
-                Err(e) => break Err(Cause::Io(e)),
+                Err(e) => break Err(QmpFailure::Io(e)),
             }
         };
-        self.stream.set_nonblocking(false).map_err(Cause::Io)?;
+        self.stream.set_nonblocking(false).map_err(QmpFailure::Io)?;
         read?;
         while let Some(line) = self.lines.next() {
             if let Message::Event(name) = parse_message(&line)? {
@@ -209,15 +210,19 @@ impl Connection {
         }
     }
 
-    fn greet(&mut self) -> Result<(), Cause> {
+    fn greet(&mut self) -> Result<(), QmpFailure> {
         match self.message()? {
             Message::Greeting => {}
-            _ => return Err(Cause::Garbage("the first line is no greeting".to_owned())),
+            _ => {
+                return Err(QmpFailure::Garbage(
+                    "the first line is no greeting".to_owned(),
+                ));
+            }
         }
         self.command("qmp_capabilities").map(|_| ())
     }
 
-    pub(super) fn command(&mut self, command: &'static str) -> Result<Value, Cause> {
+    pub(super) fn command(&mut self, command: &'static str) -> Result<Value, QmpFailure> {
         self.command_with(command, None, self.patience)
     }
 
@@ -227,7 +232,7 @@ impl Connection {
         command: &'static str,
         arguments: Option<Value>,
         limit: Duration,
-    ) -> Result<Value, Cause> {
+    ) -> Result<Value, QmpFailure> {
         self.asked += 1;
         let mut line = json!({"execute": command, "id": self.asked});
         if let Some(arguments) = arguments {
@@ -244,10 +249,10 @@ impl Connection {
                 Message::Event(name) => self.note(name),
                 Message::Return { id, value } if id == self.asked => return Ok(value),
                 Message::Error { id, reason } if id == self.asked => {
-                    return Err(Cause::Refused { command, reason });
+                    return Err(QmpFailure::Refused { command, reason });
                 }
                 _ => {
-                    return Err(Cause::Garbage(format!(
+                    return Err(QmpFailure::Garbage(format!(
                         "an answer that is not that to {command}"
                     )));
                 }
@@ -255,12 +260,12 @@ impl Connection {
         }
     }
 
-    fn message(&mut self) -> Result<Message, Cause> {
+    fn message(&mut self) -> Result<Message, QmpFailure> {
         self.message_before(Instant::now() + self.patience, self.patience)
     }
 
     /// The next message before a moment, which is so long after the question.
-    fn message_before(&mut self, until: Instant, limit: Duration) -> Result<Message, Cause> {
+    fn message_before(&mut self, until: Instant, limit: Duration) -> Result<Message, QmpFailure> {
         let until = until.min(self.end);
         let mut chunk = [0; 16 * 1024];
         loop {
@@ -269,13 +274,13 @@ impl Connection {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Cause::Timeout(limit));
+                return Err(QmpFailure::Timeout(limit));
             }
             self.stream
                 .set_read_timeout(Some(left))
-                .map_err(Cause::Io)?;
+                .map_err(QmpFailure::Io)?;
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(Cause::Garbage("it hung up".to_owned())),
+                Ok(0) => return Err(QmpFailure::Garbage("it hung up".to_owned())),
                 Ok(n) => self.lines.push(&chunk[..n])?,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(timeout_or_io(e, limit)),
@@ -284,10 +289,10 @@ impl Connection {
     }
 }
 
-fn timeout_or_io(error: io::Error, limit: Duration) -> Cause {
+fn timeout_or_io(error: io::Error, limit: Duration) -> QmpFailure {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Cause::Timeout(limit),
-        _ => Cause::Io(error),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => QmpFailure::Timeout(limit),
+        _ => QmpFailure::Io(error),
     }
 }
 
@@ -302,7 +307,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn push(&mut self, more: &[u8]) -> Result<(), Cause> {
+    fn push(&mut self, more: &[u8]) -> Result<(), QmpFailure> {
         self.bytes.extend_from_slice(more);
         // only what is new is looked at: a long line comes in many pieces
         self.unfinished = match more.iter().rposition(|&b| b == b'\n') {
@@ -310,7 +315,7 @@ impl Lines {
             None => self.unfinished + more.len(),
         };
         if self.unfinished > MAX_LINE {
-            return Err(Cause::Garbage(format!(
+            return Err(QmpFailure::Garbage(format!(
                 "a line of more than {MAX_LINE} bytes"
             )));
         }
@@ -342,10 +347,10 @@ enum Message {
     Event(String),
 }
 
-fn parse_message(line: &[u8]) -> Result<Message, Cause> {
+fn parse_message(line: &[u8]) -> Result<Message, QmpFailure> {
     let shown = || printable(&String::from_utf8_lossy(&line[..line.len().min(80)]));
     let mut message: Value = serde_json::from_slice(line)
-        .map_err(|_| Cause::Garbage(format!("{:?}", shown().trim_end())))?;
+        .map_err(|_| QmpFailure::Garbage(format!("{:?}", shown().trim_end())))?;
     // Only answers to what was never understood carry no number; none of ours is such.
     let id = message["id"].as_u64().unwrap_or(0);
     if message["QMP"].is_object() {
@@ -361,31 +366,31 @@ fn parse_message(line: &[u8]) -> Result<Message, Cause> {
     } else if let Some(event) = message["event"].as_str() {
         Ok(Message::Event(printable(event)))
     } else {
-        Err(Cause::Garbage(format!("{:?}", shown().trim_end())))
+        Err(QmpFailure::Garbage(format!("{:?}", shown().trim_end())))
     }
 }
 
-pub(super) fn list<'v>(command: &'static str, value: &'v Value) -> Result<&'v [Value], Cause> {
+pub(super) fn list<'v>(command: &'static str, value: &'v Value) -> Result<&'v [Value], QmpFailure> {
     match value.as_array() {
         Some(items) if items.len() <= MAX_ITEMS => Ok(items),
-        _ => Err(Cause::Garbage(format!(
+        _ => Err(QmpFailure::Garbage(format!(
             "{command} gave no list of up to {MAX_ITEMS}"
         ))),
     }
 }
 
-fn number(value: &Value, key: &str) -> Result<u32, Cause> {
+fn number(value: &Value, key: &str) -> Result<u32, QmpFailure> {
     value[key]
         .as_u64()
         .and_then(|n| u32::try_from(n).ok())
-        .ok_or_else(|| Cause::Garbage(format!("{key} is missing or no number")))
+        .ok_or_else(|| QmpFailure::Garbage(format!("{key} is missing or no number")))
 }
 
-fn text(value: &Value, key: &str) -> Result<String, Cause> {
+fn text(value: &Value, key: &str) -> Result<String, QmpFailure> {
     value[key]
         .as_str()
         .map(printable)
-        .ok_or_else(|| Cause::Garbage(format!("{key} is missing or no text")))
+        .ok_or_else(|| QmpFailure::Garbage(format!("{key} is missing or no text")))
 }
 
 /// One item of `query-block`; `None` without a medium and for firmware.
@@ -498,10 +503,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let missing = ask("web", &path, &path).unwrap_err();
-        assert!(matches!(missing.cause, Cause::Io(_)), "{missing}");
+        assert!(matches!(missing.cause, QmpFailure::Io(_)), "{missing}");
         drop(UnixListener::bind(&path).unwrap());
         let refused = ask("web", &path, &path).unwrap_err();
-        assert!(matches!(refused.cause, Cause::Io(_)), "{refused}");
+        assert!(matches!(refused.cause, QmpFailure::Io(_)), "{refused}");
     }
 
     #[test]

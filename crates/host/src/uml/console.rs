@@ -43,7 +43,7 @@ pub enum ConsoleError {
 }
 
 impl Console {
-    /// That of the guest with this folder ([`crate::reach::uml_folder`]).
+    /// That of the guest with this folder ([`crate::sockets::uml_folder`]).
     #[must_use]
     pub fn of(folder: &Path) -> Self {
         Self(folder.join("mconsole"))

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use viola_host::libvirt::{State, Word, tell};
+use viola_host::libvirt::{DomainState, Message, stream_events};
 
 /// Where a process of [`ask`]'s writes to, and whom it asks.
 const ASKS: [&str; 2] = ["VIOLA_TEST_LIBVIRT_OUT", "VIOLA_TEST_LIBVIRT_URI"];
@@ -16,7 +16,7 @@ fn asks_where_it_is_told_to() {
     let [Ok(out), Ok(uri)] = ASKS.map(std::env::var) else {
         return; // not one of those processes
     };
-    tell(&uri, &mut std::fs::File::create(out).unwrap());
+    stream_events(&uri, &mut std::fs::File::create(out).unwrap());
 }
 
 /// The library, made by the C compiler that the BPF programs' tests need as well.
@@ -31,7 +31,7 @@ fn library(folder: &Path) {
     assert!(done.status.success(), "{done:?}");
 }
 
-fn ask(folder: &Path, uri: &str) -> Vec<Word> {
+fn ask(folder: &Path, uri: &str) -> Vec<Message> {
     let out = folder.join("out");
     let done = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "asks_where_it_is_told_to"])
@@ -50,14 +50,14 @@ fn what_happens_to_domains_is_told_until_the_connection_ends() {
     let folder = tempfile::tempdir().unwrap();
     library(folder.path());
     let words = ask(folder.path(), "qemu:///system");
-    let Word::Here { domains } = &words[0] else {
+    let Message::Connected { domains } = &words[0] else {
         panic!("{words:?}")
     };
     assert_eq!(domains.len(), 1);
     assert_eq!(domains[0].name, "db01");
     assert_eq!(domains[0].uuid, "6b5a8a52-0a5b-4b52-9d5c-000000000001");
-    let event = |word: &Word| match word {
-        Word::Event { domain, what } => (domain.name.clone(), what.clone(), domain.state),
+    let event = |word: &Message| match word {
+        Message::Event { domain, what } => (domain.name.clone(), what.clone(), domain.state),
         other => panic!("{other:?}"),
     };
     let events: Vec<_> = words[1..words.len() - 1].iter().map(event).collect();
@@ -66,13 +66,13 @@ fn what_happens_to_domains_is_told_until_the_connection_ends() {
     assert_eq!(
         events,
         [
-            (web.clone(), "started".into(), State::Running),
-            ("db01".into(), "tunable".into(), State::Running),
-            ("db01".into(), "suspended".into(), State::Paused),
-            (web, "stopped".into(), State::Off),
+            (web.clone(), "started".into(), DomainState::Running),
+            ("db01".into(), "tunable".into(), DomainState::Running),
+            ("db01".into(), "suspended".into(), DomainState::Paused),
+            (web, "stopped".into(), DomainState::Off),
         ]
     );
-    let gone = Word::Gone {
+    let gone = Message::Disconnected {
         why: "libvirt's daemon has ended".into(),
         no_library: false,
     };
@@ -84,7 +84,7 @@ fn no_connection_is_said_in_libvirts_own_words() {
     let folder = tempfile::tempdir().unwrap();
     library(folder.path());
     let words = ask(folder.path(), "qemu:///elsewhere");
-    let gone = Word::Gone {
+    let gone = Message::Disconnected {
         why: "nobody answers here".into(),
         no_library: false,
     };
@@ -97,7 +97,7 @@ fn a_host_without_the_library_is_told_so() {
     std::fs::write(folder.path().join("libvirt.so.0"), "no library").unwrap();
     let words = ask(folder.path(), "qemu:///system");
     assert!(
-        matches!(&words[..], [Word::Gone { no_library: true, why }] if why.contains("is not here")),
+        matches!(&words[..], [Message::Disconnected { no_library: true, why }] if why.contains("is not here")),
         "{words:?}"
     );
 }

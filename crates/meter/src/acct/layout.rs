@@ -3,27 +3,30 @@
 
 /// VMs that can be accounted per core.
 pub const MAX_VMS: usize = 1024;
-/// Accounting slots: one per vCPU and one per VM for its service threads.
-pub const MAX_SLOTS: usize = 8192;
+/// Accounting accounts: one per vCPU and one per VM for its service threads.
+pub const MAX_ACCOUNTS: usize = 8192;
 /// Buckets of a wait histogram; see [`bucket_bounds`].
 pub const HIST_BUCKETS: usize = 80;
 /// "Belongs to no VM".
 pub const NO_VM: u32 = u32::MAX;
 
+/// Bytes of a core's event ring, a power of two.
+pub(crate) const RING_BYTES: u32 = 1 << 18;
+
 /// Time accounting of one vCPU (all of its host threads): gotten and waiting, after XenMon.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct SlotAcct {
+pub struct Account {
     /// What is read often.
-    pub times: SlotTimes,
+    pub times: AccountTimes,
     /// Waits by length, see [`bucket_bounds`]: seven times as long as the rest.
     pub hist: [u32; HIST_BUCKETS],
 }
 
-/// The counters of a [`SlotAcct`] without its histogram.
+/// The counters of a [`Account`] without its histogram.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct SlotTimes {
+pub struct AccountTimes {
     /// Time on a CPU, up to the last switch.
     pub run: u64,
     /// Time runnable while something else ran.
@@ -53,13 +56,13 @@ pub struct CoreVm {
     /// Threads that run or wait here.
     pub runnable: i32,
     /// Send one event when a packet comes.
-    pub want_io: u32,
+    pub notify_io: u32,
     /// Unused.
     pub _pad: u32,
     /// When the last packet came that may want an answer: any but TCP segments without data.
-    pub asked_at: u64,
+    pub request_at: u64,
     /// When it sent the last packet that may be an answer.
-    pub answered_at: u64,
+    pub reply_at: u64,
 }
 
 /// Switches of one core, set by its controller.
@@ -96,8 +99,8 @@ pub struct Event {
     pub kind: EventKind,
     /// Index of the VM.
     pub vm: u32,
-    /// Accounting slot of the thread.
-    pub slot: u32,
+    /// Accounting account of the thread.
+    pub account: u32,
     /// Thread, where one is meant.
     pub tid: i32,
     /// When.
@@ -124,14 +127,14 @@ impl Event {
         Some(Self {
             kind,
             vm: word(4),
-            slot: word(8),
+            account: word(8),
             tid: word(12) as i32,
             now: u64::from_ne_bytes(now),
         })
     }
 }
 
-/// Lower and upper bound (ns) of a bucket of [`SlotAcct::hist`]: four buckets an octave from 1,024 ns on; the
+/// Lower and upper bound (ns) of a bucket of [`Account::hist`]: four buckets an octave from 1,024 ns on; the
 /// first also holds what is shorter, the last what is longer.
 pub fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let edge = |b: usize| (4 + (b % 4) as u64) << (b / 4 + 8);
@@ -181,7 +184,7 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_c_structures() {
-        assert_eq!(size_of::<SlotAcct>(), 6 * 8 + 4 * HIST_BUCKETS);
+        assert_eq!(size_of::<Account>(), 6 * 8 + 4 * HIST_BUCKETS);
         assert_eq!(size_of::<CoreVm>(), 56);
         assert_eq!(size_of::<CoreCtl>(), 16);
     }

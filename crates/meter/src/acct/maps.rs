@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::layout::{CoreCtl, CoreVm, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, SlotAcct, SlotTimes};
+use super::layout::{Account, AccountTimes, CoreCtl, CoreVm, HIST_BUCKETS, MAX_ACCOUNTS, MAX_VMS};
 
 /// A map of the accounting program could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -90,23 +90,23 @@ impl<T> Drop for Shared<T> {
 }
 
 /// Accounting of all vCPUs, read-only.
-pub struct Slots(Shared<SlotAcct>);
+pub struct Accounts(Shared<Account>);
 
-impl Slots {
+impl Accounts {
     pub(super) fn map(fd: BorrowedFd<'_>) -> Result<Self, MapError> {
-        Ok(Self(Shared::map(fd, MAX_SLOTS, false, "vCPU table")?))
+        Ok(Self(Shared::map(fd, MAX_ACCOUNTS, false, "vCPU table")?))
     }
 
-    /// The counters of one slot (below [`MAX_SLOTS`]): one cache line. Each is consistent, but they may be a switch apart.
-    pub fn times(&self, slot: u32) -> SlotTimes {
-        let slot = self.0.ptr(slot as usize);
+    /// The counters of one account (below [`MAX_ACCOUNTS`]): one cache line. Each is consistent, but they may be a switch apart.
+    pub fn times(&self, account: u32) -> AccountTimes {
+        let account = self.0.ptr(account as usize);
         // SAFETY: in bounds and mapped; aligned words. A switch clears `on_since` before it adds to `run`, so that order of
         // reading misses a run that ends meanwhile, and never counts it twice.
         unsafe {
-            let times = &raw const (*slot).times;
+            let times = &raw const (*account).times;
             let run = (&raw const (*times).run).read_volatile();
             fence(Ordering::Acquire);
-            SlotTimes {
+            AccountTimes {
                 run,
                 on_since: (&raw const (*times).on_since).read_volatile(),
                 wait: (&raw const (*times).wait).read_volatile(),
@@ -117,11 +117,11 @@ impl Slots {
         }
     }
 
-    /// The histogram of one slot, see [`Slots::times`].
-    pub fn hist(&self, slot: u32) -> [u32; HIST_BUCKETS] {
-        let slot = self.0.ptr(slot as usize);
+    /// The histogram of one account, see [`Accounts::times`].
+    pub fn hist(&self, account: u32) -> [u32; HIST_BUCKETS] {
+        let account = self.0.ptr(account as usize);
         // SAFETY: in bounds and mapped; words, of which each is read whole.
-        unsafe { (&raw const (*slot).hist).read_volatile() }
+        unsafe { (&raw const (*account).hist).read_volatile() }
     }
 }
 
@@ -204,10 +204,10 @@ impl CoreView {
     }
 
     /// Asks for one [`super::EventKind::Io`] when a packet comes for the VM, or asks no more.
-    pub fn want_io(&self, vm: u32, want: bool) {
+    pub fn notify_io(&self, vm: u32, want: bool) {
         let row = self.vms.ptr(self.row(vm));
         // SAFETY: in bounds and mapped writable; one aligned word.
-        unsafe { (&raw mut (*row).want_io).write_volatile(u32::from(want)) };
+        unsafe { (&raw mut (*row).notify_io).write_volatile(u32::from(want)) };
     }
 
     /// Forgets who is runnable of a VM (its index is about to be used by another, or counts went astray).

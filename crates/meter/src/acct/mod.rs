@@ -2,7 +2,7 @@
 //! Exact time accounting at context switches, by a BPF program (bpf/acct.bpf.c).
 //!
 //! [`Acct`] loads and attaches the program and enrols threads. Its results lie in maps that are mapped into
-//! memory, so that reading them costs no system call: [`Slots`] for the meter, [`CoreView`] for a slot
+//! memory, so that reading them costs no system call: [`Accounts`] for the meter, [`CoreView`] for a account
 //! controller, which also gets its events (VM woke, VM blocked, packet came, thread made) through [`Ring`].
 
 mod layout;
@@ -15,15 +15,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, ProgramInput};
 
 pub use layout::{
-    CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_SLOTS, MAX_VMS, NO_VM, SlotAcct,
-    SlotTimes, bucket_bounds, bucket_of,
+    Account, AccountTimes, CoreCtl, CoreVm, Event, EventKind, HIST_BUCKETS, MAX_ACCOUNTS, MAX_VMS,
+    NO_VM, bucket_bounds, bucket_of,
 };
-pub use maps::{CoreView, MapError, Slots};
+pub use maps::{Accounts, CoreView, MapError};
 pub use ring::Ring;
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/acct.bpf.o"));
+use layout::RING_BYTES;
 
-const RING_BYTES: u32 = 1 << 18;
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/acct.bpf.o"));
 
 /// Why accounting is not to be had.
 #[derive(Debug, thiserror::Error)]
@@ -45,14 +45,16 @@ pub enum AcctError {
         source: libbpf_rs::Error,
     },
     /// More VMs or vCPUs than the maps hold.
-    #[error("thread {tid} has VM {vm} and slot {slot}, beyond {MAX_VMS} VMs and {MAX_SLOTS} slots")]
+    #[error(
+        "thread {tid} has VM {vm} and account {account}, beyond {MAX_VMS} VMs and {MAX_ACCOUNTS} accounts"
+    )]
     Full {
         /// Thread.
         tid: i32,
         /// Index of the VM.
         vm: u32,
-        /// Accounting slot.
-        slot: u32,
+        /// Accounting account.
+        account: u32,
     },
     /// A map could not be mapped.
     #[error(transparent)]
@@ -77,7 +79,7 @@ pub struct Acct {
     links: Vec<Link>,
     sees_packets: bool,
     _rings: Vec<MapHandle>,
-    slots: Slots,
+    accounts: Accounts,
     cpus: u32,
 }
 
@@ -91,11 +93,11 @@ impl std::fmt::Debug for Acct {
 
 /// Which packets of an interface go to its VM; the others come from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum GuestPackets {
     /// Those sent to it: a tap.
-    Sent = 0,
+    Transmitted = 0,
     /// Those that arrive at it: an interface that the VM reads by a packet socket.
-    Arrived = 1,
+    Received = 1,
 }
 
 /// Whether this program is met by every packet of the host: it is attached when a NIC is to be watched.
@@ -143,13 +145,13 @@ impl Acct {
                 links.push(prog.attach().map_err(at("attach"))?);
             }
         }
-        let slots = Slots::map(map(&object, "slots")?.as_fd())?;
+        let accounts = Accounts::map(map(&object, "accounts")?.as_fd())?;
         Ok(Self {
             object,
             links,
             sees_packets: false,
             _rings: Vec::new(),
-            slots,
+            accounts,
             cpus,
         })
     }
@@ -160,29 +162,29 @@ impl Acct {
     }
 
     /// Accounting of all vCPUs.
-    pub fn slots(&self) -> &Slots {
-        &self.slots
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
     }
 
-    /// From now on `tid` is accounted to VM `vm` (below [`MAX_VMS`]) and slot `slot` (below [`MAX_SLOTS`]), and
+    /// From now on `tid` is accounted to VM `vm` (below [`MAX_VMS`]) and account `account` (below [`MAX_ACCOUNTS`]), and
     /// so is every thread it makes. Returns whether the thread exists.
-    pub fn enrol(&mut self, tid: i32, vm: u32, slot: u32) -> Result<bool, AcctError> {
-        if vm as usize >= MAX_VMS || slot as usize >= MAX_SLOTS {
-            return Err(AcctError::Full { tid, vm, slot });
+    pub fn enrol(&mut self, tid: i32, vm: u32, account: u32) -> Result<bool, AcctError> {
+        if vm as usize >= MAX_VMS || account as usize >= MAX_ACCOUNTS {
+            return Err(AcctError::Full { tid, vm, account });
         }
-        self.call_enrol(tid, vm, slot)
+        self.call_enrol(tid, vm, account)
     }
 
     /// The thread is accounted no more.
-    pub fn forget(&mut self, tid: i32) -> Result<bool, AcctError> {
+    pub fn unenrol(&mut self, tid: i32) -> Result<bool, AcctError> {
         self.call_enrol(tid, NO_VM, 0)
     }
 
-    fn call_enrol(&mut self, tid: i32, vm: u32, slot: u32) -> Result<bool, AcctError> {
+    fn call_enrol(&mut self, tid: i32, vm: u32, account: u32) -> Result<bool, AcctError> {
         let mut args = [0u8; 12];
         args[..4].copy_from_slice(&tid.to_ne_bytes());
         args[4..8].copy_from_slice(&vm.to_ne_bytes());
-        args[8..].copy_from_slice(&slot.to_ne_bytes());
+        args[8..].copy_from_slice(&account.to_ne_bytes());
         Ok(self.run("enrol", &mut args)? == 1)
     }
 
@@ -223,7 +225,7 @@ impl Acct {
         &mut self,
         ifindex: u32,
         netns: u32,
-        way: Way,
+        to_guest: GuestPackets,
         vm: u32,
         cpu: u32,
     ) -> Result<(), AcctError> {
@@ -235,7 +237,7 @@ impl Acct {
             }
             self.sees_packets = true;
         }
-        let value = [vm, cpu, way as u32].map(u32::to_ne_bytes).concat();
+        let value = [vm, cpu, to_guest as u32].map(u32::to_ne_bytes).concat();
         map(&self.object, "nics")?
             .update(&nic_key(ifindex, netns), &value, MapFlags::ANY)
             .map_err(at("watching a NIC"))

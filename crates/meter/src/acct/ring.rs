@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reader of a BPF ring buffer (kernel: Documentation/bpf/ringbuf.rst), without allocation.
 //!
-//! libbpf's own reader would serve as well, but takes a callback and an allocated list of rings; a slot
+//! libbpf's own reader would serve as well, but takes a callback and an allocated list of rings; a account
 //! controller wants a plain loop over its one ring.
 
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::layout::Event;
+use super::layout::{Event, RING_BYTES};
 use super::maps::MapError;
 
 const BUSY: u32 = 1 << 31;
@@ -31,8 +31,9 @@ unsafe impl Send for Ring {}
 
 impl Ring {
     /// Maps a ring of `bytes` of data (a power of two, as it was made).
-    pub fn open(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, MapError> {
+    pub fn open(fd: BorrowedFd<'_>) -> Result<Self, MapError> {
         let page = rustix::param::page_size();
+        let bytes = RING_BYTES as usize;
         let fail = |e: rustix::io::Errno| MapError {
             what: "event ring",
             source: e.into(),
@@ -70,11 +71,6 @@ impl Ring {
             data_bytes: bytes,
             page,
         })
-    }
-
-    /// Bytes of a ring made by [`super::Acct::prepare_core`].
-    pub const fn default_bytes() -> usize {
-        super::RING_BYTES as usize
     }
 
     /// Takes the next event, if there is one.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use viola_host::{CpuSet, Hypervisor, Nic, Vcpu, proc};
 
 use super::*;
-use crate::waits::WAIT_SECONDS;
+use crate::waits::WAIT_WINDOW_SECONDS;
 
 /// This thread as a VM of one vCPU, whose NIC is the loopback interface.
 fn me(name: &str) -> Vm {
@@ -84,10 +84,10 @@ fn a_snapshot_is_of_all_the_time_since_the_last_one_however_often_times_were_rea
 
 #[test]
 fn spent_is_what_came_since_it_was_asked_for() {
-    let at = |run, wait| SlotTimes {
+    let at = |run, wait| AccountTimes {
         run,
         wait,
-        ..SlotTimes::default()
+        ..AccountTimes::default()
     };
     let mut row = Row {
         is_used: true,
@@ -107,7 +107,7 @@ fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
     let mut meter = Meter::sampled();
     meter.follow(&[me("a"), me("b")]).unwrap();
     let long_ago = now() - 60 * SECOND;
-    for _ in 0..HISTORY + 9 {
+    for _ in 0..MIN_HISTORY + 9 {
         let mut old = Snapshot {
             at: long_ago,
             ..Snapshot::default()
@@ -131,7 +131,7 @@ fn a_snapshot_that_is_used_again_holds_nothing_of_before() {
     for _ in 0..20 {
         meter.snapshot();
     }
-    assert_eq!(meter.history().len(), HISTORY, "old ones go");
+    assert_eq!(meter.history().len(), MIN_HISTORY, "old ones go");
 }
 
 #[test]
@@ -158,10 +158,10 @@ fn what_disks_did_before_a_vm_was_met_is_not_counted() {
 #[test]
 fn recent_snapshots_are_kept_but_not_without_bounds() {
     let mut meter = Meter::sampled();
-    for _ in 0..MOST_HISTORY + 50 {
+    for _ in 0..MAX_HISTORY + 50 {
         meter.snapshot();
     }
-    assert_eq!(meter.history().len(), MOST_HISTORY);
+    assert_eq!(meter.history().len(), MAX_HISTORY);
     let newest = meter
         .history()
         .iter()
@@ -186,7 +186,7 @@ fn sampled_waits_are_counted_since_the_vm_was_met() {
     // Long after, they are not recent.
     let t = meter.vms.get_mut(&id).unwrap();
     let now = now() / SECOND;
-    for second in 1..=WAIT_SECONDS as u64 + 1 {
+    for second in 1..=WAIT_WINDOW_SECONDS as u64 + 1 {
         t.vcpus[0].mark(&Source::SchedStat, now + second);
     }
     assert_eq!(meter.vm_waits(&id).count(), 0);

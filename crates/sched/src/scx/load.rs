@@ -83,7 +83,7 @@ impl Ended {
 const GOING: Duration = Duration::from_secs(3);
 
 /// Name of the sched_ext scheduler that is at work, whosever it is.
-pub(super) fn at_work() -> Option<String> {
+pub(super) fn active_scheduler() -> Option<String> {
     let read = |file: &str| std::fs::read_to_string(Path::new(SYSFS).join(file)).ok();
     let deadline = Instant::now() + GOING;
     loop {
@@ -160,7 +160,7 @@ impl Loaded {
 
     /// Puts it to work. All cores that it is ever to manage have a plan by now.
     pub fn attach(&mut self) -> Result<(), ScxError> {
-        if let Some(name) = at_work() {
+        if let Some(name) = active_scheduler() {
             return Err(ScxError::Occupied(name));
         }
         for mut map in self.object.maps_mut() {

@@ -22,20 +22,21 @@ use viola_meter::acct::Acct;
 use self::layout::CoreRows;
 use self::load::Loaded;
 use self::rows::{Ids, rows};
-use crate::mechanism::{CoreHealth, Got, Health, Mechanism, SchedError};
+use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError, Usage};
 use crate::plan::Plan;
 use crate::restore::{SavedState, restore_file, restore_threads, restore_vm};
 use crate::slots::lock_core;
 
-pub use layout::{CoreStats, Knobs, VmStats};
+use layout::VmStats;
+pub use layout::{CoreStats, Knobs};
 pub use load::ScxError;
 
 const NAME: &str = "sched_ext";
 
 /// A scheduler that the kernel has verified and that is not at work. Dropping it leaves nothing.
-pub struct Ready(Loaded);
+pub struct VerifiedScheduler(Loaded);
 
-impl Ready {
+impl VerifiedScheduler {
     /// How many instructions the verifier looked at, by program: what loading costs.
     pub fn verified(&self) -> Vec<(String, u32)> {
         self.0.verified()
@@ -43,13 +44,13 @@ impl Ready {
 }
 
 /// Has the kernel verify the scheduler, which tells whether it takes it. Nothing is scheduled by it.
-pub fn load() -> Result<Ready, ScxError> {
-    Loaded::load(Knobs::default()).map(Ready)
+pub fn load() -> Result<VerifiedScheduler, ScxError> {
+    Loaded::load(Knobs::default()).map(VerifiedScheduler)
 }
 
 /// Name of the sched_ext scheduler that is at work on this host, whosever it is.
-pub fn at_work() -> Option<String> {
-    load::at_work()
+pub fn active_scheduler() -> Option<String> {
+    load::active_scheduler()
 }
 
 impl From<ScxError> for SchedError {
@@ -93,7 +94,7 @@ pub struct Scx {
 
 impl Scx {
     /// `saved` is where the attributes from before are kept; `ready` saves having the kernel verify the scheduler again.
-    pub fn new(saved: PathBuf, ready: Option<Ready>) -> Self {
+    pub fn new(saved: PathBuf, ready: Option<VerifiedScheduler>) -> Self {
         let mut scx = Self::with_knobs(saved, Knobs::default());
         scx.ready = ready.map(|r| r.0);
         scx
@@ -120,7 +121,7 @@ impl Scx {
     }
 
     /// What each VM, by its main process, got on each core so far.
-    pub fn stats(&self) -> Vec<(u32, i32, VmStats)> {
+    fn stats(&self) -> Vec<(u32, i32, VmStats)> {
         let Some(running) = &self.running else {
             return Vec::new();
         };
@@ -290,8 +291,8 @@ impl Mechanism for Scx {
         health
     }
 
-    fn got(&self) -> Vec<Got> {
-        let of = |(cpu, pid, s): (u32, i32, VmStats)| Got {
+    fn usage(&self) -> Vec<Usage> {
+        let of = |(cpu, pid, s): (u32, i32, VmStats)| Usage {
             pid,
             cpu,
             run: s.run,
@@ -316,7 +317,7 @@ impl Scx {
         let before = self.state.clone();
         for v in plan.cores.iter().flat_map(|c| &c.vms) {
             if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
-                self.state.note(vm, false)?;
+                self.state.record(vm, false)?;
             }
         }
         if self.state != before {
@@ -413,7 +414,7 @@ mod tests {
         if !std::path::Path::new("/sys/kernel/sched_ext").exists() {
             let said = load().err().unwrap().to_string();
             assert!(said.contains("CONFIG_SCHED_CLASS_EXT"), "{said}");
-            assert_eq!(at_work(), None);
+            assert_eq!(active_scheduler(), None);
         }
     }
 }

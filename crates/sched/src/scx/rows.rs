@@ -119,7 +119,7 @@ mod tests {
             sees_packets: false,
             threads: Vec::new(),
             regular_vcpus: (1, 2),
-            park: None,
+            hold_cpu: None,
         };
         CorePlan {
             cpu: 1,

@@ -24,9 +24,9 @@ use viola_policy::turbo::{
     Elsewhere, Pooled, RegularConfig, RegularCore, TurboConfig, TurboCore, portion,
 };
 
-use super::board::{Board, CoreBoard, LocalPlan, now};
 use super::budget::Budget;
 use super::filler::Filler;
+use super::shared::{LocalPlan, SharedCore, SharedMemory, now};
 use super::threads::{CONTROLLER_PRIORITY, VmThreads, set_cpu, set_fifo, set_ordinary};
 use crate::plan::Algorithm;
 
@@ -57,7 +57,7 @@ pub struct CoreFiles {
     pub cpu: u32,
     /// Where its controller runs: a core that is not managed, or the core itself.
     pub home: u32,
-    /// Position on the board.
+    /// Position on the shared.
     pub slot: usize,
     /// VM table of the accounting program.
     pub core_vms: OwnedFd,
@@ -67,10 +67,10 @@ pub struct CoreFiles {
     pub ring: OwnedFd,
 }
 
-/// Runs the controller of one core until the board says stop or `orphaned` is set. Returns when done; the
+/// Runs the controller of one core until the shared says stop or `orphaned` is set. Returns when done; the
 /// threads keep the priorities they had last (whoever called restores them).
 pub fn run_core(
-    board: &Board,
+    shared: &SharedMemory,
     files: &CoreFiles,
     cpus: u32,
     orphaned: &AtomicBool,
@@ -82,8 +82,8 @@ pub fn run_core(
         cpus,
     )
     .map_err(io::Error::other)?;
-    let ring = Ring::open(files.ring.as_fd(), Ring::default_bytes()).map_err(io::Error::other)?;
-    let mine = &board.cores()[files.slot];
+    let ring = Ring::open(files.ring.as_fd()).map_err(io::Error::other)?;
+    let mine = &shared.cores()[files.slot];
     let filler = Filler::start(files.cpu)?;
     let mut core = Core::new(view, ring, filler);
     // Real-time first, then onto its core: the other way round it might wait there behind guests.
@@ -91,8 +91,8 @@ pub fn run_core(
     core.view.set_managed(true);
     mine.ready.store(1, Ordering::Release);
     let fd = files.ring.as_raw_fd();
-    while board.stop.load(Ordering::Acquire) == 0 && !orphaned.load(Ordering::Acquire) {
-        core.turn(board, mine);
+    while shared.stop.load(Ordering::Acquire) == 0 && !orphaned.load(Ordering::Acquire) {
+        core.turn(shared, mine);
         core.sleep(fd, mine);
     }
     core.fetch_back(mine);
@@ -194,11 +194,11 @@ impl Core {
         }
     }
 
-    fn turn(&mut self, board: &Board, mine: &CoreBoard) {
+    fn turn(&mut self, shared: &SharedMemory, mine: &SharedCore) {
         self.take_events(mine);
         let now = now();
         if mine.seq() != self.seq {
-            self.follow(board, now, mine);
+            self.follow(shared, now, mine);
         }
         self.calm = self.calm.saturating_add(1);
         for (i, &index) in self.indexes.iter().enumerate() {
@@ -212,7 +212,7 @@ impl Core {
                 // Until the VM has answered: a microslice may be too short for it.
                 io: match self.plan.vms[i].sees_packets {
                     false => Io::Unseen,
-                    true if vm.asked_at > vm.answered_at && now < vm.asked_at + ANSWER => {
+                    true if vm.request_at > vm.reply_at && now < vm.request_at + ANSWER => {
                         Io::Pending
                     }
                     true => Io::Quiet,
@@ -226,7 +226,7 @@ impl Core {
         }
         let used = self.seen.iter().map(|seen| seen.used).sum();
         let in_budget = self.budget.spend(now, used);
-        self.hear_of_others(board, now);
+        self.hear_of_others(shared, now);
         let machine: &mut dyn Machine = match self.plan.algorithm {
             Algorithm::Interleaved => &mut self.interleaved,
             Algorithm::Paper => &mut self.paper,
@@ -240,7 +240,7 @@ impl Core {
         let (mut calls, mut switches, mut fill, mut again) = (0, 0, false, false);
         for (i, &index) in self.indexes.iter().enumerate() {
             let rank = self.decision.ranks[i];
-            let park = self.plan.vms[i].park;
+            let park = self.plan.vms[i].hold_cpu;
             let held = self.plan.algorithm == Algorithm::Turbo && self.turbo.holds(i);
             let threads = &mut self.threads[index as usize];
             if !held && threads.is_parked() {
@@ -257,7 +257,7 @@ impl Core {
             if self.plan.vms[i].sees_packets {
                 let Seen { runnable, io, .. } = self.seen[i];
                 let waits = rank != Rank::Boost && runnable && io == Io::Quiet;
-                self.view.want_io(index, waits);
+                self.view.notify_io(index, waits);
             }
             if let (true, Some(cpu)) = (held, park) {
                 let threads = &mut self.threads[index as usize];
@@ -342,14 +342,14 @@ impl Core {
     }
 
     /// Tells the machine of a pool what its VMs ran on other cores.
-    fn hear_of_others(&mut self, board: &Board, now: Nanos) {
+    fn hear_of_others(&mut self, shared: &SharedMemory, now: Nanos) {
         if !self.plan.algorithm.is_pooled() || now < self.heard.saturating_add(EXCHANGE) {
             return;
         }
         self.heard = now;
         self.elsewhere.clear();
         for (i, &index) in self.indexes.iter().enumerate() {
-            let all = self.ran_elsewhere(board, i, index, now);
+            let all = self.ran_elsewhere(shared, i, index, now);
             let last = &mut self.heard_of[index as usize];
             self.elsewhere.push(Elsewhere {
                 turbo: all.turbo.saturating_sub(last.turbo),
@@ -371,7 +371,7 @@ impl Core {
 
     /// All that a VM (position in the plan and index) ever ran on the other cores of the pools, as far as it matters
     /// here: what it ran on regular ones only counts against a cap. And what it was ever due there.
-    fn ran_elsewhere(&self, board: &Board, i: usize, index: u32, now: Nanos) -> Elsewhere {
+    fn ran_elsewhere(&self, shared: &SharedMemory, i: usize, index: u32, now: Nanos) -> Elsewhere {
         let vm = &self.plan.vms[i];
         let mut all = Elsewhere::default();
         for other in &self.plan.pool {
@@ -384,7 +384,7 @@ impl Core {
         let (here, of) = vm.regular_vcpus;
         all.turbo = portion(all.turbo, here, of);
         if self.plan.algorithm == Algorithm::Turbo {
-            for core in board.cores() {
+            for core in shared.cores() {
                 let (due, waits) = core.due(index);
                 all.due += due;
                 all.waits |= waits;
@@ -394,7 +394,7 @@ impl Core {
     }
 
     /// Tells what each VM is due on this core, if it is a regular one.
-    fn tell_turbo_cores(&self, mine: &CoreBoard) {
+    fn tell_turbo_cores(&self, mine: &SharedCore) {
         if self.plan.algorithm == Algorithm::Regular {
             for (i, &index) in self.indexes.iter().enumerate() {
                 mine.set_due(index, self.regular.due(i));
@@ -403,7 +403,7 @@ impl Core {
     }
 
     /// Fetches threads back that wait on another core.
-    fn fetch_back(&mut self, mine: &CoreBoard) {
+    fn fetch_back(&mut self, mine: &SharedCore) {
         let cpu = mine.cpu.load(Ordering::Relaxed);
         for threads in &mut self.threads {
             if threads.is_parked() {
@@ -412,7 +412,7 @@ impl Core {
         }
     }
 
-    fn take_events(&mut self, mine: &CoreBoard) {
+    fn take_events(&mut self, mine: &SharedCore) {
         while let Some(event) = self.ring.pop() {
             let Some(threads) = self
                 .threads
@@ -444,7 +444,7 @@ impl Core {
     }
 
     /// Takes over a new plan. Threads learnt since it was drawn up are kept.
-    fn follow(&mut self, board: &Board, now: Nanos, mine: &CoreBoard) {
+    fn follow(&mut self, shared: &SharedMemory, now: Nanos, mine: &SharedCore) {
         let settings = |plan: &LocalPlan| (plan.algorithm, plan.batch_slice, plan.reserve_permille);
         let before = settings(&self.plan);
         let Some(seq) = mine.read(&mut self.plan) else {
@@ -537,7 +537,7 @@ impl Core {
         }
         // From here on: which cores count, and how much of a VM's turbo time is this core's, may have changed.
         for (i, &index) in self.indexes.iter().enumerate() {
-            self.heard_of[index as usize] = self.ran_elsewhere(board, i, index, now);
+            self.heard_of[index as usize] = self.ran_elsewhere(shared, i, index, now);
             mine.set_due(index, (0, false));
         }
         self.heard = now;
@@ -547,7 +547,7 @@ impl Core {
     }
 
     /// Waits for an event or for the end of the decision.
-    fn sleep(&mut self, fd: i32, mine: &CoreBoard) {
+    fn sleep(&mut self, fd: i32, mine: &SharedCore) {
         let now = now();
         let longest = match self.seen.iter().any(|seen| seen.runnable) {
             true => HEARTBEAT,

@@ -2,13 +2,13 @@
 //! Slots: a real-time controller gives each core to one VM after the other.
 //!
 //! Three processes share the work, so that a fault in one never takes a core away: the daemon draws up the plan
-//! and publishes it on the [`board`]; the [`controller`] carries it out, one real-time thread per core; the
+//! and publishes it on the [`shared`]; the [`controller`] carries it out, one real-time thread per core; the
 //! [`watchdog`] between them looks after both and puts every thread back when something is wrong.
 
-pub mod board;
 mod budget;
 pub mod controller;
 mod filler;
+pub mod shared;
 mod threads;
 pub mod watchdog;
 
@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use viola_host::Vm;
 use viola_meter::acct::Acct;
 
-use self::board::{Board, MAX_CORES, PoolCore, now};
-use self::watchdog::{Args, CoreArgs, End, set_cloexec};
+use self::shared::{MAX_CORES, PoolCore, SharedMemory, now};
+use self::watchdog::{CoreArgs, HelperArgs, WatchdogExit, set_cloexec};
 use crate::mechanism::{CoreHealth, Health, Mechanism, SchedError};
 use crate::plan::{Algorithm, Plan};
 use crate::restore::{SavedState, restore_file, restore_vm};
@@ -37,14 +37,14 @@ const WATCHDOG_HANG: Duration = Duration::from_secs(2);
 
 /// Command line that starts a helper process: program and leading arguments.
 #[derive(Debug, Clone)]
-pub struct Helper {
+pub struct HelperCommand {
     /// Program, normally the running one.
     pub program: PathBuf,
-    /// Arguments before the JSON of [`Args`].
+    /// Arguments before the JSON of [`HelperArgs`].
     pub args: Vec<String>,
 }
 
-impl Helper {
+impl HelperCommand {
     /// A command to which arguments can be added.
     pub fn command(&self) -> Command {
         let mut c = Command::new(&self.program);
@@ -56,14 +56,14 @@ impl Helper {
 struct Running {
     watchdog: Child,
     lifeline: OwnedFd,
-    board: Board,
+    shared: SharedMemory,
     cpus: Vec<u32>,
     plan: Plan,
 }
 
 /// The slot mechanism.
 pub struct Slots {
-    watchdog: Helper,
+    watchdog: HelperCommand,
     saved: PathBuf,
     state: SavedState,
     running: Option<Running>,
@@ -71,7 +71,7 @@ pub struct Slots {
 
 impl Slots {
     /// `watchdog` starts the watchdog process; `saved` is where the attributes from before are kept.
-    pub fn new(watchdog: Helper, saved: PathBuf) -> Self {
+    pub fn new(watchdog: HelperCommand, saved: PathBuf) -> Self {
         Self {
             watchdog,
             saved,
@@ -100,12 +100,13 @@ impl Slots {
                 ),
             });
         }
-        let (board, board_fd) = Board::create().map_err(io("making the controller's board"))?;
-        let board_number = board_fd.as_raw_fd();
+        let (shared, shared_fd) =
+            SharedMemory::create().map_err(io("making the controller's shared"))?;
+        let shared_number = shared_fd.as_raw_fd();
         let mut fds = locks;
-        fds.push(board_fd);
+        fds.push(shared_fd);
         let mut cores = Vec::new();
-        for (core, shared) in plan.cores.iter().zip(&board.cores) {
+        for (core, shared) in plan.cores.iter().zip(&shared.cores) {
             shared.cpu.store(core.cpu, Ordering::Relaxed);
             let f = acct.prepare_core(core.cpu)?;
             cores.push(CoreArgs {
@@ -116,7 +117,7 @@ impl Slots {
             });
             fds.extend([f.core_vms, f.core_ctls, f.ring]);
         }
-        board
+        shared
             .n_cores
             .store(plan.cores.len() as u32, Ordering::Release);
         let (read, lifeline) = rustix::pipe::pipe().map_err(|e| io("making a pipe")(e.into()))?;
@@ -132,8 +133,8 @@ impl Slots {
         if crowded {
             spare_cpus = cpus.iter().copied().filter(is_shared).collect();
         }
-        let args = Args {
-            board: board_number,
+        let args = HelperArgs {
+            shared: shared_number,
             parent: read.as_raw_fd(),
             cpus: acct.cpus(),
             saved: self.saved.clone(),
@@ -158,7 +159,7 @@ impl Slots {
         Ok(Running {
             watchdog,
             lifeline,
-            board,
+            shared,
             cpus,
             plan: Plan::default(),
         })
@@ -168,7 +169,7 @@ impl Slots {
     fn await_ready(running: &mut Running) -> Result<(), SchedError> {
         let deadline = Instant::now() + PATIENCE;
         while !running
-            .board
+            .shared
             .cores()
             .iter()
             .all(|c| c.ready.load(Ordering::Acquire) == 1)
@@ -192,11 +193,11 @@ impl Slots {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<Option<End>, SchedError> {
+    fn end(&mut self) -> Result<Option<WatchdogExit>, SchedError> {
         let Some(mut running) = self.running.take() else {
             return Ok(None);
         };
-        running.board.stop.store(1, Ordering::Release);
+        running.shared.stop.store(1, Ordering::Release);
         drop(running.lifeline);
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
@@ -216,7 +217,9 @@ impl Slots {
         restore_file(&self.saved)?;
         fetch_back(&running.plan);
         self.state = SavedState::default();
-        Ok(status.and_then(|s| s.code()).and_then(End::from_code))
+        Ok(status
+            .and_then(|s| s.code())
+            .and_then(WatchdogExit::from_code))
     }
 }
 
@@ -224,7 +227,7 @@ impl Slots {
 fn fetch_back(plan: &Plan) {
     for core in &plan.cores {
         for vm in &core.vms {
-            let Some(park) = vm.park else { continue };
+            let Some(park) = vm.hold_cpu else { continue };
             let away: viola_host::CpuSet = [park].into_iter().collect();
             for t in &vm.threads {
                 if viola_host::attrs::affinity(t.tid as u32).ok().flatten() == Some(away.clone()) {
@@ -299,7 +302,7 @@ impl Mechanism for Slots {
         let before = self.state.clone();
         for v in plan.cores.iter().flat_map(|c| &c.vms) {
             if let Some(vm) = vms.iter().find(|vm| vm.pid as i32 == v.pid) {
-                self.state.note(vm, false)?;
+                self.state.record(vm, false)?;
             }
         }
         if self.state != before || self.running.is_none() {
@@ -341,7 +344,7 @@ impl Mechanism for Slots {
         let mut wanted = Vec::new();
         for core in &plan.cores {
             let Some(shared) = running
-                .board
+                .shared
                 .cores()
                 .iter()
                 .find(|c| c.cpu.load(Ordering::Relaxed) == core.cpu)
@@ -387,7 +390,7 @@ impl Mechanism for Slots {
             return Health::default();
         };
         let mut health = Health::default();
-        for core in running.board.cores() {
+        for core in running.shared.cores() {
             health.resync |= core.resync.swap(0, Ordering::AcqRel) != 0;
             let refused = core.refused.swap(0, Ordering::AcqRel);
             if refused != 0 {
@@ -403,12 +406,12 @@ impl Mechanism for Slots {
             });
         }
         let status = running.watchdog.try_wait().ok().flatten();
-        let silent = now().saturating_sub(running.board.watchdog_beat.load(Ordering::Acquire));
+        let silent = now().saturating_sub(running.shared.watchdog_beat.load(Ordering::Acquire));
         if let Some(status) = status {
-            let end = status.code().and_then(End::from_code);
+            let end = status.code().and_then(WatchdogExit::from_code);
             let sentence = end.map_or(
                 "the watchdog was killed; every thread has its own scheduling back",
-                End::sentence,
+                WatchdogExit::sentence,
             );
             health.ended = Some(sentence.to_owned());
         } else if silent > WATCHDOG_HANG.as_nanos() as u64 {
@@ -453,7 +456,7 @@ mod tests {
             Err(_) => return,
         };
         let [home, away, ..] = mine[..] else { return };
-        let plan = |tid: u32, cpu: u32, park: Option<u32>| Plan {
+        let plan = |tid: u32, cpu: u32, hold_cpu: Option<u32>| Plan {
             cores: vec![CorePlan {
                 cpu,
                 algorithm: Algorithm::Turbo,
@@ -476,7 +479,7 @@ mod tests {
                         service: false,
                     }],
                     regular_vcpus: (0, 1),
-                    park,
+                    hold_cpu,
                 }],
             }],
         };

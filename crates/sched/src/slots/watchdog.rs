@@ -8,17 +8,16 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::board::{Board, now};
 use super::controller::{CoreFiles, GLANCE, lock_memory, pin, run_core};
+use super::shared::{SharedMemory, now};
 use super::threads::{WATCHDOG_PRIORITY, set_fifo};
-use crate::restore::{restore_file, restore_keep};
+use crate::restore::{restore_and_keep_file, restore_file};
 
 /// A controller that showed no sign of life for so long is taken to hang.
 pub const HANG: Duration = Duration::from_millis(300);
@@ -27,9 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What watchdog and controller are told on their command line (as JSON).
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Args {
-    /// Descriptor of the board.
-    pub board: RawFd,
+pub struct HelperArgs {
+    /// Descriptor of the shared.
+    pub shared: RawFd,
     /// Descriptor whose end of file says that the parent is gone.
     pub parent: RawFd,
     /// Rows of the accounting tables.
@@ -41,11 +40,11 @@ pub struct Args {
     pub spare_cpus: Vec<u32>,
     /// VMs' real-time threads run on all CPUs, on some within a budget.
     pub crowded: bool,
-    /// Managed cores in the order of the board.
+    /// Managed cores in the order of the shared.
     pub cores: Vec<CoreArgs>,
 }
 
-/// One managed core in [`Args`].
+/// One managed core in [`HelperArgs`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CoreArgs {
     /// CPU number.
@@ -60,7 +59,7 @@ pub struct CoreArgs {
 
 /// Why the watchdog ended; its exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum WatchdogExit {
     /// It was asked to.
     Stopped = 0,
     /// The controller ended by itself or was killed.
@@ -73,7 +72,7 @@ pub enum End {
     NotStarted = 6,
 }
 
-impl End {
+impl WatchdogExit {
     /// From an exit status.
     pub fn from_code(code: i32) -> Option<Self> {
         [
@@ -105,8 +104,8 @@ impl End {
 
 /// Body of the watchdog process. `controller` is the command line that starts the controller, to which the
 /// arguments are added.
-pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
-    let board = open_board(args.board)?;
+pub fn run_watchdog(args: &HelperArgs, controller: &mut Command) -> io::Result<WatchdogExit> {
+    let shared = open_shared(args.shared)?;
     take_place(args)?;
     lock_memory()?;
     let (lifeline, held) = rustix::pipe::pipe()?;
@@ -116,10 +115,10 @@ pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
     let json = serde_json::to_string(&below).map_err(io::Error::other)?;
     let mut child = controller.arg(json).stdin(Stdio::null()).spawn()?;
     drop(lifeline);
-    board.watchdog_beat.store(now(), Ordering::Release);
-    let end = watch(&board, args, &mut child)?;
-    board.stop.store(1, Ordering::Release);
-    if end != End::ControllerHung {
+    shared.watchdog_beat.store(now(), Ordering::Release);
+    let end = watch(&shared, args, &mut child)?;
+    shared.stop.store(1, Ordering::Release);
+    if end != WatchdogExit::ControllerHung {
         let deadline = Instant::now() + PATIENCE / 8;
         while child.try_wait()?.is_none() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
@@ -128,7 +127,7 @@ pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
     let _ = child.kill();
     // Before it is waited for: a thread of it on the VMs' core may need the VMs out of its way to end. And after,
     // for what it may have done in its last moment; restoring twice changes nothing.
-    let restored = restore_keep(&args.saved);
+    let restored = restore_and_keep_file(&args.saved);
     child.wait()?;
     restored
         .and_then(|()| restore_file(&args.saved).map(|_| ()))
@@ -137,50 +136,50 @@ pub fn watchdog(args: &Args, controller: &mut Command) -> io::Result<End> {
     Ok(end)
 }
 
-fn watch(board: &Board, args: &Args, child: &mut Child) -> io::Result<End> {
+fn watch(shared: &SharedMemory, args: &HelperArgs, child: &mut Child) -> io::Result<WatchdogExit> {
     let started = Instant::now();
     loop {
         if gone(args.parent, GLANCE)? {
-            return Ok(if board.stop.load(Ordering::Acquire) == 0 {
-                End::Orphaned
+            return Ok(if shared.stop.load(Ordering::Acquire) == 0 {
+                WatchdogExit::Orphaned
             } else {
-                End::Stopped
+                WatchdogExit::Stopped
             });
         }
-        if board.stop.load(Ordering::Acquire) != 0 {
-            return Ok(End::Stopped);
+        if shared.stop.load(Ordering::Acquire) != 0 {
+            return Ok(WatchdogExit::Stopped);
         }
-        let ready = board
+        let ready = shared
             .cores()
             .iter()
             .all(|c| c.ready.load(Ordering::Acquire) != 0);
         if child.try_wait()?.is_some() {
             return Ok(if ready {
-                End::ControllerDied
+                WatchdogExit::ControllerDied
             } else {
-                End::NotStarted
+                WatchdogExit::NotStarted
             });
         }
         let t = now();
-        board.watchdog_beat.store(t, Ordering::Release);
+        shared.watchdog_beat.store(t, Ordering::Release);
         if !ready {
             if started.elapsed() > PATIENCE {
-                return Ok(End::NotStarted);
+                return Ok(WatchdogExit::NotStarted);
             }
             continue;
         }
-        for core in board.cores() {
+        for core in shared.cores() {
             let beat = core.beat.load(Ordering::Acquire);
             if t.saturating_sub(beat) > HANG.as_nanos() as u64 && beat != 0 {
-                return Ok(End::ControllerHung);
+                return Ok(WatchdogExit::ControllerHung);
             }
         }
     }
 }
 
 /// Body of the controller process: a thread per core, and this one to see whether the watchdog is still there.
-pub fn controller(args: &Args) -> io::Result<()> {
-    let board = open_board(args.board)?;
+pub fn run_controller(args: &HelperArgs) -> io::Result<()> {
+    let shared = open_shared(args.shared)?;
     take_place(args)?;
     let orphaned = AtomicBool::new(false);
     let files: Vec<CoreFiles> = args
@@ -208,12 +207,12 @@ pub fn controller(args: &Args) -> io::Result<()> {
     std::thread::scope(|scope| -> io::Result<()> {
         let mut threads = Vec::new();
         for f in &files {
-            let (board, orphaned) = (&board, &orphaned);
+            let (shared, orphaned) = (&shared, &orphaned);
             threads.push(
                 std::thread::Builder::new()
                     .name(format!("slots/{}", f.cpu))
                     .stack_size(256 << 10)
-                    .spawn_scoped(scope, move || run_core(board, f, args.cpus, orphaned))?,
+                    .spawn_scoped(scope, move || run_core(shared, f, args.cpus, orphaned))?,
             );
         }
         let watchdog_gone = loop {
@@ -244,7 +243,7 @@ pub fn controller(args: &Args) -> io::Result<()> {
 /// Where this thread looks after the others from: an unmanaged core, as an ordinary thread, so that no fault of its
 /// own can take that core away. Only where VMs' real-time threads run on all cores it has to be real-time, to win
 /// against them.
-fn take_place(args: &Args) -> io::Result<()> {
+fn take_place(args: &HelperArgs) -> io::Result<()> {
     if args.crowded {
         match set_fifo(0, WATCHDOG_PRIORITY) {
             0 => {}
@@ -257,10 +256,10 @@ fn take_place(args: &Args) -> io::Result<()> {
     }
 }
 
-fn open_board(fd: RawFd) -> io::Result<Board> {
+fn open_shared(fd: RawFd) -> io::Result<SharedMemory> {
     // SAFETY: only borrowed for the call; the descriptor was inherited for this purpose.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-    Board::open(fd.as_fd())
+    SharedMemory::open(fd.as_fd())
 }
 
 /// Waits up to `for_` for the other end of a pipe to be closed.
@@ -296,9 +295,4 @@ pub fn set_cloexec(fd: RawFd, on: bool) -> io::Result<()> {
     } else {
         Ok(())
     }
-}
-
-/// Where the state of a run is kept unless told otherwise.
-pub fn default_state(run_dir: &Path) -> std::path::PathBuf {
-    run_dir.join("slots.json")
 }

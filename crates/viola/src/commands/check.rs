@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use viola_host::Inventory;
-use viola_host::check::HostFacts;
+use viola_host::facts::HostFacts;
 use viola_meter::acct::Acct;
 use viola_proto::{Check, Row, RowState};
 
@@ -58,7 +58,7 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
     let failed = |e: viola_host::HostError| Failure::run(e.one_line());
     let mut inventory = Inventory::new().map_err(failed)?;
     inventory
-        .keep_to_own_network(config.daemon.vms == VmScope::Own)
+        .restrict_to_own_netns(config.daemon.vms == VmScope::Own)
         .map_err(failed)?;
     inventory.refresh().map_err(failed)?;
     warnings.extend(inventory.warnings().iter().cloned());

@@ -4,8 +4,8 @@
 
 use std::process::{Command, ExitCode};
 
-use viola_host::libvirt::{self, Ended};
-use viola_sched::slots::watchdog::{self, Args};
+use viola_host::libvirt::{self, StreamEnd};
+use viola_sched::slots::watchdog::{self, HelperArgs};
 
 use crate::PROGRAM;
 use crate::args::Internal;
@@ -20,7 +20,7 @@ pub fn internal(what: &Internal) -> ExitCode {
     };
     // What ps shows; the file of the program may be called otherwise.
     let _ = rustix::thread::set_name(name);
-    let args: Args = match serde_json::from_str(json) {
+    let args: HelperArgs = match serde_json::from_str(json) {
         Ok(args) => args,
         Err(e) => {
             return Failure::usage(format!(
@@ -33,10 +33,10 @@ pub fn internal(what: &Internal) -> ExitCode {
         Internal::SlotsWatchdog { .. } => {
             let mut controller = Command::new("/proc/self/exe");
             controller.args(["internal", "slots-controller"]);
-            watchdog::watchdog(&args, &mut controller).map(|end| ExitCode::from(end as u8))
+            watchdog::run_watchdog(&args, &mut controller).map(|end| ExitCode::from(end as u8))
         }
         Internal::SlotsController { .. } | Internal::Libvirt => {
-            watchdog::controller(&args).map(|()| ExitCode::SUCCESS)
+            watchdog::run_controller(&args).map(|()| ExitCode::SUCCESS)
         }
     };
     ended.unwrap_or_else(|e| {
@@ -53,8 +53,8 @@ fn libvirt() -> ExitCode {
         return Failure::run(format!("the end of the daemon cannot be watched: {e}"))
             .report(PROGRAM);
     }
-    match libvirt::tell(libvirt::URI, &mut std::io::stdout().lock()) {
-        Ended::Unheard => ExitCode::SUCCESS,
-        Ended::Gone | Ended::NoLibrary => ExitCode::FAILURE,
+    match libvirt::stream_events(libvirt::URI, &mut std::io::stdout().lock()) {
+        StreamEnd::ReaderGone => ExitCode::SUCCESS,
+        StreamEnd::Disconnected | StreamEnd::NoLibrary => ExitCode::FAILURE,
     }
 }

@@ -81,7 +81,7 @@ impl Rig {
             let pid = processes[next];
             next += 1;
             processes.extend(proc::children(pid).unwrap());
-            for tid in proc::task_numbers(pid).unwrap() {
+            for tid in proc::thread_ids(pid).unwrap() {
                 if let Some(attr) = attrs::get(tid).unwrap() {
                     threads.push((tid, attr));
                 }

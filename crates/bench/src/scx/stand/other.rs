@@ -42,7 +42,7 @@ impl Other {
     /// Keeps it at work until the file is gone; an error if it ends before.
     pub fn stay(mut self, file: &Path) -> Outcome {
         while file.exists() {
-            if self.child.try_wait()?.is_some() || scx::at_work().is_none() {
+            if self.child.try_wait()?.is_some() || scx::active_scheduler().is_none() {
                 return Err(format!("it has ended: {}", self.said()).into());
             }
             std::thread::sleep(Duration::from_millis(200));

@@ -278,7 +278,7 @@ impl Stand {
 }
 
 fn tids(pid: u32) -> Vec<u32> {
-    let tasks = proc::task_numbers(pid).unwrap_or_default();
+    let tasks = proc::thread_ids(pid).unwrap_or_default();
     tasks.into_iter().collect()
 }
 

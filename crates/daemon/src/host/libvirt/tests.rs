@@ -82,7 +82,7 @@ fn what_happens_is_heard_and_a_connection_that_ended_is_made_again() {
         ["u2"],
         "the other one is off"
     );
-    assert_eq!(domains["u2"].state, State::Paused);
+    assert_eq!(domains["u2"].state, DomainState::Paused);
 
     until("the script has gone on", || !go.exists());
     std::fs::write(&go, "").unwrap();

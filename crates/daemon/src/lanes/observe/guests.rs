@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use viola_host::{Hypervisor, Vm, VmId, proc, reach};
+use viola_host::{Hypervisor, Vm, VmId, proc, sockets};
 use viola_lanes::netns::NetnsGuest;
 use viola_lanes::qemu::QemuGuest;
 use viola_lanes::uml::UmlGuest;
@@ -160,7 +160,7 @@ impl Sight<'_> {
     fn qemu(&self, vm: &Vm, mac: Mac, said: Option<&VmLane>) -> Result<QemuGuest, String> {
         let qmp = match said.and_then(|s| s.qmp.clone()) {
             Some(path) => Some(path),
-            None => reach::device_socket(vm).map_err(|e| e.one_line())?,
+            None => sockets::device_socket(vm).map_err(|e| e.one_line())?,
         };
         Ok(QemuGuest {
             qmp: qmp.ok_or("it has no QMP socket to plug a VF by")?,
@@ -168,13 +168,13 @@ impl Sight<'_> {
             start_time: vm.start_time,
             mac,
             port: said.and_then(|s| s.port.clone()),
-            agent: reach::lane_socket(vm, PORT).map_err(|e| e.one_line())?,
+            agent: sockets::port_socket(vm, PORT).map_err(|e| e.one_line())?,
             release_timeout: self.config.lanes.release_timeout,
         })
     }
 
     fn uml(&self, vm: &Vm, mac: Mac) -> Result<UmlGuest, String> {
-        let folder = reach::uml_folder(vm).map_err(|e| e.one_line())?;
+        let folder = sockets::uml_folder(vm).map_err(|e| e.one_line())?;
         Ok(UmlGuest {
             folder: folder.ok_or("its folder with its console is not found")?,
             pid: vm.pid,

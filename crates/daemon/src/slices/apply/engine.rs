@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use viola_host::{Thread, Vm, VmId};
 use viola_meter::acct::Acct;
 use viola_sched::eevdf::Eevdf;
-use viola_sched::scx::{Ready, Scx};
-use viola_sched::slots::{Helper, Slots};
-use viola_sched::{CoreHealth, Got, Mechanism, Plan, SchedError, VmPlan};
+use viola_sched::scx::{Scx, VerifiedScheduler};
+use viola_sched::slots::{HelperCommand, Slots};
+use viola_sched::{CoreHealth, Mechanism, Plan, SchedError, Usage, VmPlan};
 
 use crate::retry::{Trouble, Verdict};
 use crate::slices::apply::pins::{Pins, Wanted};
@@ -31,7 +31,7 @@ pub struct Engine {
     choice: Option<MechanismChoice>,
     mechanism: Option<Box<dyn Mechanism>>,
     /// The sched_ext scheduler, verified and not at work yet.
-    ready: Option<Ready>,
+    ready: Option<VerifiedScheduler>,
     applied: Plan,
     /// What a dry run would have applied.
     pretended: Plan,
@@ -73,7 +73,7 @@ impl Engine {
     }
 
     /// Takes a sched_ext scheduler that the kernel has verified, for its next start.
-    pub fn keep(&mut self, ready: Ready) {
+    pub fn keep(&mut self, ready: VerifiedScheduler) {
         self.ready = Some(ready);
     }
 
@@ -91,8 +91,10 @@ impl Engine {
     }
 
     /// What each VM got, as the mechanism counts it.
-    pub fn got(&self) -> Vec<Got> {
-        self.mechanism.as_deref().map_or(Vec::new(), Mechanism::got)
+    pub fn got(&self) -> Vec<Usage> {
+        self.mechanism
+            .as_deref()
+            .map_or(Vec::new(), Mechanism::usage)
     }
 
     /// Name of the mechanism that is at work.
@@ -282,8 +284,10 @@ impl Drop for Engine {
 fn parks(plan: &Plan, vms: &[Vm]) -> Wanted {
     let mut parks = Wanted::new();
     for plan in plan.cores.iter().flat_map(|core| &core.vms) {
-        let (Some(cpu), Some(vm)) = (plan.park, vms.iter().find(|vm| vm.pid as i32 == plan.pid))
-        else {
+        let (Some(cpu), Some(vm)) = (
+            plan.hold_cpu,
+            vms.iter().find(|vm| vm.pid as i32 == plan.pid),
+        ) else {
             continue;
         };
         let planned = |t: &&Thread| plan.threads.iter().any(|p| p.tid == t.tid as i32);
@@ -294,7 +298,11 @@ fn parks(plan: &Plan, vms: &[Vm]) -> Wanted {
     parks
 }
 
-fn make(choice: MechanismChoice, run_dir: &Path, ready: Option<Ready>) -> Box<dyn Mechanism> {
+fn make(
+    choice: MechanismChoice,
+    run_dir: &Path,
+    ready: Option<VerifiedScheduler>,
+) -> Box<dyn Mechanism> {
     match choice {
         MechanismChoice::Eevdf => Box::new(Eevdf::new(restore::eevdf_file(run_dir))),
         MechanismChoice::SchedExt => Box::new(Scx::new(restore::sched_ext_file(run_dir), ready)),
@@ -303,7 +311,7 @@ fn make(choice: MechanismChoice, run_dir: &Path, ready: Option<Ready>) -> Box<dy
             let program = "/proc/self/exe".into();
             let args = vec!["internal".into(), "slots-watchdog".into()];
             Box::new(Slots::new(
-                Helper { program, args },
+                HelperCommand { program, args },
                 restore::slots_file(run_dir),
             ))
         }
@@ -428,7 +436,7 @@ mod tests {
         let vms = vms
             .iter()
             .map(|&(pid, class, weight)| VmPlan {
-                park: None,
+                hold_cpu: None,
                 params: Params {
                     id: pid as u32,
                     class,

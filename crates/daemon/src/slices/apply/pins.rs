@@ -199,7 +199,7 @@ impl Pins {
                 .iter()
                 .find(|s| is_known(s))
                 .map(|s| s.threads.iter().map(|t| t.tid).collect());
-            self.state.note(vm, true)?;
+            self.state.record(vm, true)?;
             let ours: Vec<&CpuSet> = self
                 .ours
                 .iter()
@@ -410,7 +410,7 @@ mod tests {
         let [first, second, ..] = all[..] else { return };
         let mut vm = sleeper.vm();
         let of_worker = *worker.vm().threads().next().unwrap();
-        vm.service.push(viola_host::Service {
+        vm.service.push(viola_host::ServiceThread {
             thread: of_worker,
             kind: viola_host::ServiceKind::Backend,
         });

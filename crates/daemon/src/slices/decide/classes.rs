@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use viola_host::{Vm, VmId};
-use viola_meter::{VmSample, WAIT_SECONDS};
+use viola_meter::{VmSample, WAIT_WINDOW_SECONDS};
 use viola_policy::slices::classify::{Advice, Classifier, Thresholds, Verdict, Window};
 use viola_policy::slices::{Class, MS, Nanos};
 use viola_proto::ClassSetting;
@@ -19,7 +19,7 @@ use viola_cli::quantities::{percent, rounded};
 /// Shortest time that is one window for the classifier.
 const WINDOW: Nanos = 100 * MS;
 /// How long a change is looked at: until all waits that are remembered come after it.
-const TRIAL: Nanos = (WAIT_SECONDS as u64 + 2) * 1000 * MS;
+const TRIAL: Nanos = (WAIT_WINDOW_SECONDS as u64 + 2) * 1000 * MS;
 /// A change that did not help is not tried again for this long.
 const BAN: Nanos = 600_000 * MS;
 /// A change has helped when the p99 wait is at most this part of what it was.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use viola_host::check::HostFacts;
+use viola_host::facts::HostFacts;
 use viola_host::{CpuSet, VmId};
 use viola_meter::{Meter, Times};
 use viola_policy::place::{self, Core, Demand, Limits, Topology, Why};

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use viola_host::{CpuSet, Thread, Tid, Vcpu, Vm, VmId};
 use viola_policy::slices::{Class, MAX_VMS, Nanos, Params};
-use viola_sched::slots::board::MAX_THREADS;
+use viola_sched::slots::shared::MAX_THREADS;
 use viola_sched::{Algorithm, CorePlan, Plan, ThreadPlan, VmPlan};
 
 use crate::slices::apply::pins::Wanted;
@@ -565,7 +565,7 @@ fn vm_plan(c: &Candidate<'_>, cap_permille: Option<u32>, threads: Vec<ThreadPlan
         microslice: c.microslice,
     };
     VmPlan {
-        park: None,
+        hold_cpu: None,
         regular_vcpus: (0, 0),
         params,
         index: c.index,

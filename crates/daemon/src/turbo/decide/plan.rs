@@ -198,7 +198,7 @@ impl Layout<'_> {
             plan.params.class = Class::Ls;
             plan.params.microslice = turbo.slot;
             let home = self.placed.get(&(vm, TURBO_VCPU + 1)).copied();
-            plan.park = home.filter(|&cpu| c.of_vcpu(&c.vm.vcpus[TURBO_VCPU]).contains(cpu));
+            plan.hold_cpu = home.filter(|&cpu| c.of_vcpu(&c.vm.vcpus[TURBO_VCPU]).contains(cpu));
         }
         let mut regular = (0, 0);
         for ((_, vcpu), at) in self.placed.range((vm, 0)..(vm + 1, 0)) {

@@ -60,7 +60,7 @@ impl Line {
                 self.why = match (config.transport, vm) {
                     (Transport::Stream, None) => "the VM does not run".into(),
                     (Transport::Stream, Some(_)) => {
-                        format!("the VM has no port {}", reach::READ_PORT)
+                        format!("the VM has no port {}", sockets::READ_PORT)
                     }
                     _ => String::new(),
                 };
@@ -71,7 +71,7 @@ impl Line {
                 return Ok(state);
             }
         };
-        match reach::connect(&path) {
+        match unix_connect::connect(&path) {
             Ok(stream) => {
                 worker
                     .order(&Order::Stream, &[stream.as_fd()])
@@ -94,7 +94,7 @@ impl Line {
 fn find(config: &VmVread, vm: Option<&Vm>) -> Result<Option<PathBuf>, String> {
     match (&config.stream, vm) {
         (Some(path), _) => Ok(Some(path.clone())),
-        (None, Some(vm)) => reach::read_socket(vm).map_err(|e| e.one_line()),
+        (None, Some(vm)) => sockets::port_socket(vm, sockets::READ_PORT).map_err(|e| e.one_line()),
         (None, None) => Ok(None),
     }
 }

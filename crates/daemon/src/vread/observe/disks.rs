@@ -5,8 +5,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use viola_host::qemu::events::Chain;
-use viola_host::reach::{self, FileId};
+use viola_host::disk_files::{self, FileId};
+use viola_host::qemu::disk_watch::BackingChain;
 use viola_host::{Hypervisor, Vm};
 use viola_vread::control::{Format, ImageSpec};
 
@@ -67,7 +67,7 @@ struct Claim {
 pub fn open(
     vm: &Vm,
     config: &VmVread,
-    chains: Option<&[Chain]>,
+    chains: Option<&[BackingChain]>,
     numbers: &[ImageSpec],
     first: u32,
     writes: bool,
@@ -121,7 +121,7 @@ pub fn open(
     (disks, left_out)
 }
 
-fn claims(vm: &Vm, config: &VmVread, chains: Option<&[Chain]>) -> (Vec<Claim>, Vec<String>) {
+fn claims(vm: &Vm, config: &VmVread, chains: Option<&[BackingChain]>) -> (Vec<Claim>, Vec<String>) {
     let mut left_out = Vec::new();
     if !config.image.is_empty() {
         let claim = |i: &viola_config::vread::Image| Claim {
@@ -194,7 +194,7 @@ fn open_one(vm: &Vm, claim: &Claim) -> Result<(Vec<File>, FileId), String> {
         let opened = if claim.is_trusted {
             open_trusted(path)
         } else {
-            reach::open_disk(vm, path)
+            disk_files::open(vm, path)
         };
         let (file, id) = opened.map_err(|e| {
             let text = e.to_string();
@@ -219,11 +219,11 @@ fn open_own(vm: &Vm, claim: &Claim, id: FileId) -> Result<Option<File>, String> 
     };
     let opened = match claim.is_trusted {
         true => File::options().read(true).write(true).open(path),
-        false => reach::open_disk_to_write(vm, path),
+        false => disk_files::open_for_writing(vm, path),
     };
     let named = |e: std::io::Error| format!("{}: {e}", path.display());
     let file = opened.map_err(named)?;
-    match reach::id_of(&file.metadata().map_err(named)?) == id {
+    match disk_files::file_id(&file.metadata().map_err(named)?) == id {
         true => Ok(Some(file)),
         false => Err(format!(
             "{}: it has just become another file",
@@ -234,7 +234,7 @@ fn open_own(vm: &Vm, claim: &Claim, id: FileId) -> Result<Option<File>, String> 
 
 fn open_trusted(path: &Path) -> std::io::Result<(File, FileId)> {
     let file = File::open(path)?;
-    let id = reach::id_of(&file.metadata()?);
+    let id = disk_files::file_id(&file.metadata()?);
     Ok((file, id))
 }
 
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn qemus_chain_is_taken_as_it_is_told() {
-        let chain = Chain {
+        let chain = BackingChain {
             device: "d0".into(),
             layers: vec![
                 ("/snap.qcow2".into(), "qcow2".into()),

@@ -52,9 +52,9 @@ fn a_turbo_vcpu_may_wait_on_a_regular_core_of_its_vm_unless_it_may_not_run_there
         None,
         &[candidate(&a, 0, true), candidate(&b, 1, true)],
     );
-    let parks: Vec<_> = core(&d, 0).vms.iter().map(|v| v.park).collect();
+    let parks: Vec<_> = core(&d, 0).vms.iter().map(|v| v.hold_cpu).collect();
     assert_eq!(parks, [Some(1), None]);
-    assert!(core(&d, 1).vms.iter().all(|v| v.park.is_none()));
+    assert!(core(&d, 1).vms.iter().all(|v| v.hold_cpu.is_none()));
     assert_eq!(
         (core(&d, 0).reserve_permille, core(&d, 1).reserve_permille),
         (300, 0)

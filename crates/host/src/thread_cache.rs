@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::error::HostError;
-use crate::proc::{stat, task_numbers};
-use crate::vm::{Thread, Tid};
+use crate::proc::{stat, thread_ids};
+use crate::thread::{Thread, Tid};
 
 /// A thread's line is read again until its maker will have named it...
 const NAMED: Duration = Duration::from_secs(10);
@@ -15,14 +15,14 @@ const TASK_AGE: Duration = Duration::from_secs(60);
 
 /// The threads of one process, remembered between looks: most of them stay what they are for as long as their process.
 #[derive(Debug, Default)]
-pub(crate) struct Tasks {
+pub(crate) struct ThreadCache {
     /// With names, in the kernel's order.
     now: Vec<(Thread, String)>,
     /// When each of `now` was met, and read last.
     times: Vec<(Instant, Instant)>,
 }
 
-impl Tasks {
+impl ThreadCache {
     /// As [`crate::proc::tasks`], but lines that were read before are believed for a while.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl Tasks {
             .zip(times)
             .map(|(task, times)| (task.0.tid, (task, times)))
             .collect();
-        for tid in task_numbers(pid)? {
+        for tid in thread_ids(pid)? {
             let old = known.remove(&tid).filter(|(task, _)| task.0.pid == pid);
             if let Some((task, (met, read))) = old.clone()
                 && at.saturating_duration_since(met) >= NAMED
@@ -84,7 +84,7 @@ mod tests {
             orders.send(name).unwrap();
             is_done.recv().unwrap().as_raw_nonzero().get() as u32
         };
-        let mut tasks = Tasks::default();
+        let mut tasks = ThreadCache::default();
         let mut seen = |seconds: u64, tid: u32| {
             let found = tasks
                 .look(pid, start + Duration::from_secs(seconds))
@@ -115,7 +115,7 @@ mod tests {
             .arg("60")
             .spawn()
             .unwrap();
-        let (mut tasks, now) = (Tasks::default(), Instant::now());
+        let (mut tasks, now) = (ThreadCache::default(), Instant::now());
         assert_eq!(tasks.look(child.id(), now).unwrap().len(), 1);
         child.kill().unwrap();
         child.wait().unwrap();

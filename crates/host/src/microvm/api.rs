@@ -45,7 +45,7 @@ pub(super) fn ask(hypervisor: Hypervisor, socket: &Path) -> io::Result<Answer> {
 }
 
 fn get(socket: &Path, path: &str, end: Instant) -> io::Result<Value> {
-    let mut stream = crate::reach::connect(socket)?;
+    let mut stream = crate::unix_connect::connect(socket)?;
     let request =
         format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n");
     stream.set_write_timeout(Some(left(end)?))?;

@@ -21,9 +21,11 @@ use std::path::{Path, PathBuf};
 
 use crate::elf;
 use crate::error::HostError;
-use crate::netns::{Interface, NicFound};
+use crate::netns::{ConfiguredNic, Interface};
+use crate::paths::through_root;
 use crate::proc::{self, Stat};
-use crate::vm::{Disk, NicKind, Service, ServiceKind, Thread, Tid, Vcpu, printable};
+use crate::thread::{Thread, Tid};
+use crate::vm::{Disk, NicKind, ServiceKind, ServiceThread, Vcpu, printable};
 
 /// Name of a host process that carries a guest address space.
 const STUB_NAME: &str = "uml-userspace";
@@ -38,7 +40,7 @@ pub(crate) struct UmlArgs {
     pub(crate) uml_dir: Option<String>,
     pub(crate) ncpus: Option<u32>,
     pub(crate) disks: Vec<Disk>,
-    pub(crate) nics: Vec<NicFound>,
+    pub(crate) nics: Vec<ConfiguredNic>,
 }
 
 impl UmlArgs {
@@ -113,7 +115,7 @@ fn parse_ubd(rest: &str) -> Option<Disk> {
 }
 
 /// `vec<unit>:transport=<kind>,ifname=<name>,mac=<address>,...` where the interface is one of the host.
-fn parse_vec(arg: &str) -> Option<NicFound> {
+fn parse_vec(arg: &str) -> Option<ConfiguredNic> {
     let rest = arg
         .strip_prefix("vec")?
         .trim_start_matches(|c: char| c.is_ascii_digit());
@@ -128,7 +130,7 @@ fn parse_vec(arg: &str) -> Option<NicFound> {
         "raw" => NicKind::Raw,
         _ => return None,
     };
-    Some(NicFound {
+    Some(ConfiguredNic {
         interface: Interface::Name(printable(option("ifname")?)),
         kind,
         mac: option("mac").map(printable),
@@ -136,12 +138,12 @@ fn parse_vec(arg: &str) -> Option<NicFound> {
 }
 
 /// `eth<unit>=tuntap,<name>[,<address>[,...]]`, the form of kernels before 6.13.
-fn parse_eth(arg: &str) -> Option<NicFound> {
+fn parse_eth(arg: &str) -> Option<ConfiguredNic> {
     let rest = arg
         .strip_prefix("eth")?
         .trim_start_matches(|c: char| c.is_ascii_digit());
     let mut parts = rest.strip_prefix("=tuntap,")?.split(',');
-    Some(NicFound {
+    Some(ConfiguredNic {
         interface: Interface::Name(printable(parts.next().filter(|n| !n.is_empty())?)),
         kind: NicKind::Tap,
         mac: parts.next().filter(|m| !m.is_empty()).map(printable),
@@ -178,8 +180,8 @@ pub(crate) fn name(pid: Tid, args: &UmlArgs) -> Result<String, HostError> {
 /// names this process.
 pub(crate) fn folder(pid: Tid, args: &UmlArgs) -> Result<Option<PathBuf>, HostError> {
     let folder = match &args.uml_dir {
-        Some(dir) => Some(seen_from(pid, dir)),
-        None => proc::environment(pid, "HOME")?.map(|home| seen_from(pid, &home).join(".uml")),
+        Some(dir) => Some(through_root(pid, dir)),
+        None => proc::environment(pid, "HOME")?.map(|home| through_root(pid, &home).join(".uml")),
     };
     let Some(folder) = folder else {
         return Ok(None);
@@ -208,34 +210,18 @@ fn pid_in_its_namespace(pid: Tid) -> Result<Tid, HostError> {
     Ok(proc::inner_tid(pid)?.unwrap_or(pid))
 }
 
-/// A path of the process as this program can open it: through its root and working directory.
-pub(crate) fn seen_from(pid: Tid, path: &str) -> PathBuf {
-    match path.strip_prefix('/') {
-        Some(inside) => PathBuf::from(format!("/proc/{pid}/root")).join(inside),
-        None => PathBuf::from(format!("/proc/{pid}/cwd")).join(path),
-    }
-}
-
-/// A path as the process means it: relative ones are completed with its working directory.
-pub(crate) fn completed(pid: Tid, path: PathBuf) -> PathBuf {
-    match proc::link(format!("/proc/{pid}/cwd")) {
-        Ok(Some(cwd)) if path.is_relative() => cwd.join(path),
-        _ => path,
-    }
-}
-
 /// The threads of a guest of `ncpus` vCPUs now. `before` is the service list of the last time: a helper that was
 /// once seen waiting in epoll stays known when it is not waiting at this very moment. Fewer vCPUs than `ncpus` come
 /// back while they are not up, or where the kernel does not tell.
 pub(crate) fn threads(
     pid: Tid,
     ncpus: u32,
-    before: &[Service],
-) -> Result<(Vec<Vcpu>, Vec<Service>), HostError> {
+    before: &[ServiceThread],
+) -> Result<(Vec<Vcpu>, Vec<ServiceThread>), HostError> {
     let kernel = kernel_threads(pid, ncpus)?;
     let mut vcpus: Vec<Vcpu> = Vec::new();
     let mut service = Vec::new();
-    for (thread, _) in proc::tasks(pid)? {
+    for (thread, _) in proc::threads(pid)? {
         if let Some(index) = kernel.iter().position(|tid| *tid == thread.tid) {
             vcpus.push(Vcpu {
                 index: index as u32,
@@ -245,7 +231,7 @@ pub(crate) fn threads(
             });
             continue;
         }
-        let was_helper = before.contains(&Service {
+        let was_helper = before.contains(&ServiceThread {
             thread,
             kind: ServiceKind::Helper,
         });
@@ -254,7 +240,7 @@ pub(crate) fn threads(
         } else {
             ServiceKind::Iothread
         };
-        service.push(Service { thread, kind });
+        service.push(ServiceThread { thread, kind });
     }
     vcpus.sort_by_key(|vcpu| vcpu.index);
     let mut waiting = proc::children_by_thread(pid)?;
@@ -277,7 +263,7 @@ pub(crate) fn threads(
             }
         } else {
             let kind = ServiceKind::Helper;
-            service.push(Service { thread, kind });
+            service.push(ServiceThread { thread, kind });
             let more = proc::children_by_thread(child)?;
             waiting.extend(more.into_iter().filter(|(_, c)| *c != pid));
         }

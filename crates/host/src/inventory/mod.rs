@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use crate::cgroup::Mounts;
 use crate::error::HostError;
 use crate::libvirt::Domain;
-use crate::micro::{self, Micro};
-use crate::netns::{self, NicFound};
+use crate::microvm::{self, MicroVm};
+use crate::netns::{self, ConfiguredNic};
+use crate::paths::absolute;
 use crate::proc::{self, Stat};
 use crate::qemu::{self, Qemu, QemuArgs};
+use crate::thread::{Thread, Tid};
 use crate::uml::{self, UmlArgs};
-use crate::vm::{Hypervisor, Service, ServiceKind, Thread, Tid, Vm, VmId, printable};
+use crate::vm::{Hypervisor, ServiceKind, ServiceThread, Vm, VmId, printable};
 
 /// Interfaces are asked for their numbers again after this time, for one that was made anew.
 const NIC_AGE: Duration = Duration::from_secs(60);
@@ -89,7 +91,7 @@ struct Track {
     ppid: Tid,
     single_threaded: bool,
     kind: Kind,
-    nics: Vec<NicFound>,
+    nics: Vec<ConfiguredNic>,
     nics_asked: Option<Instant>,
     vm: Option<Vm>,
 }
@@ -97,7 +99,7 @@ struct Track {
 enum Kind {
     Uml(UmlArgs),
     Qemu(Box<Qemu>),
-    Micro(Box<Micro>),
+    MicroVm(Box<MicroVm>),
 }
 
 impl Kind {
@@ -105,7 +107,7 @@ impl Kind {
         match self {
             Self::Uml(_) => Hypervisor::Uml,
             Self::Qemu(_) => Hypervisor::Qemu,
-            Self::Micro(micro) => micro.hypervisor(),
+            Self::MicroVm(micro) => micro.hypervisor(),
         }
     }
 }
@@ -121,7 +123,7 @@ pub struct Inventory {
     /// Only VMs of this network namespace, by its inode number.
     netns: Option<u64>,
     /// Other processes that work for a VM.
-    lent: BTreeMap<VmId, Vec<Tid>>,
+    backends: BTreeMap<VmId, Vec<Tid>>,
     /// Domains of libvirt's that run, by UUID.
     domains: BTreeMap<String, Domain>,
 }
@@ -139,7 +141,7 @@ impl Inventory {
             vms: Vec::new(),
             warnings: Vec::new(),
             netns: None,
-            lent: BTreeMap::new(),
+            backends: BTreeMap::new(),
             domains: BTreeMap::new(),
         })
     }
@@ -149,7 +151,7 @@ impl Inventory {
     ///
     /// # Errors
     /// [`HostError::Read`] when the caller's own namespace is not known.
-    pub fn keep_to_own_network(&mut self, own: bool) -> Result<(), HostError> {
+    pub fn restrict_to_own_netns(&mut self, own: bool) -> Result<(), HostError> {
         let netns = match own {
             true => proc::netns(std::process::id())?,
             false => None,
@@ -165,13 +167,13 @@ impl Inventory {
     /// From the next look on the threads of these processes count as service threads of a VM: they carry one of its
     /// devices. Replaces what was said before. One that has ended has no threads; its number must not be said any
     /// more by the time that it may be another's.
-    pub fn lend(&mut self, lent: BTreeMap<VmId, Vec<Tid>>) {
-        self.lent = lent;
+    pub fn set_backends(&mut self, backends: BTreeMap<VmId, Vec<Tid>>) {
+        self.backends = backends;
     }
 
     /// From the next look on these are libvirt's domains, by UUID: what it says of their state holds for VMs that QMP
     /// was not asked about, since libvirt keeps their monitors. Replaces what was said before.
-    pub fn domains(&mut self, domains: BTreeMap<String, Domain>) {
+    pub fn set_domains(&mut self, domains: BTreeMap<String, Domain>) {
         self.domains = domains;
     }
 
@@ -425,7 +427,7 @@ impl Inventory {
             .filter_map(|track| {
                 let mut vm = track.vm.clone()?;
                 vm.id = track.id.clone()?;
-                let backends = self.lent.get(&vm.id).into_iter().flatten();
+                let backends = self.backends.get(&vm.id).into_iter().flatten();
                 vm.service.extend(backends.flat_map(|pid| backend(*pid)));
                 let domain = vm.uuid.as_ref().and_then(|uuid| self.domains.get(uuid));
                 vm.libvirt = domain.is_some();
@@ -440,10 +442,10 @@ impl Inventory {
 }
 
 /// The threads of a process that carries a device; none when it has ended.
-fn backend(pid: Tid) -> impl Iterator<Item = Service> {
+fn backend(pid: Tid) -> impl Iterator<Item = ServiceThread> {
     let kind = ServiceKind::Backend;
-    let threads = proc::tasks(pid).unwrap_or_default().into_iter();
-    threads.map(move |(thread, _)| Service { thread, kind })
+    let threads = proc::threads(pid).unwrap_or_default().into_iter();
+    threads.map(move |(thread, _)| ServiceThread { thread, kind })
 }
 
 impl Track {
@@ -475,7 +477,7 @@ impl Track {
                 warnings.extend(look.warning);
                 (look.vcpus, look.service, look.asked)
             }
-            Kind::Micro(micro) => {
+            Kind::MicroVm(micro) => {
                 let look = micro.look(pid)?;
                 (look.vcpus, look.service, look.asked)
             }
@@ -486,12 +488,12 @@ impl Track {
         let (name, disks) = match (&self.vm, &self.kind) {
             (Some(vm), _) if !asked => (vm.name.clone(), vm.disks.clone()),
             (Some(vm), Kind::Qemu(qemu)) => (vm.name.clone(), qemu.disks(pid)),
-            (_, Kind::Micro(micro)) => (micro.name(pid), micro.disks(pid)),
+            (_, Kind::MicroVm(micro)) => (micro.name(pid), micro.disks(pid)),
             (_, Kind::Qemu(qemu)) => (printable(&qemu.name(pid)), qemu.disks(pid)),
             (_, Kind::Uml(args)) => {
                 let mut disks = args.disks.clone();
                 for disk in &mut disks {
-                    disk.path = uml::completed(pid, std::mem::take(&mut disk.path));
+                    disk.path = absolute(pid, std::mem::take(&mut disk.path));
                 }
                 (uml::name(pid, args)?, disks)
             }
@@ -500,7 +502,7 @@ impl Track {
             self.nics = match &self.kind {
                 Kind::Uml(args) => args.nics.clone(),
                 Kind::Qemu(qemu) => qemu.nics(pid)?,
-                Kind::Micro(micro) => micro.nics(pid)?,
+                Kind::MicroVm(micro) => micro.nics(pid)?,
             };
         }
         let is_complete = |vm: &Vm| {
@@ -540,10 +542,10 @@ impl Track {
             status: match &self.kind {
                 Kind::Uml(_) => None,
                 Kind::Qemu(qemu) => qemu.status(),
-                Kind::Micro(micro) => micro.status(),
+                Kind::MicroVm(micro) => micro.status(),
             },
             uuid: match &self.kind {
-                Kind::Uml(_) | Kind::Micro(_) => None,
+                Kind::Uml(_) | Kind::MicroVm(_) => None,
                 Kind::Qemu(qemu) => qemu.uuid(),
             },
             libvirt: false,
@@ -561,9 +563,9 @@ fn identify(stat: &Stat) -> Result<Option<Kind>, HostError> {
         let qemu = Qemu::new(QemuArgs::parse(after_name));
         return Ok(Some(Kind::Qemu(Box::new(qemu))));
     }
-    if let Some(hypervisor) = micro::hypervisor(stat, &args)? {
-        let micro = Micro::new(hypervisor, after_name);
-        return Ok(Some(Kind::Micro(Box::new(micro))));
+    if let Some(hypervisor) = microvm::hypervisor(stat, &args)? {
+        let micro = MicroVm::new(hypervisor, after_name);
+        return Ok(Some(Kind::MicroVm(Box::new(micro))));
     }
     if uml::is_uml(stat.tid, &args)? {
         return Ok(Some(Kind::Uml(UmlArgs::parse(after_name))));

@@ -40,7 +40,7 @@ fn the_name_of_the_program_decides() {
 
 #[test]
 fn names_and_sockets_come_from_the_arguments() {
-    let fc = |line: &str| Micro::new(Hypervisor::Firecracker, &args(line));
+    let fc = |line: &str| MicroVm::new(Hypervisor::Firecracker, &args(line));
     let vm = fc("--id web --api-sock /run/web.socket");
     assert_eq!(
         (vm.name(7).as_str(), vm.socket.as_deref()),
@@ -49,7 +49,7 @@ fn names_and_sockets_come_from_the_arguments() {
     assert_eq!(fc("--api-sock=/x --id=db").name(7), "db");
     assert_eq!(fc("--no-api").name(7), "pid-7");
     assert_eq!(fc("--id a\x1b[2J").name(7), "a\u{fffd}[2J");
-    let ch = |line: &str| Micro::new(Hypervisor::CloudHypervisor, &args(line));
+    let ch = |line: &str| MicroVm::new(Hypervisor::CloudHypervisor, &args(line));
     let vm = ch("--api-socket path=/run/libvirt/ch/db01-socket,fd=3 --cpus boot=2");
     assert_eq!(vm.name(7), "db01");
     assert_eq!(vm.socket.as_deref(), Some("/run/libvirt/ch/db01-socket"));
@@ -117,7 +117,7 @@ fn a_vm_is_found_with_its_vcpus_and_goes() {
         .unwrap();
     let mut command = Command::new(&program);
     command.arg0("firecracker").args([
-        "micro::tests::a_stand_in",
+        "microvm::tests::a_stand_in",
         "--exact",
         "--ignored",
         "--nocapture",
@@ -223,7 +223,7 @@ proptest! {
     #[test]
     fn no_arguments_make_the_parser_panic(words in proptest::collection::vec("(--id|--api-sock(et)?)?[=,/a-z]{0,9}", 0..6)) {
         for hypervisor in [Hypervisor::Firecracker, Hypervisor::CloudHypervisor] {
-            let vm = Micro::new(hypervisor, &words);
+            let vm = MicroVm::new(hypervisor, &words);
             prop_assert!(!vm.name(1).is_empty());
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::qmp::{Cause, Connection, list};
+use super::qmp::{Connection, QmpFailure, list};
 use crate::vm::printable;
 
 /// Images that may lie on each other.
@@ -13,7 +13,7 @@ const MAX_CHAIN: usize = 64;
 
 /// What QEMU tells of one disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chain {
+pub struct BackingChain {
     /// Name of the device, as the command line or libvirt gave it.
     pub device: String,
     /// Files and formats, the live one first, each lying on the next.
@@ -21,22 +21,22 @@ pub struct Chain {
 }
 
 /// A connection to one VM.
-pub struct Watch {
+pub struct DiskWatch {
     connection: Connection,
 }
 
-impl std::fmt::Debug for Watch {
+impl std::fmt::Debug for DiskWatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
+        f.debug_struct("DiskWatch").finish_non_exhaustive()
     }
 }
 
-impl Watch {
+impl DiskWatch {
     /// Connects to a QMP socket and holds it.
     ///
     /// # Errors
-    /// [`Cause`], after at most two seconds.
-    pub fn connect(reach: &Path) -> Result<Self, Cause> {
+    /// [`QmpFailure`], after at most two seconds.
+    pub fn connect(reach: &Path) -> Result<Self, QmpFailure> {
         Connection::open(reach).map(Self::over)
     }
 
@@ -49,17 +49,17 @@ impl Watch {
     ///
     /// # Errors
     /// When the connection is lost: what has happened meanwhile is not known.
-    pub fn upheavals(&mut self) -> Result<Vec<String>, Cause> {
+    pub fn changes(&mut self) -> Result<Vec<String>, QmpFailure> {
         let mut events = self.connection.events()?;
-        events.retain(|name| is_upheaval(name));
+        events.retain(|name| invalidates_disks(name));
         Ok(events)
     }
 
     /// The disks and what they lie on.
     ///
     /// # Errors
-    /// [`Cause`].
-    pub fn chains(&mut self) -> Result<Vec<Chain>, Cause> {
+    /// [`QmpFailure`].
+    pub fn chains(&mut self) -> Result<Vec<BackingChain>, QmpFailure> {
         self.connection.go_on();
         let blocks = self.connection.command("query-block")?;
         Ok(list("query-block", &blocks)?
@@ -70,7 +70,7 @@ impl Watch {
 }
 
 /// A guest that starts anew, memory or disks from another time, another file behind a disk.
-fn is_upheaval(event: &str) -> bool {
+fn invalidates_disks(event: &str) -> bool {
     matches!(
         event,
         "RESET"
@@ -90,7 +90,7 @@ fn is_upheaval(event: &str) -> bool {
 }
 
 /// One item of `query-block`; `None` without a medium, and for what makes no sense.
-fn chain(block: &Value) -> Option<Chain> {
+fn chain(block: &Value) -> Option<BackingChain> {
     let inserted = &block["inserted"];
     inserted["file"].as_str()?;
     let named = |key: &str| block[key].as_str().filter(|d| !d.is_empty());
@@ -112,7 +112,7 @@ fn chain(block: &Value) -> Option<Chain> {
     if let (Some(first), Some(driver)) = (layers.first_mut(), inserted["drv"].as_str()) {
         first.1 = printable(driver);
     }
-    Some(Chain {
+    Some(BackingChain {
         device: printable(device),
         layers,
     })
@@ -146,10 +146,10 @@ mod tests {
     #[test]
     fn resets_jobs_and_migrations_are_upheavals() {
         for yes in ["RESET", "BLOCK_JOB_COMPLETED", "MIGRATION", "RESUME"] {
-            assert!(is_upheaval(yes), "{yes}");
+            assert!(invalidates_disks(yes), "{yes}");
         }
         for no in ["RTC_CHANGE", "NIC_RX_FILTER_CHANGED", "BALLOON_CHANGE"] {
-            assert!(!is_upheaval(no), "{no}");
+            assert!(!invalidates_disks(no), "{no}");
         }
     }
 
@@ -175,15 +175,15 @@ mod tests {
             .unwrap();
             writeln!(out, "{{\"return\": [], \"id\": 2}}").unwrap();
         });
-        let mut watch = Watch::connect(&path).unwrap();
+        let mut watch = DiskWatch::connect(&path).unwrap();
         assert!(watch.chains().unwrap().is_empty());
-        let seen = watch.upheavals();
+        let seen = watch.changes();
         qemu.join().unwrap();
         // The end of the connection may be seen together with them.
         if let Ok(seen) = seen {
             assert_eq!(seen, ["RESET", "STOP"]);
         }
-        assert!(watch.upheavals().is_err());
+        assert!(watch.changes().is_err());
     }
 
     proptest! {

@@ -39,7 +39,7 @@ struct VmRow {
     regular_here: u32,
     regular_all: u32,
     /// CPU, or [`NO_CPU`].
-    park: u32,
+    hold_cpu: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -71,9 +71,9 @@ struct PlanRows {
     threads: [ThreadRow; MAX_THREADS],
 }
 
-/// One core's part of the board.
+/// One core's part of the shared.
 #[repr(C)]
-pub struct CoreBoard {
+pub struct SharedCore {
     /// CPU number.
     pub cpu: AtomicU32,
     /// Set by the controller once it runs on its core.
@@ -103,9 +103,9 @@ pub struct CoreBoard {
     plan: std::cell::UnsafeCell<PlanRows>,
 }
 
-/// The whole board.
+/// The whole shared.
 #[repr(C)]
-pub struct BoardData {
+pub struct SharedLayout {
     magic: u64,
     /// Number of cores in use.
     pub n_cores: AtomicU32,
@@ -114,54 +114,54 @@ pub struct BoardData {
     /// CLOCK_MONOTONIC (ns) of the watchdog's last turn.
     pub watchdog_beat: AtomicU64,
     /// Per core, the first `n_cores` in use.
-    pub cores: [CoreBoard; MAX_CORES],
+    pub cores: [SharedCore; MAX_CORES],
 }
 
-/// A mapping of the board.
-pub struct Board {
-    at: NonNull<BoardData>,
+/// A mapping of the shared.
+pub struct SharedMemory {
+    at: NonNull<SharedLayout>,
 }
 
 // SAFETY: everything shared is atomic, but for the plan rows, which are copied under a sequence count.
-unsafe impl Send for Board {}
+unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Board {}
+unsafe impl Sync for SharedMemory {}
 
-impl std::ops::Deref for Board {
-    type Target = BoardData;
-    fn deref(&self) -> &BoardData {
+impl std::ops::Deref for SharedMemory {
+    type Target = SharedLayout;
+    fn deref(&self) -> &SharedLayout {
         // SAFETY: mapped for the life of self; all fields are valid for any bit pattern.
         unsafe { self.at.as_ref() }
     }
 }
 
-impl Board {
-    /// Makes a board in anonymous memory; the descriptor is inherited by the children that are to map it.
+impl SharedMemory {
+    /// Makes a shared in anonymous memory; the descriptor is inherited by the children that are to map it.
     pub fn create() -> io::Result<(Self, OwnedFd)> {
-        let fd = memfd_create("viola-board", MemfdFlags::empty())?;
-        ftruncate(&fd, size_of::<BoardData>() as u64)?;
-        let board = Self::map_fd(std::os::fd::AsFd::as_fd(&fd))?;
+        let fd = memfd_create("viola-shared", MemfdFlags::empty())?;
+        ftruncate(&fd, size_of::<SharedLayout>() as u64)?;
+        let shared = Self::map_fd(std::os::fd::AsFd::as_fd(&fd))?;
         // SAFETY: mapped writable, nobody else has it yet.
-        unsafe { (*board.at.as_ptr()).magic = MAGIC };
-        Ok((board, fd))
+        unsafe { (*shared.at.as_ptr()).magic = MAGIC };
+        Ok((shared, fd))
     }
 
-    /// Maps a board that another process made.
+    /// Maps a shared that another process made.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        if rustix::fs::fstat(fd)?.st_size != size_of::<BoardData>() as i64 {
+        if rustix::fs::fstat(fd)?.st_size != size_of::<SharedLayout>() as i64 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "board of another size",
+                "shared of another size",
             ));
         }
-        let board = Self::map_fd(fd)?;
-        if board.magic != MAGIC {
+        let shared = Self::map_fd(fd)?;
+        if shared.magic != MAGIC {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "not a board of this version",
+                "not a shared of this version",
             ));
         }
-        Ok(board)
+        Ok(shared)
     }
 
     fn map_fd(fd: BorrowedFd<'_>) -> io::Result<Self> {
@@ -170,7 +170,7 @@ impl Board {
         let at = unsafe {
             mmap(
                 std::ptr::null_mut(),
-                size_of::<BoardData>(),
+                size_of::<SharedLayout>(),
                 prot,
                 MapFlags::SHARED,
                 fd,
@@ -183,15 +183,15 @@ impl Board {
     }
 
     /// The cores in use.
-    pub fn cores(&self) -> &[CoreBoard] {
+    pub fn cores(&self) -> &[SharedCore] {
         &self.cores[..(self.n_cores.load(Ordering::Acquire) as usize).min(MAX_CORES)]
     }
 }
 
-impl Drop for Board {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping made in map_fd, not used after this.
-        let _ = unsafe { munmap(self.at.as_ptr().cast(), size_of::<BoardData>()) };
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), size_of::<SharedLayout>()) };
     }
 }
 
@@ -235,8 +235,8 @@ pub struct LocalVm {
     pub sees_packets: bool,
     /// As [`crate::VmPlan::regular_vcpus`].
     pub regular_vcpus: (u32, u32),
-    /// As [`crate::VmPlan::park`].
-    pub park: Option<u32>,
+    /// As [`crate::VmPlan::hold_cpu`].
+    pub hold_cpu: Option<u32>,
 }
 
 impl LocalPlan {
@@ -260,7 +260,7 @@ impl Default for LocalPlan {
     }
 }
 
-impl CoreBoard {
+impl SharedCore {
     /// Writes a new plan; `pool` are all cores of vTurbo's pools. One writer at a time (the daemon). Returns its
     /// sequence count, and whether all threads had room.
     pub fn publish(&self, plan: &CorePlan, pool: &[PoolCore]) -> (u64, bool) {
@@ -300,7 +300,7 @@ impl CoreBoard {
                     sees_packets: u32::from(vm.sees_packets),
                     regular_here: vm.regular_vcpus.0,
                     regular_all: vm.regular_vcpus.1,
-                    park: vm.park.unwrap_or(NO_CPU),
+                    hold_cpu: vm.hold_cpu.unwrap_or(NO_CPU),
                 });
                 for t in &vm.threads {
                     if n_threads < MAX_THREADS {
@@ -389,7 +389,7 @@ impl CoreBoard {
                     pid: row.pid,
                     sees_packets: row.sees_packets != 0,
                     regular_vcpus: (row.regular_here, row.regular_all),
-                    park: (row.park != NO_CPU).then_some(row.park),
+                    hold_cpu: (row.hold_cpu != NO_CPU).then_some(row.hold_cpu),
                 });
             }
             for i in 0..n_threads {
@@ -469,7 +469,7 @@ mod tests {
             reserve_permille: 300,
             vms: (0..n)
                 .map(|i| VmPlan {
-                    park: None,
+                    hold_cpu: None,
                     params: Params {
                         id: i,
                         class: if i == 0 { Class::Ls } else { Class::Batch },
@@ -492,9 +492,9 @@ mod tests {
 
     #[test]
     fn what_one_process_publishes_another_reads() {
-        let (board, fd) = Board::create().unwrap();
-        let other = Board::open(fd.as_fd()).unwrap();
-        let (seq, fits) = board.cores[0].publish(&plan(3), &POOL);
+        let (shared, fd) = SharedMemory::create().unwrap();
+        let other = SharedMemory::open(fd.as_fd()).unwrap();
+        let (seq, fits) = shared.cores[0].publish(&plan(3), &POOL);
         assert!(fits);
         let mut local = LocalPlan::new();
         assert_eq!(other.cores[0].read(&mut local), Some(seq));
@@ -534,15 +534,15 @@ mod tests {
 
     #[test]
     fn a_plan_that_is_being_written_is_not_read() {
-        let (board, _fd) = Board::create().unwrap();
-        board.cores[0].publish(&plan(1), &[]);
-        board.cores[0].seq.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(board.cores[0].read(&mut LocalPlan::new()), None);
+        let (shared, _fd) = SharedMemory::create().unwrap();
+        shared.cores[0].publish(&plan(1), &[]);
+        shared.cores[0].seq.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(shared.cores[0].read(&mut LocalPlan::new()), None);
     }
 
     #[test]
     fn too_many_threads_are_reported() {
-        let (board, _fd) = Board::create().unwrap();
+        let (shared, _fd) = SharedMemory::create().unwrap();
         let mut plan = plan(1);
         plan.vms[0].threads = vec![
             ThreadPlan {
@@ -551,14 +551,14 @@ mod tests {
             };
             MAX_THREADS + 1
         ];
-        assert!(!board.cores[0].publish(&plan, &[]).1);
+        assert!(!shared.cores[0].publish(&plan, &[]).1);
     }
 
     #[test]
     fn a_file_that_is_no_board_is_refused() {
         let fd = memfd_create("x", MemfdFlags::empty()).unwrap();
-        assert!(Board::open(fd.as_fd()).is_err());
-        ftruncate(&fd, size_of::<BoardData>() as u64).unwrap();
-        assert!(Board::open(fd.as_fd()).is_err());
+        assert!(SharedMemory::open(fd.as_fd()).is_err());
+        ftruncate(&fd, size_of::<SharedLayout>() as u64).unwrap();
+        assert!(SharedMemory::open(fd.as_fd()).is_err());
     }
 }

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::HostError;
-use crate::netns::{Interface, NicFound};
+use crate::netns::{ConfiguredNic, Interface};
+use crate::paths::{absolute, through_root};
 use crate::proc::{self, Stat, TapFd};
-use crate::tasks::Tasks;
-use crate::uml::{completed, seen_from};
-use crate::vm::{Disk, Hypervisor, NicKind, Service, ServiceKind, Thread, Tid, Vcpu, printable};
+use crate::thread::{Thread, Tid};
+use crate::thread_cache::ThreadCache;
+use crate::vm::{Disk, Hypervisor, NicKind, ServiceKind, ServiceThread, Vcpu, printable};
 use api::Answer;
 
 /// After an answer it is asked again after this time, or sooner after none.
@@ -54,11 +55,11 @@ fn of_program(program: &Path) -> Option<Hypervisor> {
 }
 
 /// What is remembered of a VM between two looks.
-pub(crate) struct Micro {
+pub(crate) struct MicroVm {
     hypervisor: Hypervisor,
     name: Option<String>,
     socket: Option<String>,
-    tasks: Tasks,
+    tasks: ThreadCache,
     answer: Option<Answer>,
     asked: Option<Instant>,
     wait: Duration,
@@ -67,12 +68,12 @@ pub(crate) struct Micro {
 /// What may change while it runs.
 pub(crate) struct Look {
     pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) service: Vec<Service>,
+    pub(crate) service: Vec<ServiceThread>,
     /// Whether its interface was asked.
     pub(crate) asked: bool,
 }
 
-impl Micro {
+impl MicroVm {
     /// By its arguments, without the program's name.
     pub(crate) fn new(hypervisor: Hypervisor, args: &[String]) -> Self {
         let (name, socket) = match hypervisor {
@@ -87,7 +88,7 @@ impl Micro {
             hypervisor,
             name: name.filter(|name| !name.is_empty()),
             socket,
-            tasks: Tasks::default(),
+            tasks: ThreadCache::default(),
             answer: None,
             asked: None,
             wait: SHORTEST_WAIT,
@@ -111,14 +112,14 @@ impl Micro {
     pub(crate) fn disks(&self, pid: Tid) -> Vec<Disk> {
         let mut disks = self.answer.as_ref().map_or(Vec::new(), |a| a.disks.clone());
         for disk in &mut disks {
-            disk.path = completed(pid, std::mem::take(&mut disk.path));
+            disk.path = absolute(pid, std::mem::take(&mut disk.path));
         }
         disks
     }
 
     /// Taps that its process has open; their MAC addresses are in its answer.
-    pub(crate) fn nics(&self, pid: Tid) -> Result<Vec<NicFound>, HostError> {
-        let mut found: Vec<NicFound> = Vec::new();
+    pub(crate) fn nics(&self, pid: Tid) -> Result<Vec<ConfiguredNic>, HostError> {
+        let mut found: Vec<ConfiguredNic> = Vec::new();
         for tap in proc::taps(pid)? {
             let (interface, kind, mac) = match tap {
                 TapFd::Tap { name, .. } => {
@@ -132,7 +133,7 @@ impl Micro {
             };
             // A tap with several queues has as many descriptors.
             if !found.iter().any(|n| n.interface == interface) {
-                found.push(NicFound {
+                found.push(ConfiguredNic {
                     interface,
                     kind,
                     mac,
@@ -161,7 +162,7 @@ impl Micro {
                     kernel_thread: None,
                     cores: proc::affinity(thread.tid)?.unwrap_or_default(),
                 }),
-                None => service.push(Service {
+                None => service.push(ServiceThread {
                     thread: *thread,
                     kind: kind_of(pid, thread, name),
                 }),
@@ -178,7 +179,7 @@ impl Micro {
 
     fn ask(&mut self, pid: Tid, now: Instant) {
         self.asked = Some(now);
-        let socket = self.socket.as_deref().map(|s| seen_from(pid, s));
+        let socket = self.socket.as_deref().map(|s| through_root(pid, s));
         match socket.and_then(|socket| api::ask(self.hypervisor, &socket).ok()) {
             Some(answer) => {
                 self.answer = Some(answer);

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The files of a VM's disks.
+//!
+//! A path alone is not enough.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::paths::through_root;
+use crate::vm::Vm;
+
+/// Device and inode number of a file.
+pub type FileId = (u64, u64);
+
+/// Opens a file of one of the VM's disks for reading. It has to be one that the VM's process has open itself.
+///
+/// # Errors
+/// [`io::ErrorKind::NotFound`] when the VM has no such file open.
+pub fn open(vm: &Vm, path: &Path) -> io::Result<(File, FileId)> {
+    let file = File::open(find_descriptor(vm, path)?)?;
+    let id = file_id(&file.metadata()?);
+    Ok((file, id))
+}
+
+/// The same, for reading and writing.
+///
+/// # Errors
+/// Those of [`open`]; [`io::ErrorKind::PermissionDenied`] when the VM itself may only read it.
+pub fn open_for_writing(vm: &Vm, path: &Path) -> io::Result<File> {
+    let fd = find_descriptor(vm, path)?;
+    if !is_writable(&fd)? {
+        let what = format!("{}: the VM may only read it", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
+    File::options().read(true).write(true).open(fd)
+}
+
+/// Where in `/proc` the VM's process has it open.
+fn find_descriptor(vm: &Vm, path: &Path) -> io::Result<PathBuf> {
+    let wanted = path
+        .to_str()
+        .and_then(|p| fs::metadata(through_root(vm.pid, p)).ok())
+        .map(|m| file_id(&m));
+    let mut by_name = None;
+    for entry in fs::read_dir(format!("/proc/{}/fd", vm.pid))?.flatten() {
+        let fd = entry.path();
+        let is_named = fs::read_link(&fd).is_ok_and(|target| target == path);
+        let Ok(meta) = fs::metadata(&fd) else {
+            continue;
+        };
+        if !(meta.is_file() || is_block_device(&meta)) {
+            continue;
+        }
+        // The name that the kernel knows goes before what lies at that path now.
+        if is_named {
+            by_name = Some(fd);
+            break;
+        }
+        if by_name.is_none() && wanted == Some(file_id(&meta)) {
+            by_name = Some(fd);
+        }
+    }
+    by_name.ok_or_else(|| {
+        let what = format!("{}: the VM has no such file open", path.display());
+        io::Error::new(io::ErrorKind::NotFound, what)
+    })
+}
+
+/// Whether the process may write to what it has open there.
+fn is_writable(fd: &Path) -> io::Result<bool> {
+    let number = fd.file_name().unwrap_or_default();
+    let info = fd
+        .parent()
+        .and_then(Path::parent)
+        .map(|process| process.join("fdinfo").join(number))
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    let text = fs::read_to_string(info)?;
+    // in octal; the last two bits are the mode of access
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    let mode = flags.ok_or(io::ErrorKind::InvalidData)? & libc::O_ACCMODE as u32;
+    Ok(mode != libc::O_RDONLY as u32)
+}
+
+/// Device and inode number; for a block device the device that it is.
+pub fn file_id(meta: &fs::Metadata) -> FileId {
+    if is_block_device(meta) {
+        (0, meta.rdev())
+    } else {
+        (meta.dev(), meta.ino())
+    }
+}
+
+fn is_block_device(meta: &fs::Metadata) -> bool {
+    meta.file_type().is_block_device()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpuset::CpuSet;
+    use crate::vm::{Hypervisor, VmId};
+
+    fn me() -> Vm {
+        let pid = std::process::id();
+        Vm {
+            id: VmId::new(Hypervisor::Qemu, "me"),
+            name: "me".into(),
+            hypervisor: Hypervisor::Qemu,
+            pid,
+            start_time: 1,
+            vcpus: Vec::new(),
+            service: Vec::new(),
+            disks: Vec::new(),
+            nics: Vec::new(),
+            cgroup: None,
+            cores: CpuSet::new(),
+            status: None,
+            uuid: None,
+            libvirt: false,
+        }
+    }
+
+    #[test]
+    fn only_a_file_that_the_vm_has_open_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        fs::write(&path, "x").unwrap();
+        assert_eq!(
+            open(&me(), &path).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+        let held = File::open(&path).unwrap();
+        let (_, id) = open(&me(), &path).unwrap();
+        assert_eq!(id, file_id(&held.metadata().unwrap()));
+        // By another name of the same file, too.
+        let link = dir.path().join("link.img");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert_eq!(open(&me(), &link).unwrap().1, id);
+        // Another file at that path is not the VM's.
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "y").unwrap();
+        let other = file_id(&fs::metadata(&path).unwrap());
+        assert!(open(&me(), &path).is_err() || other == id);
+    }
+}
