@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use std::os::fd::AsFd;
 
-use viola_host::{Vm, reach};
+use viola_host::{Vm, sockets, unix_connect};
 use viola_vread::control::{Order, StreamState as State};
 
 use crate::workers::process::Worker;
