@@ -21,7 +21,7 @@ pub const PROGRAM: &str = "viola-lab";
 )]
 #[command(after_long_help = viola_cli::usage::EXIT_STATUS)]
 pub struct Args {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }

@@ -69,6 +69,11 @@ pub fn print(text: &str) -> Outcome {
     }
 }
 
+/// Writes a line to standard error, after the program's name. A closed standard error is ignored.
+pub fn note(program: &str, text: &str) {
+    let _ = writeln!(std::io::stderr(), "{program}: {text}");
+}
+
 /// Writes a value as JSON to standard output.
 ///
 /// # Errors

@@ -12,11 +12,11 @@ use crate::error::Failure;
 pub const EXIT_STATUS: &str = "\
 Exit status:
   0  done
-  1  it could not be done
-  2  wrong usage or configuration; nothing was done
+  1  the command failed
+  2  wrong usage or configuration; nothing was changed
 
 Environment:
-  NO_COLOR      no colours, also on a terminal";
+  NO_COLOR  no colours, even on a terminal";
 
 /// Reads the command line of a program.
 ///

@@ -16,12 +16,12 @@ pub use internal::Internal;
 
 /// Fast I/O for virtual machines that share few cores.
 ///
-/// A virtual machine that waits for a core cannot answer a packet or finish a read. viola shortens that wait: a VM
-/// that is called latency-sensitive (class ls) gets short slices of its core more often, and keeps its share; the
-/// others (class batch) keep theirs.
+/// A virtual machine that waits for a core cannot answer a packet or finish a read. viola shortens that wait: a
+/// latency-sensitive VM (class ls) gets short slices of its core more often and keeps its share; the other VMs (class
+/// batch) keep theirs.
 ///
-/// `viola run` is the daemon; all other commands talk to it, or do without it. Everything that viola changes is put
-/// back when it ends, however it ends.
+/// `viola run` is the daemon. The other commands talk to the daemon, or work without it. When the daemon ends, it
+/// restores everything that it changed; after kill -9 its watchdog does, or `viola restore`.
 #[derive(Debug, Parser)]
 #[command(
     name = "viola",
@@ -31,7 +31,7 @@ pub use internal::Internal;
 )]
 #[command(after_long_help = EXIT_STATUS)]
 pub struct Viola {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -39,116 +39,117 @@ pub struct Viola {
 const EXIT_STATUS: &str = "\
 Exit status:
   0  done
-  1  it could not be done
-  2  wrong usage or configuration; nothing was done
+  1  the command failed
+  2  wrong usage or configuration; nothing was changed
 
 Environment:
-  VIOLA_SOCKET  control socket, where --socket does not name one
-  NO_COLOR      no colours, also on a terminal";
+  VIOLA_SOCKET  path of the control socket, unless --socket names one
+  NO_COLOR      no colours, even on a terminal";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon.
     ///
-    /// Looks at the VMs of this host every 100 ms, and schedules them as the configuration and `viola set` say.
-    /// Stays in the foreground; each change is one line on stderr, with VM, what and why. SIGHUP reads the
-    /// configuration again; SIGTERM and SIGINT put everything back and end. Needs root.
+    /// The daemon measures the VMs of this host every 100 ms and schedules them as the configuration and `viola set` say.
+    /// It stays in the foreground and writes one line to standard error for each change: the VM, the change, the reason.
+    /// SIGHUP makes it read the configuration again. On SIGTERM or SIGINT it restores everything and ends. Needs root.
     ///
-    /// Workers of vread go on when it ends, so that mounts outlive a restart; the next daemon finds them, and
-    /// `viola stop --all` or `viola restore` ends them.
+    /// Workers of vread go on when the daemon ends, so that mounts outlive a restart. The next daemon takes them over;
+    /// `viola stop --all` and `viola restore` end them.
     ///
-    /// Without a VM of class ls, and without caps, nothing is changed at all.
+    /// Without a VM of class ls or turbo, and without caps, the daemon changes nothing.
     Run(Run),
-    /// Tell what this host can do, and what stands in the way.
+    /// Show what this host supports, and what it lacks.
     ///
-    /// Works without a daemon. With one it also gives advice: VMs that wait for their core for long, and what
-    /// class ls would make of it. With --config it first checks a configuration file, and ends with status 2 when
-    /// that is wrong.
+    /// Works without a daemon. A running daemon adds advice: which VMs wait long for their core, and how long they would
+    /// wait in class ls. With --config the command first checks a configuration file, and ends with status 2 when the file
+    /// has an error.
     Check(Check),
-    /// Show all VMs: what they are promised, what they got, how long they waited.
+    /// Show all VMs: their share, what they used, how long they waited.
     ///
-    /// NAME, CLASS (ls or batch; a * when the meter chose it), BY what it is scheduled, CORES that the vCPUs may run on, SHARE that the
-    /// weight stands for when everybody is busy and USED in the last second, both in percent of those cores, WAIT
-    /// as part of the time the VM wanted to run, P99 WAIT that 99 of 100 waits did not exceed in the last 10 s,
-    /// NET and DISK traffic, and HELP: accelerators that would help this VM and that it does not have. slices: class ls
-    /// would shorten its waits; vread: it may read HDFS blocks of this host, and has no mount for them. `viola check`
-    /// says it in sentences.
+    /// Columns: NAME. CLASS: ls, batch or turbo; a * marks a class that the classifier chose. BY: the mechanism that
+    /// schedules the VM. CORES: where its vCPUs may run. SHARE: its part of those cores when all VMs are busy, from its
+    /// weight. USED: the part that it used in the last second. WAIT: the part of the time in which a vCPU wanted to run
+    /// and waited. P99 WAIT: 99 of 100 waits of the last 10 s were not longer. NET and DISK: traffic in the last second
+    /// and in the last 5 s. HELP: accelerators that would help this VM and that it does not have (slices: class ls would
+    /// shorten its waits; vread: it may read HDFS blocks of this host and has no mount). `viola check` explains each.
     ///
-    /// Without a daemon it measures for one second by itself, and says so; HELP takes a daemon.
+    /// Without a daemon the command measures for one second by itself, and HELP stays empty.
     Vms(Vms),
-    /// Watch all VMs on a terminal, or look at a recording.
+    /// Watch all VMs on a terminal, or replay a recording.
     ///
-    /// The table of `viola vms` once a second, with what the daemon did and when. Keys: arrows choose a VM, Enter shows
-    /// its history, s and r sort, / filters, e shows all events, space holds still, ? helps, q ends. With --replay: left
-    /// and right step (PgUp and PgDn by a minute's worth), Home and End, + and - for the speed, space to go on.
+    /// Shows the table of `viola vms` once a second, and the daemon's last changes. Keys: arrows choose a VM, Enter shows
+    /// its history, s and r sort, / filters, e shows all events, space pauses, ? shows help, q ends. With --replay: left
+    /// and right step, PgUp and PgDn step by a minute, Home and End jump, + and - change the speed, space plays.
     ///
-    /// While the daemon is gone it says so and goes on trying.
+    /// While the daemon does not answer, the screen says so and the command retries.
     Top(Top),
-    /// Write down what the daemon shows, for viola top --replay.
+    /// Record what the daemon shows, for viola top --replay.
     ///
-    /// A line of JSON each second: 0.5 to 1 kB for each VM. A recording that is there is gone on with; any other file is left
-    /// alone. Ends on Ctrl-C, SIGTERM, or after --for; while the daemon is gone it notes that and goes on trying.
+    /// Writes a line of JSON each second, 0.5 to 1 kB for each VM. An existing recording is continued; the command refuses
+    /// any other existing file. It ends on Ctrl-C, SIGTERM, or after --for. While the daemon does not answer, it records the
+    /// gap and retries.
     Record(Record),
     /// Change how one VM is scheduled, at once.
     ///
-    /// What is not named stays as it is. The change holds until the daemon ends, and for ever with --keep; the
-    /// configuration file is not written to. `viola set VM --reset` takes back all that was set.
+    /// Options that are not given stay as they are. The change holds until the daemon ends; with --keep it survives
+    /// restarts. The configuration file is not written. `viola set VM --reset` undoes all changes made by `viola set`.
     Set(Set),
-    /// Put all VMs back to the kernel's own scheduling, at once.
+    /// Return all VMs to the kernel's own scheduling, at once.
     ///
-    /// The daemon goes on measuring and changes nothing until `viola start`, or until it is started again.
+    /// The daemon keeps measuring, and changes nothing until `viola start` or until it is restarted.
     Stop(Stop),
-    /// Let the daemon go on after `viola stop --all`.
+    /// Resume after `viola stop --all`.
     Start(Socket),
     /// Show what the daemon is doing, and why.
     Status(Status),
-    /// Put back by hand whatever an earlier run left behind.
+    /// Restore by hand what an earlier daemon left behind.
     ///
-    /// Needs no daemon and may be called at any time, also twice: it ends a left-behind watchdog or controller,
-    /// gives every thread the scheduling it had before, and prints what was done. A running daemon is told to stop
-    /// first, as by `viola stop --all`. Needs root.
+    /// Needs no daemon, and may be called at any time and more than once. The command ends a watchdog or controller that
+    /// was left behind, restores the scheduling of every thread, and prints what it did. It first tells a running daemon to
+    /// stop, as `viola stop --all` does. Needs root.
     Restore(Restore),
-    /// Show whose HDFS blocks are read past their VM, and by whom.
+    /// Show the VMs that vread serves, and what they read.
     ///
-    /// A VM that the configuration allows to ([vread] allow) reads blocks straight from the disk images of DataNode
-    /// VMs on this host. The book's page on vread tells what both VMs need.
+    /// With vread, a VM reads HDFS blocks directly from the disk images of DataNode VMs. [vread] allow in the configuration
+    /// lists the allowed pairs. The book's page on vread says what both VMs need.
     #[command(subcommand)]
     Vread(Vread),
-    /// Show the files that the host sends in place of VMs.
+    /// Show the transfers that the host carries out for VMs.
     ///
-    /// A VM whose configuration says so ([vm.pipe]) gives a connection and a file away for the transfer, and the host sends
-    /// from the disk image. The book's page on vpipe tells what the VM needs.
+    /// With vpipe, a VM that has [vm.pipe] in the configuration hands a connection and a file over for the time of a
+    /// transfer, and the host sends from the disk image. The book's page on vpipe says what the VM needs.
     #[command(subcommand)]
     Pipe(Pipe),
-    /// Show who has which VF of an SR-IOV NIC, and why.
+    /// Show which guest has which VF of an SR-IOV NIC, and why.
     ///
-    /// The few virtual functions (VFs) of a NIC go to the guests that gain most from them ([lanes] in the configuration),
-    /// and come back without a lost connection. Shown are the NICs, all guests in their networks with IF, the measure by
-    /// which VFs are given, and DI2, and the last switches with their reasons. The book's page on lanes tells what a
-    /// guest needs.
+    /// With lanes, the virtual functions (VFs) of a NIC go to the guests that gain most from them ([lanes] in the
+    /// configuration), and return without a broken connection. The command shows the NICs, all guests of their networks
+    /// with IF (the measure that decides) and DI2, and the last switches with their reasons. The book's page on lanes says
+    /// what a guest needs.
     Lanes(VreadArgs),
-    /// Make and show the key by which other hosts know this one.
+    /// Make or show this host's key for vread between hosts.
     ///
-    /// A host that reads blocks of another one, or serves its own, has a key of its own, and knows the others by the
-    /// fingerprints of theirs: [[vread.peer]] in the configuration.
+    /// Each host that reads or serves blocks across the network has a key. It recognises the others by their fingerprints:
+    /// [[vread.peer]] in the configuration.
     #[command(subcommand)]
     Keys(Keys),
-    /// Try on a model what viola would do.
+    /// Simulate a host with viola.
     ///
-    /// A simulated host, its VMs and what they do, from a scenario in TOML; the decisions are made by the code that also
-    /// runs on hosts. The book's page on the simulator has the keys of a scenario, and what the model leaves out.
+    /// A scenario in TOML describes a host, its VMs and their load. The simulator uses the same decision code as the
+    /// daemon. The book's page on the simulator lists the keys of a scenario and the limits of the model.
     #[command(subcommand)]
     Sim(crate::sim::Sim),
     /// Write man pages and shell completions into a folder.
     ///
-    /// A page for each command (viola-set.1) and completions for bash, fish and zsh, made from the same text as
-    /// --help. `man -l DIR/viola.1` shows a page from there.
+    /// Writes a page for each command (viola-set.1) and completions for bash, fish and zsh, from the text of --help.
+    /// `man -l DIR/viola.1` shows a page.
     Man(Man),
-    /// Processes that the daemon starts.
+    /// Helper processes of the daemon.
     #[command(hide = true, subcommand)]
     Internal(Internal),
-    /// Processes that listen to guests; the daemon starts them.
+    /// Workers of vread and vpipe; the daemon starts them.
     #[command(hide = true, subcommand)]
     Worker(Worker),
 }
@@ -156,16 +157,16 @@ pub enum Command {
 /// Subcommands of `keys`.
 #[derive(Debug, Subcommand)]
 pub enum Keys {
-    /// Make a key and a certificate for this host; what is there is never overwritten.
+    /// Make a key and a certificate for this host; existing files are never overwritten.
     Init(KeysArgs),
-    /// Show the fingerprint, as lines for the configuration of the other hosts.
+    /// Show the fingerprint, as lines for the configuration of other hosts.
     Show(KeysArgs),
 }
 
 /// Options of `man`.
 #[derive(Debug, Args)]
 pub struct Man {
-    /// The folder; it is made if it is not there.
+    /// Output folder; it is created when missing.
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 }
@@ -173,10 +174,10 @@ pub struct Man {
 /// Options of `keys init` and `keys show`.
 #[derive(Debug, Args)]
 pub struct KeysArgs {
-    /// What other hosts are to call this one; without it what it calls itself.
+    /// Name of this host for other hosts; its host name by default.
     #[arg(long, value_name = "NAME")]
     pub host: Option<String>,
-    /// Configuration file, for the places of both files (key and certificate in [vread]).
+    /// Configuration file that names both files (key and certificate in [vread]).
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -184,16 +185,16 @@ pub struct KeysArgs {
 /// Subcommands of `vread`.
 #[derive(Debug, Subcommand)]
 pub enum Vread {
-    /// List the VMs: whether they are served, blocks known, readers connected.
+    /// List the VMs: served or not, known blocks, connected readers.
     Ls(VreadArgs),
-    /// Show counts: bytes and requests, withdrawals, fallbacks and refusals with their reasons.
+    /// Show counters: bytes, requests, withdrawals, and the reasons of fallbacks and refusals.
     Stat(VreadArgs),
 }
 
 /// Subcommands of `pipe`.
 #[derive(Debug, Subcommand)]
 pub enum Pipe {
-    /// List the VMs and their transfers: file size, peer, rate, age.
+    /// List the VMs and their transfers: size, peer, rate, age.
     Ls(VreadArgs),
 }
 
@@ -208,12 +209,12 @@ pub struct VreadArgs {
     pub socket: Socket,
 }
 
-/// Processes of vread. Each gets its descriptors on its standard input.
+/// Workers of vread and vpipe. Each gets its descriptors on its standard input.
 #[derive(Debug, Subcommand)]
 pub enum Worker {
-    /// Listens to the agent in a DataNode VM.
+    /// Talks to the agent in a VM.
     Agent {
-        /// Its control socket; for people who look at the list of processes.
+        /// Its control socket, shown in the list of processes.
         socket: PathBuf,
     },
     /// Serves blocks to a VM.
@@ -221,7 +222,7 @@ pub enum Worker {
         /// Its control socket.
         socket: PathBuf,
     },
-    /// Serves blocks to other hosts, and fetches theirs.
+    /// Serves blocks to other hosts, and reads theirs.
     Peer {
         /// Its control socket.
         socket: PathBuf,
@@ -245,10 +246,10 @@ pub struct Run {
     /// Configuration file.
     #[arg(short, long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     pub config: PathBuf,
-    /// Change nothing, only measure and advise.
+    /// Only measure and advise; change nothing.
     ///
-    /// The control socket answers as ever; what would have been done is in the journal, and `viola set` only
-    /// changes the advice.
+    /// The control socket works as usual. The log says what the daemon would have changed, and `viola set` changes only the
+    /// advice.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -256,7 +257,7 @@ pub struct Run {
 /// Options of `check`.
 #[derive(Debug, Args)]
 pub struct Check {
-    /// Configuration file to check; without it that of a running daemon, or none.
+    /// Configuration file to check; by default that of the running daemon.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print JSON.
@@ -281,7 +282,7 @@ pub struct Vms {
 /// Options of `top`.
 #[derive(Debug, Args)]
 pub struct Top {
-    /// A recording to look at, instead of a daemon.
+    /// Recording to replay.
     #[arg(long, value_name = "FILE")]
     pub replay: Option<PathBuf>,
     #[command(flatten)]
@@ -292,13 +293,13 @@ pub struct Top {
 /// Options of `record`.
 #[derive(Debug, Args)]
 pub struct Record {
-    /// Where to write.
+    /// Output file.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Time between two lines, 100ms to 3600s.
+    /// Interval between two lines, 100ms to 3600s.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub interval: String,
-    /// How long; without it until Ctrl-C.
+    /// Duration of the recording; until Ctrl-C by default.
     #[arg(long = "for", value_name = "TIME")]
     pub length: Option<String>,
     #[command(flatten)]
@@ -310,28 +311,28 @@ pub struct Record {
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("change").args(["class", "microslice", "weight", "cap", "lane", "reset"]).required(true).multiple(true)))]
 pub struct Set {
-    /// Name of the VM, or its identity (uml:NAME, qemu:NAME) when several have that name.
+    /// Name of the VM, or its identity (uml:NAME, qemu:NAME) when several VMs have that name.
     pub vm: String,
-    /// ls: short slices, more often; batch: whole slices; turbo: a vCPU for its I/O on a turbo core, whole slices for
-    /// the others; auto: as the meter finds it.
+    /// ls: short slices, more often; batch: whole slices; turbo: one vCPU, which serves I/O, on a turbo core, and whole
+    /// slices for the others; auto: the classifier chooses.
     #[arg(long, value_parser = class)]
     pub class: Option<ClassSetting>,
-    /// Length of an ls VM's slice, 50us to 30ms. Shorter answers sooner and costs more.
+    /// Slice of an ls VM, 50us to 30ms. A shorter one gives shorter waits and costs more switches.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub microslice: Option<String>,
-    /// Share of the core against the other VMs, 1 to 65535. 256 is what a VM has of which nothing is said.
+    /// Weight of the VM among the VMs of its core, 1 to 65535; 256 by default.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub weight: Option<String>,
-    /// Most that the VM may use, in percent of one core: 1% to 100% per vCPU; none lifts it.
+    /// Upper bound of what the VM uses, in percent of one core: 1% to 100% per vCPU; none removes it.
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub cap: Option<String>,
-    /// Whether it may have a VF: auto, while it gains more from one than others; pin, before all others; never.
+    /// VF of the VM: auto, while it gains more than the others; pin, before all others; never.
     #[arg(long, value_parser = lane)]
     pub lane: Option<LaneSetting>,
-    /// Let the change survive a restart of the daemon.
+    /// Keep the change across restarts of the daemon.
     #[arg(long)]
     pub keep: bool,
-    /// Forget what was set before, also what was kept; then set what else is named.
+    /// Undo earlier changes, kept ones too, before the other options are applied.
     #[arg(long)]
     pub reset: bool,
     #[command(flatten)]
@@ -342,7 +343,7 @@ pub struct Set {
 /// Options of `stop`.
 #[derive(Debug, Args)]
 pub struct Stop {
-    /// All VMs; has to be said, so that nobody stops them by accident.
+    /// All VMs. Required, so that a bare `viola stop` changes nothing.
     #[arg(long, required = true)]
     pub all: bool,
     #[command(flatten)]
@@ -364,10 +365,10 @@ pub struct Status {
 /// Options of `restore`.
 #[derive(Debug, Args)]
 pub struct Restore {
-    /// Where the daemon keeps the state of a run (`run_dir` of the configuration).
+    /// Folder of the daemon's run-time state (`run_dir` of the configuration).
     #[arg(long, value_name = "DIR", default_value = config::DEFAULT_RUN_DIR)]
     pub run_dir: PathBuf,
-    /// Leave the workers of vread alone, so that mounts outlive a restart of the daemon.
+    /// Keep the workers of vread, so that mounts outlive a restart of the daemon.
     #[arg(long)]
     pub keep_workers: bool,
     #[command(flatten)]
@@ -375,16 +376,16 @@ pub struct Restore {
     pub socket: Socket,
 }
 
-/// Where the daemon is.
+/// The daemon's control socket.
 #[derive(Debug, Args)]
 pub struct Socket {
-    /// Control socket of the daemon.
+    /// Path of the daemon's control socket.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
 
 impl Socket {
-    /// The option, else the environment, else the usual place.
+    /// The path from the option, else from VIOLA_SOCKET, else the default.
     pub fn path(&self) -> PathBuf {
         let environment = || {
             std::env::var_os("VIOLA_SOCKET")

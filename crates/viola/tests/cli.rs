@@ -66,9 +66,12 @@ fn a_negative_weight_is_refused_in_the_file_and_by_set() {
         ":8: weight: -5 is not a weight; 1 to 65535 is allowed"
     );
     let d = Daemon::start(OFF);
-    // The number is looked at after the name, so this needs a VM; a text that is no number does not.
+    // The daemon checks the range after the name, which needs a VM; the command itself refuses a text that is not a number.
     let said = refusal(&d.ask(&["set", "a", "--weight", "much"]), 2);
-    assert_eq!(said, "weight: \"much\" is no number; 1 to 65535 is allowed");
+    assert_eq!(
+        said,
+        "weight: \"much\" is not a number; 1 to 65535 is allowed"
+    );
 }
 
 #[test]
@@ -494,7 +497,7 @@ fn the_journal_gets_levels_where_stderr_is_the_journal() {
 #[test]
 fn the_processes_of_the_slot_mechanism_are_not_for_people() {
     for name in ["slots-watchdog", "slots-controller"] {
-        assert!(refusal(&output(&["internal", name, "{}"]), 2).contains("for the daemon"));
+        assert!(refusal(&output(&["internal", name, "{}"]), 2).contains("only the daemon"));
     }
 }
 

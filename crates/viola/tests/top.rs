@@ -214,7 +214,7 @@ fn a_recording_is_made_while_the_daemon_comes_and_goes_and_is_looked_at() {
         .read_to_string(&mut said)
         .unwrap();
     assert!(
-        said.contains("going on trying") && said.contains("there again"),
+        said.contains("retrying") && said.contains("answers again"),
         "{said}"
     );
     drop(d);

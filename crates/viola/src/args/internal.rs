@@ -3,19 +3,19 @@
 
 use clap::Subcommand;
 
-/// What viola starts of itself.
+/// Processes that the daemon starts of its own program.
 #[derive(Debug, Subcommand)]
 pub enum Internal {
-    /// Watches the slot controller, from another core.
+    /// Watches the slot controller from another core.
     SlotsWatchdog {
-        /// What the daemon tells it.
+        /// Parameters from the daemon.
         json: String,
     },
-    /// Gives the cores to the VMs, one real-time thread per core.
+    /// Gives the cores to the VMs, with one real-time thread per core.
     SlotsController {
-        /// What the watchdog tells it.
+        /// Parameters from the watchdog.
         json: String,
     },
-    /// Says what libvirt's domains do, a line each.
+    /// Follows libvirt's domains, and prints a line for each event.
     Libvirt,
 }

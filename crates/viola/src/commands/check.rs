@@ -16,14 +16,14 @@ use viola_config::{self as config, Config, VmScope};
 use viola_daemon::slices::check as ability;
 use viola_daemon::{host, lanes, turbo, vread};
 
-/// Tells what this host can do: by the daemon's configuration when one runs and none is named, else by the named
-/// file, else by the usual one.
+/// Shows what this host supports, by the configuration of the running daemon, else by the named file, else by the default
+/// one.
 pub fn check(args: &args::Check) -> Outcome {
     let asked = Client::new(&args.socket.path()).get::<Check>("/check");
     let check = match (&args.config, asked) {
         (None, Ok(check)) => check,
         (file, asked) => {
-            let mut check = by_itself(file.as_deref())?;
+            let mut check = without_daemon(file.as_deref())?;
             match asked {
                 Ok(daemon) => check.advice = daemon.advice,
                 Err(ClientError::NoDaemon { .. }) => {}
@@ -39,7 +39,7 @@ pub fn check(args: &args::Check) -> Outcome {
     }
 }
 
-fn by_itself(file: Option<&Path>) -> Outcome<Check> {
+fn without_daemon(file: Option<&Path>) -> Outcome<Check> {
     let mut warnings = Vec::new();
     let facts = HostFacts::read().map_err(|e| Failure::run(e.one_line()))?;
     let config = match file {
@@ -62,7 +62,7 @@ fn by_itself(file: Option<&Path>) -> Outcome<Check> {
         .map_err(failed)?;
     inventory.refresh().map_err(failed)?;
     warnings.extend(inventory.warnings().iter().cloned());
-    // Whether the kernel takes the program is known only when it was tried.
+    // Only loading shows whether the kernel accepts the program.
     let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
     let scheduler = ability::try_scheduler(&facts).map(drop);
     let vms = inventory.vms();
@@ -98,7 +98,7 @@ fn text(check: &Check, config: Option<&Path>, colour: bool) -> String {
     if let Some(file) = config {
         text.push_str(&format!("{}: ok\n", file.display()));
     }
-    // Coloured afterwards: colours have no width.
+    // Colours come after the alignment, because escape sequences have no width.
     for (line, row) in align(&rows).lines().zip(&check.rows) {
         let colours = match row.state {
             RowState::Yes => Some(Colour::Green),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands that talk to the daemon: set, stop, start, status.
+//! `viola set`, `stop`, `start` and `status`: requests to the daemon.
 
 use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Class, ClassSetting, Done, Source, Stage, Status, VmReport};
@@ -15,7 +15,7 @@ pub fn set(args: &args::Set) -> Outcome {
     let weight = match &args.weight {
         Some(text) => Some(text.trim().parse::<i64>().map_err(|_| {
             Failure::usage(format!(
-                "weight: {} is no number; 1 to 65535 is allowed",
+                "weight: {} is not a number; 1 to 65535 is allowed",
                 viola_cli::quantities::quoted(text)
             ))
         })?),
@@ -52,13 +52,13 @@ pub fn set(args: &args::Set) -> Outcome {
     }
     let now = client.patch::<VmReport>(&format!("/vms/{}", segment(&args.vm)), &change);
     match now {
-        // a network namespace has lanes and nothing else
+        // A network namespace has only a lane.
         Err(ClientError::Refused { status: 404, .. }) if change == only_lane => set_lane(),
         now => print(&described(&now?)),
     }
 }
 
-/// What holds for a VM now, in a line, and what stands in its way in others.
+/// The VM's settings in one line, and a line for each remark.
 fn described(vm: &VmReport) -> String {
     let class = match (vm.class_setting, vm.class) {
         (ClassSetting::Auto, Class::Ls) => "auto (ls now)",
@@ -133,7 +133,7 @@ fn table(s: &Status, colour: bool) -> String {
         (true, false) => paint(stage, Colour::Green),
     };
     let mut text = format!(
-        "viola {}, process {}, up {}, looks each {}\nslices: {stage}: {}\naccounting: {}\n",
+        "viola {}, process {}, up {}, interval {}\nslices: {stage}: {}\naccounting: {}\n",
         s.version,
         s.pid,
         rounded(s.uptime_ns / 1_000_000_000 * 1_000_000_000),

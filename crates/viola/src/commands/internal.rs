@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes of the slot mechanism, started by the daemon and by each other, the one that asks libvirt, and those of test
-//! beds.
+//! Helper processes of the daemon: the watchdog and the controller of slots, and the one that follows libvirt.
 
 use std::process::{Command, ExitCode};
 
@@ -11,22 +10,20 @@ use crate::PROGRAM;
 use crate::args::Internal;
 use viola_cli::error::Failure;
 
-/// Runs one of them; the exit status of the watchdog says why it ended.
+/// Runs one of them; the exit status of the watchdog is the reason of its end.
 pub fn internal(what: &Internal) -> ExitCode {
     let (name, json) = match what {
         Internal::SlotsWatchdog { json } => (c"viola-watchdog", json),
         Internal::SlotsController { json } => (c"viola-slots", json),
         Internal::Libvirt => return libvirt(),
     };
-    // What ps shows; the file of the program may be called otherwise.
+    // The name that ps shows.
     let _ = rustix::thread::set_name(name);
     let args: HelperArgs = match serde_json::from_str(json) {
         Ok(args) => args,
         Err(e) => {
-            return Failure::usage(format!(
-                "this command is for the daemon, not for people ({e})"
-            ))
-            .report(PROGRAM);
+            return Failure::usage(format!("only the daemon runs this command ({e})"))
+                .report(PROGRAM);
         }
     };
     let ended = match what {
@@ -44,14 +41,13 @@ pub fn internal(what: &Internal) -> ExitCode {
     })
 }
 
-/// Asks libvirt until its connection ends, or the daemon does.
+/// Follows libvirt until its connection or the daemon ends.
 fn libvirt() -> ExitCode {
     let _ = rustix::thread::set_name(c"viola-libvirt");
-    // It ends with the thread of the daemon that has started it, whatever the library waits for.
+    // The kernel ends this process with the daemon's thread, even while the library waits.
     let kill = Some(rustix::process::Signal::KILL);
     if let Err(e) = rustix::process::set_parent_process_death_signal(kill) {
-        return Failure::run(format!("the end of the daemon cannot be watched: {e}"))
-            .report(PROGRAM);
+        return Failure::run(format!("cannot be tied to the daemon's life: {e}")).report(PROGRAM);
     }
     match libvirt::stream_events(libvirt::URI, &mut std::io::stdout().lock()) {
         StreamEnd::ReaderGone => ExitCode::SUCCESS,

@@ -11,46 +11,46 @@ use viola_config::vread::{DEFAULT_CERTIFICATE, DEFAULT_KEY};
 use viola_config::{self as config, Config};
 use viola_daemon::vread::keys::{Identity, host_name};
 
-/// Port that is proposed.
-const PORT: u16 = 7670;
+/// Port of vread between hosts in the proposed lines.
+const DEFAULT_PORT: u16 = 7670;
 
-/// Makes or shows the key by which other hosts know this one.
+/// Makes or shows this host's key.
 pub fn keys(what: &args::Keys) -> Outcome {
     match what {
         args::Keys::Init(args) => {
-            let place = Place::of(args)?;
+            let files = Files::of(args)?;
             let host = name(args)?;
             let made = Identity::make(&host).map_err(Failure::usage)?;
-            made.write(&place.key, &place.certificate)?;
+            made.write(&files.key, &files.certificate)?;
             print(&format!(
                 "made {} and {}\n{}",
-                place.key.display(),
-                place.certificate.display(),
-                text(&host, &made, place.listen)
+                files.key.display(),
+                files.certificate.display(),
+                text(&host, &made, files.listen)
             ))
         }
         args::Keys::Show(args) => {
-            let place = Place::of(args)?;
+            let files = Files::of(args)?;
             let host = name(args)?;
-            let found = Identity::read(&place.key, &place.certificate).map_err(Failure::run)?;
-            print(&text(&host, &found, place.listen))
+            let found = Identity::read(&files.key, &files.certificate).map_err(Failure::run)?;
+            print(&text(&host, &found, files.listen))
         }
     }
 }
 
-/// Where the files are, and where this host listens.
-struct Place {
+/// Paths of the key and the certificate, and the address on which this host listens.
+struct Files {
     key: PathBuf,
     certificate: PathBuf,
     listen: Option<SocketAddr>,
 }
 
-impl Place {
+impl Files {
     fn of(args: &args::KeysArgs) -> Outcome<Self> {
-        let usual = Path::new(config::DEFAULT_PATH);
+        let default = Path::new(config::DEFAULT_PATH);
         let file = match &args.config {
             Some(file) => Some(file.as_path()),
-            None => usual.exists().then_some(usual),
+            None => default.exists().then_some(default),
         };
         Ok(match file {
             Some(file) => {
@@ -79,7 +79,7 @@ fn text(host: &str, identity: &Identity, listen: Option<SocketAddr>) -> String {
     let address = match listen {
         Some(address) if !address.ip().is_unspecified() => address.to_string(),
         Some(address) => format!("{host}:{}", address.port()),
-        None => format!("{host}:{PORT}"),
+        None => format!("{host}:{DEFAULT_PORT}"),
     };
     format!(
         "fingerprint {}\n\n\

@@ -10,10 +10,10 @@ use viola_cli::error::Outcome;
 use viola_cli::quantities::rounded;
 use viola_cli::table::{align, print, print_json};
 
-/// Switches that are shown.
-const LAST: usize = 10;
+/// Number of switches shown.
+const MAX_SWITCHES: usize = 10;
 
-/// Shows who has which VF, and why.
+/// Shows which guest has which VF, and why.
 pub fn lanes(args: &args::VreadArgs) -> Outcome {
     let lanes: Lanes = Client::new(&args.socket.path()).get("/lanes")?;
     if args.json {
@@ -25,7 +25,7 @@ pub fn lanes(args: &args::VreadArgs) -> Outcome {
 fn list(lanes: &Lanes) -> String {
     let mut text = match lanes.on {
         true => String::new(),
-        false => format!("no VF changes hands: {}\n", lanes.why),
+        false => format!("lanes are off: {}\n", lanes.why),
     };
     let mut pools = vec![row(&["NIC", "NETWORK", "VFS", "HELD", "WHY"])];
     pools.extend(lanes.pools.iter().map(|pool| {
@@ -56,7 +56,7 @@ fn list(lanes: &Lanes) -> String {
     }
     if !lanes.switches.is_empty() {
         let mut switches = vec![row(&["AGO", "VF", "VM", "WHAT", "TOOK", "WHY"])];
-        switches.extend(lanes.switches.iter().take(LAST).map(switch));
+        switches.extend(lanes.switches.iter().take(MAX_SWITCHES).map(switch));
         text.push_str(&align(&switches));
     }
     text
@@ -110,7 +110,7 @@ mod tests {
         };
         assert_eq!(
             list(&none),
-            "no VF changes hands: the configuration has no [[lanes.pool]]\n"
+            "lanes are off: the configuration has no [[lanes.pool]]\n"
         );
         let lanes = Lanes {
             on: true,

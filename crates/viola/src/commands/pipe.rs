@@ -9,7 +9,7 @@ use viola_cli::client::Client;
 use viola_cli::error::Outcome;
 use viola_cli::table::{align, print, print_json};
 
-/// Shows what the host sends in place of VMs.
+/// Shows the transfers that the host carries out for VMs.
 pub fn pipe(what: &args::Pipe) -> Outcome {
     let args::Pipe::Ls(args) = what;
     let pipes: Pipes = Client::new(&args.socket.path()).get("/pipes")?;
@@ -21,7 +21,7 @@ pub fn pipe(what: &args::Pipe) -> Outcome {
 
 fn list(pipes: &Pipes) -> String {
     if pipes.vms.is_empty() {
-        return "no VM has a [vm.pipe] in the configuration\n".into();
+        return "no VM has [vm.pipe] in the configuration\n".into();
     }
     let mut vms = vec![row(&[
         "VM", "SERVED", "NOW", "BEGUN", "RETURNED", "RESET", "REFUSED", "MOVED", "CPU", "WHY",

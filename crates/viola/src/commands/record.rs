@@ -3,21 +3,23 @@
 
 use std::time::{Duration, Instant};
 
+use crate::PROGRAM;
 use crate::args;
-use crate::record::{self, News, Writer};
+use crate::record::{self, UnseenEvents, Writer};
 use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::quantities::{duration, duration_in};
+use viola_cli::table::note;
 
-/// Intervals that can be asked for, ns.
-const INTERVALS: std::ops::RangeInclusive<u64> = 100_000_000..=3_600_000_000_000;
-/// How long a signal waits at most.
-const NAP: Duration = Duration::from_millis(100);
+/// Allowed intervals, ns.
+const INTERVAL: std::ops::RangeInclusive<u64> = 100_000_000..=3_600_000_000_000;
+/// Interval at which the command looks for a signal.
+const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Writes what the daemon shows until it is told to end. A daemon that is gone is waited for.
+/// Records until a signal or the end of `--for`; retries while the daemon does not answer.
 pub fn record(args: &args::Record) -> Outcome {
-    let interval = duration_in(&args.interval, &INTERVALS)
+    let interval = duration_in(&args.interval, &INTERVAL)
         .map_err(|e| Failure::usage(format!("interval: {e}")))?;
     let span = match &args.length {
         None => None,
@@ -27,31 +29,31 @@ pub fn record(args: &args::Record) -> Outcome {
     let failed = |e| Failure::run(format!("{}: {e}", args.file.display()));
     let client = Client::new(&args.socket.path());
     let mut writer = Writer::open(&args.file, &host()).map_err(failed)?;
-    let mut news = News::default();
-    let mut gone = None;
+    let mut unseen = UnseenEvents::default();
+    let mut failure = None;
     let begun = Instant::now();
     let end = span.map(|ns| begun + Duration::from_nanos(ns));
     let mut next = begun;
     while !interrupt::asked() && end.is_none_or(|end| Instant::now() < end) {
         let now = Instant::now();
         if now < next {
-            std::thread::sleep((next - now).min(NAP));
+            std::thread::sleep((next - now).min(SIGNAL_POLL_INTERVAL));
             continue;
         }
         next = (next + Duration::from_nanos(interval)).max(now);
-        match record::ask(&client) {
+        match record::request(&client) {
             Ok((moment, events)) => {
-                if gone.take().is_some() {
-                    eprintln!("viola: the daemon is there again");
+                if failure.take().is_some() {
+                    note(PROGRAM, "the daemon answers again");
                 }
-                writer.moment(&moment, &news.of(events)).map_err(failed)?;
+                writer.moment(&moment, &unseen.of(events)).map_err(failed)?;
             }
             Err(e) => {
                 let why = e.to_string();
-                if gone.as_ref() != Some(&why) {
-                    eprintln!("viola: {why}; going on trying");
+                if failure.as_ref() != Some(&why) {
+                    note(PROGRAM, &format!("{why}; retrying"));
                     writer.gap(&why).map_err(failed)?;
-                    gone = Some(why);
+                    failure = Some(why);
                 }
             }
         }
@@ -59,7 +61,7 @@ pub fn record(args: &args::Record) -> Outcome {
     Ok(())
 }
 
-/// What this host calls itself.
+/// Host name of this machine.
 pub fn host() -> String {
     rustix::system::uname()
         .nodename()

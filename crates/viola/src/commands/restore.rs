@@ -12,12 +12,12 @@ use viola_daemon::lanes;
 use viola_daemon::slices::restore as leftover;
 use viola_daemon::workers::run_dir as folder;
 
-/// Puts back what was left behind. A daemon that runs is told to stop first, else it would start over; when it does
-/// not answer, its helpers are ended all the same.
+/// Restores what an earlier daemon left behind. A running daemon is told to stop first, because it would apply its plan
+/// again; if it does not answer, its helper processes are ended all the same.
 pub fn restore(args: &args::Restore) -> Outcome {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::run(
-            "restore needs root: it changes how other users' processes are scheduled",
+            "restore needs root, because it changes the scheduling of other users' processes",
         ));
     }
     let mut text = String::new();
@@ -27,8 +27,8 @@ pub fn restore(args: &args::Restore) -> Outcome {
             |p| format!("the daemon (process {p})"),
         );
         let line = match Client::new(&args.socket.path()).post::<Done>("/stop") {
-            Ok(_) => format!("{who} runs and was told to stop; viola start lets it go on\n"),
-            Err(e) => format!("{who} runs and cannot be told to stop ({e})\n"),
+            Ok(_) => format!("{who} was told to stop; viola start resumes it\n"),
+            Err(e) => format!("{who} could not be told to stop: {e}\n"),
         };
         text.push_str(&line);
     }

@@ -9,21 +9,22 @@ use viola_meter::Meter;
 use viola_policy::slices;
 use viola_proto::{Class, ClassSetting, VmList, VmReport};
 
+use crate::PROGRAM;
 use crate::args;
 use viola_cli::client::{Client, ClientError};
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::quantities::{byte_rate, percent, rounded};
-use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
+use viola_cli::table::{Colour, align, coloured, note, paint, print, print_json};
 use viola_config::{self as config, Config};
 use viola_daemon::slices::check::cores_text;
 use viola_daemon::vms::recent::Recent;
 use viola_daemon::vms::report::{Known, reports};
 use viola_daemon::vms::settings::Settings;
 
-/// How long it measures without a daemon.
-const MEASURE: Duration = Duration::from_secs(1);
+/// Duration of the measurement without a daemon.
+const MEASURE_TIME: Duration = Duration::from_secs(1);
 
-/// Shows all VMs as the daemon knows them, or as they are in the next second.
+/// Shows all VMs as the daemon measures them, or measures them for a second without a daemon.
 pub fn vms(args: &args::Vms) -> Outcome {
     let socket = args.socket.path();
     let list = match Client::new(&socket).get::<VmList>("/vms") {
@@ -33,13 +34,14 @@ pub fn vms(args: &args::Vms) -> Outcome {
                 ClientError::NoDaemon { .. } => format!("no daemon on {}", socket.display()),
                 other => other.to_string(),
             };
-            eprintln!("viola: {why}; measuring for {} s", MEASURE.as_secs());
-            by_itself()?
+            let seconds = MEASURE_TIME.as_secs();
+            note(PROGRAM, &format!("{why}; measuring for {seconds} s"));
+            measure()?
         }
         Err(e) => return Err(e.into()),
     };
     for warning in &list.warnings {
-        eprintln!("viola: {warning}");
+        note(PROGRAM, warning);
     }
     if args.json {
         print_json(&list)
@@ -48,7 +50,7 @@ pub fn vms(args: &args::Vms) -> Outcome {
     }
 }
 
-fn by_itself() -> Outcome<VmList> {
+fn measure() -> Outcome<VmList> {
     let mut inventory = Inventory::new().map_err(|e| Failure::run(e.one_line()))?;
     inventory
         .refresh()
@@ -62,7 +64,7 @@ fn by_itself() -> Outcome<VmList> {
     }
     let mut meter = Meter::exact().unwrap_or_else(|e| {
         warnings.push(format!(
-            "waits are sampled, so P99 WAIT is too low: {}",
+            "P99 WAIT is too low, because waits are sampled: {}",
             chain(&e)
         ));
         Meter::sampled()
@@ -70,14 +72,14 @@ fn by_itself() -> Outcome<VmList> {
     let failed = |e| Failure::run(chain(&e));
     meter.follow(inventory.vms()).map_err(failed)?;
     meter.snapshot();
-    std::thread::sleep(MEASURE);
+    std::thread::sleep(MEASURE_TIME);
     inventory
         .refresh()
         .map_err(|e| Failure::run(e.one_line()))?;
     meter.follow(inventory.vms()).map_err(failed)?;
     meter.snapshot();
     let recent = Recent::of(meter.history());
-    // Settings hold only while a daemon runs; what the control groups say holds always.
+    // Settings hold only while a daemon runs; weights and quotas of control groups hold always.
     let config = Config::parse(Path::new(config::DEFAULT_PATH), "")?;
     let (settings, _) = Settings::read(Path::new("/nonexistent"));
     let known = inventory
@@ -103,7 +105,8 @@ fn by_itself() -> Outcome<VmList> {
 
 fn text(list: &VmList, colour: bool) -> String {
     if list.vms.is_empty() {
-        return "no VM runs on this host (UML and QEMU guests are looked for)\n".into();
+        return "no VM found on this host (QEMU, Firecracker, Cloud Hypervisor, User Mode Linux)\n"
+            .into();
     }
     let head = [
         "NAME", "CLASS", "BY", "CORES", "SHARE", "USED", "WAIT", "P99 WAIT", "NET", "DISK", "HELP",
@@ -128,7 +131,7 @@ fn row(vm: &VmReport, list: &VmList) -> Vec<String> {
     } else {
         ""
     };
-    // Two VMs of one name are told apart by their identities.
+    // VMs of the same name are shown by their identities.
     let unique = list.vms.iter().filter(|o| o.name == vm.name).count() == 1;
     let cores: CpuSet = vm.cores.iter().copied().collect();
     vec![
@@ -173,7 +176,7 @@ mod tests {
              db01  batch  stock      1      25 %   25 %  38 %  17 ms     12 MB/s  3.0 MB/s  slices\n\
              web   ls*    sched_ext  1      25 %   25 %  38 %  -         12 MB/s  3.0 MB/s  -\n"
         );
-        assert!(text(&VmList::default(), false).contains("no VM runs"));
+        assert!(text(&VmList::default(), false).contains("no VM found"));
     }
 
     #[test]

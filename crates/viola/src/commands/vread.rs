@@ -8,7 +8,7 @@ use viola_cli::client::Client;
 use viola_cli::error::Outcome;
 use viola_cli::table::{align, print, print_json};
 
-/// Shows what the daemon knows about blocks that are read past their VM.
+/// Shows the VMs that vread serves, and its counters.
 pub fn vread(what: &args::Vread) -> Outcome {
     let (args::Vread::Ls(args) | args::Vread::Stat(args)) = what;
     let vread: Vread = Client::new(&args.socket.path()).get("/vread")?;
@@ -166,7 +166,7 @@ fn counts(v: &Vread) -> String {
         if r.withdrawn > 0 {
             fallbacks.insert("withdrawn while read".into(), r.withdrawn);
         }
-        reasons(&mut text, "left to the DataNode", &fallbacks);
+        reasons(&mut text, "served by the DataNode", &fallbacks);
         if r.remote_reads + r.remote_errors > 0 {
             text.push_str(&format!(
                 "  other hosts: {} reads answered, {} not\n",
@@ -193,11 +193,11 @@ fn counts(v: &Vread) -> String {
         ));
         reasons(&mut text, "withdrawn by its agent", &d.withdrawals);
         reasons(&mut text, "refused to its agent", &d.refusals);
-        reasons(&mut text, "everything withdrawn", &d.ends);
+        reasons(&mut text, "all blocks withdrawn", &d.ends);
     }
     for p in &v.peers {
         text.push_str(&format!(
-            "host {}: {} read there in {} requests, {} served in {}\n",
+            "host {}: {} read from it in {} requests, {} served to it in {}\n",
             p.name,
             size(p.bytes_read),
             p.asked,
@@ -289,7 +289,7 @@ mod tests {
         );
         let text = counts(&v);
         assert!(
-            text.contains("host hostb: 2.0 KiB read there in 0 requests, 0 B served in 0\n  not read: connections broken 1\n"),
+            text.contains("host hostb: 2.0 KiB read from it in 0 requests, 0 B served to it in 0\n  not read: connections broken 1\n"),
             "{text}"
         );
     }
@@ -313,7 +313,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("  left to the DataNode: withdrawn while read 1\n"),
+            text.contains("  served by the DataNode: withdrawn while read 1\n"),
             "{text}"
         );
         assert!(
@@ -325,12 +325,12 @@ mod tests {
     #[test]
     fn what_is_off_says_why() {
         let v = Vread {
-            why: "nobody may read anything: see allow in [vread]".into(),
+            why: "no VM may read: set allow in [vread]".into(),
             ..Vread::default()
         };
         assert_eq!(
             list(&v),
-            "vread is off: nobody may read anything: see allow in [vread]\n"
+            "vread is off: no VM may read: set allow in [vread]\n"
         );
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Recordings: what a daemon showed, a line of JSON each time, for `viola top --replay`.
+//! Recordings for `viola top --replay`: a line of JSON for each moment.
 //!
-//! | line | says |
+//! | line | meaning |
 //! |---|---|
-//! | `{"begin":{"format":1,"viola":"0.1.0","host":"h","at_ms":0}}` | a recording begins, or goes on after a break |
-//! | `{"moment":{"at_ms":0,"stage":"running","why":"...","mechanism":"slots","vms":{...}}}` | what `GET /v1/vms` said, without the histograms of vCPUs |
-//! | `{"event":{"number":1,"at_ms":0,"kind":"change","vm":"qemu:a","what":"..."}}` | a line of the daemon's journal, as in `GET /v1/events` |
-//! | `{"gap":{"at_ms":0,"why":"..."}}` | from here on the daemon did not answer |
+//! | `{"begin":{"format":1,"viola":"0.1.0","host":"h","at_ms":0}}` | a recording begins, or continues after a break |
+//! | `{"moment":{"at_ms":0,"stage":"running","why":"...","mechanism":"slots","vms":{...}}}` | reply to `GET /v1/vms`, without the histograms of vCPUs |
+//! | `{"event":{"number":1,"at_ms":0,"kind":"change","vm":"qemu:a","what":"..."}}` | an event of the daemon, as in `GET /v1/events` |
+//! | `{"gap":{"at_ms":0,"why":"..."}}` | from here on the daemon does not answer |
 //!
-//! Times are milliseconds since 1970. A line of another kind is passed over, and so is one that was cut short.
+//! Times are milliseconds since 1970. A reader skips lines of another kind and truncated lines.
 
 mod read;
 mod write;
@@ -22,12 +22,12 @@ use viola_proto::{Event, EventKind, Events, Stage, Status, VmList};
 use viola_cli::client::{Client, ClientError};
 use viola_cli::log;
 
-/// Changes when a line changes in a way that an older viola would not understand.
+/// Version of the format. It is raised when an older viola could not read a new line.
 pub const FORMAT: u32 = 1;
-/// Longest line that is read, bytes.
-const LONGEST: u64 = 64 << 20;
+/// Bytes of a line that the reader accepts.
+const MAX_LINE_BYTES: u64 = 64 << 20;
 
-/// One line.
+/// A line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Line {
@@ -37,7 +37,7 @@ enum Line {
     Gap { at_ms: u64, why: String },
 }
 
-/// The first line, and that after each break.
+/// The first line of a recording and of each continuation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Begin {
     format: u32,
@@ -46,29 +46,32 @@ struct Begin {
     at_ms: u64,
 }
 
-/// What there was at one time.
+/// Status and VMs at one time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Moment {
     /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// What the daemon was doing...
+    /// Stage of the daemon.
     pub stage: Stage,
-    /// ...and why.
+    /// Reason of the stage.
     pub why: String,
-    /// `slots`, `sched_ext` or `eevdf`, when one was chosen.
+    /// Mechanism in use: `slots`, `sched_ext` or `eevdf`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mechanism: Option<String>,
     /// The VMs.
     pub vms: VmList,
 }
 
-/// Asks a daemon for what there is now, and for its events.
-pub fn ask(client: &Client) -> Result<(Moment, Events), ClientError> {
+/// Requests the present moment and the last events from a daemon.
+///
+/// # Errors
+/// As [`Client::get`].
+pub fn request(client: &Client) -> Result<(Moment, Events), ClientError> {
     let status: Status = client.get("/status")?;
     let mut vms: VmList = client.get("/vms")?;
     let events = match client.get("/events") {
         Ok(events) => events,
-        // One of an earlier version.
+        // A daemon of an earlier version has no events.
         Err(ClientError::Refused { .. }) => Events::default(),
         Err(e) => return Err(e),
     };
@@ -85,15 +88,15 @@ pub fn ask(client: &Client) -> Result<(Moment, Events), ClientError> {
     Ok((moment, events))
 }
 
-/// Which events of a daemon are new, from one question to the next.
+/// Filters the events that earlier requests have not returned.
 #[derive(Debug, Default)]
-pub struct News {
+pub struct UnseenEvents {
     pid: u32,
     last: u64,
 }
 
-impl News {
-    /// Those that were not there when it was asked before.
+impl UnseenEvents {
+    /// The events since the last call; all of them after a restart of the daemon.
     pub fn of(&mut self, events: Events) -> Vec<Event> {
         if events.pid != self.pid {
             *self = Self {
@@ -111,7 +114,7 @@ impl News {
     }
 }
 
-/// A gap as a line among the events.
+/// A gap as an event.
 fn gap(at_ms: u64, why: &str) -> Event {
     Event {
         number: 0,
@@ -127,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn news_are_told_once_and_a_new_daemon_begins_anew() {
+    fn each_event_is_returned_once_and_all_after_a_restart() {
         let event = |number| Event {
             number,
             ..gap(0, "x")
@@ -136,10 +139,10 @@ mod tests {
             pid,
             events: numbers.map(event).collect(),
         };
-        let mut news = News::default();
-        assert_eq!(news.of(events(7, 1..4)).len(), 3);
-        assert_eq!(news.of(events(7, 1..4)).len(), 0);
-        assert_eq!(news.of(events(7, 2..6)).len(), 2);
-        assert_eq!(news.of(events(8, 1..2)).len(), 1);
+        let mut unseen = UnseenEvents::default();
+        assert_eq!(unseen.of(events(7, 1..4)).len(), 3);
+        assert_eq!(unseen.of(events(7, 1..4)).len(), 0);
+        assert_eq!(unseen.of(events(7, 2..6)).len(), 2);
+        assert_eq!(unseen.of(events(8, 1..2)).len(), 1);
     }
 }

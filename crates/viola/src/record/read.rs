@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reading a recording: an index of its moments, which are read when they are looked at. That of a day need not fit
-//! into memory.
+//! Reading a recording: an index of the moments is kept in memory, the moments are read on demand. So a recording of a
+//! day need not fit into memory.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use viola_proto::Event;
 
-use super::{FORMAT, LONGEST, Line, Moment, gap};
+use super::{FORMAT, Line, MAX_LINE_BYTES, Moment, gap};
 
 /// Why a recording cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -17,15 +17,15 @@ pub enum ReplayError {
     /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It is something else.
+    /// It is not a recording that this version can read.
     #[error("{}: {what}", path.display())]
     Other {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         what: String,
@@ -38,11 +38,11 @@ pub struct Recording {
     path: PathBuf,
     file: BufReader<File>,
     moments: Vec<Place>,
-    /// All events, in their order.
+    /// All events, oldest first.
     pub events: Vec<Event>,
-    /// Host that it was made on.
+    /// Host on which it was made.
     pub host: String,
-    /// Lines that could not be read.
+    /// Number of lines that could not be read.
     pub broken: usize,
 }
 
@@ -53,7 +53,10 @@ struct Place {
 }
 
 impl Recording {
-    /// Reads all of it once.
+    /// Reads the whole file once and builds the index.
+    ///
+    /// # Errors
+    /// [`ReplayError`].
     pub fn open(path: &Path) -> Result<Self, ReplayError> {
         let failed = |source| ReplayError::Io {
             path: path.to_owned(),
@@ -71,7 +74,7 @@ impl Recording {
         let (mut offset, mut line) = (0, Vec::new());
         loop {
             line.clear();
-            let n = Read::take(&mut recording.file, LONGEST)
+            let n = Read::take(&mut recording.file, MAX_LINE_BYTES)
                 .read_until(b'\n', &mut line)
                 .map_err(failed)?;
             if n == 0 {
@@ -81,9 +84,9 @@ impl Recording {
             offset += n as u64;
         }
         if recording.moments.is_empty() {
-            return Err(recording.other("there is nothing in it yet"));
+            return Err(recording.other("the recording is empty"));
         }
-        // Several recorders may have written, and clocks may be set.
+        // Several recorders may have written to it, and clocks may have been set.
         recording.events.sort_by_key(|e| e.at_ms);
         Ok(recording)
     }
@@ -97,7 +100,7 @@ impl Recording {
 
     fn index(&mut self, offset: u64, line: &[u8]) -> Result<(), ReplayError> {
         if line.starts_with(b"{\"moment\":") {
-            // Whether it is whole; what is in it is looked at later.
+            // Only the syntax is checked here; the content is read on demand.
             match serde_json::from_slice::<serde::de::IgnoredAny>(line) {
                 Ok(_) => self.moments.push(Place {
                     offset,
@@ -109,10 +112,10 @@ impl Recording {
         }
         let parsed = serde_json::from_slice::<Line>(line);
         if offset == 0 && !matches!(parsed, Ok(Line::Begin(_))) {
-            // A later format may have begun in another way, but says its number.
+            // A later format may have another first line, but names its number.
             return Err(match serde_json::from_slice::<OtherBegin>(line) {
                 Ok(other) => self.newer(other.begin.format),
-                Err(_) => self.other("this is no recording of viola record"),
+                Err(_) => self.other("not a recording of viola record"),
             });
         }
         match parsed {
@@ -134,7 +137,7 @@ impl Recording {
 
     fn newer(&self, format: u32) -> ReplayError {
         self.other(format!(
-            "a recording of format {format}; this viola reads {FORMAT} and earlier ones"
+            "a recording of format {format}; this version reads formats up to {FORMAT}"
         ))
     }
 
@@ -143,10 +146,13 @@ impl Recording {
         self.moments.len()
     }
 
-    /// One moment, 0..len.
+    /// A moment, 0..len.
+    ///
+    /// # Errors
+    /// [`ReplayError`] when the file has changed or cannot be read.
     pub fn moment(&mut self, at: usize) -> Result<Moment, ReplayError> {
         let Some(place) = self.moments.get(at).copied() else {
-            return Err(self.other(format!("there is no moment {at} in it")));
+            return Err(self.other(format!("it has no moment {at}")));
         };
         let mut line = vec![0; place.length];
         let read = self
@@ -220,7 +226,7 @@ mod tests {
                     r.len()
                 }
                 Err(e) => {
-                    assert!(e.to_string().contains("nothing in it"), "{end}: {e}");
+                    assert!(e.to_string().contains("is empty"), "{end}: {e}");
                     0
                 }
             };
@@ -247,7 +253,10 @@ mod tests {
         }
         fs::write(&path, "{\"begin\":{\"format\":2,\"other\":true}}\n").unwrap();
         let said = Recording::open(&path).unwrap_err().to_string();
-        assert!(said.contains("format 2; this viola reads 1"), "{said}");
+        assert!(
+            said.contains("format 2; this version reads formats up to 1"),
+            "{said}"
+        );
         assert!(Recording::open(dir.path()).is_err());
         assert!(Recording::open(&dir.path().join("none")).is_err());
     }

@@ -10,14 +10,17 @@ use viola_proto::Event;
 use super::{Begin, FORMAT, Line, Moment};
 use viola_cli::log::now_ms;
 
-/// A file that a recording is written to. Each line is one write, so that what is there is whole.
+/// A recording that is being written. Each line is one write(2), so the file holds only whole lines.
 #[derive(Debug)]
 pub struct Writer {
     file: File,
 }
 
 impl Writer {
-    /// Begins a recording, or goes on with one that is there. Another file is not touched.
+    /// Begins a recording, or continues an existing one.
+    ///
+    /// # Errors
+    /// When the file exists and is not a recording, or cannot be written.
     pub fn open(path: &Path, host: &str) -> io::Result<Self> {
         let mut file = OpenOptions::new()
             .read(true)
@@ -30,14 +33,14 @@ impl Writer {
             let known = file.read_exact(&mut head).is_ok() && head == *b"{\"begin\":";
             if !known {
                 return Err(io::Error::other(
-                    "it is there and is no recording; name another file",
+                    "the file exists and is not a recording; name another file",
                 ));
             }
             file.seek(SeekFrom::Start(length - 1))?;
             let mut last = [0];
             file.read_exact(&mut last)?;
             if last != *b"\n" {
-                // The last line was cut short: what comes is a line of its own.
+                // The last line is truncated: begin a new line.
                 file.write_all(b"\n")?;
             }
         }
@@ -51,7 +54,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// What there was, and what was said since the last time.
+    /// Writes a moment, and the events since the last one.
     pub fn moment(&mut self, moment: &Moment, events: &[Event]) -> io::Result<()> {
         for event in events {
             self.line(&Line::Event(event.clone()))?;
@@ -59,7 +62,7 @@ impl Writer {
         self.line(&Line::Moment(moment.clone()))
     }
 
-    /// The daemon does not answer.
+    /// Writes that the daemon does not answer.
     pub fn gap(&mut self, why: &str) -> io::Result<()> {
         self.line(&Line::Gap {
             at_ms: now_ms(),
@@ -72,7 +75,7 @@ impl Writer {
         text.push(b'\n');
         let before = self.file.metadata()?.len();
         self.file.write_all(&text).inspect_err(|_| {
-            // A disk that is full took a part of it.
+            // A full disk accepted only a part of the line.
             let _ = self.file.set_len(before);
         })
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola sim import`: a scenario of a host as `viola vms --json` saw it.
+//! `viola sim import`: a scenario from the output of `viola vms --json`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,7 +10,10 @@ use viola_proto::{Class, VmList, VmReport};
 
 use viola_cli::error::{Failure, Outcome};
 
-/// The scenario of a snapshot in a file, or on standard input (`-`).
+/// Makes a scenario from a snapshot in a file or on standard input (`-`).
+///
+/// # Errors
+/// Exit status 2 when the snapshot cannot be read or names no VM.
 pub fn read(file: &Path) -> Outcome<String> {
     let name = file.display();
     let mut text = String::new();
@@ -21,14 +24,14 @@ pub fn read(file: &Path) -> Outcome<String> {
         text = std::fs::read_to_string(file).map_err(|e| Failure::usage(format!("{name}: {e}")))?;
     }
     let list: VmList = serde_json::from_str(&text)
-        .map_err(|e| Failure::usage(format!("{name}: not what viola vms --json prints: {e}")))?;
+        .map_err(|e| Failure::usage(format!("{name}: not output of viola vms --json: {e}")))?;
     if list.vms.is_empty() {
-        return Err(Failure::usage(format!("{name}: no VM is in it")));
+        return Err(Failure::usage(format!("{name}: it has no VM")));
     }
     Ok(scenario(&list))
 }
 
-/// Part of its cores that a VM would use if it never waited, as percent of one.
+/// CPU time that a VM would use if it never waited, percent of one core.
 fn demand(vm: &VmReport) -> f64 {
     let wanted = vm.used / (1.0 - vm.wait).max(0.01);
     (100.0 * wanted * vm.cores.len() as f64).clamp(0.0, 100.0)
@@ -167,8 +170,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("x.json");
         for (text, said) in [
-            ("{}", "not what viola vms --json prints"),
-            ("{\"vms\": [], \"measured_ns\": 1}", "no VM is in it"),
+            ("{}", "not output of viola vms --json"),
+            ("{\"vms\": [], \"measured_ns\": 1}", "it has no VM"),
         ] {
             std::fs::write(&file, text).unwrap();
             let Failure::Usage(e) = read(&file).unwrap_err() else {

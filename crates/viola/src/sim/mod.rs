@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola sim`: the model of a host, driven by the same policy as the daemon.
+//! `viola sim`: a simulated host whose decisions are made by the daemon's policy.
 
 mod import;
 mod page;
@@ -21,46 +21,46 @@ use viola_cli::table;
 /// Subcommands of `sim`.
 #[derive(Debug, Subcommand)]
 pub enum Sim {
-    /// Check a scenario, and say what is wrong with it.
+    /// Check a scenario.
     Check {
-        /// The scenario.
+        /// File of the scenario.
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
-    /// Run a scenario: what each VM got, how long it waited, what its work came to.
+    /// Run a scenario, and show CPU time, waits and work of each VM.
     ///
     /// The same file and seed give the same output, byte for byte.
     Run(Run),
-    /// Say of each VM of a scenario what viola would do with it, and what that would bring.
+    /// Show what viola would do for each VM of a scenario, and the gain.
     ///
-    /// The policy's own classifiers look at what the simulated meter saw; then the host is run as they say. Figures are
-    /// medians over the seeds, with the lowest and the highest.
+    /// The policy's classifiers decide from the simulated meter; then the host runs with their decisions. Figures are
+    /// medians over the seeds, with minimum and maximum.
     Host(Host),
-    /// Make a scenario of a running host, from what `viola vms --json` says of it.
+    /// Make a scenario from the output of `viola vms --json`.
     ///
-    /// Reads a file or, without one, standard input; prints TOML for `sim host` and `sim run`. A VM has one vCPU in the
-    /// model, and what its packets and disks are for is not in the snapshot: read it over before believing what comes out.
+    /// Reads a file or standard input, and prints TOML for `sim host` and `sim run`. The model has one vCPU for each VM, and
+    /// the snapshot does not say what packets and disk traffic are for: check the scenario before you use its results.
     Import {
-        /// What `viola vms --json` printed; `-` is standard input.
+        /// Output of `viola vms --json`; `-` is standard input.
         #[arg(value_name = "FILE", default_value = "-")]
         file: PathBuf,
     },
-    /// Run the papers' experiments, and put the paper's values beside the model's.
+    /// Run the papers' experiments, and compare the model with the papers.
     ///
-    /// Prints a table: place, what, the paper's value, ours, ratio, verdict. Rows that were held out when constants were
-    /// chosen are marked with a *. Writes papers.html, with figures, and papers.json.
+    /// Prints a table: place, quantity, the paper's value, the model's, ratio, verdict. A * marks rows that were held out
+    /// when constants were chosen. Writes papers.html, with figures, and papers.json.
     Papers(Papers),
-    /// Run a fleet of hosts of 16 cores and 64 VMs by a fluid model, and measure how far that is from the event model.
+    /// Run a fleet of hosts with 16 cores and 64 VMs each by a fluid model, and compare it with the event model.
     Fleet(Fleet),
 }
 
 /// Options of `sim run`.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// The scenario.
+    /// File of the scenario.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Seed, instead of the one in the file.
+    /// Seed; overrides that of the file.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Print JSON.
@@ -71,10 +71,10 @@ pub struct Run {
 /// Options of `sim host`.
 #[derive(Debug, Args)]
 pub struct Host {
-    /// The scenario.
+    /// File of the scenario.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Seeds that each side is run with.
+    /// Number of seeds for each side.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
     /// Print JSON.
@@ -93,10 +93,10 @@ pub struct Papers {
     pub json: bool,
 }
 
-/// Who schedules the fleet.
+/// Scheduler of the fleet.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum FleetSide {
-    /// Xen's credit scheduler with 30 ms.
+    /// Xen's credit scheduler with slices of 30 ms.
     Credit,
     /// viola's slices.
     Viola,
@@ -105,22 +105,22 @@ pub enum FleetSide {
 /// Options of `sim fleet`.
 #[derive(Debug, Args)]
 pub struct Fleet {
-    /// Hosts.
+    /// Number of hosts.
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     pub hosts: u64,
     /// Simulated time, minutes.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub minutes: u64,
-    /// Who schedules.
+    /// Scheduler of the hosts.
     #[arg(long, value_enum, default_value_t = FleetSide::Viola)]
     pub scheduler: FleetSide,
     /// Seed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Threads; without it as many as there are cores.
+    /// Number of threads; one for each core by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Cores on which the event model is run too, for the error.
+    /// Number of cores that the event model simulates too, to measure the error.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub compare: u64,
     /// Print JSON.
@@ -128,7 +128,10 @@ pub struct Fleet {
     pub json: bool,
 }
 
-/// Runs `sim`.
+/// `viola sim`
+///
+/// # Errors
+/// Exit status 2 for a wrong scenario, 1 when an output cannot be written.
 pub fn run(what: &Sim) -> Outcome {
     match what {
         Sim::Check { file } => {
@@ -171,7 +174,7 @@ fn json(value: &impl Serialize) -> Outcome {
     table::print(&format!("{text}\n"))
 }
 
-/// What a run of the fleet came to.
+/// Result of a run of the fleet.
 #[derive(Serialize)]
 struct FleetRun {
     hosts: u64,

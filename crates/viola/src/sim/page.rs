@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The papers beside the model as one HTML page.
+//! The HTML page of `viola sim papers`.
 
 use viola_sim::papers::{Bed, Papers, Plot, Verdict};
 
@@ -15,10 +15,10 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
-/// Classes of curves, in order; a fifth begins anew.
+/// CSS classes of curves; a fifth curve has the first class again.
 const CLASSES: [&str; 3] = ["s0", "s1", "s2"];
 
-/// The page.
+/// Makes the page.
 pub fn html(all: &Papers, beds: &[Bed]) -> String {
     let mut body = String::from("<h1>The papers, and the model</h1>\n");
     body.push_str(&format!(
@@ -56,7 +56,7 @@ pub fn html(all: &Papers, beds: &[Bed]) -> String {
     );
     body.push_str("</div>\n<h2>Why not</h2>\n<ul>\n");
     for row in all.rows.iter().filter(|r| r.verdict() != Verdict::Agrees) {
-        let why = row.why.unwrap_or("not looked into");
+        let why = row.why.unwrap_or("cause not examined");
         body.push_str(&format!(
             "<li>{} {}, {}: {}.</li>\n",
             row.paper,
@@ -82,7 +82,7 @@ pub fn html(all: &Papers, beds: &[Bed]) -> String {
     html::page("viola: the papers, and the model", &body)
 }
 
-/// Least and most of some values, a little apart when they are one.
+/// Minimum and maximum of some values, widened when they are equal.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values
         .filter(|v| v.is_finite())

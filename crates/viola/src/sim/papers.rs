@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         text.push_str("\nWhy not:\n");
     }
     for row in off {
-        let why = row.why.unwrap_or("not looked into");
+        let why = row.why.unwrap_or("cause not examined");
         text.push_str(&format!(
             "- {} {}, {}: {why}\n",
             row.paper, row.place, row.what
@@ -64,7 +64,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     table::print(&text)
 }
 
-/// How many rows agree.
+/// Number of rows that agree.
 pub(super) fn summary(all: &Papers) -> String {
     let text = |(agree, rows): (usize, usize)| format!("{agree} of {rows}");
     let of = |held_out| text(all.score(held_out));
@@ -96,7 +96,7 @@ pub(super) fn summary(all: &Papers) -> String {
 fn verdict(row: &Row) -> &'static str {
     match row.verdict() {
         Verdict::Agrees => "agrees",
-        Verdict::Explained => "off, see why",
+        Verdict::Explained => "differs, see why",
         Verdict::Off => "OFF",
         Verdict::Unstated => "input not stated",
         Verdict::Contradicted => "misprint",

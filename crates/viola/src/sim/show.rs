@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `viola sim` prints for people.
+//! Tables of `viola sim`.
 
 use viola_sim::advise::{Advice, Spread};
 use viola_sim::fleet;
@@ -7,7 +7,7 @@ use viola_sim::scenario::Outcome;
 
 use viola_cli::table::align;
 
-/// A number with as many digits as are worth reading.
+/// A number in three significant digits.
 pub fn number(x: f64) -> String {
     match x.abs() {
         _ if x.is_nan() => "-".into(),

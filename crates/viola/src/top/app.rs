@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `viola top` knows and what keys make of it. No terminal, clock or file: tests and a terminal see the same.
+//! State of `viola top`, and what each key does to it. It uses no terminal, clock or file, so tests see what a terminal
+//! shows.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -8,33 +9,33 @@ use viola_proto::{Class, ClassSetting, Event, EventKind, VmReport};
 
 use crate::record::Moment;
 
-/// Moments that are kept, for histories.
+/// Moments kept for histories.
 pub const KEPT: usize = 300;
-/// Events of a running daemon that are kept.
+/// Events kept of a running daemon.
 const EVENTS: usize = 2000;
-/// Longest filter, letters.
+/// Length of a filter, characters.
 const FILTER: usize = 40;
 
-/// By what the table is sorted.
+/// Sort key of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
-    /// By name, from a to z.
+    /// Name, ascending.
     Name,
-    /// By the part of the time it waited.
+    /// Part of the time spent waiting.
     Wait,
-    /// By the wait that 99 of 100 did not exceed.
+    /// 99th percentile of the waits.
     P99,
-    /// By what it used.
+    /// CPU time used.
     Used,
-    /// By packets.
+    /// Packets.
     Packets,
 }
 
 impl Sort {
-    /// In the order of the key `s`.
+    /// All, in the order of the key `s`.
     const ALL: [Self; 5] = [Self::Name, Self::Wait, Self::P99, Self::Used, Self::Packets];
 
-    /// What it is called in the table's head.
+    /// Column that it sorts.
     pub fn column(self) -> &'static str {
         match self {
             Self::Name => "NAME",
@@ -55,29 +56,29 @@ pub enum Page {
     History,
     /// All events.
     Events,
-    /// The keys.
+    /// Help on the keys.
     Help,
 }
 
-/// Where the moments come from.
+/// Source of the moments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Link {
-    /// A daemon; why it does not answer, if so.
+    /// A daemon; the reason when it does not answer.
     Live(Option<String>),
-    /// A recording: which moment this is, of how many; whether it goes on by itself, and how many times as fast.
+    /// A recording.
     Replay {
-        /// 0..of
+        /// Index of the moment shown, 0..of.
         at: usize,
-        /// How many there are.
+        /// Number of moments.
         of: usize,
-        /// Moments a second.
+        /// Speed of playing, moments per second.
         speed: u32,
-        /// What is wrong with it, if anything.
+        /// Error of the recording, if any.
         trouble: Option<String>,
     },
 }
 
-/// A key, as far as `top` knows any.
+/// A key that `top` handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Key {
@@ -95,10 +96,10 @@ pub enum Key {
     End,
 }
 
-/// What the terminal has to do after a key.
+/// What the caller does after a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// Draw.
+    /// Redraw.
     Draw,
     /// End.
     Quit,
@@ -110,36 +111,36 @@ pub enum Then {
 #[derive(Debug)]
 pub struct App {
     /// Host and, for a recording, its file.
-    pub whose: String,
+    pub origin: String,
     /// The last moments, newest last.
     pub past: VecDeque<Moment>,
     events: VecDeque<Event>,
-    /// Where they come from.
+    /// Their source.
     pub link: Link,
-    /// Whether nothing moves.
+    /// Whether the display is paused.
     pub still: bool,
     /// What is on the screen.
     pub page: Page,
     behind: Page,
-    /// By what the table is sorted...
+    /// Sort key of the table...
     pub sort: Sort,
-    /// ...and whether from the small to the large (names: from z to a).
+    /// Whether the order is reversed: small values first, names from z to a.
     pub reverse: bool,
-    /// Only VMs with this in name, identity or class.
+    /// Text that name, identity or class of a VM has to contain.
     pub filter: String,
-    /// The filter as it is typed.
+    /// The filter while it is typed.
     pub typing: Option<String>,
     /// Identity of the chosen VM.
     pub chosen: Option<String>,
-    /// Lines by which the list of events is moved back.
+    /// Lines by which the list of events is scrolled back.
     pub scroll: usize,
 }
 
 impl App {
-    /// Nothing is known yet.
-    pub fn new(whose: String, link: Link) -> Self {
+    /// The state before the first moment.
+    pub fn new(origin: String, link: Link) -> Self {
         Self {
-            whose,
+            origin,
             past: VecDeque::new(),
             events: VecDeque::new(),
             still: matches!(link, Link::Replay { .. }),
@@ -155,12 +156,12 @@ impl App {
         }
     }
 
-    /// The moment that is shown.
+    /// The moment shown.
     pub fn now(&self) -> Option<&Moment> {
         self.past.back()
     }
 
-    /// A running daemon has answered.
+    /// Takes a reply of the daemon.
     pub fn heard(&mut self, moment: Moment, events: Vec<Event>) {
         self.link = Link::Live(None);
         self.events.extend(events);
@@ -172,12 +173,12 @@ impl App {
         }
     }
 
-    /// Or it has not.
+    /// Notes that the daemon does not answer.
     pub fn lost(&mut self, why: String) {
         self.link = Link::Live(Some(why));
     }
 
-    /// All events of a recording.
+    /// Sets all events of a recording.
     pub fn know(&mut self, events: Vec<Event>) {
         self.events = events.into();
     }
@@ -190,7 +191,7 @@ impl App {
         self.past.push_back(moment);
     }
 
-    /// Events up to the moment that is shown, oldest first; of one VM, or all.
+    /// Events up to the moment shown, oldest first; of one VM, or of all.
     pub fn events(&self, vm: Option<&str>) -> Vec<&Event> {
         let is_replay = matches!(self.link, Link::Replay { .. });
         let now = self.now().map_or(0, |m| m.at_ms);
@@ -210,7 +211,7 @@ impl App {
         })
     }
 
-    /// The VMs as they stand in the table.
+    /// The VMs in the order of the table.
     pub fn rows(&self) -> Vec<&VmReport> {
         let all = self.now().map_or(&[][..], |m| &m.vms.vms);
         let filter = self.typing.as_ref().unwrap_or(&self.filter).to_lowercase();
@@ -237,7 +238,7 @@ impl App {
         rows
     }
 
-    /// Place of the chosen VM in the table; the first while none was chosen or it is gone.
+    /// Row of the chosen VM; the first row when none is chosen or the VM is gone.
     pub fn place(&self, rows: &[&VmReport]) -> usize {
         let chosen = self.chosen.as_deref();
         rows.iter()
@@ -252,7 +253,7 @@ impl App {
             .or_else(|| self.rows().first().map(|vm| vm.id.clone()))
     }
 
-    /// A key was pressed. `height` is that of the screen.
+    /// Handles a key; `height` is the height of the screen in lines.
     pub fn key(&mut self, key: Key, height: usize) -> Then {
         if self.typing.is_some() {
             self.type_filter(key);
@@ -330,7 +331,7 @@ impl App {
         }
     }
 
-    /// To which moment of a recording a key leads.
+    /// The moment of a recording to which a key leads.
     fn travel(&mut self, key: Key) -> Option<usize> {
         let Link::Replay { at, of, .. } = self.link else {
             return None;
@@ -356,11 +357,11 @@ impl App {
         }
     }
 
-    /// Moves the choice, or the list of events.
+    /// Moves the choice, or scrolls the list of events.
     fn step(&mut self, by: isize) {
         if self.page == Page::Events {
             let most = self.events(None).len().saturating_sub(1) as isize;
-            // Up is back in time.
+            // Upwards is back in time.
             self.scroll = (self.scroll as isize).saturating_sub(by).clamp(0, most) as usize;
             return;
         }
@@ -374,7 +375,7 @@ impl App {
     }
 }
 
-/// A VM's class as it is written; a star where the meter chose it.
+/// A VM's class; with a star when the classifier chose it.
 pub fn class_text(vm: &VmReport) -> &'static str {
     match (vm.class, vm.class_setting == ClassSetting::Auto) {
         (Class::Ls, false) => "ls",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the state to a screen. Nothing else is looked at, so a test sees what a terminal shows.
+//! Draws the state on a screen. It reads nothing else, so tests see what a terminal shows.
 
 mod history;
 mod table;
@@ -15,10 +15,10 @@ use super::app::{App, Link, Page};
 use viola_cli::date::utc;
 use viola_cli::error::one_line;
 
-/// How good or bad news look; without colours by weight alone.
+/// Styles of figures; without colours only bold and dim are used.
 #[derive(Debug, Clone, Copy)]
 pub struct Looks {
-    /// Whether colours are wanted (NO_COLOR).
+    /// Whether colours are allowed (NO_COLOR).
     pub colour: bool,
 }
 
@@ -91,7 +91,7 @@ fn title(frame: &mut Frame<'_>, area: Rect, app: &App) {
             format!("  {}/{of} {how}", at + 1)
         }
     };
-    let left = format!("viola top  {}  {vms}{place}", one_line(&app.whose));
+    let left = format!("viola top  {}  {vms}{place}", one_line(&app.origin));
     let right = app.now().map(|m| match app.link {
         Link::Live(_) => format!(" {} UTC", clock(m.at_ms)),
         Link::Replay { .. } => format!(" {} {} UTC", day(m.at_ms), clock(m.at_ms)),
@@ -103,10 +103,10 @@ fn title(frame: &mut Frame<'_>, area: Rect, app: &App) {
     frame.render_widget(Paragraph::new(right), r);
 }
 
-/// What the daemon is doing, or why it is not asked.
+/// Stage of the daemon, or the reason why it does not answer.
 fn state(app: &App, looks: Looks) -> Line<'static> {
     let trouble = match &app.link {
-        Link::Live(Some(why)) => Some(format!("trying again: {why}")),
+        Link::Live(Some(why)) => Some(format!("retrying: {why}")),
         Link::Replay { trouble, .. } => trouble.clone(),
         Link::Live(None) => None,
     };
@@ -141,14 +141,14 @@ fn hints(app: &App, looks: Looks) -> Line<'static> {
         ]);
     }
     let mut text = match app.page {
-        Page::Table => "arrows Enter history  s r sort  / filter  e events  space hold",
-        Page::History => "Esc back  arrows other VM  e events  space hold",
+        Page::Table => "arrows Enter history  s r sort  / filter  e events  space pause",
+        Page::History => "Esc back  arrows other VM  e events  space pause",
         Page::Events => "Esc back  arrows older, newer",
         Page::Help => "Esc back",
     }
     .to_owned();
     if let Link::Replay { .. } = app.link {
-        text = text.replace("e events  space hold", "e events  < > time");
+        text = text.replace("e events  space pause", "e events  < > time");
     }
     Line::styled(format!("{text}  ? help  q quit"), looks.quiet())
 }
@@ -163,7 +163,7 @@ fn all_events(frame: &mut Frame<'_>, area: Rect, app: &App, looks: Looks) {
         .map(|e| event_line(e, looks))
         .collect();
     match lines.is_empty() {
-        true => frame.render_widget(Paragraph::new("nothing was said yet"), area),
+        true => frame.render_widget(Paragraph::new("no events yet"), area),
         false => frame.render_widget(Paragraph::new(lines), area),
     }
 }
@@ -195,7 +195,7 @@ fn day(at_ms: u64) -> String {
     date.split('T').next().unwrap_or_default().to_owned()
 }
 
-/// How long ago, in one unit.
+/// An age in one unit.
 fn age(now_ms: u64, at_ms: u64) -> String {
     let s = now_ms.saturating_sub(at_ms) / 1000;
     match s {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A running daemon: a thread asks it once a second, so that one that does not answer holds no key up.
+//! A running daemon as source: a thread of its own sends the requests, so a daemon that does not answer blocks no key.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -11,18 +11,21 @@ use super::app::{App, Link, Then};
 use super::draw::Looks;
 use super::terminal::{Input, Screen};
 use crate::commands;
-use crate::record::{self, Moment, News};
+use crate::record::{self, Moment, UnseenEvents};
 use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 
-/// Time between two questions.
+/// Interval of requests.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long a key waits for what has come in.
+/// Interval at which replies are taken while no key comes.
 const NAP: Duration = Duration::from_millis(100);
 
 type Heard = Result<(Moment, Vec<Event>), String>;
 
-/// Shows it until the operator has seen enough.
+/// Runs until the operator quits.
+///
+/// # Errors
+/// When the terminal fails.
 pub fn run(socket: &Path, looks: Looks) -> Outcome {
     let heard = ask(Client::new(socket))?;
     let mut app = App::new(commands::host(), Link::Live(None));
@@ -47,7 +50,7 @@ pub fn run(socket: &Path, looks: Looks) -> Outcome {
     }
 }
 
-/// Takes what has come in; `true` when that was anything.
+/// Takes the replies that have arrived; `true` when there was one.
 fn listen(app: &mut App, heard: &Receiver<Heard>) -> Outcome<bool> {
     let mut any = false;
     loop {
@@ -56,7 +59,7 @@ fn listen(app: &mut App, heard: &Receiver<Heard>) -> Outcome<bool> {
             Ok(Err(why)) => app.lost(why),
             Err(TryRecvError::Empty) => return Ok(any),
             Err(TryRecvError::Disconnected) => {
-                return Err(Failure::run("nobody asks the daemon any more"));
+                return Err(Failure::run("the thread that asks the daemon has ended"));
             }
         }
         any = true;
@@ -68,9 +71,9 @@ fn ask(client: Client) -> Outcome<Receiver<Heard>> {
     std::thread::Builder::new()
         .name("asking".into())
         .spawn(move || {
-            let mut news = News::default();
+            let mut news = UnseenEvents::default();
             loop {
-                let answer = match record::ask(&client) {
+                let answer = match record::request(&client) {
                     Ok((moment, events)) => Ok((moment, news.of(events))),
                     Err(e) => Err(e.to_string()),
                 };

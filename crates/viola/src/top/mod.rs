@@ -3,10 +3,10 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `app` | what is known, and what keys make of it |
-//! | `draw` | from there to a screen |
-//! | `live`, `replay` | where moments come from |
-//! | `terminal` | raw mode and back, keys |
+//! | `app` | the state, and what each key does to it |
+//! | `draw` | the state on a screen |
+//! | `live`, `replay` | sources of moments: a daemon, a recording |
+//! | `terminal` | raw mode, keys, signals |
 
 mod app;
 mod draw;
@@ -17,7 +17,10 @@ mod terminal;
 use crate::args;
 use viola_cli::error::{Failure, Outcome};
 
-/// Runs until `q`.
+/// `viola top`
+///
+/// # Errors
+/// Exit status 2 without a terminal or with a file that is not a recording.
 pub fn run(args: &args::Top) -> Outcome {
     use std::io::IsTerminal;
     let looks = draw::Looks {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A recording.
+//! A recording as source.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use super::terminal::{Input, Screen};
 use crate::record::{Recording, ReplayError};
 use viola_cli::error::Outcome;
 
-/// A recording, and where one is in it.
+/// A recording and the position in it.
 pub struct Replay {
     recording: Recording,
     app: App,
 }
 
 impl Replay {
-    /// At its first moment.
+    /// Opens a recording at its first moment.
     pub fn open(path: &Path) -> Result<Self, ReplayError> {
         let mut recording = Recording::open(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -39,7 +39,7 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Shows another moment, with those before it for histories.
+    /// Moves to another moment, and loads those before it for histories.
     fn go(&mut self, to: usize) {
         let Link::Replay { at, trouble, .. } = &mut self.app.link else {
             return;
@@ -62,7 +62,7 @@ impl Replay {
         found.into_iter().for_each(|moment| self.app.push(moment));
     }
 
-    /// Shows it until the operator has seen enough.
+    /// Runs until the operator quits.
     pub fn run(mut self, looks: Looks) -> Outcome {
         let mut screen = Screen::open(looks)?;
         let (mut stale, mut shown) = (true, Instant::now());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The terminal: raw mode and the other screen, and back however this ends. A panic puts it back before it speaks
-//! (ratatui's hook), signals are noted and looked at between two keys.
+//! The terminal in raw mode and on its alternate screen, restored at the end. ratatui's panic hook restores it before the
+//! message of a panic; signals set a flag that is read between two keys.
 
 use std::io;
 use std::time::Duration;
@@ -16,22 +16,22 @@ use super::draw::{Looks, draw};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
-/// A terminal that is ours until this is dropped.
+/// The terminal in raw mode; dropping it restores the terminal.
 pub struct Screen {
     terminal: DefaultTerminal,
     looks: Looks,
 }
 
-/// What the operator did.
+/// Input of the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
     /// A key.
     Key(Key),
-    /// Everything has to be drawn anew.
+    /// The whole screen has to be redrawn.
     Redraw,
-    /// To end: Ctrl-C, SIGTERM, or a terminal that is gone.
+    /// Quit: Ctrl-C, SIGTERM, or a hangup of the terminal.
     End,
-    /// Nothing, in that time.
+    /// No input within the timeout.
     Nothing,
 }
 
@@ -40,7 +40,7 @@ fn failed(e: io::Error) -> Failure {
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Switches the terminal to raw mode.
     pub fn open(looks: Looks) -> Outcome<Self> {
         interrupt::watch()?;
         let terminal = ratatui::try_init().map_err(|e| {
@@ -50,7 +50,7 @@ impl Screen {
         Ok(Self { terminal, looks })
     }
 
-    /// Shows the state.
+    /// Draws the state.
     pub fn draw(&mut self, app: &App) -> Outcome {
         let looks = self.looks;
         self.terminal
@@ -94,18 +94,18 @@ impl Screen {
         Ok(translate(key.code).map_or(Input::Nothing, Input::Key))
     }
 
-    /// Gives the terminal back to the shell until that lets us go on.
+    /// Restores the terminal and stops (SIGTSTP) until the shell continues the process.
     fn suspend(&mut self) -> Outcome<Input> {
         ratatui::restore();
         let itself = rustix::process::getpid();
-        // Where the kernel refuses there is nothing to come back from.
+        // If the kernel refuses the signal, the process was not stopped.
         let _ = rustix::process::kill_process(itself, rustix::process::Signal::TSTP);
         self.terminal = ratatui::try_init().map_err(failed)?;
         self.forget()
     }
 
-    /// Clears the screen and forgets what was on it. The library's own way asks the terminal where its cursor is, and fails where
-    /// nobody answers.
+    /// Clears the screen and the library's copy of it. The library's own function asks the terminal for its cursor, and fails
+    /// on terminals that do not reply.
     fn forget(&mut self) -> Outcome<Input> {
         execute!(io::stdout(), Clear(ClearType::All)).map_err(failed)?;
         self.terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(failed)?;

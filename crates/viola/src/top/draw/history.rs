@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One VM over time.
+//! The page of one VM: its figures over time.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -13,15 +13,15 @@ use crate::top::app::{App, class_text};
 use viola_cli::error::one_line;
 use viola_cli::quantities::{byte_rate, cap_text, exact, percent, rounded};
 
-/// Width of what stands before a curve.
+/// Columns left of a curve.
 const LABEL: u16 = 19;
 
 struct Curve {
     name: &'static str,
-    /// A whole number that grows with the figure.
+    /// The figure as an integer, for the sparkline.
     value: fn(&VmReport) -> u64,
     text: fn(u64) -> String,
-    /// Top of the scale, where it does not follow the figures.
+    /// Fixed top of the scale, if any.
     top: Option<u64>,
     looks: fn(Looks) -> Style,
 }
@@ -59,7 +59,7 @@ const CURVES: [Curve; 4] = [
 
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, looks: Looks) {
     let Some(id) = app.subject() else {
-        frame.render_widget(Paragraph::new("no VM runs on this host"), area);
+        frame.render_widget(Paragraph::new("no VM on this host"), area);
         return;
     };
     let last = app
@@ -97,7 +97,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, looks: Looks) {
     let events = app.events(Some(&id));
     let first = events.len().saturating_sub(below.height as usize - 1);
     let head = match events.is_empty() {
-        true => "viola has not changed anything about it",
+        true => "no change by viola",
         false => "What viola did with it",
     };
     let mut lines = vec![Line::styled(head, Looks::head())];

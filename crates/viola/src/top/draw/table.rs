@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of VMs, and below it what was said last.
+//! The page of all VMs: the table, and the last events below it.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -13,16 +13,16 @@ use crate::top::app::{App, class_text};
 use viola_cli::error::one_line;
 use viola_cli::quantities::{byte_rate, percent, rounded};
 
-/// Waits from which a VM is in trouble, and from which it is on its way there.
+/// Waits shown as bad and as doubtful, ns.
 const WAITS: (f64, f64) = (0.3, 0.1);
 const P99: (u64, u64) = (10_000_000, 3_000_000);
-/// Least height with events below the table.
+/// Height of the screen from which events are shown below the table.
 const WITH_EVENTS: u16 = 10;
 
 struct Column {
     head: &'static str,
     width: u16,
-    /// Width of the screen from which on there is room for it.
+    /// Width of the screen from which the column is shown.
     from: u16,
     right: bool,
 }
@@ -68,8 +68,8 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, looks: Looks) {
     if rows.is_empty() {
         let nobody = match app.now() {
             None => "",
-            Some(m) if m.vms.vms.is_empty() => "no VM runs on this host",
-            Some(_) => "no VM is like that; Esc shows all",
+            Some(m) if m.vms.vms.is_empty() => "no VM on this host",
+            Some(_) => "no VM matches the filter; Esc shows all",
         };
         frame.render_widget(Paragraph::new(nobody), area);
         return;
@@ -157,7 +157,7 @@ fn content(head: &str, vm: &VmReport, app: &App, now: u64, looks: Looks) -> (Str
     }
 }
 
-/// Two VMs of one name are told apart by their identities.
+/// VMs of the same name are shown by their identities.
 fn unique_name(vm: &VmReport, app: &App) -> String {
     let all = app.now().map_or(&[][..], |m| &m.vms.vms);
     let same = all.iter().filter(|o| o.name == vm.name).count();
