@@ -1,87 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the operator sets: a file, and the kernel's command line over it.
+//! The agent's configuration: a TOML file, and words on the kernel's command line that override it.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::agent::{CannotRun, cannot};
-use crate::core::block::Times;
-use crate::core::place::Bounds;
+use crate::blocks::block::Timing;
+use crate::blocks::types::Bounds;
 use crate::io::channel::Address;
-use crate::lane::settings::Settings as Lane;
-use crate::pipe::settings::{Settings, User};
-use crate::relay::Relay;
-use crate::turbo::settings::{Applications, Settings as Turbo};
+use crate::lane::settings::Settings as LaneSettings;
+use crate::pipe::settings::{Settings as PipeSettings, User};
+use crate::relay::settings::Settings as MountSettings;
+use crate::turbo::settings::{Applications, Settings as TurboSettings};
 
-/// Where the configuration is, unless the command line says otherwise.
-pub const FILE: &str = "/etc/viola/agent.toml";
+/// Default path of the configuration file.
+pub const DEFAULT_PATH: &str = "/etc/viola/agent.toml";
 
-/// Value of `datanode` that lets blocks be named without asking anybody.
+/// Value of `datanode` that names blocks without asking a DataNode.
 pub const NO_DATANODE: &str = "none";
 
-/// Prefix of the words on the kernel's command line.
-const PREFIX: &str = "viola.agent.";
+/// Prefix of the agent's words on the kernel's command line.
+const CMDLINE_PREFIX: &str = "viola.agent.";
 
-/// The configuration, all defaults filled in.
+/// The configuration with all defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Way to the host: a character device, `vsock:CID:PORT` or `unix:PATH`.
+    /// Transport to the host: a character device, `vsock:CID:PORT` or `unix:PATH`.
     pub channel: String,
     /// Data directories of the DataNode, as in `dfs.datanode.data.dir`.
     pub data: Vec<PathBuf>,
-    /// Where the DataNode listens for clients, `HOST:PORT`; [`NO_DATANODE`] where there is none to be asked.
+    /// Where the DataNode listens for clients, `HOST:PORT`, or [`NO_DATANODE`].
     pub datanode: String,
-    /// A block is linked when nothing has happened to it for so many milliseconds.
+    /// Milliseconds without an event before a block is linked.
     pub quiet_ms: u64,
-    /// It is mapped and named so many milliseconds later.
+    /// Milliseconds between linking a block, and mapping and naming it.
     pub settle_ms: u64,
-    /// Most MiB of deleted or replaced blocks that links hold back before naming stops.
+    /// Maximum MiB of deleted or replaced blocks that links hold; above it the agent names no new block.
     pub hold_mib: u64,
-    /// Most blocks named at a time.
+    /// Maximum number of named blocks.
     pub blocks: u32,
-    /// Most blocks named in a second.
+    /// Maximum number of blocks named per second.
     pub names_per_s: u32,
-    /// Extents of named blocks are compared after so many seconds.
+    /// Seconds between comparisons of a named block's extents.
     pub recheck_s: u64,
-    /// All folders are read again after so many seconds.
+    /// Seconds between scans of all data directories.
     pub rescan_s: u64,
-    /// Socket that `viola-agent status` asks.
+    /// Unix socket that answers `viola-agent status`.
     pub status: PathBuf,
-    /// Where blocks of other VMs are read, if this VM gets them by a byte stream.
-    pub mount: Option<Mount>,
-    /// Bytes that the host moves for programs of this VM.
-    pub pipe: Option<Settings>,
-    /// A vCPU of this VM that the host runs on a turbo core.
-    pub turbo: Option<Turbo>,
-    /// A virtual function of the host's NIC that comes and goes.
-    pub lane: Option<Lane>,
+    /// `[mount]`: where this VM reads the blocks of other VMs over a byte stream.
+    pub mount: Option<MountSettings>,
+    /// `[pipe]`: what the host may move for this VM's programs.
+    pub pipe: Option<PipeSettings>,
+    /// `[turbo]`: the vCPU that the host runs on a turbo core.
+    pub turbo: Option<TurboSettings>,
+    /// `[lane]`: a bond with a virtual function of the host's NIC.
+    pub lane: Option<LaneSettings>,
 }
 
-/// `[mount]`
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Mount {
-    /// The folder.
-    pub path: PathBuf,
-    /// Way to the host: a virtio-serial port, any other character device, or `unix:PATH`.
-    pub port: String,
-}
-
-impl Default for Mount {
-    fn default() -> Self {
-        Self {
-            path: "/mnt/viola".into(),
-            port: "/dev/virtio-ports/org.viola.read.0".into(),
-        }
-    }
-}
-
-/// Why a configuration is not usable; one sentence.
+/// Why a configuration is not usable, as one sentence that names the file and the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Bad(String);
+pub struct ConfigError(String);
 
 impl Default for Config {
     fn default() -> Self {
@@ -106,32 +86,32 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `file` ([`FILE`], which may be missing, when none is given) and `/proc/cmdline`.
-    pub fn load(file: Option<&Path>) -> Result<Self, Bad> {
+    /// Reads `file` and `/proc/cmdline`. Without `file` it reads [`DEFAULT_PATH`], which may be missing.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-        let path = file.unwrap_or(Path::new(FILE));
+        let path = file.unwrap_or(Path::new(DEFAULT_PATH));
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && file.is_none() => String::new(),
-            Err(e) => return Err(Bad(format!("{}: {e}", path.display()))),
+            Err(e) => return Err(ConfigError(format!("{}: {e}", path.display()))),
         };
         Self::read(&text, &path.display().to_string(), &line)
     }
 
-    /// Reads the text of a file called `origin`, and a kernel's command line.
-    pub fn read(text: &str, origin: &str, line: &str) -> Result<Self, Bad> {
+    /// Parses the text of a file called `origin` and a kernel command line.
+    pub fn read(text: &str, origin: &str, line: &str) -> Result<Self, ConfigError> {
         let mut config: Self = toml::from_str(text).map_err(|e| {
             let at = e
                 .span()
                 .map(|s| text[..s.start].matches('\n').count() + 1)
                 .map_or_else(String::new, |line| format!("line {line}: "));
-            Bad(format!(
+            ConfigError(format!(
                 "{origin}: {at}{}",
                 e.message().trim().replace('\n', " ")
             ))
         })?;
         for word in line.split_whitespace() {
-            if let Some(word) = word.strip_prefix(PREFIX) {
+            if let Some(word) = word.strip_prefix(CMDLINE_PREFIX) {
                 config.set(word)?;
             }
         }
@@ -139,12 +119,12 @@ impl Config {
         Ok(config)
     }
 
-    /// One `key=value` of the kernel's command line.
-    fn set(&mut self, word: &str) -> Result<(), Bad> {
+    /// Applies one `key=value` of the kernel's command line.
+    fn set(&mut self, word: &str) -> Result<(), ConfigError> {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         let bad = || {
-            Bad(format!(
-                "kernel command line: {PREFIX}{key} cannot be `{value}`"
+            ConfigError(format!(
+                "kernel command line: {CMDLINE_PREFIX}{key} cannot be `{value}`"
             ))
         };
         let number = || value.parse::<u64>().map_err(|_| bad());
@@ -202,16 +182,16 @@ impl Config {
             "lane_port" => self.lane.get_or_insert_default().port = value.into(),
             "turbo_journal" => self.turbo.get_or_insert_default().journal = value.into(),
             _ => {
-                return Err(Bad(format!(
-                    "kernel command line: there is no {PREFIX}{key}"
+                return Err(ConfigError(format!(
+                    "kernel command line: there is no {CMDLINE_PREFIX}{key}"
                 )));
             }
         }
         Ok(())
     }
 
-    fn check(&self, origin: &str) -> Result<(), Bad> {
-        let bad = |what: String| Err(Bad(format!("{origin}: {what}")));
+    fn check(&self, origin: &str) -> Result<(), ConfigError> {
+        let bad = |what: String| Err(ConfigError(format!("{origin}: {what}")));
         let alone = self.turbo.is_some() || self.lane.is_some();
         let does_more = self.mount.is_some() || self.pipes().is_some() || alone;
         if self.data.is_empty() && !does_more {
@@ -252,7 +232,7 @@ impl Config {
             return bad("`status` must be a whole path, beginning with /".into());
         }
         Address::parse(&self.channel)
-            .map_err(|what| Bad(format!("{origin}: `channel`: {what}")))?;
+            .map_err(|what| ConfigError(format!("{origin}: `channel`: {what}")))?;
         for (key, value, low, high) in [
             ("quiet_ms", self.quiet_ms, 100, 3_600_000),
             ("settle_ms", self.settle_ms, 50, 60_000),
@@ -269,65 +249,37 @@ impl Config {
         Ok(())
     }
 
-    /// Whether this VM gives nothing to its host: it only reads, or has a turbo vCPU or a lane.
+    /// Whether the agent serves neither blocks nor pipes, so that it needs no channel to the host.
     #[must_use]
-    pub fn only_reads(&self) -> bool {
+    pub fn is_standalone(&self) -> bool {
         self.data.is_empty() && self.pipes().is_none()
     }
 
-    /// What the host moves for programs, if it does.
+    /// `[pipe]`, if it allows anything.
     #[must_use]
-    pub fn pipes(&self) -> Option<&Settings> {
+    pub fn pipes(&self) -> Option<&PipeSettings> {
         self.pipe.as_ref().filter(|pipe| pipe.is_used())
     }
 
-    /// Its times for the blocks' lives.
-    pub fn times(&self) -> Times {
-        Times {
+    /// The timing of a block's life.
+    pub fn times(&self) -> Timing {
+        Timing {
             quiet: self.quiet_ms,
             settle: self.settle_ms,
             recheck: self.recheck_s * 1000,
             repeat: 2000,
-            answer: 10_000,
+            answer_timeout: 10_000,
             retry: 5000,
         }
     }
 
-    /// Its bounds.
+    /// The bounds of the ledger.
     pub fn bounds(&self) -> Bounds {
         Bounds {
-            hold: self.hold_mib << 20,
-            blocks: self.blocks as usize,
-            names_per_s: self.names_per_s,
+            max_held_bytes: self.hold_mib << 20,
+            max_blocks: self.blocks as usize,
+            max_names_per_s: self.names_per_s,
         }
-    }
-}
-
-impl Mount {
-    fn check(&self) -> Result<(), String> {
-        if !self.path.is_absolute() || self.path == Path::new("/") {
-            return Err(format!(
-                "`path` in [mount]: `{}` must be the whole path of a folder, beginning with /",
-                self.path.display()
-            ));
-        }
-        match Address::parse(&self.port) {
-            Ok(Address::Vsock { .. }) => Err(
-                "`port` in [mount]: vsock is not served; give the VM a virtio-serial port".into(),
-            ),
-            Ok(_) => Ok(()),
-            Err(what) => Err(format!("`port` in [mount]: {what}")),
-        }
-    }
-
-    /// Begins to keep it.
-    ///
-    /// # Errors
-    /// When something else is mounted there.
-    pub fn start(&self) -> Result<Relay, CannotRun> {
-        let address = Address::parse(&self.port).map_err(std::io::Error::other);
-        let relay = address.and_then(|address| Relay::start(self.path.clone(), address));
-        cannot(format!("mount {}", self.path.display()), relay)
     }
 }
 
@@ -364,13 +316,13 @@ mod tests {
         assert_eq!(config.data, [PathBuf::from("/x"), PathBuf::from("/y")]);
         assert_eq!((config.quiet_ms, config.blocks), (1000, 7));
         assert_eq!(config.hold_mib, Config::default().hold_mib);
-        assert!(config.mount.is_none() && !config.only_reads());
+        assert!(config.mount.is_none() && !config.is_standalone());
         let pipes = read(
             "[pipe]\nmost = 5",
             "viola.agent.pipe=/srv viola.agent.pipe_users=www-data,7",
         )
         .unwrap();
-        assert!(!pipes.only_reads());
+        assert!(!pipes.is_standalone());
         let pipe = pipes.pipes().unwrap();
         assert_eq!(
             (pipe.files.as_slice(), pipe.most),
@@ -392,27 +344,27 @@ mod tests {
              viola.agent.turbo_bandwidth_mbit=10 viola.agent.turbo_default_buffers=true",
         )
         .unwrap();
-        assert!(turbo.only_reads());
-        let wanted = Turbo {
+        assert!(turbo.is_standalone());
+        let wanted = TurboSettings {
             cpu: 3,
             applications: Applications::Leave,
             bandwidth_mbit: 10,
             delay_ms: 30,
             headroom: 2,
             default_buffers: true,
-            ..Turbo::default()
+            ..TurboSettings::default()
         };
         assert_eq!(turbo.turbo, Some(wanted));
         let lane = read("[lane]\nnic = 'e'", "viola.agent.lane_bond=b9").unwrap();
-        assert!(lane.only_reads());
+        assert!(lane.is_standalone());
         let lane = lane.lane.unwrap();
         assert_eq!((lane.nic.as_str(), lane.bond.as_str()), ("e", "b9"));
         let reads = read("[mount]", "viola.agent.port=unix:/p").unwrap();
-        assert!(reads.only_reads());
+        assert!(reads.is_standalone());
         let mount = reads.mount.unwrap();
         assert_eq!(
             (mount.path, mount.port),
-            (Mount::default().path, "unix:/p".into())
+            (MountSettings::default().path, "unix:/p".into())
         );
     }
 
@@ -543,14 +495,14 @@ mod tests {
         let config = read(&all, "").unwrap();
         let defaults = Config {
             data: config.data.clone(),
-            mount: Some(Mount::default()),
-            pipe: Some(Settings {
+            mount: Some(MountSettings::default()),
+            pipe: Some(PipeSettings {
                 files: vec!["/srv".into()],
                 into: vec!["/srv/upload".into()],
-                ..Settings::default()
+                ..PipeSettings::default()
             }),
-            turbo: Some(Turbo::default()),
-            lane: Some(Lane::default()),
+            turbo: Some(TurboSettings::default()),
+            lane: Some(LaneSettings::default()),
             ..Config::default()
         };
         assert_eq!(config, defaults);

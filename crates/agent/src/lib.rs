@@ -1,43 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent in a guest: names finished HDFS blocks to the host, and withdraws them before they change.
+//! The guest agent: it names finished HDFS blocks to the host and withdraws them before they change.
 //!
-//! It holds a hard link to each named block and its checksum file in a folder of its own on the same file
-//! system, so that their extents stay allocated while the host may read them, and HDFS itself copies a
-//! linked block before it changes it. [`core`] decides, without a clock or a file; [`io`] touches the
-//! system; [`agent`] joins them.
+//! The agent keeps a hard link to each named block and to its checksum file in a directory of its own on the same
+//! file system. The links keep the extents allocated while the host may read them, and make HDFS copy a block before
+//! it changes it.
 //!
-//! In a VM that reads blocks without shared memory it keeps the mount that they appear in: [`relay`];
-//! [`reading`] is an agent that does nothing else.
+//! Each further service has a module of its own:
 //!
-//! Bytes that the host moves for this VM's programs, from files and connections to others: [`pipe`].
+//! - [`relay`]: the mount in which a VM without shared memory reads the blocks of other VMs.
+//! - [`pipe`]: files and connections whose bytes the host moves for this VM's programs.
+//! - [`lane`]: a bond of the VM's own NIC and a virtual function (VF) of the host's NIC.
+//! - [`turbo`]: the kernel's I/O on the vCPU that the host runs on a turbo core.
 //!
-//! A virtual function of the host's NIC that comes and goes: [`lane`].
+//! [`blocks`] has the block ledger, [`agent`] the main loop, [`status`] the socket that `viola-agent status` asks.
 //!
-//! A vCPU of this VM that the host runs on a turbo core, and the kernel's I/O on it: [`turbo`].
 //!
-//! # What is noticed, and what is not
+//! # Which changes the agent notices
 //!
-//! - Creation, renaming and deletion of blocks, and files closed after writing: by fanotify, over the whole
-//!   file system; after an overflow of its queue everything is read and compared again.
-//! - Defragmentation moves extents without a time stamp: e4defrag and xfs_fsr are noticed by their helper
-//!   files and by closing the file; other ways (an ioctl by a program that keeps the file open) only by the
-//!   comparison every `recheck_s` seconds. The reader's checksums have the last word.
-//! - A remount, an unmount or another mount over a data directory, and another size of the file system: by
-//!   a look at the mounts every second.
-//! - A frozen file system (FIFREEZE) cannot be seen: no event and no file says so. It changes no extent
-//!   either. What freezes in order to put an older state in place must call `viola-agent pause` before and
-//!   `viola-agent resume` after (as a hook of the QEMU guest agent). If a link cannot be made or removed
-//!   for ten seconds, the file system is taken for frozen.
-//! - A trim (FITRIM) gives only free extents to the disk; those of named blocks are never free.
-//! - What is done to the disk past the file system (an offline resize, a restore of an image) can only be
-//!   known by the host.
+//! - Files created, renamed, deleted, or closed after writing: by fanotify, over the whole file system. After an
+//!   overflow of the fanotify queue the agent scans and compares everything again.
+//! - Defragmentation moves extents and leaves the time stamps. The agent recognises e4defrag and xfs_fsr by their
+//!   temporary files and by the close of the file. An ioctl from a program that keeps the file open shows only in the
+//!   comparison every `recheck_s` seconds. The reader's checksums catch the rest.
+//! - A remount, an unmount, another mount over a data directory, or a resize: the agent reads the mount table every
+//!   second.
+//! - A frozen file system (FIFREEZE) sends no event. A freeze changes no extent. Software that freezes a file system
+//!   to put an older state in place must call `viola-agent pause` before and `viola-agent resume` after, for example
+//!   from a hook of the QEMU guest agent. The agent treats a file system as frozen when a link takes longer than ten
+//!   seconds.
+//! - A trim (FITRIM) discards free extents only; the extents of named blocks are allocated.
+//! - Changes to the disk below the file system (offline resize, image restore) are for the host to notice.
 
 pub mod agent;
+pub mod blocks;
+pub mod clock;
 pub mod config;
-pub mod core;
+pub mod error;
 pub mod io;
 pub mod lane;
 pub mod pipe;
-pub mod reading;
 pub mod relay;
+pub mod status;
 pub mod turbo;

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `viola-agent`: see the library.
+//! `viola-agent`: the command line of the guest agent.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use viola_agent::agent::{Agent, CannotRun};
+use viola_agent::agent::Agent;
+use viola_agent::error::StartError;
 use viola_agent::config::Config;
-use viola_agent::io::status;
-use viola_agent::lane::pair;
-use viola_agent::reading;
-use viola_agent::turbo::restore::leftovers;
-use viola_agent::turbo::settings::JOURNAL;
-use viola_agent::turbo::system::Real;
+use viola_agent::status
+use viola_agent::lane::bond;
+use viola_agent::agent::standalone;
+use viola_agent::turbo::restore::restore_leftovers;
+use viola_agent::turbo::settings::DEFAULT_JOURNAL;
+use viola_agent::turbo::system::RealSystem;
 
 const HELP: &str = "\
 viola-agent names finished HDFS blocks of this VM to its host, so that other VMs read them there. In a
@@ -74,7 +75,7 @@ fn main() -> ExitCode {
     }
     let config = match Config::load(file.as_deref()) {
         Ok(config) => config,
-        // what is to be put back does not wait for a good configuration
+        // restore must work with a broken configuration too
         Err(_) if matches!(what, What::Restore) => Config::default(),
         Err(sentence) => return usage(&sentence.to_string()),
     };
@@ -85,7 +86,7 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(sentence) => fail(&sentence.to_string()),
         },
-        What::Ask(wish) => match status::ask(&config.status, wish) {
+        What::Ask(wish) => match status::request(&config.status, wish) {
             Err(e) => fail(&format!(
                 "no agent answers at {}: {e}",
                 config.status.display()
@@ -109,18 +110,18 @@ fn main() -> ExitCode {
 
 fn restore(config: &Config) -> ExitCode {
     let journal = config.turbo.as_ref().map(|turbo| turbo.journal.as_path());
-    let journal = journal.unwrap_or(Path::new(JOURNAL));
+    let journal = journal.unwrap_or(Path::new(DEFAULT_JOURNAL));
     let runs = "an agent runs; it puts everything back when it ends";
-    let turbo = match leftovers(&Real::new(Path::new("/")), journal) {
+    let turbo = match restore_leftovers(&RealSystem::new(Path::new("/")), journal) {
         Ok(Some(done)) if !done.failed.is_empty() => return fail(&done.to_string()),
         Ok(done) => done.map(|done| done.to_string()),
         Err(e) if e.kind() == ErrorKind::WouldBlock => return fail(runs),
         Err(e) => return fail(&format!("{}: {e}", journal.display())),
     };
-    if status::ask(&config.status, "status").is_ok() {
+    if status::request(&config.status, "status").is_ok() {
         return fail(runs);
     }
-    let lane = match pair::leftovers(&config.lane.clone().unwrap_or_default()) {
+    let lane = match bond::restore_leftover(&config.lane.clone().unwrap_or_default()) {
         Ok(done) => done,
         Err(sentence) => return fail(&sentence),
     };
@@ -133,9 +134,9 @@ fn restore(config: &Config) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn run(config: Config) -> Result<(), CannotRun> {
-    match config.only_reads() {
-        true => reading::run(&config),
+fn run(config: Config) -> Result<(), StartError> {
+    match config.is_standalone() {
+        true => standalone::run(&config),
         false => Agent::new(config).and_then(Agent::run),
     }
 }

@@ -4,9 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use viola_agent::core::door::Answer;
-use viola_agent::io::datanode::ask;
-use viola_lab::hadoop::{Hadoop, LocalHdfs};
+use viola_agent::blocks::access::Probe;
+use viola_agent::blocks::datanode::probe;
+use viola_lab::hadoop::{Hadoop, Local};
 use viola_proto::agent::BlockKey;
 
 /// The block of the only file, as the folders of the DataNode name it.
@@ -33,19 +33,19 @@ fn only_block(data: &Path) -> BlockKey {
 }
 
 /// Starts an HDFS with these keys and asks its DataNode for a block.
-fn answers(keys: &[(&str, &str)], answer: &Answer) {
+fn answers(keys: &[(&str, &str)], answer: &Probe) {
     let hadoop = Hadoop::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))])
         .unwrap_or_else(|e| panic!("{e}"));
     let folder = tempfile::tempdir().unwrap();
     let (hdfs, mut client) = LocalHdfs::start_with(&hadoop, &folder.path().join("hdfs"), keys)
         .unwrap_or_else(|e| panic!("{}", e.full()));
     let block = only_block(&hdfs.folder().join("data"));
-    assert_eq!(ask(&hdfs.data_address(), &block), *answer);
+    assert_eq!(probe(&hdfs.data_address(), &block), *answer);
     // one that is not there tells nothing
     let other = BlockKey::new(block.pool(), block.id() + 1000, block.stamp()).unwrap();
-    let about_other = ask(&hdfs.data_address(), &other);
+    let about_other = probe(&hdfs.data_address(), &other);
     match answer {
-        Answer::Open => assert!(matches!(about_other, Answer::Unknown(_)), "{about_other:?}"),
+        Probe::Granted => assert!(matches!(about_other, Probe::Unknown(_)), "{about_other:?}"),
         _ => assert_eq!(about_other, *answer),
     }
     // and the plug-in declines where its client was handed a token
@@ -54,25 +54,25 @@ fn answers(keys: &[(&str, &str)], answer: &Answer) {
     client.ask("viola read /ready 4096").unwrap();
     let counts: serde_json::Value = client.ask_for("counts").unwrap();
     let declined = counts["fallbacks"]["Token"].as_u64().unwrap();
-    assert_eq!(declined > 0, *answer != Answer::Open, "{counts}");
+    assert_eq!(declined > 0, *answer != Probe::Granted, "{counts}");
 }
 
 const TOKENS: (&str, &str) = ("dfs.block.access.token.enable", "true");
 
 #[test]
 fn a_datanode_of_a_cluster_with_tokens_wants_one() {
-    answers(&[TOKENS], &Answer::Tokens);
+    answers(&[TOKENS], &Probe::TokenRequired);
 }
 
 #[test]
 #[ignore = "a test bed: make test-beds"]
 fn a_datanode_of_a_cluster_without_tokens_gives_the_block() {
-    answers(&[], &Answer::Open);
+    answers(&[], &Probe::Granted);
 }
 
 #[test]
 #[ignore = "a test bed: make test-beds"]
 fn a_datanode_that_expects_encryption_hangs_up() {
     let encrypted = ("dfs.encrypt.data.transfer", "true");
-    answers(&[TOKENS, encrypted], &Answer::HungUp);
+    answers(&[TOKENS, encrypted], &Probe::HungUp);
 }

@@ -11,8 +11,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use viola_agent::io::status::Report;
 use viola_agent::lane::report::Report as LaneReport;
+use viola_agent::status::Report;
 use viola_lab::load::{Ping, ping};
 use viola_lab::testing::{self, wait_for};
 use viola_lab::{Guest, Lab};

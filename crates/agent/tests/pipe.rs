@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use viola_agent::pipe::Reason;
-use viola_agent::pipe::hop::next_hop;
+use viola_agent::pipe::next_hop::next_hop;
 use viola_handover::{drop_quietly, outstanding, take, to_wire};
 use viola_proto::pipe::library::{Answer, Ask, Lost};
 use viola_proto::pipe::{FromGuest, ToGuest};
@@ -412,7 +412,7 @@ fn the_next_hop_is_what_the_kernel_uses() {
         ]
     });
     let (four, six) = ([2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 0x19]);
-    let (unknown, own) = (Err(Reason::Hop), Err(Reason::Socket));
+    let (unknown, own) = (Err(Reason::NoNextHop), Err(Reason::BadSocket));
     let wanted = [Ok(four), Ok(four), unknown, own, Ok(six), Ok(six), unknown];
     assert_eq!(found.unwrap(), wanted);
 }

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use viola_agent::turbo::journal::Journal;
 use viola_agent::turbo::knob::Part;
 use viola_agent::turbo::report::Report;
-use viola_agent::turbo::restore::{leftovers, restore};
+use viola_agent::turbo::restore::{restore, restore_leftovers};
 use viola_agent::turbo::settings::{Applications, Settings};
 
 fn bed() -> (TempDir, Guest, Settings) {
@@ -129,9 +129,11 @@ fn killed_at_any_moment_it_leaves_what_the_next_start_puts_back() {
             );
             // a kill while it is put back
             guest.ways.lock().unwrap().left = Some(kills / 2);
-            let _ = catch_unwind(AssertUnwindSafe(|| leftovers(&guest, &settings.journal)));
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                restore_leftovers(&guest, &settings.journal)
+            }));
             guest.ways.lock().unwrap().left = None;
-            leftovers(&guest, &settings.journal).unwrap();
+            restore_leftovers(&guest, &settings.journal).unwrap();
             let after = guest.all();
             assert_eq!(after, before, "{kills} changes, {no_partition} {cgroup}");
             assert!(!settings.journal.exists());

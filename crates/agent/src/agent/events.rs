@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what the kernel says about files to what happened to blocks.
+//! Turns fanotify events into events of blocks.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,28 +10,28 @@ use std::sync::Arc;
 
 use viola_proto::agent::{BlockKey, FsId, Why};
 
-use super::{Agent, CHECKS, Millis};
-use crate::core::block::After;
-use crate::core::layout::{Name, finalized_pool};
-use crate::core::place::{EntryId, Place};
-use crate::io::links::{self, FOLDER};
-use crate::io::scan::metas;
-use crate::io::watch::{End, Event, Spot};
-use crate::io::worker::now;
+use super::{Agent, MAX_CHECKS_PER_ROUND, Millis};
+use crate::blocks::block::Disposition;
+use crate::blocks::layout::{FileKind, finalized_pool};
+use crate::blocks::links;
+use crate::blocks::scan::generation_stamps;
+use crate::blocks::types::{EntryId, Location};
+use crate::blocks::watch::{DirEntry, Event, RenameEnd};
+use crate::clock::now;
+use crate::io::AGENT_DIR;
 
-/// Folders are read again so long after one of them was renamed: an upgrade renames several.
-const SETTLE: Millis = 1000;
+/// Delay of a scan after the rename of a directory: an upgrade renames several.
+const RESCAN_DELAY: Millis = 1000;
 
-/// Most copies that are remembered until their second event.
-const COPIES: usize = 1000;
+/// Maximum number of copies that wait for their second event.
+const MAX_COPIES: usize = 1000;
 
-/// Open mounts, for one round of events: an open folder would keep its file system from being
-/// unmounted.
+/// Open mounts, for one round of events only: an open directory would keep its file system from being unmounted.
 type Mounts = HashMap<FsId, File>;
 
 impl Agent {
-    /// Takes everything that has happened until now.
-    pub(super) fn take_events(&mut self) -> std::io::Result<()> {
+    /// Handles all events in the queue.
+    pub(super) fn read_events(&mut self) -> std::io::Result<()> {
         let mut mounts = Mounts::new();
         loop {
             let events = self.watch.read()?;
@@ -40,85 +40,86 @@ impl Agent {
             }
             let me = std::process::id().cast_signed();
             for event in events {
-                if event.what.overflow() {
+                if event.mask.is_overflow() {
                     self.overflow();
                 } else if event.pid != me {
-                    self.event(&event, &mut mounts);
+                    self.handle_event(&event, &mut mounts);
                 }
             }
         }
     }
 
-    /// Events are lost: everything is read and compared again.
+    /// Events were lost: scans and compares everything.
     fn overflow(&mut self) {
         let time = now();
         self.ledger.count_overflow();
         for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-            let all = self.ledger.of_fs(fs);
+            let all = self.ledger.entries_of_fs(fs);
             for id in &all {
                 self.ledger.recheck(time, *id);
             }
             if let Some(volume) = self.volumes.get_mut(&fs) {
-                volume.check = all.into();
-                volume.scan_at = time;
+                volume.recheck = all.into();
+                volume.next_scan = time;
             }
         }
     }
 
-    fn event(&mut self, event: &Event, mounts: &mut Mounts) {
+    fn handle_event(&mut self, event: &Event, mounts: &mut Mounts) {
         let time = now();
         let from_copy = event
-            .spots
+            .entries
             .iter()
-            .any(|s| s.end == End::Old && matches!(Name::of(&s.name), Name::Copy(_)));
-        for spot in &event.spots {
+            .any(|s| s.end == RenameEnd::Old && matches!(FileKind::of(&s.name), FileKind::Copy(_)));
+        for entry in &event.entries {
             let Some(fs) = self
                 .volumes
                 .values()
-                .find(|v| v.identity.fsid == spot.fsid && !v.retiring)
+                .find(|v| v.identity.fsid == entry.fsid && !v.retiring)
                 .map(|v| v.fs)
             else {
                 continue;
             };
-            if event.what.folder() {
-                if event.what.renamed() || event.what.created() && spot.name == ".fsr" {
-                    self.folder_event(time, fs, event, spot, mounts);
+            if event.mask.is_directory() {
+                if event.mask.is_renamed() || event.mask.is_created() && entry.name == ".fsr" {
+                    self.directory_event(time, fs, event, entry, mounts);
                 }
                 continue;
             }
-            let name = Name::of(&spot.name);
+            let name = FileKind::of(&entry.name);
             match name {
-                Name::Data(id) | Name::Meta(id, _) => {
-                    self.file_event(time, fs, event, spot, name, id, from_copy, mounts);
+                FileKind::Data(id) | FileKind::Meta(id, _) => {
+                    self.file_event(time, fs, event, entry, name, id, from_copy, mounts);
                 }
-                // HDFS copies a linked file in order to change it: what is named is about to be replaced
-                Name::Copy(id) => {
-                    for entry in self.ledger.of_block(fs, id) {
+                // HDFS copies a linked file in order to change it: the named file is about to be
+                // replaced
+                FileKind::Copy(id) => {
+                    for entry in self.ledger.entries_of_block(fs, id) {
                         self.ledger
-                            .touched(time, entry, After::Forget, Why::Changed);
+                            .touched(time, entry, Disposition::Forget, Why::Changed);
                     }
-                    if event.what.renamed() && spot.end == End::Here {
-                        let to = spot.name.trim_end_matches(".unlinked");
-                        if self.copies.len() >= COPIES {
+                    if event.mask.is_renamed() && entry.end == RenameEnd::Here {
+                        let to = entry.name.trim_end_matches(".unlinked");
+                        if self.copies.len() >= MAX_COPIES {
                             self.copies.clear();
                         }
                         self.copies.insert((fs, to.to_owned()));
                     }
                 }
-                Name::Defrag(id) => {
-                    for entry in self.ledger.of_block(fs, id) {
+                FileKind::Defrag(id) => {
+                    for entry in self.ledger.entries_of_block(fs, id) {
                         self.ledger
-                            .touched(time, entry, After::Again, Why::Relocated);
+                            .touched(time, entry, Disposition::Remap, Why::Relocated);
                     }
                 }
-                Name::Reorganise => self.reorganise(time, fs, spot, mounts),
-                Name::Other => {
-                    // xfs_fsr over a whole file system works with /.fsr/agN/tmpPID
-                    let digits = spot.name.strip_prefix("tmp").unwrap_or_default();
+                FileKind::XfsFsr => self.files_defragmented(time, fs, entry, mounts),
+                FileKind::Other => {
+                    // xfs_fsr on a whole file system works with /.fsr/agN/tmpPID
+                    let digits = entry.name.strip_prefix("tmp").unwrap_or_default();
                     if !digits.is_empty()
                         && digits.bytes().all(|b| b.is_ascii_digit())
                         && self
-                            .folder(fs, spot, mounts)
+                            .event_directory(fs, entry, mounts)
                             .is_some_and(|f| f.components().any(|c| c.as_os_str() == ".fsr"))
                     {
                         self.relocate(time, fs, None);
@@ -134,64 +135,71 @@ impl Agent {
         time: Millis,
         fs: FsId,
         event: &Event,
-        spot: &Spot,
-        name: Name,
+        entry: &DirEntry,
+        name: FileKind,
         id: i64,
         from_copy: bool,
         mounts: &mut Mounts,
     ) {
-        let what = event.what;
-        let why = if what.deleted() {
+        let mask = event.mask;
+        let why = if mask.is_deleted() {
             Why::Deleted
         } else {
             Why::Moved
         };
-        for entry in self.ledger.of_block(fs, id) {
-            self.check_one(time, entry, why, After::Forget);
+        for entry in self.ledger.entries_of_block(fs, id) {
+            self.recheck_block(time, entry, why, Disposition::Forget);
         }
         let copied = from_copy
-            || what.renamed()
-                && spot.end == End::Here
-                && self.copies.remove(&(fs, spot.name.clone()));
-        let came = (what.created() || what.renamed()) && spot.end != End::Old;
-        if copied || !(came || what.written()) {
+            || mask.is_renamed()
+                && entry.end == RenameEnd::Here
+                && self.copies.remove(&(fs, entry.name.clone()));
+        let came = (mask.is_created() || mask.is_renamed()) && entry.end != RenameEnd::Old;
+        if copied || !(came || mask.is_written()) {
             return;
         }
-        let Some(folder) = self.folder(fs, spot, mounts) else {
+        let Some(folder) = self.event_directory(fs, entry, mounts) else {
             return;
         };
-        if what.written() {
-            for entry in self.ledger.of_block(fs, id) {
+        if mask.is_written() {
+            for entry in self.ledger.entries_of_block(fs, id) {
                 if self
                     .ledger
                     .entry(entry)
-                    .is_some_and(|e| *e.place.folder == *folder)
+                    .is_some_and(|e| *e.location.folder == *folder)
                 {
                     self.ledger
-                        .touched(time, entry, After::Again, Why::Relocated);
+                        .touched(time, entry, Disposition::Remap, Why::Relocated);
                 }
             }
         }
         if came && let Some(pool) = self.pool(fs, &folder) {
-            self.appeared(time, fs, &folder, &pool, name);
+            self.block_appeared(time, fs, &folder, &pool, name);
         }
     }
 
-    /// A data or checksum file has come into a folder of finished blocks.
-    fn appeared(&mut self, time: Millis, fs: FsId, folder: &Path, pool: &str, name: Name) {
+    /// A data or checksum file has appeared in a directory of finished blocks.
+    fn block_appeared(
+        &mut self,
+        time: Millis,
+        fs: FsId,
+        folder: &Path,
+        pool: &str,
+        name: FileKind,
+    ) {
         let (id, stamps) = match name {
-            Name::Meta(id, stamp) => (id, vec![stamp]),
-            Name::Data(id) => {
+            FileKind::Meta(id, stamp) => (id, vec![stamp]),
+            FileKind::Data(id) => {
                 let known: Vec<u64> = self
                     .ledger
-                    .of_block(fs, id)
+                    .entries_of_block(fs, id)
                     .into_iter()
                     .filter_map(|e| self.ledger.entry(e))
-                    .filter(|e| *e.place.folder == *folder)
-                    .map(|e| e.place.key.stamp())
+                    .filter(|e| *e.location.folder == *folder)
+                    .map(|e| e.location.key.stamp())
                     .collect();
                 let stamps = match known.is_empty() {
-                    true => metas(folder, id),
+                    true => generation_stamps(folder, id),
                     false => known,
                 };
                 (id, stamps)
@@ -200,32 +208,34 @@ impl Agent {
         };
         for stamp in stamps {
             if let Ok(key) = BlockKey::new(pool, id, stamp) {
-                let place = Place {
+                let place = Location {
                     fs,
                     folder: Arc::from(folder),
                     key,
                 };
-                // a checksum file that is gone already is no block
-                if std::fs::symlink_metadata(links::paths(&place).1).is_ok() {
+                // without its checksum file it is no finished block
+                if std::fs::symlink_metadata(links::block_files(&place).1).is_ok() {
                     self.ledger.appeared(time, place);
                 }
             }
         }
     }
 
-    /// A folder was renamed: blocks may have come or gone with it.
-    fn folder_event(
+    /// A directory was renamed: blocks may have come or gone with it.
+    fn directory_event(
         &mut self,
         time: Millis,
         fs: FsId,
         event: &Event,
-        spot: &Spot,
+        entry: &DirEntry,
         mounts: &mut Mounts,
     ) {
-        if spot.name == ".fsr" && event.what.created() {
+        if entry.name == ".fsr" && event.mask.is_created() {
             return self.relocate(time, fs, None);
         }
-        let path = self.folder(fs, spot, mounts).map(|f| f.join(&spot.name));
+        let path = self
+            .event_directory(fs, entry, mounts)
+            .map(|f| f.join(&entry.name));
         let Some(volume) = self.volumes.get_mut(&fs) else {
             return;
         };
@@ -236,52 +246,59 @@ impl Agent {
                 .any(|d| path.starts_with(d) || d.starts_with(path))
         };
         if path.as_ref().is_none_or(ours) {
-            volume.scan_at = volume.scan_at.min(time + SETTLE);
-            let all = self.ledger.of_fs(fs);
+            volume.next_scan = volume.next_scan.min(time + RESCAN_DELAY);
+            let all = self.ledger.entries_of_fs(fs);
             if let Some(volume) = self.volumes.get_mut(&fs) {
-                volume.check = all.into();
+                volume.recheck = all.into();
             }
         }
     }
 
-    /// xfs_fsr is at work: on the files of one folder, or of all.
-    fn reorganise(&mut self, time: Millis, fs: FsId, spot: &Spot, mounts: &mut Mounts) {
-        let folder = self.folder(fs, spot, mounts);
+    /// xfs_fsr works on the files of one directory, or of the whole file system.
+    fn files_defragmented(
+        &mut self,
+        time: Millis,
+        fs: FsId,
+        entry: &DirEntry,
+        mounts: &mut Mounts,
+    ) {
+        let folder = self.event_directory(fs, entry, mounts);
         let folder = folder.filter(|f| self.pool(fs, f).is_some());
         self.relocate(time, fs, folder.as_deref());
     }
 
     fn relocate(&mut self, time: Millis, fs: FsId, folder: Option<&Path>) {
-        // a run over a whole file system makes a helper for each file: once in a while is enough to keep
-        // all blocks from being quiet
+        // xfs_fsr makes a temporary file for each file: acting on a fraction of them is enough to keep blocks
+        // from being named
         if let (None, Some(volume)) = (folder, self.volumes.get_mut(&fs)) {
-            if volume.relocated + self.config.quiet_ms / 4 > time {
+            if volume.relocated_at + self.config.quiet_ms / 4 > time {
                 return;
             }
-            volume.relocated = time;
+            volume.relocated_at = time;
         }
-        for id in self.ledger.of_fs(fs) {
-            let here = |e: &crate::core::ledger::Entry| {
-                e.pin.is_some() && folder.is_none_or(|f| *e.place.folder == *f)
+        for id in self.ledger.entries_of_fs(fs) {
+            let here = |e: &crate::blocks::ledger::Entry| {
+                e.fingerprint.is_some() && folder.is_none_or(|f| *e.location.folder == *f)
             };
             if self.ledger.entry(id).is_some_and(here) {
-                self.ledger.touched(time, id, After::Again, Why::Relocated);
+                self.ledger
+                    .touched(time, id, Disposition::Remap, Why::Relocated);
             }
         }
     }
 
-    /// Path of an event's folder; none for the agent's own, and for those that are gone.
-    fn folder(&self, fs: FsId, spot: &Spot, mounts: &mut Mounts) -> Option<PathBuf> {
+    /// Path of an event's directory; `None` for the agent's own directory, and for one that is gone.
+    fn event_directory(&self, fs: FsId, entry: &DirEntry, mounts: &mut Mounts) -> Option<PathBuf> {
         let point = &self.volumes.get(&fs)?.mount.point;
         let mount = match mounts.entry(fs) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(new) => new.insert(File::open(point).ok()?),
         };
-        let folder = spot.folder(mount.as_fd()).ok()?;
-        (!folder.starts_with(point.join(FOLDER))).then_some(folder)
+        let folder = entry.directory(mount.as_fd()).ok()?;
+        (!folder.starts_with(point.join(AGENT_DIR))).then_some(folder)
     }
 
-    /// The block pool whose finished blocks are in a folder.
+    /// The pool whose finished blocks lie in a directory.
     fn pool(&self, fs: FsId, folder: &Path) -> Option<String> {
         let data = &self.volumes.get(&fs)?.data;
         data.iter()
@@ -289,33 +306,36 @@ impl Agent {
             .map(str::to_owned)
     }
 
-    /// Looks at some of the blocks that are to be looked at again.
-    pub(super) fn check(&mut self, time: Millis) {
+    /// Checks the files of some of the blocks that wait for it.
+    pub(super) fn recheck_blocks(&mut self, time: Millis) {
         for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
             let Some(volume) = self.volumes.get_mut(&fs) else {
                 continue;
             };
-            let some = volume.check.len().min(CHECKS);
-            for id in volume.check.drain(..some).collect::<Vec<_>>() {
-                self.check_one(time, id, Why::Moved, After::Fresh);
+            let some = volume.recheck.len().min(MAX_CHECKS_PER_ROUND);
+            for id in volume.recheck.drain(..some).collect::<Vec<_>>() {
+                self.recheck_block(time, id, Why::Moved, Disposition::Relink);
             }
         }
     }
 
-    /// Is a block still what was linked? `replaced` is what becomes of it when its place holds other
-    /// files now.
-    fn check_one(&mut self, time: Millis, id: EntryId, gone: Why, replaced: After) {
+    /// Checks whether a block's files are still those that were linked. `replaced` is what becomes of the block
+    /// when other files have its names.
+    fn recheck_block(&mut self, time: Millis, id: EntryId, gone: Why, replaced: Disposition) {
         let Some(entry) = self.ledger.entry(id) else {
             return;
         };
-        let (data, meta) = links::paths(&entry.place);
-        let (after, why) = match (links::pin(&data, &meta), entry.pin) {
-            (Err(_), _) => (After::Forget, gone),
+        let (data, meta) = links::block_files(&entry.location);
+        let (after, why) = match (links::fingerprint(&data, &meta), entry.fingerprint) {
+            (Err(_), _) => (Disposition::Forget, gone),
             (Ok(is), Some(was)) if is == was => return,
             (Ok(is), Some(was)) => {
                 let same = is.data.inode == was.data.inode && is.meta.inode == was.meta.inode;
                 // changed in place although it was linked: nothing that is known of it holds
-                (if same { After::Fresh } else { replaced }, Why::Changed)
+                (
+                    if same { Disposition::Relink } else { replaced },
+                    Why::Changed,
+                )
             }
             (Ok(_), None) => return,
         };

@@ -1,95 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Talking with the host.
+//! Messages to and from the host.
 
 use viola_proto::agent::{
     Bytes, FromAgent, FsId, LINE, Lease, MAX_LEASES, ToAgent, TooMuch, VERSION, Why, short,
 };
 
-use super::volume::Proof;
+use super::session::Step;
+use super::volume::ProofState;
 use super::{Agent, Millis};
-use crate::core::block::After;
-use crate::core::place::EntryId;
-use crate::core::session::Step;
+use crate::blocks::block::Disposition;
+use crate::blocks::types::EntryId;
+use crate::blocks::worker::{self, Job};
 use crate::io::channel::Channel;
-use crate::io::worker::{self, Job};
+use crate::io::random::random;
 
-/// A channel that cannot be opened is tried again after so long.
-const REOPEN: Millis = 2000;
-/// Stats are sent so often.
-const STATS: Millis = 5000;
-/// A proof without an answer is sent again after so long.
-const PROOF: Millis = 15_000;
+/// Between two attempts to open the channel.
+const RECONNECT_INTERVAL: Millis = 2000;
+/// Between two stats messages.
+const STATS_INTERVAL: Millis = 5000;
+/// Time limit for the host's answer to a proof.
+const PROOF_TIMEOUT: Millis = 15_000;
 
 impl Agent {
-    /// Opens the channel, says hello, proves file systems, sends stats: whatever is due.
-    pub(super) fn greet(&mut self, now: Millis) {
-        if self.channel.is_none() && self.open_at <= now {
+    /// Opens the channel, sends hello, proves file systems, and sends stats, each when due.
+    pub(super) fn drive_session(&mut self, now: Millis) {
+        if self.channel.is_none() && self.reconnect_at <= now {
             match Channel::open(&self.address) {
                 Ok(channel) => {
                     self.channel = Some(channel);
                     self.session.reset(now);
                 }
                 Err(e) => {
-                    if self.open_at == 0 {
+                    if self.reconnect_at == 0 {
                         eprintln!("viola-agent: {}: {e}; trying again", self.address);
                     }
-                    self.open_at = now + REOPEN;
+                    self.reconnect_at = now + RECONNECT_INTERVAL;
                 }
             }
         }
-        if self.channel.is_none() || self.ends.is_some() {
+        if self.channel.is_none() || self.end_by.is_some() {
             return;
         }
-        let step = self.session.tick(now, self.fresh);
-        self.step(now, step);
-        if !self.session.open() {
+        let step = self.session.tick(now, self.next_session);
+        self.apply_step(now, step);
+        if !self.session.is_open() {
             return;
         }
         let paused = self.paused;
         for volume in self.volumes.values_mut().filter(|v| !v.retiring) {
             match volume.proof {
-                Proof::None if !paused && !volume.frozen => volume.prove(),
-                Proof::Sent(at) if at + PROOF <= now => {
-                    volume.not_proven("the host does not answer".into(), now);
+                ProofState::Unproven if !paused && !volume.frozen => volume.prove(),
+                ProofState::Sent(at) if at + PROOF_TIMEOUT <= now => {
+                    volume.proof_failed("the host does not answer".into(), now);
                 }
-                Proof::Bad(_, until) if until <= now && !paused => volume.prove(),
+                ProofState::Failed(_, until) if until <= now && !paused => volume.prove(),
                 _ => {}
             }
         }
-        if self.stats_at <= now {
-            self.stats_at = now + STATS;
+        if self.next_stats <= now {
+            self.next_stats = now + STATS_INTERVAL;
             let stats = self.stats();
-            self.say(&FromAgent::Stats(stats));
+            self.send(&FromAgent::Stats(stats));
         }
     }
 
-    /// Reads what the host has said.
-    pub(super) fn hear(&mut self, now: Millis) {
+    /// Reads and handles messages of the host.
+    pub(super) fn read_host(&mut self, now: Millis) {
         if !self.ready.channel {
             return;
         }
         let Some(channel) = &mut self.channel else {
             return;
         };
-        // once: there is more in the next round, and a host that never stops does not keep the agent from its file systems
+        // reads once: a host that sends without end must not keep the agent from its file systems
         match self.reader.fill(channel) {
-            Ok(Some(0)) | Err(_) => return self.hang_up(now),
+            Ok(Some(0)) | Err(_) => return self.disconnect(now),
             Ok(None) => return,
             Ok(Some(_)) => {}
         }
         while let Some(message) = self.reader.next::<ToAgent>() {
             match message {
-                Ok(message) => self.take(now, &message),
+                Ok(message) => self.handle_message(now, &message),
                 Err(e) => eprintln!("viola-agent: from the host: {e}"),
             }
         }
     }
 
-    fn take(&mut self, now: Millis, message: &ToAgent) {
-        let step = self.session.hear(now, message, self.fresh);
-        self.step(now, step);
-        // before its welcome the host speaks of sessions before
-        if !self.session.open() {
+    fn handle_message(&mut self, now: Millis, message: &ToAgent) {
+        let step = self.session.handle(now, message, self.next_session);
+        self.apply_step(now, step);
+        // before its welcome the host's messages are about earlier sessions
+        if !self.session.is_open() {
             return;
         }
         match message {
@@ -97,8 +98,8 @@ impl Agent {
             ToAgent::Refused { lease, why } => {
                 if let Some(volume) = self
                     .ledger
-                    .of_lease(*lease)
-                    .and_then(|id| self.volume_of(id))
+                    .entry_of_lease(*lease)
+                    .and_then(|id| self.volume_of_entry(id))
                 {
                     volume.refusal = Some(format!("the host: {why}"));
                 }
@@ -111,38 +112,38 @@ impl Agent {
             }
             ToAgent::ProofOk { fs } => {
                 if let Some(volume) = self.volumes.get_mut(fs)
-                    && matches!(volume.proof, Proof::Sent(_))
+                    && matches!(volume.proof, ProofState::Sent(_))
                 {
-                    volume.proof = Proof::Good;
+                    volume.proof = ProofState::Accepted;
                     volume.failures = 0;
-                    self.ledger.proven(*fs);
+                    self.ledger.fs_proven(*fs);
                 }
             }
             ToAgent::ProofBad { fs, why } => {
                 if let Some(volume) = self.volumes.get_mut(fs) {
-                    volume.not_proven(format!("the host: {why}"), now);
+                    volume.proof_failed(format!("the host: {why}"), now);
                     self.ledger
-                        .unproven(now, *fs, After::Again, Why::Filesystem);
+                        .fs_unproven(now, *fs, Disposition::Remap, Why::Filesystem);
                 }
             }
             ToAgent::ProveAgain { fs } => {
                 self.ledger
-                    .unproven(now, *fs, After::Again, Why::Filesystem);
+                    .fs_unproven(now, *fs, Disposition::Remap, Why::Filesystem);
                 if let Some(volume) = self.volumes.get_mut(fs) {
                     volume.prove();
                 }
             }
             ToAgent::Hail { .. } | ToAgent::Welcome { .. } | ToAgent::Ping { .. } => {}
-            ToAgent::Pipe(message) => self.hear_of_pipe(message.clone()),
+            ToAgent::Pipe(message) => self.handle_pipe_message(message.clone()),
         }
     }
 
-    fn step(&mut self, now: Millis, step: Option<Step>) {
+    fn apply_step(&mut self, now: Millis, step: Option<Step>) {
         match step {
             Some(Step::Hello(session)) => {
-                self.fresh = random();
-                self.ledger.close();
-                self.say(&FromAgent::Hello {
+                self.next_session = random();
+                self.ledger.session_closed();
+                self.send(&FromAgent::Hello {
                     version: VERSION,
                     agent_version: env!("CARGO_PKG_VERSION").into(),
                     boot_id: self.boot_id.clone(),
@@ -151,19 +152,19 @@ impl Agent {
                 });
             }
             Some(Step::Open(limits)) => {
-                self.ledger.welcome(now, limits);
+                self.ledger.session_opened(now, limits);
                 for volume in self.volumes.values_mut() {
                     volume.proof = match volume.proof {
-                        Proof::Writing => Proof::Writing,
-                        _ => Proof::None,
+                        ProofState::Writing => ProofState::Writing,
+                        _ => ProofState::Unproven,
                     };
                     volume.failures = 0;
-                    // whatever a dead agent has named, the host has ended it before this welcome
-                    volume.workers.give(Job::Earlier(true));
+                    // the host ended every lease of earlier agents before this welcome
+                    volume.workers.send(Job::EarlierLinks(true));
                 }
-                self.stats_at = now;
+                self.next_stats = now;
             }
-            Some(Step::Pong(n)) => self.say(&FromAgent::Pong { n }),
+            Some(Step::Pong(n)) => self.send(&FromAgent::Pong { n }),
             None => {}
         }
     }
@@ -174,15 +175,17 @@ impl Agent {
         fs: FsId,
         result: Result<worker::Proof, String>,
     ) {
-        let open = self.session.open();
+        let open = self.session.is_open();
         let Some(volume) = self.volumes.get_mut(&fs) else {
             return;
         };
         match result {
-            _ if !open || volume.proof != Proof::Writing => volume.proof = Proof::None,
-            Err(why) => volume.not_proven(why, now),
+            _ if !open || volume.proof != ProofState::Writing => {
+                volume.proof = ProofState::Unproven
+            }
+            Err(why) => volume.proof_failed(why, now),
             Ok(proof) => {
-                volume.proof = Proof::Sent(now);
+                volume.proof = ProofState::Sent(now);
                 let mount = short(volume.mount.point.display().to_string());
                 let message = FromAgent::Proof {
                     fs,
@@ -192,13 +195,13 @@ impl Agent {
                     content: Bytes(proof.content),
                     map: proof.map,
                 };
-                self.say(&message);
+                self.send(&message);
             }
         }
     }
 
     pub(super) fn send_name(&mut self, now: Millis, id: EntryId, lease: Lease) {
-        let Some((place, maps)) = self.ledger.named(id) else {
+        let Some((place, maps)) = self.ledger.name_message_parts(id) else {
             return;
         };
         let message = FromAgent::Name {
@@ -210,7 +213,7 @@ impl Agent {
         };
         match self.writer.push(&message) {
             Ok(()) => {}
-            // the host has never heard of it
+            // the host has never seen this lease
             Err(TooMuch::Message(_)) => self.ledger.host_refused(now, lease),
             Err(TooMuch::Waiting(_)) => self.ledger.host_withdrew(now, lease),
         }
@@ -219,12 +222,12 @@ impl Agent {
     pub(super) fn send_withdrawals(&mut self, leases: &[Lease], why: Why) {
         for some in leases.chunks(MAX_LEASES) {
             let leases = some.to_vec();
-            self.say(&FromAgent::Withdraw { leases, why });
+            self.send(&FromAgent::Withdraw { leases, why });
         }
     }
 
-    /// What does not fit now is said again by whoever waits for the answer.
-    pub(super) fn say(&mut self, message: &FromAgent) {
+    /// Queues a message. A message that does not fit is dropped; whoever needs its answer sends it again.
+    pub(super) fn send(&mut self, message: &FromAgent) {
         let _ = self.writer.push(message);
     }
 
@@ -232,32 +235,17 @@ impl Agent {
         if let Some(channel) = &mut self.channel
             && self.writer.flush(channel).is_err()
         {
-            self.hang_up(now);
+            self.disconnect(now);
         }
     }
 
-    /// The channel is gone; the next one begins with a hello. Leases stay as they are until then.
-    fn hang_up(&mut self, now: Millis) {
+    /// Closes the channel. Leases stay as they are until the next welcome.
+    fn disconnect(&mut self, now: Millis) {
         self.channel = None;
-        self.open_at = now + REOPEN;
+        self.reconnect_at = now + RECONNECT_INTERVAL;
         self.reader.clear();
         self.writer.clear();
         self.session.reset(now);
-        self.ledger.close();
+        self.ledger.session_closed();
     }
-}
-
-/// A number that nobody guesses, for sessions and folders.
-pub(crate) fn random() -> u64 {
-    let mut bytes = [0; 8];
-    let mut have = 0;
-    while have < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[have..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(n) => have += n,
-            Err(rustix::io::Errno::INTR) => {}
-            // no kernel that has fanotify with names is without it
-            Err(_) => return u64::from(std::process::id()) << 32 | worker::now(),
-        }
-    }
-    u64::from_ne_bytes(bytes)
 }

@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The running agent: one thread that listens to everything and never waits for a disk.
+//! The main loop of an agent that serves blocks or pipes: one thread that waits for all events and never for a disk.
+//!
+//! | module | room for |
+//! |---|---|
+//! | `session`, `host` | the session and the messages of the host |
+//! | `mounts`, [`volume`] | the file systems of the configured directories |
+//! | `events` | what fanotify events mean for blocks |
+//! | `access` | when the DataNode is probed |
+//! | `pipes` | the pipes' messages |
+//! | [`standalone`] | the agent without blocks and pipes |
 
-mod door;
+mod access;
 mod events;
 mod host;
+mod mounts;
 mod pipes;
-mod survey;
+mod session;
+pub mod standalone;
 pub mod volume;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -20,52 +31,38 @@ use rustix::fd::OwnedFd;
 use viola_proto::agent::{FrameReader, FrameWriter, FsId, Stats, Why};
 use viola_proto::pipe::FromGuest;
 
-pub(crate) use host::random;
-
-use crate::config::{Config, Mount, NO_DATANODE};
-use crate::core::block::{After, Millis};
-use crate::core::door::Door;
-use crate::core::ledger::Ledger;
-use crate::core::place::Action;
-use crate::core::session::Session;
+use crate::blocks::access::Access;
+use crate::blocks::block::Disposition;
+use crate::blocks::ledger::Ledger;
+use crate::blocks::types::Action;
+use crate::blocks::watch::Watch;
+use crate::blocks::worker::{self, Job, Outcome};
+use crate::clock::{Millis, now};
+use crate::config::{Config, NO_DATANODE};
+use crate::error::{StartError, start_error};
 use crate::io::channel::{Address, Channel};
-use crate::io::status::{self, Question, Wish};
-use crate::io::watch::Watch;
-use crate::io::worker::{self, Job, Outcome, now};
+use crate::io::random::random;
+use crate::io::signals::termination_signals;
 use crate::lane::service::{self as lane, Lane};
-use crate::pipe::{Pipes, Woken};
+use crate::pipe::{Pipes, Wakeups};
 use crate::relay::Relay;
+use crate::status::{self, Command, Request};
 use crate::turbo::service::{self, Turbo};
-use volume::{Proof, Volume};
+use session::Session;
+use volume::{ProofState, Volume};
 
-/// Most bytes that wait for the host.
-const WAITING: usize = 4 << 20;
-/// Blocks that are looked at again in one round.
-const CHECKS: usize = 2000;
-/// Longest wait for the host's confirmation when the agent is paused or ends.
-const FAREWELL: Millis = 5000;
-/// How long the host and the workers are waited for when something waits for its turn.
-const TURN: Millis = 50;
-/// A job of the hands that takes longer means that the file system is frozen.
-const FROZEN: Millis = 10_000;
+/// Maximum bytes that wait to be sent to the host.
+const MAX_OUTBOX_BYTES: usize = 4 << 20;
+/// Maximum number of blocks whose files are checked in one round.
+const MAX_CHECKS_PER_ROUND: usize = 2000;
+/// How long a pause, or the end of the agent, waits for the host to confirm all withdrawals.
+const WITHDRAW_TIMEOUT: Millis = 5000;
+/// Longest sleep while blocks wait for the rate limit, or a pause or the end waits for the host.
+const BUSY_POLL_INTERVAL: Millis = 50;
+/// A link job that takes longer means that the file system is frozen.
+const FROZEN_TIMEOUT: Millis = 10_000;
 
-/// Why the agent cannot run; one sentence.
-#[derive(Debug, thiserror::Error)]
-#[error("{what}: {source}")]
-pub struct CannotRun {
-    what: String,
-    source: std::io::Error,
-}
-
-pub(crate) fn cannot<T>(
-    what: impl Into<String>,
-    result: std::io::Result<T>,
-) -> Result<T, CannotRun> {
-    let what = what.into();
-    result.map_err(|source| CannotRun { what, source })
-}
-
-/// See the module.
+/// The agent with its channel, ledger, volumes and services.
 pub struct Agent {
     config: Config,
     address: Address,
@@ -73,200 +70,199 @@ pub struct Agent {
     session: Session,
     channel: Option<Channel>,
     /// When the channel is opened again.
-    open_at: Millis,
+    reconnect_at: Millis,
     reader: FrameReader,
     writer: FrameWriter,
     watch: Watch,
     volumes: BTreeMap<FsId, Volume>,
     next_fs: FsId,
-    missing: Vec<String>,
-    /// Names that a copy is about to be renamed to, where the kernel tells the ends of a rename apart.
+    unusable: Vec<String>,
+    /// Names that a copy is about to be renamed to, on kernels that report the two ends of a rename as two
+    /// events.
     copies: HashSet<(FsId, String)>,
-    report: worker::Report,
+    outcome_sender: worker::OutcomeSender,
     outcomes: Receiver<Outcome>,
     outcome_wake: Arc<OwnedFd>,
-    questions: Receiver<Question>,
-    question_wake: Arc<OwnedFd>,
+    requests: Receiver<Request>,
+    request_wake: Arc<OwnedFd>,
     signals: OwnedFd,
-    survey_at: Millis,
-    stats_at: Millis,
+    next_mount_check: Millis,
+    next_stats: Millis,
     paused: bool,
-    /// Whether the DataNode gives its blocks without a token.
-    door: Door,
-    door_at: Millis,
-    /// The DataNode's lock in each data directory, as it was last seen there.
-    locks: HashMap<PathBuf, door::Lock>,
-    /// Those who want to know when no read is in flight, and until when they wait.
-    patient: Vec<(Question, Millis)>,
-    /// When the agent ends at the latest.
-    ends: Option<Millis>,
+    /// Whether the DataNode serves its blocks without a token.
+    access: Access,
+    next_access_check: Millis,
+    /// The DataNode's lock file in each data directory, as last seen.
+    locks: HashMap<PathBuf, access::LockStamp>,
+    /// Pause requests that wait for the last read to end, and their deadlines.
+    pause_waiters: Vec<(Request, Millis)>,
+    end_by: Option<Millis>,
     boot_id: String,
-    /// Blocks of others, for this VM to read.
+    /// The mount of other VMs' blocks.
     relay: Option<Relay>,
-    /// Bytes that the host moves for programs of this VM.
+    /// The pipes of this VM's programs.
     pipes: Option<Pipes>,
-    /// What the pipes still have to say, in this session.
-    words: VecDeque<FromGuest>,
-    /// What had something to say when the last wait ended.
+    /// Messages of the pipes that wait for room, in this session.
+    pipe_outbox: VecDeque<FromGuest>,
+    /// Descriptors that were readable after the last wait.
     ready: Ready,
-    /// Who of the pipes.
-    woken: Woken,
-    /// A number for the next session.
-    fresh: u64,
-    /// The vCPU that the kernel's I/O is on.
+    /// The pipes' descriptors that were readable.
+    wakeups: Wakeups,
+    /// Number of the next session.
+    next_session: u64,
+    /// The turbo vCPU.
     turbo: Option<Turbo>,
-    /// The bond with a virtual function of the host's NIC.
+    /// The bond with a VF.
     lane: Option<Lane>,
 }
 
-/// Which descriptors are to be read. A program may wait, and in some guests a system call takes long: what has nothing to say is
-/// not asked.
+/// Which descriptors to read after a wait. In some guests a system call takes long, and a program may be waiting: the
+/// agent reads no descriptor that has nothing.
 #[derive(Debug, Clone, Copy)]
 struct Ready {
     events: bool,
     outcomes: bool,
-    questions: bool,
+    requests: bool,
     signals: bool,
     channel: bool,
 }
 
-/// When it is not known.
+/// After a wait that did not tell.
 const ALL_READY: Ready = Ready {
     events: true,
     outcomes: true,
-    questions: true,
+    requests: true,
     signals: true,
     channel: true,
 };
 
 impl Agent {
-    /// Opens everything that must be there.
+    /// Opens everything that the agent needs.
     ///
     /// # Errors
-    /// One sentence: no fanotify, or another agent.
-    pub fn new(config: Config) -> Result<Self, CannotRun> {
-        let address = Address::parse(&config.channel).map_err(|e| CannotRun {
-            what: "channel".into(),
-            source: std::io::Error::other(e),
-        })?;
-        let watch = cannot(
+    /// One sentence: no fanotify, a socket or port that cannot be opened, or another running agent.
+    pub fn new(config: Config) -> Result<Self, StartError> {
+        let address = Address::parse(&config.channel).map_err(std::io::Error::other);
+        let address = start_error("channel", address)?;
+        let watch = start_error(
             "watching file systems (needs root and Linux 5.9 with fanotify)",
             Watch::new(),
         )?;
-        // before there are threads, which inherit what is blocked
-        let signals = cannot("signals", signals())?;
-        let relay = config.mount.as_ref().map(Mount::start).transpose()?;
-        let (report, outcomes, outcome_wake) = cannot("workers", worker::Report::new())?;
-        let (questions, question_wake) = cannot(
+        // before the first thread starts, which inherits the signal mask
+        let signals = start_error("signals", termination_signals())?;
+        let relay = config.mount.as_ref().map(Relay::start).transpose()?;
+        let (outcome_sender, outcomes, outcome_wake) =
+            start_error("workers", worker::OutcomeSender::new())?;
+        let (requests, request_wake) = start_error(
             format!("status socket {}", config.status.display()),
             status::serve(&config.status),
         )?;
         let pipes = match config.pipes() {
             Some(settings) => {
                 let started = Pipes::start(settings);
-                Some(cannot(
+                Some(start_error(
                     format!("pipes at {}", settings.socket.display()),
                     started,
                 )?)
             }
             None => None,
         };
-        let turbo = cannot("turbo", service::begin(config.turbo.as_ref()))?;
-        let lane = cannot("lane", lane::begin(config.lane.as_ref()))?;
+        let turbo = start_error("turbo", service::begin(config.turbo.as_ref()))?;
+        let lane = start_error("lane", lane::begin(config.lane.as_ref()))?;
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .unwrap_or_default()
             .trim()
             .to_owned();
-        let door = Door::new(config.datanode == NO_DATANODE || config.data.is_empty());
+        let access = Access::new(config.datanode == NO_DATANODE || config.data.is_empty());
         let mut ledger = Ledger::new(config.times(), config.bounds());
-        ledger.pause(!door.is_open());
+        ledger.pause(!access.is_open());
         Ok(Self {
             ledger,
             config,
             address,
             session: Session::new(now()),
             channel: None,
-            open_at: 0,
+            reconnect_at: 0,
             reader: FrameReader::new(),
-            writer: FrameWriter::new(WAITING),
+            writer: FrameWriter::new(MAX_OUTBOX_BYTES),
             watch,
             volumes: BTreeMap::new(),
             next_fs: 1,
-            missing: Vec::new(),
+            unusable: Vec::new(),
             copies: HashSet::new(),
-            report,
+            outcome_sender,
             outcomes,
             outcome_wake,
-            questions,
-            question_wake,
+            requests,
+            request_wake,
             signals,
-            survey_at: 0,
-            stats_at: 0,
+            next_mount_check: 0,
+            next_stats: 0,
             paused: false,
-            door,
-            door_at: 0,
+            access,
+            next_access_check: 0,
             locks: HashMap::new(),
-            patient: Vec::new(),
-            ends: None,
+            pause_waiters: Vec::new(),
+            end_by: None,
             boot_id,
             relay,
             pipes,
-            words: VecDeque::new(),
+            pipe_outbox: VecDeque::new(),
             ready: ALL_READY,
-            woken: Woken::default(),
-            fresh: random(),
+            wakeups: Wakeups::default(),
+            next_session: random(),
             turbo,
             lane,
         })
     }
 
-    /// Works until a signal ends it.
+    /// Runs until a signal ends it.
     ///
     /// # Errors
-    /// When the kernel's queue of events cannot be read any more.
-    pub fn run(mut self) -> Result<(), CannotRun> {
+    /// When the fanotify queue cannot be read any more.
+    pub fn run(mut self) -> Result<(), StartError> {
         loop {
             self.wait();
-            // what happened to the blocks comes first: nothing may be named past it
+            // block events come first: nothing may be named before they are handled
             if self.ready.events {
-                cannot("reading events", self.take_events())?;
+                start_error("reading events", self.read_events())?;
             }
             let time = now();
-            self.pipes.iter_mut().for_each(|pipes| pipes.at(time));
-            self.take_outcomes(time);
-            self.hear(time);
-            self.turn_pipes(time);
-            self.answer(time);
-            self.survey(time);
-            self.keep_door(time);
-            self.check(time);
-            self.greet(time);
+            self.pipes.iter_mut().for_each(|pipes| pipes.set_time(time));
+            self.handle_outcomes(time);
+            self.read_host(time);
+            self.run_pipes(time);
+            self.answer_requests(time);
+            self.check_mounts(time);
+            self.check_access(time);
+            self.recheck_blocks(time);
+            self.drive_session(time);
             self.ledger.tick(time);
-            self.act(time);
-            self.keep_pipes();
+            self.dispatch_actions(time);
+            self.update_pipes();
             self.flush(time);
-            if self.over(time) {
+            if self.is_finished(time) {
                 let _ = std::fs::remove_file(&self.config.status);
                 return Ok(());
             }
         }
     }
 
-    /// Sleeps until there is something to do.
+    /// Sleeps until a descriptor is readable or something is due.
     fn wait(&mut self) {
         let time = now();
-        let mut until = (time + 1000).min(self.survey_at);
+        let mut until = (time + 1000).min(self.next_mount_check);
         if self.channel.is_some() {
             until = until.min(self.session.due());
         }
         until = until.min(self.ledger.next_due().unwrap_or(until));
-        if self.ledger.busy() || self.ends.is_some() || !self.patient.is_empty() {
-            until = until.min(time + TURN);
+        if self.ledger.has_queued() || self.end_by.is_some() || !self.pause_waiters.is_empty() {
+            until = until.min(time + BUSY_POLL_INTERVAL);
         }
-        if self.volumes.values().any(|v| !v.check.is_empty()) {
+        if self.volumes.values().any(|v| !v.recheck.is_empty()) {
             until = time;
         }
-        let rest = self.pipes.as_mut().and_then(Pipes::rest);
+        let rest = self.pipes.as_mut().and_then(Pipes::housekeep);
         let limit = Duration::from_millis(until.saturating_sub(time));
         let limit = rest.map_or(limit, |rest| rest.min(limit));
         let limit = Timespec {
@@ -276,7 +272,7 @@ impl Agent {
         let mut fds = vec![
             PollFd::new(&self.watch, PollFlags::IN),
             PollFd::from_borrowed_fd(self.outcome_wake.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.question_wake.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.request_wake.as_fd(), PollFlags::IN),
             PollFd::new(&self.signals, PollFlags::IN),
         ];
         if let Some(channel) = &self.channel {
@@ -291,91 +287,94 @@ impl Agent {
         fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let waited = poll(&mut fds, Some(&limit));
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        let (ready, woken) = match waited {
+        let (ready, wakeups) = match waited {
             Ok(_) => {
                 let ready = Ready {
                     events: is_ready(0),
                     outcomes: is_ready(1),
-                    questions: is_ready(2),
+                    requests: is_ready(2),
                     signals: is_ready(3),
                     channel: self.channel.is_some() && is_ready(4),
                 };
-                let spoke = (own..fds.len()).map(is_ready);
-                (ready, self.pipes.as_ref().map(|pipes| pipes.woken(spoke)))
+                let program_fds = (own..fds.len()).map(is_ready);
+                (
+                    ready,
+                    self.pipes.as_ref().map(|pipes| pipes.wakeups(program_fds)),
+                )
             }
-            // an interrupted wait is as good as a short one
+            // an interrupted wait is harmless
             Err(_) => (ALL_READY, None),
         };
         drop(fds);
         self.ready = ready;
-        self.woken = woken.unwrap_or_default();
+        self.wakeups = wakeups.unwrap_or_default();
         let mut count = [0; 8];
         if ready.outcomes {
             let _ = rustix::io::read(&*self.outcome_wake, &mut count);
         }
-        if ready.questions {
-            let _ = rustix::io::read(&*self.question_wake, &mut count);
+        if ready.requests {
+            let _ = rustix::io::read(&*self.request_wake, &mut count);
         }
     }
 
-    /// What the workers have done.
-    fn take_outcomes(&mut self, now: Millis) {
+    /// Handles the results of the workers.
+    fn handle_outcomes(&mut self, now: Millis) {
         while let Ok(outcome) = self.outcomes.try_recv() {
             match outcome {
                 Outcome::Linked(id, result) => {
-                    if result.as_ref().is_err_and(|e| e.left) {
-                        self.give(id, |_, place| Some(Job::Drop(id, place)));
+                    if result.as_ref().is_err_and(|e| e.leftover) {
+                        self.send_job(id, |_, place| Some(Job::Unlink(id, place)));
                     }
-                    self.ledger.linked(now, id, result.map_err(|e| e.after));
+                    self.ledger.link_done(now, id, result.map_err(|e| e.then));
                 }
-                Outcome::Dropped(id, done) => self.ledger.dropped(now, id, done),
-                Outcome::Mapped(id, turn, result) => {
-                    if let Err((After::Refuse, why)) = &result
-                        && let Some(volume) = self.volume_of(id)
+                Outcome::Unlinked(id, done) => self.ledger.unlink_done(now, id, done),
+                Outcome::Mapped(id, attempt, result) => {
+                    if let Err((Disposition::Refuse, why)) = &result
+                        && let Some(volume) = self.volume_of_entry(id)
                     {
                         volume.refusal = Some(why.clone());
                     }
-                    let result = result.map_err(|(after, _)| after);
-                    self.ledger.mapped(now, id, turn, result);
+                    let result = result.map_err(|(then, _)| then);
+                    self.ledger.map_done(now, id, attempt, result);
                 }
-                Outcome::Earlier(fs, bytes) => self.ledger.foreign(fs, bytes),
-                Outcome::Door(answer) => self.take_answer(now, answer),
+                Outcome::EarlierLinks(fs, bytes) => self.ledger.set_earlier_bytes(fs, bytes),
+                Outcome::Probed(answer) => self.handle_probe(now, answer),
                 Outcome::Proof(fs, result) => self.send_proof(now, fs, result),
-                Outcome::Found(places) => {
+                Outcome::ScanBatch(places) => {
                     for place in places {
                         if self.volumes.get(&place.fs).is_some_and(|v| !v.retiring) {
                             self.ledger.scanned(now, place);
                         }
                     }
                 }
-                Outcome::Scanned(fs) => {
+                Outcome::ScanDone(fs) => {
                     self.ledger.count_scan();
-                    let all = self.ledger.of_fs(fs);
+                    let all = self.ledger.entries_of_fs(fs);
                     if let Some(volume) = self.volumes.get_mut(&fs) {
                         volume.scanning = false;
-                        volume.check = all.into();
+                        volume.recheck = all.into();
                     }
                 }
             }
         }
     }
 
-    fn volume_of(&mut self, id: u64) -> Option<&mut Volume> {
-        let fs = self.ledger.entry(id)?.place.fs;
+    fn volume_of_entry(&mut self, id: u64) -> Option<&mut Volume> {
+        let fs = self.ledger.entry(id)?.location.fs;
         self.volumes.get_mut(&fs)
     }
 
-    /// Carries out what the ledger has decided.
-    fn act(&mut self, now: Millis) {
+    /// Carries out the ledger's decisions.
+    fn dispatch_actions(&mut self, now: Millis) {
         let mut withdrawals: BTreeMap<Why, Vec<u64>> = BTreeMap::new();
-        for action in self.ledger.actions() {
+        for action in self.ledger.take_actions() {
             match action {
                 Action::Name(id, lease) => self.send_name(now, id, lease),
                 Action::Withdraw(lease, why) => withdrawals.entry(why).or_default().push(lease),
-                Action::Link(id) => self.give(id, |_, place| Some(Job::Link(id, place))),
-                Action::Drop(id) => self.give(id, |_, place| Some(Job::Drop(id, place))),
-                Action::Map(id, turn) => {
-                    self.give(id, |pin, place| Some(Job::Map(id, turn, place, pin?)))
+                Action::Link(id) => self.send_job(id, |_, place| Some(Job::Link(id, place))),
+                Action::Unlink(id) => self.send_job(id, |_, place| Some(Job::Unlink(id, place))),
+                Action::Map(id, attempt) => {
+                    self.send_job(id, |pin, place| Some(Job::Map(id, attempt, place, pin?)))
                 }
                 Action::Forget(..) => {}
             }
@@ -385,45 +384,48 @@ impl Agent {
         }
     }
 
-    fn give(
+    fn send_job(
         &mut self,
         id: u64,
-        job: impl FnOnce(Option<crate::core::place::Pin>, crate::core::place::Place) -> Option<Job>,
+        job: impl FnOnce(
+            Option<crate::blocks::types::Fingerprint>,
+            crate::blocks::types::Location,
+        ) -> Option<Job>,
     ) {
         if let Some(entry) = self.ledger.entry(id)
-            && let Some(volume) = self.volumes.get(&entry.place.fs)
-            && let Some(job) = job(entry.pin, entry.place.clone())
+            && let Some(volume) = self.volumes.get(&entry.location.fs)
+            && let Some(job) = job(entry.fingerprint, entry.location.clone())
         {
-            volume.workers.give(job);
+            volume.workers.send(job);
         }
     }
 
-    /// Answers those who ask at the socket, and those who wait for the last read to end.
-    fn answer(&mut self, now: Millis) {
-        while let Ok(question) = self.questions.try_recv() {
-            match question.wish {
-                Wish::Status => {
-                    // whoever is told of a disk may ask for it at once
-                    self.keep_pipes();
-                    let _ = question.answer.send(self.describe());
+    /// Answers status requests, and pauses that have waited for the last read.
+    fn answer_requests(&mut self, now: Millis) {
+        while let Ok(request) = self.requests.try_recv() {
+            match request.command {
+                Command::Status => {
+                    // a program that learns of a disk here may ask for a pipe on it at once
+                    self.update_pipes();
+                    let _ = request.reply.send(self.status_report());
                 }
-                Wish::Pause => {
+                Command::Pause => {
                     self.pause(now, true);
-                    self.patient.push((question, now + FAREWELL));
+                    self.pause_waiters.push((request, now + WITHDRAW_TIMEOUT));
                 }
-                Wish::Resume => {
+                Command::Resume => {
                     self.pause(now, false);
-                    let _ = question.answer.send(self.describe());
+                    let _ = request.reply.send(self.status_report());
                 }
             }
         }
         let none = self.outstanding() == 0;
-        let (done, patient): (Vec<_>, Vec<_>) = std::mem::take(&mut self.patient)
+        let (done, pause_waiters): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pause_waiters)
             .into_iter()
             .partition(|(_, until)| none || *until <= now);
-        self.patient = patient;
-        for (question, _) in done {
-            let _ = question.answer.send(self.describe());
+        self.pause_waiters = pause_waiters;
+        for (request, _) in done {
+            let _ = request.reply.send(self.status_report());
         }
     }
 
@@ -432,13 +434,13 @@ impl Agent {
         self.ledger.pause(self.is_paused());
         if paused {
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-                self.withdraw_all(now, fs, After::Again, Why::Filesystem);
+                self.withdraw_all(now, fs, Disposition::Remap, Why::Filesystem);
             }
         }
     }
 
-    /// How it is.
-    fn describe(&self) -> status::Report {
+    /// The status report.
+    fn status_report(&self) -> status::Report {
         status::Report {
             version: env!("CARGO_PKG_VERSION").into(),
             host: match &self.channel {
@@ -446,11 +448,11 @@ impl Agent {
                 None => format!("{} cannot be opened", self.address),
             },
             paused: self.paused,
-            closed: self.closed(),
+            closed: self.why_closed(),
             outstanding: self.outstanding(),
             stats: self.stats(),
             volumes: self.volumes.values().map(Volume::report).collect(),
-            missing: self.missing.clone(),
+            missing: self.unusable.clone(),
             mount: self.relay.as_ref().map(Relay::report),
             pipe: self.pipes.as_ref().map(Pipes::report),
             turbo: self.turbo.as_ref().map(Turbo::report),
@@ -458,79 +460,59 @@ impl Agent {
         }
     }
 
-    /// What it holds, and why it names nothing.
+    /// The ledger's counts, and why nothing is named.
     fn stats(&self) -> Stats {
         Stats {
-            why: self.closed(),
+            why: self.why_closed(),
             ..self.ledger.stats()
         }
     }
 
-    /// Whether the agent has ended, after a signal: links that are not confirmed stay, for the next one.
-    fn over(&mut self, now: Millis) -> bool {
+    /// Whether the agent is done, after a signal. Links that the host has not confirmed stay for the next agent.
+    fn is_finished(&mut self, now: Millis) -> bool {
         let mut info = [0; 128];
-        if self.ends.is_none()
+        if self.end_by.is_none()
             && self.ready.signals
             && rustix::io::read(&self.signals, &mut info).is_ok()
         {
-            self.ends = Some(now + FAREWELL);
+            self.end_by = Some(now + WITHDRAW_TIMEOUT);
             self.ledger.pause(true);
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-                self.ledger.unproven(now, fs, After::Forget, Why::Stopping);
+                self.ledger
+                    .fs_unproven(now, fs, Disposition::Forget, Why::Stopping);
                 if let Some(volume) = self.volumes.get_mut(&fs) {
                     volume.retiring = true;
                 }
             }
         }
-        self.ends
-            .is_some_and(|ends| ends <= now || self.has_left(now))
+        self.end_by
+            .is_some_and(|end_by| end_by <= now || self.is_drained(now))
     }
 
-    /// Whether nothing is left to be done, and all is said.
-    fn has_left(&mut self, now: Millis) -> bool {
+    /// Whether no link and no pipe is left, and every message is sent.
+    fn is_drained(&mut self, now: Millis) -> bool {
         let mut names = self.volumes.keys();
-        if !names.all(|fs| self.ledger.of_fs(*fs).is_empty())
+        if !names.all(|fs| self.ledger.entries_of_fs(*fs).is_empty())
             || self.pipes.as_ref().is_some_and(|pipes| pipes.busy() > 0)
         {
             return false;
         }
-        // the last pipe may have said that its connection is back just now
-        self.take_outcomes(now);
-        self.keep_pipes();
+        // the last pipe may have put its connection back just now
+        self.handle_outcomes(now);
+        self.update_pipes();
         self.flush(now);
-        self.channel.is_none() || self.words.is_empty() && self.writer.waiting() == 0
+        self.channel.is_none() || self.pipe_outbox.is_empty() && self.writer.waiting() == 0
     }
 
-    /// Stops all reads of a file system; its proof is void.
-    fn withdraw_all(&mut self, now: Millis, fs: FsId, after: After, why: Why) {
-        if self.session.open() && self.ledger.outstanding() > 0 {
-            self.say(&viola_proto::agent::FromAgent::WithdrawAll { fs, why });
+    /// Withdraws all blocks of a file system and voids its proof.
+    fn withdraw_all(&mut self, now: Millis, fs: FsId, after: Disposition, why: Why) {
+        if self.session.is_open() && self.ledger.outstanding() > 0 {
+            self.send(&viola_proto::agent::FromAgent::WithdrawAll { fs, why });
         }
-        self.ledger.unproven(now, fs, after, why);
+        self.ledger.fs_unproven(now, fs, after, why);
         if let Some(volume) = self.volumes.get_mut(&fs) {
-            volume.proof = Proof::None;
+            volume.proof = ProofState::Unproven;
             volume.failures = 0;
         }
-    }
-}
-
-/// A descriptor that is readable when the program is to end.
-pub(crate) fn signals() -> std::io::Result<OwnedFd> {
-    use std::os::fd::FromRawFd;
-    // SAFETY: the set is ours, made empty before use; the calls are checked where they can fail.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-            libc::sigaddset(&raw mut set, signal);
-        }
-        if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        let raw = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if raw < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(raw))
     }
 }

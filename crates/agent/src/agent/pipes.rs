@@ -1,91 +1,91 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Between the host and the pipes.
+//! Connects the pipes with the host's channel.
 
 use viola_proto::agent::FromAgent;
 use viola_proto::pipe::{End, FromGuest, ToGuest};
 
-use super::volume::Proof;
+use super::volume::ProofState;
 use super::{Agent, Millis};
-use crate::pipe::{Disk, Facts, Out, Pipes};
+use crate::pipe::{HostState, Outgoing, PipeVolume, Pipes};
 
 impl Agent {
-    /// Tells the pipes what is known, and the host what it could not be told before.
-    pub(super) fn keep_pipes(&mut self) {
+    /// Tells the pipes the state of the host, and sends what could not be sent before.
+    pub(super) fn update_pipes(&mut self) {
         if self.pipes.is_none() {
             return;
         }
-        if !self.session.open() {
-            self.words.clear();
+        if !self.session.is_open() {
+            self.pipe_outbox.clear();
         }
-        self.say_words();
-        let facts = self.facts();
+        self.flush_pipe_outbox();
+        let host_state = self.host_state();
         if let Some(pipes) = &mut self.pipes {
-            pipes.know(facts);
+            pipes.set_host_state(host_state);
         }
-        self.say_of_pipes();
+        self.send_pipe_messages();
     }
 
-    /// The pipes' turn. Programs wait: what comes of it is said at once.
-    pub(super) fn turn_pipes(&mut self, now: Millis) {
+    /// Runs the pipes, and sends their messages at once, since programs wait.
+    pub(super) fn run_pipes(&mut self, now: Millis) {
         if let Some(pipes) = &mut self.pipes {
-            pipes.turn(std::mem::take(&mut self.woken));
-            self.say_of_pipes();
+            pipes.run(std::mem::take(&mut self.wakeups));
+            self.send_pipe_messages();
             self.flush(now);
         }
     }
 
-    /// Says what the pipes have to say.
-    fn say_of_pipes(&mut self) {
-        while let Some(out) = self.pipes.as_mut().and_then(Pipes::next_word) {
-            self.say_of_pipe(out);
+    /// Sends the pipes' messages.
+    fn send_pipe_messages(&mut self) {
+        while let Some(out) = self.pipes.as_mut().and_then(Pipes::next_message) {
+            self.send_pipe_message(out);
         }
     }
 
-    fn say_words(&mut self) {
-        while let Some(word) = self.words.pop_front() {
+    fn flush_pipe_outbox(&mut self) {
+        while let Some(word) = self.pipe_outbox.pop_front() {
             if self.writer.push(&FromAgent::Pipe(word.clone())).is_err() {
-                self.words.push_front(word);
+                self.pipe_outbox.push_front(word);
                 break;
             }
         }
     }
 
-    fn facts(&self) -> Facts {
+    fn host_state(&self) -> HostState {
         let volumes = self.volumes.values().filter(|v| !v.retiring);
-        Facts {
+        HostState {
             epoch: self.session.epoch(),
             volumes: volumes
                 .map(|v| {
-                    let disk = Disk {
+                    let disk = PipeVolume {
                         fs: v.fs,
                         point: v.mount.point.clone(),
-                        is_good: v.proof == Proof::Good && !v.frozen,
-                        uses: v.uses,
+                        is_proven: v.proof == ProofState::Accepted && !v.frozen,
+                        access: v.pipe_access,
                     };
                     (v.mount.device.clone(), disk)
                 })
                 .collect(),
-            halt: self.paused || self.ends.is_some(),
+            halt: self.paused || self.end_by.is_some(),
         }
     }
 
-    /// What the host has said of a pipe.
-    pub(super) fn hear_of_pipe(&mut self, message: ToGuest) {
+    /// Handles a message of the host about a pipe.
+    pub(super) fn handle_pipe_message(&mut self, message: ToGuest) {
         if let Some(pipes) = &mut self.pipes {
-            pipes.hear(message);
+            pipes.handle_message(message);
         }
     }
 
-    /// Says what a pipe has to say, if that is still of this session. What cannot be given now is never given; all else is
-    /// said as soon as there is room.
-    fn say_of_pipe(&mut self, out: Out) {
+    /// Sends a message of a pipe if its session is still open. A hand-over that cannot be sent now is taken back;
+    /// every other message waits in the outbox for room.
+    fn send_pipe_message(&mut self, out: Outgoing) {
         let is_now = self.session.epoch() == Some(out.epoch);
         let FromGuest::Give {
             pipe, source, sink, ..
         } = &out.message
         else {
             if is_now {
-                self.words.push_back(out.message);
+                self.pipe_outbox.push_back(out.message);
             }
             return;
         };
@@ -94,27 +94,27 @@ impl Agent {
             End::Connection { .. } => true,
             End::File { fs, .. } => {
                 let volume = self.volumes.get(fs);
-                volume.is_some_and(|v| v.proof == Proof::Good && !v.retiring)
+                volume.is_some_and(|v| v.proof == ProofState::Accepted && !v.retiring)
             }
         });
-        // a connection is given again only behind the word that it had come back
-        self.say_words();
+        // the host must hear that a connection was put back before it is given the connection again
+        self.flush_pipe_outbox();
         let said = is_now
             && good
-            && self.words.is_empty()
+            && self.pipe_outbox.is_empty()
             && self.writer.push(&FromAgent::Pipe(out.message)).is_ok();
         if let Some(pipes) = self.pipes.as_mut().filter(|_| !said) {
-            pipes.unsaid(pipe);
+            pipes.message_not_sent(pipe);
         }
     }
 
-    /// Pipes that the host has.
-    pub(super) fn reading(&self) -> u64 {
-        self.pipes.as_ref().map_or(0, Pipes::reading)
+    /// Number of pipes that the host works on.
+    pub(super) fn active_pipes(&self) -> u64 {
+        self.pipes.as_ref().map_or(0, Pipes::active)
     }
 
-    /// Leases and pipes by which the host may still read or write.
+    /// Number of leases and pipes by which the host may still read or write.
     pub(super) fn outstanding(&self) -> u64 {
-        self.ledger.outstanding() as u64 + self.reading()
+        self.ledger.outstanding() as u64 + self.active_pipes()
     }
 }

@@ -1,136 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file system with blocks on it, as long as it stays mounted.
+//! A file system with blocks or files for pipes, from its mount to its unmount.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
 use viola_proto::agent::FsId;
 
-use crate::core::block::Millis;
-use crate::core::place::EntryId;
-use crate::io::links::Links;
+use crate::blocks::links::Links;
+use crate::blocks::types::EntryId;
+use crate::blocks::worker::{Job, OutcomeSender, Workers};
+use crate::clock::Millis;
 use crate::io::mounts::Mount;
-use crate::io::status::VolumeReport;
-use crate::io::worker::{Job, Report, Workers};
-use crate::pipe::Uses;
+use crate::pipe::PipeAccess;
+use crate::status::VolumeReport;
 
-/// Whether the host knows the disk.
+/// Whether the host knows the file system's disk in this session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Proof {
-    /// Not in this session.
-    None,
-    /// The mapper writes it.
+pub enum ProofState {
+    /// No proof was sent in this session.
+    Unproven,
+    /// The mapper writes the proof file.
     Writing,
-    /// The host has it since then.
+    /// The proof was sent at this time.
     Sent(Millis),
-    /// The host has found the disk.
-    Good,
-    /// Not possible, for this reason; tried again later.
-    Bad(String, Millis),
+    /// The host has recognised the disk.
+    Accepted,
+    /// The proof failed for this reason; it is tried again at this time.
+    Failed(String, Millis),
 }
 
-/// What a file system is.
+/// The identity of a mounted file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// As in the kernel's events.
+    /// `f_fsid`, as in fanotify events.
     pub fsid: [u8; 8],
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// See the module.
+/// One file system.
 #[derive(Debug)]
 pub struct Volume {
-    /// Its number.
+    /// Number of the file system in the protocol.
     pub fs: FsId,
-    /// Its mount.
+    /// The mount.
     pub mount: Mount,
-    /// What it is.
+    /// Identity when it was last checked.
     pub identity: Identity,
     /// The data directories on it.
     pub data: Vec<PathBuf>,
-    /// What pipes may do with it.
-    pub uses: Uses,
-    /// Its workers.
+    /// What pipes may do on it.
+    pub pipe_access: PipeAccess,
+    /// Its worker threads.
     pub workers: Workers,
     /// Whether the host knows its disk.
-    pub proof: Proof,
-    /// How often a proof was not accepted in a row.
+    pub proof: ProofState,
+    /// Number of proofs that failed in a row.
     pub failures: u32,
-    /// It is not mounted any more; it goes when no lease of it is left.
+    /// Unmounted: the volume goes when the host has released its last lease.
     pub retiring: bool,
-    /// Its folders are being read.
+    /// A scan is running.
     pub scanning: bool,
-    /// When they are read next.
-    pub scan_at: Millis,
-    /// Blocks to be looked at again.
-    pub check: VecDeque<EntryId>,
-    /// When all blocks were last taken for moved by a defragmentation.
-    pub relocated: Millis,
-    /// It is taken for frozen.
+    /// Time of the next scan.
+    pub next_scan: Millis,
+    /// Blocks whose files are to be checked.
+    pub recheck: VecDeque<EntryId>,
+    /// When a defragmentation of the whole file system was last noticed.
+    pub relocated_at: Millis,
+    /// The linker is stuck: the file system is frozen, or too slow.
     pub frozen: bool,
-    /// Why the last block that was not named was not.
+    /// Why the last refused block was refused.
     pub refusal: Option<String>,
 }
 
 impl Volume {
-    /// Starts its workers.
+    /// Starts the workers of a file system.
     pub fn start(
         fs: FsId,
         mount: Mount,
         identity: Identity,
-        (data, uses): (Vec<PathBuf>, Uses),
-        report: &Report,
+        (data, pipe_access): (Vec<PathBuf>, PipeAccess),
+        outcomes: &OutcomeSender,
         run: u64,
         now: Millis,
     ) -> std::io::Result<Self> {
         let links = Links::new(&mount.point, run);
-        let workers = Workers::start(fs, &links, report)?;
-        workers.give(Job::Earlier(false));
+        let workers = Workers::start(fs, &links, outcomes)?;
+        workers.send(Job::EarlierLinks(false));
         Ok(Self {
             fs,
             mount,
             identity,
             data,
-            uses,
+            pipe_access,
             workers,
-            proof: Proof::None,
+            proof: ProofState::Unproven,
             failures: 0,
             retiring: false,
             scanning: false,
-            scan_at: now,
-            check: VecDeque::new(),
-            relocated: 0,
+            next_scan: now,
+            recheck: VecDeque::new(),
+            relocated_at: 0,
             frozen: false,
             refusal: None,
         })
     }
 
-    /// Writes a new proof, unless one is just being written.
+    /// Starts to write a new proof, unless one is being written.
     pub fn prove(&mut self) {
-        if self.proof != Proof::Writing && !self.retiring {
-            self.proof = Proof::Writing;
-            self.workers.give(Job::Prove);
+        if self.proof != ProofState::Writing && !self.retiring {
+            self.proof = ProofState::Writing;
+            self.workers.send(Job::Prove);
         }
     }
 
-    /// The proof was not written or not accepted.
-    pub fn not_proven(&mut self, why: String, now: Millis) {
-        // 5, 10, 20 s... to five minutes
+    /// The proof was not written, or the host did not accept it.
+    pub fn proof_failed(&mut self, why: String, now: Millis) {
+        // back off: 5, 10, 20 s, up to five minutes
         let wait = 5000 << self.failures.min(6);
         self.failures += 1;
-        self.proof = Proof::Bad(why, now + wait.min(300_000));
+        self.proof = ProofState::Failed(why, now + wait.min(300_000));
     }
 
-    /// For people.
+    /// For `viola-agent status`.
     pub fn report(&self) -> VolumeReport {
         let state = match &self.proof {
             _ if self.retiring => "not mounted any more; waiting for the host to let go".into(),
             _ if self.frozen => "frozen, or too slow: nothing is named".into(),
-            Proof::None => "waiting for the host".into(),
-            Proof::Writing | Proof::Sent(_) => "showing the host which disk it is on".into(),
-            Proof::Good => "the host reads its disk".into(),
-            Proof::Bad(why, _) => format!("not named: {why}"),
+            ProofState::Unproven => "waiting for the host".into(),
+            ProofState::Writing | ProofState::Sent(_) => {
+                "showing the host which disk it is on".into()
+            }
+            ProofState::Accepted => "the host reads its disk".into(),
+            ProofState::Failed(why, _) => format!("not named: {why}"),
         };
         VolumeReport {
             mount: self.mount.point.display().to_string(),
@@ -142,13 +144,13 @@ impl Volume {
 }
 
 impl Identity {
-    /// Of the file system that holds a path.
+    /// The identity of the file system that holds `path`.
     pub fn of(path: &std::path::Path) -> std::io::Result<Self> {
         use std::os::unix::ffi::OsStrExt;
         let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: all zeros is a valid statfs.
         let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the path ends in NUL, and the structure is ours to be written.
+        // SAFETY: the path end_by in NUL, and the structure is ours to be written.
         if unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } < 0 {
             return Err(std::io::Error::last_os_error());
         }

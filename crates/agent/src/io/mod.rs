@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What touches the system: the channel, mounts, fanotify, links, workers, the status socket.
+//! What the services of the agent share of the system.
+//!
+//! | module | room for |
+//! |---|---|
+//! | [`channel`] | the byte stream to the host: virtio-serial, serial line, vsock, unix socket |
+//! | [`extents`] | file maps in the form of the protocol |
+//! | [`mounts`] | `/proc/self/mountinfo` |
+//! | [`random`] | random numbers |
+//! | [`signals`] | signals that end the agent |
 
 pub mod channel;
-pub mod datanode;
-pub mod links;
+pub mod extents;
 pub mod mounts;
-pub mod scan;
-pub mod status;
-pub mod watch;
-pub mod worker;
+pub mod random;
+pub mod signals;
+
+/// The agent's directory at the root of each file system that it names blocks or files of.
+pub const AGENT_DIR: &str = ".viola";

@@ -10,8 +10,8 @@
 //! [`plan`] decides what is to be done with the interfaces that there are; [`pair`] makes the bond and puts everything back;
 //! [`line`] hears the host; [`service`] is the thread that joins them.
 
-pub mod line;
-pub mod pair;
+pub mod bond;
+pub mod host;
 pub mod plan;
 pub mod report;
 pub mod service;

@@ -18,81 +18,81 @@ pub struct Pair {
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum Action {
     /// Make this interface a port of the bond.
-    Take(u32),
+    AddPort(u32),
     /// Send and receive by this port.
-    Use(u32),
+    Activate(u32),
 }
 
 /// What was done with VFs that are still there.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// Those that were made ports. Each is taken once: one that is being unplugged has to be let go.
-    taken: BTreeSet<u32>,
+    /// Those that were made ports. Each is added once: one that is being unplugged has to be let go.
+    added: BTreeSet<u32>,
     /// Those that the host has asked for.
-    left: BTreeSet<u32>,
+    reclaimed: BTreeSet<u32>,
 }
 
 impl Plan {
     /// What is to be done now.
-    pub fn next(&mut self, pair: &Pair, links: &[Link]) -> Vec<Act> {
+    pub fn next(&mut self, pair: &Pair, links: &[Link]) -> Vec<Action> {
         let is_there = |index: &u32| links.iter().any(|l| l.index == *index);
-        self.taken.retain(is_there);
-        self.left.retain(is_there);
+        self.added.retain(is_there);
+        self.reclaimed.retain(is_there);
         let active = links.iter().find(|l| l.index == pair.bond);
         let active = active.and_then(|bond| bond.active);
-        let mut acts = Vec::new();
-        for link in links.iter().filter(|l| could_be(pair, l)) {
+        let mut actions = Vec::new();
+        for link in links.iter().filter(|l| is_vf_of(pair, l)) {
             let index = link.index;
             match link.master {
-                None if !self.taken.contains(&index) && !self.left.contains(&index) => {
-                    self.taken.insert(index);
-                    acts.push(Act::Take(index));
+                None if !self.added.contains(&index) && !self.reclaimed.contains(&index) => {
+                    self.added.insert(index);
+                    actions.push(Action::AddPort(index));
                 }
                 Some(master)
                     if master == pair.bond
                         && link.running
                         && active != Some(index)
-                        && !self.left.contains(&index) =>
+                        && !self.reclaimed.contains(&index) =>
                 {
-                    acts.push(Act::Use(index));
+                    actions.push(Action::Activate(index));
                 }
                 _ => {}
             }
         }
-        acts
+        actions
     }
 
     /// Whether a VF is in the bond and has no link yet.
     #[must_use]
-    pub fn waits(&self, pair: &Pair, links: &[Link]) -> bool {
-        let waits = |l: &Link| l.master == Some(pair.bond) && !l.running;
-        links
-            .iter()
-            .any(|l| could_be(pair, l) && waits(l) && !self.left.contains(&l.index))
+    pub fn is_waiting_for_link(&self, pair: &Pair, links: &[Link]) -> bool {
+        let is_waiting_for_link = |l: &Link| l.master == Some(pair.bond) && !l.running;
+        links.iter().any(|l| {
+            is_vf_of(pair, l) && is_waiting_for_link(l) && !self.reclaimed.contains(&l.index)
+        })
     }
 
     /// All VFs that there are; the host is about to take them.
-    pub fn leave(&mut self, pair: &Pair, links: &[Link]) -> Vec<u32> {
+    pub fn reclaim(&mut self, pair: &Pair, links: &[Link]) -> Vec<u32> {
         let vfs: Vec<u32> = links
             .iter()
-            .filter(|l| could_be(pair, l))
+            .filter(|l| is_vf_of(pair, l))
             .map(|l| l.index)
             .collect();
-        self.left.extend(&vfs);
+        self.reclaimed.extend(&vfs);
         vfs
     }
 
     /// The host leaves them here.
-    pub fn stay(&mut self) {
-        self.left.clear();
-        self.taken.clear();
+    pub fn keep(&mut self) {
+        self.reclaimed.clear();
+        self.added.clear();
     }
 }
 
 /// Whether an interface is a VF in place of the pair's paravirtual NIC: hardware with the same address.
-pub fn could_be(pair: &Pair, link: &Link) -> bool {
+pub fn is_vf_of(pair: &Pair, link: &Link) -> bool {
     link.index != pair.bond
         && link.index != pair.nic
         && link.kind.is_none()
@@ -133,22 +133,22 @@ mod tests {
         let nic = link(2, Some(1));
         assert_eq!(plan.next(&PAIR, &[bond(2), nic.clone()]), []);
         let came = [bond(2), nic.clone(), link(5, None)];
-        assert_eq!(plan.next(&PAIR, &came), [Act::Take(5)]);
+        assert_eq!(plan.next(&PAIR, &came), [Action::AddPort(5)]);
         // it is going: nobody takes it again
         assert_eq!(plan.next(&PAIR, &came), []);
         let mut vf = link(5, Some(1));
-        let taken = [bond(2), nic.clone(), vf.clone()];
-        assert_eq!(plan.next(&PAIR, &taken), []);
-        assert!(plan.waits(&PAIR, &taken));
+        let added = [bond(2), nic.clone(), vf.clone()];
+        assert_eq!(plan.next(&PAIR, &added), []);
+        assert!(plan.is_waiting_for_link(&PAIR, &added));
         vf.running = true;
         let up = [bond(2), nic.clone(), vf.clone()];
-        assert_eq!(plan.next(&PAIR, &up), [Act::Use(5)]);
-        assert!(!plan.waits(&PAIR, &up));
+        assert_eq!(plan.next(&PAIR, &up), [Action::Activate(5)]);
+        assert!(!plan.is_waiting_for_link(&PAIR, &up));
         assert_eq!(plan.next(&PAIR, &[bond(5), nic.clone(), vf]), []);
         // it goes, and another one comes
         assert_eq!(plan.next(&PAIR, &[bond(2), nic.clone()]), []);
         let other = [bond(2), nic, link(6, None)];
-        assert_eq!(plan.next(&PAIR, &other), [Act::Take(6)]);
+        assert_eq!(plan.next(&PAIR, &other), [Action::AddPort(6)]);
     }
 
     #[test]
@@ -160,15 +160,15 @@ mod tests {
             ..link(5, Some(1))
         };
         let links = [bond(5), nic.clone(), vf];
-        assert_eq!(plan.leave(&PAIR, &links), [5]);
+        assert_eq!(plan.reclaim(&PAIR, &links), [5]);
         assert_eq!(
             plan.next(&PAIR, &[bond(2), links[1].clone(), links[2].clone()]),
             []
         );
         let out = [bond(2), nic, link(5, None)];
         assert_eq!(plan.next(&PAIR, &out), []);
-        plan.stay();
-        assert_eq!(plan.next(&PAIR, &out), [Act::Take(5)]);
+        plan.keep();
+        assert_eq!(plan.next(&PAIR, &out), [Action::AddPort(5)]);
     }
 
     #[test]

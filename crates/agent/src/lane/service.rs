@@ -11,19 +11,19 @@ use rustix::fd::OwnedFd;
 use viola_netdev::{Link, LinkMonitor, links, set_active_port, set_master, set_up};
 use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
 
-use super::line::Line;
-use super::pair::{self, MADE, release};
-use super::plan::{Act, Pair, Plan};
+use super::bond::{self, BOND_ALIAS, release_vf};
+use super::host::HostPort;
+use super::plan::{Action, Pair, Plan};
 use super::report::Report;
 use super::settings::Settings;
 use crate::io::channel::Address;
 
-/// It looks so often without being told to.
-const POLL: Duration = Duration::from_secs(10);
+/// It looks so often without being context to.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// It looks so often while a VF in the bond has no link: not each driver tells.
-const SOON: Duration = Duration::from_millis(20);
+const LINK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A bond that cannot be made is tried again after so long.
-const RETRY: Duration = Duration::from_secs(5);
+const BOND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A lane that is kept. Everything is put back when this is dropped.
 pub struct Lane {
@@ -47,30 +47,30 @@ impl Lane {
     /// When nothing can be heard of interfaces, or there can be no thread.
     pub fn start(settings: &Settings) -> io::Result<Self> {
         let address = Address::parse(&settings.port).map_err(io::Error::other)?;
-        let news = LinkMonitor::open()?;
+        let link_events = LinkNews::open()?;
         let report = Arc::new(Mutex::new(Report::default()));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let (there, stop_there) = (Arc::clone(&report), Arc::clone(&stop));
-        let mut keeper = Keeper {
+        let mut lane = LaneThread {
             settings: settings.clone(),
             pair: None,
             retry: Instant::now(),
             plan: Plan::default(),
-            line: Line::new(address),
+            host: HostPort::new(address),
             report: Report::default(),
         };
         let thread = std::thread::Builder::new()
             .name("viola-lane".into())
             .spawn(move || {
                 loop {
-                    let due = Instant::now() + keeper.round();
-                    *lock(&there) = keeper.report();
-                    if keeper.wait(&stop_there, &news, due) {
+                    let due = Instant::now() + lane.round();
+                    *lock(&there) = lane.report();
+                    if lane.wait(&stop_there, &link_events, due) {
                         break;
                     }
                 }
-                keeper.end();
-                *lock(&there) = keeper.report();
+                lane.end();
+                *lock(&there) = lane.report();
             })?;
         Ok(Self {
             report,
@@ -98,21 +98,21 @@ fn lock(report: &Mutex<Report>) -> MutexGuard<'_, Report> {
     report.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Keeper {
+struct LaneThread {
     settings: Settings,
     pair: Option<Pair>,
     /// When a bond is tried to be made again.
     retry: Instant,
     plan: Plan,
-    line: Line,
+    host: HostPort,
     report: Report,
 }
 
-impl Keeper {
+impl LaneThread {
     fn report(&self) -> Report {
         let mut report = self.report.clone();
         if report.why.is_none() {
-            report.why.clone_from(&self.line.why);
+            report.why.clone_from(&self.host.why);
         }
         report
     }
@@ -120,31 +120,31 @@ impl Keeper {
     /// Does what is to be done; how long it may take until it looks again.
     fn round(&mut self) -> Duration {
         if self.pair.is_none() && Instant::now() >= self.retry {
-            match pair::begin(&self.settings) {
+            match bond::find_or_make(&self.settings) {
                 Ok(pair) => {
                     self.pair = Some(pair);
                     self.report.why = None;
                 }
                 Err(why) => {
-                    self.retry = Instant::now() + RETRY;
+                    self.retry = Instant::now() + BOND_RETRY_INTERVAL;
                     self.report.why = Some(why);
                 }
             }
         }
         let Some(pair) = self.pair else {
-            return RETRY;
+            return BOND_RETRY_INTERVAL;
         };
         let mut all = match links() {
             Ok(all) => all,
             Err(e) => {
                 self.report.why = Some(format!("interfaces: {e}"));
-                return RETRY;
+                return BOND_RETRY_INTERVAL;
             }
         };
-        for act in self.plan.next(&pair, &all) {
-            let (done, what) = match act {
-                Act::Take(vf) => (take(&pair, vf), "a VF goes into no bond"),
-                Act::Use(vf) => {
+        for action in self.plan.next(&pair, &all) {
+            let (done, what) = match action {
+                Action::AddPort(vf) => (add_port(&pair, vf), "a VF goes into no bond"),
+                Action::Activate(vf) => {
                     let done = set_active_port(pair.bond, vf);
                     self.report.taken += u64::from(done.is_ok());
                     (done, "the bond does not go over to its VF")
@@ -153,33 +153,33 @@ impl Keeper {
             self.report.why = done.err().map(|e| format!("{what}: {e}"));
             all = links().unwrap_or(all);
         }
-        self.tell(&pair, &all);
+        self.update_report(&pair, &all);
         if !all.iter().any(|l| l.index == pair.bond) {
-            // somebody has taken it apart
+            // somebody has added it apart
             self.pair = None;
-            self.retry = Instant::now() + RETRY;
+            self.retry = Instant::now() + BOND_RETRY_INTERVAL;
             self.report.why = Some("the bond is gone".into());
         }
-        match self.plan.waits(&pair, &all) {
-            true => SOON,
-            false => POLL,
+        match self.plan.is_waiting_for_link(&pair, &all) {
+            true => LINK_POLL_INTERVAL,
+            false => POLL_INTERVAL,
         }
     }
 
-    fn tell(&mut self, pair: &Pair, all: &[Link]) {
+    fn update_report(&mut self, pair: &Pair, all: &[Link]) {
         let of = |index: u32| all.iter().find(|l| l.index == index);
         let name = |index: Option<u32>| index.and_then(of).map(|l| l.name.clone());
         let bond = of(pair.bond);
         self.report.bond = bond.map(|b| b.name.clone()).unwrap_or_default();
         self.report.nic = name(Some(pair.nic)).unwrap_or_default();
         self.report.active = name(bond.and_then(|b| b.active)).unwrap_or_else(|| "none".into());
-        self.report.made = bond.is_some_and(|b| b.alias.as_deref() == Some(MADE));
+        self.report.made = bond.is_some_and(|b| b.alias.as_deref() == Some(BOND_ALIAS));
     }
 
-    /// Until there is news, or it is time to look; whether this is the end.
-    fn wait(&mut self, stop: &OwnedFd, news: &LinkMonitor, due: Instant) -> bool {
+    /// Until there is link_events, or it is time to look; whether this is the end.
+    fn wait(&mut self, stop: &OwnedFd, link_events: &LinkNews, due: Instant) -> bool {
         loop {
-            let (line, quiet) = self.line.rest();
+            let (host, quiet) = self.host.poll_fd();
             let most = quiet.min(due.saturating_duration_since(Instant::now()));
             let most = Timespec {
                 tv_sec: most.as_secs() as i64,
@@ -187,20 +187,20 @@ impl Keeper {
             };
             let mut fds = vec![
                 PollFd::new(stop, PollFlags::IN),
-                PollFd::new(news, PollFlags::IN),
+                PollFd::new(link_events, PollFlags::IN),
             ];
-            fds.extend(line.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            fds.extend(host.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             // an interrupted wait is as good as a short one
             let _ = poll(&mut fds, Some(&most));
             let over = !fds[0].revents().is_empty();
             let said = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
             drop(fds);
-            let asked = self.line.hear(said);
+            let asked = self.host.receive(said);
             for asked in &asked {
                 self.answer(asked);
             }
             // a look at a port where nobody is changes nothing
-            if over || news.drain() || !asked.is_empty() || Instant::now() >= due {
+            if over || link_events.take() || !asked.is_empty() || Instant::now() >= due {
                 return over;
             }
         }
@@ -218,14 +218,14 @@ impl Keeper {
                     _ => "no bond here has this address".into(),
                 };
                 let failed = Some(failed);
-                return self.line.say(&FromGuest { n, failed });
+                return self.host.reply(&FromGuest { n, failed });
             }
         };
         if asked.wish == Wish::Use {
-            self.plan.stay();
-            return self.line.say(&FromGuest { n, failed: None });
+            self.plan.keep();
+            return self.host.reply(&FromGuest { n, failed: None });
         }
-        let vfs = self.plan.leave(&pair, &all);
+        let vfs = self.plan.reclaim(&pair, &all);
         let active = all.iter().find(|l| l.index == pair.bond);
         let active = active.and_then(|bond| bond.active);
         let failed = match active {
@@ -235,13 +235,13 @@ impl Keeper {
         // first the answer: from now on the host may send everything by the paravirtual NIC
         let failed = failed.map(|e| format!("the bond does not go over: {e}"));
         self.report.left += u64::from(failed.is_none());
-        self.line.say(&FromGuest { n, failed });
-        vfs.into_iter().for_each(release);
+        self.host.reply(&FromGuest { n, failed });
+        vfs.into_iter().for_each(release_vf);
     }
 
     fn end(&mut self) {
         if let Some(pair) = self.pair.take() {
-            self.report.why = pair::end(&pair).err();
+            self.report.why = bond::dismantle(&pair).err();
             if let Some(why) = &self.report.why {
                 eprintln!("viola-agent: lane: {why}; `viola-agent restore` tries again");
             }
@@ -250,7 +250,7 @@ impl Keeper {
 }
 
 /// Makes a VF a port of the bond, which takes only what is down, and takes it up.
-fn take(pair: &Pair, vf: u32) -> io::Result<()> {
+fn add_port(pair: &Pair, vf: u32) -> io::Result<()> {
     set_up(vf, false)?;
     set_master(vf, Some(pair.bond))
 }

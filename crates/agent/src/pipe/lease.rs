@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nobody changes while the host reads them: the kernel makes a writer wait.
+//! Read leases (fcntl(2), `F_SETLEASE`): the kernel makes a writer wait while the host reads a file.
 //!
-//! A read lease (`F_SETLEASE`) is broken by whoever opens the file for writing or truncates it; such a one waits until
-//! the lease is given up, or for `/proc/sys/fs/lease-break-time` (45 seconds), after which the kernel lets it go on. A
-//! file that somebody has open for writing gets no lease.
+//! An open for writing or a truncation breaks the lease. It waits until the agent gives the lease up, or for
+//! `/proc/sys/fs/lease-break-time` (45 seconds), after which the kernel lets it proceed. A file that is open for
+//! writing gets no lease.
 //!
-//! A file that is sent again and again is looked at once: it stays under lease for some seconds after its last pipe, and a writer
-//! does not wait for more than this thread's turn then.
+//! The agent keeps the lease for [`IDLE_LEASE_TIMEOUT`] after a file's last pipe, so that a file that is sent often
+//! is mapped once. A writer then waits only for the main loop's next round.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,20 +19,20 @@ use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
 
 use super::reason::Reason;
-use crate::core::block::Millis;
+use crate::clock::Millis;
 
 // include/uapi/asm-generic/fcntl.h
 const F_SETOWN_EX: i32 = 15;
 const F_OWNER_TID: i32 = 0;
-/// `F_RDLCK`; C libraries give it different types.
-const READ: i32 = 0;
+/// `F_RDLCK`; C libraries declare it with different types.
+const F_RDLCK: i32 = 0;
 /// `F_UNLCK`
-const UNLOCKED: i32 = 2;
+const F_UNLCK: i32 = 2;
 
-/// How long a file stays under lease that nobody needs; a deleted one keeps its place on the disk for as long.
-const KEPT: Millis = 5000;
-/// How many of them.
-const MANY: usize = 64;
+/// How long a file stays under lease after its last pipe. A deleted file keeps its blocks on the disk for as long.
+const IDLE_LEASE_TIMEOUT: Millis = 5000;
+/// Maximum number of leases without a pipe.
+const MAX_IDLE_LEASES: usize = 64;
 
 /// `struct f_owner_ex`
 #[repr(C)]
@@ -41,26 +41,26 @@ struct Owner {
     pid: libc::pid_t,
 }
 
-/// Device and inode of a file.
+/// Device number and inode number of a file.
 pub type FileKey = (u64, u64);
 
-/// What a file is, without a question to a file system that is elsewhere or in user space.
+/// Device, inode and type of a file, without asking a remote or user-space file system.
 #[derive(Debug, Clone, Copy)]
-pub struct Found {
+pub struct FileInfo {
     device: (u32, u32),
     inode: u64,
     is_file: bool,
 }
 
-impl Found {
-    /// Of a descriptor.
+impl FileInfo {
+    /// Reads them from a descriptor.
     ///
     /// # Errors
-    /// [`Reason::File`]
+    /// [`Reason::BadFile`]
     pub fn of(file: BorrowedFd<'_>) -> Result<Self, Reason> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let wanted = StatxFlags::TYPE | StatxFlags::INO;
-        let stat = statx(file, "", flags, wanted).map_err(|_| Reason::File)?;
+        let stat = statx(file, "", flags, wanted).map_err(|_| Reason::BadFile)?;
         Ok(Self {
             device: (stat.stx_dev_major, stat.stx_dev_minor),
             inode: stat.stx_ino,
@@ -68,7 +68,7 @@ impl Found {
         })
     }
 
-    /// Number of its device, `MAJOR:MINOR`.
+    /// The device number as `MAJOR:MINOR`.
     pub fn device(&self) -> String {
         format!("{}:{}", self.device.0, self.device.1)
     }
@@ -81,19 +81,19 @@ impl Found {
 /// A file under lease.
 #[derive(Debug)]
 pub struct Leased {
-    /// An open description of its own, for reading.
+    /// An open description of its open_leased, for reading.
     pub file: Arc<File>,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Where its bytes are, once that is known.
+    /// Its extents, once the mapper has found them.
     pub map: Option<FileMap>,
     pipes: BTreeSet<PipeId>,
     broken: bool,
-    /// Since when no pipe needs it.
+    /// Since when it has had no pipe.
     idle: Option<Millis>,
 }
 
-/// All of them. The thread that asks for a lease hears of writers.
+/// All leases. The thread that takes a lease gets the signal of a writer.
 #[derive(Debug)]
 pub struct Leases {
     files: BTreeMap<FileKey, Leased>,
@@ -102,10 +102,10 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// None yet. The calling thread, and each that it starts, has SIGIO blocked from now on.
+    /// Starts without leases, and blocks SIGIO in the calling thread and in all that it starts later.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel's.
     pub fn new() -> io::Result<Self> {
         // SAFETY: the set is ours and made empty before use; the results are checked.
         let signals = unsafe {
@@ -129,45 +129,46 @@ impl Leases {
         })
     }
 
-    /// It is this late.
-    pub fn at(&mut self, now: Millis) {
+    /// Sets the current time.
+    pub fn set_time(&mut self, now: Millis) {
         self.now = now;
     }
 
-    /// Readable when somebody wants to change a file.
+    /// A descriptor that is readable when a writer waits.
     pub fn signals(&self) -> BorrowedFd<'_> {
         self.signals.as_fd()
     }
 
-    /// Keeps a program's file, in which this was found, from changes for this pipe.
+    /// Takes a lease on a program's file for a pipe.
     ///
     /// # Errors
-    /// It is no regular file, the program may not read it, or somebody may write to it.
+    /// [`Reason::BadFile`] when it is not a regular file or the program may not read it, [`Reason::HasWriter`]
+    /// when it is open for writing.
     pub fn hold(
         &mut self,
-        theirs: BorrowedFd<'_>,
-        found: &Found,
+        program_file: BorrowedFd<'_>,
+        found: &FileInfo,
         pipe: PipeId,
     ) -> Result<FileKey, Reason> {
-        let flags = rustix::fs::fcntl_getfl(theirs).map_err(|_| Reason::File)?;
-        // the agent may read what the program may not
+        let flags = rustix::fs::fcntl_getfl(program_file).map_err(|_| Reason::BadFile)?;
+        // the agent could read more than the program
         if flags.contains(OFlags::PATH) || flags.contains(OFlags::WRONLY) {
-            return Err(Reason::File);
+            return Err(Reason::BadFile);
         }
         if !found.is_file {
-            return Err(Reason::File);
+            return Err(Reason::BadFile);
         }
         let key = found.key();
         if let Some(held) = self.files.get_mut(&key) {
             if held.broken {
-                return Err(Reason::Written);
+                return Err(Reason::HasWriter);
             }
             held.pipes.insert(pipe);
             held.idle = None;
             return Ok(key);
         }
-        let file = own(theirs).map_err(|_| Reason::Written)?;
-        let size = file.metadata().map_err(|_| Reason::File)?.len();
+        let file = open_leased(program_file).map_err(|_| Reason::HasWriter)?;
+        let size = file.metadata().map_err(|_| Reason::BadFile)?.len();
         let leased = Leased {
             file: Arc::new(file),
             size,
@@ -180,13 +181,13 @@ impl Leases {
         Ok(key)
     }
 
-    /// A file that is held.
+    /// A file under lease.
     pub fn get(&mut self, key: FileKey) -> Option<&mut Leased> {
         self.files.get_mut(&key)
     }
 
-    /// This pipe needs the file no more; with the last one it may change.
-    pub fn let_go(&mut self, key: FileKey, pipe: PipeId) {
+    /// A pipe is done with the file. After the last pipe the lease becomes idle.
+    pub fn release(&mut self, key: FileKey, pipe: PipeId) {
         let Some(held) = self.files.get_mut(&key) else {
             return;
         };
@@ -194,19 +195,19 @@ impl Leases {
         if held.pipes.is_empty() {
             held.idle = Some(self.now);
             if held.broken || held.map.is_none() {
-                self.give_up(key);
+                self.drop_lease(key);
             }
         }
     }
 
-    /// Gives up what nobody has needed for some seconds, or all of it; whether anything is left of that kind.
-    pub fn tidy(&mut self, all: bool) -> bool {
+    /// Gives up idle leases that are too old or too many, or all of them. Returns whether an idle lease is left.
+    pub fn release_idle(&mut self, all: bool) -> bool {
         let mut idle: Vec<(Millis, FileKey)> = self.idle().collect();
         idle.sort_unstable();
-        let many = idle.len().saturating_sub(MANY);
+        let many = idle.len().saturating_sub(MAX_IDLE_LEASES);
         for (at, (since, key)) in idle.iter().enumerate() {
-            if all || at < many || self.now >= since + KEPT {
-                self.give_up(*key);
+            if all || at < many || self.now >= since + IDLE_LEASE_TIMEOUT {
+                self.drop_lease(*key);
             }
         }
         self.idle().next().is_some()
@@ -217,37 +218,37 @@ impl Leases {
         files.filter_map(|(key, held)| Some((held.idle?, *key)))
     }
 
-    fn give_up(&mut self, key: FileKey) {
+    fn drop_lease(&mut self, key: FileKey) {
         if let Some(held) = self.files.remove(&key) {
-            // the mapper may have the same description still: closing is not enough
-            let _ = lease(held.file.as_fd(), UNLOCKED);
+            // the mapper may have the same description open, so closing does not suffice
+            let _ = set_lease(held.file.as_fd(), F_UNLCK);
         }
     }
 
-    /// Pipes of files that somebody wants to change since the last look.
-    pub fn broken(&mut self) -> Vec<PipeId> {
+    /// Pipes whose files got a writer since the last call. Gives up idle leases that a writer waits for.
+    pub fn take_broken(&mut self) -> Vec<PipeId> {
         let mut info = [0; 128 * 8];
         while rustix::io::read(&self.signals, &mut info).is_ok_and(|n| n > 0) {}
         let (mut pipes, mut idle) = (Vec::new(), Vec::new());
         for (key, held) in self.files.iter_mut().filter(|(_, held)| !held.broken) {
             // SAFETY: a plain question about an open descriptor.
             let is = unsafe { libc::fcntl(held.file.as_raw_fd(), libc::F_GETLEASE) };
-            if is != READ {
+            if is != F_RDLCK {
                 held.broken = true;
                 pipes.extend(&held.pipes);
                 idle.extend(held.idle.map(|_| *key));
             }
         }
         for key in idle {
-            self.give_up(key);
+            self.drop_lease(key);
         }
         pipes
     }
 }
 
-/// An open description of our own, under a read lease that this thread hears of.
-fn own(theirs: BorrowedFd<'_>) -> io::Result<File> {
-    let path = format!("/proc/self/fd/{}", theirs.as_raw_fd());
+/// An open description of our open_leased, under a read lease that this thread hears of.
+fn open_leased(program_file: BorrowedFd<'_>) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", program_file.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file: File = rustix::fs::open(path, flags, Mode::empty())?.into();
     let owner = Owner {
@@ -258,11 +259,11 @@ fn own(theirs: BorrowedFd<'_>) -> io::Result<File> {
     if unsafe { libc::fcntl(file.as_raw_fd(), F_SETOWN_EX, &raw const owner) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    lease(file.as_fd(), READ)?;
+    set_lease(file.as_fd(), F_RDLCK)?;
     Ok(file)
 }
 
-fn lease(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
+fn set_lease(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
     // SAFETY: takes a plain number.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) } {
         0 => Ok(()),
@@ -284,25 +285,25 @@ mod tests {
     }
 
     fn hold(leases: &mut Leases, file: &File, pipe: PipeId) -> Result<FileKey, Reason> {
-        leases.hold(file.as_fd(), &Found::of(file.as_fd())?, pipe)
+        leases.hold(file.as_fd(), &FileInfo::of(file.as_fd())?, pipe)
     }
 
     #[test]
     fn a_writer_waits_until_the_last_pipe_lets_go() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
-        let theirs = File::open(&path).unwrap();
+        let program_file = File::open(&path).unwrap();
         let mut leases = Leases::new().unwrap();
-        let key = hold(&mut leases, &theirs, 1).unwrap();
-        assert_eq!(hold(&mut leases, &theirs, 2).unwrap(), key);
-        assert!(leases.broken().is_empty());
+        let key = hold(&mut leases, &program_file, 1).unwrap();
+        assert_eq!(hold(&mut leases, &program_file, 2).unwrap(), key);
+        assert!(leases.take_broken().is_empty());
         let writer = {
             let path = path.clone();
             std::thread::spawn(move || File::options().write(true).open(path).unwrap().set_len(1))
         };
         let begun = Instant::now();
         let broken = loop {
-            let broken = leases.broken();
+            let broken = leases.take_broken();
             if !broken.is_empty() {
                 break broken;
             }
@@ -310,12 +311,12 @@ mod tests {
             std::thread::sleep(Duration::from_millis(2));
         };
         assert_eq!(broken, [1, 2]);
-        assert!(leases.broken().is_empty(), "told once");
-        assert_eq!(hold(&mut leases, &theirs, 3), Err(Reason::Written));
-        leases.let_go(key, 1);
+        assert!(leases.take_broken().is_empty(), "told once");
+        assert_eq!(hold(&mut leases, &program_file, 3), Err(Reason::HasWriter));
+        leases.release(key, 1);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 3);
-        leases.let_go(key, 2);
+        leases.release(key, 2);
         writer.join().unwrap().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 1);
     }
@@ -324,48 +325,48 @@ mod tests {
     fn a_file_that_nobody_needs_any_more_is_kept_for_the_next_one_and_not_from_a_writer() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
-        let theirs = File::open(&path).unwrap();
+        let program_file = File::open(&path).unwrap();
         let mut leases = Leases::new().unwrap();
-        let key = hold(&mut leases, &theirs, 1).unwrap();
+        let key = hold(&mut leases, &program_file, 1).unwrap();
         leases.get(key).unwrap().map = Some(FileMap::default());
-        leases.let_go(key, 1);
-        assert!(leases.tidy(false), "it is kept");
-        assert_eq!(hold(&mut leases, &theirs, 2).unwrap(), key);
+        leases.release(key, 1);
+        assert!(leases.release_idle(false), "it is kept");
+        assert_eq!(hold(&mut leases, &program_file, 2).unwrap(), key);
         assert!(leases.get(key).unwrap().map.is_some(), "it was looked at");
-        leases.at(KEPT);
-        assert!(!leases.tidy(true), "it is needed");
-        leases.let_go(key, 2);
+        leases.set_time(IDLE_LEASE_TIMEOUT);
+        assert!(!leases.release_idle(true), "it is needed");
+        leases.release(key, 2);
         let writer = {
             let path = path.clone();
             std::thread::spawn(move || File::options().write(true).open(path).unwrap().set_len(1))
         };
         while !writer.is_finished() {
-            assert!(leases.broken().is_empty());
+            assert!(leases.take_broken().is_empty());
             std::thread::sleep(Duration::from_millis(1));
         }
         writer.join().unwrap().unwrap();
         // and what is kept says nothing of a file that was changed
         assert!(leases.get(key).is_none());
-        let key = hold(&mut leases, &theirs, 3).unwrap();
+        let key = hold(&mut leases, &program_file, 3).unwrap();
         leases.get(key).unwrap().map = Some(FileMap::default());
-        leases.let_go(key, 3);
-        leases.at(2 * KEPT - 1);
-        assert!(leases.tidy(false), "for seconds");
-        leases.at(2 * KEPT);
-        assert!(!leases.tidy(false) && leases.get(key).is_none());
-        let key = hold(&mut leases, &theirs, 4).unwrap();
+        leases.release(key, 3);
+        leases.set_time(2 * IDLE_LEASE_TIMEOUT - 1);
+        assert!(leases.release_idle(false), "for seconds");
+        leases.set_time(2 * IDLE_LEASE_TIMEOUT);
+        assert!(!leases.release_idle(false) && leases.get(key).is_none());
+        let key = hold(&mut leases, &program_file, 4).unwrap();
         leases.get(key).unwrap().map = Some(FileMap::default());
-        leases.let_go(key, 4);
-        assert!(!leases.tidy(true));
+        leases.release(key, 4);
+        assert!(!leases.release_idle(true));
     }
 
     #[test]
     fn the_thread_is_woken_by_a_writer() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
-        let theirs = File::open(&path).unwrap();
+        let program_file = File::open(&path).unwrap();
         let mut leases = Leases::new().unwrap();
-        hold(&mut leases, &theirs, 1).unwrap();
+        hold(&mut leases, &program_file, 1).unwrap();
         let busy = File::options()
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -380,7 +381,7 @@ mod tests {
             tv_nsec: 0,
         };
         assert_eq!(rustix::event::poll(&mut fds, Some(&second)).unwrap(), 1);
-        assert_eq!(leases.broken(), [1]);
+        assert_eq!(leases.take_broken(), [1]);
     }
 
     #[test]
@@ -393,13 +394,13 @@ mod tests {
             .custom_flags(libc::O_PATH)
             .open(&path)
             .unwrap();
-        assert_eq!(hold(&mut leases, &by_path, 1), Err(Reason::File));
+        assert_eq!(hold(&mut leases, &by_path, 1), Err(Reason::BadFile));
         let null = File::open("/dev/null").unwrap();
-        assert_eq!(hold(&mut leases, &null, 1), Err(Reason::File));
+        assert_eq!(hold(&mut leases, &null, 1), Err(Reason::BadFile));
         let writer = File::options().write(true).open(&path).unwrap();
-        assert_eq!(hold(&mut leases, &writer, 1), Err(Reason::File));
+        assert_eq!(hold(&mut leases, &writer, 1), Err(Reason::BadFile));
         let reader = File::open(&path).unwrap();
-        assert_eq!(hold(&mut leases, &reader, 1), Err(Reason::Written));
+        assert_eq!(hold(&mut leases, &reader, 1), Err(Reason::HasWriter));
         drop(writer);
         assert!(hold(&mut leases, &reader, 1).is_ok());
     }

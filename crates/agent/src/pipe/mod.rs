@@ -10,7 +10,7 @@
 //! | [`socket`] | a connection out of a program's socket and into it again |
 //! | `passing` | what a connection has received before the host has it |
 //! | [`hop`] | where the connection's packets go |
-//! | [`crate::core::pipe`] | the life of one pipe |
+//! | [`crate::pipe::life`] | the life of one pipe |
 //! | `map` | the thread that finds where files are |
 //! | `work` | joins them |
 //!
@@ -21,17 +21,19 @@
 //! whose agent is killed is left with a socket that is silent for ever: it sees the agent's socket closed, and has to
 //! close that one too.
 
-pub mod hop;
+mod counters;
+mod engine;
+mod forward;
 pub mod lease;
-mod map;
-mod passing;
+mod life;
+mod mapper;
+pub mod next_hop;
 pub mod programs;
 mod reason;
+pub mod report;
 pub mod settings;
 mod sink;
 pub mod socket;
-mod tally;
-mod work;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -45,50 +47,50 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use viola_proto::agent::{FileMap, FsId};
 use viola_proto::pipe::{FromGuest, PipeId, ToGuest};
 
+pub use engine::Wakeups;
 pub use reason::Reason;
-pub use work::Woken;
 
-use crate::core::block::Millis;
-use crate::io::status::PipeReport;
+use crate::clock::Millis;
+use crate::pipe::report::PipeReport;
+use counters::Counters;
 use settings::Settings;
-use tally::Tally;
 
 /// What is known of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct HostState {
     /// The session, if there is one.
     pub epoch: Option<u64>,
     /// File systems by the number of their device (`MAJOR:MINOR`).
-    pub volumes: BTreeMap<String, Disk>,
+    pub volumes: BTreeMap<String, PipeVolume>,
     /// No file may be read now: those that are, are to end.
     pub halt: bool,
 }
 
 /// A file system with files to be read or written by the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Disk {
+pub struct PipeVolume {
     /// Its number.
     pub fs: FsId,
     /// Where it is mounted.
     pub point: PathBuf,
     /// The host knows its disk now.
-    pub is_good: bool,
+    pub is_proven: bool,
     /// What may be done with it.
-    pub uses: Uses,
+    pub access: PipeAccess,
 }
 
 /// What the configuration lets pipes do with a file system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Uses {
+pub struct PipeAccess {
     /// Its files may be read.
-    pub from: bool,
+    pub read: bool,
     /// They may be written to.
-    pub into: bool,
+    pub write: bool,
 }
 
 /// What other threads have done.
 #[derive(Debug)]
-enum In {
+enum Completion {
     /// Where a pipe's file is.
     Mapped(PipeId, Result<FileMap, Reason>),
     /// Where the bytes of a file will be that is ready to be written to.
@@ -99,7 +101,7 @@ enum In {
 
 /// A message for the host.
 #[derive(Debug)]
-pub struct Out {
+pub struct Outgoing {
     /// It means something in this session only.
     pub epoch: u64,
     /// The message.
@@ -108,14 +110,14 @@ pub struct Out {
 
 /// A queue that wakes the main loop.
 #[derive(Debug, Clone)]
-struct Inbox {
-    queue: Sender<In>,
+struct CompletionSender {
+    queue: Sender<Completion>,
     wake: Arc<OwnedFd>,
 }
 
-impl Inbox {
-    fn say(&self, what: In) -> bool {
-        let said = self.queue.send(what).is_ok();
+impl CompletionSender {
+    fn send(&self, completion: Completion) -> bool {
+        let said = self.queue.send(completion).is_ok();
         // full: then it is readable anyway
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
         said
@@ -123,7 +125,7 @@ impl Inbox {
 }
 
 /// As many descriptors as this program may have: each pipe takes four at most.
-fn more_descriptors() {
+fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     // with fewer, wishes are refused when there are none left
@@ -133,101 +135,101 @@ fn more_descriptors() {
 /// All pipes. Dropping it ends them.
 #[derive(Debug)]
 pub struct Pipes {
-    work: work::Work,
-    facts: Facts,
-    tally: Arc<Tally>,
+    engine: engine::Engine,
+    host_state: HostState,
+    counters: Arc<Counters>,
     socket: PathBuf,
 }
 
 impl Pipes {
-    /// Listens for programs; nothing is given before there are [`Facts`]. The calling thread has to do the rest, too: it is the
+    /// Listens for programs; nothing is given before there are [`HostState`]. The calling thread has to do the rest, too: it is the
     /// one that hears of writers.
     ///
     /// # Errors
     /// A user that is not there, or what the kernel refused.
     pub fn start(settings: &Settings) -> std::io::Result<Self> {
-        more_descriptors();
+        raise_descriptor_limit();
         let uids = settings
             .uids("/etc/passwd".as_ref())
             .map_err(std::io::Error::other)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (queue, messages) = channel();
-        let inbox = Inbox { queue, wake };
-        let tally = Arc::new(Tally::default());
+        let inbox = CompletionSender { queue, wake };
+        let counters = Arc::new(Counters::default());
         Ok(Self {
-            work: work::Work::new(settings, uids, messages, &inbox, &tally)?,
-            facts: Facts::default(),
-            tally,
+            engine: engine::Engine::new(settings, uids, messages, &inbox, &counters)?,
+            host_state: HostState::default(),
+            counters,
             socket: settings.socket.clone(),
         })
     }
 
     /// What is known now.
-    pub fn know(&mut self, facts: Facts) {
-        if facts != self.facts {
-            self.facts = facts.clone();
-            self.work.know(facts);
+    pub fn set_host_state(&mut self, host_state: HostState) {
+        if host_state != self.host_state {
+            self.host_state = host_state.clone();
+            self.engine.set_host_state(host_state);
         }
     }
 
     /// It is this late.
-    pub fn at(&mut self, now: Millis) {
-        self.work.at(now);
+    pub fn set_time(&mut self, now: Millis) {
+        self.engine.set_time(now);
     }
 
     /// What the host has said.
-    pub fn hear(&mut self, message: ToGuest) {
-        self.work.heard(message);
+    pub fn handle_message(&mut self, message: ToGuest) {
+        self.engine.handle_host_message(message);
     }
 
     /// The host was never given this pipe.
-    pub fn unsaid(&mut self, pipe: PipeId) {
-        self.work.unsaid(pipe);
+    pub fn message_not_sent(&mut self, pipe: PipeId) {
+        self.engine.message_not_sent(pipe);
     }
 
     /// A message for the host, if there is one.
-    pub fn next_word(&mut self) -> Option<Out> {
-        self.work.next_word()
+    pub fn next_message(&mut self) -> Option<Outgoing> {
+        self.engine.next_message()
     }
 
     /// Tidies up; how long to sleep at most.
-    pub fn rest(&mut self) -> Option<Duration> {
-        self.work.rest()
+    pub fn housekeep(&mut self) -> Option<Duration> {
+        self.engine.housekeep()
     }
 
     /// What to wait for.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.work.fds()
+        self.engine.fds()
     }
 
     /// What it is that some of [`Pipes::fds`], in their order, have to say.
-    pub fn woken(&self, ready: impl Iterator<Item = bool>) -> Woken {
-        self.work.woken(ready)
+    pub fn wakeups(&self, ready: impl Iterator<Item = bool>) -> Wakeups {
+        self.engine.wakeups(ready)
     }
 
     /// Does what is to be done after a wait.
-    pub fn turn(&mut self, woken: Woken) {
-        self.work.turn(woken);
+    pub fn run(&mut self, wakeups: Wakeups) {
+        self.engine.run(wakeups);
     }
 
     /// Pipes that the host has, or whose files it may touch.
-    pub fn reading(&self) -> u64 {
-        self.tally.reading()
+    pub fn active(&self) -> u64 {
+        self.counters.active()
     }
 
     /// Pipes that are not over.
     pub fn busy(&self) -> u64 {
-        self.tally.busy()
+        self.counters.busy()
     }
 
     /// For people.
     pub fn report(&self) -> PipeReport {
-        self.tally.report(&self.socket)
+        self.counters.report(&self.socket)
     }
 }
 
 impl Drop for Pipes {
     fn drop(&mut self) {
-        self.work.end();
+        self.engine.end();
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs that ask, each by a connection of its own.
+//! The programs that ask for pipes, each by a connection of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSliceMut};
@@ -15,22 +15,22 @@ use rustix::net::{
 };
 use viola_proto::pipe::library::{Answer, Ask, PACKET};
 
-/// Most programs at a time that may ask.
-const MOST: usize = 64;
-/// Most that may not, and are told so.
-const STRANGERS: usize = 8;
+/// Maximum number of connected programs that may ask.
+const MAX_PROGRAMS: usize = 64;
+/// Maximum number of connected programs that may not ask; they get an error.
+const MAX_REFUSED_PROGRAMS: usize = 8;
 
-/// A program's number; never used twice.
+/// Identifies a connected program; never reused.
 pub type ProgramId = u64;
 
-/// What has come from a program.
+/// What was received from a program.
 #[derive(Debug)]
-pub enum Heard {
-    /// It asks; with [`Ask::Send`] come the file and the socket.
+pub enum Incoming {
+    /// A request. A new pipe comes with its source and its sink.
     Ask(Ask, Option<(OwnedFd, OwnedFd)>),
-    /// Nothing now.
+    /// No packet is waiting.
     Nothing,
-    /// It is gone, or has sent what is no packet.
+    /// The program has hung up or sent an invalid packet.
     Gone,
 }
 
@@ -40,7 +40,7 @@ struct Program {
     allowed: bool,
 }
 
-/// The socket at which they ask, and all of them.
+/// The listening socket and the connected programs.
 #[derive(Debug)]
 pub struct Programs {
     path: PathBuf,
@@ -51,16 +51,16 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Listens. Everybody may connect; who may ask is seen by its uid.
+    /// Listens at `path`. Every user may connect; requests are accepted from `uids` only.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The kernel's.
     pub fn listen(path: &Path, uids: BTreeSet<u32>) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             let mut builder = std::fs::DirBuilder::new();
             builder.recursive(true).mode(0o755).create(folder)?;
         }
-        // of an agent that is dead; anything else stays, and is said to be in use
+        // left by a dead agent; anything but a socket stays, and bind reports it
         if std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
             let _ = std::fs::remove_file(path);
         }
@@ -78,32 +78,36 @@ impl Programs {
         })
     }
 
-    /// Readable when somebody wants to connect.
+    /// Readable when a program connects.
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// The sockets of all programs.
+    /// The sockets of all connected programs.
     pub fn sockets(&self) -> impl Iterator<Item = (ProgramId, BorrowedFd<'_>)> {
         self.all
             .iter()
             .map(|(id, program)| (*id, program.socket.as_fd()))
     }
 
-    /// Takes one more; beyond the most that there may be it is hung up on.
+    /// Accepts a connection, and closes it when there are too many.
     pub fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match accept_with(&self.listener, flags) {
             Ok(socket) => socket,
             Err(_) => {
-                // without descriptors it stays to be accepted: not in a circle
+                // without free descriptors the connection stays pending: do not spin
                 std::thread::sleep(std::time::Duration::from_millis(10));
                 return;
             }
         };
         let allowed =
             socket_peercred(&socket).is_ok_and(|who| self.uids.contains(&who.uid.as_raw()));
-        let most = if allowed { MOST } else { STRANGERS };
+        let most = if allowed {
+            MAX_PROGRAMS
+        } else {
+            MAX_REFUSED_PROGRAMS
+        };
         let like = self.all.values().filter(|p| p.allowed == allowed).count();
         if like < most {
             self.all.insert(self.next, Program { socket, allowed });
@@ -111,31 +115,31 @@ impl Programs {
         }
     }
 
-    /// Whether a program may ask.
+    /// Whether a program may ask for pipes.
     pub fn is_allowed(&self, id: ProgramId) -> bool {
         self.all.get(&id).is_some_and(|program| program.allowed)
     }
 
-    /// Reads one packet.
-    pub fn hear(&self, id: ProgramId) -> Heard {
+    /// Receives one packet.
+    pub fn receive_from(&self, id: ProgramId) -> Incoming {
         match self.all.get(&id) {
             Some(program) => receive(program.socket.as_fd()),
-            None => Heard::Gone,
+            None => Incoming::Gone,
         }
     }
 
-    /// Answers; `false` when the program does not take it.
+    /// Sends an answer; `false` when the program does not take it.
     pub fn answer(&self, id: ProgramId, answer: &Answer) -> bool {
         let Some(program) = self.all.get(&id) else {
             return false;
         };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // how far it is will be said again
+        // progress is sent again later
         send(&program.socket, &answer.encode(), flags).is_ok()
             || matches!(answer, Answer::Progress { .. })
     }
 
-    /// Hangs up.
+    /// Closes a program's connection.
     pub fn remove(&mut self, id: ProgramId) {
         self.all.remove(&id);
     }
@@ -147,8 +151,8 @@ impl Drop for Programs {
     }
 }
 
-fn receive(socket: BorrowedFd<'_>) -> Heard {
-    // one byte more, to see that there is none
+fn receive(socket: BorrowedFd<'_>) -> Incoming {
+    // one byte more, to detect longer packets
     let mut bytes = [0; PACKET + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -156,29 +160,31 @@ fn receive(socket: BorrowedFd<'_>) -> Heard {
     let mut into = [IoSliceMut::new(&mut bytes)];
     let message = match recvmsg(socket, &mut into, &mut control, flags) {
         Ok(message) => message,
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Heard::Nothing,
-        Err(_) => return Heard::Gone,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Incoming::Nothing,
+        Err(_) => return Incoming::Gone,
     };
     let mut fds = Vec::new();
     for part in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(some) = part {
-            fds.extend(some);
+        if let RecvAncillaryMessage::ScmRights(received) = part {
+            fds.extend(received);
         }
     }
     let cut = ReturnFlags::CTRUNC | ReturnFlags::TRUNC;
     if message.flags.intersects(cut) || message.bytes != PACKET {
-        return Heard::Gone;
+        return Incoming::Gone;
     }
     let (second, first) = (fds.pop(), fds.pop());
-    // there may be room for one more than was wanted
+    // the control buffer may have room for one more than wanted
     if !fds.is_empty() {
-        return Heard::Gone;
+        return Incoming::Gone;
     }
     match (Ask::decode(&bytes[..PACKET]), first, second) {
-        (Some(ask @ (Ask::Stop { .. } | Ask::Reset { .. })), None, None) => Heard::Ask(ask, None),
-        (Some(Ask::Stop { .. } | Ask::Reset { .. }), ..) => Heard::Gone,
-        (Some(ask), Some(source), Some(sink)) => Heard::Ask(ask, Some((source, sink))),
-        _ => Heard::Gone,
+        (Some(ask @ (Ask::Stop { .. } | Ask::Reset { .. })), None, None) => {
+            Incoming::Ask(ask, None)
+        }
+        (Some(Ask::Stop { .. } | Ask::Reset { .. }), ..) => Incoming::Gone,
+        (Some(ask), Some(source), Some(sink)) => Incoming::Ask(ask, Some((source, sink))),
+        _ => Incoming::Gone,
     }
 }
 
@@ -239,13 +245,15 @@ mod tests {
             programs.accept();
             let id = n as ProgramId + 1;
             assert!(programs.is_allowed(id));
-            assert!(matches!(programs.hear(id), Heard::Nothing));
+            assert!(matches!(programs.receive_from(id), Incoming::Nothing));
             give(&program, &send.encode(), 2);
-            assert!(matches!(programs.hear(id), Heard::Ask(ask, Some(_)) if ask == send));
+            assert!(
+                matches!(programs.receive_from(id), Incoming::Ask(ask, Some(_)) if ask == send)
+            );
             give(&program, &stop.encode(), 0);
-            assert!(matches!(programs.hear(id), Heard::Ask(ask, None) if ask == stop));
+            assert!(matches!(programs.receive_from(id), Incoming::Ask(ask, None) if ask == stop));
             give(&program, bytes, fds);
-            assert!(matches!(programs.hear(id), Heard::Gone), "{n}");
+            assert!(matches!(programs.receive_from(id), Incoming::Gone), "{n}");
             programs.remove(id);
         }
         let program = connected(&path);
@@ -257,7 +265,7 @@ mod tests {
         rustix::io::read(&program, &mut bytes).unwrap();
         assert_eq!(Answer::decode(&bytes), Some(answer));
         drop(program);
-        assert!(matches!(programs.hear(id), Heard::Gone));
+        assert!(matches!(programs.receive_from(id), Incoming::Gone));
         drop(programs);
         assert!(!path.exists());
     }
@@ -267,17 +275,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (mut programs, path) = programs(&folder);
         let mut clients = Vec::new();
-        for _ in 0..MOST + 2 {
+        for _ in 0..MAX_PROGRAMS + 2 {
             clients.push(connected(&path));
             programs.accept();
         }
-        assert_eq!(programs.all.len(), MOST);
+        assert_eq!(programs.all.len(), MAX_PROGRAMS);
         programs.uids.clear();
-        for _ in 0..STRANGERS + 2 {
+        for _ in 0..MAX_REFUSED_PROGRAMS + 2 {
             clients.push(connected(&path));
             programs.accept();
         }
-        assert_eq!(programs.all.len(), MOST + STRANGERS);
-        assert!(!programs.is_allowed(MOST as ProgramId + 1));
+        assert_eq!(programs.all.len(), MAX_PROGRAMS + MAX_REFUSED_PROGRAMS);
+        assert!(!programs.is_allowed(MAX_PROGRAMS as ProgramId + 1));
     }
 }

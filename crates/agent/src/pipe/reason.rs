@@ -1,79 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a program moves its bytes by itself.
+//! Why a pipe is refused, so that the program moves its bytes itself.
 
-/// See the module.
+/// Why a pipe is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// It may not ask.
-    User,
-    /// There is no session with the host, or nothing may be read now.
-    Host,
+    /// The program's user may not ask.
+    NotAllowed,
+    /// No session with the host, or the agent is paused.
+    NoSession,
     /// The host does not know the disk yet.
-    Disk,
-    /// As many as there may be are at it.
-    Many,
-    /// It is no regular file that the program may read, or write anywhere in.
-    File,
-    /// It is on a file system that is not piped from, or stored in a way that cannot be named.
-    Place,
-    /// Not all of it is in the file.
-    Range,
-    /// `[pipe]` does not have it.
-    Off,
-    /// It cannot be kept as it is while the host writes to it, or the kernel cannot tell.
-    Sink,
-    /// There is no room for it on the file system.
-    Room,
-    /// Somebody writes to it.
-    Written,
-    /// It is no TCP connection that can be handed over.
-    Socket,
-    /// It could not be emptied in time.
-    Slow,
-    /// The next hop to the peer is not known.
-    Hop,
-    /// More bytes wait in the connection than a message holds.
-    Queue,
-    /// What is to be said does not fit.
-    Line,
-    /// The host does not take it.
-    Refused,
-    /// The system failed.
-    System,
+    UnprovenDisk,
+    /// `most` pipes exist already.
+    TooManyPipes,
+    /// Not a regular file that the program may read, or write at any offset.
+    BadFile,
+    /// A file system that pipes may not use, or extents that cannot be named.
+    Unmappable,
+    /// The range is not in the file.
+    OutOfRange,
+    /// `[pipe]` does not allow it.
+    Disabled,
+    /// The sink file cannot be frozen while the host writes to it.
+    UnfitSink,
+    /// No space on the file system.
+    NoSpace,
+    /// The file is open for writing.
+    HasWriter,
+    /// Not a TCP connection that can be handed over.
+    BadSocket,
+    /// The connection could not be drained in time.
+    DrainTimeout,
+    /// The peer's next hop is not known.
+    NoNextHop,
+    /// More bytes wait in the connection's queues than a message holds.
+    QueueTooLong,
+    /// The channel to the host has no room for the message.
+    ChannelFull,
+    /// The host refused the pipe.
+    RefusedByHost,
+    /// A system call failed.
+    SystemError,
 }
 
 impl Reason {
-    /// What the program is told.
+    /// The errno for the program.
     pub fn errno(self) -> i32 {
         match self {
-            Self::User => libc::EPERM,
-            Self::File | Self::Place | Self::Socket | Self::Sink | Self::Off => libc::EOPNOTSUPP,
-            Self::Range => libc::EINVAL,
+            Self::NotAllowed => libc::EPERM,
+            Self::BadFile
+            | Self::Unmappable
+            | Self::BadSocket
+            | Self::UnfitSink
+            | Self::Disabled => libc::EOPNOTSUPP,
+            Self::OutOfRange => libc::EINVAL,
             _ => libc::EAGAIN,
         }
     }
 
-    /// For people; each is said of a count.
+    /// A noun phrase for people, shown behind a count.
     pub fn text(self) -> &'static str {
         match self {
-            Self::User => "a user who may not ask",
-            Self::Host => "no session with the host",
-            Self::Disk => "a disk that the host does not know yet",
-            Self::Many => "too many at a time",
-            Self::File => "not a regular file that the program may read or write",
-            Self::Place => "a file whose places on the disk cannot be named",
-            Self::Range => "bytes that the file does not have",
-            Self::Off => "not allowed by [pipe]",
-            Self::Sink => "a file that is immutable, append-only, set-uid or mapped",
-            Self::Room => "no room on the file system",
-            Self::Slow => "a connection that could not be emptied in time",
-            Self::Written => "a file that somebody writes to",
-            Self::Socket => "not a connection that can be handed over",
-            Self::Hop => "a next hop that is not known",
-            Self::Queue => "a connection with many bytes under way",
-            Self::Line => "no room on the way to the host",
-            Self::Refused => "refused by the host",
-            Self::System => "a failed system call",
+            Self::NotAllowed => "a user who may not ask",
+            Self::NoSession => "no session with the host",
+            Self::UnprovenDisk => "a disk that the host does not know yet",
+            Self::TooManyPipes => "too many at a time",
+            Self::BadFile => "not a regular file that the program may read or write",
+            Self::Unmappable => "a file whose places on the disk cannot be named",
+            Self::OutOfRange => "bytes that the file does not have",
+            Self::Disabled => "not allowed by [pipe]",
+            Self::UnfitSink => "a file that is immutable, append-only, set-uid or mapped",
+            Self::NoSpace => "no room on the file system",
+            Self::DrainTimeout => "a connection that could not be emptied in time",
+            Self::HasWriter => "a file that somebody writes to",
+            Self::BadSocket => "not a connection that can be handed over",
+            Self::NoNextHop => "a next hop that is not known",
+            Self::QueueTooLong => "a connection with many bytes under way",
+            Self::ChannelFull => "no room on the way to the host",
+            Self::RefusedByHost => "refused by the host",
+            Self::SystemError => "a failed system call",
         }
     }
 }

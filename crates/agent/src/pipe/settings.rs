@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `[pipe]` in the configuration: what the host may move, and who may ask for it.
+//! `[pipe]` in the configuration: what the host may move, and which users may ask.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// Longest path of a unix socket, in bytes.
-const MAX_SOCKET: usize = 107;
-/// Largest `most`: each pipe takes descriptors.
-const MOST: u32 = 4096;
+/// Maximum path length of a unix socket, in bytes.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// Upper bound of `most`: each pipe takes up to four descriptors.
+const MAX_PIPES: u32 = 4096;
 
 /// `[pipe]`
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Directories whose file systems may be piped from.
+    /// Directories on whose file systems pipes may read.
     pub files: Vec<PathBuf>,
-    /// Directories whose file systems may be piped into.
+    /// Directories on whose file systems pipes may write.
     pub into: Vec<PathBuf>,
-    /// Whether bytes may be piped from a connection down another one.
+    /// Whether pipes may connect two connections.
     pub relay: bool,
-    /// Who may ask.
+    /// Users whose programs may ask.
     pub users: Vec<User>,
-    /// Socket for the programs.
+    /// Socket at which programs ask.
     pub socket: PathBuf,
-    /// Most pipes at a time.
+    /// Maximum number of pipes at a time.
     pub most: u32,
 }
 
@@ -62,10 +62,10 @@ impl From<&str> for User {
 }
 
 impl Settings {
-    /// Whether they are usable.
+    /// Checks that the values are usable.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that names the key.
     pub fn check(&self) -> Result<(), String> {
         for (key, paths) in [("files", &self.files), ("into", &self.into)] {
             if let Some(path) = paths.iter().find(|p| !p.is_absolute()) {
@@ -75,14 +75,14 @@ impl Settings {
                 ));
             }
         }
-        if !self.socket.is_absolute() || self.socket.as_os_str().len() > MAX_SOCKET {
+        if !self.socket.is_absolute() || self.socket.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
             return Err(format!(
-                "`socket` in [pipe] must be a whole path of at most {MAX_SOCKET} bytes, beginning with /"
+                "`socket` in [pipe] must be a whole path of at most {MAX_SOCKET_PATH_BYTES} bytes, beginning with /"
             ));
         }
-        if !(1..=MOST).contains(&self.most) {
+        if !(1..=MAX_PIPES).contains(&self.most) {
             return Err(format!(
-                "`most` in [pipe] is {}; it must be 1 to {MOST}",
+                "`most` in [pipe] is {}; it must be 1 to {MAX_PIPES}",
                 self.most
             ));
         }
@@ -92,20 +92,20 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether there is anything to be done.
+    /// Whether any kind of pipe is allowed.
     pub fn is_used(&self) -> bool {
         !self.files.is_empty() || !self.into.is_empty() || self.relay
     }
 
-    /// The users' numbers.
+    /// The numeric ids of the users, by `passwd` (normally `/etc/passwd`).
     ///
     /// # Errors
-    /// A sentence: there is no such user.
+    /// One sentence: there is no such user.
     pub fn uids(&self, passwd: &Path) -> Result<BTreeSet<u32>, String> {
         let text = std::fs::read_to_string(passwd).unwrap_or_default();
         let find = |user: &User| match user {
             User::Uid(uid) => Ok(*uid),
-            // there without any file
+            // exists without an entry
             User::Name(name) if name == "root" => Ok(0),
             User::Name(name) => text
                 .lines()

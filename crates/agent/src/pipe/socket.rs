@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A program's connected socket: whether its connection can be given away, out of it, and into it again.
+//! A program's TCP socket: extracts its connection, and restores it into the same socket.
 //!
-//! A socket in repair mode still takes what comes from the network, and acknowledges it: such bytes would be lost to the
-//! host. So it gets a filter that lets nothing in for as long as the connection is elsewhere, and the peer sends again.
+//! A socket in repair mode still receives and acknowledges segments: such bytes would be lost to the host. So a
+//! socket filter drops all input while the connection is elsewhere, and the peer retransmits.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -29,26 +29,26 @@ const TCP_ULP: i32 = 31;
 // include/uapi/linux/sockios.h
 const SIOCGSKNS: u64 = 0x894c;
 
-/// A connection's socket.
+/// A program's TCP socket.
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
-    left: Option<Left>,
+    extracted: Option<Extracted>,
 }
 
-/// What is left in a socket whose connection was taken out.
+/// What is needed to restore the connection later.
 #[derive(Debug)]
-struct Left {
-    /// Both ends as the socket has them: over IPv6 it may have addresses of IPv4.
+struct Extracted {
+    /// Local and peer address as the socket has them: on an IPv6 socket, IPv4 addresses are mapped.
     ends: Ends,
     buffers: Buffers,
 }
 
-/// This end of a connection, and the other one.
+/// Local and peer address.
 pub type Ends = (SocketAddr, SocketAddr);
 
-/// The ends as they are in the packets.
-fn plain(end: SocketAddr) -> SocketAddr {
+/// The address as it is in the packets.
+fn canonical(end: SocketAddr) -> SocketAddr {
     match end.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, end.port()),
         IpAddr::V6(_) => end,
@@ -56,23 +56,27 @@ fn plain(end: SocketAddr) -> SocketAddr {
 }
 
 impl Stream {
-    /// A socket that a program has given.
+    /// Takes a socket from a program.
     ///
     /// # Errors
-    /// [`Reason::Socket`] when it is none of TCP in this network namespace, or does more with the bytes than to send
-    /// them (TLS in the kernel, filters).
+    /// [`Reason::BadSocket`] when it is not a TCP socket in this network namespace, or has an upper-layer
+    /// protocol (kernel TLS) or a filter.
     pub fn new(socket: OwnedFd) -> Result<Self, Reason> {
         let fd = socket.as_fd();
-        let tcp = option(fd, libc::SOL_SOCKET, SO_PROTOCOL) == Ok(Some(libc::IPPROTO_TCP));
-        let bare = length(fd, libc::IPPROTO_TCP, TCP_ULP) == Ok(0);
-        let open = length(fd, libc::SOL_SOCKET, SO_GET_FILTER) == Ok(0);
-        match tcp && bare && open && is_here(fd).unwrap_or(false) {
-            true => Ok(Self { socket, left: None }),
-            false => Err(Reason::Socket),
+        let tcp = int_option(fd, libc::SOL_SOCKET, SO_PROTOCOL) == Ok(Some(libc::IPPROTO_TCP));
+        let bare = option_length(fd, libc::IPPROTO_TCP, TCP_ULP) == Ok(0);
+        let open = option_length(fd, libc::SOL_SOCKET, SO_GET_FILTER) == Ok(0);
+        match tcp && bare && open && is_in_own_netns(fd).unwrap_or(false) {
+            true => Ok(Self {
+                socket,
+                extracted: None,
+            }),
+            false => Err(Reason::BadSocket),
         }
     }
 
-    /// One that bytes are to be read from: a look at what is there has to begin at the first byte.
+    /// Takes a socket from which bytes are to be read. Its peek offset must be off, so that MSG_PEEK starts at
+    /// the first byte.
     ///
     /// # Errors
     /// As of [`Stream::new`].
@@ -80,16 +84,16 @@ impl Stream {
         let stream = Self::new(socket)?;
         match peeks_from_the_beginning(stream.fd()) {
             Ok(true) => Ok(stream),
-            _ => Err(Reason::Socket),
+            _ => Err(Reason::BadSocket),
         }
     }
 
-    /// The socket itself.
+    /// The socket.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether both are one socket.
+    /// Whether both are the same socket.
     pub fn is_same(&self, other: &Self) -> bool {
         let number = |stream: &Self| rustix::fs::fstat(&stream.socket).map(|stat| stat.st_ino);
         match (number(self), number(other)) {
@@ -98,41 +102,40 @@ impl Stream {
         }
     }
 
-    /// Bytes that were written and are not acknowledged.
+    /// Bytes that were unacked_bytes and are not acknowledged.
     ///
     /// # Errors
-    /// [`Reason::Socket`]
-    pub fn written(&self) -> Result<usize, Reason> {
-        outstanding(self.socket.as_fd()).map_err(|_| Reason::Socket)
+    /// [`Reason::BadSocket`]
+    pub fn unacked_bytes(&self) -> Result<usize, Reason> {
+        outstanding(self.socket.as_fd()).map_err(|_| Reason::BadSocket)
     }
 
-    /// This end and the other, as they are in the packets.
+    /// Local and peer address, as they are in the packets.
     ///
     /// # Errors
-    /// [`Reason::Socket`] when it is not connected.
+    /// [`Reason::BadSocket`] when it is not connected.
     pub fn ends(&self) -> Result<Ends, Reason> {
-        self.own_ends()
-            .map(|(local, peer)| (plain(local), plain(peer)))
+        self.socket_ends()
+            .map(|(local, peer)| (canonical(local), canonical(peer)))
     }
 
-    /// The same as the socket has them.
-    fn own_ends(&self) -> Result<Ends, Reason> {
-        ends(self.socket.as_fd()).map_err(|_| Reason::Socket)
+    /// The same, as the socket has them.
+    fn socket_ends(&self) -> Result<Ends, Reason> {
+        ends(self.socket.as_fd()).map_err(|_| Reason::BadSocket)
     }
 
-    /// Takes the connection out; from now on the socket neither says nor hears anything. Only if what `ask` wants to know of its
-    /// ends, as they are in the packets, is to be had.
+    /// Extracts the connection if `query` succeeds for its addresses. The socket then neither sends nor receives.
     ///
     /// # Errors
-    /// The socket is as it was then.
-    pub fn take<T>(
+    /// On an error the socket is as it was.
+    pub fn extract<T>(
         &mut self,
-        ask: impl FnOnce(Ends) -> Result<T, Reason>,
+        query: impl FnOnce(Ends) -> Result<T, Reason>,
     ) -> Result<(Connection, T), Reason> {
-        let ends = self.own_ends()?;
-        let known = ask((plain(ends.0), plain(ends.1)))?;
+        let ends = self.socket_ends()?;
+        let answer = query((canonical(ends.0), canonical(ends.1)))?;
         let fd = self.socket.as_fd();
-        deafen(fd).map_err(|_| Reason::Socket)?;
+        block_input(fd).map_err(|_| Reason::BadSocket)?;
         let mut buffers = Buffers::default();
         let connection = match take_between(fd, ends) {
             Ok(taken) => {
@@ -140,56 +143,56 @@ impl Stream {
                 buffers = state.buffers;
                 to_wire(state).map_err(|_| {
                     let _ = resume(fd);
-                    Reason::Queue
+                    Reason::QueueTooLong
                 })
             }
-            Err(_) => Err(Reason::Socket),
+            Err(_) => Err(Reason::BadSocket),
         };
         if connection.is_err() {
-            let _ = hear(fd);
+            let _ = unblock_input(fd);
         }
         let mut connection = connection?;
-        self.left = Some(Left { ends, buffers });
-        connection.local = plain(connection.local);
-        connection.peer = plain(connection.peer);
-        Ok((connection, known))
+        self.extracted = Some(Extracted { ends, buffers });
+        connection.local = canonical(connection.local);
+        connection.peer = canonical(connection.peer);
+        Ok((connection, answer))
     }
 
-    /// Goes on as if nothing had happened.
+    /// Lets an extracted connection continue in its socket.
     pub fn resume(&self) {
-        // a socket that cannot be let go is as good as closed
-        let _ = hear(self.socket.as_fd());
+        // a socket that cannot be resumed is as good as closed
+        let _ = unblock_input(self.socket.as_fd());
         let _ = resume(self.socket.as_fd());
     }
 
-    /// Ends the connection without a word; whoever has the socket sees that it is not connected.
+    /// Drops the connection without a packet; the program's socket becomes unconnected.
     pub fn kill(&self) {
         let _ = drop_quietly(self.socket.as_fd());
-        let _ = hear(self.socket.as_fd());
+        let _ = unblock_input(self.socket.as_fd());
     }
 
-    /// Ends the connection with a reset: the host, which had it, may not be there any more to say so. What it has said beyond
-    /// this end's knowledge makes the peer ask once, and it gets its answer then.
+    /// Resets the connection: the host, which had it, may be gone. When the host had sent more than this end
+    /// knows, the peer asks once and is answered with a reset.
     pub fn reset(&self) {
-        let _ = hear(self.socket.as_fd());
+        let _ = unblock_input(self.socket.as_fd());
         let _ = drop_with_reset(self.socket.as_fd());
     }
 
-    /// Puts a connection that came back into the socket. When it fails the socket has none.
+    /// Restores a connection that the host returned. On an error the socket has no connection.
     ///
-    /// The end that the peer has sent meanwhile is told by a shutdown for reading: a read gives what is there, then the
-    /// end of file, and writing goes on.
+    /// When the peer has closed its direction meanwhile, the socket is shut down for reading: a read returns what
+    /// is there, then the end of file, and writing still works.
     pub fn restore(&self, mut connection: Connection) -> io::Result<()> {
         let fd = self.socket.as_fd();
-        let left = self.left.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        let (local, peer) = left.ends;
-        if (connection.local, connection.peer) != (plain(local), plain(peer)) {
+        let extracted = self.extracted.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let (local, peer) = extracted.ends;
+        if (connection.local, connection.peer) != (canonical(local), canonical(peer)) {
             return Err(io::Error::other("the host gives back another connection"));
         }
         (connection.local, connection.peer) = (local, peer);
         let state = from_wire(connection);
-        let ready = put_back(fd, &state, left.buffers).map_err(io::Error::other)?;
-        hear(fd)?;
+        let ready = put_back(fd, &state, extracted.buffers).map_err(io::Error::other)?;
+        unblock_input(fd)?;
         ready.go().map_err(io::Error::other)?;
         if state.peer_finished {
             rustix::net::shutdown(fd, rustix::net::Shutdown::Read)?;
@@ -198,8 +201,8 @@ impl Stream {
     }
 }
 
-/// Lets nothing in.
-fn deafen(fd: BorrowedFd<'_>) -> io::Result<()> {
+/// Attaches a filter that drops all input.
+fn block_input(fd: BorrowedFd<'_>) -> io::Result<()> {
     // one instruction: return, keep 0 bytes
     let mut nothing = libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
@@ -228,8 +231,8 @@ fn deafen(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Lets all in again.
-fn hear(fd: BorrowedFd<'_>) -> io::Result<()> {
+/// Detaches the filter.
+fn unblock_input(fd: BorrowedFd<'_>) -> io::Result<()> {
     let none: i32 = 0;
     let (from, size) = (
         (&raw const none).cast(),
@@ -250,8 +253,8 @@ fn hear(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// An option of one int.
-fn option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<Option<i32>, i32> {
+/// An int_option of one int.
+fn int_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<Option<i32>, i32> {
     let mut value: i32 = 0;
     let mut size = size_of_val(&value) as libc::socklen_t;
     let (to, length) = ((&raw mut value).cast(), &raw mut size);
@@ -262,10 +265,10 @@ fn option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<Option<i32>, i32>
     }
 }
 
-/// How long the value of an option is. (Of a filter: how many instructions.)
-fn length(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<u32, i32> {
+/// The length of an option's value; for a filter, its number of instructions.
+fn option_length(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<u32, i32> {
     let mut bytes = [0_u8; 16];
-    // a filter is counted when no room is given, a name only when there is some
+    // SO_GET_FILTER returns the count when the buffer is empty; TCP_ULP needs room for the name
     let mut size = match name {
         SO_GET_FILTER => 0,
         _ => bytes.len() as libc::socklen_t,
@@ -278,19 +281,19 @@ fn length(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<u32, i32> {
     }
 }
 
-/// Whether a socket is in this program's network namespace: the host has the addresses of that one.
-fn is_here(fd: BorrowedFd<'_>) -> io::Result<bool> {
+/// Whether a socket is in the agent's network namespace, whose addresses the host has.
+fn is_in_own_netns(fd: BorrowedFd<'_>) -> io::Result<bool> {
     thread_local! {
-        static HERE: Option<u64> = own_cookie();
+        static HERE: Option<u64> = own_netns_cookie();
     }
-    match (HERE.with(|here| *here), cookie(fd)) {
+    match (HERE.with(|here| *here), netns_cookie(fd)) {
         (Some(here), Some(there)) => Ok(here == there),
-        _ => is_inode_of_here(fd),
+        _ => is_in_own_netns_by_inode(fd),
     }
 }
 
-/// The number of a socket's network namespace, which no other one ever has; none of kernels that do not tell.
-fn cookie(fd: BorrowedFd<'_>) -> Option<u64> {
+/// The cookie of a socket's network namespace, which is never reused; `None` on kernels without it.
+fn netns_cookie(fd: BorrowedFd<'_>) -> Option<u64> {
     let mut value = 0_u64;
     let mut size = size_of_val(&value) as libc::socklen_t;
     let (to, length) = ((&raw mut value).cast(), &raw mut size);
@@ -307,14 +310,14 @@ fn cookie(fd: BorrowedFd<'_>) -> Option<u64> {
     (done == 0 && size == 8).then_some(value)
 }
 
-/// That of the calling thread's.
-fn own_cookie() -> Option<u64> {
+/// The cookie of the calling thread's network namespace.
+fn own_netns_cookie() -> Option<u64> {
     let socket = std::os::unix::net::UnixDatagram::unbound().ok()?;
-    cookie(socket.as_fd())
+    netns_cookie(socket.as_fd())
 }
 
-/// As [`is_here`], by a descriptor of the namespace.
-fn is_inode_of_here(fd: BorrowedFd<'_>) -> io::Result<bool> {
+/// As [`is_in_own_netns`], by the inode of the namespace.
+fn is_in_own_netns_by_inode(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: this request takes nothing and gives a new descriptor, which is checked.
     let raw = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS as _) };
     if raw < 0 {
@@ -345,14 +348,14 @@ mod tests {
     fn only_plain_tcp_is_taken() {
         let (client, server) = pair("127.0.0.1:0", "127.0.0.1");
         assert!(Stream::new(server.try_clone().unwrap().into()).is_ok());
-        deafen(client.as_fd()).unwrap();
-        assert_eq!(Stream::new(client.into()).unwrap_err(), Reason::Socket);
+        block_input(client.as_fd()).unwrap();
+        assert_eq!(Stream::new(client.into()).unwrap_err(), Reason::BadSocket);
         let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert_eq!(Stream::new(udp.into()).unwrap_err(), Reason::Socket);
+        assert_eq!(Stream::new(udp.into()).unwrap_err(), Reason::BadSocket);
         let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert_eq!(Stream::new(unix.into()).unwrap_err(), Reason::Socket);
+        assert_eq!(Stream::new(unix.into()).unwrap_err(), Reason::BadSocket);
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(Stream::new(null.into()).unwrap_err(), Reason::Socket);
+        assert_eq!(Stream::new(null.into()).unwrap_err(), Reason::BadSocket);
         drop(server);
     }
 
@@ -361,7 +364,7 @@ mod tests {
         let other = viola_netdev::Netns::new().unwrap();
         let there = other.tcp_socket([127, 0, 0, 1].into()).unwrap();
         let here = TcpListener::bind("127.0.0.1:0").unwrap();
-        for is in [is_here, is_inode_of_here] {
+        for is in [is_in_own_netns, is_in_own_netns_by_inode] {
             assert!(is(here.as_fd()).unwrap());
             assert!(!is(there.as_fd()).unwrap());
         }
@@ -377,26 +380,29 @@ mod tests {
             unsafe { libc::setsockopt(server.as_raw_fd(), libc::SOL_SOCKET, 42, from, size) };
         let again = |stream: &TcpStream| stream.try_clone().unwrap().into();
         if done != 0 {
-            return; // Linux 6.8 has no such option
+            return; // Linux 6.8 has no such int_option
         }
-        assert_eq!(Stream::source(again(&server)).unwrap_err(), Reason::Socket);
-        // down such a one bytes may be sent, if nothing is to be read from it
+        assert_eq!(
+            Stream::source(again(&server)).unwrap_err(),
+            Reason::BadSocket
+        );
+        // sending is possible as long as nothing has to be read from it
         let mut stream = Stream::new(again(&server)).unwrap();
-        assert!(stream.take(|_| Ok(())).is_ok());
+        assert!(stream.extract(|_| Ok(())).is_ok());
         stream.resume();
         client.write_all(b"request").unwrap();
         while rustix::io::ioctl_fionread(&server).unwrap() < 7 {
             std::thread::yield_now();
         }
-        assert_eq!(stream.take(|_| Ok(())).unwrap_err(), Reason::Socket);
+        assert_eq!(stream.extract(|_| Ok(())).unwrap_err(), Reason::BadSocket);
     }
 
     #[test]
     fn what_is_not_known_of_its_ends_leaves_it_as_it_was() {
         let (mut client, mut server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
-        let refused = stream.take(|_| Err::<(), _>(Reason::Hop));
-        assert_eq!(refused.unwrap_err(), Reason::Hop);
+        let refused = stream.extract(|_| Err::<(), _>(Reason::NoNextHop));
+        assert_eq!(refused.unwrap_err(), Reason::NoNextHop);
         client.write_all(b"x").unwrap();
         server.read_exact(&mut [0]).unwrap();
     }
@@ -405,8 +411,8 @@ mod tests {
     fn bytes_that_come_while_it_is_taken_are_not_lost() {
         let (mut client, mut server) = pair("[::]:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
-        let mut connection = stream.take(|_| Ok(())).unwrap().0;
-        // what the loopback device has is more than any network, and than the kernel restores
+        let mut connection = stream.extract(|_| Ok(())).unwrap().0;
+        // the loopback device's segment size is larger than the kernel restores
         connection.mss = 1400;
         assert!(connection.local.is_ipv4() && connection.peer.is_ipv4());
         client.write_all(b"request").unwrap();
@@ -426,7 +432,7 @@ mod tests {
         let (mut client, mut server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.try_clone().unwrap().into()).unwrap();
         client.write_all(b"last").unwrap();
-        let mut connection = stream.take(|_| Ok(())).unwrap().0;
+        let mut connection = stream.extract(|_| Ok(())).unwrap().0;
         (connection.mss, connection.peer_finished) = (1400, true);
         stream.restore(connection).unwrap();
         let mut all = Vec::new();
@@ -442,7 +448,7 @@ mod tests {
     fn another_connection_is_not_put_back() {
         let (_client, server) = pair("127.0.0.1:0", "127.0.0.1");
         let mut stream = Stream::new(server.into()).unwrap();
-        let mut connection = stream.take(|_| Ok(())).unwrap().0;
+        let mut connection = stream.extract(|_| Ok(())).unwrap().0;
         connection.peer.set_port(1);
         assert!(stream.restore(connection).is_err());
         stream.kill();

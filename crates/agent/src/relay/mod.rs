@@ -15,7 +15,9 @@
 
 pub mod mount;
 mod pump;
+pub mod report;
 pub mod session;
+pub mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -28,8 +30,10 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::error::{StartError, start_error};
 use crate::io::channel::Address;
-use crate::io::status::MountReport;
+use report::MountReport;
+use settings::Settings;
 
 /// A mount that is kept, on a thread of its own. Dropping it takes the mount away.
 #[derive(Debug)]
@@ -51,7 +55,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn say(&self, state: &str) {
+    fn set_state(&self, state: &str) {
         let mut old = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *old != state {
             eprintln!("viola-agent: mount: {state}");
@@ -61,13 +65,19 @@ impl Shared {
 }
 
 impl Relay {
-    /// Keeps blocks at `path` that come from the host at `address`. The mount is made as soon as the host
-    /// has answered; until then the folder is empty.
+    /// Starts the relay. It mounts as soon as the host has answered; until then the directory is empty.
     ///
     /// # Errors
-    /// When there is something else at `path`, or no thread.
-    pub fn start(path: PathBuf, address: Address) -> io::Result<Self> {
-        mount::clear(&path)?;
+    /// When another file system is mounted at the path, or no thread can be started.
+    pub fn start(settings: &Settings) -> Result<Self, StartError> {
+        let what = format!("mount {}", settings.path.display());
+        start_error(what, Self::try_start(settings))
+    }
+
+    fn try_start(settings: &Settings) -> io::Result<Self> {
+        let address = Address::parse(&settings.port).map_err(io::Error::other)?;
+        let path = settings.path.clone();
+        mount::remove_stale(&path)?;
         let shared = Arc::new(Shared {
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             state: Mutex::default(),

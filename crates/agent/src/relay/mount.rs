@@ -10,26 +10,26 @@ use std::path::{Path, PathBuf};
 use crate::io::mounts;
 
 /// What `mount` and `/proc/mounts` show it as.
-const KIND: &str = "fuse.viola";
-/// The kernel wants room for its longest write, although a mount that is read only has none.
-const ROOM: usize = (1 << 20) + 4096;
+const FS_TYPE: &str = "fuse.viola";
+/// The kernel wants buffer for its longest write, although a mount that is read only has none.
+const READ_BUFFER_BYTES: usize = (1 << 20) + 4096;
 
 /// A mount, and the kernel's end of it. Dropping it takes the mount away; whoever waits there hears that.
 #[derive(Debug)]
 pub struct Fuse {
     device: std::fs::File,
     path: PathBuf,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     mounted: bool,
 }
 
 /// What the kernel has to say.
 #[derive(Debug)]
-pub enum Heard<'a> {
+pub enum FuseEvent<'a> {
     /// A request.
     Request(&'a [u8]),
     /// Nothing now.
-    Nothing,
+    Idle,
     /// Somebody has taken the mount away.
     Unmounted,
 }
@@ -49,14 +49,14 @@ fn check(result: libc::c_int) -> io::Result<()> {
 ///
 /// # Errors
 /// When something else is mounted there.
-pub fn clear(path: &Path) -> io::Result<()> {
+pub fn remove_stale(path: &Path) -> io::Result<()> {
     // as many as there could ever be, so that a mount that does not go away is told of
     for _ in 0..16 {
         let text = std::fs::read_to_string("/proc/self/mountinfo")?;
         let all = mounts::parse(&text);
         match all.iter().rev().find(|m| m.point == path) {
             None => return Ok(()),
-            Some(mount) if mount.kind == KIND => detach(path)?,
+            Some(mount) if mount.kind == FS_TYPE => detach(path)?,
             Some(mount) => {
                 return Err(io::Error::other(format!(
                     "a file system of type {} is mounted there",
@@ -82,7 +82,7 @@ impl Fuse {
     /// Those of the kernel: no `/dev/fuse`, no CAP_SYS_ADMIN.
     pub fn mount(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt;
-        clear(path)?;
+        remove_stale(path)?;
         std::fs::create_dir_all(path)?;
         let device = std::fs::OpenOptions::new()
             .read(true)
@@ -95,7 +95,7 @@ impl Fuse {
             device.as_raw_fd()
         );
         let (target, options) = (path_of(path)?, CString::new(options)?);
-        let kind = CString::new(KIND)?;
+        let kind = CString::new(FS_TYPE)?;
         let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOATIME;
         // SAFETY: all four are strings that live through the call.
         check(unsafe {
@@ -110,7 +110,7 @@ impl Fuse {
         Ok(Self {
             device,
             path: path.to_owned(),
-            room: vec![0; ROOM],
+            buffer: vec![0; READ_BUFFER_BYTES],
             mounted: true,
         })
     }
@@ -119,17 +119,17 @@ impl Fuse {
     ///
     /// # Errors
     /// Those of the kernel.
-    pub fn hear(&mut self) -> io::Result<Heard<'_>> {
+    pub fn read_request(&mut self) -> io::Result<FuseEvent<'_>> {
         loop {
-            match self.device.read(&mut self.room) {
-                Ok(count) => return Ok(Heard::Request(&self.room[..count])),
+            match self.device.read(&mut self.buffer) {
+                Ok(count) => return Ok(FuseEvent::Request(&self.buffer[..count])),
                 Err(e) => match e.raw_os_error() {
                     // the second: the one who asked was killed just now
                     Some(libc::EINTR | libc::ENOENT) => {}
-                    Some(libc::EAGAIN) => return Ok(Heard::Nothing),
+                    Some(libc::EAGAIN) => return Ok(FuseEvent::Idle),
                     Some(libc::ENODEV) => {
                         self.mounted = false;
-                        return Ok(Heard::Unmounted);
+                        return Ok(FuseEvent::Unmounted);
                     }
                     _ => return Err(e),
                 },

@@ -10,27 +10,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use viola_proto::relay::{Asked, Frame, Frames, Kind, answered};
 
 use super::Shared;
-use super::mount::{Fuse, Heard};
-use super::session::{Millis, Session, Then};
-use crate::agent::random;
+use super::mount::{Fuse, FuseEvent};
+use super::session::{Session, Step};
+use crate::clock::{Millis, now};
 use crate::io::channel::{Address, Channel};
-use crate::io::worker::now;
+use crate::io::random::random;
 
 /// Bytes for the host that may wait; the kernel keeps what is beyond.
-const WAITING: usize = 256 << 10;
+const MAX_OUT_BYTES: usize = 256 << 10;
 /// Requests taken from the kernel before the host is listened to again.
-const TURN: usize = 64;
+const MAX_REQUESTS_PER_ROUND: usize = 64;
 /// A stream that is not there is looked for again after so long.
-const RETRY: Millis = 250;
+const RECONNECT_INTERVAL: Millis = 250;
 /// Longest sleep.
-const NAP: Millis = 1000;
+const MAX_SLEEP: Millis = 1000;
 
-/// The way to the host.
-enum Way {
+/// The transport to the host.
+enum Transport {
     /// To be opened at this time.
     Closed(Millis),
     /// Open, with nobody at the other end; looked at again at this time.
-    Deaf(Channel, Millis),
+    Unattended(Channel, Millis),
     Open(Channel),
 }
 
@@ -38,12 +38,12 @@ pub(super) struct Pump {
     path: PathBuf,
     address: Address,
     shared: Arc<Shared>,
-    way: Way,
+    transport: Transport,
     frames: Frames,
     session: Session,
     fuse: Option<Fuse>,
     /// Not to be mounted any more: somebody has unmounted it.
-    given_up: bool,
+    unmounted_by_user: bool,
 }
 
 fn add(counter: &AtomicU64, by: u64) {
@@ -56,11 +56,11 @@ impl Pump {
             path,
             address,
             shared,
-            way: Way::Closed(0),
+            transport: Transport::Closed(0),
             frames: Frames::of_worker(),
             session: Session::new(random()),
             fuse: None,
-            given_up: false,
+            unmounted_by_user: false,
         }
     }
 
@@ -68,25 +68,25 @@ impl Pump {
         while !self.wait() {
             let time = now();
             self.open(time);
-            self.hear(time);
-            self.ask(time);
-            if matches!(self.way, Way::Open(_)) && self.session.tick(time, random()) {
-                self.over("the host does not answer any more");
+            self.read_host(time);
+            self.read_kernel(time);
+            if matches!(self.transport, Transport::Open(_)) && self.session.tick(time, random()) {
+                self.end_session("the host does not answer any more");
             }
             self.flush(time);
         }
-        self.over("viola-agent ends");
+        self.end_session("viola-agent ends");
     }
 
     /// Sleeps until there is something to do; `true` when it is the end.
     fn wait(&self) -> bool {
         let time = now();
-        let mut until = time + NAP;
+        let mut until = time + MAX_SLEEP;
         let mut fds = vec![PollFd::new(&self.shared.stop, PollFlags::IN)];
-        match &self.way {
-            Way::Closed(at) | Way::Deaf(_, at) => until = until.min(*at),
-            Way::Open(channel) => {
-                until = until.min(self.session.due());
+        match &self.transport {
+            Transport::Closed(at) | Transport::Unattended(_, at) => until = until.min(*at),
+            Transport::Open(channel) => {
+                until = until.min(self.session.next_due());
                 let mut flags = PollFlags::IN;
                 if !self.session.out().is_empty() {
                     flags |= PollFlags::OUT;
@@ -108,106 +108,112 @@ impl Pump {
     }
 
     fn has_room(&self) -> bool {
-        self.session.out().len() < WAITING && !self.session.is_beginning()
+        self.session.out().len() < MAX_OUT_BYTES && !self.session.is_replaying()
     }
 
     fn open(&mut self, now: Millis) {
-        let way = std::mem::replace(&mut self.way, Way::Closed(now + RETRY));
-        self.way = match way {
-            Way::Closed(at) if at <= now && !self.given_up => match Channel::open(&self.address) {
-                Ok(channel) => self.try_way(now, channel),
-                Err(e) => {
-                    let what = format!("{} cannot be opened: {e}", self.address);
-                    self.shared.say(&what);
-                    Way::Closed(now + RETRY)
+        let transport = std::mem::replace(
+            &mut self.transport,
+            Transport::Closed(now + RECONNECT_INTERVAL),
+        );
+        self.transport = match transport {
+            Transport::Closed(at) if at <= now && !self.unmounted_by_user => {
+                match Channel::open(&self.address) {
+                    Ok(channel) => self.try_channel(now, channel),
+                    Err(e) => {
+                        let what = format!("{} cannot be opened: {e}", self.address);
+                        self.shared.set_state(&what);
+                        Transport::Closed(now + RECONNECT_INTERVAL)
+                    }
                 }
-            },
-            Way::Deaf(channel, at) if at <= now => self.try_way(now, channel),
+            }
+            Transport::Unattended(channel, at) if at <= now => self.try_channel(now, channel),
             other => other,
         };
     }
 
     /// A port of which nobody has the other end says so before anything is read from it.
-    fn try_way(&mut self, now: Millis, channel: Channel) -> Way {
+    fn try_channel(&mut self, now: Millis, channel: Channel) -> Transport {
         let mut fds = [PollFd::new(&channel, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&Timespec::default()));
         if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
-            self.shared.say("the host does not listen at its end");
-            return Way::Deaf(channel, now + RETRY);
+            self.shared.set_state("the host does not listen at its end");
+            return Transport::Unattended(channel, now + RECONNECT_INTERVAL);
         }
         self.frames.clear();
-        self.session.opened();
-        self.shared.say("the host is awaited");
-        Way::Open(channel)
+        self.session.stream_opened();
+        self.shared.set_state("the host is awaited");
+        Transport::Open(channel)
     }
 
     /// What the host has said.
-    fn hear(&mut self, now: Millis) {
-        for _ in 0..TURN {
-            let Way::Open(channel) = &mut self.way else {
+    fn read_host(&mut self, now: Millis) {
+        for _ in 0..MAX_REQUESTS_PER_ROUND {
+            let Transport::Open(channel) = &mut self.transport else {
                 return;
             };
             match self.frames.fill(channel) {
                 Ok(None) => return,
-                Ok(Some(0)) => return self.hang_up(now, "the host has hung up"),
+                Ok(Some(0)) => return self.disconnect(now, "the host has hung up"),
                 Ok(Some(_)) => {}
-                Err(e) => return self.hang_up(now, &e.to_string()),
+                Err(e) => return self.disconnect(now, &e.to_string()),
             }
-            let whole = self.take(now);
-            self.session.heard(now, self.frames.is_within(), whole);
+            let whole = self.handle_frames(now);
+            self.session
+                .bytes_received(now, self.frames.is_within(), whole);
         }
     }
 
     /// Takes all frames that are whole; whether there was one.
-    fn take(&mut self, now: Millis) -> bool {
+    fn handle_frames(&mut self, now: Millis) -> bool {
         let mut whole = false;
         loop {
-            let greeting = self.session.is_greeting();
-            let frame = match self.frames.next(greeting) {
+            let handshaking = self.session.is_handshaking();
+            let frame = match self.frames.next(handshaking) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return whole,
                 Err(e) => {
                     self.frames.skip();
-                    if !greeting {
-                        self.over(&format!("the stream is broken: {e}"));
+                    if !handshaking {
+                        self.end_session(&format!("the stream is broken: {e}"));
                     }
                     continue;
                 }
             };
             whole = true;
-            match self.session.hear(now, frame, random()) {
-                Then::Nothing => {
+            match self.session.handle(now, frame, random()) {
+                Step::Nothing => {
                     if let Some(why) = self.session.refusal() {
-                        self.shared.say(&format!("the host refuses: {why}"));
+                        self.shared.set_state(&format!("the host refuses: {why}"));
                     }
                 }
-                Then::Reply(reply) => {
+                Step::Reply(reply) => {
                     add(&self.shared.bytes, reply.len() as u64);
                     if let Some(fuse) = &mut self.fuse
                         && !fuse.reply(reply)
                     {
                         let unique = answered(reply).unwrap_or(0);
                         let asked = Asked { unique, opcode: 0 };
-                        refuse(&mut self.fuse, &self.shared, asked);
+                        fail_request(&mut self.fuse, &self.shared, asked);
                     }
                 }
-                Then::Begin => self.begin(),
-                Then::Over => {
+                Step::Begin => self.begin(),
+                Step::End => {
                     // it may be the hail of the next one
                     let hail = frame.kind == Kind::Hail;
                     let (session, payload) = (frame.session, frame.payload.to_vec());
-                    self.over("the host has begun anew");
+                    self.end_session("the host has begun anew");
                     if hail {
                         let frame = Frame {
                             kind: Kind::Hail,
                             session,
                             payload: &payload,
                         };
-                        self.session.hear(now, frame, random());
+                        self.session.handle(now, frame, random());
                     }
                 }
-                Then::Remount => {
-                    self.over("the host has another program");
+                Step::Remount => {
+                    self.end_session("the host has another program");
                     self.unmount();
                 }
             }
@@ -223,41 +229,41 @@ impl Pump {
                 Err(e) => {
                     let what = format!("{} cannot be mounted: {e}", self.path.display());
                     self.session.end();
-                    self.session.rest(now());
-                    return self.shared.say(&what);
+                    self.session.back_off(now());
+                    return self.shared.set_state(&what);
                 }
             }
         }
-        self.shared.say("served by the host");
+        self.shared.set_state("served by the host");
     }
 
     /// What the kernel wants.
-    fn ask(&mut self, now: Millis) {
-        for _ in 0..TURN {
+    fn read_kernel(&mut self, now: Millis) {
+        for _ in 0..MAX_REQUESTS_PER_ROUND {
             if !self.has_room() {
                 return;
             }
             let Some(fuse) = &mut self.fuse else {
                 return;
             };
-            match fuse.hear() {
-                Ok(Heard::Nothing) => return,
-                Ok(Heard::Request(request)) => {
+            match fuse.read_request() {
+                Ok(FuseEvent::Idle) => return,
+                Ok(FuseEvent::Request(request)) => {
                     add(&self.shared.requests, 1);
                     if let Some(asked) = self.session.ask(now, request) {
-                        refuse(&mut self.fuse, &self.shared, asked);
+                        fail_request(&mut self.fuse, &self.shared, asked);
                     }
                 }
-                Ok(Heard::Unmounted) => {
-                    self.given_up = true;
+                Ok(FuseEvent::Unmounted) => {
+                    self.unmounted_by_user = true;
                     self.fuse = None;
                     self.session.end();
-                    self.way = Way::Closed(Millis::MAX);
+                    self.transport = Transport::Closed(Millis::MAX);
                     let what = "somebody has unmounted it; restart viola-agent to mount it again";
-                    return self.shared.say(what);
+                    return self.shared.set_state(what);
                 }
                 Err(e) => {
-                    self.over(&format!("/dev/fuse: {e}"));
+                    self.end_session(&format!("/dev/fuse: {e}"));
                     return self.unmount();
                 }
             }
@@ -265,24 +271,27 @@ impl Pump {
     }
 
     /// The stream has ended.
-    fn hang_up(&mut self, now: Millis, why: &str) {
-        self.over(why);
-        let way = std::mem::replace(&mut self.way, Way::Closed(now + RETRY));
+    fn disconnect(&mut self, now: Millis, why: &str) {
+        self.end_session(why);
+        let transport = std::mem::replace(
+            &mut self.transport,
+            Transport::Closed(now + RECONNECT_INTERVAL),
+        );
         // A port is kept: opening it again and again would be told to the host each time.
-        if let (Way::Open(channel), Address::Device(_)) = (way, &self.address) {
-            self.way = Way::Deaf(channel, now + RETRY);
+        if let (Transport::Open(channel), Address::Device(_)) = (transport, &self.address) {
+            self.transport = Transport::Unattended(channel, now + RECONNECT_INTERVAL);
         }
     }
 
     /// The session is over: nobody waits for what the host will not answer.
-    fn over(&mut self, why: &str) {
+    fn end_session(&mut self, why: &str) {
         for asked in self.session.end() {
-            refuse(&mut self.fuse, &self.shared, asked);
+            fail_request(&mut self.fuse, &self.shared, asked);
         }
-        if self.fuse.is_some() && !self.session.is_begun() {
+        if self.fuse.is_some() && !self.session.has_init_reply() {
             self.unmount();
         }
-        self.shared.say(why);
+        self.shared.set_state(why);
     }
 
     fn unmount(&mut self) {
@@ -292,7 +301,7 @@ impl Pump {
 
     fn flush(&mut self, now: Millis) {
         loop {
-            let Way::Open(channel) = &mut self.way else {
+            let Transport::Open(channel) = &mut self.transport else {
                 return;
             };
             let out = self.session.out();
@@ -303,13 +312,13 @@ impl Pump {
                 Ok(count) => self.session.sent(count),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return self.hang_up(now, &e.to_string()),
+                Err(e) => return self.disconnect(now, &e.to_string()),
             }
         }
     }
 }
 
-fn refuse(fuse: &mut Option<Fuse>, shared: &Shared, asked: Asked) {
+fn fail_request(fuse: &mut Option<Fuse>, shared: &Shared, asked: Asked) {
     add(&shared.failed, 1);
     if let Some(fuse) = fuse {
         fuse.reply(&asked.refusal(libc::EIO));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sessions with hosts as they are and as they should not be, without a kernel.
 
-use super::session::{Millis, Session, State, Then};
+use super::session::{Session, State, Step};
+use crate::clock::Millis;
 use proptest::prelude::*;
 use viola_proto::relay::{self, Asked, Frame, Frames, Hello, Kind};
 
@@ -43,24 +44,24 @@ fn said(session: &mut Session) -> Vec<(Kind, u64, Vec<u8>)> {
 
 /// A session in which the kernel's first request was answered.
 fn open(session: &mut Session) {
-    session.opened();
+    session.stream_opened();
     assert!(!session.tick(0, 1));
     assert_eq!(said(session)[0].0, Kind::Knock);
-    session.hear(0, frame(Kind::Hail, 70, &[1, 0, 0, 0]), 7);
+    session.handle(0, frame(Kind::Hail, 70, &[1, 0, 0, 0]), 7);
     let (kind, nonce, payload) = said(session).remove(0);
     assert_eq!((kind, nonce), (Kind::Hello, 70));
     assert_eq!(Hello::read(&payload).unwrap().session, 7);
     assert_eq!(
-        session.hear(0, frame(Kind::Welcome, 7, &[0]), 0),
-        Then::Begin
+        session.handle(0, frame(Kind::Welcome, 7, &[0]), 0),
+        Step::Begin
     );
     assert_eq!(session.ask(0, &request(1, relay::INIT, 56)), None);
     let first = reply(1);
     assert_eq!(
-        session.hear(0, frame(Kind::Reply, 7, &first), 0),
-        Then::Reply(&first)
+        session.handle(0, frame(Kind::Reply, 7, &first), 0),
+        Step::Reply(&first)
     );
-    assert!(session.is_open() && session.is_begun());
+    assert!(session.is_open() && session.has_init_reply());
     said(session);
 }
 
@@ -74,8 +75,8 @@ fn what_is_not_answered_is_refused_when_the_session_ends() {
     assert_eq!(session.ask(0, &request(4, relay::FORGET, 48)), None);
     assert_eq!(session.pending(), 1);
     assert_eq!(
-        session.hear(0, frame(Kind::Hail, 71, &[1, 0, 0, 0]), 0),
-        Then::Over
+        session.handle(0, frame(Kind::Hail, 71, &[1, 0, 0, 0]), 0),
+        Step::End
     );
     let refused = session.end();
     assert_eq!(refused.len(), 1);
@@ -85,28 +86,28 @@ fn what_is_not_answered_is_refused_when_the_session_ends() {
 
 #[test]
 fn another_worker_is_told_what_the_kernel_began_with_and_has_to_answer_the_same() {
-    for (same, then) in [(true, Then::Begin), (false, Then::Remount)] {
+    for (same, then) in [(true, Step::Begin), (false, Step::Remount)] {
         let mut session = Session::new(9);
         open(&mut session);
         session.end();
-        session.hear(0, frame(Kind::Hail, 71, &[]), 8);
+        session.handle(0, frame(Kind::Hail, 71, &[]), 8);
         let hello = Hello::read(&said(&mut session)[0].2).unwrap();
         assert_eq!((hello.mount, hello.session), (9, 8));
-        session.hear(0, frame(Kind::Welcome, 8, &[0]), 0);
-        assert!(session.is_beginning());
+        session.handle(0, frame(Kind::Welcome, 8, &[0]), 0);
+        assert!(session.is_replaying());
         let again = said(&mut session).remove(0);
         assert_eq!(again, (Kind::Request, 8, request(1, relay::INIT, 56)));
         let answer = reply(if same { 1 } else { 2 });
-        assert_eq!(session.hear(0, frame(Kind::Reply, 8, &answer), 0), then);
+        assert_eq!(session.handle(0, frame(Kind::Reply, 8, &answer), 0), then);
     }
     // the same worker is not
     let mut session = Session::new(9);
     open(&mut session);
     session.end();
-    session.hear(0, frame(Kind::Hail, 71, &[]), 8);
+    session.handle(0, frame(Kind::Hail, 71, &[]), 8);
     assert_eq!(
-        session.hear(0, frame(Kind::Welcome, 8, &[1]), 0),
-        Then::Begin
+        session.handle(0, frame(Kind::Welcome, 8, &[1]), 0),
+        Step::Begin
     );
 }
 
@@ -115,7 +116,7 @@ fn a_host_that_falls_silent_is_noticed_while_something_is_waited_for() {
     let mut session = Session::new(9);
     open(&mut session);
     assert!(!session.tick(100_000, 0), "nothing is waited for");
-    assert_eq!(session.due(), Millis::MAX);
+    assert_eq!(session.next_due(), Millis::MAX);
     session.ask(100_000, &request(2, 15, 80));
     let mut pings = 0;
     for now in (100_000..).step_by(500).take(10) {
@@ -128,12 +129,12 @@ fn a_host_that_falls_silent_is_noticed_while_something_is_waited_for() {
     assert!((4..=5).contains(&pings), "{pings}");
     assert!(session.tick(105_000, 0));
     // a host that answers pings is there
-    session.hear(105_000, frame(Kind::Pong, 7, &[]), 0);
-    session.heard(105_000, false, true);
+    session.handle(105_000, frame(Kind::Pong, 7, &[]), 0);
+    session.bytes_received(105_000, false, true);
     assert!(!session.tick(109_000, 0));
     // and one that never ends a frame is not
-    session.heard(109_000, true, false);
-    session.heard(113_000, true, false);
+    session.bytes_received(109_000, true, false);
+    session.bytes_received(113_000, true, false);
     assert!(!session.tick(113_900, 0));
     assert!(session.tick(114_000, 0));
 }
@@ -170,10 +171,10 @@ fn a_long_list_of_what_is_forgotten_is_cut_and_nothing_else() {
 #[test]
 fn a_host_that_refuses_is_left_alone_for_some_seconds() {
     let mut session = Session::new(9);
-    session.opened();
+    session.stream_opened();
     session.tick(0, 1);
-    session.hear(0, frame(Kind::Hail, 70, &[]), 7);
-    session.hear(0, frame(Kind::Refused, 70, b"too\nold"), 0);
+    session.handle(0, frame(Kind::Hail, 70, &[]), 7);
+    session.handle(0, frame(Kind::Refused, 70, b"too\nold"), 0);
     assert_eq!(session.refusal(), Some("tooold"));
     said(&mut session);
     session.tick(4000, 0);
@@ -211,17 +212,17 @@ proptest! {
                 }
                 2 => {
                     let bytes = reply(payload);
-                    match session.hear(now, frame(kind, number, &bytes), number) {
-                        Then::Reply(_) => answered += 1,
-                        Then::Over | Then::Remount => answered += session.end().len(),
-                        Then::Begin | Then::Nothing => {}
+                    match session.handle(now, frame(kind, number, &bytes), number) {
+                        Step::Reply(_) => answered += 1,
+                        Step::End | Step::Remount => answered += session.end().len(),
+                        Step::Begin | Step::Nothing => {}
                     }
                 }
                 _ if session.tick(now, number) || over => answered += session.end().len(),
                 _ => {}
             }
             prop_assert_eq!(asked, answered + session.pending());
-            prop_assert!(session.pending() == 0 || !matches!(session.state(), State::Away));
+            prop_assert!(session.pending() == 0 || !matches!(session.state(), State::Disconnected));
         }
     }
 }

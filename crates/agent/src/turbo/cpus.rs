@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 /// Largest number of a CPU that is believed.
-const MOST: u32 = 65_535;
+const MAX_CPU: u32 = 65_535;
 
 /// A set of the VM's CPUs, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,12 +18,12 @@ impl Cpus {
     }
 
     /// Reads a list such as `0-3,5`; the empty list is the empty set.
-    pub fn list(text: &str) -> Option<Self> {
+    pub fn parse_list(text: &str) -> Option<Self> {
         let mut all = BTreeSet::new();
         for part in text.trim().split(',').filter(|p| !p.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-            if first > last || last > MOST {
+            if first > last || last > MAX_CPU {
                 return None;
             }
             all.extend(first..=last);
@@ -32,10 +32,10 @@ impl Cpus {
     }
 
     /// Reads a mask of hexadecimal words of 32 bits, the highest first.
-    pub fn mask(text: &str) -> Option<Self> {
+    pub fn parse_mask(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.trim().split(',').collect();
         let mut all = BTreeSet::new();
-        for (word, base) in words.iter().rev().zip((0..=MOST).step_by(32)) {
+        for (word, base) in words.iter().rev().zip((0..=MAX_CPU).step_by(32)) {
             let bits = u32::from_str_radix(word, 16).ok()?;
             all.extend((0..32).filter(|bit| bits >> bit & 1 == 1).map(|b| base + b));
         }
@@ -75,19 +75,19 @@ impl Cpus {
 
     /// Without those of another set.
     #[must_use]
-    pub fn minus(&self, other: &Self) -> Self {
+    pub fn difference(&self, other: &Self) -> Self {
         Self(&self.0 - &other.0)
     }
 
     /// With those of another set.
     #[must_use]
-    pub fn plus(&self, other: &Self) -> Self {
+    pub fn union(&self, other: &Self) -> Self {
         Self(&self.0 | &other.0)
     }
 
     /// Those that are in both.
     #[must_use]
-    pub fn both(&self, other: &Self) -> Self {
+    pub fn intersection(&self, other: &Self) -> Self {
         Self(&self.0 & &other.0)
     }
 
@@ -135,16 +135,16 @@ mod tests {
             ("31-33", "00000003,80000000"),
             ("64", "00000001,00000000,00000000"),
         ] {
-            let set = Cpus::list(&format!("{list}\n")).unwrap();
+            let set = Cpus::parse_list(&format!("{list}\n")).unwrap();
             assert_eq!(set.to_string(), list);
             assert_eq!(set.to_mask(), mask);
-            assert_eq!(Cpus::mask(mask), Some(set));
+            assert_eq!(Cpus::parse_mask(mask), Some(set));
         }
-        assert_eq!(Cpus::mask("3\n"), Cpus::list("0-1"));
-        assert_eq!(Cpus::list("0,1,2").unwrap().to_string(), "0-2");
+        assert_eq!(Cpus::parse_mask("3\n"), Cpus::parse_list("0-1"));
+        assert_eq!(Cpus::parse_list("0,1,2").unwrap().to_string(), "0-2");
         for bad in ["x", "3-1", "0-99999999", "-1"] {
-            assert_eq!(Cpus::list(bad), None, "{bad}");
+            assert_eq!(Cpus::parse_list(bad), None, "{bad}");
         }
-        assert_eq!(Cpus::mask("g"), None);
+        assert_eq!(Cpus::parse_mask("g"), None);
     }
 }

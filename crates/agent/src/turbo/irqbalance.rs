@@ -18,11 +18,11 @@ use rustix::net::{
 use rustix::process::{getgid, getpid, getuid};
 
 /// Longest wait for each of its steps: it serves its socket between two rounds of work.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connections that it has not answered yet. It dies of SIGPIPE when it answers one that was closed meanwhile, so they
 /// are kept until it has.
-static UNANSWERED: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
+static PENDING: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// Whether there is an answer, or nobody who could give one.
 fn is_answered(connection: &OwnedFd) -> bool {
@@ -41,9 +41,9 @@ fn is_answered(connection: &OwnedFd) -> bool {
 pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
     let name = format!("irqbalance{pid}.sock");
     let at = folder.join(&name);
-    let mut unanswered = UNANSWERED.lock().unwrap_or_else(PoisonError::into_inner);
-    unanswered.retain(|(_, connection)| !is_answered(connection));
-    if unanswered.iter().any(|(of, _)| *of == at) {
+    let mut pending = PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    pending.retain(|(_, connection)| !is_answered(connection));
+    if pending.iter().any(|(of, _)| *of == at) {
         return Err(ErrorKind::TimedOut.into());
     }
     let by_path = SocketAddrUnix::new(&at)?;
@@ -52,7 +52,7 @@ pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
         let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
         // before: of one that hangs, few connections are taken at all
         for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
-            sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
+            sockopt::set_socket_timeout(&socket, timeout, Some(SOCKET_TIMEOUT))?;
         }
         connect(&socket, address).map(|()| socket)
     };
@@ -79,7 +79,7 @@ pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
             Ok((0, _)) => return Ok(String::from_utf8_lossy(&answer).into_owned()),
             Ok((count, _)) => answer.extend_from_slice(&part[..count]),
             Err(e) => {
-                unanswered.push((at, socket));
+                pending.push((at, socket));
                 return Err(e.into());
             }
         }
@@ -103,7 +103,7 @@ pub fn banned(setup: &str) -> Option<BTreeSet<u32>> {
 }
 
 /// What tells it to leave these alone.
-pub fn ban(irqs: &str) -> String {
+pub fn ban_command(irqs: &str) -> String {
     match irqs.is_empty() {
         true => "settings ban irqs NONE".into(),
         false => format!("settings ban irqs {irqs}"),
@@ -148,8 +148,8 @@ mod tests {
         let (words, who) = daemon.join().unwrap();
         assert_eq!((words.as_slice(), who.uid), (b"setup".as_slice(), getuid()));
         assert!(ask(folder.path(), 8, "setup").is_err());
-        assert_eq!(ban("4 5"), "settings ban irqs 4 5");
-        assert_eq!(ban(""), "settings ban irqs NONE");
+        assert_eq!(ban_command("4 5"), "settings ban irqs 4 5");
+        assert_eq!(ban_command(""), "settings ban irqs NONE");
     }
 
     #[test]
@@ -164,14 +164,17 @@ mod tests {
             assert!(ask(folder.path(), 7, "setup").is_err());
         }
         let waited = begun.elapsed();
-        assert!(waited >= PATIENCE && waited < PATIENCE * 2, "{waited:?}");
+        assert!(
+            waited >= SOCKET_TIMEOUT && waited < SOCKET_TIMEOUT * 2,
+            "{waited:?}"
+        );
         // at last
         let client = accept(&listener).unwrap();
         let words = rustix::net::SendFlags::NOSIGNAL;
         rustix::net::send(&client, b"SLEEP 10 BANNED 0", words).unwrap();
         drop(client);
         assert!(ask(folder.path(), 7, "setup").is_err());
-        assert!(begun.elapsed() >= PATIENCE * 2, "it was asked anew");
+        assert!(begun.elapsed() >= SOCKET_TIMEOUT * 2, "it was asked anew");
     }
 
     #[test]

@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use super::journal::Journal;
 use super::knob::{Knob, Step};
-use super::plan::{MANAGED, Mode, Note, Skips, TYPE, Wish, plan};
-use super::read::look;
+use super::plan::{Goal, MANAGED_IRQ, Mode, Note, PARTITION_TYPE, Skips, plan};
+use super::read::read_snapshot;
 use super::report::{Change, Left, Report};
 use super::restore::{Restored, is_gone, restore};
 use super::snapshot::Snapshot;
 use super::system::System;
-use super::write::set;
+use super::write::apply;
 
 /// Most times that is planned anew at once: once for each way that can be refused, and once to see that all is done.
-const ROUNDS: usize = 8;
+const MAX_ROUNDS: usize = 8;
 
 /// Drivers spread their interrupts and queues anew when a vCPU comes or goes, and the kernel says that it is online before they have.
 /// Longer than the time between two looks.
-const HOTPLUG: Duration = Duration::from_secs(15);
+const HOTPLUG_SETTLE_TIME: Duration = Duration::from_secs(15);
 
 /// A thing that is left, and which thing it was.
 struct Skipped {
@@ -32,10 +32,10 @@ struct Skipped {
 /// See the module.
 pub struct Keeper {
     system: Box<dyn System>,
-    wish: Wish,
+    goal: Goal,
     journal: Journal,
     refused: BTreeMap<Knob, Skipped>,
-    theirs: BTreeMap<Knob, Skipped>,
+    overridden: BTreeMap<Knob, Skipped>,
     /// What was set a moment ago and has not been seen yet.
     fresh: Vec<Knob>,
     /// When a vCPU came or went last, by what was seen.
@@ -50,13 +50,13 @@ pub struct Keeper {
 
 impl Keeper {
     /// With a journal, whatever is in it.
-    pub fn new(system: Box<dyn System>, wish: Wish, journal: Journal) -> Self {
+    pub fn new(system: Box<dyn System>, goal: Goal, journal: Journal) -> Self {
         Self {
             system,
-            wish,
+            goal,
             journal,
             refused: BTreeMap::new(),
-            theirs: BTreeMap::new(),
+            overridden: BTreeMap::new(),
             fresh: Vec::new(),
             hotplug: None,
             mode: Mode::Leave,
@@ -73,10 +73,10 @@ impl Keeper {
 
     /// The same at this time.
     pub fn round_at(&mut self, at: Instant) {
-        for _ in 0..ROUNDS {
-            let now = look(&*self.system, self.mode.needs_threads());
+        for _ in 0..MAX_ROUNDS {
+            let now = read_snapshot(&*self.system, self.mode.needs_threads());
             self.compare(&now, at);
-            match plan(&now, &self.wish, &self.skips()) {
+            match plan(&now, &self.goal, &self.skips()) {
                 Err(off) => {
                     self.off = Some(off.0);
                     return self.put_back();
@@ -121,7 +121,7 @@ impl Keeper {
         self.stuck = done.left.into_iter().chain(done.failed).collect();
         self.notes.clear();
         self.refused.clear();
-        self.theirs.clear();
+        self.overridden.clear();
         self.fresh.clear();
         self.mode = Mode::Leave;
     }
@@ -129,7 +129,7 @@ impl Keeper {
     fn skips(&self) -> Skips {
         Skips {
             refused: self.refused.keys().cloned().collect(),
-            theirs: self.theirs.keys().cloned().collect(),
+            overridden: self.overridden.keys().cloned().collect(),
         }
     }
 
@@ -142,8 +142,8 @@ impl Keeper {
         }
         let by_kernel = self
             .hotplug
-            .is_some_and(|then| at.saturating_duration_since(then) < HOTPLUG);
-        for all in [&mut self.refused, &mut self.theirs] {
+            .is_some_and(|then| at.saturating_duration_since(then) < HOTPLUG_SETTLE_TIME);
+        for all in [&mut self.refused, &mut self.overridden] {
             all.retain(|knob, skipped| match knob {
                 // with other CPUs it may be possible, and masks are the kernel's doing
                 _ if by_kernel => false,
@@ -190,7 +190,7 @@ impl Keeper {
                     step: step.clone(),
                     why,
                 };
-                self.theirs.insert(step.knob.clone(), skipped);
+                self.overridden.insert(step.knob.clone(), skipped);
                 self.journal.drop(&step.knob);
             }
         }
@@ -260,14 +260,14 @@ impl Keeper {
 
     /// Changes one thing. What others depend on is looked at at once.
     fn change(&self, step: &Step) -> io::Result<()> {
-        set(&*self.system, &step.knob, &step.new)?;
+        apply(&*self.system, &step.knob, &step.new)?;
         if !step.chain {
             return Ok(());
         }
-        let value = look(&*self.system, false).get(&step.knob);
+        let value = read_snapshot(&*self.system, false).get(&step.knob);
         match value {
             Some(value) if value != step.new => {
-                set(&*self.system, &step.knob, &step.old)?;
+                apply(&*self.system, &step.knob, &step.old)?;
                 Err(io::Error::other(format!("{value} came of {}", step.new)))
             }
             _ => Ok(()),
@@ -281,7 +281,7 @@ impl Keeper {
             // others may use the controller, and the next best way does
             if chained && step.knob != Knob::Controller {
                 // what fails stays in the journal
-                if set(&*self.system, &step.knob, &step.old).is_ok() {
+                if apply(&*self.system, &step.knob, &step.old).is_ok() {
                     self.journal.drop(&step.knob);
                     self.fresh.retain(|knob| *knob != step.knob);
                 }
@@ -299,10 +299,10 @@ impl Keeper {
                     true => "; it has come to the turbo vCPU alone so far",
                     false => "",
                 };
-                format!("interrupt {irq} ({}): {MANAGED}{fine}", step.identity)
+                format!("interrupt {irq} ({}): {MANAGED_IRQ}{fine}", step.identity)
             }
             Knob::Irq { irq } => format!("interrupt {irq} ({}): {e}", step.identity),
-            Knob::Partition => format!("partition of kind {TYPE}: {e}"),
+            Knob::Partition => format!("partition of kind {PARTITION_TYPE}: {e}"),
             knob => format!("{knob}: {e}"),
         }
     }
@@ -319,14 +319,14 @@ impl Keeper {
             part: note.part,
             why: note.text.clone(),
         };
-        let skipped = self.refused.values().chain(self.theirs.values());
+        let skipped = self.refused.values().chain(self.overridden.values());
         let skipped = skipped.map(|skipped| Left {
             part: skipped.step.part,
             why: skipped.why.clone(),
         });
         let stuck = self.stuck.iter().filter(|_| self.off.is_some());
         Report {
-            cpu: self.wish.turbo,
+            cpu: self.goal.turbo,
             active: self.off.is_none(),
             state: stuck.fold(state, |state, sentence| format!("{state}; {sentence}")),
             applications: match self.mode {

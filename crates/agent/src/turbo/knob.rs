@@ -7,10 +7,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::cpus::Cpus;
-use super::snapshot::{Ours, Snapshot, numbers};
+use super::snapshot::{Snapshot, TurboGroup, numbers};
 
 /// viola's own cgroup, below the root.
-pub const GROUP: &str = "viola.turbo";
+pub const TURBO_GROUP: &str = "viola.turbo";
 /// Values of [`Knob::Controller`].
 pub const OFF: &str = "off";
 /// See [`OFF`].
@@ -169,9 +169,9 @@ impl fmt::Display for Knob {
             Self::Completion { disk } => write!(f, "rq_affinity of {disk}"),
             Self::Workqueues => write!(f, "unbound workqueues"),
             Self::Controller => write!(f, "cpuset in the root cgroup's subtree_control"),
-            Self::Group => write!(f, "cgroup {GROUP}"),
-            Self::GroupCpus => write!(f, "cpuset.cpus of {GROUP}"),
-            Self::Partition => write!(f, "partition {GROUP}"),
+            Self::Group => write!(f, "cgroup {TURBO_GROUP}"),
+            Self::GroupCpus => write!(f, "cpuset.cpus of {TURBO_GROUP}"),
+            Self::Partition => write!(f, "partition {TURBO_GROUP}"),
             Self::Slice { name } => write!(f, "cpuset.cpus of {name}"),
             Self::Member { tid } => write!(f, "cgroup of thread {tid}"),
             Self::Thread { tid } => write!(f, "CPUs of thread {tid}"),
@@ -184,7 +184,7 @@ impl Snapshot {
     /// A setting's value; `None` where there is no such thing.
     pub fn get(&self, knob: &Knob) -> Option<String> {
         let cgroup = self.cgroup.as_ref();
-        let ours = cgroup.and_then(|c| c.ours.as_ref());
+        let ours = cgroup.and_then(|c| c.turbo_group.as_ref());
         let list = |cpus: &Cpus| cpus.to_string();
         match knob {
             Knob::Irqbalance { pid } => {
@@ -198,7 +198,9 @@ impl Snapshot {
             Knob::Completion { disk } => self.disks.get(disk).cloned(),
             Knob::Workqueues => self.workqueues.as_ref().map(list),
             Knob::Controller => cgroup.map(|c| if c.enabled { ON } else { OFF }.to_owned()),
-            Knob::Group => cgroup.map(|c| c.ours.as_ref().map_or(ABSENT, |_| THERE).to_owned()),
+            Knob::Group => {
+                cgroup.map(|c| c.turbo_group.as_ref().map_or(ABSENT, |_| THERE).to_owned())
+            }
             Knob::GroupCpus => ours.map(|o| o.cpus.clone()),
             Knob::Partition => ours.map(|o| o.partition.clone()),
             Knob::Slice { name } => cgroup?.slices.get(name).cloned(),
@@ -232,8 +234,8 @@ impl Snapshot {
 
     /// The model of a change: what the guest is afterwards, as far as it is about this setting alone.
     pub fn set(&mut self, knob: &Knob, value: &str) {
-        let cpus = || Cpus::list(value).unwrap_or_default();
-        let ours = self.cgroup.as_mut().and_then(|c| c.ours.as_mut());
+        let cpus = || Cpus::parse_list(value).unwrap_or_default();
+        let ours = self.cgroup.as_mut().and_then(|c| c.turbo_group.as_mut());
         match knob {
             Knob::Irqbalance { .. } => {
                 if let Some(daemon) = &mut self.irqbalance {
@@ -273,7 +275,7 @@ impl Snapshot {
             }
             Knob::Group => {
                 if let Some(cgroup) = &mut self.cgroup {
-                    cgroup.ours = (value == THERE).then(|| Ours {
+                    cgroup.turbo_group = (value == THERE).then(|| TurboGroup {
                         cpus: String::new(),
                         partition: MEMBER.to_owned(),
                     });
@@ -299,7 +301,7 @@ impl Snapshot {
                     (self.tasks.get_mut(tid), value.split_once(' '))
                 {
                     task.cgroup = group.to_owned();
-                    task.cpus = Cpus::list(cpus).unwrap_or_default();
+                    task.cpus = Cpus::parse_list(cpus).unwrap_or_default();
                 }
             }
             Knob::Thread { tid } => {

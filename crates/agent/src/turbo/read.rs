@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::cpus::Cpus;
 use super::irqbalance;
-use super::knob::GROUP;
+use super::knob::TURBO_GROUP;
 use super::plan::serves_io;
-use super::snapshot::{Cgroup, Irq, Irqbalance, Nic, Ours, Snapshot, Task};
+use super::snapshot::{Cgroup, Irq, Irqbalance, Nic, Snapshot, Task, TurboGroup};
 use super::system::System;
 
 /// Bits of the flags in `/proc/PID/stat` (`include/linux/sched.h`).
@@ -23,8 +23,8 @@ const SYSCTLS: [&str; 3] = [
 
 /// Everything that there is to be seen; what is not there is left out. Threads of applications only on demand: there may
 /// be thousands.
-pub fn look(system: &dyn System, applications: bool) -> Snapshot {
-    let list = |path: &str| text(system, path).and_then(|t| Cpus::list(&t));
+pub fn read_snapshot(system: &dyn System, applications: bool) -> Snapshot {
+    let list = |path: &str| text(system, path).and_then(|t| Cpus::parse_list(&t));
     let cpus = "/sys/devices/system/cpu";
     let (tasks, daemon) = tasks(system, applications);
     Snapshot {
@@ -34,7 +34,7 @@ pub fn look(system: &dyn System, applications: bool) -> Snapshot {
         nics: nics(system),
         disks: disks(system),
         virtio: virtio(system),
-        workqueues: text(system, WORKQUEUES).and_then(|t| Cpus::mask(&t)),
+        workqueues: text(system, WORKQUEUES).and_then(|t| Cpus::parse_mask(&t)),
         tasks,
         cgroup: cgroup(system),
         irqbalance: daemon.map(|pid| Irqbalance {
@@ -71,12 +71,13 @@ fn irqs(system: &dyn System) -> BTreeMap<u32, Irq> {
     let seen = seen(&system.read("/proc/interrupts").unwrap_or_default());
     let devices = pci(system);
     let mut all = BTreeMap::new();
-    for name in system.names("/proc/irq") {
+    for name in system.list_dir("/proc/irq") {
         let Ok(irq) = name.parse::<u32>() else {
             continue;
         };
         let at = |what: &str| format!("/proc/irq/{irq}/{what}");
-        let Some(cpus) = text(system, &at("smp_affinity_list")).and_then(|t| Cpus::list(&t)) else {
+        let Some(cpus) = text(system, &at("smp_affinity_list")).and_then(|t| Cpus::parse_list(&t))
+        else {
             continue;
         };
         let named = text(system, &format!("/sys/kernel/irq/{irq}/actions"));
@@ -92,9 +93,9 @@ fn irqs(system: &dyn System) -> BTreeMap<u32, Irq> {
             class: device.map(|(class, _)| *class),
             device: device.map(|(_, path)| path.clone()),
             cpus,
-            effective: effective.and_then(|text| Cpus::list(&text)),
+            effective: effective.and_then(|text| Cpus::parse_list(&text)),
             seen: seen.get(&irq).cloned().unwrap_or_default(),
-            settable: system.settable(&at("smp_affinity_list")),
+            settable: system.is_writable(&at("smp_affinity_list")),
         };
         all.insert(irq, known);
     }
@@ -113,7 +114,7 @@ fn folders(system: &dyn System, path: &str) -> Vec<String> {
         "spurious",
         "threaded",
     ];
-    let mut names = system.names(path);
+    let mut names = system.list_dir(path);
     names.retain(|name| !FILES.contains(&name.as_str()));
     names
 }
@@ -121,14 +122,15 @@ fn folders(system: &dyn System, path: &str) -> Vec<String> {
 /// Class and path of the device of each interrupt that a PCI device has.
 fn pci(system: &dyn System) -> BTreeMap<u32, (u32, String)> {
     let mut all = BTreeMap::new();
-    for device in system.names("/sys/bus/pci/devices") {
+    for device in system.list_dir("/sys/bus/pci/devices") {
         let at = format!("/sys/bus/pci/devices/{device}");
-        let (Some(class), Some(path)) = (hex(system, &format!("{at}/class")), system.real(&at))
+        let (Some(class), Some(path)) =
+            (hex(system, &format!("{at}/class")), system.real_path(&at))
         else {
             continue;
         };
         let mut irqs: Vec<u32> = system
-            .names(&format!("{at}/msi_irqs"))
+            .list_dir(&format!("{at}/msi_irqs"))
             .iter()
             .filter_map(|name| name.parse().ok())
             .collect();
@@ -164,13 +166,13 @@ fn seen(text: &str) -> BTreeMap<u32, Cpus> {
 
 fn nics(system: &dyn System) -> BTreeMap<String, Nic> {
     let mut all = BTreeMap::new();
-    for name in system.names("/sys/class/net") {
+    for name in system.list_dir("/sys/class/net") {
         let at = |what: &str| format!("/sys/class/net/{name}/{what}");
-        let Some(device) = system.real(&at("device")) else {
+        let Some(device) = system.real_path(&at("device")) else {
             continue;
         };
         let (mut rps, mut rfs, mut xps) = (Vec::new(), Vec::new(), Vec::new());
-        let mask = |path: String| text(system, &path).and_then(|t| Cpus::mask(&t));
+        let mask = |path: String| text(system, &path).and_then(|t| Cpus::parse_mask(&t));
         for queue in 0.. {
             let Some(cpus) = mask(at(&format!("queues/rx-{queue}/rps_cpus"))) else {
                 break;
@@ -201,9 +203,13 @@ fn nics(system: &dyn System) -> BTreeMap<String, Nic> {
 
 fn disks(system: &dyn System) -> BTreeMap<String, String> {
     system
-        .names("/sys/block")
+        .list_dir("/sys/block")
         .into_iter()
-        .filter(|disk| system.real(&format!("/sys/block/{disk}/device")).is_some())
+        .filter(|disk| {
+            system
+                .real_path(&format!("/sys/block/{disk}/device"))
+                .is_some()
+        })
         .filter_map(|disk| {
             let affinity = text(system, &format!("/sys/block/{disk}/queue/rq_affinity"))?;
             Some((disk, affinity))
@@ -214,7 +220,7 @@ fn disks(system: &dyn System) -> BTreeMap<String, String> {
 fn virtio(system: &dyn System) -> BTreeMap<String, u32> {
     let devices = "/sys/bus/virtio/devices";
     system
-        .names(devices)
+        .list_dir(devices)
         .into_iter()
         .filter_map(|name| {
             let kind = hex(system, &format!("{devices}/{name}/device"))?;
@@ -252,7 +258,7 @@ fn tasks(system: &dyn System, applications: bool) -> (BTreeMap<i32, Task>, Optio
 }
 
 fn numbers(system: &dyn System, path: &str) -> Vec<i32> {
-    let names = system.names(path);
+    let names = system.list_dir(path);
     names.iter().filter_map(|name| name.parse().ok()).collect()
 }
 
@@ -282,7 +288,7 @@ fn whole(system: &dyn System, at: &str, task: Task) -> Option<Task> {
     let groups = system.read(&format!("{at}/cgroup")).unwrap_or_default();
     let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
     Some(Task {
-        cpus: Cpus::list(cpus)?,
+        cpus: Cpus::parse_list(cpus)?,
         cgroup: group.unwrap_or("/").to_owned(),
         ..task
     })
@@ -308,7 +314,7 @@ fn cgroup(system: &dyn System) -> Option<Cgroup> {
     let root = cgroup_root(system)?;
     let given = text(system, &format!("{root}/cgroup.subtree_control"))?;
     let groups: BTreeSet<String> = system
-        .names(&root)
+        .list_dir(&root)
         .into_iter()
         // only groups have groups' files in them
         .filter(|name| system.read(&format!("{root}/{name}/cgroup.procs")).is_ok())
@@ -318,13 +324,13 @@ fn cgroup(system: &dyn System) -> Option<Cgroup> {
     };
     Some(Cgroup {
         enabled: has_cpuset(&given),
-        ours: groups.contains(GROUP).then(|| Ours {
-            cpus: value(GROUP, "cpuset.cpus"),
-            partition: value(GROUP, "cpuset.cpus.partition"),
+        turbo_group: groups.contains(TURBO_GROUP).then(|| TurboGroup {
+            cpus: value(TURBO_GROUP, "cpuset.cpus"),
+            partition: value(TURBO_GROUP, "cpuset.cpus.partition"),
         }),
         slices: groups
             .iter()
-            .filter(|name| *name != GROUP)
+            .filter(|name| *name != TURBO_GROUP)
             .map(|name| (name.clone(), value(name, "cpuset.cpus")))
             .collect(),
     })

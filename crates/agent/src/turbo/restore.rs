@@ -8,16 +8,16 @@ use std::path::Path;
 use super::cpus::Cpus;
 use super::journal::Journal;
 use super::knob::{Knob, OFF, Part, Step};
-use super::read::look;
+use super::read::read_snapshot;
 use super::snapshot::{Snapshot, numbers};
 use super::system::System;
-use super::write::set;
+use super::write::apply;
 
 /// What came of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restored {
     /// How many settings are as they were.
-    pub back: usize,
+    pub restored: usize,
     /// Those that were left, and why; one sentence each.
     pub left: Vec<String>,
     /// Those that could not be put back; they stay in the journal.
@@ -26,7 +26,11 @@ pub struct Restored {
 
 impl std::fmt::Display for Restored {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} settings of a turbo vCPU are as they were", self.back)?;
+        write!(
+            f,
+            "{} settings of a turbo vCPU are as they were",
+            self.restored
+        )?;
         for left in self.left.iter().chain(&self.failed) {
             write!(f, "; {left}")?;
         }
@@ -49,15 +53,15 @@ pub fn restore(system: &dyn System, journal: &mut Journal) -> io::Result<Restore
         .filter(|step| matches!(step.knob, Knob::Thread { .. }))
         .cloned()
         .collect();
-    let now = look(system, !threads.is_empty());
-    // a CPU that comes or goes makes the kernel set masks by itself; those are nobody's wish
+    let now = read_snapshot(system, !threads.is_empty());
+    // a CPU that comes or goes makes the kernel set masks by itself; those are nobody's goal
     let by_kernel = journal.contents.online != now.online.to_string();
     let mut steps: Vec<Step> = journal.contents.steps.iter().rev().cloned().collect();
     // as long as it stands nobody who leaves it may run on its CPU
     steps.sort_by_key(|step| step.knob != Knob::Partition);
     for step in steps {
-        match back(system, &now, &step, by_kernel) {
-            Ok(None) => done.back += 1,
+        match restore_step(system, &now, &step, by_kernel) {
+            Ok(None) => done.restored += 1,
             Ok(Some(left)) => done.left.push(left),
             Err(e) if is_gone(&e) => {}
             Err(e) => {
@@ -67,13 +71,13 @@ pub fn restore(system: &dyn System, journal: &mut Journal) -> io::Result<Restore
         }
         journal.drop(&step.knob);
     }
-    heirs(system, &now, &threads);
+    restore_children(system, &now, &threads);
     journal.save()?;
     Ok(done)
 }
 
 /// One setting; a sentence when it is left.
-fn back(
+fn restore_step(
     system: &dyn System,
     now: &Snapshot,
     step: &Step,
@@ -89,7 +93,7 @@ fn back(
             text.split(' ').filter_map(|w| w.parse().ok()).collect()
         };
         let ours = &set_of(&step.new) - &set_of(&step.old);
-        return set(system, &step.knob, &numbers(&(&set_of(&value) - &ours))).map(|()| None);
+        return apply(system, &step.knob, &numbers(&(&set_of(&value) - &ours))).map(|()| None);
     }
     if value == step.old {
         return Ok(None);
@@ -102,7 +106,7 @@ fn back(
             step.knob
         )));
     }
-    match set(system, &step.knob, &reachable(now, step)) {
+    match apply(system, &step.knob, &reachable(now, step)) {
         // others have come to need it
         Err(e) if step.knob == Knob::Controller && step.old == OFF => {
             Ok(Some(format!("{} stays on: {e}", step.knob)))
@@ -114,14 +118,14 @@ fn back(
 /// The old value; where that names only vCPUs that are gone, which the kernel takes from nobody, all that are there.
 fn reachable(now: &Snapshot, step: &Step) -> String {
     let pins = matches!(step.knob, Knob::Irq { .. } | Knob::Thread { .. });
-    match Cpus::list(&step.old) {
-        Some(old) if pins && old.both(&now.online).is_empty() => now.online.to_string(),
+    match Cpus::parse_list(&step.old) {
+        Some(old) if pins && old.intersection(&now.online).is_empty() => now.online.to_string(),
         _ => step.old.clone(),
     }
 }
 
 /// Threads made since by those that were moved have their affinity, and get the old one too.
-fn heirs(system: &dyn System, now: &Snapshot, moved: &[Step]) {
+fn restore_children(system: &dyn System, now: &Snapshot, moved: &[Step]) {
     let of = |tid: i32| {
         let knob = Knob::Thread { tid };
         moved.iter().find(|step| step.knob == knob)
@@ -136,7 +140,7 @@ fn heirs(system: &dyn System, now: &Snapshot, moved: &[Step]) {
             if let Some(step) = of(pid) {
                 if step.new == task.cpus.to_string() {
                     // it may have ended meanwhile
-                    let _ = set(system, &Knob::Thread { tid: *tid }, &reachable(now, step));
+                    let _ = apply(system, &Knob::Thread { tid: *tid }, &reachable(now, step));
                 }
                 break;
             }
@@ -154,7 +158,7 @@ pub(super) fn is_gone(e: &io::Error) -> bool {
 }
 
 /// Number of this boot.
-pub fn boot(system: &dyn System) -> String {
+pub fn boot_id(system: &dyn System) -> String {
     let text = system.read("/proc/sys/kernel/random/boot_id");
     text.unwrap_or_default().trim().to_owned()
 }
@@ -163,10 +167,10 @@ pub fn boot(system: &dyn System) -> String {
 ///
 /// # Errors
 /// [`ErrorKind::WouldBlock`] while an agent runs, or the file's.
-pub fn leftovers(system: &dyn System, path: &Path) -> io::Result<Option<Restored>> {
+pub fn restore_leftovers(system: &dyn System, path: &Path) -> io::Result<Option<Restored>> {
     if !path.exists() {
         return Ok(None);
     }
-    let mut journal = Journal::open(path, &boot(system))?;
+    let mut journal = Journal::open(path, &boot_id(system))?;
     restore(system, &mut journal).map(Some)
 }

@@ -12,20 +12,20 @@ use rustix::fd::OwnedFd;
 
 use super::journal::Journal;
 use super::keeper::Keeper;
-use super::plan::Wish;
+use super::plan::Goal;
 use super::report::Report;
-use super::restore::{boot, leftovers, restore};
-use super::settings::{JOURNAL, Settings};
-use super::system::Real;
-use super::uevents::{News, Uevents};
+use super::restore::{boot_id, restore, restore_leftovers};
+use super::settings::{DEFAULT_JOURNAL, Settings};
+use super::system::RealSystem;
+use super::uevents::{DeviceEvents, Uevents};
 
 /// It looks so often without being told to: for what no event tells of, as new threads and settings of others.
-const POLL: Timespec = Timespec {
+const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
 /// Events come in groups; a driver sets its device up after the first one.
-const SETTLE: Duration = Duration::from_millis(300);
+const UEVENT_SETTLE_TIME: Duration = Duration::from_millis(300);
 
 /// Begins, where it is configured; where it is not, puts back what an agent has left that was.
 ///
@@ -35,11 +35,11 @@ pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Turbo>> {
     match settings {
         Some(settings) => Turbo::start(settings).map(Some),
         None => {
-            match leftovers(&Real::new(Path::new("/")), Path::new(JOURNAL)) {
+            match restore_leftovers(&RealSystem::new(Path::new("/")), Path::new(DEFAULT_JOURNAL)) {
                 Ok(Some(restored)) => eprintln!("viola-agent: {restored}"),
                 Ok(None) => {}
                 // it is of no use here, and stays for `viola-agent restore`
-                Err(e) => eprintln!("viola-agent: {JOURNAL}: {e}"),
+                Err(e) => eprintln!("viola-agent: {DEFAULT_JOURNAL}: {e}"),
             }
             Ok(None)
         }
@@ -59,14 +59,14 @@ impl Turbo {
     /// # Errors
     /// When another agent does the same, the journal is not usable or there can be no thread.
     pub fn start(settings: &Settings) -> io::Result<Self> {
-        let system = Real::new(Path::new("/"));
-        let journal = Journal::open(&settings.journal, &boot(&system));
+        let system = RealSystem::new(Path::new("/"));
+        let journal = Journal::open(&settings.journal, &boot_id(&system));
         let mut journal = journal.map_err(|e| match e.kind() {
             ErrorKind::WouldBlock => io::Error::other("another viola-agent has it"),
             _ => e,
         })?;
         restore(&system, &mut journal)?;
-        let mut keeper = Keeper::new(Box::new(system), Wish::from(settings), journal);
+        let mut keeper = Keeper::new(Box::new(system), Goal::from(settings), journal);
         let report = Arc::new(Mutex::new(keeper.report()));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let uevents = Uevents::open().ok();
@@ -77,10 +77,10 @@ impl Turbo {
                 loop {
                     keeper.round();
                     *lock(&report_there) = keeper.report();
-                    let Some(news) = wait(&stop_there, uevents.as_ref()) else {
+                    let Some(events_seen) = wait(&stop_there, uevents.as_ref()) else {
                         break;
                     };
-                    if news.cpus {
+                    if events_seen.cpus {
                         keeper.cpus_changed(Instant::now());
                     }
                 }
@@ -113,27 +113,30 @@ fn lock(report: &Mutex<Report>) -> std::sync::MutexGuard<'_, Report> {
     report.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until there is news, or it is time to look; none: this is the end.
-fn wait(stop: &OwnedFd, uevents: Option<&Uevents>) -> Option<News> {
+/// Until there is events_seen, or it is time to look; none: this is the end.
+fn wait(stop: &OwnedFd, uevents: Option<&Uevents>) -> Option<DeviceEvents> {
     let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
     fds.extend(uevents.map(|events| PollFd::new(events, PollFlags::IN)));
     loop {
         // an interrupted wait is as good as a short one
-        let count = poll(&mut fds, Some(&POLL));
+        let count = poll(&mut fds, Some(&POLL_INTERVAL));
         if !fds[0].revents().is_empty() {
             return None;
         }
         let Some(events) = uevents else {
-            return Some(News::default());
+            return Some(DeviceEvents::default());
         };
         if count == Ok(0) {
-            return Some(News::default());
+            return Some(DeviceEvents::default());
         }
-        let news = events.take();
-        if news.matters {
-            std::thread::sleep(SETTLE);
-            let cpus = news.cpus | events.take().cpus;
-            return Some(News { cpus, ..news });
+        let events_seen = events.drain();
+        if events_seen.relevant {
+            std::thread::sleep(UEVENT_SETTLE_TIME);
+            let cpus = events_seen.cpus | events.drain().cpus;
+            return Some(DeviceEvents {
+                cpus,
+                ..events_seen
+            });
         }
     }
 }

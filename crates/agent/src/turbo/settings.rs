@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 /// Where the journal is, unless the configuration says otherwise.
-pub const JOURNAL: &str = "/run/viola/turbo.json";
+pub const DEFAULT_JOURNAL: &str = "/run/viola/turbo.json";
 
 /// `[turbo]`
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -48,7 +48,7 @@ impl Default for Settings {
             delay_ms: 90,
             headroom: 4,
             default_buffers: false,
-            journal: JOURNAL.into(),
+            journal: DEFAULT_JOURNAL.into(),
         }
     }
 }

@@ -97,14 +97,14 @@ pub struct Cgroup {
     /// Whether the root gives the controller to the groups below.
     pub enabled: bool,
     /// viola's own group, while it is there.
-    pub ours: Option<Ours>,
+    pub turbo_group: Option<TurboGroup>,
     /// The other groups below the root, with their `cpuset.cpus`.
     pub slices: BTreeMap<String, String>,
 }
 
 /// viola's own group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ours {
+pub struct TurboGroup {
     /// `cpuset.cpus`
     pub cpus: String,
     /// `cpuset.cpus.partition`

@@ -27,25 +27,25 @@ pub trait System: Send {
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
 
     /// Names in a folder; none where there is no such folder.
-    fn names(&self, path: &str) -> Vec<String>;
+    fn list_dir(&self, path: &str) -> Vec<String>;
 
     /// Where a path leads to when all symbolic links are followed.
-    fn real(&self, path: &str) -> Option<String>;
+    fn real_path(&self, path: &str) -> Option<String>;
 
     /// Whether a file's mode lets anybody write to it.
-    fn settable(&self, path: &str) -> bool;
+    fn is_writable(&self, path: &str) -> bool;
 
     /// Makes a folder.
     ///
     /// # Errors
     /// The kernel's.
-    fn make(&self, path: &str) -> io::Result<()>;
+    fn create_dir(&self, path: &str) -> io::Result<()>;
 
     /// Removes an empty folder.
     ///
     /// # Errors
     /// The kernel's.
-    fn remove(&self, path: &str) -> io::Result<()>;
+    fn remove_dir(&self, path: &str) -> io::Result<()>;
 
     /// Sets where a thread may run.
     ///
@@ -62,11 +62,11 @@ pub trait System: Send {
 
 /// This machine, or a copy of its files below another root.
 #[derive(Debug, Clone)]
-pub struct Real {
+pub struct RealSystem {
     root: PathBuf,
 }
 
-impl Real {
+impl RealSystem {
     /// With all paths below `root`.
     pub fn new(root: &Path) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Real {
     }
 }
 
-impl System for Real {
+impl System for RealSystem {
     fn read(&self, path: &str) -> io::Result<String> {
         fs::read_to_string(self.at(path))
     }
@@ -90,7 +90,7 @@ impl System for Real {
         file.write_all(text.as_bytes())
     }
 
-    fn names(&self, path: &str) -> Vec<String> {
+    fn list_dir(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.at(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
             .filter_map(|entry| entry.file_name().into_string().ok())
@@ -99,22 +99,22 @@ impl System for Real {
         names
     }
 
-    fn real(&self, path: &str) -> Option<String> {
+    fn real_path(&self, path: &str) -> Option<String> {
         let root = self.root.canonicalize().ok()?;
         let real = self.at(path).canonicalize().ok()?;
         let below = real.strip_prefix(root).ok()?;
         Some(format!("/{}", below.to_str()?))
     }
 
-    fn settable(&self, path: &str) -> bool {
+    fn is_writable(&self, path: &str) -> bool {
         fs::metadata(self.at(path)).is_ok_and(|meta| meta.permissions().mode() & 0o222 != 0)
     }
 
-    fn make(&self, path: &str) -> io::Result<()> {
+    fn create_dir(&self, path: &str) -> io::Result<()> {
         fs::create_dir(self.at(path))
     }
 
-    fn remove(&self, path: &str) -> io::Result<()> {
+    fn remove_dir(&self, path: &str) -> io::Result<()> {
         fs::remove_dir(self.at(path))
     }
 

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::cpus::Cpus;
-use super::knob::{GROUP, Knob, MEMBER};
-use super::plan::{Kind, Skips, TYPE, Wish, kind, plan, serves_io};
+use super::knob::{Knob, MEMBER, TURBO_GROUP};
+use super::plan::{Goal, Kind, PARTITION_TYPE, Skips, kind, plan, serves_io};
 use super::settings::{Applications, Settings};
-use super::snapshot::{Cgroup, Irq, Irqbalance, Nic, Ours, Snapshot, Task};
+use super::snapshot::{Cgroup, Irq, Irqbalance, Nic, Snapshot, Task, TurboGroup};
 
 fn set(last: u32) -> impl Strategy<Value = Cpus> {
     prop::collection::btree_set(0..=last, 1..=last as usize + 1)
@@ -98,8 +98,12 @@ fn task(last: u32) -> impl Strategy<Value = Task> {
 
 fn cgroup(last: u32) -> impl Strategy<Value = Cgroup> {
     let cpus = || any_set(last).prop_map(|cpus| cpus.to_string());
-    let kind = prop::sample::select(vec![MEMBER, TYPE, "isolated invalid (no exclusive CPU)"]);
-    let ours = (cpus(), kind).prop_map(|(cpus, kind)| Ours {
+    let kind = prop::sample::select(vec![
+        MEMBER,
+        PARTITION_TYPE,
+        "isolated invalid (no exclusive CPU)",
+    ]);
+    let ours = (cpus(), kind).prop_map(|(cpus, kind)| TurboGroup {
         cpus,
         partition: kind.into(),
     });
@@ -155,24 +159,24 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
     })
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn goal() -> impl Strategy<Value = Goal> {
     let applications = prop::sample::select(vec![Applications::Move, Applications::Leave]);
     (0..7_u32, applications, 0..200_u32, any::<bool>()).prop_map(
-        |(turbo, applications, delay_ms, default_buffers)| Wish {
+        |(turbo, applications, delay_ms, default_buffers)| Goal {
             turbo,
             applications,
             delay_ms,
             default_buffers,
-            ..Wish::from(&Settings::default())
+            ..Goal::from(&Settings::default())
         },
     )
 }
 
 /// Settings that the kernel refuses, of those that a first plan has.
-fn refusals(now: &Snapshot, wish: &Wish, which: &[bool]) -> Skips {
+fn refusals(now: &Snapshot, goal: &Goal, which: &[bool]) -> Skips {
     let mut skips = Skips::default();
     for _ in 0..8 {
-        let Ok(plan) = plan(now, wish, &skips) else {
+        let Ok(plan) = plan(now, goal, &skips) else {
             break;
         };
         let steps = plan.steps.iter().zip(which.iter().cycle());
@@ -206,12 +210,12 @@ proptest! {
     #[test]
     fn a_plan_that_is_carried_out_is_done_and_its_inverse_is_the_way_back(
         before in snapshot(),
-        wish in wish(),
+        goal in goal(),
         refused in prop::collection::vec(prop::bool::weighted(0.2), 1..9),
     ) {
-        let skips = refusals(&before, &wish, &refused);
-        let Ok(first) = plan(&before, &wish, &skips) else {
-            prop_assert!(before.online.len() < 2 || !before.online.has(wish.turbo));
+        let skips = refusals(&before, &goal, &refused);
+        let Ok(first) = plan(&before, &goal, &skips) else {
+            prop_assert!(before.online.len() < 2 || !before.online.has(goal.turbo));
             return Ok(());
         };
         let mut now = before.clone();
@@ -222,7 +226,7 @@ proptest! {
             now.set(&step.knob, &step.new);
             prop_assert_eq!(now.get(&step.knob), Some(step.new.clone()));
         }
-        let again = plan(&now, &wish, &skips).unwrap();
+        let again = plan(&now, &goal, &skips).unwrap();
         prop_assert_eq!(again.steps, Vec::new());
         for step in first.steps.iter().rev() {
             let back = step.inverse();
@@ -234,12 +238,12 @@ proptest! {
     #[test]
     fn nothing_else_is_touched_no_mask_is_empty_and_no_buffer_lowered(
         now in snapshot(),
-        wish in wish(),
+        goal in goal(),
         refused in prop::collection::vec(prop::bool::weighted(0.2), 1..9),
     ) {
-        let skips = refusals(&now, &wish, &refused);
-        let plan = plan(&now, &wish, &skips);
-        let turbo = wish.turbo.to_string();
+        let skips = refusals(&now, &goal, &refused);
+        let plan = plan(&now, &goal, &skips);
+        let turbo = goal.turbo.to_string();
         for step in plan.iter().flat_map(|plan| &plan.steps) {
             prop_assert!(is_io(&now, &step.knob), "{} {}", step.knob, step.identity);
             match &step.knob {
@@ -247,12 +251,12 @@ proptest! {
                     prop_assert_eq!(&step.new, &turbo);
                 }
                 Knob::Xps { .. } | Knob::Slice { .. } => {
-                    prop_assert!(!Cpus::list(&step.new).unwrap().is_empty());
+                    prop_assert!(!Cpus::parse_list(&step.new).unwrap().is_empty());
                 }
                 Knob::Thread { tid } => {
-                    let cpus = Cpus::list(&step.new).unwrap();
-                    prop_assert!(!cpus.both(&now.online).is_empty());
-                    prop_assert_eq!(cpus.has(wish.turbo), now.tasks[tid].kernel);
+                    let cpus = Cpus::parse_list(&step.new).unwrap();
+                    prop_assert!(!cpus.intersection(&now.online).is_empty());
+                    prop_assert_eq!(cpus.has(goal.turbo), now.tasks[tid].kernel);
                 }
                 Knob::Sysctl { .. } => {
                     let words = |text: &str| -> Vec<u64> {
@@ -273,13 +277,13 @@ proptest! {
 fn guest() -> Snapshot {
     let irq = |name: &str, settable| Irq {
         actions: vec![name.into()],
-        cpus: Cpus::list("0-1").unwrap(),
+        cpus: Cpus::parse_list("0-1").unwrap(),
         settable,
         ..Irq::default()
     };
     Snapshot {
-        online: Cpus::list("0-1").unwrap(),
-        possible: Cpus::list("0-1").unwrap(),
+        online: Cpus::parse_list("0-1").unwrap(),
+        possible: Cpus::parse_list("0-1").unwrap(),
         irqs: BTreeMap::from([
             (1, irq("i8042", true)),
             (24, irq("virtio0-input.0", true)),
@@ -308,8 +312,8 @@ fn guest() -> Snapshot {
     }
 }
 
-fn shown(now: &Snapshot, wish: &Wish, skips: &Skips) -> (Vec<String>, String) {
-    let plan = plan(now, wish, skips).unwrap();
+fn shown(now: &Snapshot, goal: &Goal, skips: &Skips) -> (Vec<String>, String) {
+    let plan = plan(now, goal, skips).unwrap();
     let steps = plan.steps.iter();
     let steps = steps.map(|s| format!("{}: {} -> {}", s.knob, s.old, s.new));
     let notes: Vec<String> = plan.notes.into_iter().map(|note| note.text).collect();
@@ -318,8 +322,8 @@ fn shown(now: &Snapshot, wish: &Wish, skips: &Skips) -> (Vec<String>, String) {
 
 #[test]
 fn a_small_guest_is_planned_as_the_paper_has_it() {
-    let wish = Wish::from(&Settings::default());
-    let (steps, notes) = shown(&guest(), &wish, &Skips::default());
+    let goal = Goal::from(&Settings::default());
+    let (steps, notes) = shown(&guest(), &goal, &Skips::default());
     assert_eq!(
         steps,
         [
@@ -339,12 +343,12 @@ fn a_small_guest_is_planned_as_the_paper_has_it() {
 
 #[test]
 fn an_interrupt_that_is_refused_is_followed_by_rps() {
-    let wish = Wish::from(&Settings::default());
+    let goal = Goal::from(&Settings::default());
     let skips = Skips {
         refused: BTreeSet::from([Knob::Irq { irq: 24 }]),
         ..Skips::default()
     };
-    let (steps, _) = shown(&guest(), &wish, &skips);
+    let (steps, _) = shown(&guest(), &goal, &skips);
     assert!(
         steps.contains(&"RPS of eth0 rx-0:  -> 0".to_owned()),
         "{steps:?}"
@@ -352,16 +356,16 @@ fn an_interrupt_that_is_refused_is_followed_by_rps() {
     // but not where it has only ever come to the turbo vCPU
     let mut guest = guest();
     guest.irqs.get_mut(&24).unwrap().seen = Cpus::one(0);
-    let (steps, _) = shown(&guest, &wish, &skips);
+    let (steps, _) = shown(&guest, &goal, &skips);
     assert!(!steps.iter().any(|s| s.starts_with("RPS")), "{steps:?}");
 }
 
 #[test]
 fn where_there_is_no_partition_cpusets_are_set_and_without_those_threads() {
-    let wish = Wish::from(&Settings::default());
+    let goal = Goal::from(&Settings::default());
     let mut guest = guest();
     let thread = |group: &str| Task {
-        cpus: Cpus::list("0-1").unwrap(),
+        cpus: Cpus::parse_list("0-1").unwrap(),
         cgroup: group.into(),
         ..Task::default()
     };
@@ -371,7 +375,7 @@ fn where_there_is_no_partition_cpusets_are_set_and_without_those_threads() {
         refused: BTreeSet::from([Knob::Partition]),
         ..Skips::default()
     };
-    let (steps, notes) = shown(&guest, &wish, &skips);
+    let (steps, notes) = shown(&guest, &goal, &skips);
     assert!(
         steps.contains(&"cpuset.cpus of user.slice:  -> 1".to_owned()),
         "{steps:?}"
@@ -383,12 +387,12 @@ fn where_there_is_no_partition_cpusets_are_set_and_without_those_threads() {
     assert!(
         !steps
             .iter()
-            .any(|s| s.contains(GROUP) || s.contains("thread 9")),
+            .any(|s| s.contains(TURBO_GROUP) || s.contains("thread 9")),
         "{steps:?}"
     );
     assert!(notes.contains("no partition is to be had"), "{notes}");
     guest.cgroup = None;
-    let (steps, notes) = shown(&guest, &wish, &skips);
+    let (steps, notes) = shown(&guest, &goal, &skips);
     assert!(
         steps.contains(&"CPUs of thread 9: 0-1 -> 1".to_owned()),
         "{steps:?}"
@@ -398,14 +402,14 @@ fn where_there_is_no_partition_cpusets_are_set_and_without_those_threads() {
 
 #[test]
 fn irqbalance_is_told_or_nothing_is_moved() {
-    let wish = Wish::from(&Settings::default());
+    let goal = Goal::from(&Settings::default());
     let mut guest = guest();
     let daemon = |banned: Option<&[u32]>| {
         let banned = banned.map(|b| b.iter().copied().collect());
         Some(Irqbalance { pid: 5, banned })
     };
     guest.irqbalance = daemon(Some(&[7]));
-    let (steps, _) = shown(&guest, &wish, &Skips::default());
+    let (steps, _) = shown(&guest, &goal, &Skips::default());
     let ban = "interrupts banned in irqbalance (5): 7 -> 7 24".to_owned();
     let at = |text: &str| steps.iter().position(|s| s.starts_with(text));
     assert!(
@@ -413,7 +417,7 @@ fn irqbalance_is_told_or_nothing_is_moved() {
         "{steps:?}"
     );
     guest.irqbalance = daemon(None);
-    let (steps, notes) = shown(&guest, &wish, &Skips::default());
+    let (steps, notes) = shown(&guest, &goal, &Skips::default());
     assert!(
         !steps.iter().any(|s| s.starts_with("interrupt")),
         "{steps:?}"
@@ -432,13 +436,13 @@ fn a_vm_with_one_vcpu_and_a_wrong_number_are_refused_with_a_sentence() {
         ("0,2", 1, "vCPU 1 is offline"),
     ] {
         let mut guest = guest();
-        guest.online = Cpus::list(online).unwrap();
-        guest.possible = guest.possible.plus(&guest.online);
-        let wish = Wish {
+        guest.online = Cpus::parse_list(online).unwrap();
+        guest.possible = guest.possible.union(&guest.online);
+        let goal = Goal {
             turbo: cpu,
-            ..Wish::from(&Settings::default())
+            ..Goal::from(&Settings::default())
         };
-        let off = plan(&guest, &wish, &Skips::default()).unwrap_err();
+        let off = plan(&guest, &goal, &Skips::default()).unwrap_err();
         assert!(off.to_string().starts_with(says), "{off}");
     }
 }

@@ -9,7 +9,7 @@ use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvfrom, socket_with};
 
 /// The kernel's own group; udev's words are in another one.
-const KERNEL: u32 = 1;
+const KERNEL_GROUP: u32 = 1;
 
 /// Kinds of devices that a plan depends on.
 const SUBSYSTEMS: [&str; 7] = ["net", "cpu", "block", "pci", "virtio", "nvme", "queues"];
@@ -19,16 +19,16 @@ pub struct Uevents(OwnedFd);
 
 /// What has been said.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct News {
+pub struct DeviceEvents {
     /// Of something that a plan depends on.
-    pub matters: bool,
+    pub relevant: bool,
     /// Of CPUs; one that went may be back by now.
     pub cpus: bool,
 }
 
-impl News {
+impl DeviceEvents {
     fn add(&mut self, more: Self) {
-        self.matters |= more.matters;
+        self.relevant |= more.relevant;
         self.cpus |= more.cpus;
     }
 }
@@ -42,13 +42,13 @@ impl Uevents {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let kind = SocketType::DGRAM;
         let socket = socket_with(AddressFamily::NETLINK, kind, flags, Some(KOBJECT_UEVENT))?;
-        bind(&socket, &SocketAddrNetlink::new(0, KERNEL))?;
+        bind(&socket, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
         Ok(Self(socket))
     }
 
     /// Takes all that has been said.
-    pub fn take(&self) -> News {
-        let mut all = News::default();
+    pub fn drain(&self) -> DeviceEvents {
+        let mut all = DeviceEvents::default();
         loop {
             let mut message = [0; 8192];
             match recvfrom(&self.0, &mut message, RecvFlags::empty()) {
@@ -56,13 +56,13 @@ impl Uevents {
                     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
                     // anybody of this VM could send; port 0 is the kernel's
                     if from.is_some_and(|from| from.pid() == 0) {
-                        all.add(news(&message[..count]));
+                        all.add(parse_event(&message[..count]));
                     }
                 }
                 // something was lost
                 Err(rustix::io::Errno::NOBUFS) => {
-                    all = News {
-                        matters: true,
+                    all = DeviceEvents {
+                        relevant: true,
                         cpus: true,
                     }
                 }
@@ -80,12 +80,12 @@ impl AsFd for Uevents {
 }
 
 /// `add@/devices/...`, then words `KEY=VALUE`, each ended by a zero byte.
-fn news(message: &[u8]) -> News {
-    let mut all = News::default();
+fn parse_event(message: &[u8]) -> DeviceEvents {
+    let mut all = DeviceEvents::default();
     let words = message.split(|byte| *byte == 0);
     for subsystem in words.filter_map(|word| word.strip_prefix(b"SUBSYSTEM=")) {
-        all.add(News {
-            matters: SUBSYSTEMS.iter().any(|name| name.as_bytes() == subsystem),
+        all.add(DeviceEvents {
+            relevant: SUBSYSTEMS.iter().any(|name| name.as_bytes() == subsystem),
             cpus: subsystem == b"cpu",
         });
     }
@@ -94,18 +94,18 @@ fn news(message: &[u8]) -> News {
 
 #[cfg(test)]
 mod tests {
-    use super::{News, news};
+    use super::{DeviceEvents, parse_event};
 
     #[test]
     fn news_is_of_devices_that_a_plan_depends_on() {
-        let says = |text: &str| news(text.replace(' ', "\0").as_bytes());
-        let of = |matters, cpus| News { matters, cpus };
+        let says = |text: &str| parse_event(text.replace(' ', "\0").as_bytes());
+        let of = |relevant, cpus| DeviceEvents { relevant, cpus };
         let cpu = "online@/devices/system/cpu/cpu1 ACTION=online SUBSYSTEM=cpu SEQNUM=9 ";
         assert_eq!(says(cpu), of(true, true));
         let nic = "add@/devices/x ACTION=add SUBSYSTEM=net INTERFACE=eth1";
         assert_eq!(says(nic), of(true, false));
         let other = "change@/devices/y ACTION=change SUBSYSTEM=thermal";
-        assert_eq!(says(other), News::default());
-        assert_eq!(says(""), News::default());
+        assert_eq!(says(other), DeviceEvents::default());
+        assert_eq!(says(""), DeviceEvents::default());
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 
 use super::cpus::Cpus;
 use super::irqbalance;
-use super::knob::{GROUP, Knob, ON, THERE};
+use super::knob::{Knob, ON, THERE, TURBO_GROUP};
 use super::read::{WORKQUEUES, cgroup_root};
 use super::system::System;
 
@@ -13,8 +13,8 @@ use super::system::System;
 ///
 /// # Errors
 /// The kernel's; [`ErrorKind::NotFound`] where there is no such thing any more.
-pub fn set(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
-    let cpus = || Cpus::list(value).ok_or(io::Error::from(ErrorKind::InvalidInput));
+pub fn apply(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
+    let cpus = || Cpus::parse_list(value).ok_or(io::Error::from(ErrorKind::InvalidInput));
     let queue =
         |nic: &str, queue: &str, what: &str| format!("/sys/class/net/{nic}/queues/{queue}/{what}");
     let group = |rest: &str| match cgroup_root(system) {
@@ -22,7 +22,9 @@ pub fn set(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
         None => Err(io::Error::from(ErrorKind::NotFound)),
     };
     match knob {
-        Knob::Irqbalance { pid } => system.irqbalance(*pid, &irqbalance::ban(value)).map(drop),
+        Knob::Irqbalance { pid } => system
+            .irqbalance(*pid, &irqbalance::ban_command(value))
+            .map(drop),
         Knob::Irq { irq } => system.write(&format!("/proc/irq/{irq}/smp_affinity_list"), value),
         Knob::Rps { nic, queue: n } => {
             let path = queue(nic, &format!("rx-{n}"), "rps_cpus");
@@ -44,14 +46,14 @@ pub fn set(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
             let word = if value == ON { "+cpuset" } else { "-cpuset" };
             system.write(&group("/cgroup.subtree_control")?, word)
         }
-        Knob::Group if value == THERE => system.make(&group(&format!("/{GROUP}"))?),
-        Knob::Group => system.remove(&group(&format!("/{GROUP}"))?),
+        Knob::Group if value == THERE => system.create_dir(&group(&format!("/{TURBO_GROUP}"))?),
+        Knob::Group => system.remove_dir(&group(&format!("/{TURBO_GROUP}"))?),
         Knob::GroupCpus => {
-            let path = group(&format!("/{GROUP}/cpuset.cpus"))?;
+            let path = group(&format!("/{TURBO_GROUP}/cpuset.cpus"))?;
             system.write(&path, &line(value))
         }
         Knob::Partition => {
-            let path = group(&format!("/{GROUP}/cpuset.cpus.partition"))?;
+            let path = group(&format!("/{TURBO_GROUP}/cpuset.cpus.partition"))?;
             system.write(&path, value)
         }
         Knob::Slice { name } => {
@@ -62,7 +64,7 @@ pub fn set(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
             let path = group(&format!("{}/cgroup.procs", to.trim_end_matches('/')))?;
             system.write(&path, &tid.to_string())?;
             // the root group gives it all CPUs, whatever it had before
-            let list = Cpus::list(list).ok_or(ErrorKind::InvalidInput)?;
+            let list = Cpus::parse_list(list).ok_or(ErrorKind::InvalidInput)?;
             system.set_affinity(*tid, &list)
         }
         Knob::Thread { tid } => system.set_affinity(*tid, &cpus()?),

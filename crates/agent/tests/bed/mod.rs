@@ -26,7 +26,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, connect, recv, sendmsg, socket_with,
 };
-use viola_agent::io::status::{self, PipeReport};
+use viola_agent::pipe::report::PipeReport;
+use viola_agent::status;
 use viola_proto::agent::{FileMap, FrameReader, FromAgent, Limits, ToAgent, VERSION, encode};
 use viola_proto::pipe::library::{Answer, Ask, PACKET};
 use viola_proto::pipe::{End, FromGuest, ToGuest};
@@ -98,7 +99,7 @@ impl Bed {
             bed.host.proofs.load(Ordering::SeqCst) > proofs
         });
         self.wait("the disk is known", |bed| {
-            let status = status::ask(&bed.folder.path().join("status"), "status");
+            let status = status::request(&bed.folder.path().join("status"), "status");
             status.is_ok_and(|s| s.volumes.iter().any(|v| v.state.contains("reads its disk")))
         });
     }
@@ -111,7 +112,7 @@ impl Bed {
 
     /// The agent answers.
     pub fn is_there(&self) -> bool {
-        status::ask(&self.path("status"), "status").is_ok()
+        status::request(&self.path("status"), "status").is_ok()
     }
 
     /// Another agent, which is not in a session yet.
@@ -171,7 +172,7 @@ impl Bed {
     }
 
     fn ask(&self, wish: &str) -> status::Report {
-        status::ask(&self.path("status"), wish).unwrap()
+        status::request(&self.path("status"), wish).unwrap()
     }
 
     /// Leases and pipes by which the host may read.

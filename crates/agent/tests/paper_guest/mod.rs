@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex};
 use viola_agent::turbo::cpus::Cpus;
 use viola_agent::turbo::journal::Journal;
 use viola_agent::turbo::keeper::Keeper;
-use viola_agent::turbo::plan::Wish;
+use viola_agent::turbo::plan::Goal;
 use viola_agent::turbo::settings::Settings;
-use viola_agent::turbo::system::{Real, System};
+use viola_agent::turbo::system::{RealSystem, System};
 
 /// Number of the boot.
 pub const BOOT: &str = "boot-1";
@@ -39,7 +39,7 @@ pub struct Ways {
 #[derive(Clone)]
 pub struct Guest {
     root: PathBuf,
-    real: Real,
+    real: RealSystem,
     pub ways: Arc<Mutex<Ways>>,
 }
 
@@ -49,7 +49,7 @@ impl Guest {
     pub fn make(root: &Path) -> Self {
         let guest = Self {
             root: root.to_owned(),
-            real: Real::new(root),
+            real: RealSystem::new(root),
             ways: Arc::default(),
         };
         for (path, text) in [
@@ -102,7 +102,7 @@ impl Guest {
     }
 
     /// Removes a file.
-    pub fn remove(&self, path: &str) {
+    pub fn remove_dir(&self, path: &str) {
         fs::remove_file(self.at(path)).unwrap();
     }
 
@@ -219,7 +219,7 @@ impl Guest {
     /// A keeper of it.
     pub fn keeper(&self, settings: &Settings) -> Keeper {
         let journal = Journal::open(&settings.journal, BOOT).unwrap();
-        Keeper::new(Box::new(self.clone()), Wish::from(settings), journal)
+        Keeper::new(Box::new(self.clone()), Goal::from(settings), journal)
     }
 
     /// One change, if the agent lives to make it.
@@ -300,19 +300,19 @@ impl System for Guest {
         self.real.write(path, &format!("{text}\n"))
     }
 
-    fn names(&self, path: &str) -> Vec<String> {
+    fn list_dir(&self, path: &str) -> Vec<String> {
         self.real.names(path)
     }
 
-    fn real(&self, path: &str) -> Option<String> {
-        self.real.real(path)
+    fn real_path(&self, path: &str) -> Option<String> {
+        self.real.real_path(path)
     }
 
-    fn settable(&self, path: &str) -> bool {
+    fn is_writable(&self, path: &str) -> bool {
         self.real.settable(path)
     }
 
-    fn make(&self, path: &str) -> io::Result<()> {
+    fn create_dir(&self, path: &str) -> io::Result<()> {
         self.count();
         self.real.make(path)?;
         for (file, text) in [
@@ -325,7 +325,7 @@ impl System for Guest {
         Ok(())
     }
 
-    fn remove(&self, path: &str) -> io::Result<()> {
+    fn remove_dir(&self, path: &str) -> io::Result<()> {
         self.count();
         let inside = format!("0::{}\n", path.trim_start_matches("/sys/fs/cgroup"));
         let busy = self.real.names("/proc").into_iter().any(|pid| {

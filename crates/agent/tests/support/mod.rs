@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use viola_agent::io::status::Report;
+use viola_agent::status::Report;
 pub use viola_lab::testing::wait_for;
 use viola_lab::{Guest, Lab, testing};
 

@@ -9,11 +9,11 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{Advice, fadvise};
 
 /// The kernel's pages are not larger, but for folios, which are dropped with the whole file.
-const PAGE: u64 = 64 << 10;
+const MAX_PAGE_BYTES: u64 = 64 << 10;
 /// Read and written at a time.
-const PIECE: usize = 1 << 20;
+const COPY_CHUNK_BYTES: usize = 1 << 20;
 /// `cachestat`, the same for all machines; since Linux 6.5.
-const CACHESTAT: libc::c_long = 451;
+const SYS_CACHESTAT: libc::c_long = 451;
 
 /// Bytes at an address that O_DIRECT takes.
 #[derive(Debug)]
@@ -43,8 +43,11 @@ impl Aligned {
 ///
 /// # Errors
 /// What the kernel refused: ENOSYS before Linux 6.5.
-pub fn drop_range(file: &File, from: u64, to: u64) -> io::Result<u64> {
-    let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
+pub fn drop_cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
+    let (from, to) = (
+        from / MAX_PAGE_BYTES * MAX_PAGE_BYTES,
+        to.next_multiple_of(MAX_PAGE_BYTES),
+    );
     let length = std::num::NonZeroU64::new(to - from);
     fadvise(file, from, length, Advice::DontNeed)?;
     let left = cached(file, from, to)?;
@@ -63,7 +66,7 @@ fn cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
     // SAFETY: the kernel reads a struct cachestat_range, two numbers of 64 bits, and writes a struct cachestat, five of them.
     let done = unsafe {
         libc::syscall(
-            CACHESTAT,
+            SYS_CACHESTAT,
             file.as_raw_fd(),
             range.as_ptr(),
             counts.as_mut_ptr(),
@@ -82,11 +85,11 @@ fn cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
 /// # Errors
 /// What the kernel refused.
 pub fn refresh(file: &File, direct: &File, from: u64, to: u64) -> io::Result<()> {
-    if drop_range(file, from, to)? == 0 {
+    if drop_cached(file, from, to)? == 0 {
         return Ok(());
     }
-    let mut buffer = Aligned::new(PIECE);
-    let mut at = from / PIECE as u64 * PIECE as u64;
+    let mut buffer = Aligned::new(COPY_CHUNK_BYTES);
+    let mut at = from / COPY_CHUNK_BYTES as u64 * COPY_CHUNK_BYTES as u64;
     while at < to {
         let got = direct.read_at(buffer.get(), at)?;
         let end = to.min(at + got as u64);
@@ -95,7 +98,7 @@ pub fn refresh(file: &File, direct: &File, from: u64, to: u64) -> io::Result<()>
             let bytes = &buffer.get()[(begin - at) as usize..(end - at) as usize];
             file.write_all_at(bytes, begin)?;
         }
-        at += PIECE as u64;
+        at += COPY_CHUNK_BYTES as u64;
     }
     Ok(())
 }

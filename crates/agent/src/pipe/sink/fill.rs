@@ -13,20 +13,25 @@ use super::cache::Aligned;
 use crate::pipe::reason::Reason;
 
 /// Zeros in memory: few enough to stay in a CPU's cache.
-const ZEROS: u64 = 1 << 20;
+const ZERO_BUFFER_BYTES: u64 = 1 << 20;
 /// How often they are written at once; whoever wants it to stop waits for that. Each time the VM has to get its core again.
-const TIMES: u64 = 16;
+const MAX_BUFFERS_PER_WRITE: u64 = 16;
 
 /// Written blocks of zeros that a disk makes by itself; Linux 6.17, the same for all machines.
 const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 /// How many of them it is asked for at once.
-const BY_DISK: u64 = 64 << 20;
+const MAX_DISK_ZERO_BYTES: u64 = 64 << 20;
 
 /// Bytes of a file: first, and behind the last.
-pub type Part = (u64, u64);
+pub type ByteRange = (u64, u64);
 
 /// What of a part has no written block, of a file of `size` bytes whose blocks have `block`.
-pub fn gaps(extents: &[Extent], (from, to): Part, size: u64, block: u64) -> Vec<Part> {
+pub fn unwritten_ranges(
+    extents: &[Extent],
+    (from, to): ByteRange,
+    size: u64,
+    block: u64,
+) -> Vec<ByteRange> {
     let (mut at, mut found) = (from, Vec::new());
     for e in extents.iter().filter(|e| !e.zero) {
         let end = match e.logical + e.length {
@@ -50,7 +55,7 @@ pub fn gaps(extents: &[Extent], (from, to): Part, size: u64, block: u64) -> Vec<
 }
 
 /// The parts of a gap: whole blocks, and what is left of blocks at both ends.
-fn pieces((from, to): Part, block: u64) -> (Part, [Part; 2]) {
+fn pieces((from, to): ByteRange, block: u64) -> (ByteRange, [ByteRange; 2]) {
     let (first, last) = (from.next_multiple_of(block), to / block * block);
     match first < last {
         true => ((first, last), [(from, first), (last, to)]),
@@ -63,10 +68,10 @@ fn pieces((from, to): Part, block: u64) -> (Part, [Part; 2]) {
 ///
 /// The disk is done when the call returns (ext4 waits for it before it calls the blocks written), so it takes nothing away of
 /// what is written there from then on, by whomever.
-fn by_disk(file: &File, (from, to): Part, stop: &AtomicBool) -> u64 {
+fn zero_by_disk(file: &File, (from, to): ByteRange, stop: &AtomicBool) -> u64 {
     let mut at = from;
     while at < to && !stop.load(Ordering::Relaxed) {
-        let length = BY_DISK.min(to - at);
+        let length = MAX_DISK_ZERO_BYTES.min(to - at);
         if fallocate(file, WRITE_ZEROES, at, length).is_err() {
             break;
         }
@@ -75,25 +80,26 @@ fn by_disk(file: &File, (from, to): Part, stop: &AtomicBool) -> u64 {
     at
 }
 
-/// Writes zeros into the gaps. Whole blocks are the disk's work, or go past the kernel's memory (`direct` is the file opened with
+/// Writes zeros into the unwritten_ranges. Whole blocks are the disk's work, or go past the kernel's memory (`direct` is the file opened with
 /// O_DIRECT); in others no byte is touched that is not of the gap.
-pub fn zeros(
+pub fn write_zeros(
     file: &File,
     direct: &File,
-    gaps: &[Part],
+    unwritten_ranges: &[ByteRange],
     block: u64,
     stop: &AtomicBool,
 ) -> Result<(), Reason> {
-    let mut nothing = Aligned::new(ZEROS as usize);
-    for gap in gaps {
+    let mut nothing = Aligned::new(ZERO_BUFFER_BYTES as usize);
+    for gap in unwritten_ranges {
         let ((from, to), edges) = pieces(*gap, block);
-        let mut at = by_disk(file, (from, to), stop);
+        let mut at = zero_by_disk(file, (from, to), stop);
         while at < to {
             if stop.load(Ordering::Relaxed) {
-                return Err(Reason::Host);
+                return Err(Reason::NoSession);
             }
             let zeros: &[u8] = nothing.get();
-            let whole = (to - at).min(ZEROS * TIMES) / ZEROS;
+            let whole =
+                (to - at).min(ZERO_BUFFER_BYTES * MAX_BUFFERS_PER_WRITE) / ZERO_BUFFER_BYTES;
             let parts: Vec<_> = match whole {
                 0 => vec![IoSlice::new(&zeros[..(to - at) as usize])],
                 _ => (0..whole).map(|_| IoSlice::new(zeros)).collect(),
@@ -103,7 +109,7 @@ pub fn zeros(
             // what is left of a block is written again
             at += done / block * block;
             if done < block {
-                return Err(Reason::System);
+                return Err(Reason::SystemError);
             }
         }
         for (from, to) in edges {
@@ -117,8 +123,8 @@ pub fn zeros(
 /// Why nothing was written.
 pub fn reason(e: &io::Error) -> Reason {
     match e.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Reason::Room,
-        _ => Reason::System,
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Reason::NoSpace,
+        _ => Reason::SystemError,
     }
 }
 
@@ -144,14 +150,14 @@ mod tests {
             extent(16384, 100, false),
         ];
         let size = 16484;
-        let gaps = |from, to| gaps(&file, (from, to), size, 4096);
-        assert_eq!(gaps(0, 4096), []);
-        assert_eq!(gaps(10, 4097), [(4096, 4097)]);
-        assert_eq!(gaps(4090, 16400), [(4096, 12288)]);
-        assert_eq!(gaps(13000, 20480), []);
-        assert_eq!(gaps(13000, 30000), [(20480, 30000)]);
-        assert_eq!(gaps(50000, 50001), [(50000, 50001)]);
-        assert_eq!(super::gaps(&[], (5, 9), 0, 4096), [(5, 9)]);
+        let unwritten_ranges = |from, to| unwritten_ranges(&file, (from, to), size, 4096);
+        assert_eq!(unwritten_ranges(0, 4096), []);
+        assert_eq!(unwritten_ranges(10, 4097), [(4096, 4097)]);
+        assert_eq!(unwritten_ranges(4090, 16400), [(4096, 12288)]);
+        assert_eq!(unwritten_ranges(13000, 20480), []);
+        assert_eq!(unwritten_ranges(13000, 30000), [(20480, 30000)]);
+        assert_eq!(unwritten_ranges(50000, 50001), [(50000, 50001)]);
+        assert_eq!(super::unwritten_ranges(&[], (5, 9), 0, 4096), [(5, 9)]);
     }
 
     #[test]

@@ -11,13 +11,13 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::flag;
-use crate::io::links::FOLDER;
+use super::immutable;
+use crate::io::AGENT_DIR;
 
-/// Name of the folder within the agent's.
-const UPLOADS: &str = "uploads";
+/// Name of the dir within the agent's.
+const NOTES_DIR: &str = "uploads";
 /// `MAX_HANDLE_SZ`
-const HANDLE: usize = 128;
+const MAX_HANDLE_BYTES: usize = 128;
 
 /// The notes of one file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Note(PathBuf);
 
 impl Note {
     /// The file is not immutable any more.
-    pub fn strike(self) -> io::Result<()> {
+    pub fn remove(self) -> io::Result<()> {
         std::fs::remove_file(self.0)
     }
 }
@@ -43,12 +43,12 @@ impl Note {
 struct Handle {
     size: u32,
     kind: i32,
-    bytes: [u8; HANDLE],
+    bytes: [u8; MAX_HANDLE_BYTES],
 }
 
 /// What a note's name says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Said {
+struct NoteName {
     run: u64,
     handle: Handle,
     size: u64,
@@ -64,12 +64,12 @@ impl Notes {
     /// Notes a file as it is now.
     ///
     /// # Errors
-    /// What the kernel refused, or a folder that others may write to.
+    /// What the kernel refused, or a dir that others may write to.
     pub fn note(&self, file: &File, pipe: u64, size: u64) -> io::Result<Note> {
-        let folder = self.folder(true)?;
+        let dir = self.dir(true)?;
         let (run, handle) = (self.run, Handle::of(file)?);
-        let name = format!("{}-{pipe:x}", Said { run, handle, size }.name());
-        let path = folder.join(name);
+        let name = format!("{}-{pipe:x}", NoteName { run, handle, size }.name());
+        let path = dir.join(name);
         let mut options = std::fs::OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         options.open(&path)?;
@@ -81,24 +81,24 @@ impl Notes {
     ///
     /// # Errors
     /// A sentence; others are let go all the same.
-    pub fn sweep(&self) -> Result<usize, String> {
-        let folder = match self.folder(false) {
-            Ok(folder) => folder,
+    pub fn restore_earlier(&self) -> Result<usize, String> {
+        let dir = match self.dir(false) {
+            Ok(dir) => dir,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(0),
             Err(e) => return Err(e.to_string()),
         };
-        let names = std::fs::read_dir(&folder).map_err(|e| e.to_string())?;
+        let names = std::fs::read_dir(&dir).map_err(|e| e.to_string())?;
         let (mut done, mut failed) = (0, None);
-        for name in names.flatten().map(|entry| entry.file_name()) {
-            let Some(said) = name.to_str().and_then(Said::read) else {
+        for file in names.flatten().map(|entry| entry.file_name()) {
+            let Some(name) = file.to_str().and_then(NoteName::read) else {
                 continue;
             };
-            if said.run == self.run {
+            if name.run == self.run {
                 continue;
             }
-            let path = folder.join(&name);
+            let path = dir.join(&file);
             match self
-                .let_go(&said)
+                .restore_file(&name)
                 .and_then(|()| std::fs::remove_file(&path))
             {
                 Ok(()) => done += 1,
@@ -108,47 +108,47 @@ impl Notes {
         failed.map_or(Ok(done), Err)
     }
 
-    fn let_go(&self, said: &Said) -> io::Result<()> {
+    fn restore_file(&self, name: &NoteName) -> io::Result<()> {
         let top = File::open(&self.point)?;
-        let file = match said.handle.open(&top) {
+        let file = match name.handle.open(&top) {
             Ok(file) => file,
             // deleted
             Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
             Err(e) => return Err(e),
         };
         // whoever wrote to it since has found it without the flag
-        if flag::clear(&file)? && file.metadata()?.len() > said.size {
+        if immutable::clear(&file)? && file.metadata()?.len() > name.size {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let mut options = std::fs::OpenOptions::new();
             let file = options.write(true).open(path)?;
-            file.set_len(said.size)?;
+            file.set_len(name.size)?;
         }
         Ok(())
     }
 
-    /// The folder of notes, which nobody else may write to.
-    fn folder(&self, make: bool) -> io::Result<PathBuf> {
-        let mut folder = self.point.clone();
-        for name in [FOLDER, UPLOADS] {
-            folder.push(name);
+    /// The dir of notes, which nobody else may write to.
+    fn dir(&self, make: bool) -> io::Result<PathBuf> {
+        let mut dir = self.point.clone();
+        for name in [AGENT_DIR, NOTES_DIR] {
+            dir.push(name);
             if make {
-                match DirBuilder::new().mode(0o700).create(&folder) {
+                match DirBuilder::new().mode(0o700).create(&dir) {
                     Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                     other => other?,
                 }
             }
-            let found = std::fs::symlink_metadata(&folder)?;
+            let found = std::fs::symlink_metadata(&dir)?;
             let own = rustix::process::geteuid().as_raw();
             if !found.is_dir() || found.uid() != own || found.mode() & 0o022 != 0 {
-                let text = format!("{} is not the agent's own folder", folder.display());
+                let text = format!("{} is not the agent's own directory", dir.display());
                 return Err(io::Error::other(text));
             }
         }
-        Ok(folder)
+        Ok(dir)
     }
 }
 
-impl Said {
+impl NoteName {
     fn name(&self) -> String {
         let handle = &self.handle;
         let bytes = handle.bytes.iter().take(handle.size as usize);
@@ -161,14 +161,15 @@ impl Said {
         let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
         let (run, kind) = (number()?, number()?);
         let digits = parts.next()?;
-        let mut bytes = [0; HANDLE];
+        let mut bytes = [0; MAX_HANDLE_BYTES];
         for (at, byte) in bytes.iter_mut().enumerate().take(digits.len() / 2) {
             *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
         }
         let size = u64::from_str_radix(parts.next()?, 16).ok()?;
         // the pipe's number tells notes apart
         parts.next()?;
-        let good = digits.len() <= 2 * HANDLE && digits.len() % 2 == 0 && parts.next().is_none();
+        let good =
+            digits.len() <= 2 * MAX_HANDLE_BYTES && digits.len() % 2 == 0 && parts.next().is_none();
         good.then_some(Self {
             run,
             handle: Handle {
@@ -184,9 +185,9 @@ impl Said {
 impl Handle {
     fn of(file: &File) -> io::Result<Self> {
         let mut handle = Self {
-            size: HANDLE as u32,
+            size: MAX_HANDLE_BYTES as u32,
             kind: 0,
-            bytes: [0; HANDLE],
+            bytes: [0; MAX_HANDLE_BYTES],
         };
         let (mut mount, empty) = (0_i32, c"");
         // SAFETY: the path is empty and ends in NUL; the kernel writes at most `size` bytes behind the head of `handle`, for
@@ -232,16 +233,16 @@ mod tests {
 
     #[test]
     fn a_name_says_all() {
-        let mut bytes = [0; HANDLE];
+        let mut bytes = [0; MAX_HANDLE_BYTES];
         bytes[..3].copy_from_slice(&[1, 0xff, 7]);
         let (size, kind) = (3, 1);
         let handle = Handle { size, kind, bytes };
         let (run, size) = (u64::MAX, 4097);
-        let said = Said { run, handle, size };
-        let name = format!("{}-9", said.name());
-        assert_eq!(Said::read(&name), Some(said));
+        let name = NoteName { run, handle, size };
+        let name = format!("{}-9", name.name());
+        assert_eq!(NoteName::read(&name), Some(name));
         for odd in ["", "1-1-0-5-9", "1-1-00-5", "1-1-00-5-9-9", "1-x-00-5-9"] {
-            assert_eq!(Said::read(odd), None, "{odd}");
+            assert_eq!(NoteName::read(odd), None, "{odd}");
         }
     }
 }

@@ -2,14 +2,14 @@
 //! Applications leave the turbo vCPU: by a partition of cgroup v2 that has it alone, else by the cpusets of the groups
 //! below the root, else thread by thread.
 
-use super::{Planner, Skips, Wish};
+use super::{Goal, Planner, Skips};
 use crate::turbo::cpus::Cpus;
 use crate::turbo::knob::{Knob, MEMBER, ON, Part, THERE};
 use crate::turbo::settings::Applications;
 use crate::turbo::snapshot::Snapshot;
 
 /// Kind of the partition that the turbo vCPU is in.
-pub const TYPE: &str = "isolated";
+pub const PARTITION_TYPE: &str = "isolated";
 
 /// How applications are kept off the turbo vCPU, the best way first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,17 +33,17 @@ impl Mode {
 }
 
 /// The best way that nothing has refused yet.
-pub fn mode(now: &Snapshot, wish: &Wish, skips: &Skips) -> Mode {
-    let stands = |knob: &Knob| !skips.refused.contains(knob) && !skips.theirs.contains(knob);
+pub fn mode(now: &Snapshot, goal: &Goal, skips: &Skips) -> Mode {
+    let stands = |knob: &Knob| !skips.refused.contains(knob) && !skips.overridden.contains(knob);
     let Some(cgroup) = &now.cgroup else {
-        return match wish.applications {
+        return match goal.applications {
             Applications::Leave => Mode::Leave,
             Applications::Move => Mode::Threads,
         };
     };
     let controller = cgroup.enabled || stands(&Knob::Controller);
     let partition = [Knob::Group, Knob::GroupCpus, Knob::Partition];
-    match wish.applications {
+    match goal.applications {
         Applications::Leave => Mode::Leave,
         Applications::Move if controller && partition.iter().all(stands) => Mode::Partition,
         Applications::Move if controller && !cgroup.slices.is_empty() => Mode::Slices,
@@ -81,7 +81,7 @@ impl Planner<'_> {
     fn partition(&mut self) {
         let part = Part::Applications;
         self.add(part, Knob::Group, THERE.into(), true);
-        let ours = self.now.cgroup.as_ref().and_then(|c| c.ours.clone());
+        let ours = self.now.cgroup.as_ref().and_then(|c| c.turbo_group.clone());
         let (cpus, kind) = match ours {
             Some(ours) => (ours.cpus, ours.partition),
             // as it will be when it has been made
@@ -89,7 +89,7 @@ impl Planner<'_> {
         };
         for (knob, old, new) in [
             (Knob::GroupCpus, cpus, self.turbo.to_string()),
-            (Knob::Partition, kind, TYPE.into()),
+            (Knob::Partition, kind, PARTITION_TYPE.into()),
         ] {
             self.add_from(part, knob, String::new(), old, new, true);
         }
@@ -103,9 +103,9 @@ impl Planner<'_> {
         for (name, cpus) in &cgroup.slices {
             let all = match cpus.is_empty() {
                 true => self.now.possible.clone(),
-                false => Cpus::list(cpus).unwrap_or_default(),
+                false => Cpus::parse_list(cpus).unwrap_or_default(),
             };
-            let rest = all.without(self.wish.turbo);
+            let rest = all.without(self.goal.turbo);
             if rest.is_empty() {
                 let text = format!("{name} is set to the turbo vCPU alone, and stays there");
                 self.note(Part::Applications, text);
@@ -124,8 +124,8 @@ impl Planner<'_> {
             if task.kernel || task.fixed || !in_group(&task.cgroup) {
                 continue;
             }
-            let rest = task.cpus.without(self.wish.turbo);
-            if rest.both(&now.online).is_empty() {
+            let rest = task.cpus.without(self.goal.turbo);
+            if rest.intersection(&now.online).is_empty() {
                 pinned += 1;
             } else if rest != task.cpus {
                 let knob = Knob::Thread { tid: *tid };

@@ -5,29 +5,29 @@ use super::Planner;
 use crate::turbo::knob::{Knob, Part};
 
 /// Largest part of memory that one socket's buffer may be.
-const SHARE: u64 = 8;
+const MAX_MEMORY_SHARE: u64 = 8;
 
 /// Least buffer in bytes (000 section 3.2 "I/O buffers in guest OS"): `mbit` megabits a second for `delay_ms`
 /// milliseconds.
-pub fn b_min(mbit: u32, delay_ms: u32) -> u64 {
+pub fn min_buffer_bytes(mbit: u32, delay_ms: u32) -> u64 {
     u64::from(mbit) * u64::from(delay_ms) * 125
 }
 
 impl Planner<'_> {
     pub(super) fn buffers(&mut self) {
-        if self.wish.delay_ms == 0 {
+        if self.goal.delay_ms == 0 {
             return;
         }
         let fastest = self.now.nics.values().filter_map(|nic| nic.mbit).max();
-        let Some(mbit) = self.wish.mbit.or(fastest) else {
+        let Some(mbit) = self.goal.mbit.or(fastest) else {
             if !self.now.nics.is_empty() {
                 let why = "no interface says how fast it is; `bandwidth_mbit` in [turbo] would";
                 self.note(Part::Buffers, why);
             }
             return;
         };
-        let wanted = b_min(mbit, self.wish.delay_ms) * u64::from(self.wish.headroom);
-        let most = (self.now.memory / SHARE).min(i32::MAX as u64 / 2);
+        let wanted = min_buffer_bytes(mbit, self.goal.delay_ms) * u64::from(self.goal.headroom);
+        let most = (self.now.memory / MAX_MEMORY_SHARE).min(i32::MAX as u64 / 2);
         if wanted > most {
             let text = format!(
                 "{} KiB are wanted; {} KiB, an eighth of this VM's memory, is the most",
@@ -38,12 +38,12 @@ impl Planner<'_> {
         }
         let bytes = wanted.min(most);
         self.raise("net/core/rmem_max", &[0], bytes);
-        if self.wish.default_buffers {
+        if self.goal.default_buffers {
             self.raise("net/core/rmem_default", &[0], bytes);
         }
         // Least, first and largest size; also what TCP over IPv6 uses. From the first size on a window grows with what is read in
         // a round trip, which is not more than the window when the sender waits for that: it stays where it is.
-        let first = if self.wish.default_buffers { 1 } else { 2 };
+        let first = if self.goal.default_buffers { 1 } else { 2 };
         self.raise("net/ipv4/tcp_rmem", &[first, 2], bytes);
     }
 
@@ -70,11 +70,11 @@ impl Planner<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::b_min;
+    use super::min_buffer_bytes;
 
     #[test]
     fn the_papers_example_takes_eleven_megabytes() {
         // 1 Gb/s, four VMs on a core: (4 - 1) * 30 ms
-        assert_eq!(b_min(1000, 90), 11_250_000);
+        assert_eq!(min_buffer_bytes(1000, 90), 11_250_000);
     }
 }

@@ -26,7 +26,7 @@ const PCI_DISK: u32 = 1;
 const PCI_NET: u32 = 2;
 
 /// Drivers of stores that name their interrupts after themselves, where no PCI device tells.
-const STORES: [&str; 16] = [
+const STORAGE_DRIVERS: [&str; 16] = [
     "nvme",
     "ahci",
     "ata_",
@@ -80,7 +80,7 @@ fn of_action(action: &str, now: &Snapshot) -> Option<Kind> {
     if now.nics.contains_key(first) {
         return Some(Kind::Net);
     }
-    let is_store = STORES.iter().any(|store| first.starts_with(store));
+    let is_store = STORAGE_DRIVERS.iter().any(|store| first.starts_with(store));
     is_store.then_some(Kind::Disk)
 }
 
@@ -125,18 +125,18 @@ impl Planner<'_> {
             .map(|(number, _)| *number)
             .collect();
         for number in &held {
-            let text = format!("{}: {}", self.name_irq(*number), MANAGED);
+            let text = format!("{}: {}", self.name_irq(*number), MANAGED_IRQ);
             self.note(part, text);
         }
-        let ours: Vec<u32> = all
+        let movable: Vec<u32> = all
             .iter()
             .filter(|(_, irq)| irq.settable)
             .map(|(number, _)| *number)
             .collect();
-        if !self.irqbalance_lets(&ours) {
+        if !self.irqbalance_lets(&movable) {
             return;
         }
-        for irq in ours {
+        for irq in movable {
             self.step(part, Knob::Irq { irq }, self.turbo.to_string());
         }
     }
@@ -150,7 +150,7 @@ impl Planner<'_> {
         let knob = Knob::Irqbalance { pid };
         let wanted: BTreeSet<u32> = irqs.iter().copied().filter(|irq| *irq > 0).collect();
         let lets = daemon.banned.as_ref().is_some_and(|banned| {
-            // one that was unbanned by somebody else is theirs
+            // one that was unbanned by somebody else is overridden
             banned.is_superset(&wanted) || {
                 let all: BTreeSet<u32> = banned | &wanted;
                 self.add(Part::Interrupts, knob, numbers(&all), true)
@@ -185,10 +185,10 @@ impl Planner<'_> {
                     || stays(irq, &self.turbo)
                     || self.plan.steps.iter().any(|step| step.knob == knob)
                     // somebody wants it elsewhere; then so be it
-                    || self.skips.theirs.contains(&knob)
+                    || self.skips.overridden.contains(&knob)
             })
     }
 }
 
 /// Why an interrupt cannot be moved.
-pub const MANAGED: &str = "the kernel lets nobody set its affinity: it manages it itself (give the device one queue, or boot with isolcpus=managed_irq and the other vCPUs), or the interrupt's controller cannot";
+pub const MANAGED_IRQ: &str = "the kernel lets nobody set its affinity: it manages it itself (give the device one queue, or boot with isolcpus=managed_irq and the other vCPUs), or the interrupt's controller cannot";

@@ -19,14 +19,14 @@ use super::knob::{Knob, Part, Step};
 use super::settings::{Applications, Settings};
 use super::snapshot::Snapshot;
 
-pub use apps::{Mode, TYPE, mode};
-pub use buffers::b_min;
-pub use irqs::{Kind, MANAGED, kind};
+pub use apps::{Mode, PARTITION_TYPE, mode};
+pub use buffers::min_buffer_bytes;
+pub use irqs::{Kind, MANAGED_IRQ, kind};
 pub use threads::serves_io;
 
 /// What the operator wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct Goal {
     /// The turbo vCPU.
     pub turbo: u32,
     /// Whether applications leave it.
@@ -41,7 +41,7 @@ pub struct Wish {
     pub default_buffers: bool,
 }
 
-impl From<&Settings> for Wish {
+impl From<&Settings> for Goal {
     fn from(settings: &Settings) -> Self {
         Self {
             turbo: settings.cpu,
@@ -60,7 +60,7 @@ pub struct Skips {
     /// The kernel has refused it.
     pub refused: BTreeSet<Knob>,
     /// Somebody else has set it since, and is left alone.
-    pub theirs: BTreeSet<Knob>,
+    pub overridden: BTreeSet<Knob>,
 }
 
 /// A thing that stays as it is though it is not as wished, and why.
@@ -86,12 +86,12 @@ pub struct Plan {
 /// Why there can be no turbo vCPU: one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Off(pub String);
+pub struct Unavailable(pub String);
 
 /// What the parts of the planner work with.
 struct Planner<'a> {
     now: &'a Snapshot,
-    wish: &'a Wish,
+    goal: &'a Goal,
     skips: &'a Skips,
     /// The turbo vCPU alone.
     turbo: Cpus,
@@ -102,29 +102,29 @@ struct Planner<'a> {
 ///
 /// # Errors
 /// One sentence where there can be no turbo vCPU; nothing is to be changed then.
-pub fn plan(now: &Snapshot, wish: &Wish, skips: &Skips) -> Result<Plan, Off> {
-    let cpu = wish.turbo;
+pub fn plan(now: &Snapshot, goal: &Goal, skips: &Skips) -> Result<Plan, Unavailable> {
+    let cpu = goal.turbo;
     if now.online.len() < 2 {
-        return Err(Off(
+        return Err(Unavailable(
             "this VM has one vCPU; turbo needs a second one for the applications".into(),
         ));
     }
     if !now.possible.has(cpu) {
         let last = now.possible.iter().last().unwrap_or_default();
-        return Err(Off(format!(
+        return Err(Unavailable(format!(
             "there is no vCPU {cpu} in this VM; the last one is {last}"
         )));
     }
     if !now.online.has(cpu) {
-        return Err(Off(format!("vCPU {cpu} is offline")));
+        return Err(Unavailable(format!("vCPU {cpu} is offline")));
     }
     let mut planner = Planner {
         now,
-        wish,
+        goal,
         skips,
         turbo: Cpus::one(cpu),
         plan: Plan {
-            mode: mode(now, wish, skips),
+            mode: mode(now, goal, skips),
             ..Plan::default()
         },
     };
@@ -164,7 +164,7 @@ impl Planner<'_> {
         if old == new {
             return true;
         }
-        if self.skips.refused.contains(&knob) || self.skips.theirs.contains(&knob) {
+        if self.skips.refused.contains(&knob) || self.skips.overridden.contains(&knob) {
             return false;
         }
         self.plan.steps.push(Step {

@@ -26,8 +26,8 @@ impl Planner<'_> {
                 self.step(Part::Queues, Knob::Rfs { nic, queue }, "0".into());
             }
             // the kernel keeps only those that are online in these masks
-            let regular = now.online.minus(&self.turbo);
-            for (queue, cpus) in xps(&nic.xps, self.wish.turbo, &regular)
+            let regular = now.online.difference(&self.turbo);
+            for (queue, cpus) in xps(&nic.xps, self.goal.turbo, &regular)
                 .into_iter()
                 .enumerate()
             {
@@ -54,16 +54,18 @@ fn xps(queues: &[Cpus], turbo: u32, regular: &Cpus) -> Vec<Cpus> {
     let own = queues.iter().position(|cpus| cpus.has(turbo)).unwrap_or(0);
     let mut new: Vec<Cpus> = queues
         .iter()
-        .map(|cpus| cpus.both(regular).without(turbo))
+        .map(|cpus| cpus.intersection(regular).without(turbo))
         .collect();
     new[own] = Cpus::one(turbo);
     let others: Vec<usize> = (0..queues.len()).filter(|queue| *queue != own).collect();
-    let all = new.iter().fold(Cpus::default(), |all, cpus| all.plus(cpus));
+    let all = new
+        .iter()
+        .fold(Cpus::default(), |all, cpus| all.union(cpus));
     // To the queue with the fewest: also when one queue's mask was refused the others' masks come out the same again.
-    for cpu in regular.minus(&all).iter() {
+    for cpu in regular.difference(&all).iter() {
         let fewest = others.iter().min_by_key(|queue| new[**queue].len());
         if let Some(queue) = fewest {
-            new[*queue] = new[*queue].plus(&Cpus::one(cpu));
+            new[*queue] = new[*queue].union(&Cpus::one(cpu));
         }
     }
     for queue in others {
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     fn sets(lists: &[&str]) -> Vec<Cpus> {
-        lists.iter().map(|l| Cpus::list(l).unwrap()).collect()
+        lists.iter().map(|l| Cpus::parse_list(l).unwrap()).collect()
     }
 
     #[test]
@@ -94,7 +96,7 @@ mod tests {
             ("0-3", 0, &["0-3", "0-3"], &["0", "1-3"]),
             ("0-1", 0, &["0-1"], &[]),
         ] {
-            let regular = Cpus::list(cpus).unwrap().without(turbo);
+            let regular = Cpus::parse_list(cpus).unwrap().without(turbo);
             let once = xps(&sets(before), turbo, &regular);
             assert_eq!(once, sets(after), "{before:?}");
             assert!(once.is_empty() || xps(&once, turbo, &regular) == once);

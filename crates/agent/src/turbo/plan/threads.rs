@@ -2,11 +2,11 @@
 //! Threads of the kernel that do I/O, and work that is bound to no CPU.
 
 use super::{Mode, Planner};
-use crate::turbo::knob::{GROUP, Knob, Part};
+use crate::turbo::knob::{Knob, Part, TURBO_GROUP};
 
 /// Beginnings of the names of threads that do I/O: polling of network interfaces, journals and logs of file systems,
 /// devices made of devices, network file systems.
-const NAMES: [&str; 28] = [
+const IO_THREAD_PREFIXES: [&str; 28] = [
     "napi/",
     "jbd2/",
     "xfsaild/",
@@ -40,7 +40,9 @@ const NAMES: [&str; 28] = [
 /// Whether a thread of the kernel of this name does I/O. Those of one CPU each (`ksoftirqd/1`) follow the work of
 /// their CPU, handlers of interrupts (`irq/24-nvme0q1`) their interrupt, `kworker` its workqueue: they are not meant.
 pub fn serves_io(name: &str) -> bool {
-    let begins = NAMES.iter().any(|start| name.starts_with(start));
+    let begins = IO_THREAD_PREFIXES
+        .iter()
+        .any(|start| name.starts_with(start));
     // md127_raid1, md0_resync; but not others that begin with these two letters
     let is_array = |name: &str| name[2..].starts_with(|c: char| c.is_ascii_digit());
     begins && (!name.starts_with("md") || is_array(name))
@@ -61,7 +63,7 @@ impl Planner<'_> {
             match self.plan.mode {
                 // nobody outside of the partition may run on its CPU, not even by sched_setaffinity
                 Mode::Partition => {
-                    let there = format!("/{GROUP} {}", self.turbo);
+                    let there = format!("/{TURBO_GROUP} {}", self.turbo);
                     self.step(Part::Threads, Knob::Member { tid }, there);
                 }
                 _ => {

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The way to the host, on which nobody may be for hours.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use viola_proto::agent::{FrameReader, FrameWriter};
+use viola_proto::lanes::guest::{FromGuest, ToGuest};
+
+use crate::io::channel::{Address, Channel};
+
+/// A port whose other end nobody has open says so at once, each time that it is asked; so it is asked this often.
+pub const UNATTENDED_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// A way that cannot be opened is tried again after so long.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(2);
+/// Most bytes that wait for the host.
+const MAX_OUT_BYTES: usize = 64 << 10;
+
+/// Such a way.
+#[derive(Debug)]
+pub struct HostPort {
+    address: Address,
+    channel: Option<Channel>,
+    reader: FrameReader,
+    writer: FrameWriter,
+    /// Nobody was there; not before this it is looked again.
+    reopen_at: Instant,
+    /// Why it cannot be opened.
+    pub why: Option<String>,
+}
+
+impl HostPort {
+    /// One to this address; it is opened by and by.
+    pub fn new(address: Address) -> Self {
+        Self {
+            address,
+            channel: None,
+            reader: FrameReader::new(),
+            writer: FrameWriter::new(MAX_OUT_BYTES),
+            reopen_at: Instant::now(),
+            why: None,
+        }
+    }
+
+    fn open(&mut self, now: Instant) {
+        match Channel::open(&self.address) {
+            Ok(channel) => {
+                self.channel = Some(channel);
+                self.why = None;
+            }
+            Err(e) => {
+                self.reopen_at = now + REOPEN_INTERVAL;
+                self.why = Some(format!("{}: {e}", self.address));
+            }
+        }
+    }
+
+    /// What is to be waited for, if anything is, and how long at most.
+    pub fn poll_fd(&mut self) -> (Option<BorrowedFd<'_>>, Duration) {
+        let now = Instant::now();
+        if self.channel.is_none() && now >= self.reopen_at {
+            self.open(now);
+        }
+        let quiet = self.reopen_at.saturating_duration_since(now);
+        match &self.channel {
+            Some(channel) if quiet.is_zero() => (Some(channel.as_fd()), Duration::MAX),
+            _ => (None, quiet),
+        }
+    }
+
+    /// What the host asks, after a wait that said this of the way.
+    pub fn receive(&mut self, said: PollFlags) -> Vec<ToGuest> {
+        let mut asked = Vec::new();
+        let Some(channel) = &mut self.channel else {
+            return asked;
+        };
+        if said.is_empty() {
+            return asked;
+        }
+        match self.reader.fill(channel) {
+            Ok(Some(0)) | Err(_) => {
+                self.reopen_at = Instant::now() + UNATTENDED_POLL_INTERVAL;
+                self.reader.clear();
+                self.writer.clear();
+                // A port stays; who comes next to its other end is heard on it. A terminal that was hung up is dead.
+                if channel.window() > 0 || !matches!(self.address, Address::Device(_)) {
+                    self.channel = None;
+                }
+                return asked;
+            }
+            Ok(None) if said.contains(PollFlags::HUP) => {
+                self.reopen_at = Instant::now() + UNATTENDED_POLL_INTERVAL
+            }
+            Ok(_) => {}
+        }
+        while let Some(message) = self.reader.next::<ToGuest>() {
+            // what is no question is somebody else's
+            asked.extend(message.ok());
+        }
+        asked
+    }
+
+    /// Answers. What the host does not take is lost, as is an answer to one that has gone.
+    pub fn reply(&mut self, answer: &FromGuest) {
+        let Some(channel) = &mut self.channel else {
+            return;
+        };
+        if self.writer.push(answer).is_err() || self.writer.flush(channel).is_err() {
+            self.writer.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    use viola_proto::agent::encode;
+    use viola_proto::lanes::guest::Wish;
+
+    #[test]
+    fn a_host_that_comes_and_goes_is_heard_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("l");
+        let mut port = HostPort::new(Address::Unix(path.clone()));
+        assert!(port.poll_fd().0.is_none());
+        assert!(port.why.as_ref().unwrap().contains("l: "), "{:?}", port.why);
+        let listener = UnixListener::bind(&path).unwrap();
+        for n in 1..3 {
+            port.reopen_at = Instant::now();
+            assert!(port.poll_fd().0.is_some());
+            assert_eq!(port.why, None);
+            let (mut host, _) = listener.accept().unwrap();
+            let asked = ToGuest {
+                n,
+                mac: [2, 0, 0, 0, 0, 1],
+                wish: Wish::Leave,
+            };
+            host.write_all(b"noise").unwrap();
+            host.write_all(&encode(&asked).unwrap()).unwrap();
+            assert_eq!(port.receive(PollFlags::IN), [asked]);
+            port.reply(&FromGuest { n, failed: None });
+            let mut reader = FrameReader::new();
+            let answer = reader.wait::<FromGuest>(&mut host).unwrap().unwrap();
+            assert_eq!(answer.unwrap().n, n);
+            drop(host);
+            assert_eq!(port.receive(PollFlags::IN | PollFlags::HUP), []);
+            // it is not asked again at once
+            let (fd, quiet) = port.poll_fd();
+            assert!(fd.is_none() && quiet > Duration::ZERO && quiet <= UNATTENDED_POLL_INTERVAL);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One pipe of the engine: its ends, and what has come back of them.
+
+use std::net::SocketAddr;
+
+use viola_proto::pipe::{Connection, FromGuest, PipeId};
+
+use super::drain::DrainPoll;
+use crate::pipe::counters::Counters;
+use crate::pipe::lease::FileKey;
+use crate::pipe::life::{HostCommand, Life, Sides};
+use crate::pipe::programs::ProgramId;
+use crate::pipe::reason::Reason;
+use crate::pipe::sink::Target;
+use crate::pipe::socket::Stream;
+
+#[derive(Debug)]
+pub(super) struct Pipe {
+    pub(super) life: Life,
+    pub(super) program: ProgramId,
+    pub(super) source: Source,
+    pub(super) sink: Sink,
+    /// Bytes that the program wants, and those that the agent has moved itself.
+    pub(super) length: u64,
+    pub(super) moved: u64,
+    /// Of a source that is to be held.
+    pub(super) ends: Option<(SocketAddr, SocketAddr)>,
+    pub(super) drain: Option<DrainPoll>,
+    /// Why it is refused, if it is.
+    pub(super) reason: Option<Reason>,
+    /// The host had it for so long, in microseconds.
+    pub(super) spent: u64,
+}
+
+/// Where bytes come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    File {
+        key: FileKey,
+        device: String,
+        offset: u64,
+    },
+    Socket(Endpoint),
+}
+
+/// Where they go to.
+#[derive(Debug)]
+pub(super) enum Sink {
+    File { target: Target, device: String },
+    Socket(Endpoint),
+}
+
+/// A connection's socket, and what of it has come back from the host.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) stream: Stream,
+    pub(super) returned: Option<Box<Connection>>,
+    /// Bytes that nobody has read, and that come before those in it.
+    pub(super) unread: Vec<u8>,
+}
+
+impl Endpoint {
+    pub(super) fn new(stream: Stream) -> Self {
+        let (returned, unread) = (None, Vec::new());
+        Self {
+            stream,
+            returned,
+            unread,
+        }
+    }
+}
+
+impl Pipe {
+    /// What the host is told.
+    pub(super) fn host_message(&self, pipe: PipeId, command: HostCommand) -> Option<FromGuest> {
+        Some(match command {
+            HostCommand::Hold => {
+                let (local, peer) = self.ends?;
+                FromGuest::Hold { pipe, local, peer }
+            }
+            HostCommand::Stop => FromGuest::Stop { pipe },
+            HostCommand::Reset => FromGuest::Reset { pipe },
+            HostCommand::Taken => FromGuest::Taken { pipe },
+        })
+    }
+
+    /// The connections of these sides.
+    pub(super) fn endpoints(&mut self, of: Sides) -> impl Iterator<Item = &mut Endpoint> {
+        let source = match &mut self.source {
+            Source::Socket(endpoint) if of.source => Some(endpoint),
+            _ => None,
+        };
+        let sink = match &mut self.sink {
+            Sink::Socket(endpoint) if of.sink => Some(endpoint),
+            _ => None,
+        };
+        source.into_iter().chain(sink)
+    }
+
+    /// Puts back what has come back; which could not be put.
+    pub(super) fn restore(&mut self, counters: &Counters) -> Sides {
+        let put = |endpoint: &mut Endpoint| match endpoint.returned.take() {
+            Some(mut connection) => {
+                connection.unread.0.splice(..0, endpoint.unread.drain(..));
+                let restored = endpoint.stream.restore(*connection);
+                if let Err(e) = &restored {
+                    counters.set_last_detail(format!("a connection is lost: {e}"));
+                }
+                restored.is_err()
+            }
+            // it was killed
+            None => false,
+        };
+        Sides {
+            source: match &mut self.source {
+                Source::Socket(endpoint) => put(endpoint),
+                Source::File { .. } => false,
+            },
+            sink: match &mut self.sink {
+                Sink::Socket(endpoint) => put(endpoint),
+                Sink::File { .. } => false,
+            },
+        }
+    }
+}
+
+pub(super) const BOTH: Sides = Sides {
+    source: true,
+    sink: true,
+};

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Takes connections out of their sockets, and gives all to the host.
+
+use viola_proto::agent::FileMap;
+use viola_proto::pipe::{End, FromGuest, PipeId};
+
+use super::{Engine, Sink, Source};
+use crate::pipe::life::Event;
+use crate::pipe::reason::Reason;
+
+impl Engine {
+    /// Gives a pipe whose ends are ready to the host.
+    pub(super) fn hand_over(&mut self, pipe: PipeId) {
+        match self.extract(pipe) {
+            Ok(Some(message)) => {
+                self.apply(pipe, Event::HandedOver, Reason::RefusedByHost);
+                self.send(message);
+            }
+            Ok(None) => {}
+            Err(reason) => self.apply(pipe, Event::Failed(reason.errno()), reason),
+        }
+    }
+
+    /// What the host is given; an error means that the connections are in their sockets.
+    pub(super) fn extract(&mut self, id: PipeId) -> Result<Option<FromGuest>, Reason> {
+        let Some(pipe) = self.pipes.get(&id).filter(|p| p.life.can_hand_over()) else {
+            return Ok(None);
+        };
+        if self.host_state.epoch.is_none() {
+            return Err(Reason::NoSession);
+        }
+        let reads = match &pipe.source {
+            Source::File { device, .. } => Some(self.proven(device, |access| access.read)?.fs),
+            Source::Socket(_) => None,
+        };
+        let writes = match &pipe.sink {
+            Sink::File { device, .. } => Some(self.proven(device, |access| access.write)?.fs),
+            Sink::Socket(_) => None,
+        };
+        let pipe = self.pipes.get_mut(&id).ok_or(Reason::SystemError)?;
+        let length = pipe.length - pipe.moved;
+        // whatever can fail without a trace comes first, and the source last: it has to go on when the sink cannot
+        let source_hop = match &pipe.source {
+            Source::Socket(endpoint) => {
+                let (local, peer) = endpoint.stream.ends()?;
+                self.next_hops.get(local, peer)?
+            }
+            Source::File { .. } => [0; 6],
+        };
+        let sink = match &mut pipe.sink {
+            Sink::Socket(endpoint) => {
+                let hop = |(local, peer)| self.next_hops.get(local, peer);
+                let (connection, next_hop) = endpoint.stream.extract(hop)?;
+                End::Connection {
+                    connection: Box::new(connection),
+                    next_hop,
+                }
+            }
+            Sink::File { target, .. } => End::File {
+                fs: writes.ok_or(Reason::SystemError)?,
+                map: target.map.clone().ok_or(Reason::SystemError)?,
+                offset: target.offset + pipe.moved,
+            },
+        };
+        let source = match &mut pipe.source {
+            Source::Socket(endpoint) => {
+                let taken = endpoint.stream.extract(|_| Ok(source_hop));
+                taken.map(|(connection, next_hop)| End::Connection {
+                    connection: Box::new(connection),
+                    next_hop,
+                })
+            }
+            Source::File { key, offset, .. } => {
+                let whole = self.leases.get(*key).and_then(|leased| leased.map.as_ref());
+                match (whole, reads) {
+                    (Some(whole), Some(fs)) => Ok(End::File {
+                        fs,
+                        map: part(whole, *offset, *offset + length),
+                        offset: *offset,
+                    }),
+                    _ => Err(Reason::SystemError),
+                }
+            }
+        };
+        match source {
+            Ok(source) => Ok(Some(FromGuest::Give {
+                pipe: id,
+                source,
+                sink,
+                length,
+            })),
+            Err(reason) => {
+                if let Sink::Socket(endpoint) = &pipe.sink {
+                    endpoint.stream.resume();
+                }
+                Err(reason)
+            }
+        }
+    }
+}
+
+/// What of a file's places is wanted.
+fn part(whole: &FileMap, from: u64, to: u64) -> FileMap {
+    let is_wanted = |e: &&viola_proto::agent::Extent| e.logical < to && e.logical + e.length > from;
+    FileMap {
+        size: whole.size,
+        extents: whole.extents.iter().filter(is_wanted).copied().collect(),
+    }
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a program's request to ends that are ready to be given.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use viola_proto::agent::FileMap;
+use viola_proto::pipe::PipeId;
+use viola_proto::pipe::library::Ask;
+
+use super::{BOTH, Endpoint, Engine, Pipe, Sink, Source};
+use crate::pipe::lease::{FileInfo, FileKey};
+use crate::pipe::life::{Event, Kind, Life};
+use crate::pipe::programs::ProgramId;
+use crate::pipe::reason::Reason;
+use crate::pipe::sink::note::Notes;
+use crate::pipe::sink::{Target, writable};
+use crate::pipe::socket::Stream;
+use crate::pipe::{PipeAccess, PipeVolume};
+
+/// What a program wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Its own number for it.
+    pub id: u64,
+    kind: Kind,
+    /// First byte of a file that is read.
+    offset: u64,
+    /// First byte of one that is written to.
+    to: u64,
+    length: u64,
+}
+
+impl Request {
+    /// Of a packet, if it is for something new.
+    pub fn of(ask: Ask) -> Option<Self> {
+        let (id, kind, offset, to, length) = match ask {
+            Ask::Send { id, offset, length } => (id, Kind::Send, offset, 0, length),
+            Ask::Receive { id, offset, length } => (id, Kind::Receive, 0, offset, length),
+            Ask::Copy {
+                id,
+                offset,
+                length,
+                to,
+            } => (id, Kind::Copy, offset, to, length),
+            Ask::Relay { id, length } => (id, Kind::Relay, 0, 0, length),
+            Ask::Stop { .. } | Ask::Reset { .. } => return None,
+        };
+        Some(Self {
+            id,
+            kind,
+            offset,
+            to,
+            length,
+        })
+    }
+}
+
+/// What a program has given with its request.
+enum Given {
+    File(OwnedFd),
+    Socket(Endpoint),
+}
+
+impl Engine {
+    /// A program asks. An error means that nothing was done.
+    pub(super) fn begin(
+        &mut self,
+        program: ProgramId,
+        request: Request,
+        (source, sink): (OwnedFd, OwnedFd),
+    ) -> Result<(), Reason> {
+        if !self.programs.is_allowed(program) {
+            return Err(Reason::NotAllowed);
+        }
+        if self.host_state.epoch.is_none() || self.host_state.halt {
+            return Err(Reason::NoSession);
+        }
+        if self.pipes.len() >= self.most {
+            return Err(Reason::TooManyPipes);
+        }
+        if request.kind == Kind::Relay && !self.relay_allowed {
+            return Err(Reason::Disabled);
+        }
+        // what is not written in the end is asked first
+        let connections = request.kind.connections();
+        let pipe = self.next;
+        let from = match connections.source {
+            true => Given::Socket(Endpoint::new(Stream::source(source)?)),
+            false => Given::File(source),
+        };
+        let to = match connections.sink {
+            true => Given::Socket(Endpoint::new(Stream::new(sink)?)),
+            false => Given::File(sink),
+        };
+        if let (Given::Socket(from), Given::Socket(to)) = (&from, &to)
+            && from.stream.is_same(&to.stream)
+        {
+            return Err(Reason::BadSocket);
+        }
+        if request.length == 0 {
+            return Err(Reason::OutOfRange);
+        }
+        let into = match &to {
+            Given::File(file) => Some(self.may_write(file.as_fd())?),
+            Given::Socket(_) => None,
+        };
+        let source = match from {
+            Given::Socket(endpoint) => Source::Socket(endpoint),
+            Given::File(file) => {
+                let held = self.hold(pipe, file.as_fd(), &request);
+                // closed when the host has been told
+                self.closable.push(file);
+                held?
+            }
+        };
+        let sink = match (to, into) {
+            (Given::Socket(endpoint), _) => Ok(Sink::Socket(endpoint)),
+            (Given::File(sink), Some((key, device, notes))) => match &source {
+                Source::File { key: read, .. } if *read == key => Err(Reason::HasWriter),
+                _ => {
+                    let said = (&self.inbox, &self.counters);
+                    let part = (request.to, request.length);
+                    let target = Target::begin(pipe, sink, part, notes, said);
+                    target.map(|target| Sink::File { target, device })
+                }
+            },
+            (Given::File(_), None) => Err(Reason::SystemError),
+        };
+        let sink = match (sink, &source) {
+            (Ok(sink), _) => sink,
+            (Err(reason), Source::File { key, .. }) => {
+                self.leases.release(*key, pipe);
+                return Err(reason);
+            }
+            (Err(reason), Source::Socket(_)) => return Err(reason),
+        };
+        self.next += 1;
+        let new = Pipe {
+            life: Life::new(request.id, request.kind),
+            program,
+            source,
+            sink,
+            length: request.length,
+            moved: 0,
+            ends: None,
+            drain: None,
+            reason: None,
+            spent: 0,
+        };
+        self.pipes.insert(pipe, new);
+        self.advance(pipe);
+        Ok(())
+    }
+
+    /// Keeps a file that is read from changes, and has it mapped.
+    fn hold(
+        &mut self,
+        pipe: PipeId,
+        file: BorrowedFd<'_>,
+        request: &Request,
+    ) -> Result<Source, Reason> {
+        // before anything that a file system in user space could answer late
+        let found = FileInfo::of(file)?;
+        let device = found.device();
+        self.proven(&device, |access| access.read)?;
+        let key = self.leases.hold(file, &found, pipe)?;
+        let offset = request.offset;
+        let leased = self.leases.get(key).ok_or(Reason::SystemError)?;
+        let (size, job, is_mapped) = (leased.size, Arc::clone(&leased.file), leased.map.is_some());
+        if offset
+            .checked_add(request.length)
+            .is_none_or(|end| end > size)
+        {
+            self.leases.release(key, pipe);
+            return Err(Reason::OutOfRange);
+        }
+        if !is_mapped {
+            // the mapper ends only with this
+            let _ = self.mapper.send((pipe, job));
+        }
+        Ok(Source::File {
+            key,
+            device,
+            offset,
+        })
+    }
+
+    /// Whether a program's file may be written to by the host, and by nobody else now.
+    fn may_write(&self, file: BorrowedFd<'_>) -> Result<(FileKey, String, Notes), Reason> {
+        let device = FileInfo::of(file)?.device();
+        let notes = Notes::new(
+            &self.proven(&device, |access| access.write)?.point,
+            self.run,
+        );
+        let key = writable(file)?;
+        let other = self
+            .pipes
+            .values()
+            .any(|pipe| matches!(&pipe.sink, Sink::File { target, .. } if target.key == key));
+        match other {
+            true => Err(Reason::HasWriter),
+            false => Ok((key, device, notes)),
+        }
+    }
+
+    /// The file system of a device, if it is for this and the host knows its disk.
+    pub(super) fn proven(
+        &self,
+        device: &str,
+        wanted: impl Fn(PipeAccess) -> bool,
+    ) -> Result<&PipeVolume, Reason> {
+        match self.host_state.volumes.get(device) {
+            Some(disk) if !wanted(disk.access) => Err(Reason::Unmappable),
+            Some(disk) if !disk.is_proven => Err(Reason::UnprovenDisk),
+            Some(disk) => Ok(disk),
+            None => Err(Reason::Unmappable),
+        }
+    }
+
+    /// What the mapper has found of a file that is read.
+    pub(super) fn mapped(&mut self, pipe: PipeId, result: Result<FileMap, Reason>) {
+        let Some(Source::File { key, .. }) = self.pipes.get(&pipe).map(|p| &p.source) else {
+            return;
+        };
+        let key = *key;
+        match result {
+            Ok(map) => {
+                if let Some(leased) = self.leases.get(key) {
+                    leased.map = Some(map);
+                }
+                self.advance(pipe);
+            }
+            Err(reason) => self.apply(pipe, Event::Failed(reason.errno()), reason),
+        }
+    }
+
+    /// What has come of making a file ready that is written to.
+    pub(super) fn prepared(&mut self, pipe: PipeId, result: Result<FileMap, Reason>) {
+        let Some(Sink::File { target, .. }) = self.pipes.get_mut(&pipe).map(|p| &mut p.sink) else {
+            return;
+        };
+        match result {
+            Ok(map) => {
+                target.map = Some(map);
+                self.advance(pipe);
+            }
+            Err(reason) => self.apply(pipe, Event::Failed(reason.errno()), reason),
+        }
+    }
+
+    /// Takes the next step when both ends are ready.
+    fn advance(&mut self, id: PipeId) {
+        let Some(pipe) = self.pipes.get_mut(&id).filter(|p| p.life.is_asked()) else {
+            return;
+        };
+        let is_read = match &pipe.source {
+            Source::File { key, .. } => self.leases.get(*key).is_some_and(|f| f.map.is_some()),
+            Source::Socket(_) => true,
+        };
+        let is_written = match &pipe.sink {
+            Sink::File { target, .. } => target.map.is_some(),
+            Sink::Socket(_) => true,
+        };
+        if !is_read || !is_written {
+            return;
+        }
+        if !pipe.life.kind().is_held_first() {
+            return self.hand_over(id);
+        }
+        // what the host would hold for nothing is found out before
+        let mut ends = Err(Reason::SystemError);
+        for endpoint in pipe.endpoints(BOTH) {
+            let found = endpoint.stream.ends();
+            let reached = found.and_then(|(local, peer)| self.next_hops.get(local, peer));
+            match (reached, &ends) {
+                (Err(reason), _) => {
+                    ends = Err(reason);
+                    break;
+                }
+                // the source comes first
+                (Ok(_), Err(_)) => ends = found,
+                (Ok(_), Ok(_)) => {}
+            }
+        }
+        match ends {
+            Ok(ends) => {
+                pipe.ends = Some(ends);
+                self.apply(id, Event::Ready, Reason::RefusedByHost);
+            }
+            Err(reason) => self.apply(id, Event::Failed(reason.errno()), reason),
+        }
+    }
+}

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The life of one pipe: a program's wish to have bytes moved by the host, from a file or a connection to another one.
+//!
+//! | state | the connections are in | the host may touch the files |
+//! |---|---|---|
+//! | asked: the files are made ready | the program's sockets | no |
+//! | holding: the host is asked to keep what the source's peer sends | the program's sockets | no |
+//! | held: what the source has already is moved here | the program's sockets | no |
+//! | given | the host | yes |
+//! | orphaned: the program is gone | the host | yes |
+//! | lost: the session is over | nothing | until the next session begins |
+//! | settling: the file that was written to is made the program's again | as they will stay | no |
+//!
+//! The host ends all that it does for a session before it begins another one, so a lost pipe keeps its files until then, and
+//! a program whose file is written to hears the end only then. [`Kind::Receive`] and [`Kind::Relay`] are held first: their
+//! peers send all the time.
+
+mod event;
+
+use viola_proto::pipe::library::{Answer, Lost};
+
+pub use event::{Action, Event, HostCommand, Kind, Sides};
+
+/// What the program hears last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Refused(i32),
+    Over {
+        sent: u64,
+        errno: i32,
+        lost: Sides,
+    },
+    /// It is not there to hear it.
+    NoProgram,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Asked,
+    Holding,
+    Held {
+        moved: u64,
+    },
+    Given {
+        stopping: bool,
+        moved: u64,
+        sent: u64,
+    },
+    Restoring {
+        total: u64,
+        errno: i32,
+        lost: Sides,
+    },
+    Orphaned {
+        moved: u64,
+        sent: u64,
+    },
+    Lost {
+        total: u64,
+        end: Ending,
+    },
+    Settling {
+        end: Ending,
+    },
+    Over,
+}
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Life {
+    id: u64,
+    kind: Kind,
+    state: State,
+}
+
+impl Life {
+    /// A program asks, by this number of its own. A file that is read is kept from changes already.
+    pub fn new(id: u64, kind: Kind) -> Self {
+        Self {
+            id,
+            kind,
+            state: State::Asked,
+        }
+    }
+
+    /// The program's number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What it is for.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Nothing will happen to it any more.
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    /// The host has not heard of it.
+    pub fn is_asked(&self) -> bool {
+        self.state == State::Asked
+    }
+
+    /// The host keeps what the source's peer sends; what is there already is to be moved.
+    pub fn is_held(&self) -> bool {
+        matches!(self.state, State::Held { .. })
+    }
+
+    /// It may be given now.
+    pub fn can_hand_over(&self) -> bool {
+        match self.kind.is_held_first() {
+            true => self.is_held(),
+            false => self.is_asked(),
+        }
+    }
+
+    /// The program waits for an answer.
+    pub fn is_awaited(&self) -> bool {
+        match self.state {
+            State::Orphaned { .. } | State::Over => false,
+            State::Lost { end, .. } | State::Settling { end } => end != Ending::NoProgram,
+            _ => true,
+        }
+    }
+
+    /// The file that was written to is being given back.
+    pub fn is_settling(&self) -> bool {
+        matches!(self.state, State::Settling { .. })
+    }
+
+    /// The host may touch its files, or the agent is not done with them.
+    pub fn uses_files(&self) -> bool {
+        matches!(
+            self.state,
+            State::Given { .. }
+                | State::Orphaned { .. }
+                | State::Lost { .. }
+                | State::Settling { .. }
+        )
+    }
+
+    /// Something has happened; what follows is to be done in this order.
+    pub fn apply(&mut self, event: Event) -> Vec<Action> {
+        let (state, actions) = self.next(event);
+        self.state = state;
+        actions
+    }
+
+    fn say(&self, end: Ending) -> Option<Action> {
+        let id = self.id;
+        let answer = match end {
+            Ending::Refused(errno) => Answer::Refused { id, errno },
+            Ending::Over { sent, errno, lost } => {
+                let Sides { source, sink } = lost;
+                let errno = match lost.any() {
+                    true => libc::ECONNRESET,
+                    false => errno,
+                };
+                let lost = Lost { source, sink };
+                Answer::Over {
+                    id,
+                    sent,
+                    errno,
+                    lost,
+                    spent: 0,
+                }
+            }
+            Ending::NoProgram => return None,
+        };
+        Some(Action::Answer(answer))
+    }
+
+    /// The end, after these actions: the file has got so many bytes.
+    fn end(mut actions: Vec<Action>, total: u64, end: Ending) -> (State, Vec<Action>) {
+        actions.push(Action::Settle(total));
+        (State::Settling { end }, actions)
+    }
+
+    /// The end of one whose sockets are as they were but for what the agent has moved.
+    fn untouched(actions: Vec<Action>, moved: u64, errno: i32) -> (State, Vec<Action>) {
+        let end = match moved {
+            0 => Ending::Refused(errno),
+            sent => over(sent, 0, Sides::NONE),
+        };
+        Self::end(actions, moved, end)
+    }
+
+    fn next(&self, event: Event) -> (State, Vec<Action>) {
+        let before = self.state;
+        match before {
+            State::Asked => self.asked(event),
+            State::Holding => self.holding(event),
+            State::Held { moved } => Self::held(moved, event),
+            State::Given {
+                stopping,
+                moved,
+                sent,
+            } => self.given(stopping, moved, sent, event),
+            State::Restoring { total, errno, lost } => match event {
+                Event::Restored(failed) => self.restored((total, errno, lost), failed),
+                _ => (before, vec![]),
+            },
+            State::Orphaned { moved, sent } => self.orphan(moved, sent, event),
+            State::Lost { total, end } => match event {
+                Event::SessionOpened => Self::end(vec![Action::ReleaseFile], total, end),
+                Event::ProgramGone => {
+                    let end = Ending::NoProgram;
+                    (State::Lost { total, end }, vec![])
+                }
+                _ => (before, vec![]),
+            },
+            State::Settling { end } => match event {
+                Event::Settled(errno) => {
+                    let end = match end {
+                        Ending::Over { lost, .. } if errno != 0 => over(0, errno, lost),
+                        end => end,
+                    };
+                    (State::Over, self.say(end).into_iter().collect())
+                }
+                Event::ProgramGone => (
+                    State::Settling {
+                        end: Ending::NoProgram,
+                    },
+                    vec![],
+                ),
+                _ => (before, vec![]),
+            },
+            State::Over => (before, vec![]),
+        }
+    }
+
+    fn asked(&self, event: Event) -> (State, Vec<Action>) {
+        let let_go = vec![Action::ReleaseFile];
+        match event {
+            Event::Ready if self.kind.is_held_first() => {
+                (State::Holding, vec![Action::Tell(HostCommand::Hold)])
+            }
+            Event::HandedOver if !self.kind.is_held_first() => (given(0), vec![]),
+            Event::Failed(errno) => Self::untouched(let_go, 0, errno),
+            Event::Halt | Event::SessionClosed => Self::untouched(let_go, 0, libc::EAGAIN),
+            // nothing was moved, and all is as it was
+            Event::Stop => Self::end(let_go, 0, over(0, 0, Sides::NONE)),
+            Event::ProgramGone => Self::end(let_go, 0, Ending::NoProgram),
+            _ => (State::Asked, vec![]),
+        }
+    }
+
+    fn holding(&self, event: Event) -> (State, Vec<Action>) {
+        match event {
+            Event::Held => (State::Held { moved: 0 }, vec![]),
+            // before it was known that it is held nothing has been moved
+            Event::Moved(_) | Event::SourceEnded(_) | Event::HandedOver => (State::Holding, vec![]),
+            event => match Self::held(0, event) {
+                (State::Held { .. }, actions) => (State::Holding, actions),
+                ended => ended,
+            },
+        }
+    }
+
+    fn held(moved: u64, event: Event) -> (State, Vec<Action>) {
+        let let_go = vec![Action::ReleaseFile];
+        let stop = vec![Action::Tell(HostCommand::Stop), Action::ReleaseFile];
+        match event {
+            Event::Moved(moved) => (State::Held { moved }, vec![]),
+            Event::HandedOver => (given(moved), vec![]),
+            Event::SourceEnded(lost) => Self::end(stop, moved, over(moved, 0, lost)),
+            Event::Failed(errno) => Self::untouched(stop, moved, errno),
+            Event::Halt => Self::untouched(stop, moved, libc::EAGAIN),
+            // the host has let it go by itself
+            Event::Refused | Event::SessionClosed => Self::untouched(let_go, moved, libc::EAGAIN),
+            Event::Stop => Self::end(stop, moved, over(moved, 0, Sides::NONE)),
+            Event::ProgramGone => Self::end(stop, moved, Ending::NoProgram),
+            _ => (State::Held { moved }, vec![]),
+        }
+    }
+
+    fn given(&self, stopping: bool, moved: u64, sent: u64, event: Event) -> (State, Vec<Action>) {
+        use Action::{Answer as Say, Kill, ReleaseFile, Reset, Restore, Resume, Tell};
+        let connections = self.kind.connections();
+        let total = moved.saturating_add(sent);
+        match event {
+            Event::Refused => Self::untouched(vec![ReleaseFile, Resume], moved, libc::EAGAIN),
+            Event::Progress(sent) => {
+                let (id, total) = (self.id, moved.saturating_add(sent));
+                let said = Say(Answer::Progress { id, sent: total });
+                let state = State::Given {
+                    stopping,
+                    moved,
+                    sent,
+                };
+                (state, vec![said])
+            }
+            Event::Returned { came, sent, errno } => {
+                let total = moved.saturating_add(sent);
+                let lost = connections.without(came);
+                let mut actions = vec![ReleaseFile];
+                actions.extend(lost.any().then_some(Kill(lost)));
+                match connections.without(lost).any() {
+                    true => {
+                        actions.push(Restore);
+                        (State::Restoring { total, errno, lost }, actions)
+                    }
+                    false => Self::end(actions, total, over(total, errno, lost)),
+                }
+            }
+            Event::Stop | Event::Halt => {
+                let word = (!stopping).then_some(Tell(HostCommand::Stop));
+                let state = State::Given {
+                    stopping: true,
+                    moved,
+                    sent,
+                };
+                (state, word.into_iter().collect())
+            }
+            // the sockets stay silent until it is known what has become of the connections
+            Event::ProgramGone => {
+                let word = match connections.any() {
+                    true => Some(Tell(HostCommand::Reset)),
+                    false => (!stopping).then_some(Tell(HostCommand::Stop)),
+                };
+                (State::Orphaned { moved, sent }, word.into_iter().collect())
+            }
+            Event::SessionClosed => {
+                let end = over(total, 0, connections);
+                let mut actions = Vec::from_iter(connections.any().then_some(Reset));
+                // what is in a file that the host may still write to is not the program's yet
+                let end = match self.kind.is_into_file() {
+                    true => end,
+                    false => {
+                        actions.extend(self.say(end));
+                        Ending::NoProgram
+                    }
+                };
+                (State::Lost { total, end }, actions)
+            }
+            _ => {
+                let state = State::Given {
+                    stopping,
+                    moved,
+                    sent,
+                };
+                (state, vec![])
+            }
+        }
+    }
+
+    fn restored(
+        &self,
+        (total, errno, lost): (u64, i32, Sides),
+        failed: Sides,
+    ) -> (State, Vec<Action>) {
+        let connections = self.kind.connections();
+        let failed = connections
+            .without(lost)
+            .without(connections.without(failed));
+        let lost = lost.and(failed);
+        // of one that was not put back the kernel of this VM says so itself, when the host lets its packets go
+        let word = match connections.without(lost).any() {
+            true => HostCommand::Taken,
+            false => HostCommand::Reset,
+        };
+        let mut actions = vec![Action::Tell(word)];
+        actions.extend(failed.any().then_some(Action::Kill(failed)));
+        Self::end(actions, total, over(total, errno, lost))
+    }
+
+    fn orphan(&self, moved: u64, sent: u64, event: Event) -> (State, Vec<Action>) {
+        let connections = self.kind.connections();
+        let end = Ending::NoProgram;
+        match event {
+            Event::Refused => Self::end(vec![Action::ReleaseFile, Action::Resume], moved, end),
+            Event::Returned { sent, .. } => {
+                let kill = connections.any().then_some(Action::Kill(connections));
+                let actions = [Action::ReleaseFile].into_iter().chain(kill).collect();
+                Self::end(actions, moved.saturating_add(sent), end)
+            }
+            Event::SessionClosed => {
+                let total = moved.saturating_add(sent);
+                let reset = connections.any().then_some(Action::Reset);
+                (State::Lost { total, end }, reset.into_iter().collect())
+            }
+            Event::Progress(sent) => (State::Orphaned { moved, sent }, vec![]),
+            _ => (State::Orphaned { moved, sent }, vec![]),
+        }
+    }
+}
+
+fn given(moved: u64) -> State {
+    State::Given {
+        stopping: false,
+        moved,
+        sent: 0,
+    }
+}
+
+fn over(sent: u64, errno: i32, lost: Sides) -> Ending {
+    Ending::Over { sent, errno, lost }
+}
+
+#[cfg(test)]
+mod tests;

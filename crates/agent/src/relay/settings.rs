@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `[mount]` in the configuration.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::io::channel::Address;
+
+/// `[mount]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// The folder.
+    pub path: PathBuf,
+    /// Way to the host: a virtio-serial port, any other character device, or `unix:PATH`.
+    pub port: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            path: "/mnt/viola".into(),
+            port: "/dev/virtio-ports/org.viola.read.0".into(),
+        }
+    }
+}
+
+impl Settings {
+    /// Checks that the values are usable.
+    ///
+    /// # Errors
+    /// One sentence that names the key.
+    pub fn check(&self) -> Result<(), String> {
+        if !self.path.is_absolute() || self.path == Path::new("/") {
+            return Err(format!(
+                "`path` in [mount]: `{}` must be the whole path of a folder, beginning with /",
+                self.path.display()
+            ));
+        }
+        match Address::parse(&self.port) {
+            Ok(Address::Vsock { .. }) => Err(
+                "`port` in [mount]: vsock is not served; give the VM a virtio-serial port".into(),
+            ),
+            Ok(_) => Ok(()),
+            Err(what) => Err(format!("`port` in [mount]: {what}")),
+        }
+    }
+}
