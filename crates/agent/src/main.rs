@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use viola_agent::agent::Agent;
-use viola_agent::error::StartError;
-use viola_agent::config::Config;
-use viola_agent::status
-use viola_agent::lane::bond;
 use viola_agent::agent::standalone;
+use viola_agent::config::Config;
+use viola_agent::error::StartError;
+use viola_agent::lane::bond;
+use viola_agent::status;
 use viola_agent::turbo::restore::restore_leftovers;
 use viola_agent::turbo::settings::DEFAULT_JOURNAL;
 use viola_agent::turbo::system::RealSystem;

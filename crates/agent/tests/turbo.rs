@@ -276,7 +276,7 @@ fn devices_and_vcpus_that_come_and_go_are_followed() {
     keeper.round();
     assert_eq!(irq(&guest, 41), "1");
     // another device has the number now: its settings are not those that were changed
-    guest.remove("/sys/devices/pci0000:00/0000:00:07.0/msi_irqs/41");
+    guest.remove_dir("/sys/devices/pci0000:00/0000:00:07.0/msi_irqs/41");
     guest.irq(41, "rtc0");
     // the kernel takes interrupts off a vCPU that goes
     guest.put("/sys/devices/system/cpu/online", "0,2");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bond of a VF and its paravirtual NIC: found, made, and taken apart again.
+//! Makes the bond of the paravirtual NIC and its VFs, and takes it apart.
 //!
-//! What an agent made has a word beside it ([`BOND_ALIAS`]), so that the next one knows it whatever became of the first. At no
-//! moment does nobody have the addresses: who gets them has them before who had them gives them up, so that an agent that is
-//! killed at any step leaves what the next one can finish.
+//! A bond that an agent made has the alias [`BOND_ALIAS`], so that the next agent recognises it. The addresses are
+//! always on at least one interface: the new owner gets them before the old one loses them. So an agent that is
+//! killed at any step leaves a state that the next one can complete.
 
 use std::fs;
 use std::io;
@@ -17,9 +17,9 @@ use viola_netdev::{
 use super::plan::{Pair, is_vf_of};
 use super::settings::Settings;
 
-/// Beside a bond that an agent made.
+/// Alias of a bond that an agent made.
 pub const BOND_ALIAS: &str = "made by viola-agent";
-/// How often a bond looks at the links of its ports, ms.
+/// Interval in which the bond checks its ports' links, in milliseconds.
 const MIIMON_MS: u32 = 20;
 
 fn context(what: &str) -> impl FnOnce(io::Error) -> String {
@@ -27,7 +27,7 @@ fn context(what: &str) -> impl FnOnce(io::Error) -> String {
     move |e| format!("{what}: {e}")
 }
 
-/// The interface of the settings, or the only one with the driver of virtio NICs.
+/// The NIC of the settings, or the VM's only virtio NIC.
 fn nic_of(settings: &Settings, all: &[Link], sys: &Path) -> Result<Link, String> {
     if !settings.nic.is_empty() {
         let found = all.iter().find(|l| l.name == settings.nic);
@@ -55,7 +55,7 @@ fn is_bond(link: &Link) -> bool {
     link.kind.as_deref() == Some("bond")
 }
 
-/// Finds the bond with the paravirtual NIC in it, or makes one of that.
+/// Finds the bond of the paravirtual NIC, or makes one.
 ///
 /// # Errors
 /// One sentence; then everything is as before.
@@ -68,7 +68,7 @@ pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
     let master = all.iter().find(|l| Some(l.index) == nic.master);
     let bond = match master {
         Some(bond) if is_bond(bond) && bond.alias.as_deref() != Some(BOND_ALIAS) => {
-            // a bond by somebody else
+            // a bond that the operator made
             let (bond, nic) = (bond.index, nic.index);
             return Ok(Pair { bond, nic, mac });
         }
@@ -98,13 +98,13 @@ pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
         mac,
     };
     make(&pair, &nic).inspect_err(|_| {
-        // what went wrong first is what is context
+        // the first error is the one to report
         let _ = dismantle(&pair);
     })?;
     Ok(pair)
 }
 
-/// The steps of making one, of which some may have been made.
+/// The steps that make a bond, of which an earlier agent may have done some.
 fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
     let had = Belongings::of(pair.nic).map_err(context("addresses"))?;
     set_up(pair.bond, true).map_err(context("the bond does not go up"))?;
@@ -119,17 +119,17 @@ fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
     had.take_from(pair.nic).map_err(context("old addresses"))
 }
 
-/// Lets VFs go, and takes the bond apart if an agent made it.
+/// Releases the VFs, and takes the bond apart if an agent made it.
 ///
 /// # Errors
-/// One sentence; what is left is put back by the next call.
+/// One sentence; the next call continues.
 pub fn dismantle(pair: &Pair) -> Result<(), String> {
     let all = links().map_err(context("interfaces"))?;
     let Some(bond) = all.iter().find(|l| l.index == pair.bond) else {
         return Ok(());
     };
     if bond.active != Some(pair.nic) {
-        // a bond without this port refuses, and one whose port has no link
+        // fails when the port is not in the bond, or has no link
         let _ = set_active_port(pair.bond, pair.nic);
     }
     for vf in ports_of(&all, pair.bond).filter(|l| is_vf_of(pair, l)) {
@@ -149,13 +149,13 @@ pub fn dismantle(pair: &Pair) -> Result<(), String> {
     remove(pair.bond).map_err(context("the bond stays"))
 }
 
-/// Lets a VF go: it is no port any more, and down. One that is gone meanwhile is as good.
+/// Removes a VF from the bond and takes it down. A VF that is gone meanwhile is fine.
 pub fn release_vf(vf: u32) {
     let _ = set_master(vf, None);
     let _ = set_up(vf, false);
 }
 
-/// Puts back what an agent that was killed has left; a sentence where there was something.
+/// Takes the bond of a killed agent apart. Returns a sentence if there was one.
 ///
 /// # Errors
 /// One sentence.

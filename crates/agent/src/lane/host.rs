@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The way to the host, on which nobody may be for hours.
+//! The port to the host, whose other end may be closed for hours.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -10,28 +10,28 @@ use viola_proto::lanes::guest::{FromGuest, ToGuest};
 
 use crate::io::channel::{Address, Channel};
 
-/// A port whose other end nobody has open says so at once, each time that it is asked; so it is asked this often.
+/// Between two polls of a port whose other end is closed: such a port is readable at once.
 pub const UNATTENDED_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// A way that cannot be opened is tried again after so long.
+/// Between two attempts to open the port.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(2);
-/// Most bytes that wait for the host.
+/// Maximum bytes that wait to be sent to the host.
 const MAX_OUT_BYTES: usize = 64 << 10;
 
-/// Such a way.
+/// The port to the host.
 #[derive(Debug)]
 pub struct HostPort {
     address: Address,
     channel: Option<Channel>,
     reader: FrameReader,
     writer: FrameWriter,
-    /// Nobody was there; not before this it is looked again.
+    /// The port is polled or opened again at this time.
     reopen_at: Instant,
-    /// Why it cannot be opened.
+    /// Why the port cannot be opened.
     pub why: Option<String>,
 }
 
 impl HostPort {
-    /// One to this address; it is opened by and by.
+    /// A port at this address; [`HostPort::poll_fd`] opens it.
     pub fn new(address: Address) -> Self {
         Self {
             address,
@@ -56,7 +56,7 @@ impl HostPort {
         }
     }
 
-    /// What is to be waited for, if anything is, and how long at most.
+    /// Opens the port if that is due. Returns the descriptor to poll, if any, and how long to wait at most.
     pub fn poll_fd(&mut self) -> (Option<BorrowedFd<'_>>, Duration) {
         let now = Instant::now();
         if self.channel.is_none() && now >= self.reopen_at {
@@ -69,7 +69,7 @@ impl HostPort {
         }
     }
 
-    /// What the host asks, after a wait that said this of the way.
+    /// Reads the host's requests after a poll with these events.
     pub fn receive(&mut self, said: PollFlags) -> Vec<ToGuest> {
         let mut asked = Vec::new();
         let Some(channel) = &mut self.channel else {
@@ -83,7 +83,7 @@ impl HostPort {
                 self.reopen_at = Instant::now() + UNATTENDED_POLL_INTERVAL;
                 self.reader.clear();
                 self.writer.clear();
-                // A port stays; who comes next to its other end is heard on it. A terminal that was hung up is dead.
+                // A port stays open and serves the next host. A terminal that was hung up is dead.
                 if channel.window() > 0 || !matches!(self.address, Address::Device(_)) {
                     self.channel = None;
                 }
@@ -95,13 +95,13 @@ impl HostPort {
             Ok(_) => {}
         }
         while let Some(message) = self.reader.next::<ToGuest>() {
-            // what is no question is somebody else's
+            // what is no request is ignored
             asked.extend(message.ok());
         }
         asked
     }
 
-    /// Answers. What the host does not take is lost, as is an answer to one that has gone.
+    /// Sends an answer. An answer that the host does not take is lost.
     pub fn reply(&mut self, answer: &FromGuest) {
         let Some(channel) = &mut self.channel else {
             return;
@@ -148,7 +148,7 @@ mod tests {
             assert_eq!(answer.unwrap().n, n);
             drop(host);
             assert_eq!(port.receive(PollFlags::IN | PollFlags::HUP), []);
-            // it is not asked again at once
+            // it is not polled again at once
             let (fd, quiet) = port.poll_fd();
             assert!(fd.is_none() && quiet > Duration::ZERO && quiet <= UNATTENDED_POLL_INTERVAL);
         }

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guest's half of a lane (Raccoon: paper 004): a virtual function (VF) of the host's NIC that comes and goes, and the
-//! paravirtual NIC of the same Ethernet address that stays, behind one bond (active-backup).
+//! The guest's half of a lane (Raccoon, paper 004): one active-backup bond of the VM's paravirtual NIC, which stays,
+//! and a virtual function (VF) of the host's NIC with the same Ethernet address, which comes and goes.
 //!
-//! The bond is somebody else's, or is made of the paravirtual NIC when the agent starts; then the NIC's addresses and
-//! routes go over to it, and back when the agent ends. A VF that comes is made its other port, once, and its active one as
-//! soon as it has a link. Before the host takes it away it says so ([`viola_proto::lanes::guest`]); the bond goes over to
-//! the paravirtual NIC, the VF is let go, and only then unplugged. Without that word the bond goes over when the VF is gone.
+//! The operator has made the bond, or the agent makes it from the paravirtual NIC at its start; the NIC's addresses
+//! and routes then move to the bond, and back when the agent ends. The agent makes a new VF a port of the bond, and
+//! its active port when it has a link. Before the host takes the VF away it tells the agent
+//! ([`viola_proto::lanes::guest`]): the agent activates the paravirtual NIC and releases the VF, and only then the
+//! host unplugs it. Without that message the bond fails over when the VF is gone.
 //!
-//! [`plan`] decides what is to be done with the interfaces that there are; [`pair`] makes the bond and puts everything back;
-//! [`line`] hears the host; [`service`] is the thread that joins them.
+//! | module | room for |
+//! |---|---|
+//! | [`settings`] | `[lane]` in the configuration |
+//! | [`plan`] | which VF to add to the bond, and which port to activate |
+//! | [`bond`] | makes the bond, and takes it apart |
+//! | [`host`] | the port to the host |
+//! | [`service`] | the thread that joins them |
+//! | [`report`] | what `viola-agent status` shows |
 
 pub mod bond;
 pub mod host;

@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is to be done with the interfaces that there are.
+//! Decides which VF to add to the bond, and which port to activate.
 
 use std::collections::BTreeSet;
 
 use viola_netdev::{Link, Mac};
 
-/// The bond and the port of it that stays, by their numbers.
+/// The bond and its paravirtual port, by interface index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// The bond.
     pub bond: u32,
     /// The paravirtual NIC.
     pub nic: u32,
-    /// Address of all of them.
+    /// Ethernet address of the bond, the NIC and its VFs.
     pub mac: Mac,
 }
 
-/// What is to be done.
+/// A change to the bond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Make this interface a port of the bond.
     AddPort(u32),
-    /// Send and receive by this port.
+    /// Make this port the active one.
     Activate(u32),
 }
 
-/// What was done with VFs that are still there.
+/// The VFs that are there, and what was done with them.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// Those that were made ports. Each is added once: one that is being unplugged has to be let go.
+    /// VFs that were added. Each is added once: one that is being unplugged must stay out.
     added: BTreeSet<u32>,
-    /// Those that the host has asked for.
+    /// VFs that the host has asked for.
     reclaimed: BTreeSet<u32>,
 }
 
 impl Plan {
-    /// What is to be done now.
+    /// The changes that are due for these interfaces.
     pub fn next(&mut self, pair: &Pair, links: &[Link]) -> Vec<Action> {
         let is_there = |index: &u32| links.iter().any(|l| l.index == *index);
         self.added.retain(is_there);
@@ -64,7 +64,7 @@ impl Plan {
         actions
     }
 
-    /// Whether a VF is in the bond and has no link yet.
+    /// Whether a VF in the bond has no link yet.
     #[must_use]
     pub fn is_waiting_for_link(&self, pair: &Pair, links: &[Link]) -> bool {
         let is_waiting_for_link = |l: &Link| l.master == Some(pair.bond) && !l.running;
@@ -73,7 +73,7 @@ impl Plan {
         })
     }
 
-    /// All VFs that there are; the host is about to take them.
+    /// The host is about to take the VFs: returns all of them.
     pub fn reclaim(&mut self, pair: &Pair, links: &[Link]) -> Vec<u32> {
         let vfs: Vec<u32> = links
             .iter()
@@ -84,14 +84,14 @@ impl Plan {
         vfs
     }
 
-    /// The host leaves them here.
+    /// The host lets the guest keep the VFs.
     pub fn keep(&mut self) {
         self.reclaimed.clear();
         self.added.clear();
     }
 }
 
-/// Whether an interface is a VF in place of the pair's paravirtual NIC: hardware with the same address.
+/// Whether an interface is a VF of this pair: hardware with the same address.
 pub fn is_vf_of(pair: &Pair, link: &Link) -> bool {
     link.index != pair.bond
         && link.index != pair.nic

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `viola-agent status` shows of it.
+//! What `viola-agent status` shows of a lane.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How a lane is.
+/// State of a lane.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// The bond, its paravirtual port, and the port that it sends by.
+    /// Name of the bond.
     pub bond: String,
-    /// See there.
+    /// Name of the paravirtual port.
     pub nic: String,
-    /// See there.
+    /// Name of the active port.
     pub active: String,
     /// Whether the agent made the bond.
     pub made: bool,
-    /// How often a VF was made its active port.
+    /// How often a VF was made the active port.
     pub taken: u64,
-    /// How often the host asked for one.
+    /// How often the host asked for the VF.
     pub left: u64,
-    /// Why it does not work, or the last thing that did not.
+    /// The last error, if any.
     pub why: Option<String>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread of a lane in a running agent.
+//! The thread of a lane.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,19 +20,19 @@ use crate::io::channel::Address;
 
 /// It looks so often without being context to.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// It looks so often while a VF in the bond has no link: not each driver tells.
+/// Between two looks while a VF in the bond has no link: some drivers send no event.
 const LINK_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// A bond that cannot be made is tried again after so long.
+/// Between two attempts to make the bond.
 const BOND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A lane that is kept. Everything is put back when this is dropped.
+/// A running lane. Dropping it restores everything.
 pub struct Lane {
     report: Arc<Mutex<Report>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Begins, where it is configured.
+/// Starts the lane, if it is configured.
 ///
 /// # Errors
 /// Those of [`Lane::start`].
@@ -41,10 +41,10 @@ pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Lane>> {
 }
 
 impl Lane {
-    /// Begins; a bond that cannot be made is reported, and tried again.
+    /// Starts the thread. A bond that cannot be made is reported, and tried again.
     ///
     /// # Errors
-    /// When nothing can be heard of interfaces, or there can be no thread.
+    /// When link events cannot be received, or no thread can be started.
     pub fn start(settings: &Settings) -> io::Result<Self> {
         let address = Address::parse(&settings.port).map_err(io::Error::other)?;
         let link_events = LinkNews::open()?;
@@ -79,7 +79,7 @@ impl Lane {
         })
     }
 
-    /// How it is.
+    /// The report for `viola-agent status`.
     pub fn report(&self) -> Report {
         lock(&self.report).clone()
     }
@@ -101,7 +101,7 @@ fn lock(report: &Mutex<Report>) -> MutexGuard<'_, Report> {
 struct LaneThread {
     settings: Settings,
     pair: Option<Pair>,
-    /// When a bond is tried to be made again.
+    /// When to try again to make the bond.
     retry: Instant,
     plan: Plan,
     host: HostPort,
@@ -117,7 +117,7 @@ impl LaneThread {
         report
     }
 
-    /// Does what is to be done; how long it may take until it looks again.
+    /// Makes what changes are due. Returns the time until the next look.
     fn round(&mut self) -> Duration {
         if self.pair.is_none() && Instant::now() >= self.retry {
             match bond::find_or_make(&self.settings) {
@@ -190,7 +190,7 @@ impl LaneThread {
                 PollFd::new(link_events, PollFlags::IN),
             ];
             fds.extend(host.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            // an interrupted wait is as good as a short one
+            // an interrupted wait is harmless
             let _ = poll(&mut fds, Some(&most));
             let over = !fds[0].revents().is_empty();
             let said = fds.get(2).map_or(PollFlags::empty(), |fd| fd.revents());
@@ -199,7 +199,7 @@ impl LaneThread {
             for asked in &asked {
                 self.answer(asked);
             }
-            // a look at a port where nobody is changes nothing
+            // a poll of a closed port changes nothing
             if over || link_events.take() || !asked.is_empty() || Instant::now() >= due {
                 return over;
             }
@@ -232,7 +232,7 @@ impl LaneThread {
             Some(active) if active == pair.nic => None,
             _ => set_active_port(pair.bond, pair.nic).err(),
         };
-        // first the answer: from now on the host may send everything by the paravirtual NIC
+        // the answer comes first: from now on the host may send all packets to the paravirtual NIC
         let failed = failed.map(|e| format!("the bond does not go over: {e}"));
         self.report.left += u64::from(failed.is_none());
         self.host.reply(&FromGuest { n, failed });
@@ -249,7 +249,7 @@ impl LaneThread {
     }
 }
 
-/// Makes a VF a port of the bond, which takes only what is down, and takes it up.
+/// Adds a VF to the bond, which accepts only an interface that is down and then takes it up.
 fn add_port(pair: &Pair, vf: u32) -> io::Result<()> {
     set_up(vf, false)?;
     set_master(vf, Some(pair.bond))

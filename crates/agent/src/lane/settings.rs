@@ -11,11 +11,11 @@ use crate::io::channel::Address;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// The paravirtual NIC; empty: the only virtio one.
+    /// The paravirtual NIC; empty: the VM's only virtio NIC.
     pub nic: String,
-    /// The bond that is made of it, if it is in none yet.
+    /// Name of the bond that the agent makes when the NIC is in none.
     pub bond: String,
-    /// Way to the host.
+    /// Transport to the host.
     pub port: String,
 }
 
@@ -30,10 +30,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Whether they are usable.
+    /// Checks that the values are usable.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that names the key.
     pub fn check(&self) -> Result<(), String> {
         for (key, name, least) in [("nic", &self.nic, 0), ("bond", &self.bond, 1)] {
             if !(least..=MAX_IFNAME_BYTES).contains(&name.len()) || name.contains(['/', ' ']) {

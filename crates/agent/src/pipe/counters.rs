@@ -28,12 +28,12 @@ impl Counters {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// So many set_active waited for, and so many set_active read.
+    /// Sets the number of pipes that programs wait for, and of those whose files the host may touch.
     pub fn set_active(&self, awaited: usize, active: usize) {
         self.with(|c| (c.now, c.active) = (awaited as u64, active as u64));
     }
 
-    /// One is count_ended.
+    /// Counts a pipe that has ended.
     pub fn count_ended(&self, sent: u64, errno: i32) {
         self.with(|c| {
             c.pipes += 1;
@@ -57,7 +57,7 @@ impl Counters {
         self.with(|c| c.active)
     }
 
-    /// Pipes that set_active not count_ended.
+    /// Number of pipes that have not ended.
     pub fn busy(&self) -> u64 {
         self.with(|c| c.now.max(c.active))
     }

@@ -13,7 +13,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// Maximum number of chunks per call, since other pipes wait.
 const MAX_CHUNKS_PER_CALL: usize = 32;
 
-/// How far it is.
+/// State after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The source's receive queue is empty.
@@ -29,7 +29,7 @@ pub enum Outcome {
 pub struct Step {
     /// Bytes moved.
     pub moved: u64,
-    /// How far it is.
+    /// State after a call.
     pub outcome: Outcome,
 }
 

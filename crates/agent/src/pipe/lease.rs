@@ -81,7 +81,7 @@ impl FileInfo {
 /// A file under lease.
 #[derive(Debug)]
 pub struct Leased {
-    /// An open description of its open_leased, for reading.
+    /// The agent's own open file description, for reading.
     pub file: Arc<File>,
     /// Size in bytes.
     pub size: u64,
@@ -246,7 +246,7 @@ impl Leases {
     }
 }
 
-/// An open description of our open_leased, under a read lease that this thread hears of.
+/// Opens the file again and takes a lease whose signal this thread gets.
 fn open_leased(program_file: BorrowedFd<'_>) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", program_file.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The life of one pipe: a program's wish to have bytes moved by the host, from a file or a connection to another one.
+//! The life of one pipe, a state machine: a program's request to have the host move bytes from a file or connection
+//! to another one.
 //!
 //! | state | the connections are in | the host may touch the files |
 //! |---|---|---|
@@ -11,9 +12,9 @@
 //! | lost: the session is over | nothing | until the next session begins |
 //! | settling: the file that was written to is made the program's again | as they will stay | no |
 //!
-//! The host ends all that it does for a session before it begins another one, so a lost pipe keeps its files until then, and
-//! a program whose file is written to hears the end only then. [`Kind::Receive`] and [`Kind::Relay`] are held first: their
-//! peers send all the time.
+//! The host ends everything of a session before it opens the next one. So a lost pipe keeps its files until then, and
+//! a program whose file the host writes gets its answer only then. [`Kind::Receive`] and [`Kind::Relay`] are held
+//! first, since their peers send all the time.
 
 mod event;
 
@@ -21,7 +22,7 @@ use viola_proto::pipe::library::{Answer, Lost};
 
 pub use event::{Action, Event, HostCommand, Kind, Sides};
 
-/// What the program hears last.
+/// The last answer to the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Refused(i32),
@@ -30,7 +31,7 @@ enum Ending {
         errno: i32,
         lost: Sides,
     },
-    /// It is not there to hear it.
+    /// The program is gone.
     NoProgram,
 }
 
@@ -65,7 +66,7 @@ enum State {
     Over,
 }
 
-/// See the module.
+/// The life of one pipe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Life {
     id: u64,
@@ -74,7 +75,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// A program asks, by this number of its own. A file that is read is kept from changes already.
+    /// A new pipe under the program's number `id`. A source file is under lease already.
     pub fn new(id: u64, kind: Kind) -> Self {
         Self {
             id,
@@ -83,32 +84,32 @@ impl Life {
         }
     }
 
-    /// The program's number.
+    /// The program's number of the pipe.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// What it is for.
+    /// What the pipe connects.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Nothing will happen to it any more.
+    /// Whether the pipe has ended.
     pub fn is_over(&self) -> bool {
         self.state == State::Over
     }
 
-    /// The host has not heard of it.
+    /// Whether the host does not know the pipe yet.
     pub fn is_asked(&self) -> bool {
         self.state == State::Asked
     }
 
-    /// The host keeps what the source's peer sends; what is there already is to be moved.
+    /// Whether the host holds the source, so that the agent drains what has arrived.
     pub fn is_held(&self) -> bool {
         matches!(self.state, State::Held { .. })
     }
 
-    /// It may be given now.
+    /// Whether the pipe may be handed over now.
     pub fn can_hand_over(&self) -> bool {
         match self.kind.is_held_first() {
             true => self.is_held(),
@@ -116,7 +117,7 @@ impl Life {
         }
     }
 
-    /// The program waits for an answer.
+    /// Whether the program waits for an answer.
     pub fn is_awaited(&self) -> bool {
         match self.state {
             State::Orphaned { .. } | State::Over => false,
@@ -125,12 +126,12 @@ impl Life {
         }
     }
 
-    /// The file that was written to is being given back.
+    /// Whether the sink file is being settled.
     pub fn is_settling(&self) -> bool {
         matches!(self.state, State::Settling { .. })
     }
 
-    /// The host may touch its files, or the agent is not done with them.
+    /// Whether the host may touch the files, or the agent is not done with them.
     pub fn uses_files(&self) -> bool {
         matches!(
             self.state,
@@ -141,7 +142,7 @@ impl Life {
         )
     }
 
-    /// Something has happened; what follows is to be done in this order.
+    /// Applies an event. The returned actions are to be carried out in this order.
     pub fn apply(&mut self, event: Event) -> Vec<Action> {
         let (state, actions) = self.next(event);
         self.state = state;
@@ -172,13 +173,13 @@ impl Life {
         Some(Action::Answer(answer))
     }
 
-    /// The end, after these actions: the file has got so many bytes.
+    /// Settles the sink with `total` bytes after these actions.
     fn end(mut actions: Vec<Action>, total: u64, end: Ending) -> (State, Vec<Action>) {
         actions.push(Action::Settle(total));
         (State::Settling { end }, actions)
     }
 
-    /// The end of one whose sockets are as they were but for what the agent has moved.
+    /// Ends a pipe whose sockets are as before, except for what the agent has moved.
     fn untouched(actions: Vec<Action>, moved: u64, errno: i32) -> (State, Vec<Action>) {
         let end = match moved {
             0 => Ending::Refused(errno),
@@ -240,7 +241,7 @@ impl Life {
             Event::HandedOver if !self.kind.is_held_first() => (given(0), vec![]),
             Event::Failed(errno) => Self::untouched(let_go, 0, errno),
             Event::Halt | Event::SessionClosed => Self::untouched(let_go, 0, libc::EAGAIN),
-            // nothing was moved, and all is as it was
+            // nothing was moved
             Event::Stop => Self::end(let_go, 0, over(0, 0, Sides::NONE)),
             Event::ProgramGone => Self::end(let_go, 0, Ending::NoProgram),
             _ => (State::Asked, vec![]),
@@ -250,7 +251,7 @@ impl Life {
     fn holding(&self, event: Event) -> (State, Vec<Action>) {
         match event {
             Event::Held => (State::Held { moved: 0 }, vec![]),
-            // before it was known that it is held nothing has been moved
+            // nothing is moved before the host has confirmed the hold
             Event::Moved(_) | Event::SourceEnded(_) | Event::HandedOver => (State::Holding, vec![]),
             event => match Self::held(0, event) {
                 (State::Held { .. }, actions) => (State::Holding, actions),
@@ -268,7 +269,7 @@ impl Life {
             Event::SourceEnded(lost) => Self::end(stop, moved, over(moved, 0, lost)),
             Event::Failed(errno) => Self::untouched(stop, moved, errno),
             Event::Halt => Self::untouched(stop, moved, libc::EAGAIN),
-            // the host has let it go by itself
+            // the host has released the source by itself
             Event::Refused | Event::SessionClosed => Self::untouched(let_go, moved, libc::EAGAIN),
             Event::Stop => Self::end(stop, moved, over(moved, 0, Sides::NONE)),
             Event::ProgramGone => Self::end(stop, moved, Ending::NoProgram),
@@ -314,7 +315,7 @@ impl Life {
                 };
                 (state, word.into_iter().collect())
             }
-            // the sockets stay silent until it is known what has become of the connections
+            // the sockets stay silent until the host says what has become of the connections
             Event::ProgramGone => {
                 let word = match connections.any() {
                     true => Some(Tell(HostCommand::Reset)),
@@ -325,7 +326,7 @@ impl Life {
             Event::SessionClosed => {
                 let end = over(total, 0, connections);
                 let mut actions = Vec::from_iter(connections.any().then_some(Reset));
-                // what is in a file that the host may still write to is not the program's yet
+                // the host may still write the sink file, so the program does not get it yet
                 let end = match self.kind.is_into_file() {
                     true => end,
                     false => {
@@ -356,7 +357,8 @@ impl Life {
             .without(lost)
             .without(connections.without(failed));
         let lost = lost.and(failed);
-        // of one that was not put back the kernel of this VM says so itself, when the host lets its packets go
+        // for a connection that was not restored, this VM's kernel sends the reset itself when the host lets
+        // its packets through
         let word = match connections.without(lost).any() {
             true => HostCommand::Taken,
             false => HostCommand::Reset,

@@ -1,5 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that the host moves for this VM's programs, from files and connections to others: see [`viola_proto::pipe`].
+//! Bytes that the host moves for this VM's programs between files and connections: see [`viola_proto::pipe`].
+//!
+//! | module | room for |
+//! |---|---|
+//! | [`settings`] | `[pipe]` in the configuration |
+//! | [`programs`] | the socket at which programs ask |
+//! | [`lease`] | read leases: a file stays unchanged while the host reads it |
+//! | `sink` | prepares a file for the host's writes, and returns it to the program |
+//! | [`socket`] | extracts a connection from a program's socket, and restores it |
+//! | `forward` | moves what a held connection has received |
+//! | [`next_hop`] | the MAC address that a connection's packets go to |
+//! | `life` | the life of one pipe, a state machine |
+//! | `mapper` | the thread that finds extents |
+//! | `engine` | joins all of them |
+//! | [`report`], `counters`, `reason` | what `viola-agent status` shows |
 //!
 //! | module | does |
 //! |---|---|
@@ -14,12 +28,13 @@
 //! | `map` | the thread that finds where files are |
 //! | `work` | joins them |
 //!
-//! The main loop does it: it has the way to the host, by which each pipe goes, and a program that waits would wait for each step from
-//! thread to thread. Nothing here waits for a disk: other threads find extents and write, and say so by a queue.
+//! The main loop runs the engine: it has the channel to the host, and a thread of its own would add a wake-up to each
+//! step that a program waits for. The engine never waits for a disk: other threads find extents and write, and send
+//! completions.
 //!
-//! A program whose connection is with the host when the session ends loses it, because the host resets it then. One
-//! whose agent is killed is left with a socket that is silent for ever: it sees the agent's socket closed, and has to
-//! close that one too.
+//! When the session ends, the host resets the connections that it has, so their programs lose them. When the agent is
+//! killed, the sockets of extracted connections stay silent: the program sees the agent's socket closed and must
+//! close those sockets too.
 
 mod counters;
 mod engine;
@@ -55,60 +70,60 @@ use crate::pipe::report::PipeReport;
 use counters::Counters;
 use settings::Settings;
 
-/// What is known of the host.
+/// What the pipes know of the host and the disks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostState {
-    /// The session, if there is one.
+    /// Epoch of the session, if one is open.
     pub epoch: Option<u64>,
-    /// File systems by the number of their device (`MAJOR:MINOR`).
+    /// File systems by device number (`MAJOR:MINOR`).
     pub volumes: BTreeMap<String, PipeVolume>,
-    /// No file may be read now: those that are, are to end.
+    /// No pipe may start, and running pipes must end.
     pub halt: bool,
 }
 
-/// A file system with files to be read or written by the host.
+/// A file system that pipes may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipeVolume {
-    /// Its number.
+    /// Number of the file system in the protocol.
     pub fs: FsId,
-    /// Where it is mounted.
+    /// Mount point.
     pub point: PathBuf,
-    /// The host knows its disk now.
+    /// Whether the host knows its disk now.
     pub is_proven: bool,
-    /// What may be done with it.
+    /// What the configuration allows on it.
     pub access: PipeAccess,
 }
 
-/// What the configuration lets pipes do with a file system.
+/// What the configuration lets pipes do on a file system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PipeAccess {
-    /// Its files may be read.
+    /// Pipes may read its files.
     pub read: bool,
-    /// They may be written to.
+    /// Pipes may write its files.
     pub write: bool,
 }
 
-/// What other threads have done.
+/// What another thread has finished.
 #[derive(Debug)]
 enum Completion {
-    /// Where a pipe's file is.
+    /// The mapper has found the extents of a source file.
     Mapped(PipeId, Result<FileMap, Reason>),
-    /// Where the bytes of a file will be that is ready to be written to.
+    /// A sink file is prepared: its extents.
     Prepared(PipeId, Result<FileMap, Reason>),
-    /// Such a file is the program's again; an errno when what the agent has received is not in it.
+    /// A sink file is the program's again; an errno when bytes that the agent has received are not in it.
     Settled(PipeId, i32),
 }
 
 /// A message for the host.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// It means something in this session only.
+    /// The session that it belongs to.
     pub epoch: u64,
     /// The message.
     pub message: FromGuest,
 }
 
-/// A queue that wakes the main loop.
+/// Sends completions to the main loop and wakes it.
 #[derive(Debug, Clone)]
 struct CompletionSender {
     queue: Sender<Completion>,
@@ -118,21 +133,21 @@ struct CompletionSender {
 impl CompletionSender {
     fn send(&self, completion: Completion) -> bool {
         let said = self.queue.send(completion).is_ok();
-        // full: then it is readable anyway
+        // a full counter is readable anyway
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
         said
     }
 }
 
-/// As many descriptors as this program may have: each pipe takes four at most.
+/// Raises the limit of descriptors to the maximum: each pipe takes up to four.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // with fewer, wishes are refused when there are none left
+    // with fewer, requests are refused when none are left
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// All pipes. Dropping it ends them.
+/// All pipes of the agent. Dropping it ends them.
 #[derive(Debug)]
 pub struct Pipes {
     engine: engine::Engine,
@@ -142,11 +157,11 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    /// Listens for programs; nothing is given before there are [`HostState`]. The calling thread has to do the rest, too: it is the
-    /// one that hears of writers.
+    /// Listens for programs. No pipe starts before the first [`HostState`]. The calling thread must make all
+    /// other calls too: it gets the signals of broken leases.
     ///
     /// # Errors
-    /// A user that is not there, or what the kernel refused.
+    /// A user of `[pipe]` that does not exist, or the kernel's error.
     pub fn start(settings: &Settings) -> std::io::Result<Self> {
         raise_descriptor_limit();
         let uids = settings
@@ -164,7 +179,7 @@ impl Pipes {
         })
     }
 
-    /// What is known now.
+    /// Sets the state of the host.
     pub fn set_host_state(&mut self, host_state: HostState) {
         if host_state != self.host_state {
             self.host_state = host_state.clone();
@@ -172,57 +187,57 @@ impl Pipes {
         }
     }
 
-    /// It is this late.
+    /// Sets the current time.
     pub fn set_time(&mut self, now: Millis) {
         self.engine.set_time(now);
     }
 
-    /// What the host has said.
+    /// Handles a message of the host.
     pub fn handle_message(&mut self, message: ToGuest) {
         self.engine.handle_host_message(message);
     }
 
-    /// The host was never given this pipe.
+    /// A hand-over could not be sent: the host never got this pipe.
     pub fn message_not_sent(&mut self, pipe: PipeId) {
         self.engine.message_not_sent(pipe);
     }
 
-    /// A message for the host, if there is one.
+    /// The next message for the host.
     pub fn next_message(&mut self) -> Option<Outgoing> {
         self.engine.next_message()
     }
 
-    /// Tidies up; how long to sleep at most.
+    /// Closes and releases what is not needed any more. Returns how long the main loop may sleep.
     pub fn housekeep(&mut self) -> Option<Duration> {
         self.engine.housekeep()
     }
 
-    /// What to wait for.
+    /// Descriptors to wait for.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.engine.fds()
     }
 
-    /// What it is that some of [`Pipes::fds`], in their order, have to say.
+    /// Translates which of [`Pipes::fds`], in their order, are readable.
     pub fn wakeups(&self, ready: impl Iterator<Item = bool>) -> Wakeups {
         self.engine.wakeups(ready)
     }
 
-    /// Does what is to be done after a wait.
+    /// Handles what a wait has found.
     pub fn run(&mut self, wakeups: Wakeups) {
         self.engine.run(wakeups);
     }
 
-    /// Pipes that the host has, or whose files it may touch.
+    /// Number of pipes whose files or connections the host may touch.
     pub fn active(&self) -> u64 {
         self.counters.active()
     }
 
-    /// Pipes that are not over.
+    /// Number of pipes that have not ended.
     pub fn busy(&self) -> u64 {
         self.counters.busy()
     }
 
-    /// For people.
+    /// The report for `viola-agent status`.
     pub fn report(&self) -> PipeReport {
         self.counters.report(&self.socket)
     }

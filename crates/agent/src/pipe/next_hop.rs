@@ -28,7 +28,7 @@ struct Hop {
     address: IpAddr,
 }
 
-/// The next next_hops get the last second.
+/// A cache of next hops that is emptied every [`CACHE_TIMEOUT`].
 #[derive(Debug, Default)]
 pub struct NextHopCache {
     known: BTreeMap<(IpAddr, IpAddr), [u8; 6]>,
@@ -61,7 +61,7 @@ impl NextHopCache {
     }
 }
 
-/// The next hop get a connection.
+/// The MAC address to which this VM sends its packets for `peer`.
 ///
 /// # Errors
 /// [`Reason::BadSocket`] when the peer is this VM itself, [`Reason::NoNextHop`] when the kernel does not know the
@@ -96,7 +96,7 @@ fn route_to(local: SocketAddr, peer: SocketAddr) -> RouteNetlinkMessage {
         RouteAttribute::Destination(RouteAddress::from(peer.ip())),
         RouteAttribute::Source(RouteAddress::from(local.ip())),
     ];
-    // an address get one link only
+    // a link-local address needs its interface
     if let SocketAddr::V6(peer) = peer
         && peer.scope_id() != 0
     {

@@ -6,23 +6,23 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What the host moves for this VM's programs. Counts are since the start.
+/// The pipes of this VM's programs. Counts are since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PipeReport {
-    /// Where programs ask.
+    /// Socket at which programs ask.
     pub socket: String,
-    /// Pipes that are asked for or under way.
+    /// Pipes that are requested or running.
     pub now: u64,
-    /// Pipes that are over.
+    /// Pipes that have ended.
     pub pipes: u64,
-    /// Bytes that were moved, by whatever kind of pipe.
+    /// Bytes moved by all kinds of pipes.
     pub bytes: u64,
-    /// Pipes over which connections were lost.
+    /// Pipes that lost a connection.
     pub lost: u64,
-    /// What was not moved by the host, by reason; the program does it by itself.
+    /// Refused pipes by reason; the program moves those bytes itself.
     pub refused: BTreeMap<String, u64>,
-    /// The last reason in detail, where there is more to it.
+    /// Detail of the last failure.
     pub refusal: Option<String>,
 }
 

@@ -102,7 +102,7 @@ impl Stream {
         }
     }
 
-    /// Bytes that were unacked_bytes and are not acknowledged.
+    /// Bytes written and not yet acknowledged.
     ///
     /// # Errors
     /// [`Reason::BadSocket`]
@@ -253,7 +253,7 @@ fn unblock_input(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// An int_option of one int.
+/// An int option; `None` when its value has another size.
 fn int_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Result<Option<i32>, i32> {
     let mut value: i32 = 0;
     let mut size = size_of_val(&value) as libc::socklen_t;

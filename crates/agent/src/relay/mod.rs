@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The reading VM's side of blocks that come by a byte stream: a FUSE mount whose requests go to the host as
-//! they are, and whose replies come from there. See [`viola_proto::relay`].
+//! The mount in which a VM without shared memory reads the blocks of other VMs: a FUSE mount whose requests go over a
+//! byte stream to the host. See [`viola_proto::relay`].
+//!
+//! | module | room for |
+//! |---|---|
+//! | [`settings`] | `[mount]` in the configuration |
+//! | [`session`] | pending requests, and whether the host answers |
+//! | [`mount`] | the FUSE device |
+//! | `pump` | the thread that joins them |
+//! | [`report`] | what `viola-agent status` shows |
 //!
 //! | module | does |
 //! |---|---|
@@ -8,10 +16,10 @@
 //! | [`mount`] | the kernel's end |
 //! | `pump` | the thread that joins them |
 //!
-//! A host that goes away never makes a reader hang: what it has not answered fails with EIO at once when the
-//! stream ends, within [five seconds](session) when it only falls silent, and so does what is asked until
-//! it is back. The mount stays. A worker that knows it still goes on with files that are open; another one
-//! knows none of the kernel's numbers, the kernel hears ESTALE and looks names up again.
+//! A lost host never blocks a reader. Pending requests fail with EIO at once when the stream ends, within [five
+//! seconds](session) when the host is silent; new ones fail until it is back. The mount stays. A worker that knows
+//! the mount continues to serve its open files. A new worker knows none of the kernel's inode numbers and answers
+//! ESTALE, so the kernel looks the names up again.
 
 pub mod mount;
 mod pump;
@@ -35,7 +43,7 @@ use crate::io::channel::Address;
 use report::MountReport;
 use settings::Settings;
 
-/// A mount that is kept, on a thread of its own. Dropping it takes the mount away.
+/// The mount, kept by a thread of its own. Dropping it unmounts.
 #[derive(Debug)]
 pub struct Relay {
     path: PathBuf,
@@ -98,7 +106,7 @@ impl Relay {
         })
     }
 
-    /// How it is.
+    /// The report for `viola-agent status`.
     #[must_use]
     pub fn report(&self) -> MountReport {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

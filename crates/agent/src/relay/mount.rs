@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A FUSE mount of this program's own.
+//! The FUSE device and its mount.
 
 use std::ffi::CString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use crate::io::mounts;
 
-/// What `mount` and `/proc/mounts` show it as.
+/// File system type in mount(2) and `/proc/mounts`.
 const FS_TYPE: &str = "fuse.viola";
 /// The kernel wants buffer for its longest write, although a mount that is read only has none.
 const READ_BUFFER_BYTES: usize = (1 << 20) + 4096;
 
-/// A mount, and the kernel's end of it. Dropping it takes the mount away; whoever waits there hears that.
+/// A FUSE mount and its device. Dropping it unmounts, and blocked readers get an error.
 #[derive(Debug)]
 pub struct Fuse {
     device: std::fs::File,
@@ -23,14 +23,14 @@ pub struct Fuse {
     mounted: bool,
 }
 
-/// What the kernel has to say.
+/// What was read from the device.
 #[derive(Debug)]
 pub enum FuseEvent<'a> {
     /// A request.
     Request(&'a [u8]),
-    /// Nothing now.
+    /// Nothing is waiting.
     Idle,
-    /// Somebody has taken the mount away.
+    /// The mount was unmounted by somebody else.
     Unmounted,
 }
 
@@ -45,12 +45,12 @@ fn check(result: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Takes away what an agent that was killed has left at `path`.
+/// Unmounts what a killed agent has left at `path`.
 ///
 /// # Errors
-/// When something else is mounted there.
+/// When another file system is mounted there.
 pub fn remove_stale(path: &Path) -> io::Result<()> {
-    // as many as there could ever be, so that a mount that does not go away is told of
+    // a bound, so that a mount that does not go away is reported
     for _ in 0..16 {
         let text = std::fs::read_to_string("/proc/self/mountinfo")?;
         let all = mounts::parse(&text);
@@ -75,11 +75,11 @@ fn detach(path: &Path) -> io::Result<()> {
 }
 
 impl Fuse {
-    /// Mounts at `path`, which is made if it is not there: read only, for all users as far as owner and
-    /// mode of the files let them, as a virtio-fs mount is.
+    /// Mounts at `path`, which is created if missing: read only, for all users as far as owner and mode of the
+    /// files allow, as a virtio-fs mount.
     ///
     /// # Errors
-    /// Those of the kernel: no `/dev/fuse`, no CAP_SYS_ADMIN.
+    /// The kernel's: no `/dev/fuse`, no CAP_SYS_ADMIN.
     pub fn mount(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt;
         remove_stale(path)?;
@@ -115,16 +115,16 @@ impl Fuse {
         })
     }
 
-    /// The next request. Never waits.
+    /// Reads the next request without blocking.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's.
     pub fn read_request(&mut self) -> io::Result<FuseEvent<'_>> {
         loop {
             match self.device.read(&mut self.buffer) {
                 Ok(count) => return Ok(FuseEvent::Request(&self.buffer[..count])),
                 Err(e) => match e.raw_os_error() {
-                    // the second: the one who asked was killed just now
+                    // ENOENT: the process that asked was killed just now
                     Some(libc::EINTR | libc::ENOENT) => {}
                     Some(libc::EAGAIN) => return Ok(FuseEvent::Idle),
                     Some(libc::ENODEV) => {
@@ -137,8 +137,8 @@ impl Fuse {
         }
     }
 
-    /// Gives a reply; `false` when the kernel takes it for none. A request that nobody waits for any more
-    /// is no error.
+    /// Writes a reply; `false` when the kernel rejects it as malformed. A reply whose request was interrupted is
+    /// no error.
     pub fn reply(&mut self, reply: &[u8]) -> bool {
         // The kernel takes a reply as a whole or not at all.
         match self.device.write_all(reply) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread between the kernel and the stream. It waits for neither: both are asked in turn.
+//! The thread between the FUSE device and the stream; it blocks on neither.
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -16,20 +16,20 @@ use crate::clock::{Millis, now};
 use crate::io::channel::{Address, Channel};
 use crate::io::random::random;
 
-/// Bytes for the host that may wait; the kernel keeps what is beyond.
+/// Maximum bytes that wait for the host; further requests stay in the kernel.
 const MAX_OUT_BYTES: usize = 256 << 10;
-/// Requests taken from the kernel before the host is listened to again.
+/// Maximum number of requests read before the host's frames are read again.
 const MAX_REQUESTS_PER_ROUND: usize = 64;
-/// A stream that is not there is looked for again after so long.
+/// Between two attempts to open the stream.
 const RECONNECT_INTERVAL: Millis = 250;
-/// Longest sleep.
+/// Longest sleep of the thread, in milliseconds.
 const MAX_SLEEP: Millis = 1000;
 
 /// The transport to the host.
 enum Transport {
     /// To be opened at this time.
     Closed(Millis),
-    /// Open, with nobody at the other end; looked at again at this time.
+    /// Open, but the host does not have its end open; looked at again at this time.
     Unattended(Channel, Millis),
     Open(Channel),
 }
@@ -42,7 +42,7 @@ pub(super) struct Pump {
     frames: Frames,
     session: Session,
     fuse: Option<Fuse>,
-    /// Not to be mounted any more: somebody has unmounted it.
+    /// Somebody has unmounted it, so it is not mounted again.
     unmounted_by_user: bool,
 }
 
@@ -78,7 +78,7 @@ impl Pump {
         self.end_session("viola-agent ends");
     }
 
-    /// Sleeps until there is something to do; `true` when it is the end.
+    /// Sleeps until a descriptor is readable or something is due; `true` when the relay ends.
     fn wait(&self) -> bool {
         let time = now();
         let mut until = time + MAX_SLEEP;
@@ -102,7 +102,7 @@ impl Pump {
             tv_sec: (millis / 1000) as i64,
             tv_nsec: ((millis % 1000) * 1_000_000) as _,
         };
-        // an interrupted wait is as good as a short one
+        // an interrupted wait is harmless
         let _ = poll(&mut fds, Some(&limit));
         !fds[0].revents().is_empty()
     }
@@ -132,7 +132,7 @@ impl Pump {
         };
     }
 
-    /// A port of which nobody has the other end says so before anything is read from it.
+    /// Uses a channel unless its other end is closed, which a port reports at once.
     fn try_channel(&mut self, now: Millis, channel: Channel) -> Transport {
         let mut fds = [PollFd::new(&channel, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&Timespec::default()));
@@ -146,7 +146,7 @@ impl Pump {
         Transport::Open(channel)
     }
 
-    /// What the host has said.
+    /// Reads and handles frames of the host.
     fn read_host(&mut self, now: Millis) {
         for _ in 0..MAX_REQUESTS_PER_ROUND {
             let Transport::Open(channel) = &mut self.transport else {
@@ -164,7 +164,7 @@ impl Pump {
         }
     }
 
-    /// Takes all frames that are whole; whether there was one.
+    /// Handles all complete frames; `true` when there was one.
     fn handle_frames(&mut self, now: Millis) -> bool {
         let mut whole = false;
         loop {
@@ -199,7 +199,7 @@ impl Pump {
                 }
                 Step::Begin => self.begin(),
                 Step::End => {
-                    // it may be the hail of the next one
+                    // the frame may be the hail of the next session
                     let hail = frame.kind == Kind::Hail;
                     let (session, payload) = (frame.session, frame.payload.to_vec());
                     self.end_session("the host has begun anew");
@@ -220,7 +220,7 @@ impl Pump {
         }
     }
 
-    /// A session has begun: requests of the mount, or a mount.
+    /// A session has opened: mounts, if needed.
     fn begin(&mut self) {
         add(&self.shared.sessions, 1);
         if self.fuse.is_none() {
@@ -237,7 +237,7 @@ impl Pump {
         self.shared.set_state("served by the host");
     }
 
-    /// What the kernel wants.
+    /// Reads requests from the kernel.
     fn read_kernel(&mut self, now: Millis) {
         for _ in 0..MAX_REQUESTS_PER_ROUND {
             if !self.has_room() {
@@ -277,13 +277,13 @@ impl Pump {
             &mut self.transport,
             Transport::Closed(now + RECONNECT_INTERVAL),
         );
-        // A port is kept: opening it again and again would be told to the host each time.
+        // A port stays open: the host is told of each close and open.
         if let (Transport::Open(channel), Address::Device(_)) = (transport, &self.address) {
             self.transport = Transport::Unattended(channel, now + RECONNECT_INTERVAL);
         }
     }
 
-    /// The session is over: nobody waits for what the host will not answer.
+    /// Ends the session and fails all pending requests.
     fn end_session(&mut self, why: &str) {
         for asked in self.session.end() {
             fail_request(&mut self.fuse, &self.shared, asked);

@@ -5,15 +5,15 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How the mount of other VMs' blocks is. Counts are since the start.
+/// The mount of other VMs' blocks. Counts are since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountReport {
-    /// Where it is.
+    /// Mount point.
     pub path: String,
-    /// Way to the host.
+    /// Transport to the host.
     pub port: String,
-    /// One sentence.
+    /// State as one sentence.
     pub state: String,
     /// Requests of the kernel.
     pub requests: u64,
@@ -21,7 +21,7 @@ pub struct MountReport {
     pub bytes: u64,
     /// Requests that failed because the host was not there.
     pub failed: u64,
-    /// How often the host has begun to serve it.
+    /// Sessions of the host.
     pub sessions: u64,
 }
 

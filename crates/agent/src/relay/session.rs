@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the host was asked and has not answered, and whether it is there. Without a clock, a file or a
-//! descriptor.
+//! The requests that the host has not answered, and whether it is there. Without a clock, a file or a descriptor.
 
 use std::collections::HashMap;
 
@@ -8,54 +7,53 @@ use viola_proto::relay::{self, Asked, Frame, Hello, Kind};
 
 use crate::clock::Millis;
 
-/// A host that does not answer the agent's knocks is asked again after so long.
+/// Between two knocks at a host that does not answer.
 const KNOCK_INTERVAL: Millis = 500;
-/// While something is waited for, the host is asked so often whether it still hears.
+/// Between two pings while requests are pending.
 const PING_INTERVAL: Millis = 1000;
-/// A host from which nothing comes for so long while something is waited for is gone, as is one that does not
-/// end a frame in that time.
+/// A host that sends nothing for so long while requests are pending, or does not complete a frame, is lost.
 const HOST_SILENCE_TIMEOUT: Millis = 5000;
-/// Room for bytes to the host that is kept.
+/// Capacity of the output buffer that is kept when it is empty, in bytes.
 const MAX_KEPT_OUT_BYTES: usize = 64 << 10;
-/// Most entries of a FUSE_BATCH_FORGET that is cut.
+/// Maximum number of entries in one part of a FUSE_BATCH_FORGET.
 const MAX_FORGETS_PER_REQUEST: usize = (relay::MAX_REQUEST - relay::IN_HEADER - 8) / 16;
 
-/// How far it is with the host.
+/// State of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// There is nobody.
+    /// No session.
     Disconnected,
-    /// A session was asked for.
+    /// A hello with this session number was sent.
     HelloSent(u64),
-    /// The kernel's first request is sent once more, to a worker that does not know the mount.
+    /// The kernel's FUSE_INIT is sent again to a worker that does not know the mount.
     Replaying(u64),
-    /// Requests are taken.
+    /// The session is open: requests are sent.
     Open(u64),
 }
 
-/// What a frame means for the mount.
+/// What follows from a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
     /// Nothing.
     Nothing,
-    /// A session begins. There has to be a mount.
+    /// A session has opened, and needs a mount.
     Begin,
-    /// This goes to the kernel.
+    /// A reply for the kernel.
     Reply(&'a [u8]),
-    /// The session is over: see [`Session::end`].
+    /// The session has ended: see [`Session::end`].
     End,
-    /// The worker is another one than the mount was made for.
+    /// The worker cannot serve the present mount, which must be mounted anew.
     Remount,
 }
 
-/// The kernel's first request of a mount and its reply, to be repeated to another worker.
+/// The mount's FUSE_INIT and its reply, to be repeated to another worker.
 #[derive(Debug, Default)]
 struct Init {
     request: Vec<u8>,
     reply: Vec<u8>,
 }
 
-/// One host, one mount.
+/// The session of one mount with the host.
 #[derive(Debug)]
 pub struct Session {
     state: State,
@@ -63,21 +61,21 @@ pub struct Session {
     init: Init,
     pending: HashMap<u64, Asked>,
     out: Vec<u8>,
-    /// Bytes at its begin that the stream has taken.
+    /// Bytes of `out` that the stream has taken.
     sent: usize,
-    /// Whether the host is not answered until it is knocked again.
+    /// Hails are ignored until the next knock.
     backing_off: bool,
-    /// When it knocks or pings next.
+    /// When the next knock or ping is due.
     next_send: Millis,
-    /// When something was heard last, or something began to be waited for.
+    /// When bytes were received last, or the first pending request was sent.
     last_received: Millis,
-    /// Since when a frame has begun and not ended.
+    /// Since when an incomplete frame has been received.
     frame_since: Option<Millis>,
     refusal: Option<String>,
 }
 
 impl Session {
-    /// For a mount that is to be made; `mount` is random.
+    /// A session for a mount to be made, whose random number is `mount`.
     #[must_use]
     pub fn new(mount: u64) -> Self {
         Self {
@@ -95,78 +93,78 @@ impl Session {
         }
     }
 
-    /// How far it is.
+    /// The state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Whether requests of the kernel are taken.
+    /// Whether the kernel's requests are sent to the host.
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open(_))
     }
 
-    /// Whether only frames of the hand-shake are heard.
+    /// Whether only frames of the handshake are expected.
     #[must_use]
     pub fn is_handshaking(&self) -> bool {
         matches!(self.state, State::Disconnected | State::HelloSent(_))
     }
 
-    /// Why the host wants no session.
+    /// Why the host has refused the session.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()
     }
 
-    /// Bytes for the host.
+    /// Bytes to be sent to the host.
     #[must_use]
     pub fn out(&self) -> &[u8] {
         &self.out[self.sent..]
     }
 
-    /// So many of them were taken by the stream.
+    /// The stream has taken `count` bytes.
     pub fn sent(&mut self, count: usize) {
         self.sent += count;
         if self.sent >= self.out.len() {
             self.sent = 0;
             self.out.clear();
-            // one that was long is not kept
+            // a large buffer is not kept
             self.out.shrink_to(MAX_KEPT_OUT_BYTES);
         }
     }
 
-    /// Requests that the host has to answer.
+    /// Number of requests without a reply.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Whether the kernel has to wait with its requests: whether there will be somebody is known soon.
+    /// Whether requests must wait, because the session is about to open or fail.
     #[must_use]
     pub fn is_replaying(&self) -> bool {
         matches!(self.state, State::Replaying(_))
     }
 
-    /// The host is left alone for some seconds.
+    /// Sends no knock for some seconds.
     pub fn back_off(&mut self, now: Millis) {
         self.next_send = now + HOST_SILENCE_TIMEOUT;
         self.backing_off = true;
     }
 
-    /// The mount is another one from now on, which the kernel begins anew.
+    /// Another mount has replaced the present one; the kernel starts it with a new FUSE_INIT.
     pub fn remount(&mut self, mount: u64) {
         self.mount = mount;
         self.init = Init::default();
     }
 
-    /// Whether the kernel's first request was answered; without that the mount is of no use.
+    /// Whether the mount's FUSE_INIT was answered; without that the mount is of no use.
     #[must_use]
     pub fn has_init_reply(&self) -> bool {
         !self.init.reply.is_empty()
     }
 
-    /// There is a stream; it is knocked at once.
+    /// A stream was opened; a knock is due at once.
     pub fn stream_opened(&mut self) {
         self.state = State::Disconnected;
         self.out.clear();
@@ -176,14 +174,14 @@ impl Session {
         self.frame_since = None;
     }
 
-    /// The session is over. What the host has not answered, to be refused.
+    /// Ends the session, and returns the requests without a reply, which the caller fails.
     pub fn end(&mut self) -> Vec<Asked> {
         self.stream_opened();
-        // the request that was sent once more has been answered long ago
+        // a repeated FUSE_INIT was answered to the kernel before
         self.pending.drain().map(|(_, asked)| asked).collect()
     }
 
-    /// A request of the kernel, to be sent; what is not sent is given back.
+    /// Queues a request of the kernel. Returns it when it cannot be sent.
     pub fn ask(&mut self, now: Millis, request: &[u8]) -> Option<Asked> {
         let asked = Asked::read(request)?;
         let State::Open(session) = self.state else {
@@ -210,7 +208,7 @@ impl Session {
         None
     }
 
-    /// A list of what the kernel has forgotten, cut.
+    /// Sends a long FUSE_BATCH_FORGET in parts.
     fn forward_forgets(&mut self, session: u64, request: &[u8]) {
         let (header, entries) = request.split_at(relay::IN_HEADER);
         for some in entries[8..].chunks(MAX_FORGETS_PER_REQUEST * 16) {
@@ -224,7 +222,7 @@ impl Session {
         }
     }
 
-    /// Bytes have come; `within` says that a frame has begun and not ended, `whole` that one has ended.
+    /// Bytes were received; `within` says that a frame is incomplete, `whole` that one was completed.
     pub fn bytes_received(&mut self, now: Millis, within: bool, whole: bool) {
         self.last_received = now;
         self.frame_since = match self.frame_since {
@@ -233,7 +231,7 @@ impl Session {
         };
     }
 
-    /// The host has said something; `random` is a session's number, if it comes to one.
+    /// Handles a frame; `random` is the number of the session that it may open.
     pub fn handle<'a>(&mut self, now: Millis, frame: Frame<'a>, random: u64) -> Step<'a> {
         let payload = frame.payload;
         match (frame.kind, self.state) {
@@ -249,7 +247,7 @@ impl Session {
                 self.next_send = now + 2 * KNOCK_INTERVAL;
                 Step::Nothing
             }
-            // The worker has begun anew.
+            // The worker has started again.
             (Kind::Hail, _) => Step::End,
             (Kind::Refused, State::HelloSent(_)) => {
                 let text = String::from_utf8_lossy(payload);
@@ -273,7 +271,7 @@ impl Session {
                 Step::Begin
             }
             (Kind::Reply, State::Replaying(own)) if own == frame.session => {
-                // whatever was agreed with the kernel has to hold with this worker, too
+                // what was negotiated with the kernel must hold with this worker too
                 if payload != self.init.reply {
                     return Step::Remount;
                 }
@@ -295,13 +293,13 @@ impl Session {
             (Kind::Pong, State::Open(own) | State::Replaying(own)) if own == frame.session => {
                 Step::Nothing
             }
-            // Left over from a session before.
+            // Left over from an earlier session.
             (_, State::Disconnected | State::HelloSent(_)) => Step::Nothing,
             (..) => Step::End,
         }
     }
 
-    /// Knocks and pings; `true` when the session is over because nothing comes any more.
+    /// Sends knocks and pings; `true` when the host is lost.
     pub fn tick(&mut self, now: Millis, random: u64) -> bool {
         let waits = !self.pending.is_empty() || matches!(self.state, State::Replaying(_));
         let late = |since: Millis| now >= since + HOST_SILENCE_TIMEOUT;
@@ -328,7 +326,7 @@ impl Session {
         false
     }
 
-    /// When [`Session::tick`] is to be called at the latest.
+    /// When [`Session::tick`] must be called at the latest.
     #[must_use]
     pub fn next_due(&self) -> Millis {
         let idle = self.pending.is_empty() && self.is_open() && self.frame_since.is_none();

@@ -11,9 +11,9 @@ use crate::io::channel::Address;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// The folder.
+    /// Mount point.
     pub path: PathBuf,
-    /// Way to the host: a virtio-serial port, any other character device, or `unix:PATH`.
+    /// Transport to the host: a virtio-serial port, any other character device, or `unix:PATH`.
     pub port: String,
 }
 

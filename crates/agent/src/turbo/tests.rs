@@ -103,16 +103,18 @@ fn cgroup(last: u32) -> impl Strategy<Value = Cgroup> {
         PARTITION_TYPE,
         "isolated invalid (no exclusive CPU)",
     ]);
-    let ours = (cpus(), kind).prop_map(|(cpus, kind)| TurboGroup {
+    let turbo_group = (cpus(), kind).prop_map(|(cpus, kind)| TurboGroup {
         cpus,
         partition: kind.into(),
     });
     let slices = prop::collection::btree_map("[a-c]\\.slice", cpus(), 0..3);
-    (any::<bool>(), prop::option::of(ours), slices).prop_map(|(enabled, ours, slices)| Cgroup {
-        enabled,
-        ours,
-        slices,
-    })
+    (any::<bool>(), prop::option::of(turbo_group), slices).prop_map(
+        |(enabled, turbo_group, slices)| Cgroup {
+            enabled,
+            turbo_group,
+            slices,
+        },
+    )
 }
 
 fn snapshot() -> impl Strategy<Value = Snapshot> {

@@ -236,7 +236,7 @@ impl Guest {
 
     fn thread_files(&self, tid: i32, file: &str) -> Vec<PathBuf> {
         let mut found = vec![self.at(&format!("/proc/{tid}/{file}"))];
-        for pid in self.real.names("/proc") {
+        for pid in self.real.list_dir("/proc") {
             found.push(self.at(&format!("/proc/{pid}/task/{tid}/{file}")));
         }
         found.retain(|path| path.exists());
@@ -274,7 +274,7 @@ impl System for Guest {
                 ("+", word) => words.insert(word),
                 (_, word) => words.remove(word),
             };
-            for group in self.real.names("/sys/fs/cgroup") {
+            for group in self.real.list_dir("/sys/fs/cgroup") {
                 let group = format!("/sys/fs/cgroup/{group}");
                 if self.at(&group).is_dir() && words.contains("cpuset") {
                     self.put(&format!("{group}/cpuset.cpus"), "");
@@ -301,7 +301,7 @@ impl System for Guest {
     }
 
     fn list_dir(&self, path: &str) -> Vec<String> {
-        self.real.names(path)
+        self.real.list_dir(path)
     }
 
     fn real_path(&self, path: &str) -> Option<String> {
@@ -309,12 +309,12 @@ impl System for Guest {
     }
 
     fn is_writable(&self, path: &str) -> bool {
-        self.real.settable(path)
+        self.real.is_writable(path)
     }
 
     fn create_dir(&self, path: &str) -> io::Result<()> {
         self.count();
-        self.real.make(path)?;
+        self.real.create_dir(path)?;
         for (file, text) in [
             ("cpuset.cpus", ""),
             ("cpuset.cpus.partition", "member"),
@@ -328,7 +328,7 @@ impl System for Guest {
     fn remove_dir(&self, path: &str) -> io::Result<()> {
         self.count();
         let inside = format!("0::{}\n", path.trim_start_matches("/sys/fs/cgroup"));
-        let busy = self.real.names("/proc").into_iter().any(|pid| {
+        let busy = self.real.list_dir("/proc").into_iter().any(|pid| {
             self.real
                 .read(&format!("/proc/{pid}/cgroup"))
                 .is_ok_and(|text| text.ends_with(&inside))

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A source that the host holds: nothing new comes, and what has come is moved here before the connection is taken.
+//! Drains a source that the host holds: the host keeps new segments, and the agent moves what has already arrived,
+//! before the connection is extracted.
 //!
-//! A connection goes to the host with next to nothing in its queues, so this goes on until the source is empty and the sink's
-//! peer has nearly everything. Nobody waits for that: it is looked at again and again, for a while.
+//! A connection is handed over with nearly empty queues. So the agent polls until the source is empty and the sink's
+//! peer has acknowledged nearly everything, or until [`DRAIN_TIMEOUT`].
 
 use std::time::{Duration, Instant};
 
@@ -13,22 +14,22 @@ use crate::pipe::forward::{Outcome, forward, store};
 use crate::pipe::life::{Event, Sides};
 use crate::pipe::reason::Reason;
 
-/// How long it is tried.
+/// Time limit for draining.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two looks: at first, and at last.
+/// Between two polls: at first, and at most.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Most bytes of a pipe that are kept in memory, and of all pipes.
+/// Maximum bytes that the agent keeps in memory for one pipe, and for all pipes.
 const MAX_KEPT_BYTES_PER_PIPE: u64 = 8 << 20;
 const MAX_KEPT_BYTES: u64 = 64 << 20;
 
-/// When a held connection is looked at.
+/// When a held connection is polled.
 #[derive(Debug, Clone, Copy)]
 pub struct DrainPoll {
     until: Instant,
     next: Instant,
     wait: Duration,
-    /// Nothing was there at the last poll.
+    /// The last poll found nothing.
     quiet: bool,
 }
 
@@ -43,7 +44,7 @@ impl DrainPoll {
 }
 
 impl Engine {
-    /// The host holds a connection from now on.
+    /// The host holds a connection: starts to drain it.
     pub(super) fn start_drain(&mut self, pipe: PipeId) {
         let now = Instant::now();
         let Some(pipe) = self.pipes.get_mut(&pipe).filter(|p| p.life.is_held()) else {
@@ -64,9 +65,9 @@ impl Engine {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks at those whose time has come.
+    /// Polls the held connections that are due.
     pub(super) fn drain_held(&mut self) {
-        // in a guest the clock may be a system call
+        // in some guests reading the clock is a system call
         if !self.pipes.values().any(|p| p.life.is_held()) {
             return;
         }
@@ -104,7 +105,7 @@ impl Engine {
         };
         pipe.moved += step.moved;
         let (moved, length) = (pipe.moved, pipe.length);
-        // what the sink has not sent yet, too
+        // the sink's unacknowledged bytes count too
         let is_through = match &pipe.sink {
             Sink::Socket(to) => to
                 .stream
@@ -114,7 +115,8 @@ impl Engine {
         };
         let mut is_ready = false;
         if let Some(poll) = &mut pipe.drain {
-            // what the host let through before it held the rest may still be on its way: twice is sure
+            // segments that the host let through before it held the rest may still arrive: two empty
+            // polls are sure
             let quiet = step.outcome == Outcome::Empty && is_through;
             is_ready = quiet && poll.quiet && step.moved == 0;
             poll.quiet = quiet;
@@ -129,7 +131,7 @@ impl Engine {
                 return self.apply(id, Event::Failed(libc::EAGAIN), Reason::DrainTimeout);
             }
             Outcome::End(lost) => Some(Event::SourceEnded(lost)),
-            // all of it has gone
+            // everything has been moved
             _ if moved == length => Some(Event::SourceEnded(Sides::NONE)),
             _ if is_ready => match self.extract(id) {
                 Ok(Some(message)) => {
@@ -137,7 +139,7 @@ impl Engine {
                     return self.send(message);
                 }
                 Ok(None) => None,
-                // it will be shorter
+                // the queue will get shorter
                 Err(Reason::QueueTooLong) if !is_late => None,
                 Err(reason) => return self.apply(id, Event::Failed(reason.errno()), reason),
             },

@@ -23,16 +23,16 @@ pub(super) struct Pipe {
     /// Bytes that the program wants, and those that the agent has moved itself.
     pub(super) length: u64,
     pub(super) moved: u64,
-    /// Of a source that is to be held.
+    /// Addresses of a source that is to be held.
     pub(super) ends: Option<(SocketAddr, SocketAddr)>,
     pub(super) drain: Option<DrainPoll>,
-    /// Why it is refused, if it is.
+    /// Why the pipe is refused.
     pub(super) reason: Option<Reason>,
-    /// The host had it for so long, in microseconds.
+    /// How long the host had the pipe, in microseconds.
     pub(super) spent: u64,
 }
 
-/// Where bytes come from.
+/// The end that bytes come from.
 #[derive(Debug)]
 pub(super) enum Source {
     File {
@@ -43,19 +43,20 @@ pub(super) enum Source {
     Socket(Endpoint),
 }
 
-/// Where they go to.
+/// The end that bytes go to.
 #[derive(Debug)]
 pub(super) enum Sink {
     File { target: Target, device: String },
     Socket(Endpoint),
 }
 
-/// A connection's socket, and what of it has come back from the host.
+/// A program's socket, and what the host has returned for it.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) stream: Stream,
     pub(super) returned: Option<Box<Connection>>,
-    /// Bytes that nobody has read, and that come before those in it.
+    /// Bytes that the host has received and the program has not read; they come before those in the returned
+    /// connection.
     pub(super) unread: Vec<u8>,
 }
 
@@ -71,7 +72,7 @@ impl Endpoint {
 }
 
 impl Pipe {
-    /// What the host is told.
+    /// The message for a command; `None` when the addresses are not known.
     pub(super) fn host_message(&self, pipe: PipeId, command: HostCommand) -> Option<FromGuest> {
         Some(match command {
             HostCommand::Hold => {
@@ -84,7 +85,7 @@ impl Pipe {
         })
     }
 
-    /// The connections of these sides.
+    /// The sockets of these sides.
     pub(super) fn endpoints(&mut self, of: Sides) -> impl Iterator<Item = &mut Endpoint> {
         let source = match &mut self.source {
             Source::Socket(endpoint) if of.source => Some(endpoint),
@@ -97,7 +98,7 @@ impl Pipe {
         source.into_iter().chain(sink)
     }
 
-    /// Puts back what has come back; which could not be put.
+    /// Restores the returned connections; the sides where that failed.
     pub(super) fn restore(&mut self, counters: &Counters) -> Sides {
         let put = |endpoint: &mut Endpoint| match endpoint.returned.take() {
             Some(mut connection) => {
@@ -108,7 +109,7 @@ impl Pipe {
                 }
                 restored.is_err()
             }
-            // it was killed
+            // the connection was dropped
             None => false,
         };
         Sides {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes connections out of their sockets, and gives all to the host.
+//! Extracts connections from their sockets, and hands a pipe over to the host.
 
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::{End, FromGuest, PipeId};
@@ -9,7 +9,7 @@ use crate::pipe::life::Event;
 use crate::pipe::reason::Reason;
 
 impl Engine {
-    /// Gives a pipe whose ends are ready to the host.
+    /// Hands over a pipe whose ends are ready.
     pub(super) fn hand_over(&mut self, pipe: PipeId) {
         match self.extract(pipe) {
             Ok(Some(message)) => {
@@ -21,7 +21,7 @@ impl Engine {
         }
     }
 
-    /// What the host is given; an error means that the connections are in their sockets.
+    /// Extracts the connections and builds the message. On an error they are back in their sockets.
     pub(super) fn extract(&mut self, id: PipeId) -> Result<Option<FromGuest>, Reason> {
         let Some(pipe) = self.pipes.get(&id).filter(|p| p.life.can_hand_over()) else {
             return Ok(None);
@@ -39,7 +39,8 @@ impl Engine {
         };
         let pipe = self.pipes.get_mut(&id).ok_or(Reason::SystemError)?;
         let length = pipe.length - pipe.moved;
-        // whatever can fail without a trace comes first, and the source last: it has to go on when the sink cannot
+        // what can fail without a trace comes first, and the source last: it must continue when the sink
+        // fails
         let source_hop = match &pipe.source {
             Source::Socket(endpoint) => {
                 let (local, peer) = endpoint.stream.ends()?;
@@ -99,7 +100,7 @@ impl Engine {
     }
 }
 
-/// What of a file's places is wanted.
+/// The extents of a part of a file.
 fn part(whole: &FileMap, from: u64, to: u64) -> FileMap {
     let is_wanted = |e: &&viola_proto::agent::Extent| e.logical < to && e.logical + e.length > from;
     FileMap {

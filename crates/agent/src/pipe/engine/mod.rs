@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What has the programs' connections, and does what a pipe's life asks for.
+//! The engine of the pipes: it holds the programs' connections and carries out the actions of each pipe's
+//! [`Life`](super::life::Life).
 //!
 //! | module | does |
 //! |---|---|
@@ -38,12 +39,12 @@ use crate::clock::Millis;
 use crate::io::random::random;
 use crate::pipe::life::{Action, Event, Sides};
 
-/// See the module.
+/// The engine of all pipes.
 #[derive(Debug)]
 pub struct Engine {
     most: usize,
     relay_allowed: bool,
-    /// Of this run of the agent, as no other's.
+    /// Identifies this run of the agent.
     run: u64,
     programs: Programs,
     leases: Leases,
@@ -53,41 +54,41 @@ pub struct Engine {
     host_state: HostState,
     completions: Receiver<Completion>,
     inbox: CompletionSender,
-    /// Devices on which nothing of earlier runs is left.
+    /// Devices on which the files of earlier runs are restored.
     restored_devices: BTreeSet<String>,
-    /// Programs' descriptors that are not needed any more; they are closed when nobody waits for it.
+    /// Programs' descriptors to be closed when no program waits for the agent.
     closable: Vec<OwnedFd>,
-    /// For bytes that pass.
+    /// Buffer for forwarded bytes.
     buffer: Vec<u8>,
     mapper: Sender<MapJob>,
-    /// For the host.
+    /// Messages for the host.
     outbox: VecDeque<Outgoing>,
     counters: Arc<Counters>,
 }
 
-/// Who has something to say after a wait. A program waits: nothing is read that has nothing to say.
+/// What a wait has found. Nothing else is read: a program waits, and a system call may take long.
 #[derive(Debug, Default)]
 pub struct Wakeups {
-    /// Programs that have said something.
+    /// Programs whose sockets are readable.
     programs: Vec<ProgramId>,
-    /// Another thread is done with something.
+    /// Another thread has sent a completion.
     by_thread: bool,
-    /// Somebody wants to change a file.
+    /// A writer waits for a lease.
     by_writer: bool,
-    /// A program wants to connect.
+    /// A program connects.
     connects: bool,
 }
 
-/// Descriptors that come before those of the programs.
+/// Number of descriptors before those of the programs.
 const FIXED_FDS: usize = 3;
-/// Files that nobody needs are looked at so often.
+/// Between two looks for idle leases.
 const IDLE_LEASE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longest time that files need at the end of the agent; what is not done then is noted for the next.
+/// How long the end of the agent waits for files to be settled. The next run settles the others by their notes.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(700);
 
 impl Engine {
-    /// Listens, and starts the mapper.
+    /// Listens for programs and starts the mapper.
     pub fn new(
         settings: &Settings,
         uids: BTreeSet<u32>,
@@ -95,7 +96,7 @@ impl Engine {
         inbox: &CompletionSender,
         counters: &Arc<Counters>,
     ) -> io::Result<Self> {
-        // before the thread is started, which inherits what is blocked
+        // before the thread starts, which inherits the signal mask
         let leases = Leases::new()?;
         let (mapper, jobs) = channel();
         let (results, said) = (inbox.clone(), Arc::clone(counters));
@@ -123,7 +124,7 @@ impl Engine {
         })
     }
 
-    /// What to wait for; as [`Engine::wakeups`] has them.
+    /// Descriptors to wait for, in the order of [`Engine::wakeups`].
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let fixed: [_; FIXED_FDS] = [
             self.inbox.wake.as_fd(),
@@ -134,7 +135,7 @@ impl Engine {
         fixed.into_iter().chain(programs)
     }
 
-    /// What it is that these have to say.
+    /// Translates which of [`Engine::fds`] are readable.
     pub fn wakeups(&self, mut ready: impl Iterator<Item = bool>) -> Wakeups {
         let mut next = || ready.next().unwrap_or(false);
         let (by_thread, by_writer, connects) = (next(), next(), next());
@@ -147,15 +148,15 @@ impl Engine {
         }
     }
 
-    /// It is this late. In a guest the clock may be a system call.
+    /// Sets the current time. In some guests reading the clock is a system call.
     pub fn set_time(&mut self, now: Millis) {
         self.next_hops.set_time(now);
         self.leases.set_time(now);
     }
 
-    /// Does what is to be done after a wait.
+    /// Handles what a wait has found.
     pub fn run(&mut self, wakeups: Wakeups) {
-        // a writer waits
+        // a writer waits for this
         if wakeups.by_writer {
             for pipe in self.leases.take_broken() {
                 self.apply(pipe, Event::Halt, Reason::HasWriter);
@@ -176,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Tidies up; how long to sleep at most.
+    /// Closes and releases what is not needed any more. Returns how long the main loop may sleep.
     pub fn housekeep(&mut self) -> Option<Duration> {
         self.closable.clear();
         let awaited = self.pipes.values().filter(|p| p.life.is_awaited());
@@ -192,17 +193,17 @@ impl Engine {
             .min()
     }
 
-    /// A message for the host, if there is one.
+    /// The next message for the host.
     pub fn next_message(&mut self) -> Option<Outgoing> {
         self.outbox.pop_front()
     }
 
-    /// A message of this pipe could not be said: the host has never heard of it.
+    /// A hand-over could not be sent: the host never got this pipe.
     pub fn message_not_sent(&mut self, pipe: PipeId) {
         self.apply(pipe, Event::Refused, Reason::ChannelFull);
     }
 
-    /// All ends. Files that the host does not have are given back.
+    /// Ends all pipes, and settles the files that the host does not have.
     pub fn end(&mut self) {
         self.apply_to_all(Event::SessionClosed);
         let until = Instant::now() + SETTLE_TIMEOUT;
@@ -225,7 +226,7 @@ impl Engine {
         }
     }
 
-    /// What is known now.
+    /// Sets the state of the host.
     pub fn set_host_state(&mut self, host_state: HostState) {
         let before = std::mem::replace(&mut self.host_state, host_state);
         if before.epoch != self.host_state.epoch {
@@ -244,7 +245,7 @@ impl Engine {
         }
     }
 
-    /// Lets files go that an agent before this one was killed with: its session is over when another one has begun.
+    /// Restores the files that a killed agent has left immutable: its session is over when another one is open.
     fn restore_earlier_files(&mut self) {
         for (device, disk) in &self.host_state.volumes {
             if !self.restored_devices.insert(device.clone()) {
@@ -258,7 +259,7 @@ impl Engine {
                     "a file that an earlier agent has left immutable: {e}"
                 )),
             };
-            // without a thread they stay as they are, which is said when they are written to
+            // without a thread they stay immutable, and a pipe into them reports that
             let thread = std::thread::Builder::new().name("viola-pipe-sweep".into());
             if thread.spawn(work).is_err() {
                 self.restored_devices.clear();
@@ -267,7 +268,7 @@ impl Engine {
         }
     }
 
-    /// What the host says.
+    /// Handles a message of the host.
     pub fn handle_host_message(&mut self, message: ToGuest) {
         match message {
             ToGuest::Refused { pipe, why } => {
@@ -330,12 +331,12 @@ impl Engine {
             .map_or(0, |p| sent.min(p.length - p.moved))
     }
 
-    /// Reads one packet of a program.
+    /// Handles one packet of a program.
     fn handle_program(&mut self, program: ProgramId) {
         match self.programs.receive_from(program) {
             Incoming::Nothing => {}
             Incoming::Gone => self.disconnect(program),
-            // of one that is over it was said already
+            // a pipe that has ended needs no stop
             Incoming::Ask(Ask::Stop { id }, _) => {
                 if let Some(pipe) = self.find(program, id) {
                     self.apply(pipe, Event::Stop, Reason::RefusedByHost);
@@ -378,14 +379,14 @@ impl Engine {
         }
     }
 
-    /// The same happens to all.
+    /// Applies an event to all pipes.
     fn apply_to_all(&mut self, event: Event) {
         for pipe in self.pipes.keys().copied().collect::<Vec<_>>() {
             self.apply(pipe, event, Reason::NoSession);
         }
     }
 
-    /// A program is gone.
+    /// Disconnects a program and ends its pipes.
     fn disconnect(&mut self, program: ProgramId) {
         self.programs.remove(program);
         let its = self.pipes.iter().filter(|(_, p)| p.program == program);
@@ -394,7 +395,8 @@ impl Engine {
         }
     }
 
-    /// Something happens to a pipe; the reason counts when it is refused for it.
+    /// Applies an event to a pipe and carries out the actions that follow. `reason` counts when the pipe is
+    /// refused.
     fn apply(&mut self, id: PipeId, event: Event, reason: Reason) {
         let Some(pipe) = self.pipes.get_mut(&id) else {
             return;

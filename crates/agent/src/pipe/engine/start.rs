@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a program's request to ends that are ready to be given.
+//! Starts a pipe: from a program's request to ends that are ready to be handed over.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use crate::pipe::sink::{Target, writable};
 use crate::pipe::socket::Stream;
 use crate::pipe::{PipeAccess, PipeVolume};
 
-/// What a program wants.
+/// A program's request for a new pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Its own number for it.
+    /// The program's number of the pipe.
     pub id: u64,
     kind: Kind,
-    /// First byte of a file that is read.
+    /// First byte of a source file.
     offset: u64,
-    /// First byte of one that is written to.
+    /// First byte of a sink file.
     to: u64,
     length: u64,
 }
 
 impl Request {
-    /// Of a packet, if it is for something new.
+    /// Parses a packet; `None` when it does not ask for a new pipe.
     pub fn of(ask: Ask) -> Option<Self> {
         let (id, kind, offset, to, length) = match ask {
             Ask::Send { id, offset, length } => (id, Kind::Send, offset, 0, length),
@@ -56,14 +56,14 @@ impl Request {
     }
 }
 
-/// What a program has given with its request.
+/// A descriptor that a program has sent.
 enum Given {
     File(OwnedFd),
     Socket(Endpoint),
 }
 
 impl Engine {
-    /// A program asks. An error means that nothing was done.
+    /// Starts a pipe. On an error nothing was done.
     pub(super) fn begin(
         &mut self,
         program: ProgramId,
@@ -82,7 +82,7 @@ impl Engine {
         if request.kind == Kind::Relay && !self.relay_allowed {
             return Err(Reason::Disabled);
         }
-        // what is not written in the end is asked first
+        // what leaves no trace is checked first
         let connections = request.kind.connections();
         let pipe = self.next;
         let from = match connections.source {
@@ -109,7 +109,7 @@ impl Engine {
             Given::Socket(endpoint) => Source::Socket(endpoint),
             Given::File(file) => {
                 let held = self.hold(pipe, file.as_fd(), &request);
-                // closed when the host has been told
+                // closed after the message to the host is on its way
                 self.closable.push(file);
                 held?
             }
@@ -153,14 +153,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Keeps a file that is read from changes, and has it mapped.
+    /// Takes a lease on a source file, and has it mapped.
     fn hold(
         &mut self,
         pipe: PipeId,
         file: BorrowedFd<'_>,
         request: &Request,
     ) -> Result<Source, Reason> {
-        // before anything that a file system in user space could answer late
+        // before anything that a user-space file system could answer late
         let found = FileInfo::of(file)?;
         let device = found.device();
         self.proven(&device, |access| access.read)?;
@@ -176,7 +176,7 @@ impl Engine {
             return Err(Reason::OutOfRange);
         }
         if !is_mapped {
-            // the mapper ends only with this
+            // the mapper lives as long as this sender
             let _ = self.mapper.send((pipe, job));
         }
         Ok(Source::File {
@@ -186,7 +186,7 @@ impl Engine {
         })
     }
 
-    /// Whether a program's file may be written to by the host, and by nobody else now.
+    /// Checks that the host may write a program's file, and that no other pipe writes it.
     fn may_write(&self, file: BorrowedFd<'_>) -> Result<(FileKey, String, Notes), Reason> {
         let device = FileInfo::of(file)?.device();
         let notes = Notes::new(
@@ -204,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// The file system of a device, if it is for this and the host knows its disk.
+    /// The file system of a device, if pipes may use it so and the host knows its disk.
     pub(super) fn proven(
         &self,
         device: &str,
@@ -218,7 +218,7 @@ impl Engine {
         }
     }
 
-    /// What the mapper has found of a file that is read.
+    /// The mapper has found the extents of a source file, or failed.
     pub(super) fn mapped(&mut self, pipe: PipeId, result: Result<FileMap, Reason>) {
         let Some(Source::File { key, .. }) = self.pipes.get(&pipe).map(|p| &p.source) else {
             return;
@@ -235,7 +235,7 @@ impl Engine {
         }
     }
 
-    /// What has come of making a file ready that is written to.
+    /// The sink file is prepared, or that failed.
     pub(super) fn prepared(&mut self, pipe: PipeId, result: Result<FileMap, Reason>) {
         let Some(Sink::File { target, .. }) = self.pipes.get_mut(&pipe).map(|p| &mut p.sink) else {
             return;
@@ -249,7 +249,7 @@ impl Engine {
         }
     }
 
-    /// Takes the next step when both ends are ready.
+    /// Hands the pipe over, or has its source held, when both ends are ready.
     fn advance(&mut self, id: PipeId) {
         let Some(pipe) = self.pipes.get_mut(&id).filter(|p| p.life.is_asked()) else {
             return;
@@ -268,7 +268,7 @@ impl Engine {
         if !pipe.life.kind().is_held_first() {
             return self.hand_over(id);
         }
-        // what the host would hold for nothing is found out before
+        // an unknown next hop is found before the host holds anything
         let mut ends = Err(Reason::SystemError);
         for endpoint in pipe.endpoints(BOTH) {
             let found = endpoint.stream.ends();

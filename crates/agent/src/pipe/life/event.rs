@@ -3,16 +3,16 @@
 
 use viola_proto::pipe::library::Answer;
 
-/// From where to where.
+/// What a pipe connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// From a file down a connection.
+    /// From a file to a connection.
     Send,
-    /// From a connection into a file.
+    /// From a connection to a file.
     Receive,
-    /// From a file into another one.
+    /// From a file to another file.
     Copy,
-    /// From a connection down another one.
+    /// From a connection to another connection.
     Relay,
 }
 
@@ -25,39 +25,39 @@ impl Kind {
         }
     }
 
-    /// A file is written to.
+    /// Whether the sink is a file.
     pub fn is_into_file(self) -> bool {
         !self.connections().sink
     }
 
-    /// Step 0 of [`viola_proto::pipe`] comes first.
+    /// Whether step 0 of [`viola_proto::pipe`] comes first: the host holds the source before it gets the pipe.
     pub fn is_held_first(self) -> bool {
         self.connections().source
     }
 }
 
-/// Some of a pipe's ends.
+/// A subset of a pipe's two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sides {
-    /// The one that bytes come from.
+    /// The end that bytes come from.
     pub source: bool,
-    /// The one that they go to.
+    /// The end that bytes go to.
     pub sink: bool,
 }
 
 impl Sides {
-    /// Neither.
+    /// Neither end.
     pub const NONE: Self = Self {
         source: false,
         sink: false,
     };
 
-    /// At least one.
+    /// Whether at least one end is in it.
     pub fn any(self) -> bool {
         self.source || self.sink
     }
 
-    /// These but for those.
+    /// The ends of `self` that are not in `those`.
     pub fn without(self, those: Self) -> Self {
         Self {
             source: self.source && !those.source,
@@ -65,7 +65,7 @@ impl Sides {
         }
     }
 
-    /// Those in either.
+    /// The ends in either.
     pub fn and(self, those: Self) -> Self {
         Self {
             source: self.source || those.source,
@@ -77,78 +77,78 @@ impl Sides {
 /// What happens to a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The files are ready, of a pipe whose source is to be held next.
+    /// The ends are ready, and the source is to be held next.
     Ready,
-    /// The host keeps what the source's peer sends.
+    /// The host holds the source.
     Held,
-    /// So many bytes were moved by the agent since then, in all.
+    /// The agent has moved so many bytes in all while the source is held.
     Moved(u64),
-    /// While it was held: all was moved, the source has no more, or these connections broke.
+    /// While the source was held: everything was moved, the source ended, or these connections broke.
     SourceEnded(Sides),
-    /// The connections were taken out of their sockets, and what is to be done is on its way to the host.
+    /// The connections were extracted, and the hand-over is on its way to the host.
     HandedOver,
-    /// It cannot be given, for this errno; sockets and files are as they were.
+    /// The pipe cannot be handed over, for this errno; sockets and files are as they were.
     Failed(i32),
-    /// The host does not take it, or was never asked.
+    /// The host has refused the pipe, or was never asked.
     Refused,
     /// The host has moved so many bytes.
     Progress(u64),
-    /// The host does not touch the files any more.
+    /// The host has returned the pipe and does not touch the files any more.
     Returned {
-        /// The connections that came with it.
+        /// The connections that it returned.
         came: Sides,
         /// Bytes that the host has moved.
         sent: u64,
-        /// Why it ended early; 0 when it did not.
+        /// Why the pipe ended early; 0 when it did not.
         errno: i32,
     },
-    /// Those connections that came back were put into their sockets, but for these.
+    /// The returned connections were restored, except for these.
     Restored(Sides),
-    /// What was asked for by [`Action::Settle`] is done; with an errno when what the agent has moved is not in the file.
+    /// [`Action::Settle`] is done; an errno when bytes that the agent has moved are not in the file.
     Settled(i32),
-    /// The session is over.
+    /// The session has ended.
     SessionClosed,
-    /// A session has begun.
+    /// A session has opened.
     SessionOpened,
-    /// The program wants it to end.
+    /// The program stops the pipe.
     Stop,
-    /// The agent wants it to end: somebody wants to change the file, or nothing may be touched now.
+    /// The agent stops the pipe: a writer waits for the file, or the agent pauses.
     Halt,
-    /// The program has closed a socket of it, or is dead.
+    /// The program has hung up or reset the pipe.
     ProgramGone,
 }
 
-/// What the host is told.
+/// What the agent tells the host about a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostCommand {
-    /// Keep what the source's peer sends.
+    /// Hold the source: keep what its peer sends.
     Hold,
-    /// Move no more, and give it back; let go what is only held.
+    /// Stop moving and return the pipe; release a source that is only held.
     Stop,
-    /// Reset it.
+    /// Reset the connections.
     Reset,
-    /// The connections are in the program's sockets.
+    /// The connections are back in the program's sockets.
     Taken,
 }
 
-/// What is to be done.
+/// What the engine has to do for a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Answer the program.
     Answer(Answer),
-    /// Tell the host.
+    /// Send the host a command.
     Tell(HostCommand),
-    /// Let the sockets go on with the connections that were taken from them.
+    /// Resume the extracted connections in their sockets.
     Resume,
-    /// End these sockets' connections without a word.
+    /// Drop these connections without a packet.
     Kill(Sides),
-    /// End all its connections with a reset: nobody knows whether the host has said one.
+    /// Reset all connections: it is not known whether the host has sent a reset.
     Reset,
-    /// Put the connections that came back into their sockets; [`Event::Restored`] follows.
+    /// Restore the returned connections; [`Event::Restored`] follows.
     Restore,
-    /// The source's file may change, as far as this pipe goes.
+    /// Release the source file's lease for this pipe.
     ReleaseFile,
-    /// Give the sink's file, to which so many bytes have come, back to the program; [`Event::Settled`] follows. Where the
-    /// sink is a connection nothing is to be done for it.
+    /// Return the sink file, to which so many bytes have come, to the program; [`Event::Settled`] follows. A sink
+    /// connection needs nothing.
     Settle(u64),
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel has in memory of a file that the host writes to: it is stale then.
+//! Keeps the guest's page cache of a sink file coherent with what the host writes.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,14 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{Advice, fadvise};
 
-/// The kernel's pages are not larger, but for folios, which are dropped with the whole file.
+/// The largest page size. A larger folio is dropped with the whole file.
 const MAX_PAGE_BYTES: u64 = 64 << 10;
-/// Read and written at a time.
+/// Bytes read and written at a time.
 const COPY_CHUNK_BYTES: usize = 1 << 20;
-/// `cachestat`, the same for all machines; since Linux 6.5.
+/// cachestat(2), Linux 6.5; the same number on all architectures.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Bytes at an address that O_DIRECT takes.
+/// A buffer aligned for O_DIRECT.
 #[derive(Debug)]
 pub struct Aligned {
     bytes: Vec<u8>,
@@ -26,23 +26,23 @@ pub struct Aligned {
 impl Aligned {
     const TO: usize = 4096;
 
-    /// Zeros.
+    /// A buffer of `size` zeros.
     pub fn new(size: usize) -> Self {
         let bytes = vec![0; size + Self::TO];
         let from = bytes.as_ptr().align_offset(Self::TO);
         Self { bytes, from, size }
     }
 
-    /// The bytes.
+    /// The aligned bytes.
     pub fn get(&mut self) -> &mut [u8] {
         &mut self.bytes[self.from..self.from + self.size]
     }
 }
 
-/// Drops what is in memory of `from..to`; how many pages are left, because somebody has them mapped or writes to them.
+/// Drops the cached pages of `from..to`. Returns how many are left, because they are mapped or being written.
 ///
 /// # Errors
-/// What the kernel refused: ENOSYS before Linux 6.5.
+/// The kernel's; ENOSYS before Linux 6.5.
 pub fn drop_cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
     let (from, to) = (
         from / MAX_PAGE_BYTES * MAX_PAGE_BYTES,
@@ -54,12 +54,12 @@ pub fn drop_cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
     if left == 0 {
         return Ok(0);
     }
-    // a folio that reaches beyond
+    // a folio that reaches beyond the range
     fadvise(file, 0, None, Advice::DontNeed)?;
     cached(file, from, to)
 }
 
-/// Pages in memory.
+/// Number of cached pages.
 fn cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
     let range = [from, to - from];
     let mut counts = [0_u64; 5];
@@ -79,11 +79,11 @@ fn cached(file: &File, from: u64, to: u64) -> io::Result<u64> {
     }
 }
 
-/// Makes what is in memory of `from..to` the same as what is on the disk; `direct` is the file opened with O_DIRECT. Pages
-/// that cannot be dropped, because somebody has them mapped, are written to.
+/// Makes the cached pages of `from..to` equal to the disk; `direct` is the file opened with O_DIRECT. Pages that
+/// cannot be dropped, because they are mapped, are rewritten.
 ///
 /// # Errors
-/// What the kernel refused.
+/// The kernel's.
 pub fn refresh(file: &File, direct: &File, from: u64, to: u64) -> io::Result<()> {
     if drop_cached(file, from, to)? == 0 {
         return Ok(());

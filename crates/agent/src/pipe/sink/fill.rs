@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real blocks for every byte that will be written: zeros where a file has a hole, a block that was only reserved, or its end.
+//! Allocates written blocks for every byte of a range: writes zeros into holes, into preallocated blocks, and behind
+//! the end of the file.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -12,20 +13,20 @@ use viola_proto::agent::Extent;
 use super::cache::Aligned;
 use crate::pipe::reason::Reason;
 
-/// Zeros in memory: few enough to stay in a CPU's cache.
+/// Bytes of zeros in memory: few enough to stay in a CPU's cache.
 const ZERO_BUFFER_BYTES: u64 = 1 << 20;
-/// How often they are written at once; whoever wants it to stop waits for that. Each time the VM has to get its core again.
+/// Buffers per write call; a stop waits for one call. More per call means that the VM waits for its core less often.
 const MAX_BUFFERS_PER_WRITE: u64 = 16;
 
-/// Written blocks of zeros that a disk makes by itself; Linux 6.17, the same for all machines.
+/// FALLOC_FL_WRITE_ZEROES (Linux 6.17): the disk makes the zeros.
 const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
-/// How many of them it is asked for at once.
+/// Maximum bytes per call of it.
 const MAX_DISK_ZERO_BYTES: u64 = 64 << 20;
 
-/// Bytes of a file: first, and behind the last.
+/// A range of bytes in a file: first, and behind the last.
 pub type ByteRange = (u64, u64);
 
-/// What of a part has no written block, of a file of `size` bytes whose blocks have `block`.
+/// The ranges without written blocks within a range, for a file of `size` bytes with blocks of `block` bytes.
 pub fn unwritten_ranges(
     extents: &[Extent],
     (from, to): ByteRange,
@@ -35,7 +36,7 @@ pub fn unwritten_ranges(
     let (mut at, mut found) = (from, Vec::new());
     for e in extents.iter().filter(|e| !e.zero) {
         let end = match e.logical + e.length {
-            // extents are cut at the file's end, its last block is not
+            // extents end at the file's size, the last block does not
             end if end == size => end.next_multiple_of(block),
             end => end,
         };
@@ -54,7 +55,7 @@ pub fn unwritten_ranges(
     found
 }
 
-/// The parts of a gap: whole blocks, and what is left of blocks at both ends.
+/// Splits a range into its whole blocks and the partial blocks at both ends.
 fn pieces((from, to): ByteRange, block: u64) -> (ByteRange, [ByteRange; 2]) {
     let (first, last) = (from.next_multiple_of(block), to / block * block);
     match first < last {
@@ -63,11 +64,11 @@ fn pieces((from, to): ByteRange, block: u64) -> (ByteRange, [ByteRange; 2]) {
     }
 }
 
-/// Has the file's disk make zeros of whole blocks, where they begin and end; how far it came. Where the kernel, the file system
-/// or the disk cannot, or something fails on the way, that is where it was: whoever writes the rest is told why.
+/// Lets the disk make zeros of a range of whole blocks. Returns how far it came: the rest is for the caller, whose
+/// write reports the error, if any.
 ///
-/// The disk is done when the call returns (ext4 waits for it before it calls the blocks written), so it takes nothing away of
-/// what is written there from then on, by whomever.
+/// The disk is done when the call returns (ext4 waits for it before it marks the blocks as written), so it overwrites
+/// nothing that is written there later.
 fn zero_by_disk(file: &File, (from, to): ByteRange, stop: &AtomicBool) -> u64 {
     let mut at = from;
     while at < to && !stop.load(Ordering::Relaxed) {
@@ -80,8 +81,8 @@ fn zero_by_disk(file: &File, (from, to): ByteRange, stop: &AtomicBool) -> u64 {
     at
 }
 
-/// Writes zeros into the unwritten_ranges. Whole blocks are the disk's work, or go past the kernel's memory (`direct` is the file opened with
-/// O_DIRECT); in others no byte is touched that is not of the gap.
+/// Writes zeros into ranges. Whole blocks are made by the disk or written through `direct`, the file opened with
+/// O_DIRECT. In partial blocks only the bytes of the range are written.
 pub fn write_zeros(
     file: &File,
     direct: &File,
@@ -106,7 +107,7 @@ pub fn write_zeros(
             };
             let done = rustix::io::pwritev(direct, &parts, at);
             let done = done.map_err(|e| reason(&e.into()))? as u64;
-            // what is left of a block is written again
+            // a partly written block is written again
             at += done / block * block;
             if done < block {
                 return Err(Reason::SystemError);
@@ -120,7 +121,7 @@ pub fn write_zeros(
     Ok(())
 }
 
-/// Why nothing was written.
+/// The reason for a failed write.
 pub fn reason(e: &io::Error) -> Reason {
     match e.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Reason::NoSpace,

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `FS_IMMUTABLE_FL`: ext4 lets nobody write to such a file, cut it, punch holes into it, move its blocks or unlink it, also
-//! by descriptors that were open before.
+//! `FS_IMMUTABLE_FL`: ext4 then refuses every write, truncation, hole punch, defragmentation and unlink, also through
+//! descriptors that were open before.
 
 use std::fs::File;
 use std::io;
 
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
-/// Whether anything is set that keeps a program from writing.
+/// Whether a flag keeps a program from writing.
 pub fn is_write_protected(file: &File) -> io::Result<bool> {
     let fixed = IFlags::IMMUTABLE | IFlags::APPEND;
     Ok(ioctl_getflags(file)?.intersects(fixed))
 }
 
-/// Sets it.
+/// Sets the immutable flag.
 pub fn set(file: &File) -> io::Result<()> {
     let flags = ioctl_getflags(file)?;
     Ok(ioctl_setflags(file, flags | IFlags::IMMUTABLE)?)
 }
 
-/// Takes it away; whether it was there.
+/// Clears the immutable flag. Returns whether it was set.
 pub fn clear(file: &File) -> io::Result<bool> {
     let flags = ioctl_getflags(file)?;
     let was = flags.contains(IFlags::IMMUTABLE);

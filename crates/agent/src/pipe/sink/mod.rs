@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file that the host writes to: made ready before, and given back after.
+//! A file that the host writes: prepared before, and settled after.
+//!
+//! | module | room for |
+//! |---|---|
+//! | `fill` | allocated, written blocks for every byte |
+//! | `immutable` | the flag that keeps others from writing, moving or freeing them |
+//! | `note` | what the next run must undo after a kill |
+//! | `cache` | the file's pages in the guest's page cache |
+//! | `prepared` | all steps in their order |
 //!
 //! | module | does |
 //! |---|---|
@@ -9,7 +17,7 @@
 //! | `cache` | what the kernel has in memory of it |
 //! | `ready` | all of that in its request |
 //!
-//! It waits for disks, so each such file has a thread of its own.
+//! These steps wait for disks, so each sink file has a thread of its own.
 
 mod cache;
 mod fill;
@@ -33,42 +41,42 @@ use super::{Completion, CompletionSender};
 use note::Notes;
 use prepared::Prepared;
 
-/// A thread's stack in bytes.
+/// Stack size of a sink thread, in bytes.
 const STACK: usize = 256 << 10;
 
-/// What is to be done with a file that was made ready.
+/// How to settle a prepared file.
 #[derive(Debug)]
 struct SettleRequest {
-    /// So many bytes have come.
+    /// Bytes of the pipe in all.
     bytes: u64,
-    /// The first of them, which the host has not written.
+    /// The first of them, which the agent has received and the host has not written.
     kept: Vec<u8>,
 }
 
-/// See the module.
+/// A sink file of a pipe.
 #[derive(Debug)]
 pub struct Target {
-    /// Which file.
+    /// Device and inode number.
     pub key: FileKey,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Where its bytes are, once it is ready.
+    /// Its extents, once it is prepared.
     pub map: Option<FileMap>,
-    /// Bytes that were received before the host had the connection: the first ones.
+    /// The first bytes, which the agent received before the host had the connection.
     pub kept: Vec<u8>,
     requests: Sender<SettleRequest>,
     stop: Arc<AtomicBool>,
 }
 
-/// What a program may have written to: its device's and inode's numbers.
+/// Checks that a program may write anywhere in its file.
 ///
 /// # Errors
-/// [`Reason::BadFile`] when it is no regular file, or the program could not write anywhere in it.
+/// [`Reason::BadFile`] when it is not a regular file, or not open for writing at any offset.
 pub fn writable(program_file: BorrowedFd<'_>) -> Result<FileKey, Reason> {
     let flags = rustix::fs::fcntl_getfl(program_file).map_err(|_| Reason::BadFile)?;
     let stat = rustix::fs::fstat(program_file).map_err(|_| Reason::BadFile)?;
     let way = flags & OFlags::RWMODE;
-    // the agent may write what the program may not
+    // the agent could write more than the program
     let good = (way == OFlags::WRONLY || way == OFlags::RDWR)
         && !flags.intersects(OFlags::PATH | OFlags::APPEND)
         && FileType::from_raw_mode(stat.st_mode).is_file();
@@ -79,10 +87,10 @@ pub fn writable(program_file: BorrowedFd<'_>) -> Result<FileKey, Reason> {
 }
 
 impl Target {
-    /// Begins to make a file ready for `length` bytes at `offset`; [`Completion::Prepared`] follows.
+    /// Starts to prepare `length` bytes at `offset`; [`Completion::Prepared`] follows.
     ///
     /// # Errors
-    /// As [`writable`], or there is no room for a thread.
+    /// As [`writable`], [`Reason::OutOfRange`], or [`Reason::SystemError`] when no thread can be started.
     pub fn begin(
         pipe: PipeId,
         program_file: OwnedFd,
@@ -114,8 +122,8 @@ impl Target {
         })
     }
 
-    /// The host is done, or was never asked, and so many bytes have come in all; [`Completion::Settled`] follows. `false` when
-    /// there is nobody to do it.
+    /// Starts to settle the file after `bytes` bytes in all; [`Completion::Settled`] follows. `false` when the
+    /// thread is gone.
     pub fn settle(&mut self, bytes: u64) -> bool {
         self.stop.store(true, Ordering::Relaxed);
         let kept = std::mem::take(&mut self.kept);
@@ -135,7 +143,7 @@ fn run_sink(
         Err(reason) => (None, Err(reason)),
     };
     results.send(Completion::Prepared(pipe, map));
-    // an agent that ends leaves a note: the host may still write
+    // when the agent ends, the note stays: the host may still write
     let Ok(request) = requests.recv() else {
         return;
     };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that were made immutable, noted where the next run of the agent finds them.
+//! Notes of immutable files, for the next run of the agent.
 //!
-//! A note is an empty file in `MOUNT/.viola/uploads`, on the file system of the file itself; its name says all: the agent's
-//! run, the pipe, the file's handle (`name_to_handle_at`) and the size that it had. It is made before the flag is set, so the
-//! file system's journal never has the flag without it.
+//! A note is an empty file in `MOUNT/.viola/uploads`, on the file system of the file itself. Its name has the agent's
+//! run, the pipe, the file's handle (`name_to_handle_at`) and the file's size before. It is made before the flag is
+//! set, so the file system's journal never has the flag without it.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -26,12 +26,12 @@ pub struct Notes {
     run: u64,
 }
 
-/// One of them. It stays unless it is struck.
+/// A note. It stays unless it is removed.
 #[derive(Debug)]
 pub struct Note(PathBuf);
 
 impl Note {
-    /// The file is not immutable any more.
+    /// Removes the note: the file is not immutable any more.
     pub fn remove(self) -> io::Result<()> {
         std::fs::remove_file(self.0)
     }
@@ -46,7 +46,7 @@ struct Handle {
     bytes: [u8; MAX_HANDLE_BYTES],
 }
 
-/// What a note's name says.
+/// The content of a note's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct NoteName {
     run: u64,
@@ -55,16 +55,16 @@ struct NoteName {
 }
 
 impl Notes {
-    /// Of a mounted file system; `run` is a number that no other run of the agent has.
+    /// The notes of a mounted file system; `run` identifies this run of the agent.
     pub fn new(point: &Path, run: u64) -> Self {
         let point = point.into();
         Self { point, run }
     }
 
-    /// Notes a file as it is now.
+    /// Writes a note for a file.
     ///
     /// # Errors
-    /// What the kernel refused, or a dir that others may write to.
+    /// The kernel's, or when others may write to the directory.
     pub fn note(&self, file: &File, pipe: u64, size: u64) -> io::Result<Note> {
         let dir = self.dir(true)?;
         let (run, handle) = (self.run, Handle::of(file)?);
@@ -76,11 +76,11 @@ impl Notes {
         Ok(Note(path))
     }
 
-    /// Lets all files go that other runs have noted, which are dead: such a file gets back the size that it had, since nobody
-    /// has told its program of what came after. Those sessions with the host must be over.
+    /// Restores all files that earlier, dead runs have noted: clears the flag, and truncates a file to the size
+    /// that it had, since its program was told of no byte. The host must have ended those sessions.
     ///
     /// # Errors
-    /// A sentence; others are let go all the same.
+    /// One sentence about the last failure; the other files are restored all the same.
     pub fn restore_earlier(&self) -> Result<usize, String> {
         let dir = match self.dir(false) {
             Ok(dir) => dir,
@@ -112,11 +112,11 @@ impl Notes {
         let top = File::open(&self.point)?;
         let file = match name.handle.open(&top) {
             Ok(file) => file,
-            // deleted
+            // the file was deleted
             Err(e) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
             Err(e) => return Err(e),
         };
-        // whoever wrote to it since has found it without the flag
+        // a file without the flag may have been written by others since
         if immutable::clear(&file)? && file.metadata()?.len() > name.size {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let mut options = std::fs::OpenOptions::new();
@@ -126,7 +126,7 @@ impl Notes {
         Ok(())
     }
 
-    /// The dir of notes, which nobody else may write to.
+    /// The notes' directory. Fails when others may write to it.
     fn dir(&self, make: bool) -> io::Result<PathBuf> {
         let mut dir = self.point.clone();
         for name in [AGENT_DIR, NOTES_DIR] {
@@ -166,7 +166,7 @@ impl NoteName {
             *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
         }
         let size = u64::from_str_radix(parts.next()?, 16).ok()?;
-        // the pipe's number tells notes apart
+        // the pipe's number only makes the name unique
         parts.next()?;
         let good =
             digits.len() <= 2 * MAX_HANDLE_BYTES && digits.len() % 2 == 0 && parts.next().is_none();
@@ -238,9 +238,9 @@ mod tests {
         let (size, kind) = (3, 1);
         let handle = Handle { size, kind, bytes };
         let (run, size) = (u64::MAX, 4097);
-        let name = NoteName { run, handle, size };
-        let name = format!("{}-9", name.name());
-        assert_eq!(NoteName::read(&name), Some(name));
+        let note = NoteName { run, handle, size };
+        let name = format!("{}-9", note.name());
+        assert_eq!(NoteName::read(&name), Some(note));
         for odd in ["", "1-1-0-5-9", "1-1-00-5", "1-1-00-5-9-9", "1-x-00-5-9"] {
             assert_eq!(NoteName::read(odd), None, "{odd}");
         }

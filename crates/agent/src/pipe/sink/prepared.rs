@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file's way to the host's writing, and back.
+//! The steps of a sink file, before and after the host writes it.
 //!
-//! 1. Zeros go where there is no written block (`fill`): a hole or the file's end has no place that the host could write to.
-//! 2. The file is noted, and made immutable: nobody writes to its blocks, frees them or moves them.
-//! 3. Its blocks are named; what is in memory of them is dropped.
+//! 1. `fill` writes zeros where there is no written block: a hole or the end of the file has no place that the host
+//! could write.
+//! 2. A note is written, and the file is made immutable: nobody writes, frees or moves its blocks.
+//! 3. The extents are read, and their cached pages dropped.
 //! 4. The host writes.
-//! 5. The flag goes; what somebody has read into memory meanwhile is made right, what the agent has received goes into
-//!    the file, and what it was grown by for nothing is cut off.
+//! 5. The flag is cleared; pages that were cached meanwhile are refreshed, bytes that the agent received are written,
+//! and the file is cut to its size.
 
 use std::fs::File;
 use std::io;
@@ -28,11 +29,11 @@ use crate::pipe::reason::Reason;
 
 const EXT4_SUPER_MAGIC: u64 = 0xEF53;
 
-/// A file whose blocks stay where they are until it is settled.
+/// A file whose blocks stay in place until it is settled.
 #[derive(Debug)]
 pub struct Prepared {
     file: File,
-    /// The same past the kernel's memory.
+    /// The same file with O_DIRECT.
     direct: File,
     part: ByteRange,
     /// The file's size before.
@@ -41,7 +42,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Makes a program's file ready. An error means that it is as it was, but for zeros written where it had none yet.
+    /// Prepares a range of a program's file. On an error the file is as it was, except for zeros where it had no
+    /// written blocks.
     pub fn prepare(
         program_file: OwnedFd,
         part: ByteRange,
@@ -90,7 +92,7 @@ impl Prepared {
         let map = self.map(counters)?;
         let unwritten_ranges = fill::unwritten_ranges(&map.extents, part, map.size, block);
         let wanted: u64 = unwritten_ranges.iter().map(|(from, to)| to - from).sum();
-        // what only root may have is not for a program of others
+        // root's reserve is not for programs of other users
         if wanted > there.f_bavail.saturating_mul(there.f_frsize) {
             return Err(Reason::NoSpace);
         }
@@ -104,7 +106,7 @@ impl Prepared {
         if !fill::unwritten_ranges(&map.extents, part, map.size, block).is_empty() {
             return Err(Reason::HasWriter);
         }
-        // after the flag: nobody brings anything but what is on the disk into memory from now on
+        // after the flag: from now on only what is on the disk can be cached
         match cache::drop_cached(file, part.0, part.1) {
             Ok(0) => {}
             Ok(left) => {
@@ -122,8 +124,8 @@ impl Prepared {
         Ok(map)
     }
 
-    /// Names the file's places. The host writes only to raw images, so nothing has to be flushed to a disk: what the guest's kernel
-    /// has written, zeros above all, the host may overwrite before it ever gets there.
+    /// The file's extents. The host writes only to raw images, so nothing has to be flushed first: the host may
+    /// overwrite what the guest's kernel has not written back yet, mostly zeros.
     fn map(&self, counters: &Counters) -> Result<FileMap, Reason> {
         let map = Mapper::new()
             .file_extents_without_fsync(&self.file)
@@ -138,10 +140,10 @@ impl Prepared {
         Ok(to_wire(map).0)
     }
 
-    /// Gives the file back: `bytes` have come, of which the host has not written the first, `kept`.
+    /// Returns the file to the program: `bytes` bytes have come in all, of which the agent has the first, `kept`.
     ///
     /// # Errors
-    /// What the kernel refused; what comes after that is tried all the same.
+    /// The first error; later steps are done all the same.
     pub fn settle(mut self, bytes: u64, kept: &[u8]) -> io::Result<()> {
         self.end(bytes, kept)
     }
@@ -171,7 +173,7 @@ impl Prepared {
         fixed.and(fresh).and(put).and(cut).and(touched).and(struck)
     }
 
-    /// Cuts off what the file was grown by beyond this.
+    /// Truncates what the file was grown by beyond `end`.
     fn cut(&self, end: u64) -> io::Result<()> {
         let is = self.file.metadata()?.len();
         let wanted = self.size.max(end);
@@ -182,17 +184,17 @@ impl Prepared {
     }
 }
 
-/// Refuses what must not be written to in this way.
+/// Refuses files that the host must not write.
 fn check_sink(file: &File) -> Result<(), Reason> {
     let stat = rustix::fs::fstatfs(file).map_err(|_| Reason::SystemError)?;
-    // of XFS an immutable file can still be cut by a descriptor that was open before
+    // on XFS an immutable file can still be truncated through a descriptor that was open before
     if stat.f_type as u64 & 0xFFFF_FFFF != EXT4_SUPER_MAGIC {
         return Err(Reason::Unmappable);
     }
     if immutable::is_write_protected(file).map_err(|_| Reason::UnfitSink)? {
         return Err(Reason::UnfitSink);
     }
-    // a write would take these away
+    // a write would clear the set-uid bits and the capabilities
     let mode = rustix::fs::fstat(file)
         .map_err(|_| Reason::SystemError)?
         .st_mode;
@@ -204,7 +206,7 @@ fn check_sink(file: &File) -> Result<(), Reason> {
     }
 }
 
-/// As a write does it.
+/// Sets the modification time, as a write does.
 fn touch(file: &File) -> io::Result<()> {
     let time = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
     let times = Timestamps {
