@@ -183,7 +183,7 @@ impl Config {
             "turbo_journal" => self.turbo.get_or_insert_default().journal = value.into(),
             _ => {
                 return Err(ConfigError(format!(
-                    "kernel command line: there is no {CMDLINE_PREFIX}{key}"
+                    "kernel command line: unknown key {CMDLINE_PREFIX}{key}"
                 )));
             }
         }
@@ -196,7 +196,7 @@ impl Config {
         let does_more = self.mount.is_some() || self.pipes().is_some() || alone;
         if self.data.is_empty() && !does_more {
             return bad(
-                "`data` must name the DataNode's data directories, or [mount] where blocks are read, or [pipe] what is moved, or [turbo] a turbo vCPU, or [lane] a NIC"
+                "nothing to do: set `data` to the DataNode's data directories, or add [mount], [turbo], [lane], or [pipe] with `files`, `into` or `relay`"
                     .into(),
             );
         }
@@ -214,7 +214,7 @@ impl Config {
         }
         if let Some(path) = self.data.iter().find(|p| !p.is_absolute()) {
             return bad(format!(
-                "`data`: `{}` must be a whole path, beginning with /",
+                "`data`: `{}` must be an absolute path",
                 path.display()
             ));
         }
@@ -229,7 +229,7 @@ impl Config {
             ));
         }
         if !self.status.is_absolute() {
-            return bad("`status` must be a whole path, beginning with /".into());
+            return bad("`status` must be an absolute path".into());
         }
         Address::parse(&self.channel)
             .map_err(|what| ConfigError(format!("{origin}: `channel`: {what}")))?;
@@ -371,11 +371,11 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_in_one_sentence_with_its_place() {
         for (text, line, says) in [
-            ("", "", "a.toml: `data` must name"),
+            ("", "", "a.toml: nothing to do: set `data`"),
             (
                 "data = ['d']",
                 "",
-                "a.toml: `data`: `d` must be a whole path",
+                "a.toml: `data`: `d` must be an absolute path",
             ),
             (
                 "data = ['/d']\nquit_ms = 5",
@@ -397,19 +397,23 @@ mod tests {
             (
                 "[mount]\nport = 'vsock:2:1'",
                 "",
-                "`port` in [mount]: vsock is not served",
+                "`port` in [mount]: vsock is not supported",
             ),
             ("[mount]\nuid = 5", "", "line 2: unknown field `uid`"),
-            ("[pipe]\nusers = [7]", "", "a.toml: `data` must name"),
+            (
+                "[pipe]\nusers = [7]",
+                "",
+                "a.toml: nothing to do: set `data`",
+            ),
             (
                 "[pipe]\nfiles = ['srv']",
                 "",
-                "`files` in [pipe]: `srv` must be a whole path",
+                "`files` in [pipe]: `srv` must be an absolute path",
             ),
             (
                 "[pipe]\ninto = ['up']",
                 "",
-                "`into` in [pipe]: `up` must be a whole path",
+                "`into` in [pipe]: `up` must be an absolute path",
             ),
             (
                 "data = ['/d']",
@@ -424,7 +428,7 @@ mod tests {
             (
                 "[pipe]\nfiles = ['/srv']\nsocket = 's'",
                 "",
-                "`socket` in [pipe] must be a whole path",
+                "`socket` in [pipe] must be an absolute path",
             ),
             (
                 "[pipe]\nfiles = ['/srv']\nusers = ['']",
@@ -440,12 +444,12 @@ mod tests {
             (
                 "[turbo]\njournal = 'j'",
                 "",
-                "`journal` in [turbo] must be a whole path",
+                "`journal` in [turbo] must be an absolute path",
             ),
             (
                 "[lane]\nbond = 'a/b'",
                 "",
-                "`bond` in [lane]: `a/b` is no name of an interface",
+                "`bond` in [lane]: `a/b` is not an interface name",
             ),
             (
                 "",
@@ -471,7 +475,7 @@ mod tests {
             (
                 "data = ['/d']",
                 "viola.agent.x=1",
-                "there is no viola.agent.x",
+                "unknown key viola.agent.x",
             ),
         ] {
             let error = read(text, line).unwrap_err();

@@ -16,33 +16,34 @@ use viola_agent::turbo::settings::DEFAULT_JOURNAL;
 use viola_agent::turbo::system::RealSystem;
 
 const HELP: &str = "\
-viola-agent names finished HDFS blocks of this VM to its host, so that other VMs read them there. In a
-VM that reads such blocks, and shares no memory with its host, it keeps the mount that they are in.
-In a VM whose files the host sends, it hands programs' connections to the host and takes them back.
-In a VM with a vCPU on a turbo core, it moves the kernel's I/O to that vCPU, and applications off it.
-In a VM that gets a virtual function of a NIC now and then, it keeps that and its other NIC in one bond.
+viola-agent names finished HDFS blocks of this VM to its host, so that other VMs of the host read them there.
+It also runs these services, each with a table of its own in the configuration:
+  [mount]  the mount in which a VM without shared memory reads the blocks of other VMs
+  [pipe]   hands programs' files and connections to the host, which moves the bytes, and takes them back
+  [turbo]  moves the kernel's I/O to the vCPU that the host runs on a turbo core, and applications off it
+  [lane]   keeps the VM's NIC and a virtual function of the host's NIC in one bond
 
-  viola-agent [--config FILE]            runs, until a signal ends it
-  viola-agent [--config FILE] status     how the running agent is; with --json as JSON
-  viola-agent [--config FILE] pause      withdraws everything, before a freeze or a snapshot; fails
-                                         when a read is still in flight after five seconds
-  viola-agent [--config FILE] resume     goes on
-  viola-agent [--config FILE] check      says whether the configuration is good
-  viola-agent [--config FILE] restore    puts back what an agent that was killed has set for a turbo
-                                         vCPU or a lane
+  viola-agent [--config FILE]            runs until a signal ends it
+  viola-agent [--config FILE] status     shows the state of the running agent; with --json as JSON
+  viola-agent [--config FILE] pause      withdraws all blocks and ends all pipes, before a freeze or a
+                                         snapshot; fails if the host still reads after five seconds
+  viola-agent [--config FILE] resume     resumes naming
+  viola-agent [--config FILE] check      checks the configuration
+  viola-agent [--config FILE] restore    restores what a killed agent has set for a turbo vCPU or a lane
 
-FILE is /etc/viola/agent.toml unless it is given; viola.agent.KEY=VALUE on the kernel's command line
-comes before it. Exits with 2 when the configuration is not usable.";
+FILE is /etc/viola/agent.toml by default. viola.agent.KEY=VALUE on the kernel's command line overrides it.
+Exits with 1 when the command failed, with 2 when usage or configuration are wrong.";
 
-enum What {
+/// What the command line asks for.
+enum Action {
     Run,
-    Ask(&'static str),
+    Request(&'static str),
     Check,
     Restore,
 }
 
 fn main() -> ExitCode {
-    let (mut file, mut what, mut json) = (None, What::Run, false);
+    let (mut file, mut action, mut json) = (None, Action::Run, false);
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
         match word.to_str() {
@@ -55,19 +56,19 @@ fn main() -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             Some("--json") => json = true,
-            Some("run") => what = What::Run,
-            Some("status") => what = What::Ask("status"),
-            Some("pause") => what = What::Ask("pause"),
-            Some("resume") => what = What::Ask("resume"),
-            Some("check") => what = What::Check,
-            Some("restore") => what = What::Restore,
+            Some("run") => action = Action::Run,
+            Some("status") => action = Action::Request("status"),
+            Some("pause") => action = Action::Request("pause"),
+            Some("resume") => action = Action::Request("resume"),
+            Some("check") => action = Action::Check,
+            Some("restore") => action = Action::Restore,
             Some("--config") => match words.next() {
                 Some(path) => file = Some(PathBuf::from(path)),
-                None => return usage("--config wants a file"),
+                None => return usage("--config needs a file name"),
             },
             _ => {
                 return usage(&format!(
-                    "there is no `{}`; see --help",
+                    "unknown argument `{}`; see --help",
                     word.to_string_lossy()
                 ));
             }
@@ -76,31 +77,31 @@ fn main() -> ExitCode {
     let config = match Config::load(file.as_deref()) {
         Ok(config) => config,
         // restore must work with a broken configuration too
-        Err(_) if matches!(what, What::Restore) => Config::default(),
+        Err(_) if matches!(action, Action::Restore) => Config::default(),
         Err(sentence) => return usage(&sentence.to_string()),
     };
-    match what {
-        What::Check => ExitCode::SUCCESS,
-        What::Restore => restore(&config),
-        What::Run => match run(config) {
+    match action {
+        Action::Check => ExitCode::SUCCESS,
+        Action::Restore => restore(&config),
+        Action::Run => match run(config) {
             Ok(()) => ExitCode::SUCCESS,
             Err(sentence) => fail(&sentence.to_string()),
         },
-        What::Ask(wish) => match status::request(&config.status, wish) {
+        Action::Request(command) => match status::request(&config.status, command) {
             Err(e) => fail(&format!(
-                "no agent answers at {}: {e}",
+                "cannot reach a running agent at {}: {e}",
                 config.status.display()
             )),
-            Ok(report) if wish == "status" && json => {
+            Ok(report) if command == "status" && json => {
                 println!("{}", serde_json::to_string(&report).unwrap_or_default());
                 ExitCode::SUCCESS
             }
-            Ok(report) if wish == "status" => {
+            Ok(report) if command == "status" => {
                 print!("{report}");
                 ExitCode::SUCCESS
             }
-            Ok(report) if wish == "pause" && report.outstanding > 0 => fail(&format!(
-                "the host has not confirmed {} blocks and pipes yet; they may still be read",
+            Ok(report) if command == "pause" && report.outstanding > 0 => fail(&format!(
+                "the host has not confirmed the end of {} leases and pipes, and may still read by them; try again",
                 report.outstanding
             )),
             Ok(_) => ExitCode::SUCCESS,
@@ -111,7 +112,7 @@ fn main() -> ExitCode {
 fn restore(config: &Config) -> ExitCode {
     let journal = config.turbo.as_ref().map(|turbo| turbo.journal.as_path());
     let journal = journal.unwrap_or(Path::new(DEFAULT_JOURNAL));
-    let runs = "an agent runs; it puts everything back when it ends";
+    let runs = "an agent is running; it restores everything when it ends";
     let turbo = match restore_leftovers(&RealSystem::new(Path::new("/")), journal) {
         Ok(Some(done)) if !done.failed.is_empty() => return fail(&done.to_string()),
         Ok(done) => done.map(|done| done.to_string()),
@@ -129,7 +130,7 @@ fn restore(config: &Config) -> ExitCode {
         println!("{done}");
     }
     if turbo.is_none() && lane.is_none() {
-        println!("there is nothing to be put back");
+        println!("there is nothing to restore");
     }
     ExitCode::SUCCESS
 }
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_man_page_has_all_that_the_help_has() {
+    fn the_man_page_has_every_word_of_the_help() {
         let page = include_str!("../../../dist/viola-agent.8").replace('\\', "");
         let words = HELP.split([' ', '[', ']', '\n', ';', ',']);
         let wanted = words.filter(|w| w.starts_with("--"));

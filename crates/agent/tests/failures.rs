@@ -264,7 +264,7 @@ fn the_image_has_the_agent_and_a_bad_configuration_is_refused() {
         .start("agent", Workload::agent("data = ['dfs']"))
         .unwrap_err();
     assert!(
-        error.to_string().contains("must be a whole path"),
+        error.to_string().contains("must be an absolute path"),
         "{error}"
     );
     bench

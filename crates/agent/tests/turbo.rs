@@ -398,7 +398,7 @@ fn nothing_is_changed_that_could_not_be_written_down() {
     keeper.round();
     let state = keeper.report().state;
     assert!(
-        state.starts_with("off: the old values cannot be written down: "),
+        state.starts_with("off: cannot write the old values: "),
         "{state}"
     );
     assert!(state.contains("turbo.json: No such file"), "{state}");

@@ -100,7 +100,7 @@ impl Agent {
         self.ledger.pause(self.is_paused());
         if self.access.is_open() {
             if !before.is_empty() {
-                eprintln!("viola-agent: the DataNode gives blocks without a token: they are named");
+                eprintln!("viola-agent: DataNode: serves blocks without a token: naming starts");
                 self.next_stats = now;
             }
             return;
@@ -108,7 +108,10 @@ impl Agent {
         if self.access.why() == before {
             return;
         }
-        eprintln!("viola-agent: no block is named: {}", self.access.why());
+        eprintln!(
+            "viola-agent: DataNode: no block is named: {}",
+            self.access.why()
+        );
         self.next_stats = now;
         // a link makes HDFS copy the block before an append, so the agent keeps none for a cluster that it
         // does not serve

@@ -32,7 +32,10 @@ impl Agent {
                 }
                 Err(e) => {
                     if self.reconnect_at == 0 {
-                        eprintln!("viola-agent: {}: {e}; trying again", self.address);
+                        eprintln!(
+                            "viola-agent: host: cannot open {}: {e}; trying again",
+                            self.address
+                        );
                     }
                     self.reconnect_at = now + RECONNECT_INTERVAL;
                 }
@@ -81,7 +84,7 @@ impl Agent {
         while let Some(message) = self.reader.next::<ToAgent>() {
             match message {
                 Ok(message) => self.handle_message(now, &message),
-                Err(e) => eprintln!("viola-agent: from the host: {e}"),
+                Err(e) => eprintln!("viola-agent: host: malformed message: {e}"),
             }
         }
     }

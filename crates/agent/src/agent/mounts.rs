@@ -77,7 +77,7 @@ impl Agent {
         for (path, what) in data.chain(piped) {
             let found = mount_of(mounts, path).and_then(|(mount, path)| {
                 if what == Purpose::PipeSink && mount.kind != "ext4" {
-                    return Err(format!("it is on {}; only ext4 is written to", mount.kind));
+                    return Err(format!("it is on {}; pipes write only to ext4", mount.kind));
                 }
                 // the volume of the other mount has the links directory and the events
                 let other = mounts_in_use
@@ -128,7 +128,7 @@ impl Agent {
             _ => {
                 volume.retiring = true;
                 eprintln!(
-                    "viola-agent: {}: not mounted any more",
+                    "viola-agent: {}: unmounted: all blocks withdrawn",
                     volume.mount.point.display()
                 );
                 return self.withdraw_all(now, fs, Disposition::Forget, Why::Filesystem);
@@ -156,7 +156,10 @@ impl Agent {
         } else {
             return;
         };
-        eprintln!("viola-agent: {}: {why}", mount.point.display());
+        eprintln!(
+            "viola-agent: {}: {why}: all blocks withdrawn until the host has checked a new proof",
+            mount.point.display()
+        );
         volume.mount = mount.clone();
         volume.identity = identity;
         self.withdraw_all(now, fs, Disposition::Remap, Why::Filesystem);
@@ -222,7 +225,7 @@ fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Result<(&'a Mount, PathBuf)
     let mount = mounts::holding(mounts, &real).ok_or("no mount holds it")?;
     if !matches!(mount.kind.as_str(), "ext4" | "xfs") {
         return Err(format!(
-            "it is on {}; only what is on ext4 and XFS can be named",
+            "it is on {}; only ext4 and XFS are supported",
             mount.kind
         ));
     }

@@ -125,7 +125,7 @@ impl Volume {
     /// For `viola-agent status`.
     pub fn report(&self) -> VolumeReport {
         let state = match &self.proof {
-            _ if self.retiring => "not mounted any more; waiting for the host to let go".into(),
+            _ if self.retiring => "unmounted; waiting for the host to release it".into(),
             _ if self.frozen => "frozen, or too slow: nothing is named".into(),
             ProofState::Unproven => "waiting for the host".into(),
             ProofState::Writing | ProofState::Sent(_) => {

@@ -126,7 +126,7 @@ fn time_left(end: Instant) -> Result<Duration> {
 }
 
 fn malformed() -> Error {
-    Error::other("its answer is none of a DataNode's")
+    Error::other("it sent a malformed response")
 }
 
 /// The request, followed by the client's final status, so that the DataNode does not wait for it.
@@ -269,17 +269,17 @@ mod tests {
     fn garbage_and_other_errors_tell_nothing() {
         for (malformed, says) in [
             (&[2, 8, 1][..], "status 1"),
-            (&[2, 16, 0], "none of a DataNode's"),
-            (&[0], "none of a DataNode's"),
+            (&[2, 16, 0], "malformed response"),
+            (&[0], "malformed response"),
             // a success without readOpChecksumInfo
-            (&[2, 8, 0], "none of a DataNode's"),
-            (&[4, 8, 0, 0x12, 0], "none of a DataNode's"),
+            (&[2, 8, 0], "malformed response"),
+            (&[4, 8, 0, 0x12, 0], "malformed response"),
             // shorter than its length says, too long, endless varint
-            (&[1, 8, 0, 0], "none of a DataNode's"),
-            (&[0x81, 0x20, 8, 0], "none of a DataNode's"),
-            (&[0xff; 20], "none of a DataNode's"),
+            (&[1, 8, 0, 0], "malformed response"),
+            (&[0x81, 0x20, 8, 0], "malformed response"),
+            (&[0xff; 20], "malformed response"),
             (b"HTTP/1.1 400 Bad Request\r\n\r\nwhat is this, and why would anybody send it here at all?",
-             "none of a DataNode's"),
+             "malformed response"),
         ] {
             let Probe::Unknown(why) = answered(malformed) else {
                 panic!("{malformed:?}");

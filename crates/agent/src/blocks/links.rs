@@ -54,7 +54,10 @@ impl Links {
             }
             // the owner of the file system's root could have put a symbolic link there
             if !fs::symlink_metadata(folder)?.is_dir() {
-                return Err(Error::other(format!("{} is no folder", folder.display())));
+                return Err(Error::other(format!(
+                    "{} is not a directory",
+                    folder.display()
+                )));
             }
         }
         Ok(())

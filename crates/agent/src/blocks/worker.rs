@@ -191,7 +191,7 @@ fn run_link_job(fs: FsId, links: &Links, job: Job) -> Option<Outcome> {
         Job::Unlink(id, location) => Some(Outcome::Unlinked(id, links.unlink(id, &location))),
         Job::EarlierLinks(remove) => {
             if remove && let Err(e) = links.remove_earlier() {
-                eprintln!("viola-agent: removing links of an earlier run: {e}");
+                eprintln!("viola-agent: cannot remove links of an earlier run: {e}");
             }
             Some(Outcome::EarlierLinks(fs, links.earlier_bytes()))
         }

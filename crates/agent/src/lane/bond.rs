@@ -78,7 +78,7 @@ pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
     };
     if let Some(there) = bond.filter(|b| b.alias.as_deref() != Some(BOND_ALIAS)) {
         return Err(format!(
-            "{} is there, and {} is no port of it",
+            "{} exists, and {} is not a port of it; set `bond` in [lane] to another name",
             there.name, nic.name
         ));
     }
@@ -86,7 +86,8 @@ pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
         Some(half) => half.index,
         None => {
             let name = &settings.bond;
-            add_bond(name, mac, nic.mtu, MIIMON_MS).map_err(context(&format!("no bond {name}")))?;
+            add_bond(name, mac, nic.mtu, MIIMON_MS)
+                .map_err(context(&format!("cannot make bond {name}")))?;
             let bond = link(name).map_err(context(name))?.index;
             set_alias(bond, BOND_ALIAS).map_err(context(name))?;
             bond
@@ -107,16 +108,17 @@ pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
 /// The steps that make a bond, of which an earlier agent may have done some.
 fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
     let had = Belongings::of(pair.nic).map_err(context("addresses"))?;
-    set_up(pair.bond, true).map_err(context("the bond does not go up"))?;
+    set_up(pair.bond, true).map_err(context("cannot set the bond up"))?;
     had.give_to(pair.bond)
-        .map_err(context("addresses and routes do not go over"))?;
+        .map_err(context("cannot move addresses and routes to the bond"))?;
     if nic.master.is_none() {
         set_up(pair.nic, false).map_err(context(&nic.name))?;
         let name = &nic.name;
         set_master(pair.nic, Some(pair.bond))
-            .map_err(context(&format!("{name} goes into no bond")))?;
+            .map_err(context(&format!("cannot add {name} to the bond")))?;
     }
-    had.take_from(pair.nic).map_err(context("old addresses"))
+    had.take_from(pair.nic)
+        .map_err(context("cannot remove the old addresses"))
 }
 
 /// Releases the VFs, and takes the bond apart if an agent made it.
@@ -141,12 +143,12 @@ pub fn dismantle(pair: &Pair) -> Result<(), String> {
     let had = Belongings::of(pair.bond).map_err(context("addresses"))?;
     let is_port = |l: &Link| l.index == pair.nic && l.master == Some(pair.bond);
     if all.iter().any(is_port) {
-        set_master(pair.nic, None).map_err(context("the bond keeps its port"))?;
+        set_master(pair.nic, None).map_err(context("cannot remove the NIC from the bond"))?;
     }
-    set_up(pair.nic, true).map_err(context("the NIC does not go up"))?;
+    set_up(pair.nic, true).map_err(context("cannot set the NIC up"))?;
     let back = had.give_to(pair.nic);
-    back.map_err(context("addresses and routes do not go back"))?;
-    remove(pair.bond).map_err(context("the bond stays"))
+    back.map_err(context("cannot move addresses and routes back to the NIC"))?;
+    remove(pair.bond).map_err(context("cannot remove the bond"))
 }
 
 /// Removes a VF from the bond and takes it down. A VF that is gone meanwhile is fine.
@@ -173,7 +175,7 @@ pub fn restore_leftover(settings: &Settings) -> Result<Option<String>, String> {
         mac,
     })?;
     Ok(Some(format!(
-        "the bond {} is gone, and {} as it was",
+        "removed bond {}; {} is as before",
         bond.name, nic.name
     )))
 }

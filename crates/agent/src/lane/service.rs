@@ -143,11 +143,11 @@ impl LaneThread {
         };
         for action in self.plan.next(&pair, &all) {
             let (done, what) = match action {
-                Action::AddPort(vf) => (add_port(&pair, vf), "a VF goes into no bond"),
+                Action::AddPort(vf) => (add_port(&pair, vf), "cannot add the VF to the bond"),
                 Action::Activate(vf) => {
                     let done = set_active_port(pair.bond, vf);
                     self.report.taken += u64::from(done.is_ok());
-                    (done, "the bond does not go over to its VF")
+                    (done, "cannot activate the VF")
                 }
             };
             self.report.why = done.err().map(|e| format!("{what}: {e}"));
@@ -158,7 +158,7 @@ impl LaneThread {
             // somebody has added it apart
             self.pair = None;
             self.retry = Instant::now() + BOND_RETRY_INTERVAL;
-            self.report.why = Some("the bond is gone".into());
+            self.report.why = Some("the bond was removed".into());
         }
         match self.plan.is_waiting_for_link(&pair, &all) {
             true => LINK_POLL_INTERVAL,
@@ -215,7 +215,7 @@ impl LaneThread {
             (ours, all) => {
                 let failed = match (ours, all) {
                     (_, Err(e)) => format!("interfaces: {e}"),
-                    _ => "no bond here has this address".into(),
+                    _ => "no bond has this Ethernet address".into(),
                 };
                 let failed = Some(failed);
                 return self.host.reply(&FromGuest { n, failed });
@@ -233,7 +233,7 @@ impl LaneThread {
             _ => set_active_port(pair.bond, pair.nic).err(),
         };
         // the answer comes first: from now on the host may send all packets to the paravirtual NIC
-        let failed = failed.map(|e| format!("the bond does not go over: {e}"));
+        let failed = failed.map(|e| format!("cannot activate the paravirtual NIC: {e}"));
         self.report.left += u64::from(failed.is_none());
         self.host.reply(&FromGuest { n, failed });
         vfs.into_iter().for_each(release_vf);

@@ -38,7 +38,7 @@ impl Settings {
         for (key, name, least) in [("nic", &self.nic, 0), ("bond", &self.bond, 1)] {
             if !(least..=MAX_IFNAME_BYTES).contains(&name.len()) || name.contains(['/', ' ']) {
                 return Err(format!(
-                    "`{key}` in [lane]: `{name}` is no name of an interface"
+                    "`{key}` in [lane]: `{name}` is not an interface name"
                 ));
             }
         }

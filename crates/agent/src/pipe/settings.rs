@@ -70,14 +70,14 @@ impl Settings {
         for (key, paths) in [("files", &self.files), ("into", &self.into)] {
             if let Some(path) = paths.iter().find(|p| !p.is_absolute()) {
                 return Err(format!(
-                    "`{key}` in [pipe]: `{}` must be a whole path, beginning with /",
+                    "`{key}` in [pipe]: `{}` must be an absolute path",
                     path.display()
                 ));
             }
         }
         if !self.socket.is_absolute() || self.socket.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
             return Err(format!(
-                "`socket` in [pipe] must be a whole path of at most {MAX_SOCKET_PATH_BYTES} bytes, beginning with /"
+                "`socket` in [pipe] must be an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes"
             ));
         }
         if !(1..=MAX_PIPES).contains(&self.most) {

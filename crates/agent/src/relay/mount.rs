@@ -11,7 +11,7 @@ use crate::io::mounts;
 
 /// File system type in mount(2) and `/proc/mounts`.
 const FS_TYPE: &str = "fuse.viola";
-/// The kernel wants buffer for its longest write, although a mount that is read only has none.
+/// Size of the buffer for requests: the kernel demands room for its longest write, also on a read-only mount.
 const READ_BUFFER_BYTES: usize = (1 << 20) + 4096;
 
 /// A FUSE mount and its device. Dropping it unmounts, and blocked readers get an error.
@@ -65,7 +65,7 @@ pub fn remove_stale(path: &Path) -> io::Result<()> {
             }
         }
     }
-    Err(io::Error::other("it is mounted again and again"))
+    Err(io::Error::other("it stays mounted after 16 unmounts"))
 }
 
 fn detach(path: &Path) -> io::Result<()> {

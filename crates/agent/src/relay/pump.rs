@@ -71,7 +71,7 @@ impl Pump {
             self.read_host(time);
             self.read_kernel(time);
             if matches!(self.transport, Transport::Open(_)) && self.session.tick(time, random()) {
-                self.end_session("the host does not answer any more");
+                self.end_session("the host does not answer");
             }
             self.flush(time);
         }
@@ -137,12 +137,12 @@ impl Pump {
         let mut fds = [PollFd::new(&channel, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&Timespec::default()));
         if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
-            self.shared.set_state("the host does not listen at its end");
+            self.shared.set_state("the host has not opened its end");
             return Transport::Unattended(channel, now + RECONNECT_INTERVAL);
         }
         self.frames.clear();
         self.session.stream_opened();
-        self.shared.set_state("the host is awaited");
+        self.shared.set_state("waiting for the host");
         Transport::Open(channel)
     }
 
@@ -154,7 +154,7 @@ impl Pump {
             };
             match self.frames.fill(channel) {
                 Ok(None) => return,
-                Ok(Some(0)) => return self.disconnect(now, "the host has hung up"),
+                Ok(Some(0)) => return self.disconnect(now, "the host has closed the stream"),
                 Ok(Some(_)) => {}
                 Err(e) => return self.disconnect(now, &e.to_string()),
             }
@@ -202,7 +202,7 @@ impl Pump {
                     // the frame may be the hail of the next session
                     let hail = frame.kind == Kind::Hail;
                     let (session, payload) = (frame.session, frame.payload.to_vec());
-                    self.end_session("the host has begun anew");
+                    self.end_session("the host's worker has restarted");
                     if hail {
                         let frame = Frame {
                             kind: Kind::Hail,
@@ -213,7 +213,7 @@ impl Pump {
                     }
                 }
                 Step::Remount => {
-                    self.end_session("the host has another program");
+                    self.end_session("the host has a new worker: mounting again");
                     self.unmount();
                 }
             }

@@ -34,13 +34,14 @@ impl Settings {
     pub fn check(&self) -> Result<(), String> {
         if !self.path.is_absolute() || self.path == Path::new("/") {
             return Err(format!(
-                "`path` in [mount]: `{}` must be the whole path of a folder, beginning with /",
+                "`path` in [mount]: `{}` must be the absolute path of a directory other than /",
                 self.path.display()
             ));
         }
         match Address::parse(&self.port) {
             Ok(Address::Vsock { .. }) => Err(
-                "`port` in [mount]: vsock is not served; give the VM a virtio-serial port".into(),
+                "`port` in [mount]: vsock is not supported; give the VM a virtio-serial port"
+                    .into(),
             ),
             Ok(_) => Ok(()),
             Err(what) => Err(format!("`port` in [mount]: {what}")),

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Largest number of a CPU that is believed.
+/// Largest accepted CPU number.
 const MAX_CPU: u32 = 65_535;
 
 /// A set of the VM's CPUs, by number.
@@ -12,12 +12,12 @@ const MAX_CPU: u32 = 65_535;
 pub struct Cpus(BTreeSet<u32>);
 
 impl Cpus {
-    /// One CPU.
+    /// A set of one CPU.
     pub fn one(cpu: u32) -> Self {
         Self(BTreeSet::from([cpu]))
     }
 
-    /// Reads a list such as `0-3,5`; the empty list is the empty set.
+    /// Parses a list such as `0-3,5`; the empty list is the empty set.
     pub fn parse_list(text: &str) -> Option<Self> {
         let mut all = BTreeSet::new();
         for part in text.trim().split(',').filter(|p| !p.is_empty()) {
@@ -31,7 +31,7 @@ impl Cpus {
         Some(Self(all))
     }
 
-    /// Reads a mask of hexadecimal words of 32 bits, the highest first.
+    /// Parses a mask of hexadecimal 32-bit words, the highest first.
     pub fn parse_mask(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.trim().split(',').collect();
         let mut all = BTreeSet::new();
@@ -42,7 +42,7 @@ impl Cpus {
         Some(Self(all))
     }
 
-    /// As a mask of hexadecimal words.
+    /// Formats it as a mask of hexadecimal words.
     pub fn to_mask(&self) -> String {
         let mut words = vec![0_u32; self.0.last().map_or(1, |last| *last as usize / 32 + 1)];
         for cpu in &self.0 {
@@ -52,46 +52,46 @@ impl Cpus {
         words.join(",")
     }
 
-    /// Whether a CPU is in it.
+    /// Whether `cpu` is in the set.
     pub fn has(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many there are.
+    /// Number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Without one.
+    /// The set without `cpu`.
     #[must_use]
     pub fn without(&self, cpu: u32) -> Self {
         Self(self.0.iter().copied().filter(|c| *c != cpu).collect())
     }
 
-    /// Without those of another set.
+    /// The CPUs that are not in `other`.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         Self(&self.0 - &other.0)
     }
 
-    /// With those of another set.
+    /// The CPUs in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self(&self.0 | &other.0)
     }
 
-    /// Those that are in both.
+    /// The CPUs in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         Self(&self.0 & &other.0)
     }
 
-    /// Their numbers, the lowest first.
+    /// The CPU numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().copied()
     }

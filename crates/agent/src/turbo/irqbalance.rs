@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! irqbalance's socket. It takes one message a connection, from root, whose credentials come with it: `setup` tells what
-//! it does, `settings ban irqs N...` says which interrupts it leaves alone, in place of those that it was told before.
+//! irqbalance's socket. It takes one message per connection, from root, with credentials: `setup` returns its state;
+//! `settings ban irqs N...` sets the interrupts that it leaves alone, in place of the earlier ones.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind, IoSlice};
@@ -17,14 +17,14 @@ use rustix::net::{
 };
 use rustix::process::{getgid, getpid, getuid};
 
-/// Longest wait for each of its steps: it serves its socket between two rounds of work.
+/// Time limit of each send and receive: irqbalance serves its socket between two rounds of work.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Connections that it has not answered yet. It dies of SIGPIPE when it answers one that was closed meanwhile, so they
-/// are kept until it has.
+/// Connections without an answer. irqbalance dies of SIGPIPE when it answers a closed connection, so they stay open
+/// until it has answered.
 static PENDING: Mutex<Vec<(PathBuf, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// Whether there is an answer, or nobody who could give one.
+/// Whether there is an answer, or irqbalance is gone.
 fn is_answered(connection: &OwnedFd) -> bool {
     let now = Timespec {
         tv_sec: 0,
@@ -34,10 +34,11 @@ fn is_answered(connection: &OwnedFd) -> bool {
     poll(&mut fds, Some(&now)).is_ok_and(|count| count > 0)
 }
 
-/// Says something; its answer, which is empty when it has none to give.
+/// Sends a message and returns the answer, which is empty when there is none.
 ///
 /// # Errors
-/// When nobody listens at a socket below `folder` or at the abstract one, or it has not answered the last one yet.
+/// When irqbalance does not listen at its socket below `folder` nor at the abstract one, or has not answered the last
+/// message yet.
 pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
     let name = format!("irqbalance{pid}.sock");
     let at = folder.join(&name);
@@ -50,7 +51,7 @@ pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
     let by_name = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let open = |address: &SocketAddrUnix| {
         let socket = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
-        // before: of one that hangs, few connections are taken at all
+        // before connect: a daemon that hangs accepts few connections
         for timeout in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
             sockopt::set_socket_timeout(&socket, timeout, Some(SOCKET_TIMEOUT))?;
         }
@@ -86,10 +87,10 @@ pub fn ask(folder: &Path, pid: i32, words: &str) -> io::Result<String> {
     }
 }
 
-/// Reads the answer to `setup`: the interrupts that it was told to leave alone.
+/// Parses the answer to `setup`: the interrupts that irqbalance leaves alone.
 pub fn banned(setup: &str) -> Option<BTreeSet<u32>> {
     let mut words = setup.split_whitespace();
-    // it always says how long it sleeps; no answer at all is no answer
+    // an answer always begins with the sleep time
     if words.next()? != "SLEEP" {
         return None;
     }
@@ -102,7 +103,7 @@ pub fn banned(setup: &str) -> Option<BTreeSet<u32>> {
     Some(all)
 }
 
-/// What tells it to leave these alone.
+/// The message that makes irqbalance leave these interrupts alone.
 pub fn ban_command(irqs: &str) -> String {
     match irqs.is_empty() {
         true => "settings ban irqs NONE".into(),
@@ -123,7 +124,7 @@ mod tests {
         let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         let address = SocketAddrUnix::new(folder.path().join("irqbalance7.sock")).unwrap();
         bind(&listener, &address).unwrap();
-        // as it does: on the socket that listens
+        // as irqbalance does: on the listening socket
         sockopt::set_socket_passcred(&listener, true).unwrap();
         listen(&listener, 1).unwrap();
         let daemon = std::thread::spawn(move || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The old values, in a file, before anything is changed: whatever becomes of the agent, the next one or
-//! `viola-agent restore` puts all back.
+//! The journal: a file with the old value of each setting, written before the change. After a kill, the next agent or
+//! `viola-agent restore` restores them.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -12,32 +12,32 @@ use serde::{Deserialize, Serialize};
 
 use super::knob::{Knob, Step};
 
-/// What the file says.
+/// Content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Contents {
-    /// The kernel's number of this boot: settings do not outlive it.
+    /// Id of the boot in which the values were changed; settings do not outlive it.
     pub boot: String,
-    /// CPUs that ran when the values were set.
+    /// CPUs that were online when the values were set.
     pub online: String,
     /// Changes in the order in which they were made; `old` is from before the first one.
     pub steps: Vec<Step>,
 }
 
-/// The file, which one agent has at a time.
+/// The file, locked for one agent at a time.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// What it says.
+    /// Its content.
     pub contents: Contents,
     _lock: File,
 }
 
 impl Journal {
-    /// Opens it, and takes what an earlier agent has left in it.
+    /// Opens and locks the journal, and reads what an earlier agent has left in it.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] when another agent has it, [`ErrorKind::InvalidData`] when it makes no sense.
+    /// [`ErrorKind::WouldBlock`] when another agent has it, [`ErrorKind::InvalidData`] when it cannot be parsed.
     pub fn open(path: &Path, boot: &str) -> io::Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -60,7 +60,7 @@ impl Journal {
         };
         let contents = match left.boot == boot {
             true => left,
-            // the settings ended with that boot
+            // those settings ended with that boot
             false => Contents {
                 boot: boot.to_owned(),
                 ..Contents::default()
@@ -73,12 +73,12 @@ impl Journal {
         })
     }
 
-    /// The change of a setting that was made.
+    /// The change of a setting.
     pub fn of(&self, knob: &Knob) -> Option<&Step> {
         self.contents.steps.iter().find(|step| step.knob == *knob)
     }
 
-    /// Takes up changes that are about to be made. One of a setting that was changed before keeps its first old value.
+    /// Adds changes that are about to be made. A setting that was changed before keeps its first old value.
     pub fn add(&mut self, steps: &[Step]) {
         for step in steps {
             let mut all = self.contents.steps.iter_mut();
@@ -93,15 +93,15 @@ impl Journal {
         }
     }
 
-    /// Forgets a setting.
+    /// Removes a setting.
     pub fn drop(&mut self, knob: &Knob) {
         self.contents.steps.retain(|step| step.knob != *knob);
     }
 
-    /// Writes the file, or removes it when there is nothing to be put back.
+    /// Writes the file, or removes it when nothing has to be restored.
     ///
     /// # Errors
-    /// With the file's name.
+    /// The system's, with the file's name.
     pub fn save(&self) -> io::Result<()> {
         self.write().map_err(|e| {
             let what = format!("{}: {e}", self.path.display());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps the guest as it is planned: looks, plans, writes the old values down, changes, and looks again.
+//! Keeps the guest in the planned state: reads, plans, writes the journal, changes, and reads again.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,41 +15,41 @@ use super::snapshot::Snapshot;
 use super::system::System;
 use super::write::apply;
 
-/// Most times that is planned anew at once: once for each way that can be refused, and once to see that all is done.
+/// Maximum number of plans per round: one for each way that can be refused, and one to see that all is done.
 const MAX_ROUNDS: usize = 8;
 
-/// Drivers spread their interrupts and queues anew when a vCPU comes or goes, and the kernel says that it is online before they have.
-/// Longer than the time between two looks.
+/// After a vCPU has come or gone, changed settings are attributed to the kernel for so long: drivers redistribute
+/// interrupts and queues only after the kernel has reported the vCPU. Longer than the poll interval.
 const HOTPLUG_SETTLE_TIME: Duration = Duration::from_secs(15);
 
-/// A thing that is left, and which thing it was.
+/// A setting that is left alone, with the identity of its object.
 struct Skipped {
     identity: String,
     step: Step,
     why: String,
 }
 
-/// See the module.
+/// The keeper of one guest.
 pub struct Keeper {
     system: Box<dyn System>,
     goal: Goal,
     journal: Journal,
     refused: BTreeMap<Knob, Skipped>,
     overridden: BTreeMap<Knob, Skipped>,
-    /// What was set a moment ago and has not been seen yet.
+    /// Settings that were just changed and not read back yet.
     fresh: Vec<Knob>,
-    /// When a vCPU came or went last, by what was seen.
+    /// When a vCPU last came or went.
     hotplug: Option<Instant>,
     mode: Mode,
     notes: Vec<Note>,
     /// Why nothing is changed.
     off: Option<String>,
-    /// What could not be put back.
+    /// What could not be restored.
     stuck: Vec<String>,
 }
 
 impl Keeper {
-    /// With a journal, whatever is in it.
+    /// A keeper with an open journal.
     pub fn new(system: Box<dyn System>, goal: Goal, journal: Journal) -> Self {
         Self {
             system,
@@ -61,17 +61,17 @@ impl Keeper {
             hotplug: None,
             mode: Mode::Leave,
             notes: Vec::new(),
-            off: Some("it has not been looked yet".into()),
+            off: Some("not read yet".into()),
             stuck: Vec::new(),
         }
     }
 
-    /// Makes everything as it is wished, as far as that goes.
+    /// Brings the guest to the planned state, as far as the kernel allows.
     pub fn round(&mut self) {
         self.round_at(Instant::now());
     }
 
-    /// The same at this time.
+    /// The same at a given time.
     pub fn round_at(&mut self, at: Instant) {
         for _ in 0..MAX_ROUNDS {
             let now = read_snapshot(&*self.system, self.mode.needs_threads());
@@ -92,8 +92,8 @@ impl Keeper {
                         return self.settle(&now);
                     }
                     if let Err(e) = self.carry_out(&now, &plan.steps) {
-                        // nothing is changed that could not be put back
-                        self.off = Some(format!("the old values cannot be written down: {e}"));
+                        // without the journal nothing is changed
+                        self.off = Some(format!("cannot write the old values: {e}"));
                         return;
                     }
                 }
@@ -101,12 +101,12 @@ impl Keeper {
         }
     }
 
-    /// The kernel has told of a vCPU that came or went; it may be as before by now.
+    /// The kernel has reported that a vCPU came or went; it may be back by now.
     pub fn cpus_changed(&mut self, at: Instant) {
         self.hotplug = Some(at);
     }
 
-    /// Puts everything back.
+    /// Restores everything.
     pub fn end(&mut self) {
         self.off = Some("ended".into());
         self.put_back();
@@ -133,7 +133,8 @@ impl Keeper {
         }
     }
 
-    /// What has become of the changes: gone with their thing, without effect, or changed by somebody else.
+    /// Compares earlier changes with the guest: their object is gone, they had no effect, or somebody else has
+    /// changed them.
     fn compare(&mut self, now: &Snapshot, at: Instant) {
         let online = now.online.to_string();
         let before = &self.journal.contents.online;
@@ -145,9 +146,9 @@ impl Keeper {
             .is_some_and(|then| at.saturating_duration_since(then) < HOTPLUG_SETTLE_TIME);
         for all in [&mut self.refused, &mut self.overridden] {
             all.retain(|knob, skipped| match knob {
-                // with other CPUs it may be possible, and masks are the kernel's doing
+                // with other CPUs a refused change may work, and masks are the kernel's
                 _ if by_kernel => false,
-                // a group that was given up is not there
+                // a group that was given up does not exist
                 Knob::Group | Knob::GroupCpus | Knob::Partition => true,
                 _ => now.identity(knob).as_ref() == Some(&skipped.identity),
             });
@@ -157,7 +158,7 @@ impl Keeper {
         for step in &before.steps {
             let hidden = matches!(step.knob, Knob::Thread { .. }) && !self.mode.needs_threads();
             if now.identity(&step.knob).as_ref() != Some(&step.identity) {
-                // threads of applications are not looked at in every mode
+                // application threads are not in every snapshot
                 if !hidden || now.get(&step.knob).is_some() {
                     self.journal.drop(&step.knob);
                 }
@@ -195,17 +196,17 @@ impl Keeper {
             }
         }
         if self.journal.contents != before {
-            // the file still has what it had; the next change writes it, or says why not
+            // the file keeps its old content; the next change writes it, or reports why not
             let _ = self.journal.save();
         }
     }
 
-    /// Nothing is left to be done with these CPUs.
+    /// Nothing is left to be done: notes the online CPUs.
     fn settle(&mut self, now: &Snapshot) {
         let online = now.online.to_string();
         if self.journal.contents.online != online {
             self.journal.contents.online = online;
-            // without it the next one takes more for the kernel's doing than it need to
+            // without it the next agent attributes more changes to the kernel
             let _ = self.journal.save();
         }
     }
@@ -219,7 +220,7 @@ impl Keeper {
         self.refused.insert(step.knob.clone(), skipped);
     }
 
-    /// Writes the old values down, then changes.
+    /// Writes the journal, then changes.
     fn carry_out(&mut self, now: &Snapshot, steps: &[Step]) -> io::Result<()> {
         let before = self.journal.contents.clone();
         self.journal.contents.online = now.online.to_string();
@@ -245,7 +246,7 @@ impl Keeper {
                 Err(e) => {
                     forget(&mut self.journal);
                     self.skip(step, self.sentence(now, step, &e));
-                    // what comes after was planned with it; there will be another plan
+                    // later steps depend on it; there will be another plan
                     if step.chain {
                         broken = true;
                         self.undo(&steps[..at], step);
@@ -253,12 +254,12 @@ impl Keeper {
                 }
             }
         }
-        // else the file names what is as it was, too
+        // on failure the file also names settings that were not changed
         let _ = self.journal.save();
         Ok(())
     }
 
-    /// Changes one thing. What others depend on is looked at at once.
+    /// Changes one setting, and reads it back if later steps depend on it.
     fn change(&self, step: &Step) -> io::Result<()> {
         apply(&*self.system, &step.knob, &step.new)?;
         if !step.chain {
@@ -274,13 +275,13 @@ impl Keeper {
         }
     }
 
-    /// Undoes what a broken chain has begun.
+    /// Undoes the steps of a broken chain.
     fn undo(&mut self, done: &[Step], broken: &Step) {
         for step in done.iter().rev() {
             let chained = step.chain && step.part == broken.part;
-            // others may use the controller, and the next best way does
+            // the next best way needs the controller too, and others may use it
             if chained && step.knob != Knob::Controller {
-                // what fails stays in the journal
+                // a step that cannot be undone stays in the journal
                 if apply(&*self.system, &step.knob, &step.old).is_ok() {
                     self.journal.drop(&step.knob);
                     self.fresh.retain(|knob| *knob != step.knob);
@@ -307,12 +308,12 @@ impl Keeper {
         }
     }
 
-    /// How it is.
+    /// The report for `viola-agent status`.
     pub fn report(&self) -> Report {
         let steps = &self.journal.contents.steps;
         let state = match &self.off {
             Some(off) if steps.is_empty() => format!("off: {off}"),
-            Some(off) => format!("off: {off}; {} settings are not put back", steps.len()),
+            Some(off) => format!("off: {off}; {} settings are not restored", steps.len()),
             None => "in force".into(),
         };
         let note = |note: &Note| Left {

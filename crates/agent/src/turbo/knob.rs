@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be set, and one change of it.
+//! What can be set in a guest, and one change of it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::cpus::Cpus;
 use super::snapshot::{Snapshot, TurboGroup, numbers};
 
-/// viola's own cgroup, below the root.
+/// Name of the agent's own cgroup below the root.
 pub const TURBO_GROUP: &str = "viola.turbo";
 /// Values of [`Knob::Controller`].
 pub const OFF: &str = "off";
@@ -22,7 +22,7 @@ pub const THERE: &str = "there";
 /// Value of [`Knob::Partition`] in a new group.
 pub const MEMBER: &str = "member";
 
-/// A setting of the guest. Values are text, in the one form that [`Snapshot::get`] gives.
+/// A setting of the guest. A value is text, in the one form that [`Snapshot::get`] returns.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Knob {
@@ -31,58 +31,58 @@ pub enum Knob {
         /// Its process.
         pid: i32,
     },
-    /// Where an interrupt may come: a list of CPUs.
+    /// Affinity of an interrupt: a list of CPUs.
     Irq {
         /// Its number.
         irq: u32,
     },
-    /// Where a receive queue passes packets on to: a list of CPUs.
+    /// RPS of a receive queue: a list of CPUs.
     Rps {
         /// Name of the interface.
         nic: String,
         /// Number of the queue.
         queue: usize,
     },
-    /// Flows that a receive queue follows to their program: a number.
+    /// RFS of a receive queue: a number of flows.
     Rfs {
         /// Name of the interface.
         nic: String,
         /// Number of the queue.
         queue: usize,
     },
-    /// Who sends by a transmit queue: a list of CPUs.
+    /// XPS of a transmit queue: a list of CPUs.
     Xps {
         /// Name of the interface.
         nic: String,
         /// Number of the queue.
         queue: usize,
     },
-    /// Where a disk's requests are completed (`rq_affinity`): 0 where the interrupt comes, 1 or 2 where they were made.
+    /// `rq_affinity` of a disk: 0 completes a request where its interrupt arrives, 1 or 2 where it was made.
     Completion {
         /// Name of the disk.
         disk: String,
     },
-    /// Where work of unbound workqueues runs: a list of CPUs.
+    /// CPUs of unbound workqueues: a list.
     Workqueues,
-    /// Whether groups below the root have cpusets: [`ON`] or [`OFF`].
+    /// Whether the root enables cpusets for the groups below: [`ON`] or [`OFF`].
     Controller,
     /// viola's own group: [`THERE`] or [`ABSENT`].
     Group,
-    /// CPUs of viola's own group: a list.
+    /// CPUs of the agent's own group: a list.
     GroupCpus,
-    /// Kind of partition that viola's own group is.
+    /// Partition type of the agent's own group.
     Partition,
     /// `cpuset.cpus` of another group below the root: a list of CPUs, empty for all.
     Slice {
         /// Name of the group.
         name: String,
     },
-    /// cgroup of a thread of the kernel, and where it may run: a path and a list of CPUs.
+    /// cgroup and affinity of a kernel thread: a path and a list of CPUs.
     Member {
         /// The thread.
         tid: i32,
     },
-    /// Where a thread may run: a list of CPUs.
+    /// Affinity of a thread: a list of CPUs.
     Thread {
         /// The thread.
         tid: i32,
@@ -94,11 +94,11 @@ pub enum Knob {
     },
 }
 
-/// What belongs together in a report.
+/// Groups of settings in a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Interrupts, and who else moves them.
+    /// Interrupts, and irqbalance.
     Interrupts,
     /// RPS, RFS and XPS.
     Queues,
@@ -106,16 +106,16 @@ pub enum Part {
     Disks,
     /// Unbound workqueues.
     Workqueues,
-    /// Threads of the kernel.
+    /// Kernel threads.
     Threads,
-    /// Everything that is not the kernel's.
+    /// Programs.
     Applications,
     /// Receive buffers.
     Buffers,
 }
 
 impl Part {
-    /// The operator's word for it.
+    /// The name in the report.
     pub fn word(self) -> &'static str {
         match self {
             Self::Interrupts => "interrupts",
@@ -134,20 +134,20 @@ impl Part {
 pub struct Step {
     /// What is set.
     pub knob: Knob,
-    /// What the report counts it to.
+    /// Its group in the report.
     pub part: Part,
-    /// What tells the thing from a later one of the same number or name.
+    /// The object's identity, which distinguishes it from a later one of the same number or name.
     pub identity: String,
-    /// What it was.
+    /// The old value.
     pub old: String,
-    /// What it becomes.
+    /// The new value.
     pub new: String,
-    /// Whether the rest of its part makes no sense without it.
+    /// Whether later steps of its part depend on it.
     pub chain: bool,
 }
 
 impl Step {
-    /// What undoes it.
+    /// The step that undoes it.
     #[must_use]
     pub fn inverse(&self) -> Self {
         Self {
@@ -181,7 +181,7 @@ impl fmt::Display for Knob {
 }
 
 impl Snapshot {
-    /// A setting's value; `None` where there is no such thing.
+    /// The value of a setting; `None` when its object does not exist.
     pub fn get(&self, knob: &Knob) -> Option<String> {
         let cgroup = self.cgroup.as_ref();
         let ours = cgroup.and_then(|c| c.turbo_group.as_ref());
@@ -213,10 +213,10 @@ impl Snapshot {
         }
     }
 
-    /// What tells a setting's thing from a later one of the same number or name.
+    /// The identity of a setting's object, which distinguishes it from a later one of the same number or name.
     pub fn identity(&self, knob: &Knob) -> Option<String> {
         match knob {
-            // it may be busy, and not answer
+            // irqbalance may be busy and not answer
             Knob::Irqbalance { pid } => {
                 let daemon = self.irqbalance.as_ref().filter(|d| d.pid == *pid);
                 daemon.map(|_| String::new())
@@ -232,7 +232,7 @@ impl Snapshot {
         }
     }
 
-    /// The model of a change: what the guest is afterwards, as far as it is about this setting alone.
+    /// The model of a change: what the snapshot is afterwards, as far as this setting alone is concerned.
     pub fn set(&mut self, knob: &Knob, value: &str) {
         let cpus = || Cpus::parse_list(value).unwrap_or_default();
         let ours = self.cgroup.as_mut().and_then(|c| c.turbo_group.as_mut());

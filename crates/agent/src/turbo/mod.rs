@@ -1,13 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guest's half of a turbo core (vTurbo: paper 002, 000 chapter 3): everything of the kernel that serves I/O goes to the
-//! vCPU that the host runs on a turbo core, and applications leave it.
+//! The guest's half of a turbo core (vTurbo: paper 002; 000 chapter 3): the kernel's I/O work moves to the vCPU that
+//! the host runs on a turbo core, and applications move off it.
 //!
-//! [`plan`] decides, from a [`snapshot`] alone, which settings are to be changed; [`read`] and [`write`] touch the guest
-//! through a [`system`]; [`journal`] has the old values before anything is changed, [`restore`] puts them back;
-//! [`keeper`] joins these, [`service`] is its thread.
+//! | module | room for |
+//! |---|---|
+//! | [`settings`] | `[turbo]` in the configuration |
+//! | [`plan`] | which settings to change, from a [`snapshot`] alone |
+//! | [`knob`] | what can be set, and one change |
+//! | [`read`], [`write`](mod@write) | read and change the guest through a [`system`] |
+//! | [`journal`] | the old values, written before a change |
+//! | [`restore`] | restores them |
+//! | [`keeper`] | reads, plans, changes, and reads again |
+//! | [`service`], [`uevents`] | the keeper's thread, and the events that wake it |
+//! | [`irqbalance`] | irqbalance's socket |
+//! | [`report`] | what `viola-agent status` shows |
 //!
-//! Not done: early acknowledgement of segments in a socket's backlog, which takes a module of the kernel. Softirqs and
-//! threads of one CPU each stay: they do what comes to their CPU.
+//! Early acknowledgement of segments in a socket's backlog is not done here: it needs a kernel module. Softirqs and
+//! per-CPU kernel threads stay: they serve their own CPU.
 
 pub mod cpus;
 pub mod irqbalance;

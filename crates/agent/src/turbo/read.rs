@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looks at the guest.
+//! Reads a snapshot of the guest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,19 +10,19 @@ use super::plan::serves_io;
 use super::snapshot::{Cgroup, Irq, Irqbalance, Nic, Snapshot, Task, TurboGroup};
 use super::system::System;
 
-/// Bits of the flags in `/proc/PID/stat` (`include/linux/sched.h`).
+/// Flags in `/proc/PID/stat` (`include/linux/sched.h`).
 const PF_KTHREAD: u64 = 0x0020_0000;
 const PF_NO_SETAFFINITY: u64 = 0x0400_0000;
 
-/// Settings that are looked at.
+/// Settings that are read.
 const SYSCTLS: [&str; 3] = [
     "net/core/rmem_max",
     "net/core/rmem_default",
     "net/ipv4/tcp_rmem",
 ];
 
-/// Everything that there is to be seen; what is not there is left out. Threads of applications only on demand: there may
-/// be thousands.
+/// Reads everything; what does not exist is left out. Threads of applications are read only on demand: there may be
+/// thousands.
 pub fn read_snapshot(system: &dyn System, applications: bool) -> Snapshot {
     let list = |path: &str| text(system, path).and_then(|t| Cpus::parse_list(&t));
     let cpus = "/sys/devices/system/cpu";
@@ -49,10 +49,10 @@ pub fn read_snapshot(system: &dyn System, applications: bool) -> Snapshot {
     }
 }
 
-/// Where unbound workqueues run.
+/// CPUs of unbound workqueues.
 pub const WORKQUEUES: &str = "/sys/devices/virtual/workqueue/cpumask";
 
-/// A file without blanks around it.
+/// A file's text without blanks around it.
 fn text(system: &dyn System, path: &str) -> Option<String> {
     system.read(path).ok().map(|text| text.trim().to_owned())
 }
@@ -83,7 +83,7 @@ fn irqs(system: &dyn System) -> BTreeMap<u32, Irq> {
         let named = text(system, &format!("/sys/kernel/irq/{irq}/actions"));
         let actions = match named {
             Some(names) => names.split(',').map(|n| n.trim().to_owned()).collect(),
-            // each handler has a folder there
+            // each handler has a directory there
             None => folders(system, &at("")),
         };
         let effective = text(system, &at("effective_affinity_list"));
@@ -102,7 +102,7 @@ fn irqs(system: &dyn System) -> BTreeMap<u32, Irq> {
     all
 }
 
-/// Names in an interrupt's folder that are no files of the kernel's own.
+/// Names in an interrupt's directory that are not files of the kernel.
 fn folders(system: &dyn System, path: &str) -> Vec<String> {
     const FILES: [&str; 8] = [
         "affinity_hint",
@@ -119,7 +119,7 @@ fn folders(system: &dyn System, path: &str) -> Vec<String> {
     names
 }
 
-/// Class and path of the device of each interrupt that a PCI device has.
+/// Class and path of the PCI device of each interrupt that has one.
 fn pci(system: &dyn System) -> BTreeMap<u32, (u32, String)> {
     let mut all = BTreeMap::new();
     for device in system.list_dir("/sys/bus/pci/devices") {
@@ -145,7 +145,7 @@ fn pci(system: &dyn System) -> BTreeMap<u32, (u32, String)> {
     all
 }
 
-/// CPUs that each interrupt has ever come to, by `/proc/interrupts`.
+/// CPUs that each interrupt has ever arrived at, by `/proc/interrupts`.
 fn seen(text: &str) -> BTreeMap<u32, Cpus> {
     let mut lines = text.lines();
     let head = lines.next().unwrap_or_default();
@@ -181,7 +181,7 @@ fn nics(system: &dyn System) -> BTreeMap<String, Nic> {
             let flows = number(system, &at(&format!("queues/rx-{queue}/rps_flow_cnt")));
             rfs.push(flows.unwrap_or_default());
         }
-        // an interface of one queue has the file, and nothing in it
+        // with a single queue the file exists and is empty
         for queue in 0.. {
             let Some(cpus) = mask(at(&format!("queues/tx-{queue}/xps_cpus"))) else {
                 break;
@@ -229,7 +229,7 @@ fn virtio(system: &dyn System) -> BTreeMap<String, u32> {
         .collect()
 }
 
-/// The kernel's threads that matter, all others on demand; and irqbalance.
+/// Kernel threads that do I/O, all other threads on demand, and irqbalance's process id.
 fn tasks(system: &dyn System, applications: bool) -> (BTreeMap<i32, Task>, Option<i32>) {
     let (mut all, mut daemon) = (BTreeMap::new(), None);
     for pid in numbers(system, "/proc") {
@@ -262,7 +262,7 @@ fn numbers(system: &dyn System, path: &str) -> Vec<i32> {
     names.iter().filter_map(|name| name.parse().ok()).collect()
 }
 
-/// By its `stat`: number (name) state parent ... flags (9th) ... start (22nd).
+/// Parses `stat`: number (name) state parent ... flags (9th) ... start (22nd).
 fn task(system: &dyn System, at: &str, pid: i32) -> Option<Task> {
     let stat = system.read(&format!("{at}/stat")).ok()?;
     let (head, rest) = stat.rsplit_once(')')?;
@@ -280,7 +280,7 @@ fn task(system: &dyn System, at: &str, pid: i32) -> Option<Task> {
     })
 }
 
-/// With where it may run, and its group; `None` when it has ended.
+/// Adds affinity and group; `None` when the thread has ended.
 fn whole(system: &dyn System, at: &str, task: Task) -> Option<Task> {
     let status = system.read(&format!("{at}/status")).ok()?;
     let mut lines = status.lines();
@@ -294,7 +294,7 @@ fn whole(system: &dyn System, at: &str, task: Task) -> Option<Task> {
     })
 }
 
-/// Where cgroup v2 is mounted, if it has the controller of CPUs.
+/// Mount point of cgroup v2, if it has the cpuset controller.
 pub fn cgroup_root(system: &dyn System) -> Option<String> {
     let mounts = system.read("/proc/mounts").ok()?;
     let root = mounts.lines().find_map(|line| {
@@ -316,7 +316,7 @@ fn cgroup(system: &dyn System) -> Option<Cgroup> {
     let groups: BTreeSet<String> = system
         .list_dir(&root)
         .into_iter()
-        // only groups have groups' files in them
+        // only groups have this file
         .filter(|name| system.read(&format!("{root}/{name}/cgroup.procs")).is_ok())
         .collect();
     let value = |group: &str, what: &str| {

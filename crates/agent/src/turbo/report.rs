@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `viola-agent status` shows of it.
+//! What `viola-agent status` shows of a turbo vCPU.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use super::knob::Part;
 
-/// How the turbo vCPU is.
+/// State of the turbo vCPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
     /// Its number in this VM.
     pub cpu: u32,
-    /// Whether it is in force.
+    /// Whether the changes are in force.
     pub active: bool,
     /// One sentence.
     pub state: String,
     /// How applications are kept off it: `partition`, `slices`, `threads` or `left`.
     pub applications: String,
-    /// What is changed.
+    /// Changed settings.
     pub changes: Vec<Change>,
-    /// What is not as wished, and why.
+    /// What stays although the goal says otherwise, and why.
     pub left: Vec<Left>,
 }
 
-/// A setting that is changed.
+/// A changed setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     /// What it belongs to.
@@ -39,7 +39,7 @@ pub struct Change {
     pub to: String,
 }
 
-/// A setting that is left.
+/// A setting that is left alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     /// What it belongs to.
@@ -57,7 +57,7 @@ impl fmt::Display for Report {
         }
         for (part, changes) in parts {
             write!(f, "  {}: {} changed", part.word(), changes.len())?;
-            // few are worth their names
+            // a single change is shown by name
             if let [only] = changes[..] {
                 write!(
                     f,

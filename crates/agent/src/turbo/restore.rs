@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Puts back what a journal has, the last change first. What somebody else has set since stays as they set it.
+//! Restores what a journal has, the last change first. A setting that somebody else has changed since stays as it is.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -13,24 +13,20 @@ use super::snapshot::{Snapshot, numbers};
 use super::system::System;
 use super::write::apply;
 
-/// What came of it.
+/// The result of a restore.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// How many settings are as they were.
+    /// Number of restored settings.
     pub restored: usize,
-    /// Those that were left, and why; one sentence each.
+    /// Settings that were left alone, and why; one sentence each.
     pub left: Vec<String>,
-    /// Those that could not be put back; they stay in the journal.
+    /// Settings that could not be restored; they stay in the journal.
     pub failed: Vec<String>,
 }
 
 impl std::fmt::Display for Restored {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} settings of a turbo vCPU are as they were",
-            self.restored
-        )?;
+        write!(f, "restored {} settings of the turbo vCPU", self.restored)?;
         for left in self.left.iter().chain(&self.failed) {
             write!(f, "; {left}")?;
         }
@@ -38,7 +34,7 @@ impl std::fmt::Display for Restored {
     }
 }
 
-/// Puts all back.
+/// Restores all settings of the journal.
 ///
 /// # Errors
 /// When the journal cannot be written.
@@ -54,10 +50,10 @@ pub fn restore(system: &dyn System, journal: &mut Journal) -> io::Result<Restore
         .cloned()
         .collect();
     let now = read_snapshot(system, !threads.is_empty());
-    // a CPU that comes or goes makes the kernel set masks by itself; those are nobody's goal
+    // when a CPU comes or goes, the kernel sets masks by itself: those are nobody's choice
     let by_kernel = journal.contents.online != now.online.to_string();
     let mut steps: Vec<Step> = journal.contents.steps.iter().rev().cloned().collect();
-    // as long as it stands nobody who leaves it may run on its CPU
+    // while the partition exists, no thread can be moved back to its CPU
     steps.sort_by_key(|step| step.knob != Knob::Partition);
     for step in steps {
         match restore_step(system, &now, &step, by_kernel) {
@@ -76,7 +72,7 @@ pub fn restore(system: &dyn System, journal: &mut Journal) -> io::Result<Restore
     Ok(done)
 }
 
-/// One setting; a sentence when it is left.
+/// Restores one setting; a sentence when it is left alone.
 fn restore_step(
     system: &dyn System,
     now: &Snapshot,
@@ -88,7 +84,7 @@ fn restore_step(
     }
     let value = now.get(&step.knob).ok_or(ErrorKind::NotFound)?;
     if let Knob::Irqbalance { .. } = step.knob {
-        // what others have banned stays so
+        // interrupts that others have banned stay banned
         let set_of = |text: &str| -> BTreeSet<u32> {
             text.split(' ').filter_map(|w| w.parse().ok()).collect()
         };
@@ -98,7 +94,7 @@ fn restore_step(
     if value == step.old {
         return Ok(None);
     }
-    // its group and its CPUs are set one after the other, and a kill may have come between
+    // group and CPUs are set one after the other, and a kill may have come between
     let half_way = matches!(step.knob, Knob::Member { .. });
     if value != step.new && !by_kernel && !half_way {
         return Ok(Some(format!(
@@ -107,7 +103,7 @@ fn restore_step(
         )));
     }
     match apply(system, &step.knob, &reachable(now, step)) {
-        // others have come to need it
+        // other groups use the controller now
         Err(e) if step.knob == Knob::Controller && step.old == OFF => {
             Ok(Some(format!("{} stays on: {e}", step.knob)))
         }
@@ -115,7 +111,7 @@ fn restore_step(
     }
 }
 
-/// The old value; where that names only vCPUs that are gone, which the kernel takes from nobody, all that are there.
+/// The old value. When it names only CPUs that are gone, which the kernel refuses: all online CPUs.
 fn reachable(now: &Snapshot, step: &Step) -> String {
     let pins = matches!(step.knob, Knob::Irq { .. } | Knob::Thread { .. });
     match Cpus::parse_list(&step.old) {
@@ -124,7 +120,7 @@ fn reachable(now: &Snapshot, step: &Step) -> String {
     }
 }
 
-/// Threads made since by those that were moved have their affinity, and get the old one too.
+/// Restores threads that moved threads have started since: they inherited the affinity.
 fn restore_children(system: &dyn System, now: &Snapshot, moved: &[Step]) {
     let of = |tid: i32| {
         let knob = Knob::Thread { tid };
@@ -135,11 +131,11 @@ fn restore_children(system: &dyn System, now: &Snapshot, moved: &[Step]) {
             continue;
         }
         let mut pid = task.pid;
-        // the nearest ancestor that was moved; 64 is more than any real line of processes has
+        // the nearest ancestor that was moved; 64 is more than any real chain of processes has
         for _ in 0..64 {
             if let Some(step) = of(pid) {
                 if step.new == task.cpus.to_string() {
-                    // it may have ended meanwhile
+                    // the thread may have ended meanwhile
                     let _ = apply(system, &Knob::Thread { tid: *tid }, &reachable(now, step));
                 }
                 break;
@@ -152,21 +148,22 @@ fn restore_children(system: &dyn System, now: &Snapshot, moved: &[Step]) {
     }
 }
 
-/// Whether the thing is not there any more.
+/// Whether an error says that the object is gone.
 pub(super) fn is_gone(e: &io::Error) -> bool {
     e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// Number of this boot.
+/// Id of this boot.
 pub fn boot_id(system: &dyn System) -> String {
     let text = system.read("/proc/sys/kernel/random/boot_id");
     text.unwrap_or_default().trim().to_owned()
 }
 
-/// What an agent that was killed has left, by hand or at the start of the next one; `None` where there is nothing.
+/// Restores what a killed agent has left, from `viola-agent restore` or at the start of the next agent. `None` when
+/// nothing is left.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] while an agent runs, or the file's.
+/// [`ErrorKind::WouldBlock`] while an agent runs, or the journal's error.
 pub fn restore_leftovers(system: &dyn System, path: &Path) -> io::Result<Option<Restored>> {
     if !path.exists() {
         return Ok(None);

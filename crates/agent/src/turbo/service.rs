@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The keeper's thread in a running agent.
+//! The keeper's thread.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -19,15 +19,16 @@ use super::settings::{DEFAULT_JOURNAL, Settings};
 use super::system::RealSystem;
 use super::uevents::{DeviceEvents, Uevents};
 
-/// It looks so often without being told to: for what no event tells of, as new threads and settings of others.
+/// Between two rounds without an event: new threads and changes by others send none.
 const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
-/// Events come in groups; a driver sets its device up after the first one.
+/// Time between the first event and the next round: events come in groups, and a driver sets its device up after the
+/// first one.
 const UEVENT_SETTLE_TIME: Duration = Duration::from_millis(300);
 
-/// Begins, where it is configured; where it is not, puts back what an agent has left that was.
+/// Starts the keeper, if it is configured. Otherwise restores what an earlier, configured agent has left.
 ///
 /// # Errors
 /// Those of [`Turbo::start`].
@@ -38,7 +39,7 @@ pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Turbo>> {
             match restore_leftovers(&RealSystem::new(Path::new("/")), Path::new(DEFAULT_JOURNAL)) {
                 Ok(Some(restored)) => eprintln!("viola-agent: {restored}"),
                 Ok(None) => {}
-                // it is of no use here, and stays for `viola-agent restore`
+                // the journal is not needed here, and stays for `viola-agent restore`
                 Err(e) => eprintln!("viola-agent: {DEFAULT_JOURNAL}: {e}"),
             }
             Ok(None)
@@ -46,7 +47,7 @@ pub fn begin(settings: Option<&Settings>) -> io::Result<Option<Turbo>> {
     }
 }
 
-/// A turbo vCPU that is kept. Everything is put back when this is dropped.
+/// A running keeper. Dropping it restores everything.
 pub struct Turbo {
     report: Arc<Mutex<Report>>,
     stop: Arc<OwnedFd>,
@@ -54,15 +55,15 @@ pub struct Turbo {
 }
 
 impl Turbo {
-    /// Puts back what an agent before has left, and begins.
+    /// Restores what an earlier agent has left, and starts the thread.
     ///
     /// # Errors
-    /// When another agent does the same, the journal is not usable or there can be no thread.
+    /// When another agent has the journal, the journal is not usable, or no thread can be started.
     pub fn start(settings: &Settings) -> io::Result<Self> {
         let system = RealSystem::new(Path::new("/"));
         let journal = Journal::open(&settings.journal, &boot_id(&system));
         let mut journal = journal.map_err(|e| match e.kind() {
-            ErrorKind::WouldBlock => io::Error::other("another viola-agent has it"),
+            ErrorKind::WouldBlock => io::Error::other("another viola-agent has the journal"),
             _ => e,
         })?;
         restore(&system, &mut journal)?;
@@ -94,7 +95,7 @@ impl Turbo {
         })
     }
 
-    /// How it is.
+    /// The report for `viola-agent status`.
     pub fn report(&self) -> Report {
         lock(&self.report).clone()
     }
@@ -113,12 +114,12 @@ fn lock(report: &Mutex<Report>) -> std::sync::MutexGuard<'_, Report> {
     report.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until there is events_seen, or it is time to look; none: this is the end.
+/// Waits for an event or the next round; `None` when the keeper ends.
 fn wait(stop: &OwnedFd, uevents: Option<&Uevents>) -> Option<DeviceEvents> {
     let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
     fds.extend(uevents.map(|events| PollFd::new(events, PollFlags::IN)));
     loop {
-        // an interrupted wait is as good as a short one
+        // an interrupted wait is harmless
         let count = poll(&mut fds, Some(&POLL_INTERVAL));
         if !fds[0].revents().is_empty() {
             return None;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// Where the journal is, unless the configuration says otherwise.
+/// Default path of the journal.
 pub const DEFAULT_JOURNAL: &str = "/run/viola/turbo.json";
 
 /// `[turbo]`
@@ -14,28 +14,28 @@ pub const DEFAULT_JOURNAL: &str = "/run/viola/turbo.json";
 pub struct Settings {
     /// Number, in this VM, of the vCPU that the host runs on a turbo core.
     pub cpu: u32,
-    /// Whether applications leave it.
+    /// Whether applications move off it.
     pub applications: Applications,
-    /// Bandwidth of the way to this VM in megabits a second; 0: that of the fastest interface, where it says so.
+    /// Bandwidth to this VM in megabits per second; 0: that of the fastest interface, if known.
     pub bandwidth_mbit: u32,
-    /// Longest time that an application waits for its vCPU, in milliseconds; 0: receive buffers are left as they are.
+    /// Longest time that an application waits for its vCPU, in milliseconds; 0: receive buffers stay as they are.
     pub delay_ms: u32,
-    /// How many times bandwidth times delay the buffers hold.
+    /// Buffer size as a multiple of bandwidth times delay.
     pub headroom: u32,
-    /// Whether sockets that ask for no buffer of their own get the larger one too.
+    /// Whether sockets without a buffer size of their own get the larger buffer too.
     pub default_buffers: bool,
-    /// Where the old values are kept.
+    /// Path of the journal.
     pub journal: PathBuf,
 }
 
-/// What is done with everything that is not the kernel's.
+/// What happens to programs on the turbo vCPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Applications {
-    /// They leave the turbo vCPU.
+    /// They move off it.
     #[default]
     Move,
-    /// They stay as they are.
+    /// They stay.
     Leave,
 }
 
@@ -54,10 +54,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Whether they are usable.
+    /// Checks that the values are usable.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that names the key.
     pub fn check(&self) -> Result<(), String> {
         for (key, value, low, high) in [
             ("cpu", self.cpu, 0, 8191),
@@ -72,7 +72,7 @@ impl Settings {
             }
         }
         if !self.journal.is_absolute() {
-            return Err("`journal` in [turbo] must be a whole path, beginning with /".into());
+            return Err("`journal` in [turbo] must be an absolute path".into());
         }
         Ok(())
     }

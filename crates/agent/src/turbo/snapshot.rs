@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What of the guest is looked at: everything that the planner may know.
+//! The state of the guest: everything that the planner knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,27 +8,27 @@ use super::cpus::Cpus;
 /// The guest at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// CPUs that run.
+    /// Online CPUs.
     pub online: Cpus,
-    /// CPUs that this kernel could ever have.
+    /// Possible CPUs.
     pub possible: Cpus,
-    /// Interrupts, by number.
+    /// Interrupts by number.
     pub irqs: BTreeMap<u32, Irq>,
-    /// Network interfaces with a device behind them, by name.
+    /// Network interfaces with a device, by name.
     pub nics: BTreeMap<String, Nic>,
-    /// `rq_affinity` of the disks with a device behind them, by name.
+    /// `rq_affinity` of the disks with a device, by name.
     pub disks: BTreeMap<String, String>,
-    /// Kinds of the virtio devices (virtio 1.2, section 5), by name (`virtio0`).
+    /// Device type of the virtio devices (virtio 1.2, section 5), by name (`virtio0`).
     pub virtio: BTreeMap<String, u32>,
-    /// CPUs of workqueues that are bound to none.
+    /// CPUs of unbound workqueues.
     pub workqueues: Option<Cpus>,
-    /// Threads of the kernel, and where applications have to be moved one by one, all others.
+    /// Kernel threads that do I/O; all other threads too when applications are moved one by one.
     pub tasks: BTreeMap<i32, Task>,
-    /// The whole hierarchy of cgroup v2, where its controller of CPUs can be had.
+    /// The cgroup v2 hierarchy, if it has the cpuset controller.
     pub cgroup: Option<Cgroup>,
-    /// The daemon that moves interrupts about, if it runs.
+    /// irqbalance, if it runs.
     pub irqbalance: Option<Irqbalance>,
-    /// Settings below `/proc/sys`, by path, words separated by one blank.
+    /// Settings below `/proc/sys` by path, words separated by one blank.
     pub sysctls: BTreeMap<String, String>,
     /// Memory in bytes.
     pub memory: u64,
@@ -37,36 +37,36 @@ pub struct Snapshot {
 /// An interrupt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Irq {
-    /// Names that its handlers gave.
+    /// Names of its handlers.
     pub actions: Vec<String>,
-    /// Class of the PCI device that it is of (base class, subclass, interface).
+    /// Class of its PCI device (base class, subclass, interface).
     pub class: Option<u32>,
     /// Path of that device below `/sys/devices`.
     pub device: Option<String>,
-    /// Where it may come.
+    /// CPUs that it may arrive at.
     pub cpus: Cpus,
-    /// Where it does come, on kernels that tell.
+    /// CPUs that it arrives at, on kernels that report them.
     pub effective: Option<Cpus>,
-    /// CPUs that it has ever come to.
+    /// CPUs that it has ever arrived at.
     pub seen: Cpus,
-    /// Whether its file can be written to at all; kernels of before 6.11 say so of all.
+    /// Whether its affinity file is writable; kernels before 6.11 say so of all.
     pub settable: bool,
 }
 
 /// A network interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Nic {
-    /// Its number, which tells it from a later one of the same name.
+    /// Interface index, which distinguishes it from a later one of the same name.
     pub index: u32,
     /// Path of its device below `/sys/devices`.
     pub device: String,
-    /// Megabits a second, where it says so.
+    /// Speed in megabits per second, if it is known.
     pub mbit: Option<u32>,
-    /// CPUs that its receive queues pass packets on to (RPS); none: they stay.
+    /// RPS: CPUs of each receive queue; an empty set: off.
     pub rps: Vec<Cpus>,
-    /// Flows that each receive queue follows to their program's CPU (RFS).
+    /// RFS: number of flows of each receive queue.
     pub rfs: Vec<u32>,
-    /// CPUs that send by each transmit queue (XPS); empty where there is one queue.
+    /// XPS: CPUs of each transmit queue; empty with a single queue.
     pub xps: Vec<Cpus>,
 }
 
@@ -75,34 +75,34 @@ pub struct Nic {
 pub struct Task {
     /// Its process.
     pub pid: i32,
-    /// The process that its process is a child of.
+    /// Parent of its process.
     pub parent: i32,
-    /// When it was started, in the kernel's ticks: tells it from a later one of the same number.
+    /// Start time in kernel ticks, which distinguishes it from a later one of the same id.
     pub start: u64,
     /// Its name.
     pub name: String,
-    /// Whether it is the kernel's.
+    /// Whether it is a kernel thread.
     pub kernel: bool,
-    /// Whether the kernel lets nobody set its CPUs (`PF_NO_SETAFFINITY`).
+    /// Whether the kernel forbids to set its CPUs (`PF_NO_SETAFFINITY`).
     pub fixed: bool,
-    /// Where it may run.
+    /// Its affinity.
     pub cpus: Cpus,
     /// Its cgroup v2.
     pub cgroup: String,
 }
 
-/// cgroup v2, as far as it is about CPUs.
+/// The cpuset part of cgroup v2.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cgroup {
-    /// Whether the root gives the controller to the groups below.
+    /// Whether the root enables the controller for the groups below.
     pub enabled: bool,
-    /// viola's own group, while it is there.
+    /// The agent's own group, if it exists.
     pub turbo_group: Option<TurboGroup>,
     /// The other groups below the root, with their `cpuset.cpus`.
     pub slices: BTreeMap<String, String>,
 }
 
-/// viola's own group.
+/// The agent's own group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TurboGroup {
     /// `cpuset.cpus`
@@ -116,11 +116,11 @@ pub struct TurboGroup {
 pub struct Irqbalance {
     /// Its process.
     pub pid: i32,
-    /// The interrupts that it leaves alone; `None` when it does not answer at its socket.
+    /// Interrupts that it leaves alone; `None` when it does not answer.
     pub banned: Option<BTreeSet<u32>>,
 }
 
-/// Numbers as they stand in journals, separated by blanks.
+/// Formats numbers as in the journal, separated by blanks.
 pub fn numbers(set: &BTreeSet<u32>) -> String {
     let words: Vec<String> = set.iter().map(u32::to_string).collect();
     words.join(" ")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What of the guest is touched: files below `/proc` and `/sys`, affinities, irqbalance's socket.
+//! Access to the guest: files below `/proc` and `/sys`, affinities, and irqbalance's socket.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::cpus::Cpus;
 use super::irqbalance;
 
-/// A guest, by whole paths. Tests have one that is made of files.
+/// A guest, by absolute paths. Tests have one that is made of files.
 pub trait System: Send {
     /// Reads a small file.
     ///
@@ -20,54 +20,54 @@ pub trait System: Send {
     /// The kernel's.
     fn read(&self, path: &str) -> io::Result<String>;
 
-    /// Writes to a file that is there.
+    /// Writes to an existing file.
     ///
     /// # Errors
     /// The kernel's.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
 
-    /// Names in a folder; none where there is no such folder.
+    /// Names in a directory; none when it does not exist.
     fn list_dir(&self, path: &str) -> Vec<String>;
 
-    /// Where a path leads to when all symbolic links are followed.
+    /// The path without symbolic links.
     fn real_path(&self, path: &str) -> Option<String>;
 
-    /// Whether a file's mode lets anybody write to it.
+    /// Whether a file's mode has a write bit.
     fn is_writable(&self, path: &str) -> bool;
 
-    /// Makes a folder.
+    /// Creates a directory.
     ///
     /// # Errors
     /// The kernel's.
     fn create_dir(&self, path: &str) -> io::Result<()>;
 
-    /// Removes an empty folder.
+    /// Removes an empty directory.
     ///
     /// # Errors
     /// The kernel's.
     fn remove_dir(&self, path: &str) -> io::Result<()>;
 
-    /// Sets where a thread may run.
+    /// Sets a thread's affinity.
     ///
     /// # Errors
     /// The kernel's.
     fn set_affinity(&self, tid: i32, cpus: &Cpus) -> io::Result<()>;
 
-    /// Says something to irqbalance, and takes its answer.
+    /// Sends a message to irqbalance and returns its answer.
     ///
     /// # Errors
-    /// When it does not listen, or says nothing.
+    /// When it does not listen or answer.
     fn irqbalance(&self, pid: i32, words: &str) -> io::Result<String>;
 }
 
-/// This machine, or a copy of its files below another root.
+/// This guest, or a copy of its files below another root.
 #[derive(Debug, Clone)]
 pub struct RealSystem {
     root: PathBuf,
 }
 
 impl RealSystem {
-    /// With all paths below `root`.
+    /// Uses `root` in place of `/`.
     pub fn new(root: &Path) -> Self {
         Self {
             root: root.to_owned(),

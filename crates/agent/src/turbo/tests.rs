@@ -338,7 +338,7 @@ fn a_small_guest_is_planned_as_the_paper_has_it() {
         ]
     );
     assert!(
-        notes.contains("interrupt 25 (virtio1-req.0): the kernel lets nobody"),
+        notes.contains("interrupt 25 (virtio1-req.0): the kernel does not let"),
         "{notes}"
     );
 }
@@ -392,7 +392,7 @@ fn where_there_is_no_partition_cpusets_are_set_and_without_those_threads() {
             .any(|s| s.contains(TURBO_GROUP) || s.contains("thread 9")),
         "{steps:?}"
     );
-    assert!(notes.contains("no partition is to be had"), "{notes}");
+    assert!(notes.contains("there can be no partition"), "{notes}");
     guest.cgroup = None;
     let (steps, notes) = shown(&guest, &goal, &skips);
     assert!(
@@ -425,7 +425,7 @@ fn irqbalance_is_told_or_nothing_is_moved() {
         "{steps:?}"
     );
     assert!(
-        notes.contains("irqbalance runs (process 5) and does not let them alone"),
+        notes.contains("irqbalance (process 5) does not leave I/O interrupts alone"),
         "{notes}"
     );
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel says about devices and CPUs that come and go.
+//! Kernel uevents of devices and CPUs that come and go.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,21 +8,21 @@ use rustix::fd::OwnedFd;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvfrom, socket_with};
 
-/// The kernel's own group; udev's words are in another one.
+/// The kernel's multicast group; udev's messages are in another one.
 const KERNEL_GROUP: u32 = 1;
 
-/// Kinds of devices that a plan depends on.
+/// Subsystems that a plan depends on.
 const SUBSYSTEMS: [&str; 7] = ["net", "cpu", "block", "pci", "virtio", "nvme", "queues"];
 
-/// A socket that is readable when there is news.
+/// A netlink socket that is readable when an event has arrived.
 pub struct Uevents(OwnedFd);
 
-/// What has been said.
+/// What the events are about.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceEvents {
-    /// Of something that a plan depends on.
+    /// A subsystem that a plan depends on.
     pub relevant: bool,
-    /// Of CPUs; one that went may be back by now.
+    /// CPUs; one that went may be back by now.
     pub cpus: bool,
 }
 
@@ -34,7 +34,7 @@ impl DeviceEvents {
 }
 
 impl Uevents {
-    /// Begins to listen.
+    /// Opens the socket.
     ///
     /// # Errors
     /// The kernel's.
@@ -46,7 +46,7 @@ impl Uevents {
         Ok(Self(socket))
     }
 
-    /// Takes all that has been said.
+    /// Reads all events that have arrived.
     pub fn drain(&self) -> DeviceEvents {
         let mut all = DeviceEvents::default();
         loop {
@@ -54,12 +54,12 @@ impl Uevents {
             match recvfrom(&self.0, &mut message, RecvFlags::empty()) {
                 Ok((count, _, from)) => {
                     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-                    // anybody of this VM could send; port 0 is the kernel's
+                    // any process could send; port 0 is the kernel's
                     if from.is_some_and(|from| from.pid() == 0) {
                         all.add(parse_event(&message[..count]));
                     }
                 }
-                // something was lost
+                // events were lost
                 Err(rustix::io::Errno::NOBUFS) => {
                     all = DeviceEvents {
                         relevant: true,
@@ -79,7 +79,7 @@ impl AsFd for Uevents {
     }
 }
 
-/// `add@/devices/...`, then words `KEY=VALUE`, each ended by a zero byte.
+/// Parses one event: `add@/devices/...`, then `KEY=VALUE` words, each ended by a zero byte.
 fn parse_event(message: &[u8]) -> DeviceEvents {
     let mut all = DeviceEvents::default();
     let words = message.split(|byte| *byte == 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sets one thing.
+//! Changes one setting.
 
 use std::io::{self, ErrorKind};
 
@@ -9,10 +9,10 @@ use super::knob::{Knob, ON, THERE, TURBO_GROUP};
 use super::read::{WORKQUEUES, cgroup_root};
 use super::system::System;
 
-/// Sets `knob` to a value in the form that the planner has it in.
+/// Sets `knob` to a value in the planner's form.
 ///
 /// # Errors
-/// The kernel's; [`ErrorKind::NotFound`] where there is no such thing any more.
+/// The kernel's; [`ErrorKind::NotFound`] when the thing is gone.
 pub fn apply(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
     let cpus = || Cpus::parse_list(value).ok_or(io::Error::from(ErrorKind::InvalidInput));
     let queue =
@@ -63,7 +63,7 @@ pub fn apply(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
             let (to, list) = value.split_once(' ').ok_or(ErrorKind::InvalidInput)?;
             let path = group(&format!("{}/cgroup.procs", to.trim_end_matches('/')))?;
             system.write(&path, &tid.to_string())?;
-            // the root group gives it all CPUs, whatever it had before
+            // a move to the root group allows all CPUs, whatever the mask was before
             let list = Cpus::parse_list(list).ok_or(ErrorKind::InvalidInput)?;
             system.set_affinity(*tid, &list)
         }
@@ -72,7 +72,7 @@ pub fn apply(system: &dyn System, knob: &Knob, value: &str) -> io::Result<()> {
     }
 }
 
-/// A write of no byte would not reach the kernel.
+/// Appends a newline: an empty write would not reach the kernel.
 fn line(value: &str) -> String {
     format!("{value}\n")
 }

@@ -105,7 +105,7 @@ impl Pipe {
                 connection.unread.0.splice(..0, endpoint.unread.drain(..));
                 let restored = endpoint.stream.restore(*connection);
                 if let Err(e) = &restored {
-                    counters.set_last_detail(format!("a connection is lost: {e}"));
+                    counters.set_last_detail(format!("a connection could not be restored: {e}"));
                 }
                 restored.is_err()
             }

@@ -151,7 +151,7 @@ fn run_sink(
     let errno = match done {
         Ok(()) => 0,
         Err(e) => {
-            counters.set_last_detail(format!("a file that was written to: {e}"));
+            counters.set_last_detail(format!("a file that could not be settled: {e}"));
             e.raw_os_error().unwrap_or(libc::EIO)
         }
     };

@@ -71,7 +71,7 @@ impl Prepared {
             Ok(map) => Ok((ready, map)),
             Err(reason) => {
                 if let Err(e) = ready.end(0, &[]) {
-                    counters.set_last_detail(format!("a file that could not be made ready: {e}"));
+                    counters.set_last_detail(format!("a file that could not be prepared: {e}"));
                 }
                 Err(reason)
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Applications leave the turbo vCPU: by a partition of cgroup v2 that has it alone, else by the cpusets of the groups
-//! below the root, else thread by thread.
+//! Moves applications off the turbo vCPU: by a cgroup v2 partition that has it alone, else by the cpusets of the
+//! groups below the root, else thread by thread.
 
 use super::{Goal, Planner, Skips};
 use crate::turbo::cpus::Cpus;
@@ -8,31 +8,31 @@ use crate::turbo::knob::{Knob, MEMBER, ON, Part, THERE};
 use crate::turbo::settings::Applications;
 use crate::turbo::snapshot::Snapshot;
 
-/// Kind of the partition that the turbo vCPU is in.
+/// Partition type of the turbo vCPU's group.
 pub const PARTITION_TYPE: &str = "isolated";
 
-/// How applications are kept off the turbo vCPU, the best way first.
+/// How applications are kept off the turbo vCPU; after `Leave`, the best way first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
-    /// Not at all.
+    /// They stay.
     #[default]
     Leave,
-    /// The turbo vCPU is in a partition of its own: also what starts later is kept off.
+    /// The turbo vCPU is in a partition of its own, which also keeps later programs off.
     Partition,
-    /// By the cpusets of all groups below the root, and thread by thread for what is in the root itself.
+    /// By the cpusets of all groups below the root, and by affinity for threads in the root group.
     Slices,
     /// By each thread's affinity, which its children inherit.
     Threads,
 }
 
 impl Mode {
-    /// Whether all threads have to be looked at.
+    /// Whether the snapshot needs all threads.
     pub fn needs_threads(self) -> bool {
         matches!(self, Self::Slices | Self::Threads)
     }
 }
 
-/// The best way that nothing has refused yet.
+/// The best mode that the kernel has not refused.
 pub fn mode(now: &Snapshot, goal: &Goal, skips: &Skips) -> Mode {
     let stands = |knob: &Knob| !skips.refused.contains(knob) && !skips.overridden.contains(knob);
     let Some(cgroup) = &now.cgroup else {
@@ -60,14 +60,14 @@ impl Planner<'_> {
                 self.partition();
             }
             Mode::Slices => {
-                let why = "no partition is to be had, so the cpusets of the groups below the root are set; a group made later starts with all vCPUs until it is noticed";
+                let why = "there can be no partition, so the cpusets of the groups below the root are set; a new group has all vCPUs until the agent notices it";
                 self.note(Part::Applications, why);
                 self.controller();
                 self.slices();
                 self.each(|cgroup| cgroup == "/");
             }
             Mode::Threads => {
-                let why = "no cpuset of cgroup v2 is to be had, so each thread's affinity is set; a program that sets its own undoes that";
+                let why = "no cpuset of cgroup v2 is available, so each thread's affinity is set; a program that sets its own undoes that";
                 self.note(Part::Applications, why);
                 self.each(|_| true);
             }
@@ -84,7 +84,7 @@ impl Planner<'_> {
         let ours = self.now.cgroup.as_ref().and_then(|c| c.turbo_group.clone());
         let (cpus, kind) = match ours {
             Some(ours) => (ours.cpus, ours.partition),
-            // as it will be when it has been made
+            // the values of a new group
             None => (String::new(), MEMBER.into()),
         };
         for (knob, old, new) in [
@@ -95,7 +95,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The groups below the root, one cpuset each.
+    /// Sets the cpusets of the groups below the root.
     fn slices(&mut self) {
         let Some(cgroup) = &self.now.cgroup else {
             return;
@@ -116,7 +116,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Threads of these cgroups, one by one.
+    /// Sets the affinity of each thread in these cgroups.
     fn each(&mut self, in_group: impl Fn(&str) -> bool) {
         let now = self.now;
         let mut pinned = 0;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Receive buffers that hold what comes while the application waits for its vCPU.
+//! Sizes receive buffers for what arrives while the application waits for its vCPU.
 
 use super::Planner;
 use crate::turbo::knob::{Knob, Part};
 
-/// Largest part of memory that one socket's buffer may be.
+/// One socket's buffer may be at most this fraction of memory.
 const MAX_MEMORY_SHARE: u64 = 8;
 
-/// Least buffer in bytes (000 section 3.2 "I/O buffers in guest OS"): `mbit` megabits a second for `delay_ms`
-/// milliseconds.
+/// Minimum buffer in bytes for `mbit` megabits per second over `delay_ms` milliseconds (000 section 3.2, "I/O buffers
+/// in guest OS").
 pub fn min_buffer_bytes(mbit: u32, delay_ms: u32) -> u64 {
     u64::from(mbit) * u64::from(delay_ms) * 125
 }
@@ -21,7 +21,7 @@ impl Planner<'_> {
         let fastest = self.now.nics.values().filter_map(|nic| nic.mbit).max();
         let Some(mbit) = self.goal.mbit.or(fastest) else {
             if !self.now.nics.is_empty() {
-                let why = "no interface says how fast it is; `bandwidth_mbit` in [turbo] would";
+                let why = "no interface reports its speed; set `bandwidth_mbit` in [turbo]";
                 self.note(Part::Buffers, why);
             }
             return;
@@ -30,7 +30,7 @@ impl Planner<'_> {
         let most = (self.now.memory / MAX_MEMORY_SHARE).min(i32::MAX as u64 / 2);
         if wanted > most {
             let text = format!(
-                "{} KiB are wanted; {} KiB, an eighth of this VM's memory, is the most",
+                "{} KiB are wanted; the limit is {} KiB, an eighth of this VM's memory",
                 wanted >> 10,
                 most >> 10
             );
@@ -41,13 +41,14 @@ impl Planner<'_> {
         if self.goal.default_buffers {
             self.raise("net/core/rmem_default", &[0], bytes);
         }
-        // Least, first and largest size; also what TCP over IPv6 uses. From the first size on a window grows with what is read in
-        // a round trip, which is not more than the window when the sender waits for that: it stays where it is.
+        // tcp_rmem has the minimum, initial and maximum size, also for IPv6. A window grows from its initial
+        // size by what is read in a round trip, which is not more than the window when the sender waits for
+        // it: it stays small.
         let first = if self.goal.default_buffers { 1 } else { 2 };
         self.raise("net/ipv4/tcp_rmem", &[first, 2], bytes);
     }
 
-    /// Raises words of a setting, those that are lower.
+    /// Raises words of a setting to at least `bytes`.
     fn raise(&mut self, name: &str, which: &[usize], bytes: u64) {
         let Some(old) = self.now.sysctls.get(name) else {
             return;

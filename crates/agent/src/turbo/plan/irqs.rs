@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Interrupts: which are of I/O, and that they come to the turbo vCPU.
+//! Finds the interrupts of I/O devices and moves them to the turbo vCPU.
 
 use std::collections::BTreeSet;
 
@@ -8,24 +8,24 @@ use crate::turbo::cpus::Cpus;
 use crate::turbo::knob::{Knob, Part};
 use crate::turbo::snapshot::{Irq, Nic, Snapshot, numbers};
 
-/// What an interrupt is of.
+/// The device kind of an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A network interface.
     Net,
-    /// A disk or another store.
+    /// A disk or another block device.
     Disk,
     /// Another channel to the host: console, vsock, 9p.
     Channel,
-    /// Nothing that is I/O here: timer, keyboard, balloon, sound.
+    /// Not I/O in this sense: timer, keyboard, balloon, sound.
     Other,
 }
 
-/// Base classes of PCI devices: stores, networks.
+/// PCI base classes: mass storage, network.
 const PCI_DISK: u32 = 1;
 const PCI_NET: u32 = 2;
 
-/// Drivers of stores that name their interrupts after themselves, where no PCI device tells.
+/// Storage drivers whose interrupts begin with their name, where no PCI device tells the class.
 const STORAGE_DRIVERS: [&str; 16] = [
     "nvme",
     "ahci",
@@ -45,7 +45,7 @@ const STORAGE_DRIVERS: [&str; 16] = [
     "sym53c",
 ];
 
-/// What an interrupt is of. Of several handlers that share it, one that does I/O is enough.
+/// The kind of an interrupt; of a shared one, the first I/O kind counts.
 pub fn kind(irq: &Irq, now: &Snapshot) -> Kind {
     let by_name = irq.actions.iter().map(|action| of_action(action, now));
     let by_class = irq.class.map(|class| match class >> 16 {
@@ -53,20 +53,20 @@ pub fn kind(irq: &Irq, now: &Snapshot) -> Kind {
         PCI_NET => Kind::Net,
         _ => Kind::Other,
     });
-    // a virtio device's own kind says more than its class
+    // a virtio device's own type says more than its PCI class
     let mut kinds: Vec<Kind> = by_name.flatten().collect();
     if kinds.is_empty() {
         kinds.extend(by_class);
     }
     let best = [Kind::Net, Kind::Disk, Kind::Channel];
     let found = best.into_iter().find(|kind| kinds.contains(kind));
-    // without a handler it never comes
+    // an interrupt without a handler never arrives
     found
         .filter(|_| !irq.actions.is_empty())
         .unwrap_or(Kind::Other)
 }
 
-/// By what the handler is called: `virtio1-input.0`, `eth0-rx-1`, `nvme0q2`.
+/// The kind by the handler's name: `virtio1-input.0`, `eth0-rx-1`, `nvme0q2`.
 fn of_action(action: &str, now: &Snapshot) -> Option<Kind> {
     let first = action.split(['-', ':', '.', '[', '@', ' ']).next()?;
     if let Some(device) = now.virtio.get(first) {
@@ -84,7 +84,7 @@ fn of_action(action: &str, now: &Snapshot) -> Option<Kind> {
     is_store.then_some(Kind::Disk)
 }
 
-/// Whether an interrupt is of this interface.
+/// Whether an interrupt belongs to this interface.
 pub(super) fn is_of(irq: &Irq, name: &str, nic: &Nic) -> bool {
     let below = irq.device.as_ref().is_some_and(|device| {
         let rest = nic.device.strip_prefix(device.as_str());
@@ -98,17 +98,17 @@ pub(super) fn is_of(irq: &Irq, name: &str, nic: &Nic) -> bool {
     below || irq.actions.iter().any(called)
 }
 
-/// Whether an interrupt comes to these CPUs alone, whatever its mask says.
+/// Whether an interrupt is delivered to these CPUs alone, whatever its mask says.
 fn stays(irq: &Irq, cpus: &Cpus) -> bool {
     match &irq.effective {
         Some(effective) if !effective.is_empty() => effective == cpus,
-        // where the kernel does not tell, what it has done does
+        // without effective affinity, past deliveries count
         _ => irq.seen == *cpus,
     }
 }
 
 impl Planner<'_> {
-    /// All interrupts of I/O to the turbo vCPU; irqbalance has to leave them alone first.
+    /// Moves all I/O interrupts to the turbo vCPU. irqbalance must be told to leave them alone first.
     pub(super) fn interrupts(&mut self) {
         let now = self.now;
         let all: Vec<(u32, &Irq)> = now
@@ -141,7 +141,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether nobody moves these interrupts back.
+    /// Makes irqbalance leave these interrupts alone; `false` when it does not.
     fn irqbalance_lets(&mut self, irqs: &[u32]) -> bool {
         let Some(daemon) = &self.now.irqbalance else {
             return true;
@@ -150,7 +150,7 @@ impl Planner<'_> {
         let knob = Knob::Irqbalance { pid };
         let wanted: BTreeSet<u32> = irqs.iter().copied().filter(|irq| *irq > 0).collect();
         let lets = daemon.banned.as_ref().is_some_and(|banned| {
-            // one that was unbanned by somebody else is overridden
+            // an interrupt that somebody else has unbanned stays so
             banned.is_superset(&wanted) || {
                 let all: BTreeSet<u32> = banned | &wanted;
                 self.add(Part::Interrupts, knob, numbers(&all), true)
@@ -158,7 +158,7 @@ impl Planner<'_> {
         });
         if !lets && !wanted.is_empty() {
             let text = format!(
-                "irqbalance runs (process {pid}) and does not let them alone: stop it, or ban them by its --banirq"
+                "irqbalance (process {pid}) does not leave I/O interrupts alone: stop it, or ban them with --banirq"
             );
             self.note(Part::Interrupts, text);
         }
@@ -170,7 +170,7 @@ impl Planner<'_> {
         format!("interrupt {number} ({})", actions.unwrap_or_default())
     }
 
-    /// Whether all interrupts of this interface come to the turbo vCPU once the plan is carried out.
+    /// Whether all interrupts of this interface arrive at the turbo vCPU once the plan is carried out.
     pub(super) fn comes_to_turbo(&self, name: &str, nic: &Nic) -> bool {
         let mut all = self
             .now
@@ -184,11 +184,11 @@ impl Planner<'_> {
                 irq.cpus == self.turbo
                     || stays(irq, &self.turbo)
                     || self.plan.steps.iter().any(|step| step.knob == knob)
-                    // somebody wants it elsewhere; then so be it
+                    // somebody else has moved it, which is accepted
                     || self.skips.overridden.contains(&knob)
             })
     }
 }
 
 /// Why an interrupt cannot be moved.
-pub const MANAGED_IRQ: &str = "the kernel lets nobody set its affinity: it manages it itself (give the device one queue, or boot with isolcpus=managed_irq and the other vCPUs), or the interrupt's controller cannot";
+pub const MANAGED_IRQ: &str = "the kernel does not let its affinity be set: the kernel manages it (give the device one queue, or boot with isolcpus=managed_irq and the other vCPUs), or the interrupt controller cannot move it";

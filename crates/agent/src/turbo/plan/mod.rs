@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What has to be changed so that the kernel's I/O is on the turbo vCPU and applications are not (paper 002 section 3.2,
-//! 000 section 3.3.2): a pure function of what the guest is and what is wished.
+//! Plans the changes that put the kernel's I/O on the turbo vCPU and applications off it (paper 002 section 3.2, 000
+//! section 3.3.2): a pure function of a snapshot and a goal.
 //!
-//! A plan that was carried out leaves nothing to be planned. A step that the kernel refuses is left out of the next plan,
-//! which then takes the second best way where there is one. So whoever carries plans out looks and plans until there
-//! is no step left.
+//! A plan that was carried out leaves nothing to plan. A step that the kernel refuses is left out of the next plan,
+//! which then takes the second best way, if there is one. So the caller reads and plans until no step is left.
 
 mod apps;
 mod buffers;
@@ -29,15 +28,15 @@ pub use threads::serves_io;
 pub struct Goal {
     /// The turbo vCPU.
     pub turbo: u32,
-    /// Whether applications leave it.
+    /// Whether applications move off it.
     pub applications: Applications,
-    /// Megabits a second; `None`: the fastest interface's.
+    /// Megabits per second; `None`: those of the fastest interface.
     pub mbit: Option<u32>,
-    /// Longest wait of an application for its vCPU in milliseconds; 0: buffers are left.
+    /// Longest time in milliseconds that an application waits for its vCPU; 0: buffers stay as they are.
     pub delay_ms: u32,
-    /// How many times bandwidth times delay the buffers hold.
+    /// Buffer size as a multiple of bandwidth times delay.
     pub headroom: u32,
-    /// Whether sockets that ask for nothing get the larger buffer too.
+    /// Whether sockets without a buffer size of their own get the larger buffer too.
     pub default_buffers: bool,
 }
 
@@ -54,16 +53,16 @@ impl From<&Settings> for Goal {
     }
 }
 
-/// What is not planned any more.
+/// Settings that are not planned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skips {
-    /// The kernel has refused it.
+    /// The kernel has refused them.
     pub refused: BTreeSet<Knob>,
-    /// Somebody else has set it since, and is left alone.
+    /// Somebody else has set them since; they are left alone.
     pub overridden: BTreeSet<Knob>,
 }
 
-/// A thing that stays as it is though it is not as wished, and why.
+/// Something that stays although the goal says otherwise, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     /// What it is about.
@@ -75,20 +74,20 @@ pub struct Note {
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In this order; undone in the opposite one.
+    /// Changes in this order; they are undone in the opposite order.
     pub steps: Vec<Step>,
-    /// What is left.
+    /// What stays as it is.
     pub notes: Vec<Note>,
     /// How applications are kept off.
     pub mode: Mode,
 }
 
-/// Why there can be no turbo vCPU: one sentence.
+/// Why there can be no turbo vCPU, as one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
-/// What the parts of the planner work with.
+/// Input and output of the planner's parts.
 struct Planner<'a> {
     now: &'a Snapshot,
     goal: &'a Goal,
@@ -101,7 +100,7 @@ struct Planner<'a> {
 /// See the module.
 ///
 /// # Errors
-/// One sentence where there can be no turbo vCPU; nothing is to be changed then.
+/// One sentence when there can be no turbo vCPU; nothing is to be changed then.
 pub fn plan(now: &Snapshot, goal: &Goal, skips: &Skips) -> Result<Plan, Unavailable> {
     let cpu = goal.turbo;
     if now.online.len() < 2 {
@@ -128,7 +127,7 @@ pub fn plan(now: &Snapshot, goal: &Goal, skips: &Skips) -> Result<Plan, Unavaila
             ..Plan::default()
         },
     };
-    // a partition changes where threads and work may run, so it comes before those
+    // a partition changes where threads and work may run, so it comes first
     planner.applications();
     planner.interrupts();
     planner.queues();
@@ -140,7 +139,7 @@ pub fn plan(now: &Snapshot, goal: &Goal, skips: &Skips) -> Result<Plan, Unavaila
 }
 
 impl Planner<'_> {
-    /// A step, if it changes anything and is not to be skipped; whether the thing will be as wished.
+    /// Adds a step, if it changes anything and is not to be skipped; `true` when the setting will be as wanted.
     fn step(&mut self, part: Part, knob: Knob, new: String) -> bool {
         self.add(part, knob, new, false)
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Queues of network interfaces, and where disks complete requests.
+//! Sets queues of network interfaces, and the CPU that completes disk requests.
 //!
-//! RPS passes packets on to other CPUs after the interrupt: only to the turbo vCPU, and to it where the interrupt cannot be
-//! moved. RFS would follow programs off it, and is switched off. XPS keeps a transmit queue for the turbo vCPU alone: a
-//! program that is preempted on a regular core while it holds the lock of a queue would keep acknowledgements waiting.
+//! RPS forwards packets to other CPUs after the interrupt: the plan forwards them only to the turbo vCPU, and only
+//! where the interrupt cannot be moved. RFS would follow programs to other vCPUs, so it is switched off. XPS keeps
+//! one transmit queue for the turbo vCPU alone: otherwise a program that is preempted on a regular core while it
+//! holds a queue's lock delays acknowledgements.
 
 use super::Planner;
 use crate::turbo::cpus::Cpus;
@@ -25,7 +26,7 @@ impl Planner<'_> {
                 let nic = name.clone();
                 self.step(Part::Queues, Knob::Rfs { nic, queue }, "0".into());
             }
-            // the kernel keeps only those that are online in these masks
+            // the kernel keeps only online CPUs in these masks
             let regular = now.online.difference(&self.turbo);
             for (queue, cpus) in xps(&nic.xps, self.goal.turbo, &regular)
                 .into_iter()
@@ -45,8 +46,8 @@ impl Planner<'_> {
     }
 }
 
-/// Who sends by which queue: one has the turbo vCPU and nobody else, the others share the regular ones, each in
-/// one queue at least. Nothing for less than two queues.
+/// CPUs of each transmit queue: one queue has the turbo vCPU alone, the others share the regular CPUs, each CPU in at
+/// least one. Empty for fewer than two queues.
 fn xps(queues: &[Cpus], turbo: u32, regular: &Cpus) -> Vec<Cpus> {
     if queues.len() < 2 {
         return Vec::new();
@@ -61,7 +62,7 @@ fn xps(queues: &[Cpus], turbo: u32, regular: &Cpus) -> Vec<Cpus> {
     let all = new
         .iter()
         .fold(Cpus::default(), |all, cpus| all.union(cpus));
-    // To the queue with the fewest: also when one queue's mask was refused the others' masks come out the same again.
+    // Add to the queue with the fewest CPUs: then the masks come out the same when one of them was refused.
     for cpu in regular.difference(&all).iter() {
         let fewest = others.iter().min_by_key(|queue| new[**queue].len());
         if let Some(queue) = fewest {
@@ -69,7 +70,7 @@ fn xps(queues: &[Cpus], turbo: u32, regular: &Cpus) -> Vec<Cpus> {
         }
     }
     for queue in others {
-        // more queues than CPUs: a mask of none would mean that nothing is said about anybody
+        // with more queues than CPUs: an empty mask would switch XPS off for the queue
         if new[queue].is_empty() {
             new[queue] = regular.clone();
         }
@@ -100,7 +101,7 @@ mod tests {
             let once = xps(&sets(before), turbo, &regular);
             assert_eq!(once, sets(after), "{before:?}");
             assert!(once.is_empty() || xps(&once, turbo, &regular) == once);
-            // one mask that is refused changes no other
+            // a refused mask changes no other
             for refused in 0..once.len() {
                 let mut now = once.clone();
                 now[refused] = sets(before)[refused].clone();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Threads of the kernel that do I/O, and work that is bound to no CPU.
+//! Moves kernel threads that do I/O, and unbound workqueues.
 
 use super::{Mode, Planner};
 use crate::turbo::knob::{Knob, Part, TURBO_GROUP};
 
-/// Beginnings of the names of threads that do I/O: polling of network interfaces, journals and logs of file systems,
-/// devices made of devices, network file systems.
+/// Name prefixes of kernel threads that do I/O: NAPI threads, file system journals and logs, stacked block devices,
+/// network file systems.
 const IO_THREAD_PREFIXES: [&str; 28] = [
     "napi/",
     "jbd2/",
@@ -37,13 +37,13 @@ const IO_THREAD_PREFIXES: [&str; 28] = [
     "ublk",
 ];
 
-/// Whether a thread of the kernel of this name does I/O. Those of one CPU each (`ksoftirqd/1`) follow the work of
-/// their CPU, handlers of interrupts (`irq/24-nvme0q1`) their interrupt, `kworker` its workqueue: they are not meant.
+/// Whether a kernel thread of this name does I/O. Per-CPU threads (`ksoftirqd/1`) serve their CPU, interrupt threads
+/// (`irq/24-nvme0q1`) follow their interrupt, and `kworker` its workqueue: none of them is moved.
 pub fn serves_io(name: &str) -> bool {
     let begins = IO_THREAD_PREFIXES
         .iter()
         .any(|start| name.starts_with(start));
-    // md127_raid1, md0_resync; but not others that begin with these two letters
+    // md127_raid1 and md0_resync, but no other names that begin with md
     let is_array = |name: &str| name[2..].starts_with(|c: char| c.is_ascii_digit());
     begins && (!name.starts_with("md") || is_array(name))
 }
@@ -61,7 +61,8 @@ impl Planner<'_> {
             .collect();
         for tid in moved {
             match self.plan.mode {
-                // nobody outside of the partition may run on its CPU, not even by sched_setaffinity
+                // threads outside of the partition cannot run on its CPU, not even by
+                // sched_setaffinity
                 Mode::Partition => {
                     let there = format!("/{TURBO_GROUP} {}", self.turbo);
                     self.step(Part::Threads, Knob::Member { tid }, there);
