@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use viola_agent::blocks::access::Probe;
 use viola_agent::blocks::datanode::probe;
-use viola_lab::hadoop::{Hadoop, Local};
+use viola_lab::hadoop::{Hadoop, LocalHdfs};
 use viola_proto::agent::BlockKey;
 
 /// The block of the only file, as the folders of the DataNode name it.

@@ -73,7 +73,7 @@ impl<M: PartialEq> Block<M> {
         }
     }
 
-    /// Whether it may be is_linked now, if there is room for it.
+    /// Whether the block has been quiet long enough to be linked.
     pub fn is_ready_to_link(&self, now: Millis) -> bool {
         matches!(self.state, State::Waiting { until } if until <= now)
     }

@@ -31,12 +31,12 @@ impl RateLimiter {
         self.at = now;
     }
 
-    /// Takes a take_name, if there is one.
+    /// Takes a token for a name; `false` when the bucket is empty.
     pub fn take_name(&mut self) -> bool {
         take(&mut self.names)
     }
 
-    /// Takes a take_link, if there is one.
+    /// Takes a token for a link; `false` when the bucket is empty.
     pub fn take_link(&mut self) -> bool {
         take(&mut self.links)
     }

@@ -107,9 +107,9 @@ pub fn find_or_make(settings: &Settings) -> Result<Pair, String> {
 
 /// The steps that make a bond, of which an earlier agent may have done some.
 fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
-    let had = Belongings::of(pair.nic).map_err(context("addresses"))?;
+    let had = IpConfig::read(pair.nic).map_err(context("addresses"))?;
     set_up(pair.bond, true).map_err(context("cannot set the bond up"))?;
-    had.give_to(pair.bond)
+    had.add_to(pair.bond)
         .map_err(context("cannot move addresses and routes to the bond"))?;
     if nic.master.is_none() {
         set_up(pair.nic, false).map_err(context(&nic.name))?;
@@ -117,7 +117,7 @@ fn make(pair: &Pair, nic: &Link) -> Result<(), String> {
         set_master(pair.nic, Some(pair.bond))
             .map_err(context(&format!("cannot add {name} to the bond")))?;
     }
-    had.take_from(pair.nic)
+    had.remove_from(pair.nic)
         .map_err(context("cannot remove the old addresses"))
 }
 
@@ -140,15 +140,15 @@ pub fn dismantle(pair: &Pair) -> Result<(), String> {
     if bond.alias.as_deref() != Some(BOND_ALIAS) {
         return Ok(());
     }
-    let had = Belongings::of(pair.bond).map_err(context("addresses"))?;
+    let had = IpConfig::read(pair.bond).map_err(context("addresses"))?;
     let is_port = |l: &Link| l.index == pair.nic && l.master == Some(pair.bond);
     if all.iter().any(is_port) {
         set_master(pair.nic, None).map_err(context("cannot remove the NIC from the bond"))?;
     }
     set_up(pair.nic, true).map_err(context("cannot set the NIC up"))?;
-    let back = had.give_to(pair.nic);
+    let back = had.add_to(pair.nic);
     back.map_err(context("cannot move addresses and routes back to the NIC"))?;
-    remove(pair.bond).map_err(context("cannot remove the bond"))
+    delete_link(pair.bond).map_err(context("cannot remove the bond"))
 }
 
 /// Removes a VF from the bond and takes it down. A VF that is gone meanwhile is fine.

@@ -47,7 +47,7 @@ impl Lane {
     /// When link events cannot be received, or no thread can be started.
     pub fn start(settings: &Settings) -> io::Result<Self> {
         let address = Address::parse(&settings.port).map_err(io::Error::other)?;
-        let link_events = LinkNews::open()?;
+        let link_events = LinkMonitor::open()?;
         let report = Arc::new(Mutex::new(Report::default()));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let (there, stop_there) = (Arc::clone(&report), Arc::clone(&stop));
@@ -176,8 +176,8 @@ impl LaneThread {
         self.report.made = bond.is_some_and(|b| b.alias.as_deref() == Some(BOND_ALIAS));
     }
 
-    /// Until there is link_events, or it is time to look; whether this is the end.
-    fn wait(&mut self, stop: &OwnedFd, link_events: &LinkNews, due: Instant) -> bool {
+    /// Waits for a link event, a request of the host, or `due`; `true` when the lane ends.
+    fn wait(&mut self, stop: &OwnedFd, link_events: &LinkMonitor, due: Instant) -> bool {
         loop {
             let (host, quiet) = self.host.poll_fd();
             let most = quiet.min(due.saturating_duration_since(Instant::now()));
@@ -200,7 +200,7 @@ impl LaneThread {
                 self.answer(asked);
             }
             // a poll of a closed port changes nothing
-            if over || link_events.take() || !asked.is_empty() || Instant::now() >= due {
+            if over || link_events.drain() || !asked.is_empty() || Instant::now() >= due {
                 return over;
             }
         }

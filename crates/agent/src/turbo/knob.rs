@@ -66,7 +66,7 @@ pub enum Knob {
     Workqueues,
     /// Whether the root enables cpusets for the groups below: [`ON`] or [`OFF`].
     Controller,
-    /// viola's own group: [`THERE`] or [`ABSENT`].
+    /// The agent's own group: [`THERE`] or [`ABSENT`].
     Group,
     /// CPUs of the agent's own group: a list.
     GroupCpus,

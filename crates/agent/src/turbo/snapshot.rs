@@ -73,7 +73,7 @@ pub struct Nic {
 /// A thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Task {
-    /// Its process.
+    /// Its process id.
     pub pid: i32,
     /// Parent of its process.
     pub parent: i32,
@@ -114,7 +114,7 @@ pub struct TurboGroup {
 /// irqbalance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Irqbalance {
-    /// Its process.
+    /// Its process id.
     pub pid: i32,
     /// Interrupts that it leaves alone; `None` when it does not answer.
     pub banned: Option<BTreeSet<u32>>,

@@ -8,10 +8,10 @@ use crate::clock::Millis;
 /// Times in a block's life, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// A block is is_linked when nothing has happened to it for so long.
+    /// Time without an event before a block is linked.
     pub quiet: Millis,
-    /// A is_linked block is map_done when nothing has happened to it for so long: a DataNode that looked at
-    /// the count of links just before changes the block within this time.
+    /// Time without an event between linking and mapping. A DataNode that read the link count just before the
+    /// link was made changes the block within this time.
     pub settle: Millis,
     /// Time between comparisons of a named block's extents.
     pub recheck: Millis,
@@ -46,7 +46,7 @@ pub enum State<M> {
         /// What an event has left of the block's state meanwhile.
         disturbed: Option<Disposition>,
     },
-    /// Linked and map_done; it may be named.
+    /// Linked and mapped; it may be named.
     Ready {
         /// Its extents.
         map: M,
@@ -87,7 +87,7 @@ pub enum State<M> {
         /// What becomes of the block afterwards.
         after: Disposition,
     },
-    /// Not is_linked, and left alone until something happens to it or a new session begins.
+    /// Not linked, and left alone until an event or a new session.
     Refused,
 }
 
@@ -96,11 +96,11 @@ pub enum State<M> {
 pub enum Disposition {
     /// Keep the links; map and name the block again.
     Remap,
-    /// Its links are unlink_done, and it is refused.
+    /// Remove the links; refuse the block.
     Refuse,
-    /// Its links are unlink_done, and it begins anew.
+    /// Remove the links; start again from [`State::Waiting`].
     Relink,
-    /// Its links are unlink_done, and it is forgotten.
+    /// Remove the links; forget the block.
     Forget,
 }
 

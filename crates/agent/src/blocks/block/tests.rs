@@ -14,7 +14,7 @@ const T: Timing = Timing {
 
 type B = Block<u8>;
 
-/// A block that is is_linked at 3000, map_done at 3500 and ready.
+/// A block that is linked at 3000, mapped at 3500 and ready.
 fn ready() -> B {
     let mut b = settled();
     assert_eq!(b.tick(3500, &T), Some(Effect::Map { attempt: 1 }));
