@@ -305,7 +305,7 @@ static __always_inline void charge(struct core *c, u32 cpu, u64 now)
 		return;
 	vm = row_at(&c->machine, c->running);
 	vm->used += ran;
-	if (vm->budget != FOREVER && vm->used + SHORTEST >= vm->budget)
+	if (vm->budget != FOREVER && vm->used + MIN_BUDGET >= vm->budget)
 		c->ask = 1;
 	s = vm_stats_at(cpu, c->running);
 	if (s)
@@ -340,7 +340,7 @@ __sub int hear_row(struct core *c __there, u32 row)
 	all = *(volatile u64 *)&t->all;
 	turbo = *(volatile u64 *)&t->turbo;
 	due = *(volatile u64 *)&t->due;
-	part = sooner(less(turbo - x->turbo, c->machine.kind == TURBO ? x->here : 0), SCALED);
+	part = sooner(less(turbo - x->turbo, c->machine.kind == TURBO ? x->here : 0), MAX_SCALED);
 	if (vm->params.of) {
 		part = part * (vm->params.here < vm->params.of ? vm->params.here : vm->params.of) + x->rest;
 		x->rest = part % vm->params.of;
@@ -481,7 +481,7 @@ static __always_inline u64 budget_left(const struct vm_row *vm)
 {
 	if (vm->budget == FOREVER)
 		return FOREVER;
-	return vm->budget > vm->used + SHORTEST ? vm->budget - vm->used : SHORTEST;
+	return vm->budget > vm->used + MIN_BUDGET ? vm->budget - vm->used : MIN_BUDGET;
 }
 
 /* Whether a turbo vCPU that has woken is the only one on its core, and no cap has to be seen to. */

@@ -20,17 +20,17 @@
 #define US 1000ULL
 #define MS 1000000ULL
 #define CAP_WINDOW (10 * MS)
-#define EAGER_LEAST ((s64)(100 * US))
-#define SHORTEST (2 * US)
-#define MICRO_LEAST (10 * US)
-#define SHORTEST_RUN ((s64)(200 * US))
+#define MIN_PREEMPT_RUN ((s64)(100 * US))
+#define MIN_BUDGET (2 * US)
+#define MIN_MICROSLICE (10 * US)
+#define MIN_CAPPED_RUN ((s64)(200 * US))
 #define LAG_ONE_SHIFT 10
-#define CAP_MOST 1000000
-#define SLOT_LEAST (20 * US)
-#define SLOT_MOST (10 * MS)
-#define RESERVE_SAVED ((s64)(15 * MS))
-#define LONGEST (1LL << 50)
-#define SCALED (1LL << 40)
+#define MAX_CAP 1000000
+#define MIN_SLOT (20 * US)
+#define MAX_SLOT (10 * MS)
+#define RESERVE_MAX_SAVED ((s64)(15 * MS))
+#define MAX_INTERVAL (1LL << 50)
+#define MAX_SCALED (1LL << 40)
 
 #ifdef __bpf__
 struct bpf_iter_num {
@@ -59,13 +59,13 @@ extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __weak __ksym;
 #endif
 
 /* Precedence of a VM: policy's Rank, in its order. */
-enum rank { CAPPED, OUT, WAITING, OWNER, EAGER, BOOST };
+enum rank { CAPPED, BACKGROUND, WAITING, OWNER, PREEMPT, BOOST };
 
 /* Who decides on a core: policy's Interleaved, RegularCore and TurboCore. */
 enum kind { INTERLEAVED, REGULAR, TURBO };
 
-/* Where a VM stands in its pool: policy's Place, in its order. */
-enum place { HELD, WAITS, TURN, FIRST };
+/* Where a VM stands in its pool: policy's Position, in its order. */
+enum position { HELD, BEHIND, TURN, AHEAD };
 
 /* Controls of one VM: policy's Params. */
 struct vm_params {
@@ -91,9 +91,9 @@ struct vm_row {
 	s64 weight;
 	u64 micro;
 	s64 credit;		/* most lag while asleep */
-	s64 before;		/* lag before the last charge */
-	s64 stop;		/* lag at which a boosted LSVM gives the core up */
-	s64 eager;		/* what a batch VM may run before it must wait for its turn */
+	s64 lag_before;		/* lag before the last charge */
+	s64 stop_lag;		/* lag at which a boosted LSVM gives the core up */
+	s64 preempt_left;	/* what a batch VM may run before it must wait for its turn */
 	u64 ticket;
 	s64 quota;		/* of each window; 0: no cap */
 	s64 left;
@@ -112,7 +112,7 @@ struct vm_row {
 	u64 due;		/* all it was ever due here and what it pays for here */
 	u64 since;		/* waits since then */
 	u64 slice;
-	u32 place;
+	u32 position;
 	u32 pad2;
 	u64 floor_since;	/* a regular vCPU on a turbo core waits since then */
 	u64 floor_left;		/* and may still run so long before turbo vCPUs */
@@ -120,22 +120,22 @@ struct vm_row {
 	s64 reserve_left;
 	u64 held_since;
 	u64 ran;		/* since its last gap */
-	u8 is_short;		/* a regular vCPU of it waits */
-	u8 heard;
-	u8 gaps;
+	u8 regular_waits;	/* a regular vCPU of it waits */
+	u8 due_known;
+	u8 moderated;
 	u8 pad[5];
 };
 
 /* Those who share by weight: all of a core, or on a turbo core its turbo vCPUs (0) and the others (1). */
 struct pool {
 	s64 weight;		/* of the members */
-	s64 rest;
+	s64 remainder;
 	s64 owner_left;
 	s64 ran;		/* by them since the last decision, as lag; here, so that the verifier need not follow it */
 	u32 owner;
 	u32 contenders;
 	u32 vms;
-	u32 must_hear;		/* of one that wakes */
+	u32 needs_wake;	/* of one that wakes */
 };
 
 struct slices {
@@ -154,8 +154,8 @@ struct slices {
 	u64 tickets;
 	s64 owner_left;
 	s64 turn_left;
-	u64 patience;
-	s64 credits;
+	u64 wake_budget;
+	s64 credit_sum;
 	u32 n;			/* rows in use are below */
 	u32 vms;
 	u32 n_ls;
@@ -209,19 +209,19 @@ __small s64 lag_ns(const struct vm_row *vm)
 }
 
 /* Credits amount to the members of a pool by weight; it waits while there is none. */
-__sub int share_out(struct slices *c __there, u32 pool, s64 amount)
+__sub int distribute(struct slices *c __there, u32 pool, s64 amount)
 {
 	struct pool *p = &c->pools[pool & 1];
 	s64 each_one;
 	u32 i;
 
-	amount += p->rest;
+	amount += p->remainder;
 	if (p->weight <= 0) {
-		p->rest = amount;
+		p->remainder = amount;
 		return 0;
 	}
 	each_one = floor_div(amount, p->weight);
-	p->rest = amount - each_one * p->weight;
+	p->remainder = amount - each_one * p->weight;
 	if (!each_one)
 		return 0;
 	each(i, c->n) {
@@ -245,7 +245,7 @@ __small void set_member(struct slices *c, struct vm_row *vm, u32 member)
 }
 
 /* The VM's lag becomes ns; the other members have the difference. */
-__sub int move_to(struct slices *c __there, u32 i, s64 ns)
+__sub int set_lag(struct slices *c __there, u32 i, s64 ns)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 to = ns * (1LL << LAG_ONE_SHIFT), was = vm->lag;
@@ -253,7 +253,7 @@ __sub int move_to(struct slices *c __there, u32 i, s64 ns)
 
 	set_member(c, vm, 0);
 	vm->lag = to;
-	share_out(c, vm->pool, was - to);
+	distribute(c, vm->pool, was - to);
 	set_member(c, vm, member);
 	return 0;
 }
@@ -261,17 +261,17 @@ __sub int move_to(struct slices *c __there, u32 i, s64 ns)
 __small void limit_credit(struct slices *c, u32 i, s64 most)
 {
 	if (row_at(c, i)->lag > most * (1LL << LAG_ONE_SHIFT))
-		move_to(c, i, most);
+		set_lag(c, i, most);
 }
 
 __small void limit_debt(struct slices *c, u32 i, s64 least)
 {
 	if (row_at(c, i)->lag < least * (1LL << LAG_ONE_SHIFT))
-		move_to(c, i, least);
+		set_lag(c, i, least);
 }
 
 /* Whether VM a has had less service for its weight than b: products of 64 and 16 bits. */
-__small u32 behind(const struct vm_row *a, const struct vm_row *b)
+__small u32 is_behind(const struct vm_row *a, const struct vm_row *b)
 {
 	u64 low_a = (u64)(u32)a->lag * (u64)b->weight, low_b = (u64)(u32)b->lag * (u64)a->weight;
 	s64 high_a = (a->lag >> 32) * b->weight + (s64)(low_a >> 32);
@@ -300,18 +300,18 @@ __small s64 lag_after(const struct slices *c, const struct vm_row *vm, u64 ns)
 
 	if (!all)
 		return 0;
-	return -(s64)(sooner(ns, SCALED) * (all - vm->weight) / all);
+	return -(s64)(sooner(ns, MAX_SCALED) * (all - vm->weight) / all);
 }
 
 /* How long the VM runs in one go down to its stop; FOREVER when alone. */
 __small u64 run_down(const struct slices *c, const struct vm_row *vm)
 {
 	u64 all = weight_with(c, vm), others = all - vm->weight;
-	s64 down = lag_ns(vm) - vm->stop;
+	s64 down = lag_ns(vm) - vm->stop_lag;
 
 	if (!others)
 		return FOREVER;
-	return (u64)least_of(most_of(down, 0), SCALED) * all / others;
+	return (u64)least_of(most_of(down, 0), MAX_SCALED) * all / others;
 }
 
 /* How long the others must run until the VM's lag is up to 0. */
@@ -321,7 +321,7 @@ __small u64 time_to_zero(const struct slices *c, const struct vm_row *vm)
 
 	if (vm->lag >= 0 || vm->weight <= 0)
 		return 0;
-	missing = (u64)least_of(-vm->lag, SCALED);
+	missing = (u64)least_of(-vm->lag, MAX_SCALED);
 	return missing * weight_with(c, vm) / ((u64)vm->weight << LAG_ONE_SHIFT) + 1;
 }
 
@@ -341,14 +341,14 @@ __small u64 roll_windows(struct slices *c, u64 now)
 	return begun;
 }
 
-__small s64 enough(const struct vm_row *vm)
+__small s64 resume_quota(const struct vm_row *vm)
 {
-	return most_of((s64)((u64)vm->quota / 2), SHORTEST_RUN);
+	return most_of((s64)((u64)vm->quota / 2), MIN_CAPPED_RUN);
 }
 
-__small s64 most_left(const struct vm_row *vm)
+__small s64 max_left(const struct vm_row *vm)
 {
-	return most_of(2 * vm->quota, 2 * SHORTEST_RUN);
+	return most_of(2 * vm->quota, 2 * MIN_CAPPED_RUN);
 }
 
 /* 1000 is one whole core. */
@@ -366,25 +366,25 @@ __small void set_cap(struct vm_row *vm, u32 permille)
 		return;
 	}
 	vm->quota = (s64)(CAP_WINDOW * permille / 1000);
-	vm->left = first ? vm->quota : least_of(vm->left, most_left(vm));
+	vm->left = first ? vm->quota : least_of(vm->left, max_left(vm));
 }
 
 __small void charge_cap(struct vm_row *vm, u64 used, u64 begun)
 {
 	if (!vm->quota)
 		return;
-	vm->left -= (s64)sooner(used, LONGEST);
+	vm->left -= (s64)sooner(used, MAX_INTERVAL);
 	if (begun)
-		vm->left = least_of(vm->left + vm->quota * (s64)sooner(begun, 1 << 20), most_left(vm));
+		vm->left = least_of(vm->left + vm->quota * (s64)sooner(begun, 1 << 20), max_left(vm));
 	if (vm->capped)
-		vm->capped = vm->left < enough(vm);
+		vm->capped = vm->left < resume_quota(vm);
 	else
 		vm->capped = vm->left <= (s64)((u64)vm->quota / 64);
 }
 
-__small u64 cap_refill(const struct slices *c, const struct vm_row *vm)
+__small u64 cap_refill_at(const struct slices *c, const struct vm_row *vm)
 {
-	s64 missing = most_of(enough(vm) - vm->left, 1);
+	s64 missing = most_of(resume_quota(vm) - vm->left, 1);
 
 	if (!vm->capped || !vm->quota)
 		return FOREVER;
@@ -398,13 +398,13 @@ __small s64 margin(u64 slice)
 	return slice / 32 > US ? (s64)(slice / 32) : (s64)US;
 }
 
-__small s64 deepest(const struct slices *c, const struct vm_row *vm)
+__small s64 min_lag(const struct slices *c, const struct vm_row *vm)
 {
 	s64 slice = (s64)c->batch_slice;
 
 	if (vm->params.ls)
 		return -2 * most_of(slice, (s64)vm->micro);
-	return -2 * slice - c->credits;
+	return -2 * slice - c->credit_sum;
 }
 
 __sub int charge_row(struct slices *c __there, u32 i, u64 begun)
@@ -416,7 +416,7 @@ __sub int charge_row(struct slices *c __there, u32 i, u64 begun)
 	charge_cap(vm, vm->used, begun);
 	if (!vm->used)
 		return 0;
-	vm->before = lag_ns(vm);
+	vm->lag_before = lag_ns(vm);
 	if (vm->rank != CAPPED)
 		set_member(c, vm, 1);
 	return 0;
@@ -425,12 +425,12 @@ __sub int charge_row(struct slices *c __there, u32 i, u64 begun)
 __sub int limit_row(struct slices *c __there, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
-	s64 least = deepest(c, vm);
+	s64 least = min_lag(c, vm);
 
 	if (!vm->params.id || !vm->used)
 		return 0;
-	if (vm->params.ls && vm->rank == OUT)
-		least = most_of(least, least_of(lag_after(c, vm, vm->micro), vm->before));
+	if (vm->params.ls && vm->rank == BACKGROUND)
+		least = most_of(least, least_of(lag_after(c, vm, vm->micro), vm->lag_before));
 	limit_debt(c, i, least);
 	return 0;
 }
@@ -445,7 +445,7 @@ __sub int account(struct slices *c __there, u64 now)
 		charge_row(c, i, begun);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
-		s64 ran = (s64)sooner(vm->used, LONGEST) << LAG_ONE_SHIFT;
+		s64 ran = (s64)sooner(vm->used, MAX_INTERVAL) << LAG_ONE_SHIFT;
 
 		if (!vm->params.id)
 			continue;
@@ -454,14 +454,14 @@ __sub int account(struct slices *c __there, u64 now)
 	}
 	if (!total)
 		return 0;
-	share_out(c, 0, total);
+	distribute(c, 0, total);
 	each(i, c->n)
 		limit_row(c, i);
 	return 0;
 }
 
 /* Who belongs to those that are served, and what is left to one that sleeps. */
-__sub int gather_row(struct slices *c __there, u32 i)
+__sub int update_member_row(struct slices *c __there, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 most = vm->credit;
@@ -484,7 +484,7 @@ __sub int gather_row(struct slices *c __there, u32 i)
 	return 0;
 }
 
-__sub int gather(struct slices *c __there)
+__sub int update_members(struct slices *c __there)
 {
 	u32 i;
 
@@ -501,7 +501,7 @@ __sub int gather(struct slices *c __there)
 		c->batch_ready |= vm->ready && !vm->params.ls;
 	}
 	each(i, c->n)
-		gather_row(c, i);
+		update_member_row(c, i);
 	return 0;
 }
 
@@ -514,8 +514,8 @@ __sub int boost_row(struct slices *c __there, u32 i)
 
 	if (!vm->params.id || !vm->params.ls)
 		return 0;
-	vm->stop = lag_after(c, vm, vm->micro);
-	vm->boosted = lag >= -near || (vm->boosted && (is_alone(c, vm) || lag > vm->stop + near));
+	vm->stop_lag = lag_after(c, vm, vm->micro);
+	vm->boosted = lag >= -near || (vm->boosted && (is_alone(c, vm) || lag > vm->stop_lag + near));
 	queued = vm->boosted && vm->ready;
 	if (queued && !vm->queued)
 		vm->ticket = ++c->tickets;
@@ -523,7 +523,7 @@ __sub int boost_row(struct slices *c __there, u32 i)
 	return queued;
 }
 
-__sub int boost(struct slices *c __there)
+__sub int pass_boost_turn(struct slices *c __there)
 {
 	u32 i, holder = c->turn, others = 0;
 	u64 first = FOREVER;
@@ -559,7 +559,7 @@ __sub int boost(struct slices *c __there)
 }
 
 /* What a batch VM may run before its turn; whether it has to wait for that. */
-__sub int own_row(struct slices *c __there, u32 i)
+__sub int owner_row(struct slices *c __there, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 lag;
@@ -567,25 +567,25 @@ __sub int own_row(struct slices *c __there, u32 i)
 	if (!vm->params.id || vm->params.ls)
 		return 0;
 	if (vm->ready) {
-		vm->eager = most_of(vm->eager - (s64)vm->used, 0);
-		return vm->eager == 0;
+		vm->preempt_left = most_of(vm->preempt_left - (s64)vm->used, 0);
+		return vm->preempt_left == 0;
 	}
 	lag = lag_ns(vm);
 	if (lag >= 0)
-		vm->eager = most_of(lag, EAGER_LEAST);
-	else if (lag < -EAGER_LEAST)
-		vm->eager = 0;
+		vm->preempt_left = most_of(lag, MIN_PREEMPT_RUN);
+	else if (lag < -MIN_PREEMPT_RUN)
+		vm->preempt_left = 0;
 	return 0;
 }
 
 /* Keeps the owner or chooses the next. */
-__sub int own(struct slices *c __there)
+__sub int choose_owner(struct slices *c __there)
 {
 	u32 i, owner = c->owner;
 
 	c->waiting = 0;
 	each(i, c->n)
-		c->waiting += own_row(c, i);
+		c->waiting += owner_row(c, i);
 	if (owner < ROWS) {
 		struct vm_row *vm = row_at(c, owner);
 		u64 slice = c->batch_ready ? c->batch_slice : vm->micro;
@@ -602,9 +602,9 @@ __sub int own(struct slices *c __there)
 	}
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
-		u32 can = vm->ready && (c->batch_ready ? !vm->params.ls && vm->eager == 0 : vm->params.ls);
+		u32 can = vm->ready && (c->batch_ready ? !vm->params.ls && vm->preempt_left == 0 : vm->params.ls);
 
-		if (vm->params.id && can && (owner >= ROWS || behind(vm, row_at(c, owner))))
+		if (vm->params.id && can && (owner >= ROWS || is_behind(vm, row_at(c, owner))))
 			owner = i;
 	}
 	c->owner = owner;
@@ -622,21 +622,21 @@ __sub int rank_of(const struct slices *c __there, u32 i)
 		return CAPPED;
 	if (vm->params.ls) {
 		if (vm->boosted)
-			return !vm->ready || c->turn == i ? BOOST : EAGER;
-		return c->owner == i ? OWNER : OUT;
+			return !vm->ready || c->turn == i ? BOOST : PREEMPT;
+		return c->owner == i ? OWNER : BACKGROUND;
 	}
 	if (c->owner == i)
 		return c->waiting > 1 || vm->rank == OWNER ? OWNER : WAITING;
-	if (vm->eager > 0)
-		return EAGER;
-	if (c->contenders <= 1 && vm->ready && (vm->rank == OWNER || vm->rank == EAGER))
+	if (vm->preempt_left > 0)
+		return PREEMPT;
+	if (c->contenders <= 1 && vm->ready && (vm->rank == OWNER || vm->rank == PREEMPT))
 		return vm->rank;
 	return WAITING;
 }
 
 __small u64 to_budget(s64 ns)
 {
-	return (u64)most_of(ns, (s64)SHORTEST);
+	return (u64)most_of(ns, (s64)MIN_BUDGET);
 }
 
 __sub u64 budget_of(const struct slices *c __there, u32 i)
@@ -662,14 +662,14 @@ __sub u64 budget_of(const struct slices *c __there, u32 i)
 		}
 	} else {
 		ns = c->owner == i ? to_budget(c->owner_left) :
-		     vm->rank == EAGER ? to_budget(vm->eager) : c->batch_slice;
-		ns = sooner(ns, c->patience);
+		     vm->rank == PREEMPT ? to_budget(vm->preempt_left) : c->batch_slice;
+		ns = sooner(ns, c->wake_budget);
 	}
 	return vm->quota ? sooner(ns, (u64)most_of(vm->left, 0)) : ns;
 }
 
 /* While nothing contends nobody asks when an LSVM that is out comes back. */
-__small u64 patience_of(struct slices *c)
+__small u64 wake_budget_of(struct slices *c)
 {
 	u64 least = FOREVER, share;
 	u32 i;
@@ -685,11 +685,11 @@ __small u64 patience_of(struct slices *c)
 	if (least == FOREVER)
 		return FOREVER;
 	share = least / (c->vms > c->n_ls ? c->vms - c->n_ls : 1);
-	return share > MICRO_LEAST ? share : MICRO_LEAST;
+	return share > MIN_MICROSLICE ? share : MIN_MICROSLICE;
 }
 
 /* The VM's part of the answer; its rank. */
-__sub int answer_row(struct slices *c __there, u32 i, u64 now)
+__sub int fill_row(struct slices *c __there, u32 i, u64 now)
 {
 	struct vm_row *vm = row_at(c, i);
 	u64 back;
@@ -697,24 +697,24 @@ __sub int answer_row(struct slices *c __there, u32 i, u64 now)
 	vm->rank = rank_of(c, i);
 	vm->budget = budget_of(c, i);
 	if (vm->rank == CAPPED) {
-		c->until = sooner(c->until, cap_refill(c, vm));
+		c->until = sooner(c->until, cap_refill_at(c, vm));
 		return CAPPED;
 	}
 	if (c->contenders > 1 && vm->params.ls) {
 		if (!vm->boosted && vm->member && c->owner != i) {
 			back = time_to_zero(c, vm);
-			c->until = sooner(c->until, later(now, back > SHORTEST ? back : SHORTEST));
+			c->until = sooner(c->until, later(now, back > MIN_BUDGET ? back : MIN_BUDGET));
 		}
-		c->notify_block |= vm->rank == EAGER;
+		c->notify_block |= vm->rank == PREEMPT;
 	}
 	return vm->rank;
 }
 
-__sub int answer(struct slices *c __there, u64 now)
+__sub int fill_decision(struct slices *c __there, u64 now)
 {
 	u32 i, rank, running = CAPPED, lowest_asleep = BOOST;
 
-	c->patience = patience_of(c);
+	c->wake_budget = wake_budget_of(c);
 	c->until = FOREVER;
 	c->notify_block = 0;
 	each(i, c->n) {
@@ -722,7 +722,7 @@ __sub int answer(struct slices *c __there, u64 now)
 
 		if (!vm->params.id)
 			continue;
-		rank = answer_row(c, i, now);
+		rank = fill_row(c, i, now);
 		if (rank == CAPPED)
 			continue;
 		if (vm->ready)
@@ -743,9 +743,9 @@ __small void slices_take(struct slices *c, u32 i, const struct vm_params *params
 	/* A VM's vCPU on a turbo core is in the one pool or the other, and new there when it changes. */
 	if (!same || (c->kind == TURBO && vm->params.ls != ls)) {
 		vm->lag = 0;
-		vm->before = 0;
-		vm->stop = 0;
-		vm->eager = 0;
+		vm->lag_before = 0;
+		vm->stop_lag = 0;
+		vm->preempt_left = 0;
 		vm->ticket = 0;
 		vm->quota = 0;
 		vm->left = 0;
@@ -763,7 +763,7 @@ __small void slices_take(struct slices *c, u32 i, const struct vm_params *params
 		vm->total = 0;
 		vm->due = 0;
 		vm->since = now;
-		vm->place = WAITS;
+		vm->position = BEHIND;
 		if (c->pools[0].owner == i)
 			c->pools[0].owner = NOBODY;
 		if (c->pools[1].owner == i)
@@ -773,7 +773,7 @@ __small void slices_take(struct slices *c, u32 i, const struct vm_params *params
 		vm->boosted = 0;
 		vm->queued = 0;
 		if (c->kind == INTERLEAVED)
-			vm->eager = 0;
+			vm->preempt_left = 0;
 		if (c->owner == i)
 			c->owner = NOBODY;
 		if (c->turn == i)
@@ -785,26 +785,26 @@ __small void slices_take(struct slices *c, u32 i, const struct vm_params *params
 	if (!params->id)
 		return;
 	vm->weight = params->weight < 1 ? 1 : params->weight > 65535 ? 65535 : params->weight;
-	vm->micro = sooner(params->microslice > MICRO_LEAST ? params->microslice : MICRO_LEAST, 1000 * MS);
+	vm->micro = sooner(params->microslice > MIN_MICROSLICE ? params->microslice : MIN_MICROSLICE, 1000 * MS);
 	vm->credit = (s64)(ls ? (c->credit_ls > vm->micro ? c->credit_ls : vm->micro) : c->credit_batch);
 	vm->slice = c->batch_slice;
 	if (c->kind == TURBO && ls)
-		vm->slice = sooner(params->microslice > SLOT_LEAST ? params->microslice : SLOT_LEAST, SLOT_MOST);
+		vm->slice = sooner(params->microslice > MIN_SLOT ? params->microslice : MIN_SLOT, MAX_SLOT);
 	vm->floor_since = now;
 	vm->floor_left = 0;
-	vm->reserve_left = RESERVE_SAVED;
+	vm->reserve_left = RESERVE_MAX_SAVED;
 	vm->held = 0;
 	vm->held_since = 0;
 	vm->ran = 0;
-	vm->is_short = 0;
-	vm->heard = 0;
-	vm->gaps = 0;
+	vm->regular_waits = 0;
+	vm->due_known = 0;
+	vm->moderated = 0;
 	/* Of one core a whole one is no cap; of several it is. */
-	set_cap(vm, c->kind == INTERLEAVED && cap >= 1000 ? 0 : cap < CAP_MOST ? cap : CAP_MOST);
+	set_cap(vm, c->kind == INTERLEAVED && cap >= 1000 ? 0 : cap < MAX_CAP ? cap : MAX_CAP);
 	if (vm->member)
 		pool_of(c, vm)->weight += vm->weight;
 	pool_of(c, vm)->vms++;
-	c->credits += vm->credit;
+	c->credit_sum += vm->credit;
 	c->vms++;
 	c->n_ls += ls;
 	c->n = i + 1;
@@ -813,9 +813,9 @@ __small void slices_take(struct slices *c, u32 i, const struct vm_params *params
 __small void pool_begin(struct pool *p, u32 first)
 {
 	p->weight = 0;
-	p->rest = 0;
+	p->remainder = 0;
 	p->vms = 0;
-	p->must_hear = 0;
+	p->needs_wake = 0;
 	if (!first)
 		return;
 	p->owner = NOBODY;
@@ -836,7 +836,7 @@ __small void slices_begin(struct slices *c, u32 kind, u64 batch_slice, u64 credi
 		}
 		c->owner = NOBODY;
 		c->turn = NOBODY;
-		c->patience = FOREVER;
+		c->wake_budget = FOREVER;
 		c->window_next = 0;
 		c->floor_next = 0;
 		c->tickets = 0;
@@ -849,10 +849,10 @@ __small void slices_begin(struct slices *c, u32 kind, u64 batch_slice, u64 credi
 	c->reserve = reserve < 1000 ? reserve : 1000;
 	c->batch_slice = sooner(slice > 100 * US ? slice : 100 * US, 1000 * MS);
 	c->credit_ls = sooner(credit_ls, 100 * MS);
-	c->credit_batch = sooner(credit_batch > (u64)EAGER_LEAST ? credit_batch : (u64)EAGER_LEAST, 100 * MS);
+	c->credit_batch = sooner(credit_batch > (u64)MIN_PREEMPT_RUN ? credit_batch : (u64)MIN_PREEMPT_RUN, 100 * MS);
 	pool_begin(&c->pools[0], first);
 	pool_begin(&c->pools[1], first);
-	c->credits = 0;
+	c->credit_sum = 0;
 	c->vms = 0;
 	c->n_ls = 0;
 	c->n = 0;
@@ -875,10 +875,10 @@ __small void slices_end(struct slices *c)
 __small void interleaved_decide(struct slices *c, u64 now)
 {
 	account(c, now);
-	gather(c);
-	boost(c);
-	own(c);
-	answer(c, now);
+	update_members(c);
+	pass_boost_turn(c);
+	choose_owner(c);
+	fill_decision(c, now);
 }
 
 #endif

@@ -5,7 +5,7 @@
  * histories through both, and what is said there of the why is not said again here.
  *
  * A regular core has one pool. A turbo core has two: turbo vCPUs in slots, and below them, in the gaps, regular vCPUs that
- * have their place there ("lodgers").
+ * have their place there ("gap vCPUs").
  */
 #ifndef VIOLA_TURBO_H
 #define VIOLA_TURBO_H
@@ -13,18 +13,18 @@
 #include "slices.h"
 
 #define TURBO_SLOT ((s64)(100 * US))
-#define ACCOUNTING (30 * MS)
-#define LUMP ((s64)(2 * ACCOUNTING))
+#define ACCOUNTING_INTERVAL (30 * MS)
+#define MAX_TURBO_DEBT ((s64)(2 * ACCOUNTING_INTERVAL))
 #define REGULAR_CREDIT ((s64)MS)
-#define REGULAR_LEAST ((s64)(100 * US))
-#define TURBO_LEAST ((s64)(20 * US))
+#define REGULAR_MIN_RUN ((s64)(100 * US))
+#define TURBO_MIN_RUN ((s64)(20 * US))
 #define REGULAR_FLOOR ((s64)MS)
-#define REGULAR_FLOOR_EVERY (150 * MS)
-#define LODGER_FLOOR (100 * US)
-#define RESERVE_GAP (2 * MS)
-#define RESERVE_GLANCE (2 * MS)
-#define RESERVE_OWED (-(s64)(20 * MS))
-#define RESERVE_LONGEST (2 * ACCOUNTING)
+#define REGULAR_FLOOR_INTERVAL (150 * MS)
+#define GAP_VCPU_FLOOR (100 * US)
+#define RESERVE_MODERATION_INTERVAL (2 * MS)
+#define RESERVE_RECHECK_INTERVAL (2 * MS)
+#define RESERVE_MIN_LEFT (-(s64)(20 * MS))
+#define RESERVE_HOLD_TIMEOUT (2 * ACCOUNTING_INTERVAL)
 
 /* Whether it is a turbo vCPU. */
 __small u32 in_slots(const struct slices *c, const struct vm_row *vm)
@@ -32,7 +32,7 @@ __small u32 in_slots(const struct slices *c, const struct vm_row *vm)
 	return c->kind == TURBO && !vm->pool;
 }
 
-/* Whether its reserve has it wait; that of a lodger is kept, and means nothing. */
+/* Whether its reserve has it wait; that of a gap vCPU is kept, and means nothing. */
 __small u32 is_held(const struct slices *c, const struct vm_row *vm)
 {
 	return vm->held && in_slots(c, vm);
@@ -45,12 +45,12 @@ __small s64 credit_of(const struct slices *c, const struct vm_row *vm)
 
 __small s64 least_run(const struct slices *c, const struct vm_row *vm)
 {
-	return in_slots(c, vm) ? TURBO_LEAST : REGULAR_LEAST;
+	return in_slots(c, vm) ? TURBO_MIN_RUN : REGULAR_MIN_RUN;
 }
 
 __small s64 run_of(u64 used)
 {
-	return (s64)sooner(used, SCALED);
+	return (s64)sooner(used, MAX_SCALED);
 }
 
 __small u64 used_by(const struct vm_row *vm)
@@ -60,28 +60,28 @@ __small u64 used_by(const struct vm_row *vm)
 
 /* Reserve: policy's reserve.rs. */
 
-__small void reserve_hear(struct vm_row *vm, u64 due, u32 waits, u32 permille)
+__small void reserve_add_due(struct vm_row *vm, u64 due, u32 waits, u32 permille)
 {
-	s64 part = (s64)(sooner(due, SCALED) * permille / 1000);
+	s64 part = (s64)(sooner(due, MAX_SCALED) * permille / 1000);
 
-	vm->is_short = waits && permille < 1000;
-	vm->heard |= due > 0 && permille < 1000;
-	part = least_of(part, RESERVE_SAVED - RESERVE_OWED);
-	vm->reserve_left = vm->is_short ? least_of(vm->reserve_left + part, RESERVE_SAVED) : RESERVE_SAVED;
+	vm->regular_waits = waits && permille < 1000;
+	vm->due_known |= due > 0 && permille < 1000;
+	part = least_of(part, RESERVE_MAX_SAVED - RESERVE_MIN_LEFT);
+	vm->reserve_left = vm->regular_waits ? least_of(vm->reserve_left + part, RESERVE_MAX_SAVED) : RESERVE_MAX_SAVED;
 }
 
 __small void reserve_charge(struct vm_row *vm, u64 now)
 {
 	u64 waited;
 
-	vm->reserve_left = most_of(vm->reserve_left - run_of(vm->used), RESERVE_OWED);
+	vm->reserve_left = most_of(vm->reserve_left - run_of(vm->used), RESERVE_MIN_LEFT);
 	vm->ran += vm->used;
-	if (!vm->is_short) {
+	if (!vm->regular_waits) {
 		vm->held = 0;
-		vm->gaps = 0;
+		vm->moderated = 0;
 	} else if (vm->held) {
 		waited = now - vm->held_since;
-		if ((vm->reserve_left >= TURBO_SLOT && waited >= RESERVE_GAP) || waited >= RESERVE_LONGEST) {
+		if ((vm->reserve_left >= TURBO_SLOT && waited >= RESERVE_MODERATION_INTERVAL) || waited >= RESERVE_HOLD_TIMEOUT) {
 			vm->held = 0;
 			vm->ran = 0;
 			vm->reserve_left = most_of(vm->reserve_left, TURBO_SLOT);
@@ -89,19 +89,19 @@ __small void reserve_charge(struct vm_row *vm, u64 now)
 	} else if (vm->reserve_left <= 0) {
 		vm->held = 1;
 		vm->held_since = now;
-		vm->gaps = 1;
-	} else if (vm->gaps && !vm->runnable) {
-		vm->gaps = vm->reserve_left < RESERVE_SAVED / 2 || vm->ran > (u64)TURBO_SLOT;
-		vm->held = vm->gaps;
+		vm->moderated = 1;
+	} else if (vm->moderated && !vm->runnable) {
+		vm->moderated = vm->reserve_left < RESERVE_MAX_SAVED / 2 || vm->ran > (u64)TURBO_SLOT;
+		vm->held = vm->moderated;
 		vm->held_since = now;
 	}
 }
 
 __small u64 reserve_budget(const struct vm_row *vm)
 {
-	if (vm->is_short)
+	if (vm->regular_waits)
 		return (u64)most_of(vm->reserve_left, 1);
-	return vm->heard ? RESERVE_GLANCE : ACCOUNTING;
+	return vm->due_known ? RESERVE_RECHECK_INTERVAL : ACCOUNTING_INTERVAL;
 }
 
 /* Turns: policy's turns.rs. */
@@ -115,8 +115,8 @@ __sub int pooled_charge_row(struct slices *c __there, u32 i, u64 now, u64 begun)
 	if (c->kind == TURBO)
 		reserve_charge(vm, now);
 	charge_cap(vm, vm->used + vm->total, begun);
-	vm->before = lag_ns(vm);
-	if (used_by(vm) && vm->place != HELD)
+	vm->lag_before = lag_ns(vm);
+	if (used_by(vm) && vm->position != HELD)
 		set_member(c, vm, 1);
 	return 0;
 }
@@ -124,7 +124,7 @@ __sub int pooled_charge_row(struct slices *c __there, u32 i, u64 now, u64 begun)
 __sub int pooled_limit_row(struct slices *c __there, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
-	s64 most = 2 * (s64)vm->slice + (in_slots(c, vm) ? 0 : LUMP);
+	s64 most = 2 * (s64)vm->slice + (in_slots(c, vm) ? 0 : MAX_TURBO_DEBT);
 
 	if (!vm->params.id)
 		return 0;
@@ -146,7 +146,7 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 		pooled_charge_row(c, i, now, begun);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
-		s64 ran = (s64)sooner(used_by(vm), LONGEST) << LAG_ONE_SHIFT;
+		s64 ran = (s64)sooner(used_by(vm), MAX_INTERVAL) << LAG_ONE_SHIFT;
 
 		if (!vm->params.id)
 			continue;
@@ -154,13 +154,13 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 		pool_of(c, vm)->ran += ran;
 	}
 	if (c->pools[0].ran)
-		share_out(c, 0, c->pools[0].ran);
+		distribute(c, 0, c->pools[0].ran);
 	if (c->pools[1].ran)
-		share_out(c, 1, c->pools[1].ran);
+		distribute(c, 1, c->pools[1].ran);
 	if (c->kind == REGULAR && c->pools[0].ran) {
 		each(i, c->n) {
 			struct vm_row *vm = row_at(c, i);
-			s64 due = lag_ns(vm) - vm->before + run_of(used_by(vm));
+			s64 due = lag_ns(vm) - vm->lag_before + run_of(used_by(vm));
 
 			if (vm->params.id && due > 0)
 				vm->due += (u64)due;
@@ -172,7 +172,7 @@ __sub int pooled_account(struct slices *c __there, u64 now)
 }
 
 /* Who competes from now on; limits the credit of those that slept. */
-__sub int pooled_gather_row(struct slices *c __there, u32 i)
+__sub int pooled_update_member_row(struct slices *c __there, u32 i)
 {
 	struct vm_row *vm = row_at(c, i);
 	s64 most = credit_of(c, vm);
@@ -181,7 +181,7 @@ __sub int pooled_gather_row(struct slices *c __there, u32 i)
 	if (!vm->params.id)
 		return 0;
 	if (vm->ready) {
-		if (vm->slept && vm->place != HELD)
+		if (vm->slept && vm->position != HELD)
 			limit_credit(c, i, most);
 		set_member(c, vm, 1);
 		return 0;
@@ -195,7 +195,7 @@ __sub int pooled_gather_row(struct slices *c __there, u32 i)
 	return 0;
 }
 
-__sub int pooled_gather(struct slices *c __there, u64 now)
+__sub int pooled_update_members(struct slices *c __there, u64 now)
 {
 	u32 i;
 
@@ -213,7 +213,7 @@ __sub int pooled_gather(struct slices *c __there, u64 now)
 			vm->since = now;
 	}
 	each(i, c->n)
-		pooled_gather_row(c, i);
+		pooled_update_member_row(c, i);
 	return 0;
 }
 
@@ -225,14 +225,14 @@ __sub int pooled_eager_row(struct slices *c __there, u32 i)
 
 	if (!vm->params.id)
 		return 0;
-	if (vm->ready && vm->place == HELD)
-		vm->eager = lag >= 0 ? most_of(lag, least) : 0;
+	if (vm->ready && vm->position == HELD)
+		vm->preempt_left = lag >= 0 ? most_of(lag, least) : 0;
 	else if (vm->ready)
-		vm->eager = most_of(vm->eager - run_of(vm->used), 0);
+		vm->preempt_left = most_of(vm->preempt_left - run_of(vm->used), 0);
 	else if (lag >= 0)
-		vm->eager = most_of(lag, least);
+		vm->preempt_left = most_of(lag, least);
 	else if (lag < -least)
-		vm->eager = 0;
+		vm->preempt_left = 0;
 	return 0;
 }
 
@@ -247,20 +247,20 @@ __sub int regular_floor(struct slices *c __there, u64 now)
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 
-		if (vm->params.id && vm->ready && !vm->eager && c->pools[0].owner != i && vm->since < since) {
+		if (vm->params.id && vm->ready && !vm->preempt_left && c->pools[0].owner != i && vm->since < since) {
 			found = i;
 			since = vm->since;
 		}
 	}
-	if (found >= ROWS || now - since < REGULAR_FLOOR_EVERY)
+	if (found >= ROWS || now - since < REGULAR_FLOOR_INTERVAL)
 		return 0;
-	c->floor_next = now + REGULAR_FLOOR_EVERY;
-	row_at(c, found)->eager = REGULAR_FLOOR;
+	c->floor_next = now + REGULAR_FLOOR_INTERVAL;
+	row_at(c, found)->preempt_left = REGULAR_FLOOR;
 	return 0;
 }
 
 /* Keeps the owner of a pool's turn or chooses the next. */
-__sub int pooled_pass(struct slices *c __there, u32 pool, u64 now)
+__sub int pooled_pass_turn(struct slices *c __there, u32 pool, u64 now)
 {
 	struct pool *p = &c->pools[pool & 1];
 	u32 i, best = NOBODY;
@@ -278,8 +278,8 @@ __sub int pooled_pass(struct slices *c __there, u32 pool, u64 now)
 		each(i, c->n) {
 			struct vm_row *vm = row_at(c, i);
 
-			if (vm->params.id && vm->pool == pool && vm->ready && !vm->eager &&
-			    (best >= ROWS || behind(vm, row_at(c, best))))
+			if (vm->params.id && vm->pool == pool && vm->ready && !vm->preempt_left &&
+			    (best >= ROWS || is_behind(vm, row_at(c, best))))
 				best = i;
 		}
 		p->owner = best;
@@ -290,33 +290,33 @@ __sub int pooled_pass(struct slices *c __there, u32 pool, u64 now)
 	return 0;
 }
 
-__small void place_row(struct slices *c, struct vm_row *vm, u32 i)
+__small void position_row(struct slices *c, struct vm_row *vm, u32 i)
 {
 	struct pool *p = pool_of(c, vm);
 
 	if (vm->capped || is_held(c, vm))
-		vm->place = HELD;
-	else if (vm->eager > 0)
-		vm->place = FIRST;
+		vm->position = HELD;
+	else if (vm->preempt_left > 0)
+		vm->position = AHEAD;
 	else if (p->owner == i)
-		vm->place = TURN;
-	else if (!(p->contenders <= 1 && vm->ready && vm->place > WAITS))
-		vm->place = WAITS;
+		vm->position = TURN;
+	else if (!(p->contenders <= 1 && vm->ready && vm->position > BEHIND))
+		vm->position = BEHIND;
 }
 
 __sub u64 pooled_budget(const struct slices *c __there, u32 i)
 {
 	const struct vm_row *vm = row_seen(c, i);
 	const struct pool *p = &c->pools[vm->pool & 1];
-	s64 least = (s64)SHORTEST;
+	s64 least = (s64)MIN_BUDGET;
 	u64 ns;
 
 	if (p->contenders <= 1 && vm->ready) {
 		ns = FOREVER;
-	} else if (vm->eager > 0) {
+	} else if (vm->preempt_left > 0) {
 		if (!p->contenders)
 			least = most_of(least_of((s64)vm->slice, credit_of(c, vm)), least);
-		ns = (u64)most_of(vm->eager, least);
+		ns = (u64)most_of(vm->preempt_left, least);
 	} else {
 		ns = p->owner == i ? to_budget(p->owner_left) : vm->slice;
 	}
@@ -324,12 +324,12 @@ __sub u64 pooled_budget(const struct slices *c __there, u32 i)
 }
 
 /* Whether a VM that sleeps would have to wait behind the only one that wants to run, which has no budget. */
-__sub int hear_wakes(struct slices *c __there, u32 pool)
+__sub int find_needs_wake(struct slices *c __there, u32 pool)
 {
 	struct pool *p = &c->pools[pool & 1];
 	u32 i, top = HELD, some = 0;
 
-	p->must_hear = 0;
+	p->needs_wake = 0;
 	if (p->contenders != 1)
 		return 0;
 	each(i, c->n) {
@@ -338,19 +338,19 @@ __sub int hear_wakes(struct slices *c __there, u32 pool)
 		if (!vm->params.id || vm->pool != pool || !vm->ready)
 			continue;
 		some = 1;
-		top = vm->place > top ? vm->place : top;
+		top = vm->position > top ? vm->position : top;
 	}
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 
-		if (vm->params.id && vm->pool == pool && !vm->ready && vm->place != HELD && vm->place <= top)
-			p->must_hear = some;
+		if (vm->params.id && vm->pool == pool && !vm->ready && vm->position != HELD && vm->position <= top)
+			p->needs_wake = some;
 	}
 	return 0;
 }
 
-/* Grants a lodger a run that the turbo vCPUs would never leave it; whether there is one. */
-__sub int lodger_floor(struct slices *c __there, u64 now)
+/* Grants a gap vCPU a run that the turbo vCPUs would never leave it; whether there is one. */
+__sub int gap_vcpu_floor(struct slices *c __there, u64 now)
 {
 	u32 i, found = NOBODY, crowded = c->pools[0].contenders > 0, granted = 0;
 	u64 since = FOREVER;
@@ -370,9 +370,9 @@ __sub int lodger_floor(struct slices *c __there, u64 now)
 			since = vm->floor_since;
 		}
 	}
-	if (now >= c->floor_next && found < ROWS && now - since >= ACCOUNTING) {
-		c->floor_next = now + ACCOUNTING;
-		row_at(c, found)->floor_left = LODGER_FLOOR;
+	if (now >= c->floor_next && found < ROWS && now - since >= ACCOUNTING_INTERVAL) {
+		c->floor_next = now + ACCOUNTING_INTERVAL;
+		row_at(c, found)->floor_left = GAP_VCPU_FLOOR;
 	}
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
@@ -383,56 +383,56 @@ __sub int lodger_floor(struct slices *c __there, u64 now)
 }
 
 /* The VM's part of the answer. */
-__sub int pooled_answer_row(struct slices *c __there, u32 i, u64 now, u32 granted)
+__sub int pooled_fill_row(struct slices *c __there, u32 i, u64 now, u32 granted)
 {
 	struct vm_row *vm = row_at(c, i);
 	u64 budget = pooled_budget(c, i);
-	u32 place, rank;
+	u32 position, rank;
 
-	place_row(c, vm, i);
-	place = vm->place;
+	position_row(c, vm, i);
+	position = vm->position;
 	if (c->kind == REGULAR) {
-		rank = place == FIRST ? EAGER : place == TURN ? OWNER : WAITING;
+		rank = position == AHEAD ? PREEMPT : position == TURN ? OWNER : WAITING;
 	} else if (!vm->pool) {
-		rank = place == FIRST && !(granted && vm->ready) ? BOOST : place == WAITS ? OWNER : EAGER;
+		rank = position == AHEAD && !(granted && vm->ready) ? BOOST : position == BEHIND ? OWNER : PREEMPT;
 		if (c->reserve)
 			budget = sooner(budget, reserve_budget(vm));
 	} else {
-		rank = vm->floor_left ? BOOST : place == WAITS ? OUT : WAITING;
+		rank = vm->floor_left ? BOOST : position == BEHIND ? BACKGROUND : WAITING;
 		if (vm->floor_left)
 			budget = sooner(budget, vm->floor_left);
 	}
-	vm->rank = place == HELD ? CAPPED : rank;
+	vm->rank = position == HELD ? CAPPED : rank;
 	vm->budget = budget;
 	if (is_held(c, vm))
-		c->until = sooner(c->until, later(now, RESERVE_GAP / 2));
-	else if (place == HELD)
-		c->until = sooner(c->until, cap_refill(c, vm));
+		c->until = sooner(c->until, later(now, RESERVE_MODERATION_INTERVAL / 2));
+	else if (position == HELD)
+		c->until = sooner(c->until, cap_refill_at(c, vm));
 	return 0;
 }
 
-__sub int pooled_answer(struct slices *c __there, u64 now)
+__sub int pooled_fill_decision(struct slices *c __there, u64 now)
 {
-	struct pool *slots = &c->pools[0], *lodgers = &c->pools[1];
-	u32 i, granted = lodgers->vms ? lodger_floor(c, now) : 0;
+	struct pool *slots = &c->pools[0], *gap_vcpus = &c->pools[1];
+	u32 i, granted = gap_vcpus->vms ? gap_vcpu_floor(c, now) : 0;
 
 	c->until = FOREVER;
 	c->notify_block = 0;
-	if (c->kind == REGULAR ? slots->contenders > 1 : slots->contenders > 0 && lodgers->vms > 0)
-		c->until = later(now, ACCOUNTING);
+	if (c->kind == REGULAR ? slots->contenders > 1 : slots->contenders > 0 && gap_vcpus->vms > 0)
+		c->until = later(now, ACCOUNTING_INTERVAL);
 	each(i, c->n) {
 		struct vm_row *vm = row_at(c, i);
 
 		if (!vm->params.id)
 			continue;
-		pooled_answer_row(c, i, now, granted);
-		c->notify_block |= vm->gaps && !vm->held;
+		pooled_fill_row(c, i, now, granted);
+		c->notify_block |= vm->moderated && !vm->held;
 	}
-	hear_wakes(c, 0);
-	if (lodgers->vms)
-		hear_wakes(c, 1);
-	c->notify_wake = c->kind == REGULAR || slots->contenders ? slots->must_hear : lodgers->must_hear;
-	c->contenders = slots->contenders + lodgers->contenders;
+	find_needs_wake(c, 0);
+	if (gap_vcpus->vms)
+		find_needs_wake(c, 1);
+	c->notify_wake = c->kind == REGULAR || slots->contenders ? slots->needs_wake : gap_vcpus->needs_wake;
+	c->contenders = slots->contenders + gap_vcpus->contenders;
 	return 0;
 }
 
@@ -442,7 +442,7 @@ __small void slices_hear(struct slices *c, u32 i, u64 turbo, u64 total, u64 due,
 	struct vm_row *vm = row_at(c, i);
 
 	if (c->kind == TURBO)
-		reserve_hear(vm, due, waits, 1000 - c->reserve);
+		reserve_add_due(vm, due, waits, 1000 - c->reserve);
 	if (!in_slots(c, vm))
 		vm->paid += turbo;
 	vm->total += total;
@@ -459,13 +459,13 @@ __small void pooled_decide(struct slices *c, u64 now)
 	u32 i;
 
 	pooled_account(c, now);
-	pooled_gather(c, now);
+	pooled_update_members(c, now);
 	each(i, c->n)
 		pooled_eager_row(c, i);
-	pooled_pass(c, 0, now);
+	pooled_pass_turn(c, 0, now);
 	if (c->pools[1].vms)
-		pooled_pass(c, 1, now);
-	pooled_answer(c, now);
+		pooled_pass_turn(c, 1, now);
+	pooled_fill_decision(c, now);
 }
 
 /* Decides: takes .used and .runnable of every row, fills in the answers. */

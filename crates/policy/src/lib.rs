@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pure decisions of viola: no clock, no file, no thread.
 //!
-//! Everything here takes what was observed and returns what should be done. The daemon, the real-time
-//! controller and the simulator run the very same code, so what is tested in one holds in the others.
+//! Each function takes what was observed and returns what should be done. The daemon, the real-time slot controller and
+//! the simulator run the same code, so what is tested in one holds in the others.
 //!
-//! - [`slices`]: who runs on a core next, and until when; the class of a VM.
-//! - [`turbo`]: the same for turbo cores; which VMs use them, and how many there are.
-//! - [`place`]: which vCPU runs on which core.
-//! - [`lanes`]: which VMs hold the few virtual functions of a NIC.
-//! - [`pipes`]: whose pipe the host serves next, and how much.
+//! | module | decides |
+//! |---|---|
+//! | [`slices`] | which VM runs on a core next and until when; the class of a VM |
+//! | [`turbo`] | the same for turbo cores; which VMs get a turbo vCPU; how many turbo cores there are |
+//! | [`place`] | which vCPU runs on which core |
+//! | [`lanes`] | which VMs hold the few virtual functions of a NIC |
+//! | [`pipes`] | how much the host may send on behalf of a VM |
+
+mod hysteresis;
+mod text;
 
 pub mod lanes;
 pub mod pipes;

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which vCPU runs on which core of those kept for VMs.
+//! Which vCPU runs on which of the cores that are kept for VMs.
 //!
-//! Each vCPU gets one core. What counts, in this order of strength: cores it may use (a must), vCPUs of one VM
-//! on cores of their own, latency-sensitive vCPUs apart from each other, even load by weight, hyperthreads of one
-//! core not both loaded while another core idles, memory on the same NUMA node. A vCPU that has a core keeps it
-//! unless moving relieves it of more than [`Limits::threshold`].
+//! Each vCPU gets one core. The goals, strongest first:
+//! 1. only cores that the vCPU may use (a hard limit);
+//! 2. vCPUs of one VM on different cores;
+//! 3. latency-sensitive vCPUs apart from each other;
+//! 4. even load by weight;
+//! 5. no two hyperthreads of one core loaded while another core idles;
+//! 6. memory on the same NUMA node.
+//!
+//! A vCPU keeps its core unless a move relieves it of more than [`Limits::threshold`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +21,7 @@ use crate::slices::Class;
 pub struct Core {
     /// CPU number.
     pub id: u32,
-    /// CPU numbers of the other hyperthreads of the same physical core (its own number does no harm).
+    /// CPU numbers of the hyperthreads of the same physical core; may contain its own number.
     pub smt_siblings: Vec<u32>,
     /// NUMA node.
     pub node: u32,
@@ -25,62 +30,62 @@ pub struct Core {
 /// The cores kept for VMs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Topology {
-    /// Each logical CPU once.
+    /// The logical CPUs, each once.
     pub cores: Vec<Core>,
 }
 
 /// A vCPU that needs a core.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Demand {
-    /// Which VM.
+pub struct VcpuDemand {
+    /// VM.
     pub vm: u32,
-    /// Which of its vCPUs.
+    /// Number of the vCPU in its VM.
     pub vcpu: u32,
     /// Class of the VM.
     pub class: Class,
     /// Weight of the VM, 1 ..= 65535.
     pub weight: u32,
-    /// Part of a core that it wants (runs or waits), 0.0 ..= 1.0.
-    pub wants: f64,
-    /// CPU numbers it may use; empty: any of the topology.
+    /// Part of a core that it runs or waits for, 0.0 ..= 1.0.
+    pub load: f64,
+    /// CPU numbers that it may use; empty: any of the topology.
     pub allowed: Vec<u32>,
-    /// NUMA node of the VM's memory, if it has one.
+    /// NUMA node of the VM's memory, if known.
     pub node: Option<u32>,
-    /// The core it has now.
-    pub now: Option<u32>,
+    /// CPU number of its present core.
+    pub current: Option<u32>,
 }
 
-/// How readily vCPUs are moved.
+/// How readily vCPUs move.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// A move must relieve the vCPU of competition worth this part of one busy vCPU of mean weight.
+    /// Minimum gain of a move: competition that the vCPU loses, in busy vCPUs of mean weight.
     pub threshold: f64,
-    /// Most vCPUs moved at once for balance (those that must have a core do not count).
-    pub moves: usize,
+    /// Maximum number of vCPUs that move at once for a better balance. vCPUs without a core do not count.
+    pub max_moves: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             threshold: 0.25,
-            moves: 2,
+            max_moves: 2,
         }
     }
 }
 
-/// Why a vCPU is where it is.
+/// Why a vCPU has its core.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Why {
-    /// It has a core and nothing is much better.
+pub enum Reason {
+    /// It has a core, and no other is much better.
     Stays,
     /// It had no core.
     New,
-    /// The core it had is gone, or it may no longer use it.
+    /// Its core is gone, or it may no longer use it.
     Lost {
-        /// That core.
+        /// CPU number of that core.
         was: u32,
     },
-    /// Less competition: what it competes with on its old and on its new core, in busy vCPUs of mean weight.
+    /// Less competition on the new core. Competition is in busy vCPUs of mean weight.
     Balance {
         /// On the old core.
         from: f64,
@@ -91,109 +96,109 @@ pub enum Why {
     ApartFromLs,
     /// Away from another vCPU of the same VM.
     ApartFromOwn,
-    /// To the node of its memory.
-    NearMemory {
-        /// That node.
+    /// The NUMA node of its memory.
+    LocalMemory {
+        /// NUMA node.
         node: u32,
     },
-    /// Made room for another vCPU, which is better off.
+    /// It made room for another vCPU, which gains from it.
     MadeRoom,
     /// None of the cores it may use is kept for VMs.
     NoCore,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Why::Stays => f.write_str("nothing is much better"),
-            Why::New => f.write_str("it had no core"),
-            Why::Lost { was } => write!(f, "it may no longer use core {was}"),
-            Why::Balance { from, to } => write!(
+            Reason::Stays => f.write_str("no other core is much better"),
+            Reason::New => f.write_str("it had no core"),
+            Reason::Lost { was } => write!(f, "it may no longer use core {was}"),
+            Reason::Balance { from, to } => write!(
                 f,
                 "it competes with {to:.1} busy vCPUs instead of {from:.1}"
             ),
-            Why::ApartFromLs => f.write_str("away from another latency-sensitive vCPU"),
-            Why::ApartFromOwn => f.write_str("away from another vCPU of its VM"),
-            Why::NearMemory { node } => write!(f, "its memory is on node {node}"),
-            Why::MadeRoom => f.write_str("it made room for another vCPU"),
-            Why::NoCore => f.write_str(
+            Reason::ApartFromLs => f.write_str("away from another latency-sensitive vCPU"),
+            Reason::ApartFromOwn => f.write_str("away from another vCPU of its VM"),
+            Reason::LocalMemory { node } => write!(f, "its memory is on node {node}"),
+            Reason::MadeRoom => f.write_str("it made room for another vCPU"),
+            Reason::NoCore => f.write_str(
                 "no core that it may use is kept for VMs: widen its cores or the kept ones",
             ),
         }
     }
 }
 
-/// Where a vCPU goes.
+/// The core of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Place {
-    /// Which VM.
+pub struct Placement {
+    /// VM.
     pub vm: u32,
-    /// Which of its vCPUs.
+    /// Number of the vCPU in its VM.
     pub vcpu: u32,
-    /// CPU number; `None` if there is none that it may use.
+    /// CPU number; `None` if it may use no core of the topology.
     pub core: Option<u32>,
-    /// Why there.
-    pub why: Why,
+    /// The reason.
+    pub why: Reason,
 }
 
-/// Load of a hyperthread as felt by its sibling: two threads of a core do about 1.3 times the work of one.
-const SMT: f64 = 0.5;
-/// A vCPU that hardly runs counts as this much, so that idle VMs are spread too.
-const LEAST_WANT: f64 = 0.05;
-/// What two latency-sensitive vCPUs on one core count beyond their load, in busy vCPUs.
-const LS_APART: f64 = 0.6;
-/// What two vCPUs of the same VM on one core count beyond their load.
-const OWN_APART: f64 = 1.0;
-/// A vCPU counts as at least this large when it is to be kept apart from others.
-const APART_LEAST: f64 = 0.5;
-/// Differences below this are none.
+/// Load of a hyperthread that its sibling feels: two threads do about 1.3 times the work of one.
+const SMT_SIBLING_LOAD: f64 = 0.5;
+/// Minimum load of a vCPU, so that idle VMs are spread too.
+const MIN_LOAD: f64 = 0.05;
+/// Cost of two latency-sensitive vCPUs on one core beyond their load, in busy vCPUs.
+const LS_PAIR_COST: f64 = 0.6;
+/// Cost of two vCPUs of one VM on one core beyond their load, in busy vCPUs.
+const SAME_VM_COST: f64 = 1.0;
+/// Minimum size of a vCPU in the cost of such a pair.
+const MIN_PAIR_SIZE: f64 = 0.5;
+/// Smaller differences count as none.
 const ROUNDING: f64 = 1e-9;
-/// What memory on another node counts.
-const FAR: f64 = 0.3;
-/// A vCPU counts as at least this large when it is asked whether a move pays: hardly running ones stay.
-const MOVE_LEAST: f64 = 0.25;
+/// Cost of memory on a remote node, in busy vCPUs.
+const REMOTE_MEMORY_COST: f64 = 0.3;
+/// Minimum size of a vCPU when a move is weighed: a vCPU that hardly runs stays.
+const MIN_MOVE_SIZE: f64 = 0.25;
 
-/// The parts of what a vCPU on a core costs it and the others there: products of their sizes (in busy vCPUs of
-/// mean weight). The sum over all vCPUs, each pair once, falls with every move, so placement cannot go in circles.
+/// Cost of a vCPU on a core, for itself and the others there: products of their sizes (in busy vCPUs of mean weight).
+/// Each move lowers the sum over all pairs of vCPUs, so placement cannot cycle.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     load: f64,
     ls: f64,
     own: f64,
-    far: f64,
+    remote: f64,
 }
 
 impl Cost {
     fn sum(self) -> f64 {
-        self.load + self.ls + self.own + self.far
+        self.load + self.ls + self.own + self.remote
     }
 }
 
-/// Chooses a core for each vCPU; the answer is in the order of `demands`. Equal inputs give equal answers.
-pub fn place(topology: &Topology, demands: &[Demand], limits: &Limits) -> Vec<Place> {
-    let mut map = Map::new(topology, demands);
-    let mut why = vec![Why::Stays; demands.len()];
-    let mut homeless: Vec<usize> = (0..demands.len())
+/// Chooses a core for each vCPU, in the order of `demands`. Equal inputs give equal answers.
+pub fn place(topology: &Topology, demands: &[VcpuDemand], limits: &Limits) -> Vec<Placement> {
+    let mut map = Draft::new(topology, demands);
+    let mut why = vec![Reason::Stays; demands.len()];
+    let mut unplaced: Vec<usize> = (0..demands.len())
         .filter(|&i| map.at[i].is_none())
         .collect();
-    // Heavy ones first: the light ones fill the gaps.
-    homeless.sort_by(|&a, &b| map.size[b].total_cmp(&map.size[a]).then(a.cmp(&b)));
-    for i in homeless {
-        why[i] = match (map.best_core(i), demands[i].now) {
-            (None, _) => Why::NoCore,
-            (Some(_), Some(was)) => Why::Lost { was },
-            (Some(_), None) => Why::New,
+    // Heavy ones first; the light ones fill the gaps.
+    unplaced.sort_by(|&a, &b| map.size[b].total_cmp(&map.size[a]).then(a.cmp(&b)));
+    for i in unplaced {
+        why[i] = match (map.best_core(i), demands[i].current) {
+            (None, _) => Reason::NoCore,
+            (Some(_), Some(was)) => Reason::Lost { was },
+            (Some(_), None) => Reason::New,
         };
         if let Some(c) = map.best_core(i) {
             map.put(i, c);
         }
     }
-    let mut left = limits.moves;
+    let mut left = limits.max_moves;
     while left > 0 {
         if let Some((i, c, reason)) = map.best_move(limits.threshold) {
             map.take(i);
             map.put(i, c);
-            settle(&mut why[i], reason);
+            set_reason(&mut why[i], reason);
             left -= 1;
         } else if let Some((i, j, reason)) =
             map.best_exchange(limits.threshold).filter(|_| left >= 2)
@@ -202,21 +207,21 @@ pub fn place(topology: &Topology, demands: &[Demand], limits: &Limits) -> Vec<Pl
                 map.put(i, b);
                 map.put(j, a);
             }
-            settle(&mut why[i], reason);
-            settle(&mut why[j], Why::MadeRoom);
+            set_reason(&mut why[i], reason);
+            set_reason(&mut why[j], Reason::MadeRoom);
             left -= 2;
         } else {
             break;
         }
     }
-    let entry = |(i, d): (usize, &Demand)| {
+    let entry = |(i, d): (usize, &VcpuDemand)| {
         let core = map.at[i].map(|c| topology.cores[c].id);
-        let why = if core == d.now && why[i] != Why::NoCore {
-            Why::Stays
+        let why = if core == d.current && why[i] != Reason::NoCore {
+            Reason::Stays
         } else {
             why[i]
         };
-        Place {
+        Placement {
             vm: d.vm,
             vcpu: d.vcpu,
             core,
@@ -226,37 +231,37 @@ pub fn place(topology: &Topology, demands: &[Demand], limits: &Limits) -> Vec<Pl
     demands.iter().enumerate().map(entry).collect()
 }
 
-/// Keeps the reason why a vCPU had to have a core over that of a later move.
-fn settle(why: &mut Why, reason: Why) {
-    if !matches!(why, Why::New | Why::Lost { .. }) {
+/// Sets the reason for a move, unless the vCPU had to be placed anyway.
+fn set_reason(why: &mut Reason, reason: Reason) {
+    if !matches!(why, Reason::New | Reason::Lost { .. }) {
         *why = reason;
     }
 }
 
 /// A placement under construction.
-struct Map<'a> {
+struct Draft<'a> {
     topology: &'a Topology,
-    demands: &'a [Demand],
-    /// Wanted part of a core times weight over mean weight.
+    demands: &'a [VcpuDemand],
+    /// By vCPU: load times weight over mean weight.
     size: Vec<f64>,
-    /// Indexes of the sibling cores.
+    /// By core: indexes of its sibling cores.
     siblings: Vec<Vec<usize>>,
-    /// Indexes of the cores a vCPU may use.
+    /// By vCPU: indexes of the cores it may use.
     allowed: Vec<Vec<usize>>,
-    /// VM of a vCPU, numbered from 0.
+    /// By vCPU: its VM, numbered from 0.
     vm: Vec<usize>,
-    /// Core of a vCPU.
+    /// By vCPU: its core.
     at: Vec<Option<usize>>,
-    /// Sizes of the vCPUs on a core, of the latency-sensitive ones there, and of those of a VM there.
+    /// By core: sizes of all vCPUs there, of the latency-sensitive ones, and (by VM first) of those of one VM.
     load: Vec<f64>,
     ls: Vec<f64>,
     own: Vec<Vec<f64>>,
-    /// Node of a VM's memory.
-    home: Vec<Option<u32>>,
+    /// By VM: NUMA node of its memory.
+    memory_node: Vec<Option<u32>>,
 }
 
-impl<'a> Map<'a> {
-    fn new(topology: &'a Topology, demands: &'a [Demand]) -> Self {
+impl<'a> Draft<'a> {
+    fn new(topology: &'a Topology, demands: &'a [VcpuDemand]) -> Self {
         let cores = &topology.cores;
         let index: BTreeMap<u32, usize> = cores
             .iter()
@@ -284,19 +289,16 @@ impl<'a> Map<'a> {
                 }
             })
             .collect();
-        let weight = |d: &Demand| f64::from(d.weight.max(1));
-        let wants = |d: &Demand| {
-            if d.wants.is_finite() {
-                d.wants.clamp(LEAST_WANT, 1.0)
+        let weight = |d: &VcpuDemand| f64::from(d.weight.max(1));
+        let load = |d: &VcpuDemand| {
+            if d.load.is_finite() {
+                d.load.clamp(MIN_LOAD, 1.0)
             } else {
                 1.0
             }
         };
         let mean = demands.iter().map(weight).sum::<f64>() / demands.len().max(1) as f64;
-        let size = demands
-            .iter()
-            .map(|d| wants(d) * weight(d) / mean)
-            .collect();
+        let size = demands.iter().map(|d| load(d) * weight(d) / mean).collect();
         let mut numbers = BTreeMap::new();
         let vm: Vec<usize> = demands
             .iter()
@@ -305,9 +307,9 @@ impl<'a> Map<'a> {
                 *numbers.entry(d.vm).or_insert(next)
             })
             .collect();
-        let mut home = vec![None; numbers.len()];
+        let mut memory_node = vec![None; numbers.len()];
         for (i, d) in demands.iter().enumerate() {
-            home[vm[i]] = home[vm[i]].or(d.node);
+            memory_node[vm[i]] = memory_node[vm[i]].or(d.node);
         }
         let mut map = Self {
             topology,
@@ -320,10 +322,10 @@ impl<'a> Map<'a> {
             ls: vec![0.0; cores.len()],
             own: vec![vec![0.0; cores.len()]; numbers.len()],
             vm,
-            home,
+            memory_node,
         };
         for (i, d) in demands.iter().enumerate() {
-            let now = d.now.and_then(|id| index.get(&id).copied());
+            let now = d.current.and_then(|id| index.get(&id).copied());
             if let Some(c) = now.filter(|c| map.allowed[i].contains(c)) {
                 map.put(i, c);
             }
@@ -343,7 +345,7 @@ impl<'a> Map<'a> {
     }
 
     fn add(&mut self, i: usize, c: usize, sign: f64) {
-        let apart = sign * self.size[i].max(APART_LEAST);
+        let apart = sign * self.size[i].max(MIN_PAIR_SIZE);
         self.load[c] += sign * self.size[i];
         if self.demands[i].class == Class::Ls {
             self.ls[c] += apart;
@@ -351,22 +353,27 @@ impl<'a> Map<'a> {
         self.own[self.vm[i]][c] += apart;
     }
 
-    /// What a vCPU that has no core (or was taken off it) would cost on core `c`.
+    /// Cost on core `c` of a vCPU that has no core in this draft.
     fn cost(&self, i: usize, c: usize) -> Cost {
         let size = self.size[i];
-        let apart = size.max(APART_LEAST);
+        let apart = size.max(MIN_PAIR_SIZE);
         let felt: f64 = self.siblings[c].iter().map(|&s| self.load[s]).sum();
         let ls = self.demands[i].class == Class::Ls;
-        let far = self.home[self.vm[i]].is_some_and(|node| node != self.topology.cores[c].node);
+        let remote =
+            self.memory_node[self.vm[i]].is_some_and(|node| node != self.topology.cores[c].node);
         Cost {
-            load: size * (self.load[c] + SMT * felt),
+            load: size * (self.load[c] + SMT_SIBLING_LOAD * felt),
             ls: if ls {
-                LS_APART * apart * self.ls[c]
+                LS_PAIR_COST * apart * self.ls[c]
             } else {
                 0.0
             },
-            own: OWN_APART * apart * self.own[self.vm[i]][c],
-            far: if far { FAR * size } else { 0.0 },
+            own: SAME_VM_COST * apart * self.own[self.vm[i]][c],
+            remote: if remote {
+                REMOTE_MEMORY_COST * size
+            } else {
+                0.0
+            },
         }
     }
 
@@ -378,16 +385,16 @@ impl<'a> Map<'a> {
             .min_by(|a, b| cost(a).total_cmp(&cost(b)))
     }
 
-    /// The move that saves most, of those that relieve the vCPU by more than `threshold`.
-    fn best_move(&mut self, threshold: f64) -> Option<(usize, usize, Why)> {
-        let mut best: Option<(f64, usize, usize, Why)> = None;
+    /// The move with the largest gain, among those that relieve the vCPU by more than `threshold`.
+    fn best_move(&mut self, threshold: f64) -> Option<(usize, usize, Reason)> {
+        let mut best: Option<(f64, usize, usize, Reason)> = None;
         for i in 0..self.demands.len() {
             let Some(a) = self.take(i) else { continue };
             let from = self.cost(i, a);
             if let Some(b) = self.best_core(i).filter(|&b| b != a) {
                 let to = self.cost(i, b);
                 let gain = from.sum() - to.sum();
-                let pays = gain > threshold * self.size[i].max(MOVE_LEAST) + ROUNDING;
+                let pays = gain > threshold * self.size[i].max(MIN_MOVE_SIZE) + ROUNDING;
                 if pays && best.is_none_or(|(g, ..)| gain > g + ROUNDING) {
                     best = Some((gain, i, b, self.reason(i, from, to)));
                 }
@@ -397,10 +404,10 @@ impl<'a> Map<'a> {
         best.map(|(_, i, c, why)| (i, c, why))
     }
 
-    /// The exchange of two vCPUs that saves most, of those that relieve both together by more than `threshold`
-    /// each. The first one is that which gains more.
-    fn best_exchange(&mut self, threshold: f64) -> Option<(usize, usize, Why)> {
-        let mut best: Option<(f64, usize, usize, Why)> = None;
+    /// The exchange of two vCPUs with the largest gain, among those that relieve both by more than `threshold` each on
+    /// average. The vCPU that gains more comes first.
+    fn best_exchange(&mut self, threshold: f64) -> Option<(usize, usize, Reason)> {
+        let mut best: Option<(f64, usize, usize, Reason)> = None;
         for i in 0..self.demands.len() {
             for j in i + 1..self.demands.len() {
                 let (Some(a), Some(b)) = (self.at[i], self.at[j]) else {
@@ -409,7 +416,7 @@ impl<'a> Map<'a> {
                 if a == b || !self.allowed[i].contains(&b) || !self.allowed[j].contains(&a) {
                     continue;
                 }
-                // With both taken off, what they cost each other (as siblings) is the same before and after.
+                // With both taken off, their cost to each other (as siblings) is the same before and after.
                 self.take(i);
                 self.take(j);
                 let (i_from, i_to) = (self.cost(i, a), self.cost(i, b));
@@ -418,7 +425,7 @@ impl<'a> Map<'a> {
                 self.put(j, b);
                 let (i_gain, j_gain) = (i_from.sum() - i_to.sum(), j_from.sum() - j_to.sum());
                 let gain = i_gain + j_gain;
-                let sizes = self.size[i].max(MOVE_LEAST) + self.size[j].max(MOVE_LEAST);
+                let sizes = self.size[i].max(MIN_MOVE_SIZE) + self.size[j].max(MIN_MOVE_SIZE);
                 if gain > threshold * sizes + ROUNDING
                     && best.is_none_or(|(g, ..)| gain > g + ROUNDING)
                 {
@@ -433,23 +440,23 @@ impl<'a> Map<'a> {
         best.map(|(_, i, j, why)| (i, j, why))
     }
 
-    /// Which part of the cost a move saves most.
-    fn reason(&self, i: usize, from: Cost, to: Cost) -> Why {
+    /// The part of the cost that a move lowers most.
+    fn reason(&self, i: usize, from: Cost, to: Cost) -> Reason {
         let load = from.load - to.load;
-        let rest = [from.ls - to.ls, from.own - to.own, from.far - to.far];
+        let rest = [from.ls - to.ls, from.own - to.own, from.remote - to.remote];
         let most = rest.iter().copied().fold(load, f64::max);
         if most == load {
-            Why::Balance {
+            Reason::Balance {
                 from: from.load / self.size[i],
                 to: to.load / self.size[i],
             }
         } else if most == rest[1] {
-            Why::ApartFromOwn
+            Reason::ApartFromOwn
         } else if most == rest[0] {
-            Why::ApartFromLs
+            Reason::ApartFromLs
         } else {
-            Why::NearMemory {
-                node: self.home[self.vm[i]].unwrap_or_default(),
+            Reason::LocalMemory {
+                node: self.memory_node[self.vm[i]].unwrap_or_default(),
             }
         }
     }

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use viola_policy::lanes::{
-    Action, Config, Decision, Kind, Lanes, Nic, Observed, Pool, Setting, Traffic, Vf, Why,
+    Action, Config, Decision, Kind, Nic, NicObservation, Pool, Reason, Setting, Traffic, Vf,
+    VfScheduler,
 };
 
-fn observed() -> impl Strategy<Value = Observed> {
+fn observed() -> impl Strategy<Value = NicObservation> {
     let setting = prop_oneof![
         8 => Just(Setting::Auto),
         1 => Just(Setting::Pin),
@@ -21,21 +22,21 @@ fn observed() -> impl Strategy<Value = Observed> {
         avg: f64::from(avg) * 100.0,
     });
     (0..12_u32, 0..3_u32, di2, traffic, setting, 0..4_u32).prop_map(
-        |(vm, network, di2, traffic, setting, most)| Observed {
+        |(vm, network, di2, traffic, setting, max_vfs)| NicObservation {
             nic: Nic { vm, network },
             di2,
             traffic,
             setting,
-            most,
-            attach: 0,
+            max_vfs,
+            attach_time: 0,
         },
     )
 }
 
 /// The NICs of one moment, each once.
-fn moment() -> impl Strategy<Value = Vec<Observed>> {
+fn moment() -> impl Strategy<Value = Vec<NicObservation>> {
     prop::collection::vec(observed(), 0..30).prop_map(|all| {
-        let by_nic: BTreeMap<Nic, Observed> = all.into_iter().map(|o| (o.nic, o)).collect();
+        let by_nic: BTreeMap<Nic, NicObservation> = all.into_iter().map(|o| (o.nic, o)).collect();
         by_nic.into_values().collect()
     })
 }
@@ -76,7 +77,7 @@ fn count(table: &BTreeMap<Vf, Nic>, nic: Nic) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// The table that the actions make is the one that Lanes keeps; nobody has more than he may; nobody who may not
+    /// The table that the actions make is the one that VfScheduler keeps; nobody has more than he may; nobody who may not
     /// have one has; nothing changes when nothing changed.
     #[test]
     fn actions_and_holders_agree(
@@ -84,14 +85,14 @@ proptest! {
         hold in prop::sample::select(vec![0_u64, 1, 3]),
         moves in prop::sample::select(vec![0_usize, 2, usize::MAX]),
     ) {
-        let mut lanes = Lanes::new(Config { hold, moves, ..Config::paper() });
+        let mut lanes = VfScheduler::new(Config { hold, moves, ..Config::paper() });
         let mut table = BTreeMap::new();
         for (now, (seen, pools)) in (1..).zip(&moments) {
             let d = lanes.decide(now, pools, seen);
             carry_out(&mut table, &d, pools)?;
             prop_assert!(lanes.holders().eq(table.iter().map(|(&vf, &nic)| (vf, nic))));
-            prop_assert_eq!(d.standings.len(), seen.len());
-            for (o, s) in seen.iter().zip(&d.standings) {
+            prop_assert_eq!(d.nics.len(), seen.len());
+            for (o, s) in seen.iter().zip(&d.nics) {
                 prop_assert_eq!((o.nic, s.holds), (s.nic, count(&table, o.nic)));
                 prop_assert!(o.setting != Setting::Never || s.holds == 0);
                 prop_assert!(!s.why.to_string().is_empty());
@@ -107,7 +108,7 @@ proptest! {
     #[test]
     fn the_highest_hold_the_vfs(before in moment(), seen in moment(), pools in pools()) {
         let config = Config::paper();
-        let mut lanes = Lanes::new(config);
+        let mut lanes = VfScheduler::new(config);
         lanes.decide(1, &pools, &before);
         let d = lanes.decide(2, &pools, &seen);
         for (network, vfs) in pools.iter().fold(BTreeMap::new(), |mut sums, p| {
@@ -117,11 +118,11 @@ proptest! {
             // All that is wanted in this network, dearest first; pinned before all.
             let mut bids: Vec<(bool, f64)> = Vec::new();
             let mut held: Vec<(bool, f64)> = Vec::new();
-            for (o, s) in seen.iter().zip(&d.standings).filter(|(o, _)| o.nic.network == network) {
+            for (o, s) in seen.iter().zip(&d.nics).filter(|(o, _)| o.nic.network == network) {
                 let pinned = o.setting == Setting::Pin;
                 let wants = match (o.setting, s.kind) {
                     (Setting::Never, _) => 0,
-                    (_, Kind::NetHeavy) => o.most.max(1),
+                    (_, Kind::NetHeavy) => o.max_vfs.max(1),
                     (_, Kind::Net) | (Setting::Pin, _) => 1,
                     _ => 0,
                 };
@@ -141,7 +142,7 @@ proptest! {
     #[test]
     fn a_vf_stays_for_its_hold(moments in prop::collection::vec(moment(), 1..20), hold in 1_u64..6) {
         let pools = [0, 1, 2].map(|network| Pool { id: network, network, vfs: 2 });
-        let mut lanes = Lanes::new(Config { hold, ..Config::paper() });
+        let mut lanes = VfScheduler::new(Config { hold, ..Config::paper() });
         let mut since: BTreeMap<Vf, u64> = BTreeMap::new();
         for (now, seen) in (1..).zip(&moments) {
             let d = lanes.decide(now, &pools, seen);
@@ -149,8 +150,8 @@ proptest! {
             for action in &d.actions {
                 match *action {
                     Action::Grant { vf, .. } => { since.insert(vf, now); }
-                    Action::Revoke { why: Why::Gone | Why::Setting, .. } => {}
-                    Action::Revoke { why: Why::GaveWay { .. }, .. } if pins => {}
+                    Action::Revoke { why: Reason::Gone | Reason::Setting, .. } => {}
+                    Action::Revoke { why: Reason::GaveWay { .. }, .. } if pins => {}
                     Action::Revoke { vf, .. } => prop_assert!(now - since[&vf] >= hold),
                 }
             }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use viola_policy::place::{Core, Demand, Limits, Place, Topology, Why, place};
+use viola_policy::place::{Core, Limits, Placement, Reason, Topology, VcpuDemand, place};
 use viola_policy::slices::Class;
 
 fn topology() -> impl Strategy<Value = Topology> {
@@ -26,7 +26,7 @@ fn topology() -> impl Strategy<Value = Topology> {
     })
 }
 
-fn demand(vm: u32) -> impl Strategy<Value = Vec<Demand>> {
+fn demand(vm: u32) -> impl Strategy<Value = Vec<VcpuDemand>> {
     let weight = prop::sample::select(vec![128_u32, 256, 512]);
     let allowed = prop_oneof![3 => Just(vec![]), 1 => prop::collection::vec(0_u32..16, 1..5)];
     let node = prop::option::of(0_u32..2);
@@ -40,29 +40,29 @@ fn demand(vm: u32) -> impl Strategy<Value = Vec<Demand>> {
     )
         .prop_map(move |(is_ls, weight, allowed, node, vcpus)| {
             let class = if is_ls { Class::Ls } else { Class::Batch };
-            let one = |(k, (wants, now)): (usize, (f64, Option<u32>))| Demand {
+            let one = |(k, (load, now)): (usize, (f64, Option<u32>))| VcpuDemand {
                 vm,
                 vcpu: k as u32,
                 class,
                 weight,
-                wants,
+                load,
                 allowed: allowed.clone(),
                 node,
-                now,
+                current: now,
             };
             vcpus.into_iter().enumerate().map(one).collect()
         })
 }
 
-fn demands() -> impl Strategy<Value = Vec<Demand>> {
+fn demands() -> impl Strategy<Value = Vec<VcpuDemand>> {
     (0_u32..9)
         .prop_flat_map(|n| (0..n).map(demand).collect::<Vec<_>>())
         .prop_map(|vms| vms.concat())
 }
 
-fn follow(demands: &mut [Demand], places: &[Place]) {
+fn follow(demands: &mut [VcpuDemand], places: &[Placement]) {
     for (d, p) in demands.iter_mut().zip(places) {
-        d.now = p.core;
+        d.current = p.core;
     }
 }
 
@@ -79,11 +79,11 @@ proptest! {
             match p.core {
                 Some(id) => prop_assert!(topology.cores.iter().any(|c| c.id == id) && may(id)),
                 None => {
-                    prop_assert_eq!(p.why, Why::NoCore);
+                    prop_assert_eq!(p.why, Reason::NoCore);
                     prop_assert!(!topology.cores.iter().any(|c| may(c.id)));
                 }
             }
-            prop_assert_eq!(p.why == Why::Stays, p.core.is_some() && p.core == d.now);
+            prop_assert_eq!(p.why == Reason::Stays, p.core.is_some() && p.core == d.current);
         }
     }
 
@@ -92,12 +92,12 @@ proptest! {
         let limits = Limits::default();
         for round in 0.. {
             let places = place(&topology, &demands, &limits);
-            let moved = places.iter().zip(&demands).filter(|(p, d)| p.core != d.now).count();
+            let moved = places.iter().zip(&demands).filter(|(p, d)| p.core != d.current).count();
             if moved == 0 {
                 break;
             }
             if round > 0 {
-                prop_assert!(moved <= limits.moves, "{moved} moved");
+                prop_assert!(moved <= limits.max_moves, "{moved} moved");
             }
             prop_assert!(round < 100, "it never comes to rest");
             follow(&mut demands, &places);
@@ -114,12 +114,12 @@ proptest! {
             follow(&mut demands, &places);
         }
         // Many loads that change a little are a lot on a crowded core: all together less than what moving has to gain.
-        let all: f64 = demands.iter().zip(noise.iter().cycle()).map(|(d, n)| (d.wants * n).abs()).sum();
+        let all: f64 = demands.iter().zip(noise.iter().cycle()).map(|(d, n)| (d.load * n).abs()).sum();
         let scale = (0.02 / all.max(1e-9)).min(1.0);
         for (d, n) in demands.iter_mut().zip(noise.iter().cycle()) {
-            d.wants = (d.wants * (1.0 + n * scale)).clamp(0.0, 1.0);
+            d.load = (d.load * (1.0 + n * scale)).clamp(0.0, 1.0);
         }
         let places = place(&topology, &demands, &Limits::default());
-        prop_assert!(places.iter().all(|p| matches!(p.why, Why::Stays | Why::NoCore)), "{places:?}");
+        prop_assert!(places.iter().all(|p| matches!(p.why, Reason::Stays | Reason::NoCore)), "{places:?}");
     }
 }

@@ -4,7 +4,9 @@
 
 use proptest::prelude::*;
 use viola_policy::slices::simulate::{Behaviour, Core, Driver, Report, SimVm};
-use viola_policy::slices::{Class, Credit, Interleaved, MS, Machine, Nanos, Paper, Params, US};
+use viola_policy::slices::{
+    Class, CoreScheduler, Credit, Interleaved, MS, Nanos, Paper, Params, US,
+};
 
 const BATCH_SLICE: Nanos = 4 * MS;
 
@@ -38,7 +40,7 @@ fn any_behaviour() -> impl Strategy<Value = Behaviour> {
             .prop_map(|(period, percent)| Behaviour::Duty { period, on: (period * percent / 100).max(10 * US) }),
         2 => (10 * US..20 * MS, 1_u64..4, 10 * US..5 * MS, 1_u64..4)
             .prop_map(|(sleep, k, run, l)| Behaviour::Bursts { sleep: (sleep, sleep * k), run: (run, run * l) }),
-        1 => (1..50 * US, 1..2 * MS).prop_map(|(margin, sleep)| Behaviour::Dodge { margin, sleep }),
+        1 => (1..50 * US, 1..2 * MS).prop_map(|(margin, sleep)| Behaviour::Evade { margin, sleep }),
     ]
 }
 
@@ -53,7 +55,7 @@ fn any_vms(most: u32) -> impl Strategy<Value = Vec<SimVm>> {
 /// Something that can play against the scheduler.
 fn adversary() -> impl Strategy<Value = Behaviour> {
     prop_oneof![
-        (1..100 * US, 1..5 * MS).prop_map(|(margin, sleep)| Behaviour::Dodge { margin, sleep }),
+        (1..100 * US, 1..5 * MS).prop_map(|(margin, sleep)| Behaviour::Evade { margin, sleep }),
         (US..5 * MS, 10 * US..20 * MS).prop_map(|(sleep, run)| Behaviour::Bursts {
             sleep: (0, sleep),
             run: (US, run)
@@ -65,7 +67,7 @@ fn adversary() -> impl Strategy<Value = Behaviour> {
     ]
 }
 
-fn run(machine: impl Machine, vms: &[SimVm], time: Nanos) -> Report {
+fn run(machine: impl CoreScheduler, vms: &[SimVm], time: Nanos) -> Report {
     Core::new(machine, vms, Driver::default(), 11)
         .run_until(time)
         .unwrap()
@@ -281,7 +283,7 @@ proptest! {
         // What a VM could not use because slices of others came between is carried over for one window only.
         let slack = if alone { 0.01 } else { 0.015 };
         prop_assert!(share >= due - slack, "{share:.4} of the core, {due:.4} is due");
-        for machine in [Box::new(Paper::default()) as Box<dyn Machine>, Box::new(Credit::new(true)), Box::new(Credit::new(false))] {
+        for machine in [Box::new(Paper::default()) as Box<dyn CoreScheduler>, Box::new(Credit::new(true)), Box::new(Credit::new(false))] {
             let share = run(machine, &vms, 20_000 * MS).share(0);
             prop_assert!(share <= cap + 0.01, "{share:.4} with a cap of {cap}");
             // Slices of 30 ms fit windows of 30 ms badly.

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What viola would do on a host that a scenario describes, and what that would bring: the policy's own classifiers look at
-//! what the simulated meter saw, and the host is run again as they say.
+//! What viola would do on the host of a scenario, and what that would gain. The classifiers of `viola-policy` judge what the
+//! simulated meter measured, and the host runs again with their decisions.
 
 use serde::Serialize;
 use viola_policy::lanes::{Config as LaneConfig, CpuTime, Samples, classify, di2};
 use viola_policy::slices::classify::{Classifier, Thresholds, Window};
 use viola_policy::slices::{Class, MS, Nanos, US};
-use viola_policy::turbo::choose::{Chooser, Setting, Thresholds as TurboThresholds, Window as Io};
+use viola_policy::turbo::choose::{
+    Setting, Thresholds as TurboThresholds, TurboChooser, Window as Io,
+};
 
 use crate::scenario::Scenario;
 use crate::setup::{HostSetup, Policy};
-use crate::world::{Help, Simulation};
+use crate::world::{DataPaths, Simulation};
 
-/// A figure over the seeds.
+/// A result over the seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// Median.
     pub median: f64,
-    /// Lowest and highest of the seeds.
+    /// Minimum and maximum.
     pub range: (f64, f64),
 }
 
@@ -33,62 +35,62 @@ impl Spread {
     }
 }
 
-/// One figure of a VM, as it is and as it would be.
+/// One result of a VM, at present and as predicted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Predicted {
-    /// What.
+    /// Name of the result.
     pub name: String,
-    /// As the host is.
+    /// On the host as described.
     pub now: Spread,
     /// With slices.
     pub slices: Spread,
-    /// With turbo cores too, if a VM would get one.
+    /// With slices and a turbo core, if a VM would get a turbo vCPU.
     pub turbo: Option<Spread>,
-    /// With slices, vread and vpipe, if a VM reads blocks of another one or sends files.
+    /// With slices, vread and vpipe, if a VM reads blocks of another VM or sends files.
     pub paths: Option<Spread>,
 }
 
-/// What is advised for one VM.
+/// Advice for one VM.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
     /// Its name.
     pub vm: String,
-    /// Latency-sensitive.
+    /// Whether it is latency sensitive.
     pub ls: bool,
-    /// Why, in the policy's words.
+    /// The policy's reason.
     pub why: String,
-    /// Length of its microslices, us; only with `ls`.
+    /// Length of its microslices, us; only if it is latency sensitive.
     pub microslice_us: Option<u64>,
-    /// It would get a turbo vCPU.
+    /// Whether it would get a turbo vCPU.
     pub turbo: bool,
-    /// vread would let it read faster.
+    /// Whether vread would make its reads faster.
     pub vread: bool,
-    /// vpipe would send its files faster.
+    /// Whether vpipe would send its files faster.
     pub vpipe: bool,
-    /// What it is for lanes: network-bound VMs may get a VF.
+    /// Its kind for lanes: network-bound VMs may get a VF.
     pub lane: String,
-    /// Predicted figures.
+    /// Predicted results.
     pub figures: Vec<Predicted>,
 }
 
-/// Microslice of those that are found latency-sensitive, as the daemon's default.
+/// Microslice of VMs that are found to be latency sensitive: the daemon's default.
 const MICROSLICE: Nanos = 300 * US;
-/// How often the classifiers are shown the same window: more than any of their hystereses.
+/// Number of times that the classifiers see the same window: more than any hysteresis needs.
 const WINDOWS: u64 = 100;
 
-struct Found {
+struct Findings {
     class: Class,
     why: String,
     turbo: bool,
     lane: String,
 }
 
-/// Advises on all VMs, from `seeds` runs of each side (at least 1).
+/// Gives advice for all VMs from `seeds` runs (at least 1) of each variant.
 pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
     let seeds: Vec<u64> = (0..seeds.max(1)).map(|k| scenario.seed + k).collect();
     let first = scenario.simulated(&scenario.host, scenario.seed);
-    let found: Vec<Found> = (0..scenario.host.vms.len())
-        .map(|vm| look(&first, vm, scenario.time))
+    let found: Vec<Findings> = (0..scenario.host.vms.len())
+        .map(|vm| inspect(&first, vm, scenario.time))
         .collect();
     let mut slices = HostSetup {
         policy: Policy::Interleaved {
@@ -121,7 +123,7 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
     });
     let paths = scenario.kinds().any(|k| k == "blocks" || k == "files");
     let paths = paths.then(|| HostSetup {
-        help: Help {
+        paths: DataPaths {
             vread: true,
             vpipe: true,
         },
@@ -131,7 +133,7 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
         |host: &HostSetup| -> Vec<_> { seeds.iter().map(|&s| scenario.run_on(host, s)).collect() };
     let (now, slices) = (run(&scenario.host), run(&slices));
     let (turbo, paths) = (turbo.map(|h| run(&h)), paths.map(|h| run(&h)));
-    let advice = |(vm, found): (usize, Found)| {
+    let advice = |(vm, found): (usize, Findings)| {
         let names = now[0].vms[vm]
             .figures
             .iter()
@@ -155,7 +157,7 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
             paths: paths.as_ref().map(|t| spread(t, k)),
         });
         let figures: Vec<Predicted> = figures.collect();
-        // By the rate, and by more than the seeds differ.
+        // Faster by 5 %, and by more than the seeds differ.
         let faster = |name: &str| {
             figures.iter().any(|f| {
                 f.name == name && f.paths.is_some_and(|p| p.range.0 > 1.05 * f.slices.range.1)
@@ -177,8 +179,8 @@ pub fn advise(scenario: &Scenario, seeds: u64) -> Vec<Advice> {
     found.into_iter().enumerate().map(advice).collect()
 }
 
-/// What the policy finds of a VM after a run.
-fn look(sim: &Simulation, vm: usize, time: Nanos) -> Found {
+/// What the policy decides about a VM after a run.
+fn inspect(sim: &Simulation, vm: usize, time: Nanos) -> Findings {
     let usage = sim.world.cpus.usage(sim.world.vms[vm].app);
     let (time, seconds) = (time.max(1), time.max(1) as f64 / 1e9);
     let part = |ns: Nanos| ns as f64 / time as f64;
@@ -195,11 +197,11 @@ fn look(sim: &Simulation, vm: usize, time: Nanos) -> Found {
         packets: window.packets,
         disk: 0.0,
         wait: usage.waited as f64 / (usage.ran + usage.waited).max(1) as f64,
-        // Nobody there has a turbo vCPU yet.
-        interrupts: 0.0,
+        // No VM has a turbo vCPU yet.
+        interrupt_load: 0.0,
     };
     let mut classifier = Classifier::new(Thresholds::default());
-    let mut chooser = Chooser::new(TurboThresholds::default());
+    let mut chooser = TurboChooser::new(TurboThresholds::default());
     let (mut why, mut turbo) = (String::new(), false);
     let mut class = Class::Batch;
     for k in 1..=WINDOWS {
@@ -216,7 +218,7 @@ fn look(sim: &Simulation, vm: usize, time: Nanos) -> Found {
     let gotten = usage.ran;
     let di2 = di2(&[CpuTime { gotten, blocked }]);
     let kind = classify::classify(&LaneConfig::default(), di2, samples.traffic());
-    Found {
+    Findings {
         class,
         why,
         turbo,

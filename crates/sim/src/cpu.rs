@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cores, and vCPUs with what their guests have to do on them.
+//! Cores, vCPUs, and the work of their guests.
 
+mod exchange;
 mod jobs;
 
 use std::collections::VecDeque;
 
 use viola_policy::slices::{FOREVER, Nanos, Params};
-use viola_policy::turbo::{Elsewhere, portion};
 
-pub use jobs::{Done, Level};
+pub use jobs::{Completion, Level};
 
 use crate::queue::Timers;
 use crate::sched::{Scheduler, Views};
 use jobs::Jobs;
 
-/// What a vCPU computes besides, at the lowest level.
+/// Computing load of a vCPU, below all other work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Hog {
-    /// Nothing.
+pub enum CpuLoad {
+    /// No load.
     #[default]
     None,
-    /// All the time.
+    /// Computes all the time.
     Busy,
-    /// So many percent by lookbusy ([`crate::work::Lookbusy`]), which is a workload.
+    /// So many percent of a core, by the workload [`crate::work::Lookbusy`].
     Lookbusy(u32),
-    /// `on` of run time in each `period`; what could not be run in one period is gone.
+    /// `on` of run time in each `period`; time that it does not get within a period is lost.
     Duty {
         /// Length of a period, ns.
         period: Nanos,
-        /// Run time in it, ns.
+        /// Run time per period, ns.
         on: Nanos,
     },
 }
 
-impl Hog {
-    /// So many percent of each `period`: nothing, a part, or all the time.
+impl CpuLoad {
+    /// So many percent of each `period`.
     pub fn percent(percent: u64, period: Nanos) -> Self {
         match percent {
-            0 => Hog::None,
-            100.. => Hog::Busy,
-            _ => Hog::Duty {
+            0 => CpuLoad::None,
+            100.. => CpuLoad::Busy,
+            _ => CpuLoad::Duty {
                 period,
                 on: period / 100 * percent,
             },
@@ -47,22 +47,22 @@ impl Hog {
     }
 }
 
-/// What happened to a vCPU so far.
+/// Counters of a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// It ran, cold caches included.
+    /// Time it ran, including time with cold caches, ns.
     pub ran: Nanos,
-    /// Part of that in which it only waited for its caches.
+    /// Part of `ran` in which it waited for cold caches, ns.
     pub cold: Nanos,
-    /// It wanted to run and did not.
+    /// Time it wanted to run and did not, ns.
     pub waited: Nanos,
-    /// It ran its own computing (not cold).
+    /// Time it ran its computing load, without cold caches, ns.
     pub computed: Nanos,
-    /// Longest wait that ended.
+    /// Longest wait that has ended, ns.
     pub longest: Nanos,
-    /// How often it got the core.
+    /// Number of times it got the core.
     pub switches: u64,
-    /// Wake-ups.
+    /// Number of wake-ups.
     pub wakes: u64,
 }
 
@@ -73,26 +73,26 @@ struct Vcpu {
     vm: usize,
     turbo: bool,
     jobs: Jobs,
-    hog_left: Nanos,
-    /// Time it needs for its caches whenever another one ran before it.
+    load_left: Nanos,
+    /// Time to refill its caches after another vCPU ran on the core, ns.
     refill: Nanos,
     cold: Nanos,
     runnable: bool,
     waits_since: Nanos,
     usage: Usage,
-    /// Counter of `usage.ran` at the last exchange between the pools.
-    told: Nanos,
-    hog: Hog,
+    /// `usage.ran` at the last exchange between the pools.
+    ran_at_exchange: Nanos,
+    load: CpuLoad,
 }
 
 impl Vcpu {
     fn has_work(&self) -> bool {
-        self.hog_left > 0 || !self.jobs.is_empty()
+        self.load_left > 0 || !self.jobs.is_empty()
     }
 
-    /// Time to the end of what it does now.
+    /// Time to the end of its present work, ns.
     fn next_end(&self) -> Nanos {
-        let left = self.jobs.next_end().unwrap_or(self.hog_left);
+        let left = self.jobs.next_end().unwrap_or(self.load_left);
         left.saturating_add(self.cold)
     }
 }
@@ -104,25 +104,25 @@ struct Core {
     params: Vec<Params>,
     views: Views,
     current: Option<usize>,
-    /// Who ran last, for the caches.
+    /// vCPU that ran last, whose data is in the caches.
     last: Option<usize>,
     since: Nanos,
     until: Nanos,
-    /// Time of the core that goes to the scheduler or a switch before anybody runs.
+    /// Time that the scheduler or a switch takes before the current vCPU runs, ns.
     busy: Nanos,
     idle: Nanos,
     stolen: Nanos,
     wasted: Nanos,
 }
 
-/// Which pool a core is of.
+/// The pool of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pool {
-    /// Cores that know nothing of each other.
-    Alone,
-    /// Regular core beside turbo cores.
+    /// Core outside of the pools.
+    Single,
+    /// Core of the regular pool.
     Regular,
-    /// Turbo core.
+    /// Core of the turbo pool.
     Turbo,
 }
 
@@ -131,16 +131,16 @@ pub enum Pool {
 pub struct Cpus {
     cores: Vec<Core>,
     vcpus: Vec<Vcpu>,
-    /// By VM: all it ever ran on turbo cores, and all it was ever due on regular ones.
+    /// By VM: all it ever ran on turbo cores, and all it was ever due on regular cores, ns.
     on_turbo: Vec<Nanos>,
     due: Vec<Nanos>,
     /// Cost of a switch from one vCPU to another, ns.
     pub switch_cost: Nanos,
-    /// Cores whose timers went off at this moment.
+    /// Cores whose timers expired at this moment.
     timed: Vec<usize>,
-    /// Ended work, in order; to be taken by the caller.
-    pub done: VecDeque<Done>,
-    /// When each core has something to do.
+    /// Completed work in order, for the caller to remove.
+    pub done: VecDeque<Completion>,
+    /// Timers of the cores.
     pub timers: Timers,
 }
 
@@ -182,14 +182,14 @@ impl Cpus {
             vm,
             turbo: one.pool == Pool::Turbo,
             jobs: Jobs::default(),
-            hog: Hog::None,
-            hog_left: 0,
+            load: CpuLoad::None,
+            load_left: 0,
             refill,
             cold: 0,
             runnable: false,
             waits_since: 0,
             usage: Usage::default(),
-            told: 0,
+            ran_at_exchange: 0,
         });
         id
     }
@@ -204,12 +204,12 @@ impl Cpus {
         self.vcpus.len()
     }
 
-    /// Which core a vCPU is on.
+    /// The core of a vCPU.
     pub fn core_of(&self, vcpu: usize) -> usize {
         self.vcpus[vcpu].core
     }
 
-    /// Tells the schedulers who is there. Once, when all vCPUs are added.
+    /// Passes the vCPUs to the schedulers. To be called once, after all vCPUs are added.
     pub fn begin(&mut self, now: Nanos) {
         for k in 0..self.cores.len() {
             let core = &mut self.cores[k];
@@ -218,28 +218,28 @@ impl Cpus {
         }
     }
 
-    /// What a vCPU computes besides, from now on.
-    pub fn set_hog(&mut self, now: Nanos, vcpu: usize, hog: Hog) {
+    /// Sets the computing load of a vCPU from now on.
+    pub fn set_load(&mut self, now: Nanos, vcpu: usize, load: CpuLoad) {
         let core = self.vcpus[vcpu].core;
         self.advance(now, core);
         let v = &mut self.vcpus[vcpu];
-        v.hog = hog;
-        v.hog_left = match hog {
-            Hog::None | Hog::Lookbusy(_) => 0,
-            Hog::Busy => FOREVER,
-            Hog::Duty { on, .. } => on,
+        v.load = load;
+        v.load_left = match load {
+            CpuLoad::None | CpuLoad::Lookbusy(_) => 0,
+            CpuLoad::Busy => FOREVER,
+            CpuLoad::Duty { on, .. } => on,
         };
         self.changed(now, vcpu);
     }
 
-    /// A period of a [`Hog::Duty`] begins.
+    /// Begins a period of a [`CpuLoad::Duty`].
     pub fn new_period(&mut self, now: Nanos, vcpu: usize) {
-        let hog = self.vcpus[vcpu].hog;
-        self.set_hog(now, vcpu, hog);
+        let load = self.vcpus[vcpu].load;
+        self.set_load(now, vcpu, load);
     }
 
     /// Gives a vCPU work of `cost` ns (at least 1).
-    pub fn submit(&mut self, now: Nanos, vcpu: usize, level: Level, cost: Nanos, done: Done) {
+    pub fn submit(&mut self, now: Nanos, vcpu: usize, level: Level, cost: Nanos, done: Completion) {
         let core = self.vcpus[vcpu].core;
         self.advance(now, core);
         let v = &mut self.vcpus[vcpu];
@@ -251,28 +251,28 @@ impl Cpus {
         if first {
             one.views.change(slot).io = true;
         }
-        if first && waits && one.scheduler.hears_io() {
+        if first && waits && one.scheduler.wants_io_events() {
             self.pick(now, core);
         } else {
             self.changed(now, vcpu);
         }
     }
 
-    /// Whether a vCPU has its core at this moment.
+    /// Whether a vCPU has its core now.
     pub fn runs(&self, vcpu: usize) -> bool {
         let v = &self.vcpus[vcpu];
         self.cores[v.core].current == Some(v.slot)
     }
 
-    /// A core's timer went off.
+    /// Handles the expired timer of a core.
     pub fn timer(&mut self, now: Nanos, core: usize) {
         self.advance(now, core);
         self.finish_jobs(core);
         self.timed.push(core);
     }
 
-    /// Decides what goes on on cores whose timers went off. To be called when those that [`Cpus::done`] names have
-    /// submitted what comes next, as a VM does not sleep between two pieces of work.
+    /// Lets cores whose timers expired decide. To be called after the owners of [`Cpus::done`] have submitted their next
+    /// work, because a VM does not sleep between two pieces of work.
     pub fn conclude(&mut self, now: Nanos) {
         while let Some(core) = self.timed.pop() {
             let one = &self.cores[core];
@@ -282,70 +282,6 @@ impl Cpus {
             } else {
                 self.arm(now, core);
             }
-        }
-    }
-
-    /// Lets the machines of the pools know what their VMs ran elsewhere.
-    pub fn exchange(&mut self, now: Nanos) {
-        let vms = self.on_turbo.len();
-        let (mut ran, mut turbo, mut regular) = (vec![0; vms], vec![0; vms], vec![0u32; vms]);
-        for core in 0..self.cores.len() {
-            self.advance(now, core);
-        }
-        for v in self
-            .vcpus
-            .iter()
-            .filter(|v| self.cores[v.core].pool != Pool::Alone)
-        {
-            let delta = v.usage.ran - v.told;
-            ran[v.vm] += delta;
-            if v.turbo {
-                turbo[v.vm] += delta;
-            } else {
-                regular[v.vm] += 1;
-            }
-        }
-        let mut dues = vec![(0, false); vms];
-        for core in self.cores.iter().filter(|c| c.pool == Pool::Regular) {
-            for (slot, &id) in core.vcpus.iter().enumerate() {
-                let (due, waits) = core.scheduler.due(slot);
-                let of = &mut dues[self.vcpus[id].vm];
-                *of = (of.0 + due, of.1 | waits);
-            }
-        }
-        for core in &mut self.cores {
-            if core.pool == Pool::Alone {
-                continue;
-            }
-            let told: Vec<Elsewhere> = core
-                .vcpus
-                .iter()
-                .map(|&id| {
-                    let v = &self.vcpus[id];
-                    let (before, after) = (self.on_turbo[v.vm], self.on_turbo[v.vm] + turbo[v.vm]);
-                    let all = regular[v.vm];
-                    Elsewhere {
-                        turbo: portion(after, 1, all) - portion(before, 1, all),
-                        total: ran[v.vm] - (v.usage.ran - v.told),
-                        due: dues[v.vm].0.saturating_sub(self.due[v.vm]),
-                        waits: dues[v.vm].1,
-                    }
-                })
-                .collect();
-            core.scheduler.elsewhere(&told);
-        }
-        for (due, (all, _)) in self.due.iter_mut().zip(dues) {
-            *due = all;
-        }
-        for v in &mut self.vcpus {
-            v.told = v.usage.ran;
-        }
-        for (sum, turbo) in self.on_turbo.iter_mut().zip(turbo) {
-            *sum += turbo;
-        }
-        // As the controller's accounting does at each decision, no decision is forced by this.
-        for core in 0..self.cores.len() {
-            self.arm(now, core);
         }
     }
 
@@ -363,19 +299,19 @@ impl Cpus {
         }
     }
 
-    /// What a vCPU got.
+    /// Counters of a vCPU.
     pub fn usage(&self, vcpu: usize) -> Usage {
         self.vcpus[vcpu].usage
     }
 
-    /// Of a core: idle time, time that switches and the scheduler took, and idle time in which a vCPU without a cap
-    /// wanted to run (which must be 0), ns.
+    /// Of a core, ns: idle time, time of scheduler and switches, and idle time in which a vCPU without a cap wanted to run
+    /// (which must be 0).
     pub fn core_times(&self, core: usize) -> (Nanos, Nanos, Nanos) {
         let c = &self.cores[core];
         (c.idle, c.stolen, c.wasted)
     }
 
-    /// Something about a vCPU's work changed (and its core is advanced to `now`).
+    /// Reacts to a change of a vCPU's work. Its core must be advanced to `now`.
     fn changed(&mut self, now: Nanos, vcpu: usize) {
         let v = &mut self.vcpus[vcpu];
         let (core, slot, wants) = (v.core, v.slot, v.has_work());
@@ -392,7 +328,7 @@ impl Cpus {
                 self.pick(now, core);
             }
         } else if !wants && v.runnable {
-            // Its computing was called off while it waited.
+            // Its load was removed while it waited.
             v.runnable = false;
             v.usage.waited += now - v.waits_since;
             let view = self.cores[core].views.change(slot);
@@ -430,8 +366,8 @@ impl Cpus {
             v.jobs.run(passed);
         } else {
             v.usage.computed += passed;
-            if v.hog_left != FOREVER {
-                v.hog_left = v.hog_left.saturating_sub(passed);
+            if v.load_left != FOREVER {
+                v.load_left = v.load_left.saturating_sub(passed);
             }
         }
     }
@@ -452,7 +388,7 @@ impl Cpus {
         }
     }
 
-    /// Asks the scheduler who runs.
+    /// Asks the scheduler which vCPU runs.
     fn pick(&mut self, now: Nanos, core: usize) {
         let one = &mut self.cores[core];
         if let Some(slot) = one.current {
@@ -465,7 +401,7 @@ impl Cpus {
         }
         one.views.sort();
         let pick = one.scheduler.pick(now, &one.views);
-        one.views.picked();
+        one.views.clear();
         one.busy += one.scheduler.overhead();
         if pick.who != one.current {
             if let Some(old) = one.current {
@@ -486,7 +422,7 @@ impl Cpus {
             }
             one.current = pick.who;
         }
-        // It begins to run when the core is its own.
+        // The vCPU begins to run after the scheduler and the switch.
         let runs_from = now.saturating_add(one.busy);
         one.until = pick.until.min(runs_from.saturating_add(pick.budget));
         self.arm(now, core);

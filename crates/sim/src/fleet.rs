@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Many hosts: a fluid model. In each step of a second every VM wants a part of its core; who gets what is where fair
-//! shares come to rest ([`allocate`]), and how long a request waits follows from that. The same steps can be run by the
-//! event model, which says how far off this is ([`error`]).
+//! A fluid model of many hosts. In each step of a second every VM wants a part of its core. The VMs get what fair shares
+//! converge to ([`allocate`]), and the wait of a request follows from that. [`model_error`] runs the same steps in the event
+//! model and measures the difference.
 
 use serde::Serialize;
 use viola_policy::slices::model::interleaved_wait;
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, MS, Nanos, US};
 use viola_policy::turbo::shares::{Demand, allocate};
 
-use crate::cpu::Hog;
+use crate::cpu::CpuLoad;
 use crate::net::Packet;
 use crate::random::Random;
 use crate::setup::{HostSetup, Policy, VmSetup};
@@ -17,26 +17,26 @@ use crate::world::{Workload, World};
 
 /// Length of a step.
 const STEP: Nanos = 1_000 * MS;
-/// VMs of a core; the first of them answers requests.
+/// Number of VMs per core; the first of them answers requests.
 pub const VMS_PER_CORE: usize = 4;
-/// Cores of a host.
+/// Number of cores per host.
 pub const CORES: usize = 16;
 const MICROSLICE: Nanos = 300 * US;
 const SLICE: Nanos = 30 * MS;
-/// A VM's demand changes with this probability at each step.
+/// Probability that a VM's demand changes at a step.
 const CHANGES: f64 = 0.05;
 
-/// Who schedules the fleet.
+/// The scheduler of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Side {
-    /// Credit scheduler with 30 ms.
+pub enum FleetScheduler {
+    /// Credit scheduler with slices of 30 ms.
     Credit,
-    /// viola's slices, the VM that answers requests latency-sensitive.
+    /// viola's slices; the VM that answers requests is latency-sensitive.
     Viola,
 }
 
-/// What the VMs of one core want, second by second.
+/// Demand of the VMs of one core, second by second.
 struct Trace {
     random: Random,
     wants: [f64; VMS_PER_CORE],
@@ -49,7 +49,7 @@ impl Trace {
         Self { random, wants }
     }
 
-    /// Half of the VMs are idle or busy, the others something between.
+    /// A quarter of the VMs is idle, a quarter busy, and the others want a random part.
     fn level(random: &mut Random) -> f64 {
         match random.unit() {
             x if x < 0.25 => 0.0,
@@ -72,15 +72,15 @@ impl Trace {
 /// Sums over cores and steps.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Sums {
-    /// Core seconds that were used.
+    /// Core seconds used.
     pub used: f64,
-    /// Core seconds that were wanted.
+    /// Core seconds wanted.
     pub wanted: f64,
-    /// Mean wait of a request, summed over steps and cores, ms.
+    /// Sum of the mean waits of a request over steps and cores, ms.
     pub wait_ms: f64,
-    /// Longest wait of any step, ms.
+    /// Longest wait in any step, ms.
     pub longest_ms: f64,
-    /// Steps of cores.
+    /// Number of steps of all cores.
     pub steps: u64,
 }
 
@@ -94,8 +94,11 @@ impl Sums {
     }
 }
 
-/// Parts of a core, mean and longest wait of requests (ms) in one step.
-fn fluid(wants: &[f64; VMS_PER_CORE], side: Side) -> ([f64; VMS_PER_CORE], f64, f64) {
+/// Parts of the core, mean and longest wait of a request (ms) in one step.
+fn fluid(
+    wants: &[f64; VMS_PER_CORE],
+    scheduler: FleetScheduler,
+) -> ([f64; VMS_PER_CORE], f64, f64) {
     let demand = |&want: &f64| Demand {
         weight: DEFAULT_WEIGHT,
         cap: None,
@@ -107,23 +110,23 @@ fn fluid(wants: &[f64; VMS_PER_CORE], side: Side) -> ([f64; VMS_PER_CORE], f64, 
     for (part, granted) in got.iter_mut().zip(allocate(&demands, 1.0, 0.0)) {
         *part = granted.regular;
     }
-    // One that gets what it wants sleeps in between, and takes the core when it wakes.
+    // A VM that gets what it wants sleeps in between, and gets the core when it wakes.
     let short = |k: usize| wants[k] > got[k] + 1e-9;
     let full = wants.iter().sum::<f64>() >= 1.0 - 1e-9;
     if !full || !(short(0) || wants[0] >= 1.0) {
         return (got, 0.0, 0.0);
     }
     let share = got[0].clamp(1e-6, 1.0);
-    let longest = match side {
-        // One that is not short takes its part out of the others' turns, which stretches the round.
-        Side::Credit => (1.0 - share) / share * SLICE as f64,
-        Side::Viola => interleaved_wait(share, MICROSLICE, []) as f64,
+    let longest = match scheduler {
+        // A VM that gets less than it wants takes its part from the others' turns, which makes the round longer.
+        FleetScheduler::Credit => (1.0 - share) / share * SLICE as f64,
+        FleetScheduler::Viola => interleaved_wait(share, MICROSLICE, []) as f64,
     };
     (got, (1.0 - share) * longest / 2e6, longest / 1e6)
 }
 
 /// Runs `hosts` hosts for `steps` seconds on `threads` threads.
-pub fn run(hosts: u64, steps: u64, side: Side, seed: u64, threads: usize) -> Sums {
+pub fn run(hosts: u64, steps: u64, scheduler: FleetScheduler, seed: u64, threads: usize) -> Sums {
     let threads = threads.max(1) as u64;
     let part = |t: u64| {
         let mut sums = Sums::default();
@@ -134,7 +137,7 @@ pub fn run(hosts: u64, steps: u64, side: Side, seed: u64, threads: usize) -> Sum
                     Trace::new(seed ^ (host * CORES as u64 + core + 1).wrapping_mul(0x9e37_79b9));
                 for _ in 0..steps {
                     let wants = trace.next();
-                    let (got, wait, longest) = fluid(&wants, side);
+                    let (got, wait, longest) = fluid(&wants, scheduler);
                     sums.add(&Sums {
                         used: got.iter().sum(),
                         wanted: wants.iter().sum(),
@@ -151,7 +154,7 @@ pub fn run(hosts: u64, steps: u64, side: Side, seed: u64, threads: usize) -> Sum
     let mut all = Sums::default();
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|t| scope.spawn(move || part(t))).collect();
-        // In the order of the threads, so that sums of floats are the same each time.
+        // In the order of threads, so that sums of floats are reproducible.
         for one in running {
             match one.join() {
                 Ok(sums) => all.add(&sums),
@@ -162,63 +165,63 @@ pub fn run(hosts: u64, steps: u64, side: Side, seed: u64, threads: usize) -> Sum
     all
 }
 
-/// How far the fluid model is from the event model.
+/// Difference between the fluid model and the event model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Error {
-    /// Cores that were run by both.
+pub struct ModelError {
+    /// Number of cores that both models ran.
     pub cores: u64,
-    /// Mean distance of a VM's share over the whole time, part of a core.
+    /// Mean difference of a VM's share over the whole time, part of a core.
     pub share_error: f64,
-    /// Mean wait of requests by the event model, ms.
+    /// Mean wait of a request in the event model, ms.
     pub event_wait_ms: f64,
-    /// By the fluid model, ms.
+    /// Mean wait of a request in the fluid model, ms.
     pub fluid_wait_ms: f64,
 }
 
-/// Sets what the VMs want, step by step.
+/// Sets the demand of the VMs, step by step.
 struct Script {
     trace: Trace,
     owner: usize,
 }
 
-/// Period in which a VM asks for its part.
+/// Period in which a VM runs its part.
 const PERIOD: Nanos = 100 * MS;
 
 impl Workload for Script {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        self.call(world, 0);
+        self.on_timer(world, 0);
     }
 
-    fn call(&mut self, world: &mut World, step: u64) {
+    fn on_timer(&mut self, world: &mut World, step: u64) {
         if step.is_multiple_of(STEP / PERIOD) {
             for (vm, want) in self.trace.next().into_iter().enumerate() {
                 let on = (PERIOD as f64 * want) as Nanos;
-                let hog = match want {
-                    w if w <= 0.0 => Hog::None,
-                    w if w >= 1.0 => Hog::Busy,
-                    _ => Hog::Duty { period: PERIOD, on },
+                let load = match want {
+                    w if w <= 0.0 => CpuLoad::None,
+                    w if w >= 1.0 => CpuLoad::Busy,
+                    _ => CpuLoad::Duty { period: PERIOD, on },
                 };
-                world.cpus.set_hog(world.now, world.vms[vm].app, hog);
+                world.cpus.set_load(world.now, world.vms[vm].app, load);
             }
         } else {
             for vm in 0..world.vms.len() {
                 world.cpus.new_period(world.now, world.vms[vm].app);
             }
         }
-        world.call(world.now + PERIOD, self.owner, step + 1);
+        world.set_timer(world.now + PERIOD, self.owner, step + 1);
     }
 
-    fn received(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
+    fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
 
     fn figures(&self, _world: &World) -> Vec<(String, f64)> {
         Vec::new()
     }
 }
 
-/// Runs `cores` cores for `steps` seconds by both models.
-pub fn error(cores: u64, steps: u64, side: Side, seed: u64) -> Error {
-    let mut of = Error {
+/// Runs `cores` cores for `steps` seconds in both models.
+pub fn model_error(cores: u64, steps: u64, scheduler: FleetScheduler, seed: u64) -> ModelError {
+    let mut of = ModelError {
         cores,
         share_error: 0.0,
         event_wait_ms: 0.0,
@@ -229,7 +232,7 @@ pub fn error(cores: u64, steps: u64, side: Side, seed: u64) -> Error {
         let mut got = [0.0; VMS_PER_CORE];
         let mut trace = Trace::new(seed);
         for _ in 0..steps {
-            let (parts, wait, _) = fluid(&trace.next(), side);
+            let (parts, wait, _) = fluid(&trace.next(), scheduler);
             for (sum, part) in got.iter_mut().zip(parts) {
                 *sum += part / steps as f64;
             }
@@ -241,9 +244,9 @@ pub fn error(cores: u64, steps: u64, side: Side, seed: u64) -> Error {
             ..VmSetup::default()
         };
         let setup = HostSetup {
-            policy: match side {
-                Side::Credit => Policy::XEN,
-                Side::Viola => Policy::Interleaved {
+            policy: match scheduler {
+                FleetScheduler::Credit => Policy::XEN,
+                FleetScheduler::Viola => Policy::Interleaved {
                     batch_slice: 4 * MS,
                 },
             },
@@ -278,22 +281,25 @@ mod tests {
 
     #[test]
     fn threads_do_not_change_the_result_but_for_the_order_of_sums() {
-        let (one, two) = (run(6, 60, Side::Viola, 1, 1), run(6, 60, Side::Viola, 1, 2));
+        let (one, two) = (
+            run(6, 60, FleetScheduler::Viola, 1, 1),
+            run(6, 60, FleetScheduler::Viola, 1, 2),
+        );
         assert_eq!(one.steps, 6 * 60 * CORES as u64);
         assert_eq!((one.steps, one.longest_ms), (two.steps, two.longest_ms));
         assert!((one.used - two.used).abs() < 1e-6 && (one.wait_ms - two.wait_ms).abs() < 1e-6);
-        assert_eq!(two, run(6, 60, Side::Viola, 1, 2));
+        assert_eq!(two, run(6, 60, FleetScheduler::Viola, 1, 2));
         assert!(one.used <= one.wanted && one.used <= one.steps as f64);
     }
 
     #[test]
     fn the_fluid_model_is_near_the_event_model() {
-        for side in [Side::Credit, Side::Viola] {
-            let of = error(12, 30, side, 5);
-            assert!(of.share_error < 0.03, "{side:?}: {of:?}");
+        for scheduler in [FleetScheduler::Credit, FleetScheduler::Viola] {
+            let of = model_error(12, 30, scheduler, 5);
+            assert!(of.share_error < 0.03, "{scheduler:?}: {of:?}");
         }
-        let credit = error(12, 30, Side::Credit, 5);
-        let viola = error(12, 30, Side::Viola, 5);
+        let credit = model_error(12, 30, FleetScheduler::Credit, 5);
+        let viola = model_error(12, 30, FleetScheduler::Viola, 5);
         assert!(viola.fluid_wait_ms < credit.fluid_wait_ms / 10.0);
         assert!(
             viola.event_wait_ms < credit.event_wait_ms / 4.0,

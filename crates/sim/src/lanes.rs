@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Virtual functions of the simulated NIC: `policy::lanes` decides who has one, from what the simulated meter sees.
+//! Virtual functions of the simulated NIC. `policy::lanes` assigns them from what the simulated meter measures.
 
 use std::collections::BTreeSet;
 
 use viola_policy::lanes::{
-    Action, Config, CpuTime, Lanes, Nic, Observed, Pool, Samples, Setting, di2,
+    Action, Config, CpuTime, Nic, NicObservation, Pool, Samples, Setting, VfScheduler, di2,
 };
 use viola_policy::slices::{MS, Nanos};
 
@@ -13,30 +13,30 @@ use crate::world::{Workload, World};
 
 pub mod compare;
 
-/// Who gives VFs out.
+/// How VFs are assigned.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Giver {
+pub enum VfAssignment {
     /// `policy::lanes`.
     #[default]
     Policy,
-    /// Nobody after the start: the first VMs have them for good.
+    /// The first VMs hold them from the start, for good.
     Fixed,
-    /// The next VMs have them after this time, ns, and so on.
-    Turns(Nanos),
-    /// One who knows the packets a second of each VM in each phase of this length (ns), and begins in time.
+    /// The next VMs hold them after each period of this length, ns.
+    RoundRobin(Nanos),
+    /// An oracle assigns them in time: it knows the packets per second of each VM in each phase of this length (ns).
     Oracle((Nanos, Vec<Vec<u64>>)),
 }
 
-/// How VFs are given out.
+/// The VFs of a host and their control loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LaneSetup {
-    /// VFs there are.
+    /// Number of VFs.
     pub vfs: u32,
-    /// Time between two decisions, ns.
+    /// Interval between decisions, ns.
     pub every: Nanos,
-    /// Time between two samples of the packets, ns.
+    /// Interval between samples of the packets, ns.
     pub sample: Nanos,
-    /// Samples that a decision looks back on.
+    /// Number of samples that a decision uses.
     pub samples: usize,
     /// Time from a decision until the VM uses its VF, ns.
     pub attach: Nanos,
@@ -57,10 +57,10 @@ impl Default for LaneSetup {
     }
 }
 
-struct Seen {
+struct VmSample {
     samples: Samples,
     packets: u64,
-    /// Since the last decision: run time and waiting time that were told.
+    /// Run time and waiting time at the last decision, ns.
     ran: Nanos,
     waited: Nanos,
     di2: f64,
@@ -69,34 +69,34 @@ struct Seen {
 /// The control loop of lanes on the simulated host.
 pub struct LaneControl {
     setup: LaneSetup,
-    giver: Giver,
-    lanes: Lanes,
-    /// Who holds a VF where the policy does not decide.
-    given: BTreeSet<u32>,
+    assignment: VfAssignment,
+    lanes: VfScheduler,
+    /// Holders of a VF, if the policy does not decide.
+    assigned: BTreeSet<u32>,
     owner: usize,
-    seen: Vec<Seen>,
+    seen: Vec<VmSample>,
     decided: Nanos,
     switches: u64,
 }
 
 const SAMPLE: u64 = 0;
 const DECIDE: u64 = 1;
-/// Above: a VM's VF is ready.
+/// Tags from here on: the VF of a VM is attached.
 const READY: u64 = 2;
 
 impl LaneControl {
-    /// Nobody has a VF.
+    /// A control loop that lets the policy decide.
     pub fn new(setup: LaneSetup) -> Self {
-        Self::given_by(setup, Giver::Policy)
+        Self::with_assignment(setup, VfAssignment::Policy)
     }
 
-    /// The same, given out by somebody else.
-    pub fn given_by(setup: LaneSetup, giver: Giver) -> Self {
+    /// A control loop with another way to assign VFs.
+    pub fn with_assignment(setup: LaneSetup, assignment: VfAssignment) -> Self {
         Self {
-            lanes: Lanes::new(setup.config),
+            lanes: VfScheduler::new(setup.config),
             setup,
-            giver,
-            given: BTreeSet::new(),
+            assignment,
+            assigned: BTreeSet::new(),
             owner: 0,
             seen: Vec::new(),
             decided: 0,
@@ -112,19 +112,19 @@ impl LaneControl {
         }
     }
 
-    /// Who is to have a VF from now on, where the policy does not decide.
+    /// The VMs that should hold a VF from now on; `None` if the policy decides.
     fn wanted(&self, now: Nanos, vms: u32) -> Option<BTreeSet<u32>> {
         let vfs = self.setup.vfs.min(vms);
-        match &self.giver {
-            Giver::Policy => None,
-            Giver::Fixed => Some((0..vfs).collect()),
-            Giver::Turns(every) => {
+        match &self.assignment {
+            VfAssignment::Policy => None,
+            VfAssignment::Fixed => Some((0..vfs).collect()),
+            VfAssignment::RoundRobin(every) => {
                 let turn = now / (*every).max(1);
                 let first = turn * u64::from(vfs) % u64::from(vms.max(1));
                 Some((0..vfs).map(|k| (first as u32 + k) % vms).collect())
             }
-            Giver::Oracle((phase, rates)) => {
-                // a VF that is asked for now is there when it is attached
+            VfAssignment::Oracle((phase, rates)) => {
+                // A VF that is granted now is in use after it is attached.
                 let at = ((now + self.setup.attach) / (*phase).max(1)) as usize;
                 let rate = |vm: u32| {
                     let of = rates.get(vm as usize);
@@ -140,23 +140,23 @@ impl LaneControl {
         }
     }
 
-    /// Gives and takes so that these have one.
-    fn give(&mut self, world: &mut World, wanted: BTreeSet<u32>) {
-        for &vm in self.given.difference(&wanted) {
+    /// Gives these VMs a VF and takes the others' away.
+    fn assign(&mut self, world: &mut World, wanted: BTreeSet<u32>) {
+        for &vm in self.assigned.difference(&wanted) {
             world.nics[vm as usize].vf = false;
         }
-        for &vm in wanted.difference(&self.given) {
+        for &vm in wanted.difference(&self.assigned) {
             self.switches += 1;
             let at = world.now + self.setup.attach;
-            world.call(at, self.owner, READY + u64::from(vm));
+            world.set_timer(at, self.owner, READY + u64::from(vm));
         }
-        self.given = wanted;
+        self.assigned = wanted;
     }
 
     fn decide(&mut self, world: &mut World) {
         let vms = u32::try_from(world.vms.len()).unwrap_or(u32::MAX);
         match self.wanted(world.now, vms) {
-            Some(wanted) => self.give(world, wanted),
+            Some(wanted) => self.assign(world, wanted),
             None => self.decide_by_policy(world),
         }
     }
@@ -181,15 +181,15 @@ impl LaneControl {
             }]);
             (seen.ran, seen.waited) = (ran, waited);
         }
-        let observed: Vec<Observed> = (0u32..)
+        let observed: Vec<NicObservation> = (0u32..)
             .zip(&self.seen)
-            .map(|(vm, seen)| Observed {
+            .map(|(vm, seen)| NicObservation {
                 nic: Nic { vm, network: 0 },
                 di2: seen.di2,
                 traffic: seen.samples.traffic(),
                 setting: Setting::Auto,
-                most: 1,
-                attach: self.setup.attach,
+                max_vfs: 1,
+                attach_time: self.setup.attach,
             })
             .collect();
         let pool = Pool {
@@ -203,7 +203,7 @@ impl LaneControl {
                 Action::Grant { nic, .. } => {
                     self.switches += 1;
                     let at = world.now + self.setup.attach;
-                    world.call(at, self.owner, READY + u64::from(nic.vm));
+                    world.set_timer(at, self.owner, READY + u64::from(nic.vm));
                 }
             }
         }
@@ -214,38 +214,38 @@ impl Workload for LaneControl {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
         let most = self.setup.samples;
-        self.seen.resize_with(world.vms.len(), || Seen {
+        self.seen.resize_with(world.vms.len(), || VmSample {
             samples: Samples::new(most),
             packets: 0,
             ran: 0,
             waited: 0,
             di2: 0.0,
         });
-        world.call(self.setup.sample, owner, SAMPLE);
-        world.call(self.setup.every, owner, DECIDE);
+        world.set_timer(self.setup.sample, owner, SAMPLE);
+        world.set_timer(self.setup.every, owner, DECIDE);
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         match tag {
             SAMPLE => {
                 self.sample(world);
-                world.call(world.now + self.setup.sample, self.owner, SAMPLE);
+                world.set_timer(world.now + self.setup.sample, self.owner, SAMPLE);
             }
             DECIDE => {
                 self.decide(world);
-                world.call(world.now + self.setup.every, self.owner, DECIDE);
+                world.set_timer(world.now + self.setup.every, self.owner, DECIDE);
             }
             vm => {
-                // Unless it was taken away meanwhile.
+                // Unless the VF was revoked in the meantime.
                 let vm = (vm - READY) as u32;
-                let held =
-                    self.given.contains(&vm) || self.lanes.holders().any(|(_, nic)| nic.vm == vm);
+                let held = self.assigned.contains(&vm)
+                    || self.lanes.holders().any(|(_, nic)| nic.vm == vm);
                 world.nics[vm as usize].vf = held;
             }
         }
     }
 
-    fn received(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
+    fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
         let held = world.nics.iter().filter(|n| n.vf).count();

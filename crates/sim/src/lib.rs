@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A model of hosts whose VMs share cores: what viola does there, what the papers measured, what it would do elsewhere.
+//! A simulator of hosts whose VMs share cores. It predicts what viola does on a host and what the papers' experiments give.
 //!
-//! Discrete events, integer nanoseconds, one seed: the same input gives the same output, byte for byte. All decisions
-//! come from `viola-policy`; what is modelled here is the rest of a host: cores ([`cpu`]) with the kernel's schedulers
-//! ([`sched`]), packets on their way ([`net`], [`lanes`]), and what VMs do ([`work`]).
+//! The simulation is one of discrete events in integer nanoseconds with one seed: equal inputs give equal outputs, byte for
+//! byte. All decisions come from `viola-policy`. This crate models the rest of a host:
+//!
+//! | module | models |
+//! |---|---|
+//! | [`cpu`], [`sched`] | cores, vCPUs, and the schedulers of Linux and Xen |
+//! | [`net`], [`lanes`] | packets, NICs and virtual functions |
+//! | [`work`] | what VMs do: the benchmarks of the papers, and services |
+//! | [`setup`], [`world`] | a host described, and that host running |
+//! | [`scenario`], [`advise`] | hosts from TOML files, and what viola would gain there |
+//! | [`papers`] | the papers' experiments, and the project's own measurements |
+//! | [`fleet`] | many hosts, as a fluid model |
+//! | [`queue`], [`random`] | events in order of time, and random numbers |
 
 pub mod advise;
 pub mod cpu;

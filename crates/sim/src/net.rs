@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets on their way: wire, driver domain or host I/O thread, ring of the virtual NIC.
+//! Packets: wires, driver domain or host I/O thread, and rings of virtual NICs.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use viola_policy::slices::Nanos;
 
-/// A packet, or several of one flow that travel as one.
+/// A packet, or several of one flow that travel together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// Which workload it is of.
+    /// Its workload.
     pub owner: usize,
-    /// Its mark there.
+    /// Its tag, for the workload.
     pub tag: u64,
     /// Bytes on the wire, headers included.
     pub bytes: u32,
-    /// A segment of a stream, which may be merged with the next one.
+    /// Whether it is a segment of a stream, which may be merged with the next one.
     pub stream: bool,
 }
 
-/// First come, first served at a fixed speed, with a bounded queue: a wire, or a thread that handles packets.
+/// A first come, first served queue of bounded length: a wire, or a thread that handles packets.
 #[derive(Debug, Clone)]
 pub struct Server {
     free_at: Nanos,
-    /// Longest queue, as time that it takes to serve; packets that come when it is longer are dropped.
+    /// Maximum backlog, ns; a packet that finds a longer one is dropped.
     most: Nanos,
-    /// Time it served.
+    /// Time it was busy, ns.
     pub busy: Nanos,
     /// Packets dropped.
     pub dropped: u64,
 }
 
 impl Server {
-    /// One whose queue may take `most` ns to serve.
+    /// An empty queue with a maximum backlog of `most` ns.
     pub fn new(most: Nanos) -> Self {
         Self {
             free_at: 0,
@@ -41,13 +41,13 @@ impl Server {
         }
     }
 
-    /// Time until it has served all that it took.
+    /// Time until it has served its queue, ns.
     pub fn backlog(&self, now: Nanos) -> Nanos {
         self.free_at.saturating_sub(now)
     }
 
-    /// Takes something at `at` that takes `cost`. When it is served, or `None` if it was dropped. Calls must be in order
-    /// of time.
+    /// Queues a packet at `at` that takes `cost` ns. Returns when it is served, or `None` if it is dropped. Calls must be in
+    /// order of time.
     pub fn serve(&mut self, at: Nanos, cost: Nanos) -> Option<Nanos> {
         if self.free_at.saturating_sub(at) > self.most {
             self.dropped += 1;
@@ -59,38 +59,38 @@ impl Server {
     }
 }
 
-/// Time that bytes take on a wire.
+/// Transmission time of `bytes`, ns.
 pub fn wire_time(bytes: u64, bits_per_second: u64) -> Nanos {
     let ns = u128::from(bytes) * 8_000_000_000 / u128::from(bits_per_second.max(1));
     u64::try_from(ns).unwrap_or(Nanos::MAX)
 }
 
-/// Most bytes that a frame takes on the wire, as packets are counted here (headers, check sum, preamble and gap included), and
-/// bytes of a page, which is what a slot of a ring holds of a merged packet.
+/// Maximum size of a frame on the wire, bytes (with headers, check sum, preamble and gap), and size of a page, bytes, of which
+/// each holds a slot of a merged packet.
 const FRAME: u32 = 1538;
 const PAGE: u32 = 4096;
 
-/// What receiving costs a guest, and what its NIC holds.
+/// Costs of receiving, and sizes of the NIC's queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NicCosts {
     /// Slots of the receive ring.
     pub ring: usize,
-    /// Packets, merged ones counted once, that wait before it when it is full.
+    /// Packets that wait in front of a full ring; merged packets count once.
     pub queue: usize,
-    /// Guest's time to take an interrupt, ns.
+    /// Guest's time per interrupt, ns.
     pub interrupt: Nanos,
-    /// Guest's softirq time for each slot of the ring, ns.
+    /// Guest's softirq time per slot of the ring, ns.
     pub packet: Nanos,
-    /// Most packets handled in one go (NAPI's budget).
+    /// Maximum number of packets per softirq (NAPI's budget).
     pub budget: usize,
-    /// Host's time for each frame of the paravirtual path, ns.
+    /// Host's time per frame on the paravirtual path, ns.
     pub host_packet: Nanos,
-    /// Shortest time between two interrupts of the physical NIC, ns; 0: one for each packet.
+    /// Minimum time between two interrupts of the physical NIC, ns; 0: an interrupt per packet.
     pub coalesce: Nanos,
-    /// Of so many pieces of softirq work one takes so many percent of its time: caches are cold, the host does something
-    /// else; `None`: none does.
+    /// (n, percent): one of n pieces of softirq work takes that percentage of its normal time, because caches are cold or
+    /// the host is busy; `None`: all take the normal time.
     pub slow: Option<(u32, u32)>,
-    /// The host merges what comes of a stream with one interrupt, up to so many bytes (GRO); 0: it does not.
+    /// Maximum size of the segments of a stream that the host merges per interrupt, bytes (GRO); 0: no merging.
     pub merge: u32,
 }
 
@@ -102,7 +102,7 @@ impl NicCosts {
     }
 }
 
-/// Packets that travel as one.
+/// Packets that were merged.
 #[derive(Debug, Clone, Copy)]
 struct Group {
     owner: usize,
@@ -118,32 +118,32 @@ pub struct Nic {
     pub costs: NicCosts,
     /// vCPU that takes its interrupts.
     pub vcpu: usize,
-    /// It has a virtual function: its packets pass the host's own work by.
+    /// Whether it has a virtual function: its packets then bypass the host's own work.
     pub vf: bool,
     /// Packets it sent.
     pub sent: u64,
-    /// All that wait, in ring and queue.
+    /// Packets that wait, in the ring and in front of it.
     packets: VecDeque<Packet>,
     groups: VecDeque<Group>,
-    /// How many of the groups are in the ring, and their slots.
+    /// Number of groups in the ring, and the slots they use.
     in_ring: usize,
     used: usize,
-    /// Groups that the running softirq work is for.
+    /// Number of groups that the running softirq handles.
     batch: usize,
-    /// Pieces of softirq work so far.
+    /// Number of softirqs started so far.
     starts: u64,
-    /// Packets that were not told of yet, by the time they will be.
-    untold: BTreeMap<Nanos, Vec<Packet>>,
-    /// Packets that came to the ring.
+    /// Packets of future interrupts, by time.
+    pending: BTreeMap<Nanos, Vec<Packet>>,
+    /// Packets that arrived at the ring.
     pub came: u64,
-    /// Packets dropped because it was full.
+    /// Packets dropped at a full ring.
     pub dropped: u64,
-    /// Packets handed to the guest.
+    /// Packets delivered to the guest.
     pub handed: u64,
 }
 
 impl Nic {
-    /// An empty one.
+    /// A NIC without packets.
     pub fn new(costs: NicCosts, vcpu: usize) -> Self {
         Self {
             costs,
@@ -156,14 +156,14 @@ impl Nic {
             used: 0,
             batch: 0,
             starts: 0,
-            untold: BTreeMap::new(),
+            pending: BTreeMap::new(),
             came: 0,
             dropped: 0,
             handed: 0,
         }
     }
 
-    /// Takes packets that come with one interrupt. The cost of the softirq work to be started, if any must be.
+    /// Adds the packets of one interrupt. Returns the cost of the softirq to start (ns), if one must be started.
     pub fn push(&mut self, packets: impl IntoIterator<Item = Packet>) -> Option<Nanos> {
         let mut open = false;
         for packet in packets {
@@ -174,7 +174,7 @@ impl Nic {
             self.starts += 1;
             let cost = self.costs.interrupt + self.start();
             match self.costs.slow {
-                // Which one is as good as random, and the same in each run.
+                // Pseudo-random, and the same in each run.
                 Some((of, percent))
                     if crate::random::mixed(self.starts).is_multiple_of(u64::from(of.max(1))) =>
                 {
@@ -185,7 +185,7 @@ impl Nic {
         })
     }
 
-    /// Takes one; `open` says whether the last one came with it. Returns whether the next one may be merged with it.
+    /// Adds one packet. `open`: the previous one came with the same interrupt. Returns whether the next may be merged with it.
     fn take(&mut self, packet: Packet, open: bool) -> bool {
         let queued = self.groups.len() - self.in_ring;
         if let (true, true, Some(last)) = (open, packet.stream, self.groups.back_mut())
@@ -227,7 +227,7 @@ impl Nic {
         slots as Nanos * self.costs.packet
     }
 
-    /// The softirq work is done: its packets go to `out`. The cost of what comes next, if there is more.
+    /// Completes the softirq and moves its packets to `out`. Returns the cost of the next softirq, if there are more.
     pub fn done(&mut self, out: &mut Vec<Packet>) -> Option<Nanos> {
         for group in self.groups.drain(..self.batch) {
             self.used -= group.slots;
@@ -245,7 +245,7 @@ impl Nic {
         (self.in_ring > 0).then(|| self.start())
     }
 
-    /// Host's time for a packet of so many bytes on the path it has now, ns.
+    /// Host's time for a packet of this size on its present path, ns.
     pub fn host_cost(&self, bytes: u32) -> Nanos {
         if self.vf {
             0
@@ -254,24 +254,24 @@ impl Nic {
         }
     }
 
-    /// A packet comes at `at`. When it is told of; whether nobody asked for that time yet.
-    pub fn arrives(&mut self, packet: Packet, at: Nanos) -> (Nanos, bool) {
+    /// Queues a packet that arrives at `at`. Returns the time of its interrupt, and whether it is the first of that interrupt.
+    pub fn queue_for_interrupt(&mut self, packet: Packet, at: Nanos) -> (Nanos, bool) {
         let at = match self.costs.coalesce {
             0 => at,
             every => at.div_ceil(every) * every,
         };
-        let with = self.untold.entry(at).or_default();
+        let with = self.pending.entry(at).or_default();
         with.push(packet);
         (at, with.len() == 1)
     }
 
-    /// The interrupt of `now`.
-    pub fn told(&mut self, now: Nanos) -> Option<Nanos> {
-        let packets = self.untold.remove(&now)?;
+    /// Handles the interrupt of time `now`; returns as [`Nic::push`].
+    pub fn interrupt(&mut self, now: Nanos) -> Option<Nanos> {
+        let packets = self.pending.remove(&now)?;
         self.push(packets)
     }
 
-    /// Packets in the ring and before it.
+    /// Number of packets in the ring and in front of it.
     pub fn waiting(&self) -> usize {
         self.packets.len()
     }
@@ -331,7 +331,7 @@ mod tests {
             ..crate::setup::HostSetup::default().nic
         };
         let mut nic = Nic::new(costs, 0);
-        // A segment of 1,448 bytes with all its headers, preamble and gap, and a datagram of iperf's.
+        // A segment of 1,448 bytes with headers, preamble and gap, and a datagram of iperf.
         let packet = |bytes| Packet {
             owner: 0,
             tag: 0,
@@ -365,18 +365,18 @@ mod tests {
             bytes: 1514,
             stream: true,
         };
-        assert_eq!(nic.arrives(segment, 110), (200, true));
+        assert_eq!(nic.queue_for_interrupt(segment, 110), (200, true));
         for at in 120..130 {
-            assert_eq!(nic.arrives(segment, at), (200, false));
+            assert_eq!(nic.queue_for_interrupt(segment, at), (200, false));
         }
-        assert_eq!(nic.arrives(segment, 201), (300, true));
-        // Ten segments are 15,140 bytes, four pages; the eleventh finds no slot.
-        assert_eq!(nic.told(200), Some(4));
+        assert_eq!(nic.queue_for_interrupt(segment, 201), (300, true));
+        // Ten segments of 15,140 bytes take four pages; the eleventh finds no slot.
+        assert_eq!(nic.interrupt(200), Some(4));
         assert_eq!((nic.waiting(), nic.dropped), (10, 1));
         let mut out = Vec::new();
         assert_eq!(nic.done(&mut out), None);
         assert_eq!(
-            (nic.told(300), nic.told(300), out.len()),
+            (nic.interrupt(300), nic.interrupt(300), out.len()),
             (Some(1), None, 10)
         );
         assert_eq!((nic.host_cost(1514), nic.host_cost(65_536)), (10, 430));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The papers' experiments: what their text and tables say, and what the model says.
+//! The papers' experiments: the figures of their text and tables beside the figures of the model.
 
 mod calibration;
 mod lab;
@@ -15,25 +15,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
 
-pub use calibration::{Bed, Constant};
+pub use calibration::{Constant, Testbed};
 
-/// What a paper says of a figure.
+/// What a paper says about a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Claim {
     /// A number in its text or tables.
     Value(f64),
-    /// Between these, by its text ("63 % to 200 %", "up to 4x").
+    /// A range in its text ("63 % to 200 %", "up to 4x").
     Within(f64, f64),
-    /// Only a picture, which the texts here lack: a sentence that holds or does not.
+    /// A picture without numbers: a statement that holds or does not.
     Shape(&'static str),
-    /// A number, or numbers between these, of its text or tables that hangs on something that the paper does not state, so that
-    /// nothing foretells it: it is shown beside what the model gives for an assumed value, and not counted. The row says what is missing.
+    /// A number or range in its text or tables that depends on something the paper does not state. The report shows it beside
+    /// the model's figure for an assumed value and does not count it. The row says what is missing.
     Unstated(f64, f64),
-    /// A number that is not what the paper's own equation gives for the paper's own inputs: a misprint, which no model can give.
-    /// Shown, and not counted.
+    /// A number that the paper's own equation does not give for the paper's own inputs: a misprint. The report shows it and
+    /// does not count it.
     Contradicted(f64),
-    /// It is in the paper, and not in the model.
+    /// The paper has it, the model does not.
     Missing,
 }
 
@@ -44,39 +44,39 @@ pub struct Row {
     pub paper: &'static str,
     /// Figure, table or section.
     pub place: &'static str,
-    /// What was measured.
+    /// What is measured.
     pub what: String,
     /// Unit.
     pub unit: &'static str,
     /// What the paper says.
     pub claim: Claim,
-    /// What the model says; for a shape 1 if it holds, else 0.
+    /// The model's figure; of a statement 1 if it holds, otherwise 0.
     pub ours: f64,
-    /// It was not looked at when constants were chosen.
+    /// Whether it was not used to choose constants.
     pub held_out: bool,
-    /// Why it is off, by whoever looked into it.
+    /// The reason why it is off.
     pub why: Option<&'static str>,
 }
 
-/// How far a number may be off.
+/// Tolerance of a number, as a part of it.
 pub const TOLERANCE: f64 = 0.15;
 
-/// The "paper" of rows about viola's own lab.
+/// The "paper" of rows about the project's own lab.
 pub const LAB: &str = "lab";
-/// How far a prediction of the lab's measurements may be off.
+/// Tolerance of a prediction of the lab's measurements.
 pub const LAB_TOLERANCE: f64 = 0.25;
 
-/// What is said about a row.
+/// Verdict on a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Within 15 %, or in the range that is stated, or the shape holds.
+    /// Within 15 % (25 % for the lab), or within the stated range, or the statement holds.
     Agrees,
-    /// Off, and it is said why.
+    /// Off, for a known reason.
     Explained,
-    /// Off.
+    /// Off, without a known reason.
     Off,
-    /// The paper does not state what it hangs on.
+    /// The paper does not state an input.
     Unstated,
     /// The paper contradicts itself.
     Contradicted,
@@ -85,7 +85,7 @@ pub enum Verdict {
 }
 
 impl Row {
-    /// Ours over the paper's; of a range over its nearer end, 1 inside. `None` where there is no number.
+    /// The model's figure over the paper's; for a range over its nearer end, 1 inside. `None` without a number.
     pub fn ratio(&self) -> Option<f64> {
         match self.claim {
             Claim::Value(paper) if paper != 0.0 => Some(self.ours / paper),
@@ -100,14 +100,14 @@ impl Row {
         }
     }
 
-    /// Verdict.
+    /// The verdict on this row.
     pub fn verdict(&self) -> Verdict {
         let agrees = match self.claim {
             Claim::Missing => return Verdict::Missing,
             Claim::Unstated(..) => return Verdict::Unstated,
             Claim::Contradicted(_) => return Verdict::Contradicted,
             Claim::Shape(_) => self.ours > 0.5,
-            // Of a paper's 0 % there is no ratio: half a percent is as good as none.
+            // There is no ratio to 0 %: less than half a percent agrees.
             Claim::Value(0.0) => self.ours.abs() < 0.5,
             Claim::Value(_) | Claim::Within(..) => {
                 let most = if self.paper == LAB {
@@ -129,16 +129,16 @@ impl Row {
 /// A curve for the report: name, x and y.
 pub type Curve = (String, Vec<(f64, f64)>);
 
-/// A figure, drawn anew by the model.
+/// A figure of a paper, redrawn by the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plot {
     /// Paper and figure.
     pub title: &'static str,
-    /// Axes.
+    /// Labels of the axes.
     pub axes: (&'static str, &'static str),
     /// Curves of the model.
     pub curves: Vec<Curve>,
-    /// Numbers of the paper: name, x and y.
+    /// The paper's numbers: name, x and y.
     pub paper: Vec<(&'static str, f64, f64)>,
 }
 
@@ -175,10 +175,10 @@ impl Papers {
         &mut self.rows[last]
     }
 
-    /// Puts parts together.
+    /// Appends the rows of a part.
     fn add(&mut self, part: Self) {
         for mut row in part.rows {
-            // Each third row of a paper, whichever it is.
+            // Every third row of a paper, whatever it is.
             let before = self.rows.iter().filter(|r| r.paper == row.paper).count();
             row.held_out = before % 3 == 2;
             self.rows.push(row);
@@ -186,13 +186,12 @@ impl Papers {
         self.plots.extend(part.plots);
     }
 
-    /// Rows of the papers that agree, and rows there are, of those held out or of the others; without those
-    /// not modelled, and those whose input is not stated.
+    /// Number of rows of the papers that agree, and number of rows that count, among those held out or the others.
     pub fn score(&self, held_out: bool) -> (usize, usize) {
         self.agreeing(|r| r.paper != LAB && r.held_out == held_out)
     }
 
-    /// The same of the lab's rows.
+    /// The same for the lab's rows.
     pub fn lab_score(&self) -> (usize, usize) {
         self.agreeing(|r| r.paper == LAB)
     }
@@ -209,7 +208,7 @@ impl Papers {
 }
 
 impl Row {
-    /// Whether it can agree or not.
+    /// Whether the row counts: it can agree or not.
     fn counts(&self) -> bool {
         !matches!(
             self.claim,
@@ -217,16 +216,16 @@ impl Row {
         )
     }
 
-    /// Says why it is off. It is only shown where it is.
-    fn because(&mut self, why: &'static str) {
+    /// Sets the reason why the row is off, which is shown only if it is off.
+    fn explain(&mut self, why: &'static str) {
         self.why = Some(why);
     }
 }
 
-/// Runs all experiments, several at a time where there are cores. Those of one paper come after the other.
+/// Runs all experiments in parallel. The rows are in the order of the papers.
 pub fn run() -> Papers {
     type Part = fn(&mut Papers);
-    // Those that take longest begin first.
+    // The longest ones start first.
     const PARTS: [(usize, Part); 7] = [
         (0, vslicer::run),
         (1, vslicer_apps::run),
@@ -263,7 +262,7 @@ pub fn run() -> Papers {
     all
 }
 
-/// A figure of a workload, by name; NaN if it has none, which no claim agrees with.
+/// A result of a workload by name; NaN, which agrees with no claim, if it has none of that name.
 fn figure(figures: &[(String, f64)], name: &str) -> f64 {
     figures
         .iter()

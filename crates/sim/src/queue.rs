@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The future events in order of time; of the same time in the order they were put in.
+//! Future events in order of time; events of the same time in order of insertion.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use viola_policy::slices::{FOREVER, Nanos};
 
-/// Events that are to come.
+/// Future events.
 #[derive(Debug)]
 pub struct Queue<E> {
     heap: BinaryHeap<Reverse<Entry<E>>>,
@@ -50,19 +50,19 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Puts an event in.
+    /// Inserts an event at time `at`, ns.
     pub fn push(&mut self, at: Nanos, event: E) {
         self.pushed += 1;
         let order = self.pushed;
         self.heap.push(Reverse(Entry { at, order, event }));
     }
 
-    /// When the next event is due.
+    /// Time of the next event, ns.
     pub fn next(&self) -> Option<Nanos> {
         self.heap.peek().map(|Reverse(e)| e.at)
     }
 
-    /// Takes the next event out, if it is due at `until` at the latest.
+    /// Removes the next event if it is due at `until` or before.
     pub fn pop(&mut self, until: Nanos) -> Option<(Nanos, E)> {
         if self.heap.peek()?.0.at > until {
             return None;
@@ -70,23 +70,23 @@ impl<E> Queue<E> {
         self.heap.pop().map(|Reverse(e)| (e.at, e.event))
     }
 
-    /// How many events were ever put in.
+    /// Number of events inserted so far.
     pub fn pushed(&self) -> u64 {
         self.pushed
     }
 }
 
-/// One time for each of a few owners: set anew as often as one likes, the earliest is found at once.
+/// One timer for each of a few owners. Setting one takes O(log n), finding the earliest O(1).
 #[derive(Debug, Default)]
 pub struct Timers {
-    /// A tree of winners: node k has the children 2k and 2k + 1, leaves begin at `leaves`.
+    /// A tournament tree: node k has the children 2k and 2k + 1; leaves begin at `leaves`.
     at: Vec<Nanos>,
     leaves: usize,
     owners: usize,
 }
 
 impl Timers {
-    /// One more owner; all times are forgotten.
+    /// Adds an owner and clears all timers.
     pub fn add(&mut self) {
         let owners = self.owners + 1;
         *self = Self {
@@ -96,7 +96,7 @@ impl Timers {
         };
     }
 
-    /// Sets the time of an owner; [`FOREVER`] is none.
+    /// Sets the timer of an owner; [`FOREVER`] clears it.
     pub fn set(&mut self, owner: usize, at: Nanos) {
         let mut k = self.leaves + owner;
         self.at[k] = at;
@@ -110,12 +110,12 @@ impl Timers {
         }
     }
 
-    /// The earliest time.
+    /// The earliest time; [`FOREVER`] without timers.
     pub fn next(&self) -> Nanos {
         self.at.get(1).copied().unwrap_or(FOREVER)
     }
 
-    /// Whose it is; of several the lowest.
+    /// The owner of the earliest timer; of several the lowest.
     pub fn first(&self) -> usize {
         let (at, mut k) = (self.next(), 1);
         while k < self.leaves {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random numbers from a seed (SplitMix64): the same seed gives the same numbers on every machine.
+//! Random numbers from a seed (SplitMix64): the same seed gives the same numbers on every computer.
 
 use viola_policy::slices::Nanos;
 
-/// A number without any order, for each number.
+/// Mixes the bits of a number (the finalizer of SplitMix64).
 pub fn mixed(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -15,7 +15,7 @@ pub fn mixed(mut z: u64) -> u64 {
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed.
+    /// The stream of this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -30,7 +30,7 @@ impl Random {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Uniform in `least ..= most`; `least` if that is empty.
+    /// Uniform in `least ..= most`; `least` if that range is empty.
     pub fn within(&mut self, least: Nanos, most: Nanos) -> Nanos {
         match most.checked_sub(least) {
             None | Some(0) => least,
@@ -38,12 +38,12 @@ impl Random {
         }
     }
 
-    /// Exponential with this mean, ns.
+    /// Exponential with mean `mean`, ns.
     pub fn exponential(&mut self, mean: f64) -> Nanos {
         (-mean * (1.0 - self.unit()).ln()).round() as Nanos
     }
 
-    /// A stream of its own.
+    /// An independent stream.
     pub fn fork(&mut self) -> Random {
         Random(self.next())
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scenario files: a host, its VMs and what they do, in TOML. Unknown keys are refused; every error is one sentence with
-//! file, line and key.
+//! Scenario files: a host, its VMs and their work, in TOML. Unknown keys are refused. Each error is one sentence with file,
+//! line and key.
 
 mod build;
 mod file;
@@ -17,19 +17,19 @@ pub enum ScenarioError {
     /// The file cannot be read.
     #[error("{file}: {source}")]
     Read {
-        /// Which.
+        /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Something in it is wrong.
+    /// The file has an error.
     #[error("{file}:{line}: {what}")]
     At {
-        /// Which file.
+        /// The file.
         file: String,
         /// Line, from 1.
         line: usize,
-        /// Key and what is wrong with it.
+        /// The key, and the error.
         what: String,
     },
 }
@@ -38,7 +38,7 @@ impl Scenario {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ScenarioError`], in one sentence.
+    /// [`ScenarioError`].
     pub fn read(path: &Path) -> Result<Self, ScenarioError> {
         let file = path.display().to_string();
         match std::fs::read_to_string(path) {

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A host as it is described, made into one that runs.
+//! Descriptions of hosts, and the simulations that they become.
 
 use viola_policy::slices::{
-    Class, Credit, DEFAULT_WEIGHT, Interleaved, InterleavedConfig, MS, Machine, Nanos, Paper,
+    Class, CoreScheduler, Credit, DEFAULT_WEIGHT, Interleaved, InterleavedConfig, MS, Nanos, Paper,
     Params, US,
 };
 use viola_policy::turbo::{RegularConfig, RegularCore, TURBO_SLOT, TurboConfig, TurboCore};
 
-use crate::cpu::{Cpus, Hog, Pool};
+use crate::cpu::{CpuLoad, Cpus, Pool};
 use crate::lanes::{LaneControl, LaneSetup};
 use crate::net::{Nic, NicCosts};
-use crate::sched::{Driver, Eevdf, EevdfConfig, Scheduler, Slots, Xen, XenConfig};
+use crate::sched::{Eevdf, EevdfConfig, PolicyCore, PolicyDriver, Scheduler, Xen, XenConfig};
 use crate::work::{GuestCosts, Lookbusy};
-use crate::world::{Help, Simulation, Vm, Wires, Workload, World};
+use crate::world::{DataPaths, Simulation, Vm, Wires, Workload, World};
 
-/// Who schedules the vCPUs of a core.
+/// The scheduler of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// `policy`'s credit scheduler with slices of this length: 30 ms, or uniformly short.
+    /// The credit scheduler of `viola-policy` with slices of this length: 30 ms, or uniformly short.
     Credit {
         /// Slice, ns.
         slice: Nanos,
         /// Whether waking VMs are boosted.
         boost: bool,
     },
-    /// Xen's own credit scheduler, as the papers' hosts had it.
+    /// Xen's own credit scheduler, as on the papers' hosts.
     Xen(XenConfig),
-    /// vSlicer as the dissertation has it, T_NLSVM in ns.
+    /// vSlicer as in the dissertation.
     Paper {
-        /// T_NLSVM.
+        /// T_NLSVM, ns.
         slice: Nanos,
     },
     /// viola's slices.
@@ -38,7 +38,7 @@ pub enum Policy {
     },
     /// Stock Linux.
     Eevdf,
-    /// The same with settings of its own.
+    /// Stock Linux with other settings.
     Linux(EevdfConfig),
     /// vTurbo's two pools: regular cores, then turbo cores.
     Turbo {
@@ -46,9 +46,9 @@ pub enum Policy {
         slice: Nanos,
         /// Slot of the turbo cores, ns.
         slot: Nanos,
-        /// What a VM keeps of its regular core in each 150 ms whatever its turbo vCPU uses, ns. The papers have none.
+        /// Minimum run of a VM on its regular core in each 150 ms, ns; 0 in the papers.
         floor: Nanos,
-        /// What a VM keeps of its share for its regular vCPUs while they wait, thousandths. The papers have none.
+        /// Part of its share that a VM keeps for its regular vCPUs while they wait, thousandths; 0 in the papers.
         reserve: u32,
     },
 }
@@ -68,8 +68,8 @@ impl Policy {
     };
 
     fn scheduler(self, turbo: bool, cost: Nanos) -> Box<dyn Scheduler + Send> {
-        let alone = |m: Box<dyn Machine + Send>, io| -> Box<dyn Scheduler + Send> {
-            Box::new(Slots::new(Driver::Alone(m), cost, io))
+        let alone = |m: Box<dyn CoreScheduler + Send>, io| -> Box<dyn Scheduler + Send> {
+            Box::new(PolicyDriver::new(PolicyCore::Single(m), cost, io))
         };
         match self {
             Policy::Credit { slice, boost } => {
@@ -99,39 +99,39 @@ impl Policy {
                         reserve,
                         ..TurboConfig::default()
                     };
-                    Driver::Pooled(Box::new(TurboCore::new(config)))
+                    PolicyCore::Pooled(Box::new(TurboCore::new(config)))
                 } else {
                     let config = RegularConfig {
                         slice,
                         floor,
                         ..RegularConfig::default()
                     };
-                    Driver::Pooled(Box::new(RegularCore::new(config)))
+                    PolicyCore::Pooled(Box::new(RegularCore::new(config)))
                 };
-                Box::new(Slots::new(driver, cost, false))
+                Box::new(PolicyDriver::new(driver, cost, false))
             }
         }
     }
 }
 
-/// A VM of one vCPU, with a turbo vCPU where the policy has turbo cores.
+/// A VM with one vCPU, and one turbo vCPU if the policy has turbo cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VmSetup {
-    /// Latency-sensitive or not.
+    /// Scheduling class.
     pub class: Class,
-    /// Share.
+    /// Weight, 1 ..= 65535.
     pub weight: u32,
     /// Cap, thousandths of a core.
     pub cap_permille: Option<u32>,
-    /// Length of its microslices, ns.
+    /// Microslice, ns.
     pub microslice: Nanos,
-    /// Regular core that it is on, from 0.
+    /// Its regular core, from 0.
     pub core: usize,
-    /// Turbo core of its turbo vCPU, from 0.
+    /// The turbo core of its turbo vCPU, from 0.
     pub turbo_core: usize,
-    /// What it computes besides.
-    pub hog: Hog,
-    /// Time it needs for its caches after another VM ran, ns.
+    /// Computing load.
+    pub load: CpuLoad,
+    /// Time to refill its caches after another VM ran, ns.
     pub refill: Nanos,
 }
 
@@ -144,40 +144,40 @@ impl Default for VmSetup {
             microslice: 5 * MS,
             core: 0,
             turbo_core: 0,
-            hog: Hog::None,
+            load: CpuLoad::None,
             refill: 0,
         }
     }
 }
 
-/// A host.
+/// A host to be simulated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostSetup {
     /// Cores for VMs (regular cores).
     pub cores: usize,
     /// Turbo cores; only with [`Policy::Turbo`].
     pub turbo_cores: usize,
-    /// Who schedules.
+    /// Scheduler.
     pub policy: Policy,
     /// VMs.
     pub vms: Vec<VmSetup>,
     /// Bandwidth of the NIC, bits per second.
     pub bits: u64,
-    /// Longest queue of the wire and of the host's packet work, ns.
+    /// Maximum queue of the wire and of the host's packet work, ns.
     pub queue: Nanos,
-    /// What receiving costs.
+    /// Costs of receiving.
     pub nic: NicCosts,
-    /// What a guest's own work for I/O costs.
+    /// Costs of the guests' own I/O work.
     pub costs: GuestCosts,
-    /// A switch from one vCPU to another, ns.
+    /// Cost of a switch from one vCPU to another, ns.
     pub switch: Nanos,
-    /// A decision of the scheduler, ns.
+    /// Cost of a decision of the scheduler, ns.
     pub decision: Nanos,
-    /// VMs begin to compute at a random moment within this, ns, so that cores are not in step.
+    /// Computing loads start at a random time within this, ns, so that cores are not in step.
     pub phase: Nanos,
     /// Data paths.
-    pub help: Help,
-    /// VFs of the NIC, and who gets them; `None`: it has none.
+    pub paths: DataPaths,
+    /// VFs of the NIC and how they are assigned; `None`: no VFs.
     pub lanes: Option<LaneSetup>,
 }
 
@@ -210,27 +210,27 @@ impl Default for HostSetup {
             switch: 2 * US,
             decision: 0,
             phase: 0,
-            help: Help::default(),
+            paths: DataPaths::default(),
             lanes: None,
         }
     }
 }
 
 impl HostSetup {
-    /// Whether a VM that wants so many percent of a core cannot have them, as all that compute there share it fairly.
+    /// Whether a load of `percent` of this core does not get that much, because the loads there share it fairly.
     fn starved(&self, core: usize, percent: u32) -> bool {
-        let wants = |vm: &VmSetup| match vm.hog {
-            Hog::None => 0.0,
-            Hog::Busy => 100.0,
-            Hog::Lookbusy(percent) => f64::from(percent),
-            Hog::Duty { period, on } => 100.0 * on as f64 / period.max(1) as f64,
+        let wants = |vm: &VmSetup| match vm.load {
+            CpuLoad::None => 0.0,
+            CpuLoad::Busy => 100.0,
+            CpuLoad::Lookbusy(percent) => f64::from(percent),
+            CpuLoad::Duty { period, on } => 100.0 * on as f64 / period.max(1) as f64,
         };
         let on = self.vms.iter().filter(|vm| vm.core == core);
-        // With this much for each of them at most, is the core full?
+        // The core is full even if each load gets at most `percent`.
         on.map(|vm| wants(vm).min(f64::from(percent))).sum::<f64>() > 100.0
     }
 
-    /// Makes it run, with these workloads (which number VMs as this list does).
+    /// Makes a simulation with these workloads, which number VMs in the order of [`HostSetup::vms`].
     pub fn simulation(
         &self,
         mut workloads: Vec<Box<dyn Workload + Send>>,
@@ -240,7 +240,7 @@ impl HostSetup {
         let mut cpus = Cpus::default();
         cpus.switch_cost = self.switch;
         for _ in 0..self.cores {
-            let pool = if turbo { Pool::Regular } else { Pool::Alone };
+            let pool = if turbo { Pool::Regular } else { Pool::Single };
             cpus.add_core(self.policy.scheduler(false, self.decision), pool);
         }
         if turbo {
@@ -274,16 +274,16 @@ impl HostSetup {
             nics.push(Nic::new(self.nic, irq));
         }
         let mut world = World::new(cpus, Wires::new(self.bits, self.queue), turbo, seed);
-        world.help = self.help;
+        world.paths = self.paths;
         world.vms = vms;
         world.nics = nics;
         for (k, vm) in self.vms.iter().enumerate() {
-            if let Hog::Lookbusy(percent) = vm.hog {
+            if let CpuLoad::Lookbusy(percent) = vm.load {
                 let starved = self.starved(vm.core, percent);
                 workloads.push(Box::new(Lookbusy::new(k, percent, starved)));
-            } else if vm.hog != Hog::None {
+            } else if vm.load != CpuLoad::None {
                 let at = world.random.within(0, self.phase);
-                world.hogs.push((at, world.vms[k].app, vm.hog));
+                world.loads.push((at, world.vms[k].app, vm.load));
             }
         }
         if let Some(lanes) = &self.lanes {
@@ -293,11 +293,11 @@ impl HostSetup {
     }
 }
 
-/// lookbusy at so many percent of a core. 100 is always.
-pub fn lookbusy(percent: u64) -> Hog {
+/// The load of lookbusy at so many percent of a core.
+pub fn lookbusy(percent: u64) -> CpuLoad {
     match percent {
-        0 => Hog::None,
-        100.. => Hog::Busy,
-        _ => Hog::Lookbusy(percent as u32),
+        0 => CpuLoad::None,
+        100.. => CpuLoad::Busy,
+        _ => CpuLoad::Lookbusy(percent as u32),
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One simulated host with its peers: what ties cores, NICs and workloads together.
+//! One simulated host and its peers: it connects cores, NICs and workloads.
 
 use viola_policy::slices::{FOREVER, Nanos};
 
-use crate::cpu::{Cpus, Done, Hog, Level};
+use crate::cpu::{Completion, CpuLoad, Cpus, Level};
 use crate::net::{Nic, Packet, Server, wire_time};
 use crate::queue::Queue;
 use crate::random::Random;
 
-/// How often the machines of the pools hear of each other's cores: as the controllers read the counters.
+/// Interval at which the cores of the two pools exchange their VMs' usage, as controllers read the counters.
 const EXCHANGE: Nanos = 1_000_000;
 
 #[derive(Debug)]
@@ -18,64 +18,64 @@ enum Event {
         every: Nanos,
     },
     Exchange,
-    /// A vCPU begins to compute.
-    Begin {
+    /// A vCPU begins its computing load.
+    StartLoad {
         vcpu: usize,
-        hog: Hog,
+        load: CpuLoad,
     },
-    /// A packet comes to a VM's ring, from another one here.
+    /// A packet from another VM of the host arrives at a VM's ring.
     Ring {
         vm: usize,
         packet: Packet,
     },
-    /// The NIC tells of packets for a VM.
-    Told {
+    /// The NIC interrupts a VM.
+    Interrupt {
         vm: usize,
     },
-    /// A packet that a VM sent comes to its peer.
+    /// A packet from a VM arrives at its peer.
     Peer {
         packet: Packet,
     },
-    /// Something that a workload wants to hear of.
-    Call {
+    /// The timer of a workload.
+    Timer {
         owner: usize,
         tag: u64,
     },
 }
 
-/// The owner under which NICs submit their softirq work; the mark is the VM.
-const NICS: usize = usize::MAX;
+/// Owner of the NICs' softirq work; its tag is the VM.
+const NIC_OWNER: usize = usize::MAX;
 
-/// A VM: which vCPU takes interrupts, which runs its processes.
+/// The vCPUs of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vm {
-    /// Takes interrupts and does kernel I/O work.
+    /// vCPU that takes interrupts and does the kernel's I/O work.
     pub irq: usize,
-    /// Runs the processes of workloads.
+    /// vCPU that runs the processes of workloads.
     pub app: usize,
 }
 
-/// The wires and the host's own work for packets.
+/// The wire in both directions, and the host's work for packets.
 #[derive(Debug)]
 pub struct Wires {
-    /// Bandwidth of either direction, bits per second.
+    /// Bandwidth of each direction, bits per second.
     pub bits: u64,
-    /// Into the host.
+    /// Wire into the host.
     pub inward: Server,
-    /// Out of it.
+    /// Wire out of the host.
     pub outward: Server,
-    /// Driver domain, or the I/O threads as one: what comes in.
+    /// Driver domain, or all I/O threads as one, for incoming packets.
     pub host_in: Server,
-    /// What goes out, and from VM to VM.
+    /// The same for outgoing packets, and for packets between VMs.
     pub host_out: Server,
 }
 
 impl Wires {
-    /// Both directions of `bits` per second; queues of the switch and of the host hold `queue` ns of traffic.
+    /// Wires of `bits` per second. The queues of switch and host hold `queue` ns of traffic.
     pub fn new(bits: u64, queue: Nanos) -> Self {
         Self {
             bits,
-            // A sender's queue is as long, and streams look before they send.
+            // A sender's queue is at least as long, and streams check it before they send.
             inward: Server::new(queue.max(2 * Self::sender_queue(bits))),
             outward: Server::new(queue),
             host_in: Server::new(queue),
@@ -83,17 +83,17 @@ impl Wires {
         }
     }
 
-    /// Time that a sender's own queue takes at most: 1,000 packets (txqueuelen).
+    /// Time to send a full queue of a sender, 1,000 packets (txqueuelen).
     fn sender_queue(bits: u64) -> Nanos {
         wire_time(1_000 * 1_538, bits)
     }
 
-    /// Whether a sender's own queue is full: its kernel tells a stream so, and nothing is lost.
+    /// Whether a sender's own queue is full. Its kernel then tells the stream, and no packet is lost.
     pub fn sender_full(&self, now: Nanos) -> bool {
         self.inward.backlog(now) >= Self::sender_queue(self.bits)
     }
 
-    /// Packets dropped before a ring.
+    /// Packets dropped before they reach a ring.
     pub fn dropped(&self) -> u64 {
         [&self.inward, &self.outward, &self.host_in, &self.host_out]
             .iter()
@@ -102,57 +102,57 @@ impl Wires {
     }
 }
 
-/// Data paths that the host has.
+/// Data paths of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Help {
-    /// Blocks are read past DataNodes.
+pub struct DataPaths {
+    /// vread: blocks are read past the DataNode VM.
     pub vread: bool,
-    /// Files are sent by the host.
+    /// vpipe: the host sends files.
     pub vpipe: bool,
 }
 
 /// A simulated host. Workloads act through it.
 pub struct World {
-    /// Now, ns.
+    /// Time, ns.
     pub now: Nanos,
     /// Cores and vCPUs.
     pub cpus: Cpus,
     /// VMs.
     pub vms: Vec<Vm>,
-    /// Their NICs, in the same order.
+    /// NICs, in the order of `vms`.
     pub nics: Vec<Nic>,
-    /// Wires.
+    /// The wire and the host's packet work.
     pub wires: Wires,
     /// Data paths.
-    pub help: Help,
-    /// For everything random.
+    pub paths: DataPaths,
+    /// Random numbers of everything on the host.
     pub random: Random,
-    /// What vCPUs compute, and from when on.
-    pub hogs: Vec<(Nanos, usize, Hog)>,
+    /// Computing loads: start (ns), vCPU, load.
+    pub loads: Vec<(Nanos, usize, CpuLoad)>,
     queue: Queue<Event>,
     batch: Vec<Packet>,
     pools: bool,
     handled: u64,
 }
 
-/// What makes VMs work. All calls are for the workload that named itself as `owner`.
+/// What makes VMs work. A workload gets the calls for its own number, `owner`.
 pub trait Workload {
-    /// At time 0; `owner` is its number from now on.
+    /// Starts it at time 0; `owner` is its number from now on.
     fn start(&mut self, world: &mut World, owner: usize);
-    /// A time that it asked for ([`World::call`]) has come.
-    fn call(&mut self, _world: &mut World, _tag: u64) {}
+    /// A timer that it set ([`World::set_timer`]) has expired.
+    fn on_timer(&mut self, _world: &mut World, _tag: u64) {}
     /// Work that it submitted ([`World::work`]) is done.
-    fn done(&mut self, _world: &mut World, _tag: u64) {}
-    /// A packet came through the VM's softirq.
-    fn received(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
-    /// A packet that a VM sent came to the other end.
-    fn at_peer(&mut self, _world: &mut World, _packet: Packet) {}
-    /// Its figures so far: name and value.
+    fn on_work_done(&mut self, _world: &mut World, _tag: u64) {}
+    /// A packet arrived in a VM, through its softirq.
+    fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
+    /// A packet from a VM arrived at the peer.
+    fn on_peer_packet(&mut self, _world: &mut World, _packet: Packet) {}
+    /// Its results so far: name and value.
     fn figures(&self, world: &World) -> Vec<(String, f64)>;
 }
 
 impl World {
-    /// A host with these cores and wires.
+    /// A host with these cores and wires, without VMs.
     pub fn new(cpus: Cpus, wires: Wires, pools: bool, seed: u64) -> Self {
         Self {
             now: 0,
@@ -160,9 +160,9 @@ impl World {
             vms: Vec::new(),
             nics: Vec::new(),
             wires,
-            help: Help::default(),
+            paths: DataPaths::default(),
             random: Random::new(seed),
-            hogs: Vec::new(),
+            loads: Vec::new(),
             queue: Queue::default(),
             batch: Vec::new(),
             pools,
@@ -170,23 +170,23 @@ impl World {
         }
     }
 
-    /// Asks for [`Workload::call`] at `at`.
-    pub fn call(&mut self, at: Nanos, owner: usize, tag: u64) {
+    /// Calls [`Workload::on_timer`] at `at`, ns.
+    pub fn set_timer(&mut self, at: Nanos, owner: usize, tag: u64) {
         self.queue
-            .push(at.max(self.now), Event::Call { owner, tag });
+            .push(at.max(self.now), Event::Timer { owner, tag });
     }
 
-    /// Gives a vCPU work; [`Workload::done`] is called at its end.
+    /// Gives a vCPU work of `cost` ns, and calls [`Workload::on_work_done`] at its end.
     pub fn work(&mut self, vcpu: usize, level: Level, cost: Nanos, owner: usize, tag: u64) {
         self.cpus
-            .submit(self.now, vcpu, level, cost, Done { owner, tag });
+            .submit(self.now, vcpu, level, cost, Completion { owner, tag });
     }
 
-    /// What a vCPU computes besides, from now on.
-    pub fn set_hog(&mut self, vcpu: usize, hog: Hog) {
-        self.cpus.set_hog(self.now, vcpu, hog);
-        if let Hog::Duty { period, .. } = hog {
-            // Not all begin together.
+    /// Sets the computing load of a vCPU from now on.
+    pub fn set_load(&mut self, vcpu: usize, load: CpuLoad) {
+        self.cpus.set_load(self.now, vcpu, load);
+        if let CpuLoad::Duty { period, .. } = load {
+            // Periods of different vCPUs are not in step.
             let first = self.random.within(1, period);
             let every = period;
             self.queue
@@ -194,13 +194,13 @@ impl World {
         }
     }
 
-    /// A peer `delay` ns away sends a packet to a VM. It may be lost on the way.
+    /// A peer `delay` ns away sends a packet to a VM. Queues on the way may drop it.
     pub fn send_in(&mut self, vm: usize, packet: Packet, delay: Nanos) {
         let time = wire_time(u64::from(packet.bytes), self.wires.bits);
         let Some(at) = self.wires.inward.serve(self.now, time) else {
             return;
         };
-        // The delay is put behind the queues, so that they are asked in order of time.
+        // The delay follows the queues, so that their calls are in order of time.
         let cost = self.nics[vm].host_cost(packet.bytes);
         let through = if cost == 0 {
             Some(at)
@@ -208,15 +208,15 @@ impl World {
             self.wires.host_in.serve(at, cost)
         };
         if let Some(at) = through {
-            let (at, first) = self.nics[vm].arrives(packet, at + delay);
+            let (at, first) = self.nics[vm].queue_for_interrupt(packet, at + delay);
             if first {
-                self.queue.push(at, Event::Told { vm });
+                self.queue.push(at, Event::Interrupt { vm });
             }
         }
     }
 
-    /// A VM sends a packet to its peer, `delay` ns away. The guest's own time for it is the workload's business. Whether it
-    /// goes: a queue may be full.
+    /// A VM sends a packet to its peer, `delay` ns away. The workload accounts for the guest's own time. Returns whether it
+    /// was sent: a queue may be full.
     pub fn send_out(&mut self, vm: usize, packet: Packet, delay: Nanos) -> bool {
         let nic = &mut self.nics[vm];
         nic.sent += 1;
@@ -234,7 +234,7 @@ impl World {
         goes.is_some()
     }
 
-    /// A VM sends to another one of this host: the host's work twice, no wire.
+    /// A VM sends a packet to another VM of this host: twice the host's work, and no wire.
     pub fn send_across(&mut self, to: usize, packet: Packet) {
         let cost = 2 * self.nics[to].host_cost(packet.bytes);
         if let Some(at) = self.wires.host_out.serve(self.now, cost) {
@@ -245,11 +245,11 @@ impl World {
     fn softirq(&mut self, vm: usize, cost: Option<Nanos>) {
         if let Some(cost) = cost {
             let vcpu = self.nics[vm].vcpu;
-            self.work(vcpu, Level::Irq, cost, NICS, vm as u64);
+            self.work(vcpu, Level::Irq, cost, NIC_OWNER, vm as u64);
         }
     }
 
-    /// Events handled so far.
+    /// Number of events handled so far.
     pub fn handled(&self) -> u64 {
         self.handled
     }
@@ -265,7 +265,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// At time 0.
+    /// A simulation at time 0.
     pub fn new(world: World, workloads: Vec<Box<dyn Workload + Send>>) -> Self {
         Self {
             world,
@@ -284,11 +284,11 @@ impl Simulation {
         if !*begun {
             *begun = true;
             world.cpus.begin(0);
-            for (at, vcpu, hog) in std::mem::take(&mut world.hogs) {
+            for (at, vcpu, load) in std::mem::take(&mut world.loads) {
                 if at == 0 {
-                    world.set_hog(vcpu, hog);
+                    world.set_load(vcpu, load);
                 } else {
-                    world.queue.push(at, Event::Begin { vcpu, hog });
+                    world.queue.push(at, Event::StartLoad { vcpu, load });
                 }
             }
             for (owner, w) in workloads.iter_mut().enumerate() {
@@ -299,7 +299,7 @@ impl Simulation {
             }
         }
         loop {
-            // Of the same time what comes from elsewhere is first.
+            // At the same time events come before the timers of cores.
             let timer = world.cpus.timers.next();
             let at = world.queue.next().unwrap_or(FOREVER).min(timer);
             if at > end || at == FOREVER {
@@ -318,7 +318,7 @@ impl Simulation {
                     world.cpus.new_period(at, vcpu);
                     world.queue.push(at + every, Event::Period { vcpu, every });
                 }
-                Event::Begin { vcpu, hog } => world.set_hog(vcpu, hog),
+                Event::StartLoad { vcpu, load } => world.set_load(vcpu, load),
                 Event::Exchange => {
                     world.cpus.exchange(at);
                     world.queue.push(at + EXCHANGE, Event::Exchange);
@@ -327,12 +327,12 @@ impl Simulation {
                     let cost = world.nics[vm].push([packet]);
                     world.softirq(vm, cost);
                 }
-                Event::Told { vm } => {
-                    let cost = world.nics[vm].told(at);
+                Event::Interrupt { vm } => {
+                    let cost = world.nics[vm].interrupt(at);
                     world.softirq(vm, cost);
                 }
-                Event::Peer { packet } => workloads[packet.owner].at_peer(world, packet),
-                Event::Call { owner, tag } => workloads[owner].call(world, tag),
+                Event::Peer { packet } => workloads[packet.owner].on_peer_packet(world, packet),
+                Event::Timer { owner, tag } => workloads[owner].on_timer(world, tag),
             }
             finish(world, workloads);
         }
@@ -341,25 +341,25 @@ impl Simulation {
     }
 }
 
-/// What was done in an event is told, and cores whose timers went off go on.
+/// Reports completed work to its workloads, and lets cores whose timers expired decide.
 fn finish(world: &mut World, workloads: &mut [Box<dyn Workload + Send>]) {
-    while let Some(Done { owner, tag }) = world.cpus.done.pop_front() {
-        if owner == NICS {
+    while let Some(Completion { owner, tag }) = world.cpus.done.pop_front() {
+        if owner == NIC_OWNER {
             softirq(world, workloads, tag as usize);
         } else {
-            workloads[owner].done(world, tag);
+            workloads[owner].on_work_done(world, tag);
         }
     }
     world.cpus.conclude(world.now);
 }
 
-/// The softirq work of a VM's NIC is done.
+/// The softirq work of a VM's NIC is complete.
 fn softirq(world: &mut World, workloads: &mut [Box<dyn Workload + Send>], vm: usize) {
     let mut batch = std::mem::take(&mut world.batch);
     let cost = world.nics[vm].done(&mut batch);
     world.softirq(vm, cost);
     for packet in batch.drain(..) {
-        workloads[packet.owner].received(world, vm, packet);
+        workloads[packet.owner].on_packet(world, vm, packet);
     }
     world.batch = batch;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be computed by hand comes out of the model too.
+//! The model gives what can be computed by hand.
 #![allow(clippy::unwrap_used)]
 
 use viola_policy::slices::model::Round;
 use viola_policy::slices::{Class, MS, Nanos, US};
-use viola_sim::cpu::{Hog, Level};
+use viola_sim::cpu::{CpuLoad, Level};
 use viola_sim::net::{NicCosts, Packet};
 use viola_sim::sched::XenConfig;
 use viola_sim::setup::{HostSetup, Policy, VmSetup};
@@ -18,7 +18,7 @@ const FREE: GuestCosts = GuestCosts {
     send: 0,
 };
 
-/// A host that costs nothing, so that only waiting is left.
+/// A host without costs, so that only waiting remains.
 fn host(policy: Policy, vms: Vec<VmSetup>) -> HostSetup {
     HostSetup {
         policy,
@@ -45,7 +45,7 @@ fn busy(class: Class, microslice: Nanos) -> VmSetup {
     VmSetup {
         class,
         microslice,
-        hog: Hog::Busy,
+        load: CpuLoad::Busy,
         ..VmSetup::default()
     }
 }
@@ -57,8 +57,8 @@ fn round(policy: Policy, m: usize, n: usize, t_m: Nanos) -> HostSetup {
     host(policy, ls.chain(batch).collect())
 }
 
-/// Round trips of pings to VM 0, ms: mean and longest. The pauses are whole periods of all these schedules, so that no
-/// moment is asked oftener than another.
+/// Mean and longest round trip of pings to VM 0, ms. The pauses are multiples of all periods of these schedules, so that all
+/// phases are equally frequent.
 fn ping(setup: &HostSetup) -> (f64, f64) {
     let ping = Ping::new(0, (0, 1800 * MS), 0, FREE);
     let mut sim = setup.simulation(vec![Box::new(ping)], 3);
@@ -76,7 +76,7 @@ fn near(got: f64, expected: f64, by: f64) {
     );
 }
 
-/// Four busy VMs under the credit scheduler: 90 ms at worst, and (3/4)·45 ms on the average over all moments.
+/// Four busy VMs under the credit scheduler wait 90 ms at most, and (3/4)·45 ms on average.
 #[test]
 fn the_credit_scheduler_lets_one_of_four_wait_90_ms() {
     for (vms, worst) in [(2, 30.0), (3, 60.0), (4, 90.0), (5, 120.0)] {
@@ -87,7 +87,7 @@ fn the_credit_scheduler_lets_one_of_four_wait_90_ms() {
     }
 }
 
-/// So does Xen's own, where the VMs share one core of several.
+/// The same under Xen's own scheduler, if the VMs share one of several cores.
 #[test]
 fn xens_own_scheduler_takes_turns() {
     for (vms, by_tick) in [(2, true), (3, true), (2, false), (3, false), (4, false)] {
@@ -119,11 +119,11 @@ fn vslicer_keeps_the_waits_of_its_equations() {
         t_nlsvm: SLICE,
     };
     near(max, of.worst_wait(5 * MS).unwrap() as f64 / 1e6, 0.03);
-    // Of 60 ms there are two gaps of 5 and one of 35: the mean wait is the sum of squares over twice the period.
+    // A period of 60 ms has two gaps of 5 ms and one of 35 ms: the mean wait is the sum of their squares over twice the period.
     near(mean, (25.0 + 25.0 + 1225.0) / 120.0, 0.08);
 }
 
-/// Uniformly short slices bring the same wait for all.
+/// Uniformly short slices shorten every wait.
 #[test]
 fn short_slices_shorten_every_wait() {
     let short = Policy::Credit {
@@ -134,7 +134,7 @@ fn short_slices_shorten_every_wait() {
     near(max, 3.0, 0.05);
 }
 
-/// Work of one length that comes at random to a VM that is alone.
+/// Work of constant length that arrives at random at a VM that is alone.
 struct Poisson {
     mean: f64,
     cost: Nanos,
@@ -147,24 +147,24 @@ struct Poisson {
 impl Workload for Poisson {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        self.call(world, 0);
+        self.on_timer(world, 0);
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         if tag == 1 {
             self.came.push(world.now);
             world.work(world.vms[0].app, Level::App, self.cost, self.owner, 0);
         }
         let at = world.now + world.random.exponential(self.mean);
-        world.call(at, self.owner, 1);
+        world.set_timer(at, self.owner, 1);
     }
 
-    fn done(&mut self, world: &mut World, _tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, _tag: u64) {
         self.waited += (world.now - self.came[self.next] - self.cost) as f64;
         self.next += 1;
     }
 
-    fn received(&mut self, _: &mut World, _: usize, _: Packet) {}
+    fn on_packet(&mut self, _: &mut World, _: usize, _: Packet) {}
 
     fn figures(&self, _: &World) -> Vec<(String, f64)> {
         vec![("wait".into(), self.waited / self.next as f64)]
@@ -192,7 +192,7 @@ fn random_work_waits_as_queueing_theory_says() {
     }
 }
 
-/// Table 1 of vTurbo, columns "demand" and "consumed": here the turbo vCPU's demand is softirq-like work.
+/// Table 1 of vTurbo, columns "demand" and "consumed"; the demand of the turbo vCPU is softirq work.
 #[test]
 fn the_pools_consume_what_table_1_says() {
     let cases = [
@@ -205,7 +205,7 @@ fn the_pools_consume_what_table_1_says() {
     for (regular, turbo, expected) in cases {
         let vms = regular
             .map(|r| VmSetup {
-                hog: Hog::percent(r, 300 * MS),
+                load: CpuLoad::percent(r, 300 * MS),
                 ..VmSetup::default()
             })
             .to_vec();
@@ -216,7 +216,7 @@ fn the_pools_consume_what_table_1_says() {
         let mut sim = setup.simulation(Vec::new(), 5);
         for (k, &t) in turbo.iter().enumerate() {
             let irq = sim.world.vms[k].irq;
-            sim.world.hogs.push((0, irq, Hog::percent(t, 5 * MS)));
+            sim.world.loads.push((0, irq, CpuLoad::percent(t, 5 * MS)));
         }
         let time = 20_000 * MS;
         sim.run(time);
@@ -232,7 +232,7 @@ fn the_pools_consume_what_table_1_says() {
     }
 }
 
-/// Work of many pieces, each submitted when the one before is done.
+/// A chain of work: each piece is submitted when the one before is done.
 struct Chain {
     left: u64,
     owner: usize,
@@ -241,21 +241,21 @@ struct Chain {
 impl Workload for Chain {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        world.call(7 * MS, owner, 0);
+        world.set_timer(7 * MS, owner, 0);
     }
 
-    fn call(&mut self, world: &mut World, _tag: u64) {
+    fn on_timer(&mut self, world: &mut World, _tag: u64) {
         world.work(world.vms[0].app, Level::App, 10 * US, self.owner, 0);
     }
 
-    fn done(&mut self, world: &mut World, _tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, _tag: u64) {
         self.left -= 1;
         if self.left > 0 {
-            self.call(world, 0);
+            self.on_timer(world, 0);
         }
     }
 
-    fn received(&mut self, _: &mut World, _: usize, _: Packet) {}
+    fn on_packet(&mut self, _: &mut World, _: usize, _: Packet) {}
 
     fn figures(&self, _: &World) -> Vec<(String, f64)> {
         vec![("left".into(), self.left as f64)]
@@ -277,7 +277,7 @@ fn work_that_follows_work_is_one_run() {
     assert_eq!((usage.wakes, usage.switches, usage.ran), (1, 1, 200 * US));
 }
 
-/// BOOST, stock EEVDF and micro credit let a VM that mostly sleeps answer nearly as if it were alone.
+/// With BOOST, stock EEVDF or micro credit a VM that mostly sleeps answers nearly as if it were alone.
 #[test]
 fn a_mostly_idle_vm_hardly_waits() {
     for (policy, most) in [

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The papers' experiments give what they gave before, and say what they should.
+//! The papers' experiments reproduce their golden results, and enough rows agree with the papers.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 
 use viola_sim::papers::{Claim, Verdict, run};
 
-/// How far a figure may move before somebody has to look at it.
+/// Maximum change of a figure, as a part of it.
 const MOVED: f64 = 0.03;
 
-/// `crates/sim/tests/golden/papers.tsv`: paper, place, what, ours. Written anew by VIOLA_SIM_GOLDEN=write.
+/// `crates/sim/tests/golden/papers.tsv`: paper, place, what, ours. VIOLA_SIM_GOLDEN=write rewrites it.
 #[test]
 fn the_experiments_give_their_golden_results() {
     let all = run();
@@ -38,7 +38,7 @@ fn the_experiments_give_their_golden_results() {
         let same = (is.is_nan() && was.is_nan()) || (is - was).abs() <= MOVED * was.abs().max(0.1);
         assert!(same, "{name}: {is}, was {was}");
     }
-    // Every row that is off says why, and nothing is off that was not looked into.
+    // Every row that is off has a reason.
     for row in &all.rows {
         assert_ne!(
             row.verdict(),

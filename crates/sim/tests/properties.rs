@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must hold of every simulated host, whoever schedules it and whatever its VMs do.
+//! Properties of every simulated host, for all schedulers and loads.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use viola_policy::slices::{Class, MS, US};
-use viola_sim::cpu::Hog;
+use viola_sim::cpu::CpuLoad;
 use viola_sim::sched::XenConfig;
 use viola_sim::setup::{HostSetup, Policy, VmSetup};
 use viola_sim::work::{Ping, Udp};
@@ -43,10 +43,10 @@ fn policies() -> impl Strategy<Value = Policy> {
 }
 
 fn vm() -> impl Strategy<Value = VmSetup> {
-    let hog = prop_oneof![
-        2 => Just(Hog::Busy),
-        1 => Just(Hog::None),
-        2 => (5..100_u64, 1..10_u64).prop_map(|(period, tenths)| Hog::Duty {
+    let load = prop_oneof![
+        2 => Just(CpuLoad::Busy),
+        1 => Just(CpuLoad::None),
+        2 => (5..100_u64, 1..10_u64).prop_map(|(period, tenths)| CpuLoad::Duty {
             period: period * MS,
             on: period * MS / 10 * tenths,
         }),
@@ -55,13 +55,13 @@ fn vm() -> impl Strategy<Value = VmSetup> {
     (
         any::<bool>(),
         weight,
-        hog,
+        load,
         prop::sample::select(vec![1_u64, 5, 10]),
     )
-        .prop_map(|(ls, weight, hog, microslice)| VmSetup {
+        .prop_map(|(ls, weight, load, microslice)| VmSetup {
             class: if ls { Class::Ls } else { Class::Batch },
             weight,
-            hog,
+            load,
             microslice: microslice * MS,
             ..VmSetup::default()
         })
@@ -91,8 +91,8 @@ fn work(vms: usize, setup: &HostSetup, ring: bool) -> Vec<Box<dyn Workload + Sen
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(120))]
 
-    /// No core idles while a VM wants it; what cores and VMs spent adds up; every packet is accounted for; equal seeds
-    /// give equal results.
+    /// No core idles while a VM wants it; the times of cores and VMs add up; every packet is accounted for; equal seeds give
+    /// equal results.
     #[test]
     fn nothing_is_lost(
         policy in policies(),
@@ -122,7 +122,7 @@ proptest! {
             prop_assert_eq!(format!("{a:?}"), format!("{b:?}"));
         }
         prop_assert_eq!(sim.world.handled(), again.world.handled());
-        // Going on in one step or in two is the same.
+        // One run and two consecutive runs give the same result.
         let mut halves = setup.simulation(work(setup.vms.len(), &setup, true), seed);
         halves.run(time / 2);
         halves.run(time);
@@ -132,15 +132,15 @@ proptest! {
         }
     }
 
-    /// Busy VMs have their shares by weight, each within two turns of everybody over a second and a half.
+    /// Busy VMs get their shares by weight.
     #[test]
     fn busy_vms_have_their_shares(
         policy in policies(),
         weights in prop::collection::vec(prop::sample::select(vec![128_u32, 256, 512]), 2..5),
         ls in 0..3_usize,
     ) {
-        // The baseline's credits are at most a slice: with slices shorter than its accounting it only keeps equal weights.
-        // Xen's own, with credits for more cores than one, knows no weights at all.
+        // The baseline's credits are at most a slice: with slices shorter than its accounting it keeps equal weights only. Xen's
+        // own scheduler, with credits for more than one core, ignores weights.
         let short = matches!(policy, Policy::Credit { slice, .. } if slice < 30 * MS)
             || matches!(policy, Policy::Xen(_));
         let weights = if short { vec![256; weights.len()] } else { weights };
@@ -150,7 +150,7 @@ proptest! {
             .map(|(k, &weight)| VmSetup {
                 class: if k < ls { Class::Ls } else { Class::Batch },
                 weight,
-                hog: Hog::Busy,
+                load: CpuLoad::Busy,
                 microslice: 2 * MS,
                 ..VmSetup::default()
             })
@@ -170,7 +170,7 @@ proptest! {
     }
 }
 
-/// All scenario files that come with the simulator.
+/// The scenario files of the simulator run.
 #[test]
 fn the_scenarios_run() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");

@@ -22,7 +22,7 @@ use bed::{Bed, Reading};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
-use viola_sim::lanes::compare::Served;
+use viola_sim::lanes::compare::LoadOutcome;
 
 pub use traffic::traffic;
 
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Outcome {
     progress.say(&format!("lanes: {rounds} rounds, about {}", clock(whole)));
 
     let mut rows = Vec::new();
-    let mut found: Vec<(&str, &'static str, Served)> = Vec::new();
+    let mut found: Vec<(&str, &'static str, LoadOutcome)> = Vec::new();
     for round in 0..rounds {
         for (cell, vms, heavy) in &simulated {
             for side in SIDES {

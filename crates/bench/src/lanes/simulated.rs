@@ -2,8 +2,8 @@
 //! The simulator's part: 16 and 63 VMs with 8 VFs, on one load each round.
 
 use viola_policy::slices::MS;
-use viola_sim::lanes::compare::{Load, Served};
-use viola_sim::lanes::{Giver, LaneSetup};
+use viola_sim::lanes::compare::{Load, LoadOutcome};
+use viola_sim::lanes::{LaneSetup, VfAssignment};
 
 use super::{ORACLE, POLICY, SIDES, STATIC, TURNS};
 use crate::row::{Goal, Row};
@@ -19,17 +19,17 @@ pub const CELLS: [(&str, u32, u32); 2] = [
     ("simulated, 63 VMs, 8 VFs", 63, 12),
 ];
 
-fn giver(side: &str) -> Giver {
+fn assignment(side: &str) -> VfAssignment {
     match side {
-        STATIC => Giver::Fixed,
-        TURNS => Giver::Turns(TURN),
-        ORACLE => Giver::Oracle((0, Vec::new())),
-        _ => Giver::Policy,
+        STATIC => VfAssignment::Fixed,
+        TURNS => VfAssignment::RoundRobin(TURN),
+        ORACLE => VfAssignment::Oracle((0, Vec::new())),
+        _ => VfAssignment::Policy,
     }
 }
 
 /// One cell with one side; rounds are loads of their own.
-pub fn run(vms: u32, heavy: u32, side: &str, round: usize, quick: bool) -> Served {
+pub fn run(vms: u32, heavy: u32, side: &str, round: usize, quick: bool) -> LoadOutcome {
     let load = Load {
         vms,
         vfs: VFS,
@@ -39,12 +39,12 @@ pub fn run(vms: u32, heavy: u32, side: &str, round: usize, quick: bool) -> Serve
     };
     let mut setup = LaneSetup::default();
     setup.config.hold = 2_000 * MS;
-    load.run(giver(side), setup, round as u64 + 1)
+    load.run(assignment(side), setup, round as u64 + 1)
 }
 
 /// Rows of a cell.
-pub fn rows(cell: &str, found: &[(&'static str, Served)]) -> Vec<Row> {
-    let row = |what: &str, unit, of: &dyn Fn(&Served) -> f64| {
+pub fn rows(cell: &str, found: &[(&'static str, LoadOutcome)]) -> Vec<Row> {
+    let row = |what: &str, unit, of: &dyn Fn(&LoadOutcome) -> f64| {
         let row = Row::new(format!("{cell}, {what}"), unit);
         SIDES.into_iter().fold(row, |row, side| {
             let of_side = found.iter().filter(|(s, _)| *s == side);

@@ -131,7 +131,7 @@ impl Keeper {
             let _ = self.take(&entry, why);
         }
         let config = self.config.as_ref().map(|c| c.lanes.policy);
-        self.policy = policy::Lanes::new(config.unwrap_or_default());
+        self.policy = policy::VfScheduler::new(config.unwrap_or_default());
         let now = self.now();
         for entry in self.journal.entries().to_vec() {
             if let Some((at, vf)) = self.place_of(&entry) {

@@ -10,7 +10,7 @@ use viola_lanes::{
     Attachment, Entry, Eswitch, Journal, LaneError, Mac, PfEswitch, Presence, VfDevice,
 };
 use viola_netdev::Link;
-use viola_policy::lanes::{self as policy, Action, CpuTime, Decision, Observed, Vf, Why};
+use viola_policy::lanes::{self as policy, Action, CpuTime, Decision, NicObservation, Reason, Vf};
 use viola_proto::lanes::{self as shown, Counts, LaneSetting};
 
 use crate::lanes::Said;
@@ -33,7 +33,7 @@ pub(super) const FOREIGN: u32 = u32::MAX;
 pub struct Keeper {
     pub(super) journal: Journal,
     pub(super) config: Option<Config>,
-    pub(super) policy: policy::Lanes,
+    pub(super) policy: policy::VfScheduler,
     pub(super) pools: Vec<Pool>,
     pub(super) vms: Vec<Vm>,
     pub(super) cpus: BTreeMap<VmId, Vec<CpuTime>>,
@@ -69,7 +69,7 @@ impl Keeper {
         Self {
             journal,
             config: None,
-            policy: policy::Lanes::new(policy::Config::default()),
+            policy: policy::VfScheduler::new(policy::Config::default()),
             pools: Vec::new(),
             vms: Vec::new(),
             cpus: BTreeMap::new(),
@@ -325,7 +325,7 @@ impl Keeper {
                 pool: at as u32,
                 index: vf.index,
             };
-            self.policy.failed(self.now(), place);
+            self.policy.grant_failed(self.now(), place);
         }
     }
 
@@ -364,7 +364,7 @@ impl Keeper {
         }
     }
 
-    fn observed(&mut self) -> Vec<Observed> {
+    fn observed(&mut self) -> Vec<NicObservation> {
         let mut observed = Vec::new();
         for nic in self.nics.clone() {
             let vm = self.number(&nic.id);
@@ -372,7 +372,7 @@ impl Keeper {
             let Some(count) = self.counts.get(&key) else {
                 continue;
             };
-            observed.push(Observed {
+            observed.push(NicObservation {
                 nic: policy::Nic {
                     vm,
                     network: self.network(&nic.bridge),
@@ -385,21 +385,21 @@ impl Keeper {
                     LaneSetting::Never => policy::Setting::Never,
                 },
                 // a guest's pair has one VF in it
-                most: 1,
-                attach: count.attach,
+                max_vfs: 1,
+                attach_time: count.attach,
             });
         }
         let foreign = self
             .policy
             .holders()
             .filter(|(_, nic)| nic.vm > FOREIGN - 1000);
-        observed.extend(foreign.map(|(_, nic)| Observed {
+        observed.extend(foreign.map(|(_, nic)| NicObservation {
             nic,
             di2: 0.0,
             traffic: policy::Traffic::default(),
             setting: policy::Setting::Pin,
-            most: 1,
-            attach: 0,
+            max_vfs: 1,
+            attach_time: 0,
         }));
         observed
     }
@@ -422,7 +422,7 @@ impl Keeper {
                 Action::Revoke { vf, nic, why } => {
                     if let Err(e) = self.revoke(vf, &self.words(why)) {
                         stuck.insert(vf);
-                        self.policy.refused(self.now(), vf, nic);
+                        self.policy.revoke_failed(self.now(), vf, nic);
                         if matches!(e, LaneError::ReleaseTimeout { .. }) {
                             self.totals.kept += 1;
                         }
@@ -432,7 +432,7 @@ impl Keeper {
                 Action::Grant { vf, nic, why } => {
                     if self.grant(vf, nic, &self.words(why)).is_err() {
                         self.totals.failed += 1;
-                        self.policy.failed(self.now(), vf);
+                        self.policy.grant_failed(self.now(), vf);
                     }
                 }
             }
@@ -440,9 +440,9 @@ impl Keeper {
     }
 
     /// The policy's reason with names for numbers.
-    pub(super) fn words(&self, why: Why) -> String {
+    pub(super) fn words(&self, why: Reason) -> String {
         match why {
-            Why::Exchanged {
+            Reason::Exchanged {
                 intensity,
                 from,
                 lowest,
@@ -450,13 +450,13 @@ impl Keeper {
                 let from = self.name(from);
                 format!("IF {intensity:.0} against {lowest:.0} of {from}")
             }
-            Why::Exchanged {
+            Reason::Exchanged {
                 intensity, from, ..
             } => {
                 let from = self.name(from);
                 format!("IF {intensity:.0}, and {from} had no use for its VF")
             }
-            Why::GaveWay { to } => format!("{} gains more from it", self.name(to)),
+            Reason::GaveWay { to } => format!("{} gains more from it", self.name(to)),
             why => why.to_string(),
         }
     }

@@ -71,7 +71,7 @@ impl Pool {
             bandwidth: u64::from(self.config.mbit) * M,
             reserve: u64::from(self.config.reserve_mbit) * M,
             per_vf: u64::from(self.config.vf_mbit.max(1)) * M,
-            made: self.vfs.len() as u32,
+            created: self.vfs.len() as u32,
         }
     }
 

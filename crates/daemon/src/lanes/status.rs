@@ -50,8 +50,8 @@ impl Keeper {
     fn show_nic(&self, nic: &Nic) -> shown::Nic {
         let number = self.numbers.get(&nic.id).copied();
         let network = self.network(&nic.bridge);
-        let mut standings = self.decision.standings.iter();
-        let is_it = |s: &&policy::Standing| Some(s.nic.vm) == number && s.nic.network == network;
+        let mut standings = self.decision.nics.iter();
+        let is_it = |s: &&policy::NicStatus| Some(s.nic.vm) == number && s.nic.network == network;
         let standing = standings.find(is_it);
         let key = (nic.id.clone(), nic.interface.clone());
         let count = self.counts.get(&key);

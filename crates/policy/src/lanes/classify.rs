@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What kind of work a VM does, by DI2 and packet frequency (sections 3.5 and 3.6).
+//! The kind of work of a VM, by DI2 and packet frequency (sections 3.5 and 3.6).
 
 use std::fmt;
 
@@ -10,11 +10,11 @@ use super::{Config, Traffic};
 pub enum Kind {
     /// It computes: DI2 is below its threshold.
     Cpu,
-    /// It waits for I/O, but its NIC is quiet: disks, or nothing to do.
+    /// It waits for I/O, but its NIC is quiet: it uses disks or is idle.
     Disk,
     /// Network-bound.
     Net,
-    /// Network-bound, and nearly always sending or receiving.
+    /// Network-bound, with packets in nearly all samples.
     NetHeavy,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Kind of a VM with this DI2 and this traffic.
+/// The kind of a VM with this DI2 and this traffic.
 pub fn classify(config: &Config, di2: f64, traffic: Traffic) -> Kind {
     let waits = di2 >= config.di2;
     if !waits {
@@ -67,8 +67,8 @@ mod tests {
         assert!(!Kind::Disk.network_bound() && Kind::NetHeavy.network_bound());
     }
 
-    /// Table 2's VMs by the printed DI2 and frequencies: five compute (their DI2 is high when they rest), one is idle,
-    /// ten send.
+    /// Table 2 with the printed DI2 and frequencies: five VMs compute (their DI2 is high while they rest), one is idle, ten
+    /// send.
     #[test]
     fn the_vms_of_table_2_with_traffic_are_network_bound() {
         let config = Config::default();

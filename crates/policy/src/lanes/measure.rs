@@ -5,21 +5,21 @@ use std::collections::VecDeque;
 
 use crate::slices::Nanos;
 
-/// How a VM spent its time on one CPU, over the same window for all (XenMon's words, section 3.4).
+/// How a VM spent its time on one CPU, in the same window for all CPUs (XenMon's terms, section 3.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuTime {
-    /// It ran, ns.
+    /// Time it ran, ns.
     pub gotten: Nanos,
-    /// It slept, ns.
+    /// Time it was blocked, ns.
     pub blocked: Nanos,
 }
 
-/// Largest blocked/gotten that counts, so that one CPU on which a VM hardly ran does not stand for all. Above what
-/// Table 2 prints.
+/// Upper bound of blocked/gotten, above all values of Table 2, so that one CPU on which a VM hardly ran does not dominate
+/// the mean.
 const RATIO_MOST: f64 = 10_000.0;
 
-/// DI2, the degree of I/O intensity: the mean of blocked/gotten over all CPUs (eq 1). CPUs on which the VM neither ran
-/// nor slept do not count; a ratio is 10,000 at most. 0 for no CPUs.
+/// DI2, the degree of I/O intensity: the mean of blocked/gotten over all CPUs (eq 1), each ratio at most 10,000. CPUs on
+/// which the VM neither ran nor blocked do not count. 0 without CPUs.
 pub fn di2(cpus: &[CpuTime]) -> f64 {
     let (mut sum, mut num) = (0.0, 0u32);
     for cpu in cpus.iter().filter(|c| c.gotten > 0 || c.blocked > 0) {
@@ -32,23 +32,23 @@ pub fn di2(cpus: &[CpuTime]) -> f64 {
 /// Traffic of a NIC over a number of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Traffic {
-    /// Traffic_freq: samples with packets in them, percent, 0.0 ..= 100.0.
+    /// Traffic_freq: part of the samples with packets, percent, 0.0 ..= 100.0.
     pub freq: f64,
-    /// Traffic_avg: mean packets a sample, those without included.
+    /// Traffic_avg: mean number of packets per sample, empty samples included.
     pub avg: f64,
 }
 
 impl Traffic {
-    /// IF, the intensive factor: alpha·Traffic_freq + (1 - alpha)·Traffic_avg (eq 2). Never negative.
+    /// IF, the intensive factor: alpha·Traffic_freq + (1 - alpha)·Traffic_avg (eq 2). At least 0.
     pub fn intensity(self, alpha: f64) -> f64 {
         let alpha = alpha.clamp(0.0, 1.0);
         let value = alpha * self.freq + (1.0 - alpha) * self.avg;
-        // What is no number sorts last.
+        // NaN counts as 0.
         value.max(0.0)
     }
 }
 
-/// The last samples of a NIC's packets, sent and received (section 3.5).
+/// The latest samples of a NIC's packets, sent and received (section 3.5).
 #[derive(Debug, Clone)]
 pub struct Samples {
     most: usize,
@@ -58,7 +58,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// For the last `most` samples, at least 1.
+    /// Keeps the latest `most` samples, at least 1.
     pub fn new(most: usize) -> Self {
         let most = most.max(1);
         Self {
@@ -69,7 +69,7 @@ impl Samples {
         }
     }
 
-    /// Takes the packets of one more sample.
+    /// Adds the number of packets of one more sample.
     pub fn push(&mut self, packets: u64) {
         if self.packets.len() == self.most
             && let Some(old) = self.packets.pop_front()
@@ -82,7 +82,7 @@ impl Samples {
         self.sum += u128::from(packets);
     }
 
-    /// Frequency and mean over the samples there are.
+    /// Frequency and mean over the samples so far.
     pub fn traffic(&self) -> Traffic {
         let total = self.packets.len().max(1) as f64;
         Traffic {
@@ -92,7 +92,7 @@ impl Samples {
     }
 }
 
-/// Table 2 of paper Raccoon: VM, its Traffic_freq and Traffic_avg, and the IF that is printed beside them.
+/// Table 2 of the Raccoon paper: VM, Traffic_freq and Traffic_avg, and the printed IF.
 pub const TABLE_2: [(u32, Traffic, f64); 10] = [
     (6, traffic(19.0, 187_965.0), 37_385.3),
     (7, traffic(34.0, 326_492.0), 65_827.9),
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(samples.traffic(), Traffic::default());
     }
 
-    /// Three rows are far from eq 2 with the stated alpha of 0.8; the others are within 8 % of it.
+    /// Three rows are more than 10 % off eq 2 with the stated alpha of 0.8; the others are within 8 %.
     #[test]
     fn eq_2_gives_the_ifs_of_table_2_but_for_three_rows() {
         let off = |row: &&(u32, Traffic, f64)| (row.2 / row.1.intensity(0.8) - 1.0).abs();

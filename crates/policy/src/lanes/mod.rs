@@ -1,63 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lanes: the few SR-IOV virtual functions (VFs) of a host go to the VMs that gain most from them (Raccoon: paper
-//! "Raccoon: A Novel Network I/O Allocation Framework for Workload-Aware VM Scheduling in Virtual Environments").
+//! Lanes: the few SR-IOV virtual functions (VFs) of a host go to the VMs that gain most from them (Raccoon: paper "Raccoon: A
+//! Novel Network I/O Allocation Framework for Workload-Aware VM Scheduling in Virtual Environments").
 //!
 //! # Model
-//! Every VM has a paravirtual NIC in each of its networks. A VF is granted on top of that and taken back again
-//! without a lost connection, so who has one is decided anew at each call of [`Lanes::decide`], from two measures:
-//! - DI2 ([`di2`], eq 1): how long the VM was blocked for the time that it ran. High for one that waits for I/O.
+//! Every VM has a paravirtual NIC in each of its networks. A VF is granted in addition and revoked again without a lost
+//! connection, so each call of [`VfScheduler::decide`] decides anew which VMs hold VFs, from two measures:
+//! - DI2 ([`di2`], eq 1): the time the VM was blocked over the time it ran. High for a VM that waits for I/O.
 //! - IF ([`Traffic::intensity`], eq 2): how often and how much its NIC sends and receives.
 //!
-//! A VM whose DI2 and packet frequency both pass their thresholds is network-bound ([`classify`]). The priority queue
-//! (PQ) is the ordered tree of those that hold VFs, the general queue (GQ) is everyone else; all start in GQ. The
-//! highest of GQ is promoted while a VF is free, else it takes the place of the lowest of PQ if its IF is higher
-//! (sections 3.2 to 3.6). [`sizing`] says how many VFs a NIC should have.
+//! A VM whose DI2 and packet frequency both reach their thresholds is network-bound ([`classify`]). The priority queue (PQ)
+//! is the ordered tree of the holders of VFs; the general queue (GQ) has all other VMs, and all VMs start there. The highest
+//! of GQ is promoted while a VF is free; otherwise it takes the place of the lowest of PQ if its IF is higher (sections 3.2
+//! to 3.6). [`sizing`] computes how many VFs a NIC should have.
 //!
 //! # Beyond the paper
-//! - Several VFs for one VM (which section 3.1 allows, without a rule): the k-th VF of a VM stands in the queues with
-//!   IF/k, so that a second one goes to nobody while it gains less than somebody's first.
-//! - Several pools and networks: a NIC only ever gets a VF of its own network.
-//! - A VM that got a VF keeps it for [`Config::hold`] against other VMs, longer where attaching takes long; and the
-//!   IF of the one that takes its place must be higher by [`Config::margin`]. Both 0 is the paper.
-//! - A VM that is no longer network-bound leaves its VF when another one wants it. Taking it earlier would help nobody;
-//!   [`Config::release`] does it all the same, for hosts where a held VF pins memory.
-//! - The operator's word ([`Setting`]) takes effect at once.
+//! - A VM may hold several VFs (section 3.1 allows it without a rule). The k-th VF of a VM competes with IF/k, so a VM gets a
+//!   second one only if it gains more from it than other VMs from their first.
+//! - There are several pools and networks. A NIC gets VFs of its own network only.
+//! - A VM keeps a new VF against other VMs for [`Config::hold`], longer where attaching takes long. A VM that takes its place
+//!   needs an IF that is higher by [`Config::margin`]. Both are 0 in the paper.
+//! - A VM that is no longer network-bound keeps its VF until another VM wants it. [`Config::release`] revokes it earlier, for
+//!   hosts where a held VF pins memory.
+//! - The operator's [`Setting`] takes effect at once.
 //!
-//! # Where the paper contradicts itself
-//! - Table 2 prints IFs that eq 2 does not give for its own columns: VM9, VM11 and VM14 are off by more than 10 %.
-//! - Section 4.5 sets TRAFFIC_FREQ to 80, yet VM9 gets a VF at 60 % and VM1 holds one at 35 %. So it is no condition for
-//!   a first VF; here it is what a VM needs for more than one ([`Kind::NetHeavy`]).
-//! - DI2 of VM5, which computes all the time, is printed as 34.6; by eq 1 it would be near 0. Thresholds of DI2 are
-//!   for eq 1, not for that column.
+//! # Contradictions in the paper
+//! - Table 2 prints IFs that eq 2 does not give for the table's own columns: VM9, VM11 and VM14 are off by more than 10 %.
+//! - Section 4.5 sets TRAFFIC_FREQ to 80, yet VM9 gets a VF at 60 % and VM1 holds one at 35 %. Here it is the condition for a
+//!   second VF, not for the first ([`Kind::NetHeavy`]).
+//! - The DI2 of VM5, which computes all the time, is printed as 34.6; eq 1 gives nearly 0. Thresholds here are for eq 1.
 
 pub mod classify;
 pub mod sizing;
 
-mod decide;
+mod decision;
 mod measure;
 mod queues;
+mod scheduler;
 
 pub use classify::Kind;
-pub use decide::{Action, Decision, Lanes, Standing, Why};
+pub use decision::{Action, Decision, NicStatus, Reason};
 pub use measure::{CpuTime, Samples, TABLE_2, Traffic, di2};
+pub use scheduler::VfScheduler;
 
 use crate::slices::{MS, Nanos};
 
-/// One NIC of a VM: what a VF is granted to.
+/// One NIC of a VM, to which VFs are granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nic {
-    /// Which VM.
+    /// VM.
     pub vm: u32,
-    /// Which network it is in.
+    /// Network.
     pub network: u32,
 }
 
-/// A virtual function.
+/// An SR-IOV virtual function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vf {
-    /// Which pool it is of.
+    /// Pool.
     pub pool: u32,
-    /// Its number there, from 0.
+    /// Number in its pool, from 0.
     pub index: u32,
 }
 
@@ -66,63 +67,63 @@ pub struct Vf {
 pub struct Pool {
     /// Identity, unique.
     pub id: u32,
-    /// Network that its cable leads to.
+    /// Network to which the physical function connects.
     pub network: u32,
-    /// VFs that may be granted, numbered from 0. See [`sizing::usable`].
+    /// Number of VFs that may be granted; they are numbered from 0. See [`sizing::usable`].
     pub vfs: u32,
 }
 
-/// What the operator says about a VM.
+/// The operator's setting for a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Setting {
-    /// What is seen of it decides.
+    /// Its measurements decide.
     #[default]
     Auto,
-    /// It has a VF before all others.
+    /// It gets a VF before all others.
     Pin,
-    /// It has none.
+    /// It gets no VF.
     Never,
 }
 
-/// What was seen of one NIC.
+/// What was measured of one NIC.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Observed {
-    /// Which NIC.
+pub struct NicObservation {
+    /// The NIC.
     pub nic: Nic,
     /// DI2 of its VM ([`di2`]), at least 0.
     pub di2: f64,
-    /// What it sent and received on both paths together.
+    /// Traffic, sent and received, on the paravirtual path and the VF together.
     pub traffic: Traffic,
-    /// What the operator says.
+    /// The operator's setting.
     pub setting: Setting,
-    /// Most VFs it may hold at once, at least 1; more than one only while it is [`Kind::NetHeavy`].
-    pub most: u32,
-    /// How long attaching a VF takes with this VM, ns; 0 if that is not known.
-    pub attach: Nanos,
+    /// Maximum number of VFs it may hold at once, at least 1; more than one only while it is [`Kind::NetHeavy`].
+    pub max_vfs: u32,
+    /// Time to attach a VF to this VM, ns; 0 if unknown.
+    pub attach_time: Nanos,
 }
 
-/// Settings of [`Lanes`].
+/// Settings of [`VfScheduler`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// Weight of the frequency against the mean in IF (alpha of eq 2), 0.0 ..= 1.0.
+    /// Weight of the packet frequency against the mean in IF, 0.0 ..= 1.0 (alpha of eq 2).
     pub alpha: f64,
-    /// Least DI2 of a network-bound VM.
+    /// Minimum DI2 of a network-bound VM.
     pub di2: f64,
-    /// Least packet frequency of a network-bound VM, percent of the samples.
+    /// Minimum packet frequency of a network-bound VM, percent of the samples.
     pub freq: f64,
-    /// Packet frequency from which it is a heavy one, percent (TRAFFIC_FREQ of section 4.5).
+    /// Minimum packet frequency of a VM that may hold several VFs, percent (TRAFFIC_FREQ of section 4.5).
     pub heavy: f64,
-    /// By what part the IF of a VM must be higher to take another one's place, at least 0.0.
+    /// Part by which an IF must be higher to take the place of a holder, at least 0.0.
     pub margin: f64,
-    /// Shortest time that a VM keeps a VF against others, ns.
+    /// Minimum time that a VM keeps a VF against others, ns.
     pub hold: Nanos,
-    /// It keeps it at least so many times as long as attaching took.
+    /// The same, as a multiple of the time that attaching took.
     pub hold_per_attach: u32,
-    /// Most VFs that change hands at once.
+    /// Maximum number of VFs granted in one decision.
     pub moves: usize,
-    /// After so long (ns) a VF is taken from a VM that is not network-bound although nobody wants it.
+    /// Time (ns) after which a VM that is not network-bound loses its VF although no VM wants it; `None`: never.
     pub release: Option<Nanos>,
-    /// How long (ns) nothing is tried again that a VM refused.
+    /// Time until a failed grant or revocation is tried again, ns.
     pub retry: Nanos,
 }
 
@@ -144,7 +145,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The paper's rules: no margin, no hold, as many moves as it takes.
+    /// The paper's rules: no margin, no hold, any number of moves.
     pub fn paper() -> Self {
         Self {
             margin: 0.0,

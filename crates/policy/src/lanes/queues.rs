@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two queues of one network (section 3.3.2), as they stand in one decision.
+//! The two queues of one network in one decision (section 3.3.2).
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeSet, BinaryHeap};
 
 use super::{Nic, Vf};
 
-/// What a place in a queue is worth: pinned before all others, then by IF (of the k-th VF, IF/k). A VM that is not
-/// network-bound has an IF of -1 here.
+/// Priority of a NIC in a queue: pinned ones before all others, then by IF (of the k-th VF, IF/k). The IF of a VM that is
+/// not network-bound is -1 here.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Worth {
+pub(super) struct Priority {
     pub(super) pinned: bool,
     pub(super) intensity: f64,
 }
 
-impl Worth {
+impl Priority {
     /// Of a holder that does not need its VF.
-    pub(super) const NONE: Worth = Worth {
+    pub(super) const NONE: Priority = Priority {
         pinned: false,
         intensity: -1.0,
     };
 
-    /// Whether this one of GQ may take the place of `other`, which must be exceeded by the part `margin`.
-    pub(super) fn beats(self, other: Worth, margin: f64) -> bool {
+    /// Whether a NIC of GQ with this priority takes the place of `other`: its IF must be higher by the part `margin`.
+    pub(super) fn beats(self, other: Priority, margin: f64) -> bool {
         match (self.pinned, other.pinned) {
             (true, false) => true,
             (false, true) => false,
@@ -31,41 +31,41 @@ impl Worth {
     }
 }
 
-impl PartialEq for Worth {
+impl PartialEq for Priority {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Worth {}
+impl Eq for Priority {}
 
-impl PartialOrd for Worth {
+impl PartialOrd for Priority {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Worth {
+impl Ord for Priority {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_pin = self.pinned.cmp(&other.pinned);
         by_pin.then(self.intensity.total_cmp(&other.intensity))
     }
 }
 
-/// PQ: the ordered tree of those that hold VFs, without those that must keep theirs.
+/// PQ: the ordered tree of the holders whose VF may be revoked.
 #[derive(Debug, Default)]
-pub(super) struct Pq(BTreeSet<(Worth, Reverse<Nic>, Vf)>);
+pub(super) struct Pq(BTreeSet<(Priority, Reverse<Nic>, Vf)>);
 
 impl Pq {
-    pub(super) fn insert(&mut self, worth: Worth, nic: Nic, vf: Vf) {
-        self.0.insert((worth, Reverse(nic), vf));
+    pub(super) fn insert(&mut self, priority: Priority, nic: Nic, vf: Vf) {
+        self.0.insert((priority, Reverse(nic), vf));
     }
 
-    /// Who would lose its VF first.
-    pub(super) fn lowest(&self) -> Option<(Worth, Nic, Vf)> {
+    /// The holder that would lose its VF first.
+    pub(super) fn lowest(&self) -> Option<(Priority, Nic, Vf)> {
         self.0
             .first()
-            .map(|&(worth, Reverse(nic), vf)| (worth, nic, vf))
+            .map(|&(priority, Reverse(nic), vf)| (priority, nic, vf))
     }
 
     pub(super) fn pop_lowest(&mut self) {
@@ -73,17 +73,17 @@ impl Pq {
     }
 }
 
-/// GQ: those that would have a VF. Of equals the lowest number is first.
+/// GQ: the NICs that want a VF. Of equals the one of the lowest number comes first.
 #[derive(Debug, Default)]
-pub(super) struct Gq(BinaryHeap<(Worth, Reverse<Nic>)>);
+pub(super) struct Gq(BinaryHeap<(Priority, Reverse<Nic>)>);
 
 impl Gq {
-    pub(super) fn push(&mut self, worth: Worth, nic: Nic) {
-        self.0.push((worth, Reverse(nic)));
+    pub(super) fn push(&mut self, priority: Priority, nic: Nic) {
+        self.0.push((priority, Reverse(nic)));
     }
 
-    /// Takes out who gets a VF first.
-    pub(super) fn pop_highest(&mut self) -> Option<(Worth, Nic)> {
-        self.0.pop().map(|(worth, Reverse(nic))| (worth, nic))
+    /// Removes the NIC that gets a VF first.
+    pub(super) fn pop_highest(&mut self) -> Option<(Priority, Nic)> {
+        self.0.pop().map(|(priority, Reverse(nic))| (priority, nic))
     }
 }

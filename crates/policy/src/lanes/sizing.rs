@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many VFs a NIC should have: so few that each keeps its bandwidth (sections 3.1 and 3.3.2).
+//! How many VFs a NIC should have, so that each keeps its bandwidth (sections 3.1 and 3.3.2).
 
-/// What a NIC has to give.
+/// Capacity of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Its bandwidth, bits per second.
+    /// Bandwidth, bits per second.
     pub bandwidth: u64,
-    /// What is left to the paravirtual NICs, bits per second.
+    /// Bandwidth reserved for paravirtual NICs, bits per second.
     pub reserve: u64,
-    /// What each VF is to keep when all are busy, bits per second, more than 0.
+    /// Minimum bandwidth of a VF while all are busy, bits per second, more than 0.
     pub per_vf: u64,
-    /// VFs that were made.
-    pub made: u32,
+    /// Number of VFs that the NIC has created.
+    pub created: u32,
 }
 
-/// VFs that may be granted at once: (bandwidth - reserve)/per_vf rounded down, at most those made. One all the same
-/// if the bandwidth is not enough for any, as it then has all there is.
+/// Number of VFs that may be granted at once: (bandwidth - reserve)/per_vf rounded down, at most those created. At least one
+/// if any is created, even if its bandwidth is below `per_vf`.
 pub fn usable(capacity: Capacity) -> u32 {
     let fit = lanes(capacity) / capacity.per_vf.max(1);
     u32::try_from(fit)
         .unwrap_or(u32::MAX)
         .max(1)
-        .min(capacity.made)
+        .min(capacity.created)
 }
 
-/// Rate (bits per second) that each of the usable VFs has when all are busy; 0 without any. What a rate limit is set to.
+/// Bandwidth (bits per second) of each usable VF while all are busy, to be set as its rate limit; 0 without VFs.
 pub fn rate(capacity: Capacity) -> u64 {
     lanes(capacity)
         .checked_div(u64::from(usable(capacity)))
@@ -44,13 +44,13 @@ mod tests {
         bandwidth: 10 * G,
         reserve: 2 * G,
         per_vf: G,
-        made: 63,
+        created: 63,
     };
 
     #[test]
     fn each_lane_keeps_its_bandwidth_and_the_others_theirs() {
         assert_eq!((usable(TEN), rate(TEN)), (8, G));
-        let few = Capacity { made: 4, ..TEN };
+        let few = Capacity { created: 4, ..TEN };
         assert_eq!((usable(few), rate(few)), (4, 2 * G));
         let wide = Capacity {
             per_vf: 3 * G,
@@ -66,7 +66,7 @@ mod tests {
             ..TEN
         };
         assert_eq!((usable(narrow), rate(narrow)), (1, 8 * G));
-        let none = Capacity { made: 0, ..TEN };
+        let none = Capacity { created: 0, ..TEN };
         assert_eq!((usable(none), rate(none)), (0, 0));
         let all_reserved = Capacity {
             reserve: 11 * G,

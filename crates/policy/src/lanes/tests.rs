@@ -4,21 +4,21 @@ use super::*;
 const MINUTE: Nanos = 60_000 * MS;
 
 /// A NIC in network 0 whose IF by eq 2 is `intensity`, sending in `freq` percent of the samples.
-fn sends(vm: u32, freq: f64, intensity: f64) -> Observed {
+fn sends(vm: u32, freq: f64, intensity: f64) -> NicObservation {
     let avg = (intensity - 0.8 * freq) / 0.2;
-    Observed {
+    NicObservation {
         nic: Nic { vm, network: 0 },
         di2: 1000.0,
         traffic: Traffic { freq, avg },
         setting: Setting::Auto,
-        most: 1,
-        attach: 0,
+        max_vfs: 1,
+        attach_time: 0,
     }
 }
 
 /// One that computes and sends nothing.
-fn computes(vm: u32) -> Observed {
-    Observed {
+fn computes(vm: u32) -> NicObservation {
+    NicObservation {
         di2: 0.0,
         traffic: Traffic::default(),
         ..sends(vm, 0.0, 0.0)
@@ -33,7 +33,7 @@ fn pool(vfs: u32) -> Pool {
     }
 }
 
-fn vms(lanes: &Lanes) -> Vec<u32> {
+fn vms(lanes: &VfScheduler) -> Vec<u32> {
     let mut vms: Vec<u32> = lanes.holders().map(|(_, nic)| nic.vm).collect();
     vms.sort_unstable();
     vms
@@ -59,18 +59,18 @@ fn revoked(d: &Decision) -> Vec<u32> {
     vms
 }
 
-fn standing(d: &Decision, vm: u32) -> Standing {
-    *d.standings.iter().find(|s| s.nic.vm == vm).unwrap()
+fn standing(d: &Decision, vm: u32) -> NicStatus {
+    *d.nics.iter().find(|s| s.nic.vm == vm).unwrap()
 }
 
 /// Fig. 14 with the printed IFs. `between` gives those that are not printed, which must be above those of the VMs that
 /// lose their VF: section 4.5 prints 58319.6 (VM1) and 79027.4 (VM9) for minute 20, and 16037.4 (VM7), 0 (VM4 and VM9),
 /// 79205.8 (VM10), 128303.2 (VM13) and 90251.4 (VM14) for minute 40.
 fn fig_14(between: impl Fn(u32) -> f64) {
-    let mut lanes = Lanes::new(Config::paper());
+    let mut lanes = VfScheduler::new(Config::paper());
     let holders = |vms: &[u32]| vms.to_vec();
     // Before minute 0: VM1 to VM8 have one each.
-    let mut seen: Vec<Observed> = (1..=8)
+    let mut seen: Vec<NicObservation> = (1..=8)
         .map(|vm| sends(vm, 50.0, 58_319.7 + between(vm)))
         .chain((9..=16).map(computes))
         .collect();
@@ -116,7 +116,7 @@ fn fig_14_moves_the_vfs_that_the_paper_says() {
 
 #[test]
 fn with_vfs_for_all_that_send_nobody_loses_one() {
-    let mut lanes = Lanes::new(Config::paper());
+    let mut lanes = VfScheduler::new(Config::paper());
     let seen = [sends(1, 50.0, 100.0), computes(2), sends(3, 20.0, 90.0)];
     let d = lanes.decide(0, &[pool(4)], &seen);
     assert_eq!(granted(&d), [1, 3]);
@@ -138,34 +138,36 @@ fn with_vfs_for_all_that_send_nobody_loses_one() {
 
 #[test]
 fn a_vf_is_held_for_a_while_longer_where_attaching_is_slow() {
-    let mut lanes = Lanes::new(Config {
+    let mut lanes = VfScheduler::new(Config {
         hold: 10,
         hold_per_attach: 20,
         ..Config::paper()
     });
-    let slow = Observed {
-        attach: 3,
+    let slow = NicObservation {
+        attach_time: 3,
         ..sends(1, 50.0, 100.0)
     };
     lanes.decide(0, &[pool(1)], &[slow]);
     let seen = [slow, sends(2, 50.0, 200.0)];
     let d = lanes.decide(59, &[pool(1)], &seen);
     assert!(d.actions.is_empty());
-    assert_eq!(standing(&d, 2).why, Why::Held { left: 1 });
+    assert_eq!(standing(&d, 2).why, Reason::Held { left: 1 });
     let d = lanes.decide(60, &[pool(1)], &seen);
     assert_eq!((revoked(&d), granted(&d)), (vec![1], vec![2]));
-    assert_eq!(standing(&d, 1).why, Why::GaveWay { to: 2 });
+    assert_eq!(standing(&d, 1).why, Reason::GaveWay { to: 2 });
     // The margin keeps nearly equal ones apart.
     lanes.set_config(Config::default());
     let near = [sends(1, 50.0, 215.0), sends(2, 50.0, 200.0)];
     let d = lanes.decide(20_000 * MS, &[pool(1)], &near);
-    assert!(matches!(standing(&d, 1).why, Why::Outbid { lowest } if (lowest - 200.0).abs() < 1e-6));
+    assert!(
+        matches!(standing(&d, 1).why, Reason::Outbid { lowest } if (lowest - 200.0).abs() < 1e-6)
+    );
 }
 
 #[test]
 fn the_operators_word_goes_before_everything() {
-    let mut lanes = Lanes::new(Config::default());
-    let set = |vm, setting| Observed {
+    let mut lanes = VfScheduler::new(Config::default());
+    let set = |vm, setting| NicObservation {
         setting,
         ..sends(vm, 50.0, 1000.0 / f64::from(vm))
     };
@@ -176,9 +178,9 @@ fn the_operators_word_goes_before_everything() {
         &[set(1, Setting::Auto), set(2, Setting::Pin)],
     );
     assert_eq!((revoked(&d), granted(&d)), (vec![1], vec![2]));
-    assert_eq!(standing(&d, 2).why, Why::Setting);
+    assert_eq!(standing(&d, 2).why, Reason::Setting);
     // A pinned one that sends nothing keeps it too.
-    let idle = Observed {
+    let idle = NicObservation {
         setting: Setting::Pin,
         ..computes(2)
     };
@@ -190,12 +192,12 @@ fn the_operators_word_goes_before_everything() {
         &[set(1, Setting::Auto), set(2, Setting::Never)],
     );
     assert_eq!((revoked(&d), granted(&d)), (vec![2], vec![1]));
-    assert_eq!(standing(&d, 2).why, Why::Setting);
+    assert_eq!(standing(&d, 2).why, Reason::Setting);
 }
 
 #[test]
 fn a_nic_gets_vfs_of_its_own_network_only() {
-    let mut lanes = Lanes::new(Config::paper());
+    let mut lanes = VfScheduler::new(Config::paper());
     let pools = [
         Pool {
             id: 7,
@@ -226,7 +228,7 @@ fn a_nic_gets_vfs_of_its_own_network_only() {
     ];
     let d = lanes.decide(0, &pools, &seen);
     assert_eq!(granted(&d), [1, 4, 5]);
-    assert_eq!(standing(&d, 2).why, Why::NoPool);
+    assert_eq!(standing(&d, 2).why, Reason::NoPool);
     assert_eq!(lanes.holder(Vf { pool: 7, index: 0 }), Some(other.nic));
     // A pool that vanishes takes its VFs along; one that shrinks gives them back.
     let d = lanes.decide(1, &pools[..2], &seen);
@@ -237,7 +239,7 @@ fn a_nic_gets_vfs_of_its_own_network_only() {
     assert!(matches!(
         d.actions[..],
         [Action::Revoke {
-            why: Why::Withdrawn,
+            why: Reason::Withdrawn,
             ..
         }]
     ));
@@ -245,9 +247,9 @@ fn a_nic_gets_vfs_of_its_own_network_only() {
 
 #[test]
 fn a_second_vf_goes_to_a_heavy_vm_before_the_first_of_a_light_one() {
-    let mut lanes = Lanes::new(Config::paper());
-    let heavy = Observed {
-        most: 3,
+    let mut lanes = VfScheduler::new(Config::paper());
+    let heavy = NicObservation {
+        max_vfs: 3,
         ..sends(1, 90.0, 900.0)
     };
     let light = sends(2, 50.0, 400.0);
@@ -258,8 +260,8 @@ fn a_second_vf_goes_to_a_heavy_vm_before_the_first_of_a_light_one() {
     lanes.decide(1, &[pool(2)], &[heavy, light]);
     assert_eq!(vms(&lanes), [1, 2]);
     // Below TRAFFIC_FREQ it has use for one only.
-    let less = Observed {
-        most: 3,
+    let less = NicObservation {
+        max_vfs: 3,
         ..sends(1, 79.0, 900.0)
     };
     lanes.decide(2, &[pool(4)], &[heavy, light]);
@@ -278,20 +280,20 @@ fn a_vm_that_does_not_give_back_or_take_is_left_alone_for_a_while() {
         retry: 100,
         ..Config::paper()
     };
-    let mut lanes = Lanes::new(config);
+    let mut lanes = VfScheduler::new(config);
     let (low, high) = (sends(1, 50.0, 10.0), sends(2, 50.0, 20.0));
     lanes.decide(0, &[pool(1)], &[low]);
     let vf = Vf { pool: 0, index: 0 };
     assert_eq!(granted(&lanes.decide(1, &[pool(1)], &[low, high])), [2]);
-    lanes.refused(2, vf, low.nic);
+    lanes.revoke_failed(2, vf, low.nic);
     let d = lanes.decide(101, &[pool(1)], &[low, high]);
     assert!(d.actions.is_empty());
-    assert_eq!(standing(&d, 2).why, Why::Held { left: 1 });
+    assert_eq!(standing(&d, 2).why, Reason::Held { left: 1 });
     assert_eq!(granted(&lanes.decide(102, &[pool(1)], &[low, high])), [2]);
-    lanes.failed(103, vf);
+    lanes.grant_failed(103, vf);
     let d = lanes.decide(104, &[pool(1)], &[low, high]);
     assert_eq!(granted(&d), [1]);
-    assert_eq!(standing(&d, 2).why, Why::Barred { left: 99 });
+    assert_eq!(standing(&d, 2).why, Reason::RetryLater { left: 99 });
     // The VM is gone: its VF is free at once.
     let d = lanes.decide(110, &[pool(1)], &[high]);
     assert_eq!((revoked(&d), granted(&d)), (vec![1], vec![]));

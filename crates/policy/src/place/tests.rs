@@ -26,35 +26,35 @@ fn smt(n: u32) -> Topology {
     }
 }
 
-fn busy(vm: u32, now: Option<u32>) -> Demand {
-    Demand {
+fn busy(vm: u32, now: Option<u32>) -> VcpuDemand {
+    VcpuDemand {
         vm,
         vcpu: 0,
         class: Class::Batch,
         weight: 256,
-        wants: 1.0,
+        load: 1.0,
         allowed: vec![],
         node: None,
-        now,
+        current: now,
     }
 }
 
-fn ls(vm: u32, now: Option<u32>) -> Demand {
-    Demand {
+fn ls(vm: u32, now: Option<u32>) -> VcpuDemand {
+    VcpuDemand {
         class: Class::Ls,
         ..busy(vm, now)
     }
 }
 
-fn cores(places: &[Place]) -> Vec<Option<u32>> {
+fn cores(places: &[Placement]) -> Vec<Option<u32>> {
     places.iter().map(|p| p.core).collect()
 }
 
-fn run(topology: &Topology, demands: &[Demand]) -> Vec<Place> {
+fn run(topology: &Topology, demands: &[VcpuDemand]) -> Vec<Placement> {
     place(topology, demands, &Limits::default())
 }
 
-fn count(places: &[Place], core: u32) -> usize {
+fn count(places: &[Placement], core: u32) -> usize {
     places.iter().filter(|p| p.core == Some(core)).count()
 }
 
@@ -62,7 +62,7 @@ fn count(places: &[Place], core: u32) -> usize {
 fn new_vcpus_spread_evenly() {
     let places = run(&plain(2), &[0, 1, 2, 3].map(|vm| busy(vm, None)));
     assert_eq!((count(&places, 0), count(&places, 1)), (2, 2));
-    assert!(places.iter().all(|p| p.why == Why::New));
+    assert!(places.iter().all(|p| p.why == Reason::New));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn those_that_have_a_core_keep_it_when_one_comes() {
     demands.push(busy(4, None));
     let places = run(&plain(2), &demands);
     assert_eq!(cores(&places)[..4], [Some(0), Some(0), Some(1), Some(1)]);
-    assert!(places[..4].iter().all(|p| p.why == Why::Stays));
+    assert!(places[..4].iter().all(|p| p.why == Reason::Stays));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_crowded_core_gives_to_an_empty_one() {
     ];
     let places = run(&plain(2), &demands);
     assert_eq!((count(&places, 0), count(&places, 1)), (2, 2));
-    let moved: Vec<_> = places.iter().filter(|p| p.why != Why::Stays).collect();
+    let moved: Vec<_> = places.iter().filter(|p| p.why != Reason::Stays).collect();
     assert_eq!(moved.len(), 1);
     assert_eq!(
         moved[0].why.to_string(),
@@ -106,7 +106,11 @@ fn three_against_two_is_no_reason_to_move() {
         busy(3, Some(1)),
         busy(4, Some(1)),
     ];
-    assert!(run(&plain(2), &demands).iter().all(|p| p.why == Why::Stays));
+    assert!(
+        run(&plain(2), &demands)
+            .iter()
+            .all(|p| p.why == Reason::Stays)
+    );
 }
 
 #[test]
@@ -125,7 +129,7 @@ fn hyperthreads_of_one_core_are_used_last() {
 
 #[test]
 fn weights_balance_not_numbers() {
-    let heavy = Demand {
+    let heavy = VcpuDemand {
         weight: 768,
         ..busy(0, None)
     };
@@ -139,7 +143,7 @@ fn weights_balance_not_numbers() {
 
 #[test]
 fn a_vcpu_never_leaves_the_cores_it_may_use() {
-    let only = |vm, allowed: &[u32]| Demand {
+    let only = |vm, allowed: &[u32]| VcpuDemand {
         allowed: allowed.to_vec(),
         ..busy(vm, Some(0))
     };
@@ -152,8 +156,8 @@ fn a_vcpu_never_leaves_the_cores_it_may_use() {
     ];
     let places = run(&plain(2), &demands);
     assert_eq!(cores(&places), [Some(0), Some(0), Some(0), Some(1), None]);
-    assert_eq!(places[3].why, Why::Lost { was: 0 });
-    assert_eq!(places[4].why, Why::NoCore);
+    assert_eq!(places[3].why, Reason::Lost { was: 0 });
+    assert_eq!(places[4].why, Reason::NoCore);
 }
 
 #[test]
@@ -170,17 +174,17 @@ fn latency_sensitive_vcpus_are_kept_apart_by_an_exchange() {
     let why: Vec<_> = places
         .iter()
         .map(|p| p.why)
-        .filter(|w| *w != Why::Stays)
+        .filter(|w| *w != Reason::Stays)
         .collect();
     assert!(
-        why.contains(&Why::ApartFromLs) && why.contains(&Why::MadeRoom),
+        why.contains(&Reason::ApartFromLs) && why.contains(&Reason::MadeRoom),
         "{why:?}"
     );
 }
 
 #[test]
 fn vcpus_of_one_vm_get_cores_of_their_own() {
-    let vcpu = |vm, vcpu| Demand {
+    let vcpu = |vm, vcpu| VcpuDemand {
         vcpu,
         ..busy(vm, None)
     };
@@ -193,14 +197,14 @@ fn vcpus_of_one_vm_get_cores_of_their_own() {
 fn a_vcpu_goes_to_its_memory_when_that_costs_nothing() {
     let mut topology = plain(2);
     topology.cores[1].node = 1;
-    let demand = Demand {
+    let demand = VcpuDemand {
         node: Some(1),
         ..busy(0, Some(0))
     };
     let places = run(&topology, std::slice::from_ref(&demand));
     assert_eq!(
         (places[0].core, places[0].why),
-        (Some(1), Why::NearMemory { node: 1 })
+        (Some(1), Reason::LocalMemory { node: 1 })
     );
     // Two busy vCPUs there already are worse than remote memory.
     let places = run(&topology, &[demand, busy(1, Some(1)), busy(2, Some(1))]);
@@ -209,17 +213,21 @@ fn a_vcpu_goes_to_its_memory_when_that_costs_nothing() {
 
 #[test]
 fn hardly_running_vcpus_are_not_moved_for_balance() {
-    let idle = |vm| Demand {
-        wants: 0.02,
+    let idle = |vm| VcpuDemand {
+        load: 0.02,
         ..busy(vm, Some(0))
     };
     let demands: Vec<_> = (0..8).map(idle).collect();
-    assert!(run(&plain(2), &demands).iter().all(|p| p.why == Why::Stays));
+    assert!(
+        run(&plain(2), &demands)
+            .iter()
+            .all(|p| p.why == Reason::Stays)
+    );
 }
 
 #[test]
 fn no_more_than_two_move_at_once() {
     let demands: Vec<_> = (0..8).map(|vm| busy(vm, Some(0))).collect();
     let places = run(&plain(4), &demands);
-    assert_eq!(places.iter().filter(|p| p.why != Why::Stays).count(), 2);
+    assert_eq!(places.iter().filter(|p| p.why != Reason::Stays).count(), 2);
 }

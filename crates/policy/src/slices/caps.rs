@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Caps: the most of a core that a VM may use even when nobody else wants it.
+//! Caps: the maximum part of a core that a VM may use even while the core would idle.
 //!
-//! Time is cut into windows. Each window gives a capped VM its quota (cap x window); a VM that has used it is
-//! [`super::Rank::Capped`] until a window refills it. At most one unused quota is carried over, so that a VM
-//! that could not run in one window catches up in the next; over-use is paid back in full.
+//! Time is divided into windows. Each window gives a capped VM its quota (cap times window). A VM that has used up its
+//! quota is [`super::Rank::Capped`] until a window refills it. At most one unused quota is carried over, so that a VM that
+//! could not run in one window catches up in the next. Overuse is paid back in full.
 
 use super::{FOREVER, Nanos, US};
 
-/// A quota shorter than this is saved up over several windows before the VM runs again.
-const SHORTEST_RUN: i64 = 200 * US as i64;
+/// Minimum run of a capped VM: a shorter quota is saved up over several windows.
+const MIN_CAPPED_RUN: i64 = 200 * US as i64;
 
 /// The accounting windows of one core.
 #[derive(Debug, Clone, Copy)]
@@ -44,9 +44,9 @@ impl Windows {
 /// The cap of one VM.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cap {
-    /// Thousandths of a core; 0 means no cap.
+    /// Thousandths of a core; 0: no cap.
     permille: u32,
-    /// ns per window; 0 means no cap.
+    /// Quota, ns per window; 0: no cap.
     quota: i64,
     left: i64,
     capped: bool,
@@ -64,14 +64,13 @@ impl Cap {
         cap
     }
 
-    /// Takes a new cap on one core (thousandths of it; 1000 and more is none). Time used beyond the old one stays
-    /// owed.
+    /// Sets a cap on one core (thousandths of it; 1000 and more: none). A debt under the old cap stays.
     pub(crate) fn set(&mut self, permille: Option<u32>, windows: &Windows) {
-        self.set_total(permille.filter(|&p| p < 1000), windows);
+        self.set_across_cores(permille.filter(|&p| p < 1000), windows);
     }
 
-    /// As [`Cap::set`], for what a VM uses on several cores together: 1000 is one whole core.
-    pub(crate) fn set_total(&mut self, permille: Option<u32>, windows: &Windows) {
+    /// As [`Cap::set`], for a VM's use of several cores together: 1000 is one whole core.
+    pub(crate) fn set_across_cores(&mut self, permille: Option<u32>, windows: &Windows) {
         let permille = permille.map_or(0, |p| p.clamp(1, 1_000_000));
         if permille == self.permille {
             return;
@@ -86,20 +85,20 @@ impl Cap {
         self.left = if first {
             self.quota
         } else {
-            self.left.min(self.most())
+            self.left.min(self.max_left())
         };
     }
 
-    fn most(&self) -> i64 {
-        (2 * self.quota).max(2 * SHORTEST_RUN)
+    fn max_left(&self) -> i64 {
+        (2 * self.quota).max(2 * MIN_CAPPED_RUN)
     }
 
-    /// What must be there before a capped VM runs again.
-    fn enough(&self) -> i64 {
-        (self.quota / 2).max(SHORTEST_RUN)
+    /// What must be left before a capped VM runs again, ns.
+    fn resume_quota(&self) -> i64 {
+        (self.quota / 2).max(MIN_CAPPED_RUN)
     }
 
-    /// Takes what the VM ran and the number of windows that began since.
+    /// Charges what the VM ran, and refills the quota of the windows that began since the last call.
     pub(crate) fn charge(&mut self, used: Nanos, begun: u64) {
         if self.quota == 0 {
             return;
@@ -107,27 +106,27 @@ impl Cap {
         self.left = self.left.saturating_sub(used.min(i64::MAX as u64) as i64);
         if begun > 0 {
             let refill = self.quota.saturating_mul(begun.min(1 << 20) as i64);
-            self.left = self.left.saturating_add(refill).min(self.most());
+            self.left = self.left.saturating_add(refill).min(self.max_left());
         }
-        // A rest too short to be worth two rank changes waits for the next window.
+        // A rest too short to be worth two changes of rank waits for the next window.
         self.capped = if self.capped {
-            self.left < self.enough()
+            self.left < self.resume_quota()
         } else {
             self.left <= self.quota / 64
         };
     }
 
-    /// What the VM may run in each window, ns; 0 without cap.
+    /// Quota, ns per window; 0: no cap.
     pub(crate) fn quota(&self) -> i64 {
         self.quota
     }
 
-    /// Whether the VM must not run now.
+    /// Whether the VM is over its cap and must not run.
     pub(crate) fn is_capped(&self) -> bool {
         self.capped
     }
 
-    /// What the VM may run from now ([`FOREVER`] without cap).
+    /// How long the VM may run from now, ns ([`FOREVER`] without a cap).
     pub(crate) fn budget(&self) -> Nanos {
         if self.quota == 0 {
             FOREVER
@@ -137,11 +136,11 @@ impl Cap {
     }
 
     /// When a capped VM may run again.
-    pub(crate) fn refill(&self, windows: &Windows) -> Nanos {
+    pub(crate) fn refill_at(&self, windows: &Windows) -> Nanos {
         if !self.capped {
             return FOREVER;
         }
-        let missing = self.enough().saturating_sub(self.left);
+        let missing = self.resume_quota().saturating_sub(self.left);
         windows.begin_of((missing.max(1) as u64).div_ceil(self.quota as u64))
     }
 }
@@ -164,7 +163,7 @@ mod tests {
         assert_eq!(cap.budget(), 2 * MS);
         cap.charge(2 * MS, windows.roll(5 * MS));
         assert!(cap.is_capped());
-        assert_eq!(cap.refill(&windows), 10 * MS);
+        assert_eq!(cap.refill_at(&windows), 10 * MS);
         cap.charge(0, windows.roll(10 * MS));
         assert!(!cap.is_capped());
         assert_eq!(cap.budget(), 2 * MS);
@@ -183,7 +182,7 @@ mod tests {
     fn over_use_is_paid_back() {
         let (mut windows, mut cap) = capped(100);
         cap.charge(3 * MS, windows.roll(5 * MS));
-        assert_eq!(cap.refill(&windows), 30 * MS);
+        assert_eq!(cap.refill_at(&windows), 30 * MS);
         cap.charge(0, windows.roll(20 * MS));
         assert!(cap.is_capped());
         cap.charge(0, windows.roll(30 * MS));
@@ -195,7 +194,7 @@ mod tests {
         let (mut windows, mut cap) = capped(1);
         cap.charge(10 * US, windows.roll(MS));
         assert!(cap.is_capped());
-        assert_eq!(cap.refill(&windows), 200 * MS);
+        assert_eq!(cap.refill_at(&windows), 200 * MS);
         cap.charge(0, windows.roll(200 * MS));
         assert!(!cap.is_capped());
         assert_eq!(cap.budget(), 200 * US);
@@ -208,7 +207,7 @@ mod tests {
             let mut cap = Cap::new(none, &windows);
             cap.charge(500 * MS, 3);
             assert!(!cap.is_capped());
-            assert_eq!((cap.budget(), cap.refill(&windows)), (FOREVER, FOREVER));
+            assert_eq!((cap.budget(), cap.refill_at(&windows)), (FOREVER, FOREVER));
         }
     }
 
@@ -217,12 +216,12 @@ mod tests {
         let mut windows = Windows::new(10 * MS);
         windows.roll(0);
         let mut cap = Cap::new(None, &windows);
-        cap.set_total(Some(1500), &windows);
+        cap.set_across_cores(Some(1500), &windows);
         cap.charge(14 * MS, 0);
         assert!(!cap.is_capped());
         cap.charge(MS, 0);
         assert!(cap.is_capped());
-        cap.set_total(None, &windows);
+        cap.set_across_cores(None, &windows);
         assert!(!cap.is_capped());
     }
 

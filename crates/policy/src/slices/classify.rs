@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Class "auto": whether a VM is latency sensitive, from what a meter sees of it, and what class ls would bring.
+//! Class "auto": whether a VM is latency sensitive, and what class ls would gain.
 //!
-//! A VM is taken for latency sensitive when it answers packets, or wakes often for short runs, **and** waits for
-//! its core: without a wait there is nothing to gain. It stays so until its I/O goes quiet, not when the wait is
-//! gone, because class ls takes the wait away. Both changes need several windows in a row and a class is held
-//! for a while, so that nothing flaps. The dissertation leaves the choice to the operator and names virtual
-//! interrupts and pending packets as what to look at (section 2.4).
+//! A VM counts as latency sensitive when it answers packets, or wakes often for short runs, **and** waits for its core:
+//! without a wait there is nothing to gain. It stays so until its I/O ends. That it no longer waits is no reason to change
+//! back, because class ls takes the wait away. Both changes need several windows in a row, and a class is kept for a
+//! minimum time, so classes do not flap. The dissertation leaves the choice to the operator and names virtual interrupts
+//! and pending packets as indicators (section 2.4).
 
 use std::fmt;
 
 use super::model::interleaved_wait;
 use super::{Class, MS, Nanos};
+use crate::hysteresis::{Hysteresis, Step};
+use crate::text::{HumanTime, percent};
 
-/// What a meter saw of one VM over one window. Shares are of the time of its vCPUs, 0.0 ..= 1.0 each.
+/// What the meter measured of one VM in one window. Parts are of the time of its vCPUs, 0.0 ..= 1.0 each.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Window {
-    /// Part of the time that it ran.
+    /// Part of the time in which it ran.
     pub run: f64,
-    /// Part of the time that it wanted to run and did not.
+    /// Part of the time in which it wanted to run and did not.
     pub wait: f64,
-    /// Part of the time that it slept.
+    /// Part of the time in which it slept.
     pub blocked: f64,
     /// Wake-ups per second.
     pub wakes: f64,
-    /// Packets per second, received and sent.
+    /// Packets received and sent, per second.
     pub packets: f64,
 }
 
@@ -32,18 +34,18 @@ pub struct Window {
 pub struct Thresholds {
     /// Packets/s from which a VM counts as answering packets, and below which it no longer does.
     pub packets: (f64, f64),
-    /// Wake-ups/s from which a VM counts as waking often, and below which it no longer does. An idle guest's
-    /// timer makes up to 100.
+    /// Wake-ups/s from which a VM counts as waking often, and below which it no longer does. The timer of an idle guest
+    /// makes up to 100.
     pub wakes: (f64, f64),
-    /// Longest mean run per wake-up (ns) with which frequent wake-ups count.
+    /// Maximum mean run per wake-up (ns) for frequent wake-ups to count.
     pub longest_run: f64,
-    /// Least part of the time that it sleeps with which frequent wake-ups count.
+    /// Minimum part of the time asleep for frequent wake-ups to count.
     pub blocked: f64,
-    /// Least part of the time that it waits, to become latency sensitive.
+    /// Minimum part of the time waiting for a VM to become latency sensitive.
     pub wait: f64,
-    /// Windows in a row until it becomes latency sensitive, and until it no longer is.
+    /// Number of windows in a row until a VM becomes latency sensitive, and until it no longer is.
     pub windows: (u32, u32),
-    /// Shortest time (ns) between two changes of class.
+    /// Minimum time between two changes of class, ns.
     pub hold: Nanos,
 }
 
@@ -61,92 +63,98 @@ impl Default for Thresholds {
     }
 }
 
-/// Why a VM has the class it has. The text is meant for the journal and the operator.
+/// Why a VM has its class. The text goes to the journal and the operator.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Why {
-    /// Answers packets and waits for its core.
+pub enum Reason {
+    /// It answers packets and waits for its core.
     Packets {
         /// Packets per second.
         packets: f64,
-        /// Part of the time it waits.
+        /// Part of the time in which it waits.
         wait: f64,
     },
-    /// Wakes often for short runs and waits for its core.
+    /// It wakes often for short runs and waits for its core.
     Wakes {
         /// Wake-ups per second.
         wakes: f64,
         /// Mean run per wake-up, ns.
         run: f64,
-        /// Part of the time it waits.
+        /// Part of the time in which it waits.
         wait: f64,
     },
-    /// Does latency-sensitive I/O but hardly waits.
+    /// It does latency-sensitive I/O but hardly waits.
     HardlyWaits {
-        /// Part of the time it waits.
+        /// Part of the time in which it waits.
         wait: f64,
     },
-    /// Computes, without I/O worth a name.
+    /// It computes and does little I/O.
     Computes {
-        /// Part of the time it wants to run.
+        /// Part of the time in which it wants to run.
         wants: f64,
     },
-    /// Neither computes nor does I/O worth a name.
+    /// It neither computes nor does I/O.
     Quiet,
-    /// Latency sensitive, and its I/O goes on.
+    /// It is latency sensitive, and its I/O continues.
     StillBusy,
-    /// Looks as if the class should change; not for long enough yet.
+    /// The measurements ask for another class, but not for enough windows yet.
     Confirming {
-        /// The class it looks like.
+        /// The class they ask for.
         to: Class,
         /// Windows in a row so far.
-        seen: u32,
+        windows: u32,
         /// Windows needed.
-        of: u32,
+        needed: u32,
     },
     /// The class should change, but the last change is too recent.
     Held {
-        /// The class it looks like.
+        /// The class that the measurements ask for.
         to: Class,
-        /// Time left, ns.
+        /// Time left until it may change, ns.
         left: Nanos,
     },
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Why::Packets { packets, wait } => {
+            Reason::Packets { packets, wait } => {
                 write!(
                     f,
                     "{packets:.0} packets/s, and it waits {} of the time",
                     percent(wait)
                 )
             }
-            Why::Wakes { wakes, run, wait } => write!(
+            Reason::Wakes { wakes, run, wait } => write!(
                 f,
                 "{wakes:.0} wake-ups/s for {} each, and it waits {} of the time",
-                Span(run as Nanos),
+                HumanTime(run as Nanos),
                 percent(wait)
             ),
-            Why::HardlyWaits { wait } => write!(f, "it waits only {} of the time", percent(wait)),
-            Why::Computes { wants } => {
+            Reason::HardlyWaits { wait } => {
+                write!(f, "it waits only {} of the time", percent(wait))
+            }
+            Reason::Computes { wants } => {
                 write!(
                     f,
                     "it computes ({} of the time) and does little I/O",
                     percent(wants)
                 )
             }
-            Why::Quiet => f.write_str("it is quiet"),
-            Why::StillBusy => f.write_str("its I/O goes on"),
-            Why::Confirming { to, seen, of } => {
-                write!(f, "it looks {} for {seen} of {of} windows", look(to))
+            Reason::Quiet => f.write_str("it neither computes nor does I/O"),
+            Reason::StillBusy => f.write_str("its I/O continues"),
+            Reason::Confirming {
+                to,
+                windows,
+                needed,
+            } => {
+                write!(f, "it looks {} for {windows} of {needed} windows", look(to))
             }
-            Why::Held { to, left } => {
+            Reason::Held { to, left } => {
                 write!(
                     f,
-                    "it looks {}, but was changed less than {} ago",
+                    "it looks {}, but its class changed too recently: {} left",
                     look(to),
-                    Span(left)
+                    HumanTime(left)
                 )
             }
         }
@@ -160,48 +168,22 @@ fn look(class: Class) -> &'static str {
     }
 }
 
-pub(crate) fn percent(part: f64) -> String {
-    let p = part * 100.0;
-    if p < 10.0 {
-        format!("{p:.1} %")
-    } else {
-        format!("{p:.0} %")
-    }
-}
-
-/// A time as an operator reads it.
-pub(crate) struct Span(pub(crate) Nanos);
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let us = self.0 as f64 / 1e3;
-        match us {
-            ..1_000.0 => write!(f, "{us:.0} us"),
-            ..9_950.0 => write!(f, "{:.1} ms", us / 1e3),
-            ..2_000_000.0 => write!(f, "{:.0} ms", us / 1e3),
-            _ => write!(f, "{:.0} s", us / 1e6),
-        }
-    }
-}
-
-/// What the classifier says after a window.
+/// The class of a VM after a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Verdict {
     /// The VM's class from now on.
     pub class: Class,
     /// Whether it changed with this window.
     pub changed: bool,
-    /// Why.
-    pub why: Why,
+    /// The reason.
+    pub why: Reason,
 }
 
 /// Chooses the class of one VM, window by window.
 #[derive(Debug, Clone)]
 pub struct Classifier {
     thresholds: Thresholds,
-    class: Class,
-    streak: u32,
-    changed_at: Option<Nanos>,
+    class: Hysteresis<Class>,
 }
 
 impl Classifier {
@@ -209,64 +191,39 @@ impl Classifier {
     pub fn new(thresholds: Thresholds) -> Self {
         Self {
             thresholds,
-            class: Class::Batch,
-            streak: 0,
-            changed_at: None,
+            class: Hysteresis::new(Class::Batch),
         }
     }
 
     /// The present class.
     pub fn class(&self) -> Class {
-        self.class
+        self.class.value()
     }
 
     /// Takes a window that ended at `now` (ns, never goes back).
     pub fn observe(&mut self, now: Nanos, window: &Window) -> Verdict {
         let t = &self.thresholds;
-        let (to, why) = match self.class {
+        let (to, why) = match self.class() {
             Class::Batch => enter(t, window),
             Class::Ls => leave(t, window),
         };
-        if to == self.class {
-            self.streak = 0;
-            return Verdict {
-                class: self.class,
-                changed: false,
-                why,
-            };
-        }
-        let of = if to == Class::Ls {
-            t.windows.0
-        } else {
-            t.windows.1
+        let needed = match to {
+            Class::Ls => t.windows.0,
+            Class::Batch => t.windows.1,
         };
-        self.streak = (self.streak + 1).min(of);
-        if self.streak < of {
-            return Verdict {
-                class: self.class,
-                changed: false,
-                why: Why::Confirming {
-                    to,
-                    seen: self.streak,
-                    of,
-                },
-            };
-        }
-        let left = self
-            .changed_at
-            .map_or(0, |at| (at + t.hold).saturating_sub(now));
-        if left > 0 {
-            return Verdict {
-                class: self.class,
-                changed: false,
-                why: Why::Held { to, left },
-            };
-        }
-        (self.class, self.streak, self.changed_at) = (to, 0, Some(now));
+        let step = self.class.observe(now, to, needed, t.hold);
         Verdict {
-            class: to,
-            changed: true,
-            why,
+            class: self.class(),
+            changed: step == Step::Changed,
+            why: match step {
+                Step::Same | Step::Changed => why,
+                Step::Confirming(windows) => Reason::Confirming {
+                    to,
+                    windows,
+                    needed,
+                },
+                Step::Held(left) => Reason::Held { to, left },
+            },
         }
     }
 }
@@ -276,28 +233,28 @@ fn mean_run(w: &Window) -> f64 {
     w.run * 1e9 / w.wakes.max(1e-9)
 }
 
-fn enter(t: &Thresholds, w: &Window) -> (Class, Why) {
+fn enter(t: &Thresholds, w: &Window) -> (Class, Reason) {
     let packets = w.packets >= t.packets.0;
     let wakes = w.wakes >= t.wakes.0 && w.blocked >= t.blocked && mean_run(w) <= t.longest_run;
     match (packets, wakes, w.wait >= t.wait) {
         (false, false, _) if w.run + w.wait >= 0.5 => (
             Class::Batch,
-            Why::Computes {
+            Reason::Computes {
                 wants: w.run + w.wait,
             },
         ),
-        (false, false, _) => (Class::Batch, Why::Quiet),
-        (_, _, false) => (Class::Batch, Why::HardlyWaits { wait: w.wait }),
+        (false, false, _) => (Class::Batch, Reason::Quiet),
+        (_, _, false) => (Class::Batch, Reason::HardlyWaits { wait: w.wait }),
         (true, _, true) => (
             Class::Ls,
-            Why::Packets {
+            Reason::Packets {
                 packets: w.packets,
                 wait: w.wait,
             },
         ),
         (false, true, true) => (
             Class::Ls,
-            Why::Wakes {
+            Reason::Wakes {
                 wakes: w.wakes,
                 run: mean_run(w),
                 wait: w.wait,
@@ -306,32 +263,32 @@ fn enter(t: &Thresholds, w: &Window) -> (Class, Why) {
     }
 }
 
-fn leave(t: &Thresholds, w: &Window) -> (Class, Why) {
+fn leave(t: &Thresholds, w: &Window) -> (Class, Reason) {
     if w.packets >= t.packets.1 || (w.wakes >= t.wakes.1 && mean_run(w) <= 2.0 * t.longest_run) {
-        (Class::Ls, Why::StillBusy)
+        (Class::Ls, Reason::StillBusy)
     } else if w.run + w.wait >= 0.5 {
         (
             Class::Batch,
-            Why::Computes {
+            Reason::Computes {
                 wants: w.run + w.wait,
             },
         )
     } else {
-        (Class::Batch, Why::Quiet)
+        (Class::Batch, Reason::Quiet)
     }
 }
 
-/// What class ls would do to the wait of a VM.
+/// What class ls would change for a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Advice {
-    /// Long wait (p99, or worst where nothing was measured) as it is, ns.
+    /// Wait in its present class, ns: the measured p99, or else the worst case.
     pub now: Nanos,
-    /// Worst wait as an LSVM, ns.
+    /// Worst wait in class ls, ns.
     pub after: Nanos,
 }
 
 impl Advice {
-    /// Whether it is worth the change: the wait is felt (2 ms or more) and falls to half or less.
+    /// Whether class ls is worth it: the wait is 2 ms or more, and falls to half or less.
     pub fn is_worth_it(&self) -> bool {
         self.now >= 2 * MS && self.after <= self.now / 2
     }
@@ -342,17 +299,17 @@ impl fmt::Display for Advice {
         write!(
             f,
             "class ls would cut the wait from {} to about {}",
-            Span(self.now),
-            Span(self.after)
+            HumanTime(self.now),
+            HumanTime(self.after)
         )
     }
 }
 
-/// Estimates what class ls would bring a VM.
+/// Estimates what class ls would gain for a VM.
 ///
-/// `measured` is the p99 of its waits if one is known; else the worst wait of a core on which `contenders` other
-/// VMs run `slice` each in turn is taken. `share` is its part of the core by weight, `microslice` the T_m it
-/// would get, `others` the microslices of the LSVMs that are on the core already.
+/// `measured` is the p99 of its waits (ns), if known. Otherwise the worst wait is taken, on a core on which `contenders`
+/// other VMs run `slice` ns each in turn. `share` is its part of the core by weight, `microslice` the T_m (ns) it would
+/// get, `others` the microslices (ns) of the LSVMs that the core already has.
 pub fn advise(
     measured: Option<Nanos>,
     contenders: u32,

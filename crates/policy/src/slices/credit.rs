@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The dissertation's baseline: Xen's credit scheduler (Xen 3.4, one core).
 //!
-//! Slices of 30 ms. Each accounting period (30 ms) hands out credits by weight; running burns them. A VM with
-//! credits is UNDER, one without is OVER; UNDER runs before OVER, each in turn. A VM that wakes while UNDER is
-//! in BOOST: it preempts at once and the VM it preempts goes to the tail. The tick (10 ms) that finds a boosted
-//! VM running takes its BOOST away, so a busy VM never has it.
+//! Slices are 30 ms. Each accounting (every 30 ms) hands out credits by weight; running burns them. A VM with credits is
+//! UNDER, one without is OVER. UNDER runs before OVER, each in turn. A VM that wakes while UNDER is in BOOST: it preempts at
+//! once, and the VM it preempts goes to the tail. The tick (every 10 ms) ends the BOOST of the VM that it finds running, so
+//! a busy VM is never boosted.
 //!
-//! Where this departs from Xen 3.4, so that shares can be relied on:
-//! - Credits are burnt by the time a VM ran, not by whom the tick finds running (which a VM can dodge).
-//! - What is handed out is what was run, not the length of the period.
-//! - A VM with more than a slice of credits stops earning only if it sleeps; Xen also takes it from a VM that
+//! Departures from Xen 3.4, which make shares reliable:
+//! - A VM burns credits for the time it ran. In Xen the VM that the tick finds running pays, which a VM can evade.
+//! - Each accounting hands out what was run, not the length of the period.
+//! - A VM with more than a slice of credits stops earning only while it sleeps. Xen also takes the credits of a VM that
 //!   waits behind many others.
 //!
 //! Without BOOST it is plain round robin of slices scaled by weight: the worst case for a VM that wakes.
 
 use super::caps::{Cap, Windows};
 use super::{
-    Decision, FOREVER, MAX_VMS, MS, Machine, Nanos, Params, Rank, Seen, US, scaled_slice, seen_at,
+    Activity, CoreScheduler, Decision, FOREVER, MAX_VMS, MS, Nanos, Params, Rank, US, activity_of,
+    scaled_slice,
 };
 
-/// Slice and accounting period unless set.
+/// Default slice, and the accounting interval.
 const SLICE: Nanos = 30 * MS;
-const TICK: Nanos = 10 * MS;
-/// A rest of a slice this short is not worth a decision.
-const REST: i64 = US as i64;
+const TICK_INTERVAL: Nanos = 10 * MS;
+/// Rest of a slice that is too short to be worth a decision, ns.
+const MIN_REST: i64 = US as i64;
 
 #[derive(Debug, Clone, Copy)]
 struct Vm {
@@ -31,14 +32,14 @@ struct Vm {
     weight: i64,
     slice: i64,
     credits: i64,
-    /// Credits used up, as the last accounting found.
+    /// OVER: credits used up at the last accounting.
     over: bool,
-    /// Woke (or would wake) in BOOST.
+    /// Runs in BOOST; of a sleeping VM: would wake in BOOST.
     boosted: bool,
-    /// Earns credits: wanted the core since the last accounting.
+    /// Earns credits: it wanted the core since the last accounting.
     active: bool,
-    /// What the last slice was short of (or over, negative).
-    carried: i64,
+    /// Part of its last slice that it did not run (negative: overran), ns.
+    carry: i64,
     cap: Cap,
     ready: bool,
     queued: bool,
@@ -52,13 +53,13 @@ pub struct Credit {
     windows: Windows,
     vms: Vec<Vm>,
     spare: Vec<Vm>,
-    /// Indexes of the VMs that wait without BOOST, in the order they came.
+    /// Indexes of the VMs that wait without BOOST, in order of arrival.
     queue: Vec<usize>,
     current: Option<usize>,
     left: i64,
     next_tick: Nanos,
     next_accounting: Nanos,
-    /// Run since the last accounting, ns.
+    /// What all VMs ran since the last accounting, ns.
     ran: i64,
     contended: bool,
 }
@@ -70,7 +71,7 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// A machine without VMs and with slices of 30 ms; `boost` as in the module's text.
+    /// A scheduler without VMs, with slices of 30 ms; for `boost` see the module's text.
     pub fn new(boost: bool) -> Self {
         Self {
             boost,
@@ -88,8 +89,8 @@ impl Credit {
         }
     }
 
-    /// Changes the slice (100 us ..= 1 s; 0 stands for 30 ms). Takes effect with the next
-    /// [`Machine::configure`]. The tick stays at 10 ms, the accounting at 30 ms.
+    /// Changes the slice (100 us ..= 1 s; 0: 30 ms) from the next [`CoreScheduler::configure`] on. The intervals of tick
+    /// and accounting stay at 10 and 30 ms.
     pub fn set_slice(&mut self, slice: Nanos) {
         self.slice = if slice == 0 {
             SLICE
@@ -98,8 +99,8 @@ impl Credit {
         };
     }
 
-    /// Hands out credits for what was run and sorts VMs into UNDER and OVER.
-    fn hand_out(&mut self) {
+    /// Hands out credits for what was run, and sorts VMs into UNDER and OVER.
+    fn distribute_credits(&mut self) {
         let weight: i64 = self
             .vms
             .iter()
@@ -117,7 +118,7 @@ impl Credit {
                     vm.credits = 0;
                 }
             }
-            // A hundredth of a slice either way is the lateness of timers, not a debt.
+            // Timers are late by up to a hundredth of a slice: that is no debt.
             vm.over = vm.credits < -most / 100;
             if vm.over && !vm.ready {
                 vm.boosted = false;
@@ -130,12 +131,12 @@ impl Credit {
         self.queue.push(i);
     }
 
-    /// The tick: a boosted VM that it finds running goes on as an ordinary one.
-    fn tick(&mut self, seen: &[Seen]) {
+    /// Ends the BOOST of the VM that the tick finds running.
+    fn tick(&mut self, activity: &[Activity]) {
         let mut running = None;
         for (i, vm) in self.vms.iter().enumerate() {
-            // Of several boosted VMs that want the core, the one that has run.
-            if vm.ready && vm.boosted && (running.is_none() || seen_at(seen, i).used > 0) {
+            // Of several boosted VMs that want the core, the one that ran.
+            if vm.ready && vm.boosted && (running.is_none() || activity_of(activity, i).used > 0) {
                 running = Some(i);
             }
         }
@@ -143,7 +144,7 @@ impl Credit {
             self.vms[i].boosted = false;
             self.preempt_current();
             self.current = Some(i);
-            self.left = self.vms[i].slice - seen_at(seen, i).used.min(1 << 40) as i64;
+            self.left = self.vms[i].slice - activity_of(activity, i).used.min(1 << 40) as i64;
         }
     }
 
@@ -155,10 +156,10 @@ impl Credit {
         }
     }
 
-    /// Ends the current VM's slice if it is used up or given up. Returns the VM if it goes on waiting.
-    fn end_slice(&mut self, seen: &[Seen]) -> Option<usize> {
+    /// Ends the current VM's slice if it is used up or given up. Returns the VM if it still wants to run.
+    fn end_slice(&mut self, activity: &[Activity]) -> Option<usize> {
         let i = self.current?;
-        let Seen { used, blocked, .. } = seen_at(seen, i);
+        let Activity { used, blocked, .. } = activity_of(activity, i);
         let mut used = used.min(1 << 40) as i64;
         if !self.contended {
             used = used.min(self.left.max(0));
@@ -166,10 +167,10 @@ impl Credit {
         self.left -= used;
         let vm = &mut self.vms[i];
         let gives_up = blocked || !vm.ready;
-        if !gives_up && self.left > REST {
+        if !gives_up && self.left > MIN_REST {
             return None;
         }
-        vm.carried = if gives_up {
+        vm.carry = if gives_up {
             0
         } else {
             self.left.max(-vm.slice / 2)
@@ -178,7 +179,7 @@ impl Credit {
         vm.ready.then_some(i)
     }
 
-    /// First UNDER in the queue, else first OVER.
+    /// Starts the first UNDER VM of the queue, or else the first OVER one.
     fn next(&mut self) {
         if self.queue.is_empty() {
             return;
@@ -191,16 +192,16 @@ impl Credit {
         let i = self.queue.remove(at);
         let vm = &mut self.vms[i];
         vm.queued = false;
-        self.left = (vm.slice + std::mem::take(&mut vm.carried)).max(REST + 1);
+        self.left = (vm.slice + std::mem::take(&mut vm.carry)).max(MIN_REST + 1);
         self.current = Some(i);
     }
 
-    /// Takes what was seen; returns how many VMs want to run and may.
-    fn observe(&mut self, now: Nanos, seen: &[Seen]) -> usize {
+    /// Records the VMs' activity. Returns how many want to run and may.
+    fn observe(&mut self, now: Nanos, activity: &[Activity]) -> usize {
         let begun = self.windows.roll(now);
         let mut contenders = 0;
         for (i, vm) in self.vms.iter_mut().enumerate() {
-            let Seen { used, runnable, .. } = seen_at(seen, i);
+            let Activity { used, runnable, .. } = activity_of(activity, i);
             vm.cap.charge(used, begun);
             let used = used.min(1 << 40) as i64;
             vm.credits -= used;
@@ -214,7 +215,7 @@ impl Credit {
     }
 }
 
-impl Machine for Credit {
+impl CoreScheduler for Credit {
     fn configure(&mut self, now: Nanos, vms: &[Params]) {
         std::mem::swap(&mut self.vms, &mut self.spare);
         self.vms.clear();
@@ -231,7 +232,7 @@ impl Machine for Credit {
                     over: false,
                     boosted: false,
                     active: false,
-                    carried: 0,
+                    carry: 0,
                     cap: Cap::new(p.cap_permille, &self.windows),
                     ready: false,
                     queued: false,
@@ -250,22 +251,21 @@ impl Machine for Credit {
         let (spare, kept) = (&self.spare, &self.vms);
         let index = |old: usize| kept.iter().position(|vm| vm.id == spare[old].id);
         self.current = self.current.and_then(index);
-        let mut n = 0;
-        for k in 0..self.queue.len() {
-            if let Some(i) = index(self.queue[k]) {
-                self.queue[n] = i;
-                n += 1;
+        self.queue.retain_mut(|k| match index(*k) {
+            Some(i) => {
+                *k = i;
+                true
             }
-        }
-        self.queue.truncate(n);
+            None => false,
+        });
         if self.next_tick == 0 {
-            self.next_tick = now + TICK;
+            self.next_tick = now + TICK_INTERVAL;
             self.next_accounting = now + SLICE;
         }
     }
 
-    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
-        let contenders = self.observe(now, seen);
+    fn decide(&mut self, now: Nanos, activity: &[Activity], out: &mut Decision) {
+        let contenders = self.observe(now, activity);
         let vms = &self.vms;
         self.queue.retain(|&i| vms[i].queued);
         // A boosted VM that ran took the core from the current one.
@@ -273,18 +273,18 @@ impl Machine for Credit {
             .vms
             .iter()
             .enumerate()
-            .any(|(i, vm)| vm.boosted && seen_at(seen, i).used > 0);
-        let ended = self.end_slice(seen);
+            .any(|(i, vm)| vm.boosted && activity_of(activity, i).used > 0);
+        let ended = self.end_slice(activity);
         if now >= self.next_accounting {
             if self.boost {
-                self.hand_out();
+                self.distribute_credits();
             }
             self.next_accounting += ((now - self.next_accounting) / SLICE + 1) * SLICE;
         }
         for i in 0..self.vms.len() {
             let vm = &mut self.vms[i];
             if !vm.ready {
-                // Asleep: it would wake in BOOST.
+                // A VM that sleeps now would wake in BOOST.
                 vm.boosted = self.boost && !vm.over;
             } else if !vm.boosted && !vm.queued && self.current != Some(i) && ended != Some(i) {
                 self.enqueue(i);
@@ -296,8 +296,8 @@ impl Machine for Credit {
             self.preempt_current();
         }
         if now >= self.next_tick {
-            self.tick(seen);
-            self.next_tick += ((now - self.next_tick) / TICK + 1) * TICK;
+            self.tick(activity);
+            self.next_tick += ((now - self.next_tick) / TICK_INTERVAL + 1) * TICK_INTERVAL;
         }
         if self.current.is_none() {
             self.next();
@@ -322,13 +322,13 @@ impl Machine for Credit {
                 Rank::Waiting
             };
             let slice = if is_current && contended {
-                self.left.max(REST) as Nanos
+                self.left.max(MIN_REST) as Nanos
             } else {
                 FOREVER
             };
             out.budgets[i] = slice.min(vm.cap.budget());
             if vm.cap.is_capped() {
-                out.until = out.until.min(vm.cap.refill(&self.windows));
+                out.until = out.until.min(vm.cap.refill_at(&self.windows));
             }
         }
     }
@@ -367,7 +367,7 @@ mod tests {
         let vms: Vec<_> = (0..4).map(|id| vm(id, Behaviour::Busy)).collect();
         for boost in [false, true] {
             let report = run(Credit::new(boost), &vms, 480 * MS);
-            let got: Vec<_> = report.stints.iter().map(|s| (s.id, s.len / MS)).collect();
+            let got: Vec<_> = report.runs.iter().map(|s| (s.id, s.len / MS)).collect();
             assert_eq!(
                 got,
                 [(0, 30), (1, 30), (2, 30), (3, 30)].repeat(4),
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn the_tick_ends_the_boost_and_using_up_credits_ends_it_for_longer() {
         let mut vms: Vec<_> = (0..3).map(|id| vm(id, Behaviour::Busy)).collect();
-        // Wants 60 % of the core, 25 % is its share.
+        // It wants 60 % of the core; its share is 25 %.
         vms.push(vm(
             3,
             Behaviour::Duty {
@@ -418,7 +418,7 @@ mod tests {
         };
         let vms = [vm(0, Behaviour::Busy), vm(1, Behaviour::Busy), vm(2, once)];
         let report = run(Credit::new(true), &vms, 30 * MS);
-        let got: Vec<_> = report.stints.iter().map(|s| (s.id, s.len / MS)).collect();
+        let got: Vec<_> = report.runs.iter().map(|s| (s.id, s.len / MS)).collect();
         // VM 0 had 15 ms of its slice left when VM 2 woke.
         assert_eq!(got, [(0, 15), (2, 1), (1, 14)]);
     }

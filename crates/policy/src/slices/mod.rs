@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who runs on a core next, and until when (vSlicer, dissertation chapter 2).
+//! Which VM runs on a core next, and until when (vSlicer, dissertation chapter 2).
 //!
-//! A [`Machine`] is a pure state machine for **one core**. Whoever drives it (the slot controller on a real
-//! host, the simulator, a test) calls [`Machine::decide`] with what each VM ran since the last call and
-//! whether it wants to run now; the machine answers with a [`Decision`]: a rank for every VM, the time at
-//! which it must be asked again, and how long each VM may run before it must be asked earlier.
+//! A [`CoreScheduler`] is a pure state machine for **one core**. A driver (the slot controller on a real host, the
+//! simulator, a test) calls [`CoreScheduler::decide`] with what each VM ran since the last call and whether it wants to
+//! run now. The answer is a [`Decision`]: a rank for every VM, the time of the next call at the latest, and how long each
+//! VM may run before an earlier call.
 //!
-//! Ranks instead of a single "next VM" let the kernel itself pick the highest-ranked VM that is runnable:
-//! a VM that wakes preempts a lower-ranked one at once, without a round trip through the controller, and a
-//! VM that blocks leaves the core to the next.
+//! The scheduler returns ranks instead of one "next VM", so the kernel itself picks the highest-ranked runnable VM. A VM
+//! that wakes preempts a lower-ranked one at once, without a round trip through the controller, and a VM that blocks
+//! leaves the core to the next one.
 //!
-//! [`Interleaved`] is the default, [`Paper`] is Algorithm 1 of the dissertation, [`Credit`] the scheduler that
-//! it was measured against. [`model`] has the equations, [`classify`] chooses the class of a VM, [`simulate`]
-//! runs any machine on a model of one core.
+//! | part | room for |
+//! |---|---|
+//! | [`Interleaved`] | the default algorithm |
+//! | [`Paper`] | Algorithm 1 of the dissertation |
+//! | [`Credit`] | Xen's credit scheduler, the dissertation's baseline |
+//! | [`model`] | the dissertation's equations |
+//! | [`classify`] | chooses the class of a VM |
+//! | [`simulate`] | runs any scheduler on a simulated core |
 
 pub(crate) mod caps;
 mod credit;
 mod interleaved;
 pub(crate) mod lag;
 mod paper;
-mod set;
+mod vm_set;
 
 pub mod classify;
 pub mod model;
@@ -29,7 +34,7 @@ pub use credit::Credit;
 pub use interleaved::{Config as InterleavedConfig, Interleaved};
 pub use paper::Paper;
 
-/// Nanoseconds, as a duration or as a point on the driver's monotonic clock.
+/// Nanoseconds: a duration, or a time on the driver's monotonic clock.
 pub type Nanos = u64;
 
 /// One microsecond in [`Nanos`].
@@ -37,95 +42,94 @@ pub const US: Nanos = 1_000;
 /// One millisecond in [`Nanos`].
 pub const MS: Nanos = 1_000_000;
 
-/// "Never", "without limit".
+/// The time "never"; the duration "without limit".
 pub const FOREVER: Nanos = Nanos::MAX;
 
-/// Most VMs a [`Machine`] takes on one core. Fixed, because the controller must not allocate.
+/// Maximum number of VMs on one core. Fixed, because the controller must not allocate.
 pub const MAX_VMS: usize = 64;
 
-/// Weight of a VM about which nothing is said (Xen's credit scheduler's default).
+/// Weight of a VM without a configured weight (the default of Xen's credit scheduler).
 pub const DEFAULT_WEIGHT: u32 = 256;
 
-/// What a VM is on this core.
+/// Scheduling class of a VM on this core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// Latency-sensitive VM (LSVM): short slices, more often, same share.
+    /// Latency-sensitive VM (LSVM): short slices, more often, same share of the core.
     Ls,
-    /// Non-latency-sensitive VM (NLSVM): whole slices.
+    /// Non-latency-sensitive VM (NLSVM): full slices.
     Batch,
 }
 
-/// The controls of one VM on one core.
+/// The scheduling parameters of one VM on one core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Params {
-    /// Identity that outlives reconfiguration (any number the driver likes; unique on the core).
+    /// Identity that survives reconfiguration: any number of the driver's choice, unique on the core.
     pub id: u32,
-    /// Latency-sensitive or not.
+    /// Scheduling class.
     pub class: Class,
-    /// Proportional share, 1..=65535; [`DEFAULT_WEIGHT`] when nothing is said.
+    /// Proportional share, 1..=65535; [`DEFAULT_WEIGHT`] if none is configured.
     pub weight: u32,
-    /// Most of this core the VM may use even if nobody else wants it, in thousandths (1..=1000).
+    /// Cap: maximum part of this core in thousandths (1..=1000), kept even while the core would idle.
     pub cap_permille: Option<u32>,
-    /// Length of an LSVM's slice (ignored for [`Class::Batch`]).
+    /// Microslice T_m: slice of an LSVM, ns (ignored for [`Class::Batch`]).
     pub microslice: Nanos,
 }
 
-/// Whether I/O waits for a VM that is busy anyway (one that sleeps is woken by it).
+/// Whether a packet waits for a busy VM. (A packet wakes a sleeping VM anyway.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Io {
-    /// The driver cannot see this VM's packets.
+    /// The driver does not see this VM's packets.
     #[default]
-    Unseen,
-    /// None came since the VM last had the core.
-    Quiet,
+    Unknown,
+    /// No packet arrived since the VM last had the core.
+    Idle,
     /// A packet waits for the VM to run.
     Pending,
 }
 
-/// What the driver saw of one VM since the last [`Machine::decide`], in the order of [`Machine::configure`].
+/// What one VM did since the last [`CoreScheduler::decide`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Seen {
-    /// Time the VM ran on this core since the last call.
+pub struct Activity {
+    /// Time the VM ran on this core, ns.
     pub used: Nanos,
-    /// Whether it runs or waits to run now.
+    /// Whether it runs or wants to run now.
     pub runnable: bool,
-    /// Whether it blocked (at least once) since the last call.
+    /// Whether it blocked at least once.
     pub blocked: bool,
-    /// Whether I/O waits for it.
+    /// Whether a packet waits for it.
     pub io: Io,
 }
 
-/// Precedence of a VM on the core; of two runnable VMs the higher one runs, equal ones in turn.
+/// Precedence of a VM on the core. Of two runnable VMs the one of higher rank runs; equal ranks take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// Must not run even if the core would idle (over its cap).
+    /// Over its cap: must not run even if the core idles.
     Capped,
-    /// Runs only when nobody else wants to.
-    Out,
+    /// Runs only while no other VM wants the core, such as an LSVM that has used up its microslice.
+    Background,
     /// Waits for its turn.
     Waiting,
-    /// It is its turn.
+    /// Owns the turn: runs for a slice.
     Owner,
-    /// Asleep with share in hand: takes the core from the owner when it wakes. Also an LSVM with micro credit
-    /// that waits for the microslice of another.
-    Eager,
-    /// LSVM in its microslice, or with micro credit left.
+    /// Preempts the owner: a VM that sleeps and is owed service, or an LSVM that waits for the microslice of another.
+    Preempt,
+    /// LSVM in its microslice, or owed one.
     Boost,
 }
 
-/// Answer of [`Machine::decide`]. Reused from call to call, so that nothing is allocated.
+/// Answer of [`CoreScheduler::decide`]. The driver reuses it from call to call, so nothing is allocated.
 #[derive(Debug, Clone)]
 pub struct Decision {
-    /// Rank of each VM, in the order of [`Machine::configure`].
+    /// Rank of each VM, in the order of [`CoreScheduler::configure`].
     pub ranks: [Rank; MAX_VMS],
-    /// Ask again as soon as this VM has run so long from now ([`FOREVER`]: no limit).
+    /// The driver asks again when the VM has run this long from now, ns ([`FOREVER`]: no limit).
     pub budgets: [Nanos; MAX_VMS],
-    /// Ask again at this time at the latest ([`FOREVER`]: not before something happens).
+    /// The driver asks again at this time at the latest ([`FOREVER`]: only after an event).
     pub until: Nanos,
-    /// Ask again as soon as a VM that was not runnable becomes so. Set while one VM has the core without limit and
-    /// another that wakes might have to wait behind it; never while VMs contend.
+    /// The driver asks again as soon as a VM wakes. Set while one VM runs without limit and another one that wakes might
+    /// have to wait behind it; never while several VMs want the core.
     pub notify_wake: bool,
-    /// Ask again as soon as the highest-ranked runnable VM blocks.
+    /// The driver asks again as soon as the highest-ranked runnable VM blocks.
     pub notify_block: bool,
 }
 
@@ -142,34 +146,33 @@ impl Default for Decision {
 }
 
 /// A scheduling algorithm for one core.
-pub trait Machine {
-    /// Takes the VMs that are on the core from now on, keeping the state of those that stay (by
-    /// [`Params::id`]). Called when a VM comes, goes, changes a control or moves core. At most [`MAX_VMS`];
-    /// more are ignored.
+pub trait CoreScheduler {
+    /// Sets the VMs of the core and keeps the state of those that stay (by [`Params::id`]). Called when a VM arrives,
+    /// leaves, moves or changes a parameter. VMs beyond [`MAX_VMS`] are ignored.
     fn configure(&mut self, now: Nanos, vms: &[Params]);
 
-    /// Decides who runs. `seen` has one entry for each configured VM, in the same order. `now` never goes
-    /// back. Allocates nothing.
-    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision);
+    /// Decides which VM runs. `activity` has one entry for each configured VM, in the order of
+    /// [`CoreScheduler::configure`]. `now` never goes back. Does not allocate.
+    fn decide(&mut self, now: Nanos, activity: &[Activity], out: &mut Decision);
 }
 
-impl<M: Machine + ?Sized> Machine for Box<M> {
+impl<M: CoreScheduler + ?Sized> CoreScheduler for Box<M> {
     fn configure(&mut self, now: Nanos, vms: &[Params]) {
         (**self).configure(now, vms);
     }
 
-    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
-        (**self).decide(now, seen, out);
+    fn decide(&mut self, now: Nanos, activity: &[Activity], out: &mut Decision) {
+        (**self).decide(now, activity, out);
     }
 }
 
-/// What was seen of VM `i`; nothing if the driver's list is too short.
-pub(crate) fn seen_at(seen: &[Seen], i: usize) -> Seen {
-    seen.get(i).copied().unwrap_or_default()
+/// Activity of VM `i`; none if the driver's list is too short.
+pub(crate) fn activity_of(activity: &[Activity], i: usize) -> Activity {
+    activity.get(i).copied().unwrap_or_default()
 }
 
-/// `slice` scaled by a VM's weight over the mean weight of `vms` VMs whose weights sum up to `total`; at least
-/// 50 us, so that a very light VM gets something done in its turn.
+/// `slice` scaled by a VM's weight over the mean weight of `vms` VMs whose weights sum up to `total`. At least 50 us, so
+/// that a very light VM makes progress in its turn.
 fn scaled_slice(slice: Nanos, weight: u32, total: u64, vms: usize) -> Nanos {
     (slice * u64::from(weight.max(1)) * vms as u64 / total.max(1)).max(50 * US)
 }

@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The scheduling model of vSlicer: equations 2.1 to 2.12 of the dissertation (section 2.3.1) as functions.
 //!
-//! One core, `m` latency-sensitive VMs (LSVMs) and `n` others (NLSVMs), equal weights. A scheduling period
-//! alternates between one micro-round of all LSVMs (T_S) and one whole slice of one NLSVM (T_NLSVM). Where the
-//! equations say nothing (no LSVM, no NLSVM, fewer than three VMs) each function says what holds here; the rule
-//! is always that every VM gets T_NLSVM of each period (eq 2.1).
+//! One core has `m` latency-sensitive VMs (LSVMs) and `n` others (NLSVMs) of equal weight. A scheduling period alternates
+//! between one micro-round of all LSVMs (T_S) and one whole slice of one NLSVM (T_NLSVM). Each function says what holds
+//! where the equations are silent (no LSVM, no NLSVM, fewer than three VMs); every VM gets T_NLSVM of each period (eq 2.1).
 
 use super::Nanos;
 
 /// Why a microslice does not fit a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
-    /// T_m is no whole divisor of T_n (eq 2.12).
+    /// T_m does not divide T_n (eq 2.12).
     #[error(
-        "microslice of {t_m} ns is no whole part of the {t_n} ns an LSVM gets per round: take {nearest} ns"
+        "microslice of {t_m} ns does not divide the {t_n} ns that an LSVM gets per round: take {nearest} ns"
     )]
-    NotAPart {
-        /// What was asked for.
+    NotADivisor {
+        /// The requested T_m, ns.
         t_m: Nanos,
-        /// T_n of the round.
+        /// T_n of the round, ns.
         t_n: Nanos,
-        /// The valid T_m that is closest.
+        /// The nearest valid T_m, ns.
         nearest: Nanos,
     },
-    /// A round without LSVM has no microslice.
+    /// A round without LSVMs has no microslice.
     #[error(
         "no VM on this core is latency sensitive, so there is no microslice: give one the class ls"
     )]
     NoLsvm,
-    /// A slice of no length.
+    /// The slice has no length.
     #[error("the slice of a round must be longer than 0 ns: take 30 ms, as Xen does")]
     EmptySlice,
 }
@@ -40,46 +39,47 @@ pub struct Round {
     pub m: u32,
     /// Number of NLSVMs.
     pub n: u32,
-    /// Slice of an NLSVM (T_NLSVM).
+    /// Slice of an NLSVM (T_NLSVM), ns.
     pub t_nlsvm: Nanos,
 }
 
 impl Round {
-    /// Number of NLSVM slices that a period is cut by: `n`, but 1 when there is no NLSVM, so that LSVMs alone
-    /// share a period of m·T_NLSVM in one long micro-round.
+    /// Number of NLSVM slices that divide a period: `n`, or 1 without NLSVMs, so that LSVMs alone share a period of
+    /// m·T_NLSVM in one long micro-round.
     fn cuts(self) -> u64 {
         u64::from(self.n.max(1))
     }
 
-    /// Whether Algorithm 1 states this round itself (n >= 1 and m + n >= 3).
+    /// Whether Algorithm 1 covers this round (n >= 1 and m + n >= 3).
     pub fn in_paper_domain(self) -> bool {
         self.n >= 1 && self.m + self.n >= 3
     }
 
-    /// T_LSVM, what an LSVM runs in a period (eq 2.1).
+    /// T_LSVM, what an LSVM runs in a period, ns (eq 2.1).
     pub fn t_lsvm(self) -> Nanos {
         self.t_nlsvm
     }
 
-    /// T_n, what an LSVM runs in one T_S (eq 2.12); T_NLSVM when n = 0. Rounded down to ns.
+    /// T_n, what an LSVM runs in one T_S, ns (eq 2.12); T_NLSVM if n = 0. Rounded down.
     pub fn t_n(self) -> Nanos {
         self.t_nlsvm / self.cuts()
     }
 
-    /// T_S, the length of one micro-round of all LSVMs (eqs 2.2, 2.5, 2.12); 0 when m = 0, m·T_NLSVM when n = 0.
+    /// T_S, the length of one micro-round of all LSVMs, ns (eqs 2.2, 2.5, 2.12); 0 if m = 0, m·T_NLSVM if n = 0.
     pub fn t_s(self) -> Nanos {
         u64::from(self.m) * self.t_nlsvm / self.cuts()
     }
 
-    /// T_P, the scheduling period (eqs 2.7 to 2.11); 0 on an empty core.
+    /// T_P, the scheduling period, ns (eqs 2.7 to 2.11); 0 on an empty core.
     pub fn t_p(self) -> Nanos {
         (u64::from(self.m) + u64::from(self.n)) * self.t_nlsvm
     }
 
-    /// r, how often an LSVM runs during T_S with microslice `t_m` (eqs 2.3, 2.4, 2.12).
+    /// r, how often an LSVM runs during T_S with microslices of `t_m` ns (eqs 2.3, 2.4, 2.12).
     ///
     /// # Errors
-    /// [`ModelError::NotAPart`] unless T_n is a whole multiple of `t_m` (up to rounding of `t_m` to whole ns).
+    /// [`ModelError::NotADivisor`] unless T_n is a multiple of `t_m`, up to rounding of `t_m` to whole ns;
+    /// [`ModelError::NoLsvm`] if m = 0; [`ModelError::EmptySlice`] if T_NLSVM is 0.
     pub fn r(self, t_m: Nanos) -> Result<u64, ModelError> {
         if self.m == 0 {
             return Err(ModelError::NoLsvm);
@@ -104,32 +104,32 @@ impl Round {
         } else {
             short
         };
-        Err(ModelError::NotAPart {
+        Err(ModelError::NotADivisor {
             t_m,
             t_n: self.t_n(),
             nearest,
         })
     }
 
-    /// Longest T_m that keeps an LSVM's wait during T_S at or below `t_l`: T_l / (m - 1), rounded down (section
+    /// Longest T_m (ns) that keeps an LSVM's wait during T_S at or below `t_l` ns: T_l / (m - 1), rounded down (section
     /// 2.3.1). `None` (no bound) with fewer than two LSVMs.
     pub fn longest_t_m(self, t_l: Nanos) -> Option<Nanos> {
         (self.m >= 2).then(|| t_l / u64::from(self.m - 1))
     }
 
-    /// Longest wait of a busy LSVM, T_NLSVM + (m - 1)·T_m (section 2.3.1); without NLSVM (m - 1)·T_m. `None`
-    /// when m = 0.
+    /// Longest wait of a busy LSVM, T_NLSVM + (m - 1)·T_m, ns (section 2.3.1); (m - 1)·T_m without NLSVMs. `None` if
+    /// m = 0.
     pub fn worst_wait(self, t_m: Nanos) -> Option<Nanos> {
         let slice = if self.n == 0 { 0 } else { self.t_nlsvm };
         self.best_wait(t_m).map(|best| slice + best)
     }
 
-    /// Shortest wait of a busy LSVM: one microslice of each other LSVM. `None` when m = 0.
+    /// Shortest wait of a busy LSVM, ns: one microslice of each other LSVM. `None` if m = 0.
     pub fn best_wait(self, t_m: Nanos) -> Option<Nanos> {
         self.m.checked_sub(1).map(|others| u64::from(others) * t_m)
     }
 
-    /// Mean wait of a busy LSVM over its turns: (m - 1)·T_m + T_NLSVM / r.
+    /// Mean wait of a busy LSVM over its turns, ns: (m - 1)·T_m + T_NLSVM / r.
     ///
     /// # Errors
     /// As [`Round::r`].
@@ -139,8 +139,8 @@ impl Round {
         Ok(u64::from(self.m - 1) * t_m + slice / r)
     }
 
-    /// Microslices per slice of the credit scheduler's period, m·n·r / (m + n): the way the dissertation counts
-    /// how many more context switches microslices cost.
+    /// Microslices per slice of the credit scheduler's period, m·n·r / (m + n): the dissertation's measure of how many more
+    /// context switches microslices cost.
     ///
     /// # Errors
     /// As [`Round::r`].
@@ -149,11 +149,11 @@ impl Round {
         Ok(f64::from(self.m) * self.cuts() as f64 * self.r(t_m)? as f64 / vms)
     }
 
-    /// All context switches per slice of the credit scheduler's period, (m·n·r + n) / (m + n): as
-    /// [`Round::microslice_ratio`], with the switches to NLSVMs counted too.
+    /// All context switches per slice of the credit scheduler's period, (m·n·r + n) / (m + n): [`Round::microslice_ratio`]
+    /// plus the switches to NLSVMs.
     ///
     /// # Errors
-    /// As [`Round::r`]; with m = 0 the answer is 1, as nothing is cut.
+    /// As [`Round::r`]. m = 0 is no error: the answer is 1, because no slice is divided.
     pub fn switch_ratio(self, t_m: Nanos) -> Result<f64, ModelError> {
         if self.m == 0 {
             return Ok(1.0);
@@ -162,13 +162,13 @@ impl Round {
         Ok(self.microslice_ratio(t_m)? + f64::from(self.n) / vms)
     }
 
-    /// Longest wait of any busy VM under the credit scheduler, (m + n - 1)·T_NLSVM (section 2.3.1).
+    /// Longest wait of a busy VM under the credit scheduler, (m + n - 1)·T_NLSVM, ns (section 2.3.1).
     pub fn credit_wait(self) -> Nanos {
         u64::from((self.m + self.n).saturating_sub(1)) * self.t_nlsvm
     }
 
-    /// Slice to which the credit scheduler would have to be cut for all VMs, so that nobody waits longer than
-    /// `wait`. `None` when a VM is alone and never waits.
+    /// Slice (ns) of the credit scheduler at which no VM waits longer than `wait` ns. `None` if a VM is alone and never
+    /// waits.
     pub fn credit_slice_for(self, wait: Nanos) -> Option<Nanos> {
         match self.m + self.n {
             0 | 1 => None,
@@ -176,16 +176,16 @@ impl Round {
         }
     }
 
-    /// Context switches of the credit scheduler with slices of `slice`, per switch with T_NLSVM.
+    /// Context switches of the credit scheduler with slices of `slice` ns, per switch with T_NLSVM.
     pub fn credit_switch_ratio(self, slice: Nanos) -> f64 {
         self.t_nlsvm as f64 / slice.max(1) as f64
     }
 }
 
-/// Longest wait of a busy LSVM in interleaved mode: after its microslice the others run T_m·(1 - s)/s, which
+/// Longest wait (ns) of a busy LSVM under [`super::Interleaved`]: after its microslice the others run T_m·(1 - s)/s, which
 /// keeps its share `s` exact, then each other LSVM may finish one microslice of its own.
 ///
-/// `share` is the VM's part of the core in (0, 1], `others` the microslices of the other LSVMs on the core.
+/// `share` is the VM's part of the core in (0, 1], `others` the microslices (ns) of the other LSVMs on the core.
 pub fn interleaved_wait(share: f64, t_m: Nanos, others: impl IntoIterator<Item = Nanos>) -> Nanos {
     let share = share.clamp(1e-6, 1.0);
     (t_m as f64 * (1.0 - share) / share).round() as Nanos + others.into_iter().sum::<Nanos>()
@@ -247,7 +247,7 @@ mod tests {
                 let (m, n) = (u64::from(m), u64::from(n));
                 // Eqs 2.7 and 2.10.
                 assert_eq!(round.t_p(), m * round.t_lsvm() + n * round.t_nlsvm);
-                // Eqs 2.5, 2.6 and 2.9, with n = 0 read as one cut.
+                // Eqs 2.5, 2.6 and 2.9; n = 0 counts as one NLSVM slice.
                 assert_eq!(round.t_s(), m * round.t_n());
                 if n > 0 {
                     assert_eq!(round.t_lsvm(), n * round.t_n());
@@ -259,13 +259,13 @@ mod tests {
 
     #[test]
     fn a_microslice_that_does_not_fit_is_refused_with_the_nearest_that_does() {
-        let Err(ModelError::NotAPart { nearest, .. }) = TWO.r(4 * MS) else {
+        let Err(ModelError::NotADivisor { nearest, .. }) = TWO.r(4 * MS) else {
             panic!("4 ms is no part of 15 ms")
         };
         assert_eq!(nearest, 3_750 * US);
         assert_eq!(TWO.r(nearest), Ok(4));
         // Longer than T_n: T_n itself is the longest that fits.
-        let Err(ModelError::NotAPart { nearest, .. }) = TWO.r(20 * MS) else {
+        let Err(ModelError::NotADivisor { nearest, .. }) = TWO.r(20 * MS) else {
             panic!("20 ms is longer than T_n")
         };
         assert_eq!(nearest, 15 * MS);
@@ -276,13 +276,13 @@ mod tests {
             n: 7,
             t_nlsvm: 30 * MS,
         };
-        let Err(ModelError::NotAPart { nearest, .. }) = seven.r(MS) else {
+        let Err(ModelError::NotADivisor { nearest, .. }) = seven.r(MS) else {
             panic!("30/7 is no multiple of 1")
         };
         assert_eq!(seven.r(nearest), Ok(4));
         assert!(matches!(
             seven.r(0),
-            Err(ModelError::NotAPart { nearest: 1, .. })
+            Err(ModelError::NotADivisor { nearest: 1, .. })
         ));
         let text = TWO.r(4 * MS).unwrap_err().to_string();
         assert!(text.contains("take 3750000 ns"), "{text}");

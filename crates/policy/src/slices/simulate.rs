@@ -1,145 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One simulated core that drives any [`Machine`] the way a host kernel and the slot controller do.
+//! One simulated core that drives any [`CoreScheduler`] as a host kernel and the slot controller do.
 //!
-//! Of the VMs that want to run, the one with the highest rank runs, equal ranks first come first served (as
-//! SCHED_FIFO: a VM whose rank rises goes behind its new equals, one whose rank falls goes before them, a
-//! preempted one keeps its place). The machine is asked when [`Decision::until`] or a budget is reached, and on
-//! the wake-ups and blocks it wants to hear of. Discrete events, no randomness but that of the seed: equal
-//! inputs give equal reports.
+//! The highest-ranked VM that wants to run has the core; equal ranks are served first come first served, as under
+//! SCHED_FIFO: a VM whose rank rises goes behind its new equals, one whose rank falls goes before them, a preempted one
+//! keeps its place. The scheduler is asked when [`Decision::until`] or a budget is reached, and at the wake-ups and blocks
+//! that it wants to know of. The simulation is one of discrete events, random only by its seed: equal inputs give equal
+//! reports.
 
-use super::{Decision, FOREVER, Machine, Nanos, Params, Rank, Seen, US};
+mod report;
 
-/// What a simulated VM does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Behaviour {
-    /// Always wants to run.
-    Busy,
-    /// Never wants to run.
-    Idle,
-    /// Wakes at each multiple of `period` to run for `on`; a wake-up that falls into work still going on is lost.
-    Duty {
-        /// Time between wake-ups.
-        period: Nanos,
-        /// Run time each time.
-        on: Nanos,
-    },
-    /// Sleeps for a random time, runs for a random time, and so on; both uniform in the bounds given.
-    Bursts {
-        /// Shortest and longest sleep.
-        sleep: (Nanos, Nanos),
-        /// Shortest and longest run.
-        run: (Nanos, Nanos),
-    },
-    /// Plays against the scheduler: knows its budget, sleeps just before it is used up and wakes again.
-    Dodge {
-        /// What it leaves of its budget.
-        margin: Nanos,
-        /// How long it sleeps.
-        sleep: Nanos,
-    },
-}
+pub use report::{Behaviour, Driver, NoProgress, Report, Run, SimVm, VmReport};
 
-/// A VM on the simulated core.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SimVm {
-    /// Its controls.
-    pub params: Params,
-    /// What it does.
-    pub behaviour: Behaviour,
-}
-
-/// What driving the machine costs, and how exact it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Driver {
-    /// Core time that each decision takes; no VM runs meanwhile.
-    pub overhead: Nanos,
-    /// Timers and budgets fire up to this late (uniform).
-    pub late: Nanos,
-    /// Whether [`Report::stints`] is filled.
-    pub record: bool,
-}
-
-/// One VM running without interruption.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stint {
-    /// [`Params::id`] of the VM.
-    pub id: u32,
-    /// When it began.
-    pub at: Nanos,
-    /// How long it ran.
-    pub len: Nanos,
-}
-
-/// What one VM got.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VmReport {
-    /// [`Params::id`].
-    pub id: u32,
-    /// Time it ran.
-    pub ran: Nanos,
-    /// Time it wanted to run, might (was not over its cap), and did not.
-    pub waited: Nanos,
-    /// Waits from waking to running, in order.
-    pub wake_waits: Vec<Nanos>,
-    /// Waits from being preempted to running again, in order.
-    pub preempt_waits: Vec<Nanos>,
-}
-
-impl VmReport {
-    /// Longest wait of either kind that ended.
-    pub fn worst_wait(&self) -> Nanos {
-        self.wake_waits
-            .iter()
-            .chain(&self.preempt_waits)
-            .copied()
-            .max()
-            .unwrap_or(0)
-    }
-}
-
-/// What happened on the core.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Simulated time.
-    pub time: Nanos,
-    /// Time in which no VM ran and no decision was made.
-    pub idle: Nanos,
-    /// Part of `idle` in which a VM without cap wanted to run. Anything but 0 is a fault of the machine.
-    pub wasted: Nanos,
-    /// Decisions made.
-    pub decisions: u64,
-    /// Core time they took.
-    pub overhead: Nanos,
-    /// Changes of a VM's rank from one decision to the next.
-    pub rank_changes: u64,
-    /// Per VM, in the order they first came.
-    pub vms: Vec<VmReport>,
-    /// Who ran when, if [`Driver::record`].
-    pub stints: Vec<Stint>,
-}
-
-impl Report {
-    /// What a VM got, by id.
-    pub fn vm(&self, id: u32) -> Option<&VmReport> {
-        self.vms.iter().find(|vm| vm.id == id)
-    }
-
-    /// Part of the simulated time that a VM ran, 0.0 ..= 1.0.
-    pub fn share(&self, id: u32) -> f64 {
-        self.vm(id)
-            .map_or(0.0, |vm| vm.ran as f64 / self.time.max(1) as f64)
-    }
-}
-
-/// The machine asked to be called again and again without time passing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no progress at {at} ns of simulated time: the machine wants to be asked again at once, time after time"
-)]
-pub struct Stuck {
-    /// Simulated time.
-    pub at: Nanos,
-}
+use super::{Activity, CoreScheduler, Decision, FOREVER, Nanos, Params, Rank, US};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -149,18 +21,18 @@ enum State {
 }
 
 #[derive(Debug, Clone)]
-struct Guest {
+struct VmState {
     params: Params,
     behaviour: Behaviour,
     state: State,
-    /// Work left until it sleeps.
+    /// Work left until it sleeps, ns.
     work: Nanos,
-    /// Since the last decision.
+    /// Run time since the last decision, ns.
     used: Nanos,
     blocked: bool,
     budget: Nanos,
     rank: Rank,
-    /// Place among equals: lower is served first.
+    /// Place among VMs of equal rank: the lowest is served first.
     place: i64,
     /// Index in the report.
     row: usize,
@@ -171,33 +43,33 @@ struct Guest {
 pub struct Core<M> {
     machine: M,
     driver: Driver,
-    guests: Vec<Guest>,
-    seen: Vec<Seen>,
+    vms: Vec<VmState>,
+    activity: Vec<Activity>,
     decision: Decision,
     now: Nanos,
     until: Nanos,
-    asked: bool,
-    first: i64,
-    last: i64,
+    must_decide: bool,
+    front: i64,
+    back: i64,
     seed: u64,
     stalled: u32,
     report: Report,
 }
 
-impl<M: Machine> Core<M> {
+impl<M: CoreScheduler> Core<M> {
     /// A core with these VMs at time 0.
     pub fn new(machine: M, vms: &[SimVm], driver: Driver, seed: u64) -> Self {
         let mut core = Self {
             machine,
             driver,
-            guests: Vec::new(),
-            seen: Vec::new(),
+            vms: Vec::new(),
+            activity: Vec::new(),
             decision: Decision::default(),
             now: 0,
             until: 0,
-            asked: true,
-            first: 0,
-            last: 0,
+            must_decide: true,
+            front: 0,
+            back: 0,
             seed,
             stalled: 0,
             report: Report::default(),
@@ -206,42 +78,42 @@ impl<M: Machine> Core<M> {
         core
     }
 
-    /// Simulated time.
+    /// Simulated time, ns.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// What happened so far.
+    /// The report so far.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// The machine.
+    /// The scheduler.
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// The machine, to be told what this core's driver does not see. Between two calls of [`Core::run_until`].
+    /// The scheduler, for input that this core's driver cannot give. Only between two calls of [`Core::run_until`].
     pub fn machine_mut(&mut self) -> &mut M {
         &mut self.machine
     }
 
-    /// Replaces the VMs from now on. Those with a known id and the same behaviour go on with what they do.
+    /// Replaces the VMs from now on. A VM with a known id and the same behaviour continues.
     pub fn configure(&mut self, vms: &[SimVm]) {
-        // The machine must know what was run under the old order of VMs.
-        if !self.guests.is_empty() {
+        // Charges what was run under the old order of VMs.
+        if !self.vms.is_empty() {
             self.decide();
         }
-        let mut old = std::mem::take(&mut self.guests);
+        let mut old = std::mem::take(&mut self.vms);
         for vm in vms {
             if let Some(k) = old
                 .iter()
                 .position(|g| g.params.id == vm.params.id && g.behaviour == vm.behaviour)
             {
-                let guest = old.swap_remove(k);
-                self.guests.push(Guest {
+                let state = old.swap_remove(k);
+                self.vms.push(VmState {
                     params: vm.params,
-                    ..guest
+                    ..state
                 });
                 continue;
             }
@@ -258,7 +130,7 @@ impl<M: Machine> Core<M> {
                     });
                     self.report.vms.len() - 1
                 });
-            let mut guest = Guest {
+            let mut vm = VmState {
                 params: vm.params,
                 behaviour: vm.behaviour,
                 state: State::Asleep { until: FOREVER },
@@ -273,35 +145,35 @@ impl<M: Machine> Core<M> {
             match vm.behaviour {
                 Behaviour::Idle => {}
                 Behaviour::Bursts { sleep, .. } => {
-                    guest.state = State::Asleep {
+                    vm.state = State::Asleep {
                         until: self.now + self.random(sleep),
                     }
                 }
-                Behaviour::Busy | Behaviour::Duty { .. } | Behaviour::Dodge { .. } => {
-                    guest.state = State::Asleep { until: self.now };
+                Behaviour::Busy | Behaviour::Duty { .. } | Behaviour::Evade { .. } => {
+                    vm.state = State::Asleep { until: self.now };
                 }
             }
-            self.guests.push(guest);
+            self.vms.push(vm);
         }
-        // Those that want to run at once are seen so by the first decision.
-        for i in 0..self.guests.len() {
+        // The first decision must see the VMs that want to run at once.
+        for i in 0..self.vms.len() {
             self.wake(i);
         }
-        let params: Vec<Params> = self.guests.iter().map(|g| g.params).collect();
+        let params: Vec<Params> = self.vms.iter().map(|g| g.params).collect();
         self.machine.configure(self.now, &params);
-        self.asked = true;
+        self.must_decide = true;
     }
 
-    /// Runs until simulated time `end`.
+    /// Runs until simulated time `end`, ns.
     ///
     /// # Errors
-    /// [`Stuck`] if the machine never lets time go on.
-    pub fn run_until(&mut self, end: Nanos) -> Result<&Report, Stuck> {
+    /// [`NoProgress`] if the scheduler does not let time pass.
+    pub fn run_until(&mut self, end: Nanos) -> Result<&Report, NoProgress> {
         while self.now < end {
-            if self.asked {
+            if self.must_decide {
                 self.stalled += 1;
                 if self.stalled > 100 {
-                    return Err(Stuck { at: self.now });
+                    return Err(NoProgress { at: self.now });
                 }
                 self.decide();
                 continue;
@@ -309,22 +181,22 @@ impl<M: Machine> Core<M> {
             let running = self.dispatch();
             let mut next = end.min(self.until);
             if let Some(i) = running {
-                let g = &self.guests[i];
+                let g = &self.vms[i];
                 next = next.min(self.now.saturating_add(self.until_sleep(g).min(g.budget)));
             }
-            for g in &self.guests {
+            for g in &self.vms {
                 if let State::Asleep { until } = g.state {
                     next = next.min(until);
                 }
             }
             self.advance(next.max(self.now), running);
-            self.happen(running);
+            self.handle_due_events(running);
         }
         self.report.time = self.now;
         Ok(&self.report)
     }
 
-    /// Lets time pass, the VM `running` on the core.
+    /// Lets time pass while VM `running` has the core.
     fn advance(&mut self, to: Nanos, running: Option<usize>) {
         let passed = to - self.now;
         if passed > 0 {
@@ -332,7 +204,7 @@ impl<M: Machine> Core<M> {
         }
         match running {
             Some(i) => {
-                let g = &mut self.guests[i];
+                let g = &mut self.vms[i];
                 g.used += passed;
                 g.work = g.work.saturating_sub(passed);
                 if g.budget != FOREVER {
@@ -340,16 +212,16 @@ impl<M: Machine> Core<M> {
                 }
                 self.report.vms[g.row].ran += passed;
                 if self.driver.record && passed > 0 {
-                    self.record(self.guests[i].params.id, passed);
+                    self.record(self.vms[i].params.id, passed);
                 }
             }
             None => {
                 self.report.idle += passed;
-                let held_back = |g: &Guest| {
+                let held_back = |g: &VmState| {
                     g.state != State::Running && !matches!(g.state, State::Asleep { .. })
                 };
                 if self
-                    .guests
+                    .vms
                     .iter()
                     .any(|g| held_back(g) && g.params.cap_permille.is_none())
                 {
@@ -360,29 +232,29 @@ impl<M: Machine> Core<M> {
         self.now = to;
     }
 
-    /// Handles all that is due now.
-    fn happen(&mut self, running: Option<usize>) {
+    /// Handles all events that are due now.
+    fn handle_due_events(&mut self, running: Option<usize>) {
         if let Some(i) = running {
-            let g = &self.guests[i];
+            let g = &self.vms[i];
             if self.until_sleep(g) == 0 {
                 self.sleep(i);
-                self.asked |= self.decision.notify_block;
+                self.must_decide |= self.decision.notify_block;
             } else {
-                self.asked |= g.budget == 0;
+                self.must_decide |= g.budget == 0;
             }
         }
-        self.asked |= self.now >= self.until;
-        for i in 0..self.guests.len() {
+        self.must_decide |= self.now >= self.until;
+        for i in 0..self.vms.len() {
             if self.wake(i) {
-                self.asked |= self.decision.notify_wake;
+                self.must_decide |= self.decision.notify_wake;
             }
         }
     }
 
-    /// How long the VM would run on before it sleeps.
-    fn until_sleep(&self, g: &Guest) -> Nanos {
+    /// Time that the VM still runs before it sleeps, ns.
+    fn until_sleep(&self, g: &VmState) -> Nanos {
         match g.behaviour {
-            Behaviour::Dodge { margin, .. } if g.budget != FOREVER && g.budget > margin => {
+            Behaviour::Evade { margin, .. } if g.budget != FOREVER && g.budget > margin => {
                 g.work.min(g.budget - margin)
             }
             _ => g.work,
@@ -390,38 +262,38 @@ impl<M: Machine> Core<M> {
     }
 
     fn sleep(&mut self, i: usize) {
-        let behaviour = self.guests[i].behaviour;
+        let behaviour = self.vms[i].behaviour;
         let until = match behaviour {
             Behaviour::Busy | Behaviour::Idle => FOREVER,
             Behaviour::Duty { period, .. } => (self.now / period.max(1) + 1) * period.max(1),
             Behaviour::Bursts { sleep, .. } => self.now + self.random(sleep),
-            Behaviour::Dodge { sleep, .. } => self.now + sleep.max(1),
+            Behaviour::Evade { sleep, .. } => self.now + sleep.max(1),
         };
-        let g = &mut self.guests[i];
+        let g = &mut self.vms[i];
         g.state = State::Asleep { until };
         g.blocked = true;
     }
 
-    /// Wakes the VM if its time has come.
+    /// Wakes the VM if it is due; returns whether it woke.
     fn wake(&mut self, i: usize) -> bool {
-        let State::Asleep { until } = self.guests[i].state else {
+        let State::Asleep { until } = self.vms[i].state else {
             return false;
         };
         if until > self.now {
             return false;
         }
-        let work = match self.guests[i].behaviour {
+        let work = match self.vms[i].behaviour {
             Behaviour::Idle => return false,
             Behaviour::Busy => FOREVER,
             Behaviour::Duty { on, .. } => on,
             Behaviour::Bursts { run, .. } => self.random(run),
-            // Longer than any budget; it sleeps before.
-            Behaviour::Dodge { margin, .. } => (margin * 50).max(20_000 * US),
+            // More work than any budget: it sleeps before its end.
+            Behaviour::Evade { margin, .. } => (margin * 50).max(20_000 * US),
         };
-        self.last += 1;
-        let g = &mut self.guests[i];
+        self.back += 1;
+        let g = &mut self.vms[i];
         g.work = work.max(1);
-        g.place = self.last;
+        g.place = self.back;
         g.state = State::Waiting {
             since: until,
             woke: true,
@@ -429,23 +301,23 @@ impl<M: Machine> Core<M> {
         true
     }
 
-    /// Puts the VM that is to run on the core, as the kernel would.
+    /// Gives the core to the VM that is to run, as the kernel would.
     fn dispatch(&mut self) -> Option<usize> {
         let mut best: Option<usize> = None;
-        for (i, g) in self.guests.iter().enumerate() {
+        for (i, g) in self.vms.iter().enumerate() {
             if matches!(g.state, State::Asleep { .. }) || g.rank == Rank::Capped {
                 continue;
             }
             let better = best.is_none_or(|b| {
-                let b = &self.guests[b];
+                let b = &self.vms[b];
                 g.rank > b.rank || (g.rank == b.rank && g.place < b.place)
             });
             if better {
                 best = Some(i);
             }
         }
-        for i in 0..self.guests.len() {
-            let g = &mut self.guests[i];
+        for i in 0..self.vms.len() {
+            let g = &mut self.vms[i];
             let row = &mut self.report.vms[g.row];
             match g.state {
                 State::Running if best != Some(i) => {
@@ -465,7 +337,7 @@ impl<M: Machine> Core<M> {
                     .push(wait);
                     g.state = State::Running;
                 }
-                // Time over the cap is no wait.
+                // Time over the cap does not count as waiting.
                 State::Waiting { woke, .. } if g.rank == Rank::Capped => {
                     g.state = State::Waiting {
                         since: self.now,
@@ -479,18 +351,18 @@ impl<M: Machine> Core<M> {
     }
 
     fn decide(&mut self) {
-        self.asked = false;
-        self.seen.clear();
-        for g in &mut self.guests {
+        self.must_decide = false;
+        self.activity.clear();
+        for g in &mut self.vms {
             let runnable = !matches!(g.state, State::Asleep { .. });
-            self.seen.push(Seen {
+            self.activity.push(Activity {
                 used: g.used,
                 runnable,
                 blocked: g.blocked,
-                ..Seen::default()
+                ..Activity::default()
             });
             (g.used, g.blocked) = (0, false);
-            // A VM that was over its cap until now waits from now.
+            // A VM that was over its cap begins to wait now.
             if let (State::Waiting { woke, .. }, Rank::Capped) = (g.state, g.rank) {
                 g.state = State::Waiting {
                     since: self.now,
@@ -499,23 +371,23 @@ impl<M: Machine> Core<M> {
             }
         }
         self.machine
-            .decide(self.now, &self.seen, &mut self.decision);
+            .decide(self.now, &self.activity, &mut self.decision);
         self.report.decisions += 1;
         self.report.overhead += self.driver.overhead;
         self.now += self.driver.overhead;
         self.report.time = self.now;
         let late = self.random((0, self.driver.late));
         self.until = self.decision.until.saturating_add(late).max(self.now);
-        for (i, g) in self.guests.iter_mut().enumerate() {
+        for (i, g) in self.vms.iter_mut().enumerate() {
             let rank = self.decision.ranks[i];
             if rank != g.rank {
                 self.report.rank_changes += 1;
                 if rank > g.rank {
-                    self.last += 1;
-                    g.place = self.last;
+                    self.back += 1;
+                    g.place = self.back;
                 } else {
-                    self.first -= 1;
-                    g.place = self.first;
+                    self.front -= 1;
+                    g.place = self.front;
                 }
                 g.rank = rank;
             }
@@ -525,13 +397,13 @@ impl<M: Machine> Core<M> {
 
     fn record(&mut self, id: u32, len: Nanos) {
         let at = self.now;
-        match self.report.stints.last_mut() {
+        match self.report.runs.last_mut() {
             Some(s) if s.id == id && s.at + s.len == at => s.len += len,
-            _ => self.report.stints.push(Stint { id, at, len }),
+            _ => self.report.runs.push(Run { id, at, len }),
         }
     }
 
-    /// Uniform in the bounds (SplitMix64).
+    /// Uniform within the bounds (SplitMix64).
     fn random(&mut self, (least, most): (Nanos, Nanos)) -> Nanos {
         if most <= least {
             return least;

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The least that a VM gets which the shares leave nothing.
+//! A minimum for VMs to which their shares leave nothing.
 
 use crate::slices::Nanos;
 
-/// Grants one of those that wait for long a short run, at most once in each `every`.
+/// Grants the VM that has waited longest a short run, once per `interval` at most.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Floor {
-    /// Length of the run, ns; 0: none are granted.
+    /// Length of the run, ns; 0: no runs are granted.
     pub(super) run: Nanos,
-    /// Shortest wait that is ended by one, and shortest time between two, ns.
-    pub(super) every: Nanos,
+    /// Minimum wait before a run, and minimum time between two runs, ns.
+    pub(super) interval: Nanos,
     next: Nanos,
 }
 
 impl Floor {
-    pub(super) fn new(run: Nanos, every: Nanos) -> Self {
+    pub(super) fn new(run: Nanos, interval: Nanos) -> Self {
         Self {
             run,
-            every,
+            interval,
             next: 0,
         }
     }
 
-    /// The one of `waiting` (index, since when) that has waited longest, if it is due a run now.
+    /// Of `waiting` (index, since when) the one that has waited longest, if it is due a run now.
     pub(super) fn grant(
         &mut self,
         now: Nanos,
@@ -32,10 +32,10 @@ impl Floor {
             return None;
         }
         let (i, since) = waiting.min_by_key(|&(_, since)| since)?;
-        if now.saturating_sub(since) < self.every {
+        if now.saturating_sub(since) < self.interval {
             return None;
         }
-        self.next = now.saturating_add(self.every);
+        self.next = now.saturating_add(self.interval);
         Some(i)
     }
 }

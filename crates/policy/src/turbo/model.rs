@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long an interrupt waits with and without a turbo core, and how much a guest must buffer meanwhile (vTurbo,
-//! paper introduction and section 3.2; dissertation sections 3.1 and 3.3.2).
+//! How long an interrupt waits with and without a turbo core, and how large a guest's buffers must be (vTurbo, paper
+//! introduction and section 3.2; dissertation sections 3.1 and 3.3.2).
 
 use crate::slices::Nanos;
 
-/// Longest wait of a busy VM among `vms` busy ones of equal weight on a core of slices `slice`: (vms - 1)·slice, ns.
-/// On a turbo core that is the longest until an interrupt is served, on a regular one until data is read.
+/// Longest wait of a busy VM among `vms` busy VMs of equal weight on a core with slices of `slice` ns: (vms - 1)·slice, ns.
+/// On a turbo core the VM waits so long to serve an interrupt, on a regular core to read the data.
 pub fn longest_wait(vms: u32, slice: Nanos) -> Nanos {
     u64::from(vms.saturating_sub(1)).saturating_mul(slice)
 }
 
-/// B_min, the least receive buffer (bytes) that holds what comes while the reading process waits for its core:
-/// bandwidth (bits per second) times `delay` (ns). The paper needed about four times as much (40 MB instead of 11.25).
+/// B_min, the smallest receive buffer (bytes) that holds what arrives while the reading process waits for its core:
+/// bandwidth (bits per second) times `delay` (ns). The paper used about four times as much (40 MB instead of 11.25).
 pub fn least_buffer(bits_per_second: u64, delay: Nanos) -> u64 {
     let bits = u128::from(bits_per_second) * u128::from(delay) / 1_000_000_000;
     u64::try_from(bits.div_ceil(8)).unwrap_or(u64::MAX)

@@ -1,105 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a VM keeps of its share for its regular vCPUs: without that, interrupts that come in masses would use all of
-//! it up, and nothing that they bring would ever be read (receive livelock).
+//! The part of its share that a VM keeps for its regular vCPUs. Without it a flood of interrupts would use up the whole
+//! share, and the VM would never read what the interrupts bring (receive livelock).
 //!
-//! Of what a VM is due on both pools together (FS) its turbo vCPU may use a part while regular vCPUs of the VM wait;
-//! while none waits there is no limit. When the part is used up the turbo vCPU waits. From then on it also waits for
-//! [`GAP`] whenever it has nothing more to do, as network cards do that hold interrupts back: what comes meanwhile is
-//! served in one go, which costs less for each packet, or is dropped before it costs anything. That ends when little
-//! comes in a gap.
+//! While regular vCPUs of a VM wait, its turbo vCPU may use only a part of what the VM is due on both pools (FS); otherwise
+//! there is no limit. When the part is used up, the turbo vCPU is held. From then on its interrupts are moderated, as
+//! network cards do: each time it runs out of work it is held for [`MODERATION_INTERVAL`]. What arrives meanwhile is served
+//! in one batch, which costs less per packet, or is dropped before it costs anything. Moderation ends when little arrives
+//! in an interval.
 
-use super::{ACCOUNTING, TURBO_SLOT};
-use crate::slices::{MS, Nanos, Seen};
+use super::{ACCOUNTING_INTERVAL, TURBO_SLOT};
+use crate::slices::{Activity, MS, Nanos};
 
-/// Most that is saved up: what a VM is due is known when an accounting of its regular cores is over.
-const SAVED: i64 = ACCOUNTING as i64 / 2;
-/// How long it runs unseen while no regular vCPU waits and one may begin to.
-const GLANCE: Nanos = 2 * MS;
-/// Most that is owed: a turbo vCPU may run unseen until the next look.
-const OWED: i64 = -(20 * MS as i64);
-/// It goes on when it may run so long.
-const RESUME: i64 = TURBO_SLOT as i64;
-/// ...or after this wait, should nothing be heard of the regular cores.
-const LONGEST: Nanos = 2 * ACCOUNTING;
-/// How long it waits when it has nothing more to do.
-pub(super) const GAP: Nanos = 2 * MS;
+/// Maximum that is saved up, ns. What a VM is due becomes known after an accounting of its regular cores.
+const MAX_SAVED: i64 = ACCOUNTING_INTERVAL as i64 / 2;
+/// Budget while no regular vCPU waits but one may begin to.
+const RECHECK_INTERVAL: Nanos = 2 * MS;
+/// Lower bound of the account, ns: a turbo vCPU may run unobserved until the next decision.
+const MIN_LEFT: i64 = -(20 * MS as i64);
+/// Account from which a held turbo vCPU runs again, ns.
+const RESUME_LEFT: i64 = TURBO_SLOT as i64;
+/// Maximum hold, for when nothing is known of the regular cores.
+const HOLD_TIMEOUT: Nanos = 2 * ACCOUNTING_INTERVAL;
+/// Hold of a moderated turbo vCPU that runs out of work.
+pub(super) const MODERATION_INTERVAL: Nanos = 2 * MS;
 
 /// The account of one turbo vCPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reserve {
     left: i64,
     /// Whether a regular vCPU of its VM waits.
-    short: bool,
-    /// Whether anything was heard of regular cores.
-    heard: bool,
+    regular_waits: bool,
+    /// Whether regular cores have reported anything that the VM was due.
+    due_known: bool,
     held_since: Option<Nanos>,
-    /// Whether there are gaps, and what it ran since the last one.
-    gaps: bool,
+    /// Whether its interrupts are moderated, and what it ran since the last hold, ns.
+    moderated: bool,
     ran: Nanos,
 }
 
 impl Reserve {
     pub(super) fn new() -> Self {
         Self {
-            left: SAVED,
-            short: false,
-            heard: false,
+            left: MAX_SAVED,
+            regular_waits: false,
+            due_known: false,
             held_since: None,
-            gaps: false,
+            moderated: false,
             ran: 0,
         }
     }
 
-    /// Takes what the VM was due since the last call, of which `permille` are for its turbo vCPU.
-    pub(super) fn hear(&mut self, due: Nanos, waits: bool, permille: u32) {
-        self.short = waits && permille < 1000;
-        self.heard |= due > 0 && permille < 1000;
+    /// Adds what the VM was due since the last call (ns), of which `permille` thousandths are for its turbo vCPU.
+    pub(super) fn add_due(&mut self, due: Nanos, waits: bool, permille: u32) {
+        self.regular_waits = waits && permille < 1000;
+        self.due_known |= due > 0 && permille < 1000;
         let part = u128::from(due) * u128::from(permille) / 1000;
-        let part = i64::try_from(part).unwrap_or(SAVED).min(SAVED - OWED);
-        self.left = match self.short {
-            true => self.left.saturating_add(part).min(SAVED),
-            false => SAVED,
+        let part = i64::try_from(part)
+            .unwrap_or(MAX_SAVED)
+            .min(MAX_SAVED - MIN_LEFT);
+        self.left = match self.regular_waits {
+            true => self.left.saturating_add(part).min(MAX_SAVED),
+            false => MAX_SAVED,
         };
     }
 
-    /// Takes what was seen of the turbo vCPU.
-    pub(super) fn charge(&mut self, now: Nanos, seen: Seen) {
-        let used = i64::try_from(seen.used).unwrap_or(i64::MAX);
-        self.left = self.left.saturating_sub(used).max(OWED);
-        self.ran = self.ran.saturating_add(seen.used);
-        if !self.short {
-            (self.held_since, self.gaps) = (None, false);
+    /// Charges what the turbo vCPU ran, and begins or ends a hold.
+    pub(super) fn charge(&mut self, now: Nanos, activity: Activity) {
+        let used = i64::try_from(activity.used).unwrap_or(i64::MAX);
+        self.left = self.left.saturating_sub(used).max(MIN_LEFT);
+        self.ran = self.ran.saturating_add(activity.used);
+        if !self.regular_waits {
+            (self.held_since, self.moderated) = (None, false);
         } else if let Some(since) = self.held_since {
             let waited = now.saturating_sub(since);
-            if (self.left >= RESUME && waited >= GAP) || waited >= LONGEST {
+            if (self.left >= RESUME_LEFT && waited >= MODERATION_INTERVAL) || waited >= HOLD_TIMEOUT
+            {
                 (self.held_since, self.ran) = (None, 0);
-                self.left = self.left.max(RESUME);
+                self.left = self.left.max(RESUME_LEFT);
             }
         } else if self.left <= 0 {
-            (self.held_since, self.gaps) = (Some(now), true);
-        } else if self.gaps && !seen.runnable {
-            self.gaps = self.left < SAVED / 2 || self.ran > TURBO_SLOT;
-            self.held_since = self.gaps.then_some(now);
+            (self.held_since, self.moderated) = (Some(now), true);
+        } else if self.moderated && !activity.runnable {
+            self.moderated = self.left < MAX_SAVED / 2 || self.ran > TURBO_SLOT;
+            self.held_since = self.moderated.then_some(now);
         }
     }
 
-    /// Whether the turbo vCPU has to wait.
-    pub(super) fn holds(&self) -> bool {
+    /// Whether the turbo vCPU must wait.
+    pub(super) fn is_held(&self) -> bool {
         self.held_since.is_some()
     }
 
-    /// Whether it matters that it has nothing more to do.
-    pub(super) fn has_gaps(&self) -> bool {
-        self.gaps && !self.holds()
+    /// Whether the scheduler must learn of it when the turbo vCPU runs out of work.
+    pub(super) fn is_moderated(&self) -> bool {
+        self.moderated && !self.is_held()
     }
 
-    /// How long it may run until it is looked at again.
+    /// How long it may run until the next decision, ns.
     pub(super) fn budget(&self) -> Nanos {
-        match self.short {
+        match self.regular_waits {
             true => self.left.max(1) as Nanos,
-            // Soon where somebody may come to want the regular cores.
-            false if self.heard => GLANCE,
-            false => ACCOUNTING,
+            // Soon, if a VM may begin to want the regular cores.
+            false if self.due_known => RECHECK_INTERVAL,
+            false => ACCOUNTING_INTERVAL,
         }
     }
 }
@@ -109,20 +112,20 @@ mod tests {
     use super::*;
     use crate::slices::US;
 
-    /// It ran so long, and wants to go on.
-    fn ran(used: Nanos) -> Seen {
-        Seen {
+    /// Ran for `used` and wants to go on.
+    fn ran(used: Nanos) -> Activity {
+        Activity {
             used,
             runnable: true,
-            ..Seen::default()
+            ..Activity::default()
         }
     }
 
-    /// It ran so long, and has nothing more to do.
-    fn done(used: Nanos) -> Seen {
-        Seen {
+    /// Ran for `used` and has no more work.
+    fn done(used: Nanos) -> Activity {
+        Activity {
             used,
-            ..Seen::default()
+            ..Activity::default()
         }
     }
 
@@ -130,83 +133,83 @@ mod tests {
     fn nothing_is_held_while_no_regular_vcpu_waits() {
         let mut r = Reserve::new();
         for k in 1..100 {
-            r.hear(0, false, 500);
+            r.add_due(0, false, 500);
             r.charge(k * MS, ran(MS));
-            assert!(!r.holds() && !r.has_gaps() && r.budget() >= GLANCE);
+            assert!(!r.is_held() && !r.is_moderated() && r.budget() >= RECHECK_INTERVAL);
         }
     }
 
     #[test]
     fn what_is_used_up_comes_back_with_what_the_vm_is_due() {
         let mut r = Reserve::new();
-        r.hear(0, true, 500);
+        r.add_due(0, true, 500);
         r.charge(MS, ran(16 * MS));
-        assert!(r.holds());
-        // 1 ms is owed: 2 ms due are needed for that, and 0.2 ms to go on.
-        r.hear(2 * MS, true, 500);
+        assert!(r.is_held());
+        // It owes 1 ms, which needs 2 ms due, and 0.2 ms more to go on.
+        r.add_due(2 * MS, true, 500);
         r.charge(4 * MS, ran(0));
-        assert!(r.holds());
-        r.hear(200 * US, true, 500);
+        assert!(r.is_held());
+        r.add_due(200 * US, true, 500);
         r.charge(5 * MS, ran(0));
-        assert!(!r.holds());
+        assert!(!r.is_held());
         assert_eq!(r.budget(), 100 * US);
         r.charge(6 * MS, ran(100 * US));
-        assert!(r.holds());
-        // The regular vCPU has nothing more to do.
-        r.hear(0, false, 500);
+        assert!(r.is_held());
+        // The regular vCPU has no more work.
+        r.add_due(0, false, 500);
         r.charge(7 * MS, ran(0));
-        assert!(!r.holds() && !r.has_gaps());
+        assert!(!r.is_held() && !r.is_moderated());
     }
 
     #[test]
     fn one_that_used_up_its_part_gathers_its_work_until_little_comes() {
         let mut r = Reserve::new();
-        r.hear(0, true, 500);
-        // As long as it has not, it may sleep and wake as it likes.
+        r.add_due(0, true, 500);
+        // Before its part is used up it may sleep and wake freely.
         r.charge(MS, done(10 * US));
-        assert!(!r.holds() && !r.has_gaps());
+        assert!(!r.is_held() && !r.is_moderated());
         r.charge(2 * MS, ran(20 * MS));
-        assert!(r.holds());
+        assert!(r.is_held());
         let mut now = 2 * MS;
         let mut go_on = |r: &mut Reserve, due: Nanos| {
-            r.hear(due, true, 500);
-            now += 2 * GAP;
+            r.add_due(due, true, 500);
+            now += 2 * MODERATION_INTERVAL;
             r.charge(now, ran(0));
-            assert!(!r.holds() && r.has_gaps());
+            assert!(!r.is_held() && r.is_moderated());
             now
         };
-        // Much comes: gaps, though it has share in hand.
+        // Much arrives: it stays moderated, though its account is full.
         for _ in 0..10 {
             let now = go_on(&mut r, 40 * MS);
             r.charge(now + 300 * US, done(300 * US));
-            assert!(r.holds());
-            r.charge(now + 300 * US + GAP / 2, done(0));
-            assert!(r.holds());
+            assert!(r.is_held());
+            r.charge(now + 300 * US + MODERATION_INTERVAL / 2, done(0));
+            assert!(r.is_held());
         }
         let now = go_on(&mut r, 40 * MS);
         r.charge(now + 50 * US, done(50 * US));
-        assert!(!r.holds() && !r.has_gaps());
+        assert!(!r.is_held() && !r.is_moderated());
     }
 
     #[test]
     fn one_of_which_nothing_is_heard_goes_on_after_a_while() {
         let mut r = Reserve::new();
-        r.hear(0, true, 0);
+        r.add_due(0, true, 0);
         r.charge(0, ran(30 * MS));
-        assert!(r.holds());
+        assert!(r.is_held());
         r.charge(59 * MS, ran(0));
-        assert!(r.holds());
+        assert!(r.is_held());
         r.charge(60 * MS, ran(0));
-        assert!(!r.holds());
+        assert!(!r.is_held());
         r.charge(61 * MS, ran(100 * US));
-        assert!(r.holds());
+        assert!(r.is_held());
     }
 
     #[test]
     fn without_a_reserve_nothing_is_held() {
         let mut r = Reserve::new();
-        r.hear(0, true, 1000);
+        r.add_due(0, true, 1000);
         r.charge(MS, ran(50 * MS));
-        assert!(!r.holds());
+        assert!(!r.is_held());
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fair shares over both pools: the equations of vTurbo (paper section 3.1, dissertation section 3.3.1) and what a
-//! scheduler that conserves work comes to under them.
+//! Fair shares over both pools: the equations of vTurbo (paper section 3.1, dissertation section 3.3.1), and the shares that
+//! a work-conserving scheduler converges to under them.
 
 /// What one VM ran in the last accounting period, in any one unit of core time (percent of a core, ns).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -9,32 +9,33 @@ pub struct Measured {
     pub weight: u32,
     /// Whether it has a turbo vCPU.
     pub turbo_vcpu: bool,
-    /// rd_i: on regular cores; not negative.
+    /// rd_i: on regular cores, at least 0.
     pub regular: f64,
-    /// td_i: on turbo cores; not negative.
+    /// td_i: on turbo cores, at least 0.
     pub turbo: f64,
 }
 
-/// What one VM is given in the next accounting period, in the unit of [`Measured`].
+/// The share of one VM in the next accounting period, in the unit of [`Measured`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Share {
     /// FS_i: on both pools together.
     pub total: f64,
-    /// FS^T_i: on the turbo pool, before those that leave some of theirs.
+    /// FS^T_i: on the turbo pool, before other VMs leave some of theirs.
     pub turbo: f64,
-    /// FS^R_i = FS_i less what it really ran on the turbo pool. Negative when that was more than FS_i: then the VM
-    /// gets of the regular pool only what others leave.
+    /// FS^R_i = FS_i less what it ran on the turbo pool. Negative if it ran more than FS_i there: it then gets only what
+    /// other VMs leave of the regular pool.
     pub regular: f64,
 }
 
 /// FS_i, FS^T_i and FS^R_i of all VMs (the three equations of section 3.1).
 ///
-/// The total capacity is what was consumed (C_tot = sum of rd_i and td_i), as the scheduler conserves work. A VM
-/// without a turbo vCPU, which the paper does not know, has no part in FS^T.
+/// The total capacity is what was consumed (C_tot = sum of rd_i and td_i), because the scheduler conserves work. A VM
+/// without a turbo vCPU, a case that the paper does not have, has no part in FS^T.
 ///
-/// The listing (paper Algorithm 2, dissertation Algorithm 3) differs. It swaps the usage of the two pools, which does
-/// no harm as only their sum is used. And it refills the turbo vCPU from a variable that is not defined (dissertation)
-/// or that holds FS^R (paper), by which a VM busy on the turbo core would lose its share of it: FS^T is meant.
+/// The listing (paper Algorithm 2, dissertation Algorithm 3) differs from the equations. It swaps the usage of the two
+/// pools, which is harmless because it uses only their sum. It refills the turbo vCPU from an undefined variable
+/// (dissertation) or from FS^R (paper), so that a VM that is busy on the turbo core would lose its share of it; FS^T is
+/// meant.
 pub fn fair_shares(vms: &[Measured]) -> Vec<Share> {
     let sum = |f: &dyn Fn(&Measured) -> f64| vms.iter().map(f).sum::<f64>();
     let all_weight = sum(&|vm| weight(vm.weight));
@@ -69,12 +70,12 @@ fn turbo_weight(vm: &Measured) -> f64 {
     }
 }
 
-/// What one VM would run if nobody else were there.
+/// What one VM would run if it were alone.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Demand {
     /// Proportional share, 1..=65535.
     pub weight: u32,
-    /// Most it may use of both pools together, cores (0.001 and more); `None`: no limit.
+    /// Maximum use of both pools together, cores (0.001 or more); `None`: no limit.
     pub cap: Option<f64>,
     /// Cores that its regular vCPUs want, at least 0.
     pub regular: f64,
@@ -91,13 +92,13 @@ pub struct Granted {
     pub turbo: f64,
 }
 
-/// What each VM runs in the long run under the equations of [`fair_shares`], `regular_cores` and `turbo_cores` being
-/// shared by all (the columns "consumed" of the paper's Table 1).
+/// What each VM runs in the long run under the equations of [`fair_shares`], if all VMs share `regular_cores` and
+/// `turbo_cores` (the columns "consumed" of the paper's Table 1).
 ///
-/// First the turbo pool, by weight among those that want it, what one leaves going to the others. Then the regular
-/// pool, so that the totals are as equal (by weight) as they can be: a VM that ran on the turbo pool gets as much less
-/// here. So nothing is left unused that somebody wants and may use. (Of a VM at its cap the machines keep the total;
-/// how it is divided between the pools depends on which vCPU comes first.)
+/// The turbo pool is divided first, by weight among the VMs that want it; what one leaves goes to the others. The regular
+/// pool is divided so that the totals by weight are as equal as possible: a VM gets as much less of it as it ran on the
+/// turbo pool. Nothing stays unused that a VM wants and may use. (The schedulers keep the total of a VM at its cap; how it
+/// is divided between the pools depends on which vCPU runs first.)
 pub fn allocate(vms: &[Demand], regular_cores: f64, turbo_cores: f64) -> Vec<Granted> {
     let cap = |vm: &Demand| vm.cap.unwrap_or(f64::INFINITY).max(0.0);
     let ranges: Vec<_> = vms
@@ -121,8 +122,8 @@ pub fn allocate(vms: &[Demand], regular_cores: f64, turbo_cores: f64) -> Vec<Gra
         .collect()
 }
 
-/// Raises all from their least towards their most, (weight, least, most), at one level per weight, until `amount` is
-/// spent.
+/// Raises all values from their least towards their most, given as (weight, least, most), to one level per weight, until
+/// `amount` is spent.
 fn fill(ranges: &[(u32, f64, f64)], amount: f64) -> Vec<f64> {
     let at = |level: f64| {
         ranges
@@ -132,7 +133,7 @@ fn fill(ranges: &[(u32, f64, f64)], amount: f64) -> Vec<f64> {
     let spent = |level: f64| {
         at(level).sum::<f64>() - ranges.iter().map(|&(_, least, _)| least).sum::<f64>()
     };
-    // Between two neighbouring bends what is spent is a straight line in the level.
+    // Between two neighbouring bends the amount spent is linear in the level.
     let mut bends: Vec<f64> = ranges
         .iter()
         .flat_map(|&(w, least, most)| [least / weight(w), most / weight(w)])
@@ -201,10 +202,9 @@ mod tests {
         );
     }
 
-    /// The print gives FS^T = 0 and 100 here (paper Table 1 and dissertation Table 3.1, second scenario, column 7).
-    /// Its own equation, FS^T_i = C^T·wt_i / sum of wt, gives 50 and 50, as it does in the fourth scenario, where 35
-    /// and 35 are printed though 15 and 55 are consumed. VM2 gets all of the core because VM1 leaves it. FS^R and
-    /// what is consumed are as printed.
+    /// The print has FS^T = 0 and 100 here (paper Table 1 and dissertation Table 3.1, second scenario, column 7). The
+    /// equation FS^T_i = C^T·wt_i / sum of wt gives 50 and 50, as in the fourth scenario, where 35 and 35 are printed though
+    /// 15 and 55 are consumed. VM2 gets the whole core because VM1 leaves it. FS^R and the consumed values are as printed.
     #[test]
     fn table_1_scenario_2_all_io_is_one_vms() {
         let allocated = regular_and_turbo([50.0, 50.0], [0.0, 100.0]);
@@ -235,8 +235,8 @@ mod tests {
         );
     }
 
-    /// Introduction of the paper: VM1 asks for 100 % of the regular core, VM2 for 50 % of each; the regular core is
-    /// split 75 to 25. That VM2 asks for 50 and gets 25 is no misprint: its turbo half counts.
+    /// Introduction of the paper: VM1 asks for 100 % of the regular core, VM2 for 50 % of each core; the regular core is
+    /// split 75 to 25. VM2 gets 25 of the 50 it asks for because its turbo half counts.
     #[test]
     fn the_introductions_example_splits_the_regular_core_75_to_25() {
         let allocated = regular_and_turbo([50.0, 50.0], [0.0, 50.0]);

@@ -1,29 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A core of the turbo pool: turbo vCPUs in slots of 0.1 ms, regular ones in the gaps.
+//! A core of the turbo pool: turbo vCPUs run in slots of 0.1 ms, regular vCPUs in the gaps.
 //!
-//! Ranks are used for precedence only: Boost is a turbo vCPU that wakes with share in hand, Eager the one whose slot it
-//! is, Owner one that waits for its slot, Waiting the regular vCPU whose turn the gaps are, Out the other regular
-//! ones. A turbo vCPU without work has no slots: none is planned for it, it only outranks the others when it wakes.
+//! Ranks here mean precedence only:
+//!
+//! | rank | VM |
+//! |---|---|
+//! | Boost | a turbo vCPU that wakes with positive lag; a regular vCPU in a run of the floor |
+//! | Preempt | the turbo vCPU whose slot it is |
+//! | Owner | a turbo vCPU that waits for its slot |
+//! | Waiting | the regular vCPU whose turn the gaps are |
+//! | Background | the other regular vCPUs |
+//!
+//! A turbo vCPU without work has no slots; it only outranks the others when it wakes.
 
+use super::fair_queue::{FairQueue, MAX_TURBO_DEBT, Position, QueueConfig};
 use super::floor::Floor;
 use super::reserve::{self, Reserve};
-use super::turns::{LUMP, Place, Rules, Turns};
-use super::{ACCOUNTING, Elsewhere, Pooled, TURBO_SLOT};
+use super::{ACCOUNTING_INTERVAL, OtherCoreUsage, PoolScheduler, TURBO_SLOT};
 use crate::slices::{
-    Class, Decision, FOREVER, MAX_VMS, MS, Machine, Nanos, Params, Rank, Seen, US, seen_at,
+    Activity, Class, CoreScheduler, Decision, FOREVER, MAX_VMS, MS, Nanos, Params, Rank, US,
+    activity_of,
 };
 
 /// Settings of a [`TurboCore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Most service a sleeping turbo vCPU is owed, 20 us ..= 1 ms: for so long it goes before the others when it
-    /// wakes. With one slot nobody waits longer than for a slot of each other.
+    /// Maximum lag of a sleeping turbo vCPU, 20 us ..= 1 ms: for so long it goes before the others when it wakes. With one
+    /// slot a VM waits at most for a slot of each other VM.
     pub credit: Nanos,
     /// Slice of regular vCPUs in the gaps, 100 us ..= 1 s.
     pub slice: Nanos,
-    /// What a regular vCPU gets while turbo vCPUs leave no gap, 0 (off) ..= 1 ms in each 30 ms.
+    /// Run of a regular vCPU in each 30 ms while turbo vCPUs leave no gap, 0 (off) ..= 1 ms.
     pub floor: Nanos,
-    /// What a VM keeps of its fair share for its regular vCPUs while they wait, 0 (off) ..= 1000 thousandths.
+    /// Part of its fair share that a VM keeps for its regular vCPUs while they wait, thousandths, 0 (off) ..= 1000.
     pub reserve: u32,
 }
 
@@ -38,24 +47,24 @@ impl Default for Config {
     }
 }
 
-/// Slots are within these.
-const SLOTS: (Nanos, Nanos) = (20 * US, 10 * MS);
-/// Shortest run of a turbo vCPU, and of a regular one, that wakes with lag in hand.
-const EAGER_LEAST: (Nanos, Nanos) = (20 * US, 100 * US);
-/// How often a turbo vCPU that waits for its VM's share is looked at.
-const HEARING: Nanos = reserve::GAP / 2;
-/// Credit of a sleeping regular vCPU.
-const LODGER_CREDIT: Nanos = MS;
+/// Minimum and maximum slot.
+const SLOT_RANGE: (Nanos, Nanos) = (20 * US, 10 * MS);
+/// Minimum run of a turbo vCPU, and of a regular one, that wakes with positive lag.
+const MIN_PREEMPT_RUN: (Nanos, Nanos) = (20 * US, 100 * US);
+/// Interval at which a held turbo vCPU is decided anew.
+const HELD_RECHECK_INTERVAL: Nanos = reserve::MODERATION_INTERVAL / 2;
+/// Maximum lag of a sleeping regular vCPU in the gaps.
+const GAP_VCPU_CREDIT: Nanos = MS;
 
-/// The machine of a turbo core (section 3.1). See the module's text and that of [`crate::turbo`].
+/// The scheduler of a turbo core (paper section 3.1). See the module's text and that of [`crate::turbo`].
 #[derive(Debug, Clone)]
 pub struct TurboCore {
     config: Config,
-    turbo: Turns,
-    lodgers: Turns,
+    turbo: FairQueue,
+    gap_vcpus: FairQueue,
     floor: Floor,
-    /// By index: since when a regular vCPU waits, what is left of a run that the floor granted it.
-    waits: Vec<(Nanos, Nanos)>,
+    /// By index: when the wait of a regular vCPU began, and the rest of the run that the floor granted it, ns.
+    gap_states: Vec<(Nanos, Nanos)>,
     /// By index.
     reserves: Vec<Reserve>,
 }
@@ -67,41 +76,40 @@ impl Default for TurboCore {
 }
 
 impl TurboCore {
-    /// A machine without VMs. Settings out of range are moved to the nearest that is in it.
+    /// A scheduler without VMs. Settings out of range are clamped.
     pub fn new(config: Config) -> Self {
         let config = within(config);
-        let (turbo, lodgers) = rules(config);
+        let (turbo, gap_vcpus) = queue_config(config);
         Self {
             config,
-            turbo: Turns::new(turbo, Floor::new(0, 0)),
-            lodgers: Turns::new(lodgers, Floor::new(0, 0)),
-            floor: Floor::new(config.floor, ACCOUNTING),
-            waits: Vec::with_capacity(MAX_VMS),
+            turbo: FairQueue::new(turbo, Floor::new(0, 0)),
+            gap_vcpus: FairQueue::new(gap_vcpus, Floor::new(0, 0)),
+            floor: Floor::new(config.floor, ACCOUNTING_INTERVAL),
+            gap_states: Vec::with_capacity(MAX_VMS),
             reserves: Vec::with_capacity(MAX_VMS),
         }
     }
 
-    /// Changes the settings. Takes effect with the next [`Machine::configure`].
+    /// Changes the settings from the next [`CoreScheduler::configure`] on.
     pub fn set_config(&mut self, config: Config) {
         self.config = within(config);
-        let (turbo, lodgers) = rules(self.config);
-        self.turbo.set_rules(turbo);
-        self.lodgers.set_rules(lodgers);
+        let (turbo, gap_vcpus) = queue_config(self.config);
+        self.turbo.set_config(turbo);
+        self.gap_vcpus.set_config(gap_vcpus);
         self.floor.run = self.config.floor;
     }
 
-    /// Whether the turbo vCPU of a VM (by its place in [`Machine::configure`]) has to wait, because its VM's regular
-    /// vCPUs are due the rest.
-    pub fn holds(&self, index: usize) -> bool {
-        self.reserves.get(index).is_some_and(Reserve::holds)
+    /// Whether the reserve holds the turbo vCPU of a VM (by its index in [`CoreScheduler::configure`]).
+    pub fn is_held(&self, index: usize) -> bool {
+        self.reserves.get(index).is_some_and(Reserve::is_held)
     }
 
-    /// Grants a regular vCPU a run that the turbo vCPUs would never leave it.
-    fn keep_floor(&mut self, now: Nanos, seen: &[Seen]) {
+    /// Grants a regular vCPU a run while turbo vCPUs leave no gap.
+    fn grant_floor(&mut self, now: Nanos, activity: &[Activity]) {
         let crowded = self.turbo.contenders() > 0;
-        for a in self.lodgers.answers() {
-            let (since, left) = &mut self.waits[a.index];
-            let used = seen.get(a.index).map_or(0, |seen| seen.used);
+        for a in self.gap_vcpus.answers() {
+            let (since, left) = &mut self.gap_states[a.index];
+            let used = activity.get(a.index).map_or(0, |activity| activity.used);
             *left = left.saturating_sub(used);
             if used > 0 || !a.ready || !crowded {
                 *since = now;
@@ -110,129 +118,129 @@ impl TurboCore {
                 *left = 0;
             }
         }
-        let waits = &self.waits;
-        let waiting = self.lodgers.answers().filter(|a| a.ready);
+        let waits = &self.gap_states;
+        let waiting = self.gap_vcpus.answers().filter(|a| a.ready);
         if let Some(i) = self
             .floor
             .grant(now, waiting.map(|a| (a.index, waits[a.index].0)))
         {
-            self.waits[i].1 = self.floor.run;
+            self.gap_states[i].1 = self.floor.run;
         }
     }
 }
 
 fn within(config: Config) -> Config {
     Config {
-        credit: config.credit.clamp(EAGER_LEAST.0, MS),
+        credit: config.credit.clamp(MIN_PREEMPT_RUN.0, MS),
         slice: config.slice.clamp(100 * US, 1000 * MS),
         floor: config.floor.min(MS),
         reserve: config.reserve.min(1000),
     }
 }
 
-fn rules(config: Config) -> (Rules, Rules) {
-    let turbo = Rules {
+fn queue_config(config: Config) -> (QueueConfig, QueueConfig) {
+    let turbo = QueueConfig {
         credit: config.credit,
-        least: EAGER_LEAST.0,
-        debt: 0,
-        quotas: false,
+        min_run: MIN_PREEMPT_RUN.0,
+        max_debt: 0,
+        save_quota: false,
     };
-    let lodgers = Rules {
-        credit: LODGER_CREDIT,
-        least: EAGER_LEAST.1,
-        debt: LUMP,
-        quotas: true,
+    let gap_vcpus = QueueConfig {
+        credit: GAP_VCPU_CREDIT,
+        min_run: MIN_PREEMPT_RUN.1,
+        max_debt: MAX_TURBO_DEBT,
+        save_quota: true,
     };
-    (turbo, lodgers)
+    (turbo, gap_vcpus)
 }
 
-impl Machine for TurboCore {
+impl CoreScheduler for TurboCore {
     fn configure(&mut self, now: Nanos, vms: &[Params]) {
         let slice = self.config.slice;
         let of = |class: Class| {
             let vms = vms.iter().take(MAX_VMS).enumerate();
             vms.filter(move |(_, p)| p.class == class)
                 .map(move |(i, p)| match class {
-                    Class::Ls => (i, p, p.microslice.clamp(SLOTS.0, SLOTS.1)),
+                    Class::Ls => (i, p, p.microslice.clamp(SLOT_RANGE.0, SLOT_RANGE.1)),
                     Class::Batch => (i, p, slice),
                 })
         };
         self.turbo.configure(now, of(Class::Ls));
-        self.lodgers.configure(now, of(Class::Batch));
-        self.waits.clear();
-        self.waits.resize(vms.len().min(MAX_VMS), (now, 0));
+        self.gap_vcpus.configure(now, of(Class::Batch));
+        self.gap_states.clear();
+        self.gap_states.resize(vms.len().min(MAX_VMS), (now, 0));
         self.reserves.clear();
         self.reserves.resize(vms.len().min(MAX_VMS), Reserve::new());
     }
 
-    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
+    fn decide(&mut self, now: Nanos, activity: &[Activity], out: &mut Decision) {
         for (k, reserve) in self.reserves.iter_mut().enumerate() {
-            reserve.charge(now, seen_at(seen, k));
+            reserve.charge(now, activity_of(activity, k));
         }
         let reserves = &self.reserves;
-        self.turbo.hold(|k| reserves[k].holds());
-        self.turbo.decide(now, seen);
-        self.lodgers.decide(now, seen);
-        self.keep_floor(now, seen);
+        self.turbo.set_held(|k| reserves[k].is_held());
+        self.turbo.decide(now, activity);
+        self.gap_vcpus.decide(now, activity);
+        self.grant_floor(now, activity);
         let mut until = FOREVER;
-        // One that runs alone keeps its rank, but not against a run that the floor grants.
-        let granted = self.waits.iter().any(|&(_, left)| left > 0);
+        // A turbo vCPU that is alone keeps its rank, but not against a run that the floor grants.
+        let granted = self.gap_states.iter().any(|&(_, left)| left > 0);
         for a in self.turbo.answers() {
-            out.ranks[a.index] = match a.place {
-                Place::Capped => Rank::Capped,
-                Place::Waits => Rank::Owner,
-                Place::First if !(granted && a.ready) => Rank::Boost,
-                Place::Turn | Place::First => Rank::Eager,
+            out.ranks[a.index] = match a.position {
+                Position::Held => Rank::Capped,
+                Position::Behind => Rank::Owner,
+                Position::Ahead if !(granted && a.ready) => Rank::Boost,
+                Position::Turn | Position::Ahead => Rank::Preempt,
             };
             let reserve = &self.reserves[a.index];
             out.budgets[a.index] = match self.config.reserve {
                 0 => a.budget,
                 _ => a.budget.min(reserve.budget()),
             };
-            if reserve.holds() {
-                until = until.min(now.saturating_add(HEARING));
-            } else if a.place == Place::Capped {
-                until = until.min(a.refill);
+            if reserve.is_held() {
+                until = until.min(now.saturating_add(HELD_RECHECK_INTERVAL));
+            } else if a.position == Position::Held {
+                until = until.min(a.refill_at);
             }
         }
-        for a in self.lodgers.answers() {
-            let granted = self.waits[a.index].1;
-            out.ranks[a.index] = match a.place {
-                Place::Capped => Rank::Capped,
+        for a in self.gap_vcpus.answers() {
+            let granted = self.gap_states[a.index].1;
+            out.ranks[a.index] = match a.position {
+                Position::Held => Rank::Capped,
                 _ if granted > 0 => Rank::Boost,
-                Place::Waits => Rank::Out,
-                Place::Turn | Place::First => Rank::Waiting,
+                Position::Behind => Rank::Background,
+                Position::Turn | Position::Ahead => Rank::Waiting,
             };
             out.budgets[a.index] = match granted {
                 0 => a.budget,
                 _ => a.budget.min(granted),
             };
-            if a.place == Place::Capped {
-                until = until.min(a.refill);
+            if a.position == Position::Held {
+                until = until.min(a.refill_at);
             }
         }
-        if self.turbo.contenders() > 0 && !self.lodgers.is_empty() {
-            // To see whether turbo vCPUs leave gaps.
-            until = until.min(now.saturating_add(ACCOUNTING));
+        if self.turbo.contenders() > 0 && !self.gap_vcpus.is_empty() {
+            // The next decision finds out whether turbo vCPUs leave gaps.
+            until = until.min(now.saturating_add(ACCOUNTING_INTERVAL));
         }
         out.until = until;
-        out.notify_block = self.reserves.iter().any(Reserve::has_gaps);
+        out.notify_block = self.reserves.iter().any(Reserve::is_moderated);
         out.notify_wake = if self.turbo.contenders() > 0 {
-            self.turbo.must_hear_of_wakes()
+            self.turbo.needs_wake_notification()
         } else {
-            self.lodgers.must_hear_of_wakes()
+            self.gap_vcpus.needs_wake_notification()
         };
     }
 }
 
-impl Pooled for TurboCore {
-    fn elsewhere(&mut self, ran: &[Elsewhere]) {
+impl PoolScheduler for TurboCore {
+    fn add_other_cores(&mut self, ran: &[OtherCoreUsage]) {
         let part = 1000 - self.config.reserve;
         for (k, reserve) in self.reserves.iter_mut().enumerate() {
-            let Elsewhere { due, waits, .. } = ran.get(k).copied().unwrap_or_default();
-            reserve.hear(due, waits, part);
+            let OtherCoreUsage { due, waits, .. } = ran.get(k).copied().unwrap_or_default();
+            reserve.add_due(due, waits, part);
         }
-        self.turbo.elsewhere(ran, false);
-        self.lodgers.elsewhere(ran, true);
+        self.turbo.add_other_cores(ran, false);
+        self.gap_vcpus.add_other_cores(ran, true);
     }
 }

@@ -10,9 +10,12 @@ use std::sync::Mutex;
 use proptest::prelude::*;
 use viola_policy::slices::simulate::{Behaviour, Core, Driver, SimVm};
 use viola_policy::slices::{
-    Class, Decision, Interleaved, InterleavedConfig, MS, Machine, Nanos, Params, Rank, Seen, US,
+    Activity, Class, CoreScheduler, Decision, Interleaved, InterleavedConfig, MS, Nanos, Params,
+    Rank, US,
 };
-use viola_policy::turbo::{Elsewhere, Pooled, RegularConfig, RegularCore, TurboConfig, TurboCore};
+use viola_policy::turbo::{
+    OtherCoreUsage, PoolScheduler, RegularConfig, RegularCore, TurboConfig, TurboCore,
+};
 
 use super::layout::{Kind, ROWS, VmParams};
 
@@ -110,7 +113,7 @@ impl Theirs {
         }
     }
 
-    fn machine(&mut self) -> &mut dyn Machine {
+    fn machine(&mut self) -> &mut dyn CoreScheduler {
         match self {
             Self::Interleaved(m) => m,
             Self::Regular(m) => m,
@@ -118,7 +121,7 @@ impl Theirs {
         }
     }
 
-    fn pooled(&mut self) -> Option<&mut dyn Pooled> {
+    fn pooled(&mut self) -> Option<&mut dyn PoolScheduler> {
         match self {
             Self::Interleaved(_) => None,
             Self::Regular(m) => Some(m),
@@ -165,12 +168,12 @@ impl<'a> Both<'a> {
     }
 
     /// What the VMs ran elsewhere, by row.
-    fn hear(&mut self, of: impl Fn(usize) -> Elsewhere) {
-        let heard: Vec<Elsewhere> = self.order.iter().map(|row| of(*row)).collect();
+    fn hear(&mut self, of: impl Fn(usize) -> OtherCoreUsage) {
+        let heard: Vec<OtherCoreUsage> = self.order.iter().map(|row| of(*row)).collect();
         let Some(pooled) = self.policy.pooled() else {
             return;
         };
-        pooled.elsewhere(&heard);
+        pooled.add_other_cores(&heard);
         for (row, e) in self.order.iter().zip(&heard) {
             // SAFETY: a row that is in use.
             unsafe {
@@ -227,7 +230,7 @@ impl<'a> Both<'a> {
     }
 }
 
-impl Machine for Both<'_> {
+impl CoreScheduler for Both<'_> {
     /// Rows as the mechanism gives them: who was there stays in its own, so that order is another than policy's.
     fn configure(&mut self, now: Nanos, vms: &[Params]) {
         for row in 0..ROWS {
@@ -243,7 +246,7 @@ impl Machine for Both<'_> {
     }
 
     /// `seen` in the order of the rows.
-    fn decide(&mut self, now: Nanos, seen: &[Seen], out: &mut Decision) {
+    fn decide(&mut self, now: Nanos, seen: &[Activity], out: &mut Decision) {
         self.policy.machine().decide(now, seen, out);
         let (mut used, mut runnable) = ([0; ROWS], [0; ROWS]);
         for (row, seen) in self.order.iter().zip(seen) {
@@ -267,10 +270,10 @@ impl Machine for Both<'_> {
             let who = format!("{at}, {:?}", self.params(*row));
             let rank = [
                 Rank::Capped,
-                Rank::Out,
+                Rank::Background,
                 Rank::Waiting,
                 Rank::Owner,
-                Rank::Eager,
+                Rank::Preempt,
                 Rank::Boost,
             ][ranks[*row] as usize];
             assert_eq!(
@@ -320,7 +323,7 @@ fn behaviour() -> impl Strategy<Value = Behaviour> {
             sleep: (sleep / 2, sleep),
             run: (run / 2, run),
         }),
-        1 => Just(Behaviour::Dodge { margin: 20 * US, sleep: 50 * US }),
+        1 => Just(Behaviour::Evade { margin: 20 * US, sleep: 50 * US }),
     ]
 }
 
@@ -392,11 +395,11 @@ proptest! {
                 match step {
                     Step::Decide(span, seen) => {
                         now += span;
-                        let seen: Vec<Seen> = both.order.iter().map(|row| {
+                        let seen: Vec<Activity> = both.order.iter().map(|row| {
                             let (part, runnable) = seen[*row % seen.len()];
                             // most VMs did not run
                             let used = if part < 600 { 0 } else { span * u64::from(part) / 1_000 };
-                            Seen { used, runnable, ..Seen::default() }
+                            Activity { used, runnable, ..Activity::default() }
                         }).collect();
                         both.decide(now, &seen, &mut out);
                     }
@@ -413,7 +416,7 @@ proptest! {
                     Step::Hear(span, heard) => both.hear(|row| {
                         let (part, waits) = heard[row % heard.len()];
                         let total = if part < 300 { 0 } else { span * u64::from(part) / 1_000 };
-                        Elsewhere { turbo: total / 2, total, due: total * 3 / 2, waits }
+                        OtherCoreUsage { turbo: total / 2, total, due: total * 3 / 2, waits }
                     }),
                     Step::Become(kind) => both.become_of(kind, now),
                     Step::Go(row) => {
@@ -446,7 +449,7 @@ proptest! {
                 core.machine_mut().hear(|row| {
                     let (part, waits) = heard[(row + at as usize) % heard.len()];
                     let turbo = u64::from(part) * US / 3;
-                    Elsewhere { turbo, total: 2 * turbo, due: turbo * 2, waits }
+                    OtherCoreUsage { turbo, total: 2 * turbo, due: turbo * 2, waits }
                 });
             }
             assert!(core.machine().decisions > 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The slot controller: one real-time thread per managed core that does what the policy decides.
 //!
-//! A turn: take the events of the accounting program, read what each VM used, ask the [`Machine`], set the
+//! A turn: take the events of the accounting program, read what each VM used, ask the [`CoreScheduler`], set the
 //! priorities of the VMs whose rank changed, and sleep until the decision ends or an event comes. Nothing is
 //! allocated after the start and all memory is locked. While nothing contends the only turns are heartbeats for
 //! the watchdog.
@@ -18,10 +18,11 @@ use std::time::Duration;
 
 use viola_meter::acct::{CoreView, EventKind, MAX_VMS as MAX_INDEX, Ring};
 use viola_policy::slices::{
-    Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Machine, Nanos, Paper, Params, Rank, Seen,
+    Activity, CoreScheduler, Credit, Decision, FOREVER, Interleaved, Io, MAX_VMS, Nanos, Paper,
+    Params, Rank,
 };
 use viola_policy::turbo::{
-    Elsewhere, Pooled, RegularConfig, RegularCore, TurboConfig, TurboCore, portion,
+    OtherCoreUsage, PoolScheduler, RegularConfig, RegularCore, TurboConfig, TurboCore, portion,
 };
 
 use super::budget::Budget;
@@ -143,15 +144,15 @@ struct Core {
     budget: Budget,
     /// When the machine of a pool last heard of other cores, and by index in the accounting program how far.
     heard: Nanos,
-    heard_of: [Elsewhere; MAX_INDEX],
-    elsewhere: Vec<Elsewhere>,
+    heard_of: [OtherCoreUsage; MAX_INDEX],
+    elsewhere: Vec<OtherCoreUsage>,
     /// By index in the accounting program.
     threads: Vec<VmThreads>,
     /// Index in the accounting program by position in the plan.
     indexes: Vec<u32>,
     /// By index in the accounting program, so that nothing is forgotten when the plan changes.
     last_seen: [LastSeen; MAX_INDEX],
-    seen: Vec<Seen>,
+    seen: Vec<Activity>,
     params: Vec<Params>,
     decision: Decision,
     until: Nanos,
@@ -178,7 +179,7 @@ impl Core {
             turbo: TurboCore::default(),
             budget: Budget::new(None),
             heard: 0,
-            heard_of: [Elsewhere::default(); MAX_INDEX],
+            heard_of: [OtherCoreUsage::default(); MAX_INDEX],
             elsewhere: Vec::with_capacity(MAX_VMS),
             threads: (0..MAX_INDEX).map(|_| VmThreads::new()).collect(),
             indexes: Vec::with_capacity(MAX_VMS),
@@ -205,17 +206,17 @@ impl Core {
             let vm = self.view.vm(index);
             let used = self.view.used(index, now);
             let last = &mut self.last_seen[index as usize];
-            self.seen[i] = Seen {
+            self.seen[i] = Activity {
                 used: used.saturating_sub(last.used),
                 runnable: vm.runnable > 0,
                 blocked: vm.blocks != last.blocks,
                 // Until the VM has answered: a microslice may be too short for it.
                 io: match self.plan.vms[i].sees_packets {
-                    false => Io::Unseen,
+                    false => Io::Unknown,
                     true if vm.request_at > vm.reply_at && now < vm.request_at + ANSWER => {
                         Io::Pending
                     }
-                    true => Io::Quiet,
+                    true => Io::Idle,
                 },
             };
             last.used = used.max(last.used);
@@ -227,7 +228,7 @@ impl Core {
         let used = self.seen.iter().map(|seen| seen.used).sum();
         let in_budget = self.budget.spend(now, used);
         self.hear_of_others(shared, now);
-        let machine: &mut dyn Machine = match self.plan.algorithm {
+        let machine: &mut dyn CoreScheduler = match self.plan.algorithm {
             Algorithm::Interleaved => &mut self.interleaved,
             Algorithm::Paper => &mut self.paper,
             Algorithm::Credit { boost: true } => &mut self.credit,
@@ -241,7 +242,7 @@ impl Core {
         for (i, &index) in self.indexes.iter().enumerate() {
             let rank = self.decision.ranks[i];
             let park = self.plan.vms[i].hold_cpu;
-            let held = self.plan.algorithm == Algorithm::Turbo && self.turbo.holds(i);
+            let held = self.plan.algorithm == Algorithm::Turbo && self.turbo.is_held(i);
             let threads = &mut self.threads[index as usize];
             if !held && threads.is_parked() {
                 let cpu = mine.cpu.load(Ordering::Relaxed);
@@ -255,8 +256,8 @@ impl Core {
                 self.threads[index as usize].release(set_ordinary)
             };
             if self.plan.vms[i].sees_packets {
-                let Seen { runnable, io, .. } = self.seen[i];
-                let waits = rank != Rank::Boost && runnable && io == Io::Quiet;
+                let Activity { runnable, io, .. } = self.seen[i];
+                let waits = rank != Rank::Boost && runnable && io == Io::Idle;
                 self.view.notify_io(index, waits);
             }
             if let (true, Some(cpu)) = (held, park) {
@@ -351,7 +352,7 @@ impl Core {
         for (i, &index) in self.indexes.iter().enumerate() {
             let all = self.ran_elsewhere(shared, i, index, now);
             let last = &mut self.heard_of[index as usize];
-            self.elsewhere.push(Elsewhere {
+            self.elsewhere.push(OtherCoreUsage {
                 turbo: all.turbo.saturating_sub(last.turbo),
                 total: all.total.saturating_sub(last.total),
                 due: all.due.saturating_sub(last.due),
@@ -362,18 +363,24 @@ impl Core {
             // A core that begins anew counts from zero.
             last.due = all.due;
         }
-        let machine: &mut dyn Pooled = match self.plan.algorithm {
+        let machine: &mut dyn PoolScheduler = match self.plan.algorithm {
             Algorithm::Turbo => &mut self.turbo,
             _ => &mut self.regular,
         };
-        machine.elsewhere(&self.elsewhere);
+        machine.add_other_cores(&self.elsewhere);
     }
 
     /// All that a VM (position in the plan and index) ever ran on the other cores of the pools, as far as it matters
     /// here: what it ran on regular ones only counts against a cap. And what it was ever due there.
-    fn ran_elsewhere(&self, shared: &SharedMemory, i: usize, index: u32, now: Nanos) -> Elsewhere {
+    fn ran_elsewhere(
+        &self,
+        shared: &SharedMemory,
+        i: usize,
+        index: u32,
+        now: Nanos,
+    ) -> OtherCoreUsage {
         let vm = &self.plan.vms[i];
-        let mut all = Elsewhere::default();
+        let mut all = OtherCoreUsage::default();
         for other in &self.plan.pool {
             if other.turbo || vm.params.cap_permille.is_some() {
                 let ran = self.view.used_on(other.cpu, index, now);
@@ -465,7 +472,7 @@ impl Core {
             if (vm.index as usize) < self.threads.len() {
                 self.params.push(vm.params);
                 self.indexes.push(vm.index);
-                self.seen.push(Seen::default());
+                self.seen.push(Activity::default());
             }
         }
         for (index, table) in self.threads.iter_mut().enumerate() {
@@ -497,7 +504,7 @@ impl Core {
                 mine.resync.store(1, Ordering::Release);
             }
         }
-        let machine: &mut dyn Machine = match self.plan.algorithm {
+        let machine: &mut dyn CoreScheduler = match self.plan.algorithm {
             Algorithm::Interleaved => {
                 self.interleaved.set_batch_slice(self.plan.batch_slice);
                 &mut self.interleaved

@@ -21,10 +21,10 @@ pub const MAX_VM_THREADS: usize = 512;
 pub fn priority(rank: Rank) -> i32 {
     match rank {
         Rank::Capped => 10,
-        Rank::Out => 14,
+        Rank::Background => 14,
         Rank::Waiting => 16,
         Rank::Owner => 18,
-        Rank::Eager => 20,
+        Rank::Preempt => 20,
         Rank::Boost => 22,
     }
 }
@@ -293,17 +293,18 @@ mod tests {
     fn ranks_keep_their_order_and_leave_room_for_service_threads_and_the_filler() {
         let ranks = [
             Rank::Capped,
-            Rank::Out,
+            Rank::Background,
             Rank::Waiting,
             Rank::Owner,
-            Rank::Eager,
+            Rank::Preempt,
             Rank::Boost,
         ];
         for pair in ranks.windows(2) {
             assert!(priority(pair[0]) + 1 < priority(pair[1]));
         }
         assert!(
-            priority(Rank::Capped) + 1 < FILLER_PRIORITY && FILLER_PRIORITY < priority(Rank::Out)
+            priority(Rank::Capped) + 1 < FILLER_PRIORITY
+                && FILLER_PRIORITY < priority(Rank::Background)
         );
         assert!(
             ranks
@@ -382,7 +383,7 @@ mod tests {
         t.add(2, false);
         t.apply(Rank::Boost, |tid, _| if tid == 1 { libc::ESRCH } else { 0 });
         assert_eq!(t.len(), 1);
-        assert_eq!(t.apply(Rank::Out, |_, _| 0).calls, 1);
+        assert_eq!(t.apply(Rank::Background, |_, _| 0).calls, 1);
     }
 
     #[test]
@@ -422,7 +423,7 @@ mod tests {
                 0
             });
             firsts.insert(first);
-            t.apply(Rank::Out, |_, _| 0);
+            t.apply(Rank::Background, |_, _| 0);
         }
         assert_eq!(firsts.len(), 3);
     }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The work that a vCPU is given, by levels that interrupt each other.
+//! The work of a vCPU, in levels that interrupt each other.
 
 use std::collections::VecDeque;
 
 use viola_policy::slices::Nanos;
 
-/// Precedence of work in a guest. A higher one interrupts a lower one on the same vCPU.
+/// Precedence of work in a guest: a higher level interrupts a lower one on the same vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// Interrupts, softirqs, kernel threads that serve I/O.
     Irq = 0,
-    /// A process that sleeps most of the time: the guest's scheduler lets it go before one that computes.
+    /// A process that sleeps most of the time: the guest's scheduler prefers it to one that computes.
     App = 1,
-    /// One that computes.
+    /// A process that computes.
     Compute = 2,
 }
 
-/// Work that came to its end: who asked for it, and the mark that was given.
+/// A completed piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Done {
-    /// Who submitted it.
+pub struct Completion {
+    /// Its workload.
     pub owner: usize,
-    /// Its mark.
+    /// The tag it was submitted with.
     pub tag: u64,
 }
 
@@ -29,11 +29,11 @@ pub struct Done {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Job {
     left: Nanos,
-    done: Done,
+    done: Completion,
     level: Level,
 }
 
-/// What a vCPU has to do, in the order in which it does it: by level, and those of a level as they came.
+/// Work of a vCPU in order of execution: by level, then first come first served.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     queue: VecDeque<Job>,
@@ -44,14 +44,14 @@ impl Jobs {
         self.queue.is_empty()
     }
 
-    /// Whether there are interrupts to serve.
+    /// Whether interrupts are pending.
     pub(super) fn has_irq(&self) -> bool {
         let first = self.queue.front();
         first.is_some_and(|job| job.level == Level::Irq)
     }
 
-    /// Adds one of `cost` ns, at least 1.
-    pub(super) fn push(&mut self, level: Level, cost: Nanos, done: Done) {
+    /// Adds work of `cost` ns, at least 1.
+    pub(super) fn push(&mut self, level: Level, cost: Nanos, done: Completion) {
         let left = cost.max(1);
         let job = Job { left, done, level };
         if self.queue.back().is_none_or(|last| last.level <= level) {
@@ -62,20 +62,20 @@ impl Jobs {
         }
     }
 
-    /// What is left of the one that goes on when the vCPU runs.
+    /// Rest of the first piece of work, ns.
     pub(super) fn next_end(&self) -> Option<Nanos> {
         self.queue.front().map(|job| job.left)
     }
 
-    /// That one ran so long.
+    /// Runs the first piece of work.
     pub(super) fn run(&mut self, passed: Nanos) {
         if let Some(job) = self.queue.front_mut() {
             job.left = job.left.saturating_sub(passed);
         }
     }
 
-    /// Takes that one out, if nothing of it is left.
-    pub(super) fn pop_ended(&mut self) -> Option<Done> {
+    /// Removes the first piece of work if it is complete.
+    pub(super) fn pop_ended(&mut self) -> Option<Completion> {
         if self.queue.front()?.left > 0 {
             return None;
         }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_higher_level_goes_first_and_the_lower_one_goes_on_afterwards() {
-        let done = |tag| Done { owner: 0, tag };
+        let done = |tag| Completion { owner: 0, tag };
         let mut jobs = Jobs::default();
         assert!(jobs.is_empty() && jobs.next_end().is_none() && jobs.pop_ended().is_none());
         jobs.push(Level::Compute, 10, done(1));

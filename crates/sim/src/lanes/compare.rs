@@ -1,62 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The same shifting load under several ways to give out VFs: fixed, in turns, by the policy, and by one who knows what
-//! comes. The load is like that of Raccoon's section 4.5: some VMs receive much and others little, and from time to time
-//! they change places.
+//! Runs one shifting load with several ways to assign VFs: fixed, round robin, by the policy, and by an oracle. The load
+//! resembles that of Raccoon's section 4.5: some VMs receive much, others little, and from time to time they swap roles.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use viola_policy::slices::{MS, Nanos, US};
 
-use super::{Giver, LaneControl, LaneSetup};
+use super::{LaneControl, LaneSetup, VfAssignment};
 use crate::net::{NicCosts, Packet};
 use crate::random::Random;
 use crate::setup::{HostSetup, Policy, VmSetup};
-use crate::work::{Times, Udp};
+use crate::work::{Durations, Udp};
 use crate::world::{Workload, World};
 
-/// One load.
+/// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// VMs.
+    /// Number of VMs.
     pub vms: u32,
-    /// VFs.
+    /// Number of VFs.
     pub vfs: u32,
-    /// VMs that receive much at a time.
+    /// Number of VMs that receive much at a time.
     pub heavy: u32,
-    /// How often they change places, and one more.
+    /// Number of phases; VMs swap roles between them.
     pub phases: u32,
-    /// Time between two changes, ns.
+    /// Length of a phase, ns.
     pub phase: Nanos,
 }
 
-/// Packets a second of a VM that receives much, at least and at most.
+/// Packets per second of a VM that receives much, minimum and maximum.
 const HEAVY: (u64, u64) = (4_000, 10_000);
-/// Of one that does not.
+/// Packets per second of other VMs, minimum and maximum.
 const LIGHT: (u64, u64) = (20, 80);
 /// Payload of a packet, bytes.
 const BYTES: u32 = 512;
-/// The host's time for a packet of the paravirtual path: 25,000 a second, a third of what is sent.
+/// The host's time per packet of the paravirtual path: 25,000 packets/s, a third of the load.
 const HOST_PACKET: Nanos = 40 * US;
-/// Of so many packets the time of one is noted.
+/// The delay of one of so many packets is recorded.
 const NOTED: u64 = 16;
 
-/// What came of it.
+/// Result of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Served {
+pub struct LoadOutcome {
     /// Bytes sent to the VMs.
     pub offered: u64,
-    /// Bytes that their processes have read.
+    /// Bytes read by their processes.
     pub bytes: u64,
-    /// Time until a packet is in the guest, median, ms.
+    /// Median time until a packet is in the guest, ms.
     pub p50_ms: f64,
     /// The same, 99th percentile.
     pub p99_ms: f64,
-    /// VFs given.
+    /// Number of VFs granted.
     pub switches: u64,
 }
 
 impl Load {
-    /// Packets a second of each VM in each phase, at random, the same for the same seed.
+    /// Packets per second of each VM in each phase, random by the seed.
     pub fn rates(&self, seed: u64) -> Vec<Vec<u64>> {
         let mut random = Random::new(seed);
         let mut rates = vec![Vec::new(); self.vms as usize];
@@ -76,8 +75,8 @@ impl Load {
         rates
     }
 
-    /// Runs it, with as many VFs as the load says. An oracle is told the rates here.
-    pub fn run(&self, giver: Giver, setup: LaneSetup, seed: u64) -> Served {
+    /// Runs the load with its number of VFs. An oracle gets the rates of the load.
+    pub fn run(&self, assignment: VfAssignment, setup: LaneSetup, seed: u64) -> LoadOutcome {
         let rates = self.rates(seed);
         let cores = 8;
         let host = HostSetup {
@@ -97,7 +96,7 @@ impl Load {
             },
             ..HostSetup::default()
         };
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(Totals::default()));
         let mut work: Vec<Box<dyn Workload + Send>> = Vec::new();
         for (vm, rates) in rates.iter().enumerate() {
             work.push(Box::new(Shifting::new(vm, rates, self.phase, &host, &seen)));
@@ -106,17 +105,17 @@ impl Load {
             vfs: self.vfs,
             ..setup
         };
-        let giver = match giver {
-            Giver::Oracle(_) => Giver::Oracle((self.phase, rates)),
+        let assignment = match assignment {
+            VfAssignment::Oracle(_) => VfAssignment::Oracle((self.phase, rates)),
             other => other,
         };
-        work.push(Box::new(LaneControl::given_by(setup, giver)));
+        work.push(Box::new(LaneControl::with_assignment(setup, assignment)));
         let switches = work.len() - 1;
         let mut sim = host.simulation(work, seed);
         sim.run(self.phase * u64::from(self.phases));
         let switches = sim.workloads[switches].figures(&sim.world);
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        Served {
+        LoadOutcome {
             offered: seen.sent * u64::from(BYTES),
             bytes: seen.read * u64::from(BYTES),
             p50_ms: seen.times.quantile_ms(0.5),
@@ -129,13 +128,13 @@ impl Load {
     }
 }
 
-/// What all VMs saw.
+/// Sums over all VMs.
 #[derive(Debug, Default)]
-struct Seen {
+struct Totals {
     sent: u64,
     read: u64,
     came: u64,
-    times: Times,
+    times: Durations,
 }
 
 /// Datagrams at a rate that changes with each phase.
@@ -143,7 +142,7 @@ struct Shifting {
     udp: Udp,
     every: Vec<Nanos>,
     phase: Nanos,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<Totals>>,
 }
 
 impl Shifting {
@@ -152,7 +151,7 @@ impl Shifting {
         rates: &[u64],
         phase: Nanos,
         host: &HostSetup,
-        seen: &Arc<Mutex<Seen>>,
+        seen: &Arc<Mutex<Totals>>,
     ) -> Self {
         let every: Vec<Nanos> = rates.iter().map(|r| 1_000 * MS / r.max(&1)).collect();
         let first = every.first().copied().unwrap_or(MS);
@@ -164,7 +163,7 @@ impl Shifting {
         }
     }
 
-    fn note(&self, note: impl FnOnce(&mut Seen)) {
+    fn note(&self, note: impl FnOnce(&mut Totals)) {
         note(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
@@ -174,16 +173,16 @@ impl Workload for Shifting {
         self.udp.start(world, owner);
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         let phase = (world.now / self.phase.max(1)) as usize;
         if let Some(every) = self.every.get(phase) {
             self.udp.every = *every;
         }
         self.note(|seen| seen.sent += 1);
-        self.udp.call(world, tag);
+        self.udp.on_timer(world, tag);
     }
 
-    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
         let time = world.now - packet.tag;
         self.note(|seen| {
             seen.came += 1;
@@ -191,12 +190,12 @@ impl Workload for Shifting {
                 seen.times.push(time);
             }
         });
-        self.udp.received(world, vm, packet);
+        self.udp.on_packet(world, vm, packet);
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         let before = self.udp.counts().2;
-        self.udp.done(world, tag);
+        self.udp.on_work_done(world, tag);
         let read = self.udp.counts().2 - before;
         self.note(|seen| seen.read += read);
     }
@@ -237,11 +236,11 @@ mod tests {
 
     #[test]
     fn who_knows_what_comes_serves_most_and_the_policy_is_next() {
-        let run = |giver| LOAD.run(giver, setup(), 3);
-        let fixed = run(Giver::Fixed);
-        let turns = run(Giver::Turns(1_000 * MS));
-        let policy = run(Giver::Policy);
-        let oracle = run(Giver::Oracle(Default::default()));
+        let run = |assignment| LOAD.run(assignment, setup(), 3);
+        let fixed = run(VfAssignment::Fixed);
+        let turns = run(VfAssignment::RoundRobin(1_000 * MS));
+        let policy = run(VfAssignment::Policy);
+        let oracle = run(VfAssignment::Oracle(Default::default()));
         assert_eq!(fixed.switches, 8);
         assert!(turns.switches > 80, "{turns:?}");
         assert!(oracle.bytes >= policy.bytes, "{oracle:?} {policy:?}");
@@ -252,7 +251,7 @@ mod tests {
 
     #[test]
     fn it_comes_out_the_same_each_time() {
-        let run = || LOAD.run(Giver::Policy, setup(), 11);
+        let run = || LOAD.run(VfAssignment::Policy, setup(), 11);
         assert_eq!(run(), run());
     }
 }

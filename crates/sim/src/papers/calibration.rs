@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The constants of a testbed. One file each, every constant with where it comes from.
+//! The constants of the testbeds: one file each, every constant with its source.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ use crate::work::GuestCosts;
 pub struct Constant {
     /// Its value, in the unit that its name ends with.
     pub value: f64,
-    /// Where it comes from.
+    /// Its source.
     pub source: String,
 }
 
 /// A testbed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Bed {
+pub struct Testbed {
     /// Its name.
     pub name: &'static str,
     /// Its constants.
@@ -32,14 +32,14 @@ pub struct Bed {
 
 macro_rules! beds {
     ($($(#[$doc:meta])* $name:ident: $file:literal),* $(,)?) => {
-        impl Bed {
+        impl Testbed {
             $($(#[$doc])* pub fn $name() -> Self {
                 Self::parse($file, include_str!(concat!("../../calibration/", $file, ".toml")))
             })*
 
             /// All testbeds.
-            pub fn all() -> Vec<Bed> {
-                vec![$(Bed::$name()),*]
+            pub fn all() -> Vec<Testbed> {
+                vec![$(Testbed::$name()),*]
             }
         }
     };
@@ -54,20 +54,20 @@ beds! {
     kvm: "kvm-3.12",
     /// Raccoon.
     xen_4_2: "xen-4.2",
-    /// viola's own lab of UML guests.
+    /// The project's own lab of UML guests.
     lab: "lab",
 }
 
-impl Bed {
+impl Testbed {
     fn parse(name: &'static str, text: &str) -> Self {
         let constants = toml::from_str(text).unwrap_or_else(|e| panic!("{name}: {e}"));
         Self { name, constants }
     }
 
-    /// A constant of this bed.
+    /// A constant of this testbed.
     ///
     /// # Panics
-    /// When the file has none of that name, which its test would have found.
+    /// If the testbed has no constant of that name; a test reads all of them.
     pub fn get(&self, name: &str) -> f64 {
         match self.constants.get(name) {
             Some(constant) => constant.value,
@@ -75,17 +75,17 @@ impl Bed {
         }
     }
 
-    /// One given in us.
+    /// A constant in us, as ns.
     pub fn us(&self, name: &str) -> Nanos {
         (self.get(name) * US as f64).round() as Nanos
     }
 
-    /// One given in ms.
+    /// A constant in ms, as ns.
     pub fn ms(&self, name: &str) -> Nanos {
         (self.get(name) * MS as f64).round() as Nanos
     }
 
-    /// What I/O costs a guest here.
+    /// Costs of a guest's I/O.
     pub fn costs(&self) -> GuestCosts {
         GuestCosts {
             call: self.get("call_ns") as Nanos,
@@ -95,7 +95,7 @@ impl Bed {
         }
     }
 
-    /// The credit scheduler of this bed's Xen.
+    /// The credit scheduler of this testbed's Xen.
     pub fn xen(&self, slice: Nanos) -> Policy {
         Policy::Xen(XenConfig {
             slice,
@@ -105,7 +105,7 @@ impl Bed {
         })
     }
 
-    /// A host of this bed without VMs.
+    /// A host of this testbed without VMs.
     pub fn host(&self) -> HostSetup {
         HostSetup {
             bits: (self.get("nic_mbit") * 1e6) as u64,
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn every_constant_of_every_bed_says_where_it_is_from() {
-        for bed in Bed::all() {
+        for bed in Testbed::all() {
             assert!(bed.constants.len() > 5, "{}", bed.name);
             for (name, constant) in &bed.constants {
                 assert!(constant.source.len() > 4, "{}: {name}", bed.name);

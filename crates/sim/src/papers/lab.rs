@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the lab measured of slices and vpipe, predicted.
+//! Predictions of what the lab measured of slices and vpipe.
 
 use viola_policy::slices::{Class, DEFAULT_WEIGHT, MS, Nanos};
 
-use super::vslicer::first;
-use super::{Bed, Claim, LAB, Papers, figure};
-use crate::cpu::Hog;
+use super::vslicer::figures_of_first;
+use super::{Claim, LAB, Papers, Testbed, figure};
+use crate::cpu::CpuLoad;
 use crate::sched::EevdfConfig;
 use crate::setup::{HostSetup, Policy, VmSetup};
 use crate::work::{Files, GuestCosts, Ping};
@@ -13,14 +13,14 @@ use crate::work::{Files, GuestCosts, Ping};
 pub(super) const SECOND: Nanos = 1_000 * MS;
 
 pub(super) fn run(all: &mut Papers) {
-    let bed = Bed::lab();
+    let bed = Testbed::lab();
     slices(all, &bed);
     files(all, &bed);
     super::lab_turbo::run(all, &bed);
 }
 
-/// Stock Linux under UML guests.
-pub(super) fn stock_linux(bed: &Bed) -> Policy {
+/// Stock Linux with UML guests.
+pub(super) fn stock_linux(bed: &Testbed) -> Policy {
     Policy::Linux(EevdfConfig {
         packets_wake: true,
         own_tick: bed.ms("guest_tick_ms"),
@@ -28,7 +28,7 @@ pub(super) fn stock_linux(bed: &Bed) -> Policy {
     })
 }
 
-fn slices(all: &mut Papers, bed: &Bed) {
+fn slices(all: &mut Papers, bed: &Testbed) {
     let slots = Policy::Credit {
         slice: bed.ms("slice_ms"),
         boost: false,
@@ -37,18 +37,18 @@ fn slices(all: &mut Papers, bed: &Bed) {
         batch_slice: 4 * MS,
     };
     let stock_linux = stock_linux(bed);
-    let four = Cell {
+    let four = GuestMix {
         vms: 4,
         busy: true,
-        more: More::Nothing,
+        variation: Variation::Nothing,
     };
-    let idle = Cell {
+    let idle = GuestMix {
         busy: false,
         ..four
     };
-    let of_five = |cell: Cell| Cell { vms: 5, ..cell };
-    let with = |more| Cell { more, ..four };
-    // Guests, side, measured median and 99th percentile (ms).
+    let of_five = |cell: GuestMix| GuestMix { vms: 5, ..cell };
+    let with = |variation| GuestMix { variation, ..four };
+    // Guests, scheduler, measured median and 99th percentile (ms).
     let cells = [
         (four, "stock", stock_linux, 1.8865, 11.2929),
         (four, "30 ms slices", slots, 30.0345, 103.2816),
@@ -60,28 +60,36 @@ fn slices(all: &mut Papers, bed: &Bed) {
         (of_five(four), "viola", viola, 0.0578, 0.1778),
         (of_five(idle), "stock", stock_linux, 0.043, 3.715),
         (of_five(idle), "viola", viola, 0.035, 0.107),
-        (with(More::Weight), "viola", viola, 0.058, 0.142),
-        (with(More::Cap), "viola", viola, 0.063, 0.191),
-        (with(More::TwoLs), "viola", viola, 0.076, 4.086),
+        (with(Variation::Weight), "viola", viola, 0.058, 0.142),
+        (with(Variation::Cap), "viola", viola, 0.063, 0.191),
+        (with(Variation::TwoLs), "viola", viola, 0.076, 4.086),
     ];
     let stock = "guests are several threads in a control group each, on a host with a second core for its own work; in the model a \
                  guest is one task, to which its own timer and its packets are wake-ups";
     let exact = "the model's controller is never late: what is left is costs";
-    let capped = "a little more than one ping in a hundred finds the VM out of its cap in the model, a little less than one in the lab";
+    let capped = "a little variation than one ping in a hundred finds the VM out of its cap in the model, a little less than one in the lab";
     let slow = "which piece of work is slow is one constant here, and the lab's own 99th percentiles of busy guests differ from \
                 0.14 to 0.19 ms";
     let slots_why = "slots that end late, as they do in the lab, lengthen every turn";
     for (cell, side, policy, median, p99) in cells {
-        let Cell { vms, busy, more } = cell;
+        let GuestMix {
+            vms,
+            busy,
+            variation,
+        } = cell;
         let vm = |k| {
-            let ls = k == 0 || k == 1 && more == More::TwoLs;
-            let first = |this| k == 0 && more == this;
+            let ls = k == 0 || k == 1 && variation == Variation::TwoLs;
+            let is_first_with = |this| k == 0 && variation == this;
             VmSetup {
                 class: if ls { Class::Ls } else { Class::Batch },
-                weight: DEFAULT_WEIGHT << u32::from(first(More::Weight)),
-                cap_permille: first(More::Cap).then_some(200),
+                weight: DEFAULT_WEIGHT << u32::from(is_first_with(Variation::Weight)),
+                cap_permille: is_first_with(Variation::Cap).then_some(200),
                 microslice: bed.us("microslice_us"),
-                hog: if k > 0 || busy { Hog::Busy } else { Hog::None },
+                load: if k > 0 || busy {
+                    CpuLoad::Busy
+                } else {
+                    CpuLoad::None
+                },
                 ..VmSetup::default()
             }
         };
@@ -100,17 +108,17 @@ fn slices(all: &mut Papers, bed: &Bed) {
         let pause = (bed.ms("pause_low_ms"), bed.ms("pause_high_ms"));
         let mut ping = Ping::new(0, pause, 0, bed.costs());
         ping.waits = false;
-        let of = first(&setup, vec![Box::new(ping)], 300 * SECOND);
+        let of = figures_of_first(&setup, vec![Box::new(ping)], 300 * SECOND);
         let state = if busy { "busy" } else { "idle" };
         for (what, name, measured) in [("median", "p50", median), ("99th percentile", "p99", p99)] {
-            let with = more.text();
+            let with = variation.text();
             let what = format!("ping, LSVM {state} of {vms}{with}, {side}, {what}");
             let ours = figure(&of, &format!("round trip {name} ms"));
             all.row(LAB, "slices", what, "ms", Claim::Value(measured), ours)
-                .because(match policy {
+                .explain(match policy {
                     Policy::Linux(_) => stock,
-                    Policy::Interleaved { .. } if more == More::Cap => capped,
-                    Policy::Interleaved { .. } if more == More::Weight => slow,
+                    Policy::Interleaved { .. } if variation == Variation::Cap => capped,
+                    Policy::Interleaved { .. } if variation == Variation::Weight => slow,
                     Policy::Interleaved { .. } => exact,
                     _ => slots_why,
                 });
@@ -120,41 +128,41 @@ fn slices(all: &mut Papers, bed: &Bed) {
 
 /// Guests of a row.
 #[derive(Clone, Copy)]
-struct Cell {
+struct GuestMix {
     vms: usize,
-    /// The LSVM computes too.
+    /// Whether the LSVM computes too.
     busy: bool,
-    more: More,
+    variation: Variation,
 }
 
-/// What else is so with them.
+/// What differs from the base case.
 #[derive(Clone, Copy, PartialEq)]
-enum More {
+enum Variation {
     Nothing,
     /// The LSVM has twice the others' weight.
     Weight,
-    /// It has a cap of 20 %.
+    /// The LSVM has a cap of 20 %.
     Cap,
-    /// There are two.
+    /// There are two LSVMs.
     TwoLs,
 }
 
-impl More {
+impl Variation {
     fn text(self) -> &'static str {
         match self {
-            More::Nothing => "",
-            More::Weight => ", weights 2:1:1:1",
-            More::Cap => ", cap 20 %",
-            More::TwoLs => ", two LSVMs",
+            Variation::Nothing => "",
+            Variation::Weight => ", weights 2:1:1:1",
+            Variation::Cap => ", cap 20 %",
+            Variation::TwoLs => ", two LSVMs",
         }
     }
 }
 
-/// What a guest sends of a large file by itself, alone on its core and beside three that compute (bench/results/vpipe.json).
-/// Its own CPU time for a GiB is measured there too, and an input here.
-fn files(all: &mut Papers, bed: &Bed) {
+/// Rate at which a guest itself sends a large file, alone on its core and beside three VMs that compute
+/// (bench/results/vpipe.json). Its CPU time per GiB was measured too, and is an input here.
+fn files(all: &mut Papers, bed: &Testbed) {
     const MIB: f64 = (1 << 20) as f64;
-    // Server, guest's CPU time (s/GiB), MiB/s alone and beside three.
+    // Server, guest's CPU time (s/GiB), MiB/s alone and beside three VMs.
     let cells = [
         ("nginx, 256 MiB", 0.599, 1659.363, 400.126),
         ("nginx, 256 MiB, read and written", 1.464, 693.434, 163.875),
@@ -169,9 +177,9 @@ fn files(all: &mut Papers, bed: &Bed) {
                 ..bed.host()
             };
             for vm in &mut setup.vms[1..] {
-                vm.hog = Hog::Busy;
+                vm.load = CpuLoad::Busy;
             }
-            // What is measured has interrupts and all else in it; a tap takes 64 KiB at once.
+            // The measured CPU time includes interrupts; a tap takes 64 KiB at once.
             setup.bits = (bed.get("tap_mbit") * 1e6) as u64;
             (setup.nic.interrupt, setup.nic.packet, setup.nic.host_packet) = (0, 0, 0);
             let chunk = cpu * 1e9 / 16_384.0;
@@ -180,11 +188,11 @@ fn files(all: &mut Papers, bed: &Bed) {
                 ..bed.costs()
             };
             let files = Files::new(0, 256 << 20, 1, None, costs);
-            let of = first(&setup, vec![Box::new(files)], 20 * SECOND);
+            let of = figures_of_first(&setup, vec![Box::new(files)], 20 * SECOND);
             let ours = figure(&of, "served MB/s") * 1e6 / MIB;
             let what = format!("{server}, guest itself, {state}");
             all.row(LAB, "vpipe", what, "MiB/s", Claim::Value(measured), ours)
-                .because("the guest's CPU time is an input; what it waits for besides is not in the model");
+                .explain("the guest's CPU time is an input; what it waits for besides is not in the model");
         }
     }
 }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the lab measured of turbo cores (bench/results/turbo.json), predicted: four guests on a core, one of which does I/O.
+//! Predictions of what the lab measured of turbo cores (bench/results/turbo.json): four guests on a core, one of which does
+//! I/O.
 
 use viola_policy::slices::{MS, Nanos};
 use viola_policy::turbo::{TURBO_SLOT, TurboConfig};
 
 use super::lab::{SECOND, stock_linux};
-use super::vslicer::ran;
-use super::{Bed, Claim, LAB, Papers, figure};
-use crate::cpu::Hog;
+use super::vslicer::run_workloads;
+use super::{Claim, LAB, Papers, Testbed, figure};
+use crate::cpu::CpuLoad;
 use crate::net::wire_time;
 use crate::setup::{HostSetup, Policy, VmSetup};
 use crate::work::{Ping, Tcp, TcpConfig, Udp};
 
-/// A side: its name, and medians of five rounds: ping (median and 99th percentile, ms), datagrams received at 5,000, 20,000 and
-/// 50,000 a second (percent), TCP over 1 Gbit/s (MB/s), the others' work (units a second).
+/// A scheduler with the medians of five rounds: ping (median and 99th percentile, ms), datagrams received at 5,000, 20,000
+/// and 50,000 per second (percent), TCP over 1 Gbit/s (MB/s), the others' work (units per second).
 struct Side {
     name: &'static str,
     policy: Policy,
@@ -25,7 +26,7 @@ struct Side {
 
 const RATES: [f64; 3] = [5_000.0, 20_000.0, 50_000.0];
 
-pub(super) fn run(all: &mut Papers, bed: &Bed) {
+pub(super) fn run(all: &mut Papers, bed: &Testbed) {
     let slice = bed.ms("slice_ms");
     let sides = [
         Side {
@@ -64,7 +65,7 @@ pub(super) fn run(all: &mut Papers, bed: &Bed) {
         let computed = others(bed, side.policy);
         work.push((computed, side.others));
     }
-    // Units are not the model's: each side against stock.
+    // The model has no such units: each scheduler is compared with stock.
     for (side, (ours, measured)) in sides[1..].iter().zip(&work[1..]) {
         let what = format!("others' work against stock, {}", side.name);
         let claim = Claim::Value(measured / work[0].1);
@@ -72,10 +73,10 @@ pub(super) fn run(all: &mut Papers, bed: &Bed) {
     }
 }
 
-fn host(bed: &Bed, policy: Policy) -> HostSetup {
+fn host(bed: &Testbed, policy: Policy) -> HostSetup {
     let turbo = matches!(policy, Policy::Turbo { .. });
     let vm = VmSetup {
-        hog: Hog::Busy,
+        load: CpuLoad::Busy,
         ..VmSetup::default()
     };
     let mut setup = HostSetup {
@@ -91,24 +92,24 @@ fn host(bed: &Bed, policy: Policy) -> HostSetup {
     setup
 }
 
-fn one(all: &mut Papers, bed: &Bed, side: &Side) {
+fn one(all: &mut Papers, bed: &Testbed, side: &Side) {
     let turbo = matches!(side.policy, Policy::Turbo { .. });
     let setup = host(bed, side.policy);
     let mut asked = setup.clone();
-    // What it takes UML to stop a vCPU that computes: those on turbo cores do not, and in a flood it does so for its interrupts.
+    // The time UML takes to stop a computing vCPU. Turbo vCPUs do not compute; in a flood UML stops it for the interrupts.
     if !turbo {
         asked.nic.interrupt += bed.get("exit_ns") as Nanos;
     }
     let pause = (bed.ms("turbo_pause_low_ms"), bed.ms("turbo_pause_high_ms"));
     let mut ping = Ping::new(0, pause, 0, bed.costs());
     ping.waits = false;
-    let sim = ran(&asked, vec![Box::new(ping)], 300 * SECOND);
+    let sim = run_workloads(&asked, vec![Box::new(ping)], 300 * SECOND);
     let of = sim.workloads[0].figures(&sim.world);
     for (name, measured) in ["p50", "p99"].into_iter().zip(side.ping) {
         let what = format!("ping {name}, {}", side.name);
         let ours = figure(&of, &format!("round trip {name} ms"));
         all.row(LAB, "turbo", what, "ms", Claim::Value(measured), ours)
-            .because(match side.policy {
+            .explain(match side.policy {
                 Policy::Turbo { .. } => {
                     "with the first vCPUs placed by hand (turbo.json, pinned) it is 0.13 and 0.69 ms: what the path costs where the load \
                      runs on the turbo core too, which in the model nothing else does"
@@ -130,13 +131,13 @@ fn one(all: &mut Papers, bed: &Bed, side: &Side) {
         let mut udp = Udp::new(0, every, bytes, buffer as u64, bed.costs());
         udp.head = bed.get("socket_head_bytes") as u32;
         udp.burst = 1;
-        let sim = ran(&setup, vec![Box::new(udp)], 10 * SECOND);
+        let sim = run_workloads(&setup, vec![Box::new(udp)], 10 * SECOND);
         let of = sim.workloads[0].figures(&sim.world);
         let ours = 100.0 * figure(&of, "read") / figure(&of, "sent");
         let what = format!("UDP received at {rate}/s, {}", side.name);
         all.row(LAB, "turbo", what, "%", Claim::Value(measured), ours)
-            .because(if rate < 10_000.0 {
-                "larger buffers do not help there (turbo.json: 43 %): in the lab each datagram wakes the guest by itself, in the model \
+            .explain(if rate < 10_000.0 {
+                "larger buffers do not paths there (turbo.json: 43 %): in the lab each datagram wakes the guest by itself, in the model \
                  what waited comes together"
             } else {
                 "in the model a guest's softirqs go before its process, which gets nothing of a flood; in the lab they are two vCPUs, whose threads \
@@ -145,7 +146,7 @@ fn one(all: &mut Papers, bed: &Bed, side: &Side) {
     }
     let mut setup = setup;
     setup.bits = (bed.get("gigabit_mbit") * 1e6) as u64;
-    // What the sender's kernel has put together comes at once.
+    // The sender's kernel passes on merged segments.
     setup.nic.merge = bed.get("tap_merge_bytes") as u32;
     setup.nic.coalesce = wire_time(u64::from(setup.nic.merge), setup.bits);
     let buffer = if turbo {
@@ -158,11 +159,11 @@ fn one(all: &mut Papers, bed: &Bed, side: &Side) {
         ..TcpConfig::default()
     };
     let tcp = Tcp::new(0, config, bed.costs());
-    let sim = ran(&setup, vec![Box::new(tcp)], 20 * SECOND);
+    let sim = run_workloads(&setup, vec![Box::new(tcp)], 20 * SECOND);
     let ours = figure(&sim.workloads[0].figures(&sim.world), "throughput Mbit/s") / 8.0;
     let what = format!("TCP over 1 Gbit/s, {}", side.name);
     all.row(LAB, "turbo", what, "MB/s", Claim::Value(side.tcp), ours)
-        .because(if turbo {
+        .explain(if turbo {
             "the guest of the lab drops 66 packets a MB before they cost it anything, and its sender goes on; in the model each segment \
              costs what a datagram does, and there is no time for more"
         } else {
@@ -171,9 +172,9 @@ fn one(all: &mut Papers, bed: &Bed, side: &Side) {
         });
 }
 
-/// What the three others compute together, of a second.
-fn others(bed: &Bed, policy: Policy) -> f64 {
-    let sim = ran(&host(bed, policy), Vec::new(), 20 * SECOND);
+/// Computing time of the three other VMs, per second.
+fn others(bed: &Testbed, policy: Policy) -> f64 {
+    let sim = run_workloads(&host(bed, policy), Vec::new(), 20 * SECOND);
     let of = |vm: usize| sim.world.cpus.usage(sim.world.vms[vm].app).computed;
     (1..4).map(of).sum::<Nanos>() as f64 / (20 * SECOND) as f64
 }

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Raccoon: `policy::lanes` on the paper's tables, and a cost model of the driver domain.
 
-use viola_policy::lanes::{Action, Config, Lanes, Nic, Observed, Pool, Setting, TABLE_2, Traffic};
+use viola_policy::lanes::{
+    Action, Config, Nic, NicObservation, Pool, Setting, TABLE_2, Traffic, VfScheduler,
+};
 use viola_policy::slices::{MS, Nanos};
 use viola_policy::turbo::model::longest_wait;
 
-use super::{Bed, Claim, Papers, Plot};
+use super::{Claim, Papers, Plot, Testbed};
 
 const P: &str = "004";
 const MINUTE: Nanos = 60_000 * MS;
 
 pub(super) fn run(all: &mut Papers) {
-    let bed = Bed::xen_4_2();
+    let bed = Testbed::xen_4_2();
     netperf(all, &bed);
     factors(all, &bed);
     walk(all, &bed);
     let unknown = "the work of a request, and where the driver domain's own vCPUs run, on which it all depends, are not stated";
     let mut row = |place, what: &str, claim, ours| {
-        all.row(P, place, what, "", claim, ours).because(unknown);
+        all.row(P, place, what, "", claim, ours).explain(unknown);
     };
     let missing = [
         ("fig 8", "ApacheBench, 114.1 to 192.5 Mbit/s at 56 VMs"),
@@ -40,7 +42,7 @@ pub(super) fn run(all: &mut Papers) {
     row("fig 12, 13", "OLTP, 10 % each", Claim::Missing, f64::NAN);
 }
 
-fn netperf(all: &mut Papers, bed: &Bed) {
+fn netperf(all: &mut Papers, bed: &Testbed) {
     let (segment, frame) = (bed.get("segment"), bed.get("frame"));
     let line = bed.get("nic_mbit") * segment / frame;
     let driver_domain = segment * 8.0 * 1e3 / bed.get("host_packet_ns");
@@ -70,23 +72,23 @@ fn netperf(all: &mut Papers, bed: &Bed) {
     });
 }
 
-/// Table 2: IF from its own columns by eq 2.
-fn factors(all: &mut Papers, bed: &Bed) {
+/// Table 2: IF by eq 2 from the table's own columns.
+fn factors(all: &mut Papers, bed: &Testbed) {
     for (vm, traffic, printed) in TABLE_2 {
         let ours = traffic.intensity(bed.get("alpha"));
-        // Further off than rounding.
+        // Off by more than rounding.
         let claim = match (ours / printed - 1.0).abs() < 0.01 {
             true => Claim::Value(printed),
             false => Claim::Contradicted(printed),
         };
         all.row(P, "table 2", format!("IF of VM{vm}"), "", claim, ours)
-            .because("the printed IF is not what eq 2 gives for the printed frequency and mean with alpha 0.8");
+            .explain("the printed IF is not what eq 2 gives for the printed frequency and mean with alpha 0.8");
     }
 }
 
-/// Fig 14 with the printed IFs; those that are not printed are above them, as the text says.
-fn walk(all: &mut Papers, bed: &Bed) {
-    let sends = |vm: u32, intensity: f64| Observed {
+/// Figure 14 with the printed IFs; the text implies that those not printed are higher.
+fn walk(all: &mut Papers, bed: &Testbed) {
+    let sends = |vm: u32, intensity: f64| NicObservation {
         nic: Nic { vm, network: 0 },
         di2: if intensity > 0.0 { 1000.0 } else { 0.0 },
         traffic: Traffic {
@@ -94,18 +96,18 @@ fn walk(all: &mut Papers, bed: &Bed) {
             avg: ((intensity - 0.8 * 50.0) / 0.2).max(0.0),
         },
         setting: Setting::Auto,
-        most: 1,
-        attach: 0,
+        max_vfs: 1,
+        attach_time: 0,
     };
     let pool = [Pool {
         id: 0,
         network: 0,
         vfs: bed.get("vfs") as u32,
     }];
-    let mut lanes = Lanes::new(Config::paper());
+    let mut lanes = VfScheduler::new(Config::paper());
     let mut ifs = [0.0; 16];
     let mut step = |at: Nanos, ifs: &[f64; 16]| {
-        let seen: Vec<Observed> = (1..).zip(ifs).map(|(vm, &i)| sends(vm, i)).collect();
+        let seen: Vec<NicObservation> = (1..).zip(ifs).map(|(vm, &i)| sends(vm, i)).collect();
         let d = lanes.decide(at, &pool, &seen);
         let (mut lost, mut got) = (Vec::new(), Vec::new());
         for action in d.actions {

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vPipe: files sent by a guest in its turns, or by the host always; and a cost model of their CPU time.
+//! vPipe: files sent by a guest in its turns, or by the host at any time; and a cost model of their CPU time.
 
 use viola_policy::slices::{MS, Nanos};
 
-use super::vslicer::first;
-use super::{Bed, Claim, Papers, Plot, figure, vturbo};
+use super::vslicer::figures_of_first;
+use super::{Claim, Papers, Plot, Testbed, figure, vturbo};
 use crate::work::Files;
 
 const P: &str = "003";
 const MINUTE: Nanos = 60_000 * MS;
 
 pub(super) fn run(all: &mut Papers) {
-    let bed = Bed::xen_4_1();
-    // Gain over the size of a file, on one connection, as httperf has one unless it is told otherwise.
+    let bed = Testbed::xen_4_1();
+    // Gain over the size of a file, on one connection, which is httperf's default.
     let disk = bed.get("disk_mb_per_s") * 1e6;
     let gain = |vms: usize, bytes: u64| {
         let [guest, host] = [false, true].map(|vpipe| {
             let mut setup = vturbo::host(&bed, vms, false, "load_percent");
-            setup.help.vpipe = vpipe;
+            setup.paths.vpipe = vpipe;
             let files = Files::new(0, bytes, 1, Some(disk), bed.costs());
-            let of = first(&setup, vec![Box::new(files)], MINUTE);
+            let of = figures_of_first(&setup, vec![Box::new(files)], MINUTE);
             figure(&of, "served MB/s")
         });
         host / guest
@@ -35,7 +35,7 @@ pub(super) fn run(all: &mut Papers) {
         Claim::Value(3.4),
         most,
     )
-    .because("the text names neither the disk nor how busy the neighbours are");
+    .explain("the text names neither the disk nor how busy the neighbours are");
     let shape = "read and write cost the guest most, sendfile less, the pipe least, and the pipe costs the host least too";
     let costs = bed.costs();
     let (copy, send) = (costs.copy * 1448.0, costs.send as f64);

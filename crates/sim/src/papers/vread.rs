@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vRead: a cost model. The time of a read is the disk's, and that of the path through the guests, which grows as clocks
-//! fall and as VMs wait for each other's threads.
+//! vRead: a cost model. A read takes the time of the disk and of the path through the guests. The path takes longer at
+//! lower clocks and while VMs wait for each other's threads.
 
-use super::{Bed, Claim, Papers, Plot};
+use super::{Claim, Papers, Plot, Testbed};
 
 const P: &str = "001";
 
-/// Clock of the processors at which the costs are stated, GHz.
+/// Clock at which the costs are stated, GHz.
 const CLOCK: f64 = 3.2;
 
-/// Time of a read in units of the disk's.
+/// Time of a read, in units of the disk's time.
 fn time(path: f64, ghz: f64) -> f64 {
     1.0 + path * CLOCK / ghz
 }
 
 pub(super) fn run(all: &mut Papers) {
-    let bed = Bed::kvm();
+    let bed = Testbed::kvm();
     let (guest, vread) = (bed.get("guest_path_of_disk"), bed.get("vread_path_of_disk"));
     let slower = bed.get("hop_slower");
-    // Without other VMs, and with two more that compute. A disk is a thread of the host too (section 2.1: network or disk),
-    // so that all of a read through the guests waits for threads; vRead's only does at the ring.
+    // Without other VMs, and with two more that compute. The disk is served by a thread of the host too (section 2.1:
+    // network or disk), so a whole read through the guests waits for threads; vRead waits only at the ring.
     let vanilla = |ghz, slower: f64| slower * time(guest, ghz);
     let gain = |ghz, slower| 100.0 * (vanilla(ghz, slower) / time(vread * slower, ghz) - 1.0);
     let fig = "fig 11";
@@ -50,7 +50,7 @@ pub(super) fn run(all: &mut Papers) {
         Claim::Value(22.0),
         drop,
     )
-    .because(why);
+    .explain(why);
     all.row(
         P,
         fig,
@@ -59,9 +59,9 @@ pub(super) fn run(all: &mut Papers) {
         Claim::Value(65.0),
         gain(1.6, slower),
     )
-    .because(why);
-    // Without the disk only the steps through guests and host are left. The DataNode sends a block ahead of who reads it, and the
-    // sides run on cores of their own, so that the slower one counts; those of HDFS wait for busy neighbours.
+    .explain(why);
+    // Without the disk only the steps through guests and host remain. The DataNode sends a block ahead of its reader, and
+    // both sides run on cores of their own, so the slower side counts. HDFS waits for busy neighbours.
     let steps =
         |of: &str| bed.get(&format!("client_steps{of}")) + bed.get(&format!("datanode_steps{of}"));
     let side = |of: &str| {
@@ -69,7 +69,7 @@ pub(super) fn run(all: &mut Papers) {
         client.max(datanode)
     };
     let again = |slower: f64| side("") * slower / side("_vread");
-    all.row(P, fig, "re-read, most gain", "%", Claim::Value(150.0), 100.0 * (again(slower) - 1.0)).because(
+    all.row(P, fig, "re-read, most gain", "%", Claim::Value(150.0), 100.0 * (again(slower) - 1.0)).explain(
         "here the sides take their steps at the same time, which gives figure 9's delays; one after the other they would give the \
          150 %, and 50 and 60 % there. Why a program of Map/Reduce gains more than one that only reads is not stated",
     );
@@ -80,7 +80,7 @@ pub(super) fn run(all: &mut Papers) {
         ("delay, 4 VMs, lower by up to", 50.0, slower),
     ] {
         all.row(P, "fig 9", what, "%", Claim::Value(paper), delay(slower))
-            .because(why);
+            .explain(why);
     }
     let saved = |of: &str, by: &str| {
         100.0 * (1.0 - bed.get(&format!("{of}_steps_{by}")) / bed.get(&format!("{of}_steps")))
@@ -113,7 +113,7 @@ pub(super) fn run(all: &mut Papers) {
     );
     let what = "transactions with busy neighbours (an input here)";
     all.row(P, "fig 3", what, "", Claim::Missing, f64::NAN)
-        .because("the model takes from it how much slower a hop gets");
+        .explain("the model takes from it how much slower a hop gets");
     let remote = |of: &str, by: &str| {
         100.0
             * (1.0
@@ -155,7 +155,7 @@ pub(super) fn run(all: &mut Papers) {
         "telling the host of new blocks costs next to nothing",
         bed.get("refresh_ms") < 0.02 * block,
     );
-    // What else these do than read is not stated; it can only make the gain smaller.
+    // The other work of these programs is not stated; it can only lower the gain.
     let most = gain(2.0, slower);
     shape(
         "table 2",

@@ -4,8 +4,8 @@
 use viola_policy::slices::model::Round;
 use viola_policy::slices::{Class, MS, Nanos};
 
-use super::{Bed, Claim, Papers, Plot, figure};
-use crate::cpu::Hog;
+use super::{Claim, Papers, Plot, Testbed, figure};
+use crate::cpu::CpuLoad;
 use crate::setup::{HostSetup, Policy, VmSetup, lookbusy};
 use crate::work::{Ping, Tcp, TcpConfig, Udp};
 use crate::world::{Simulation, Workload};
@@ -13,8 +13,8 @@ use crate::world::{Simulation, Workload};
 const P: &str = "000";
 const SECOND: Nanos = 1_000 * MS;
 
-/// `vms` VMs of which the first `ls` are LSVMs; without any it is the credit scheduler.
-pub(super) fn host(bed: &Bed, vms: usize, ls: usize) -> HostSetup {
+/// `vms` VMs, of which the first `ls` are LSVMs under vSlicer; without LSVMs under the credit scheduler.
+pub(super) fn host(bed: &Testbed, vms: usize, ls: usize) -> HostSetup {
     let slice = bed.ms("slice_ms");
     let (policy, t_m) = match ls {
         0 => (bed.xen(slice), MS),
@@ -24,7 +24,7 @@ pub(super) fn host(bed: &Bed, vms: usize, ls: usize) -> HostSetup {
     let vm = |k| VmSetup {
         class: if k < ls { Class::Ls } else { Class::Batch },
         microslice: t_m,
-        hog: lookbusy(bed.get("load_percent") as u64),
+        load: lookbusy(bed.get("load_percent") as u64),
         ..VmSetup::default()
     };
     HostSetup {
@@ -34,17 +34,17 @@ pub(super) fn host(bed: &Bed, vms: usize, ls: usize) -> HostSetup {
     }
 }
 
-/// Runs workloads on a host and gives the figures of the first.
-pub(super) fn first(
+/// Runs workloads on a host; returns the results of the first.
+pub(super) fn figures_of_first(
     setup: &HostSetup,
     work: Vec<Box<dyn Workload + Send>>,
     time: Nanos,
 ) -> Vec<(String, f64)> {
-    let sim = ran(setup, work, time);
+    let sim = run_workloads(setup, work, time);
     sim.workloads[0].figures(&sim.world)
 }
 
-pub(super) fn ran(
+pub(super) fn run_workloads(
     setup: &HostSetup,
     work: Vec<Box<dyn Workload + Send>>,
     time: Nanos,
@@ -54,8 +54,8 @@ pub(super) fn ran(
     sim
 }
 
-/// A host for pings: with one a second no tick finds domain 0 running.
-fn calm(bed: &Bed, vms: usize, ls: usize) -> HostSetup {
+/// A host for pings: at one per second no tick finds domain 0 running.
+fn calm(bed: &Testbed, vms: usize, ls: usize) -> HostSetup {
     let mut setup = host(bed, vms, ls);
     if let Policy::Xen(xen) = &mut setup.policy {
         xen.domain_0 = false;
@@ -63,17 +63,17 @@ fn calm(bed: &Bed, vms: usize, ls: usize) -> HostSetup {
     setup
 }
 
-fn rtt(bed: &Bed, vms: usize, ls: usize) -> f64 {
+fn rtt(bed: &Testbed, vms: usize, ls: usize) -> f64 {
     let setup = calm(bed, vms, ls);
-    // Requests at any moment, one a second on the average.
+    // Requests at random times, one per second on average.
     let mut ping = Ping::new(0, (0, 2 * SECOND), 50_000, bed.costs());
     ping.waits = false;
-    let of = first(&setup, vec![Box::new(ping)], 3_000 * SECOND);
+    let of = figures_of_first(&setup, vec![Box::new(ping)], 3_000 * SECOND);
     figure(&of, "round trip mean ms")
 }
 
 pub(super) fn run(all: &mut Papers) {
-    let bed = Bed::xen_3_4();
+    let bed = Testbed::xen_3_4();
     pings(all, &bed);
     equations(all);
     jitter(all, &bed);
@@ -82,15 +82,15 @@ pub(super) fn run(all: &mut Papers) {
     stream(all, &bed);
 }
 
-fn pings(all: &mut Papers, bed: &Bed) {
+fn pings(all: &mut Papers, bed: &Testbed) {
     let credit = [2, 3, 4, 5].map(|vms| rtt(bed, vms, 0));
     // Section 2.2.1: every VM has a runnable task and uses its slices up.
     let busy = [2, 3, 4, 5].map(|vms| {
         let mut setup = calm(bed, vms, 0);
         for vm in &mut setup.vms {
-            vm.hog = Hog::Busy;
+            vm.load = CpuLoad::Busy;
         }
-        // The longest of 100 pings, as the paper has them, on the average of many such runs.
+        // The longest of 100 pings, as in the paper; the mean of many such runs.
         let runs = (1..=40).map(|seed| {
             let mut ping = Ping::new(0, (0, 2 * SECOND), 50_000, bed.costs());
             ping.waits = false;
@@ -120,7 +120,7 @@ fn pings(all: &mut Papers, bed: &Bed) {
         Claim::Value(10.0),
         one[1],
     )
-    .because(
+    .explain(
         "three of four moments fall into a gap of 30 ms: 11.25 ms by the equations, before any cost; the paper rounds",
     );
     let less = 100.0 * (1.0 - one[1] / credit[2]);
@@ -149,14 +149,14 @@ fn pings(all: &mut Papers, bed: &Bed) {
         Claim::Value(12.0),
         mean(one),
     );
-    all.row(P, fig, "ping, mean of 3 to 5 VMs, 2 LSVMs", "ms", Claim::Value(14.0), mean(two)).because(
+    all.row(P, fig, "ping, mean of 3 to 5 VMs, 2 LSVMs", "ms", Claim::Value(14.0), mean(two)).explain(
         "with T_m = 5 ms eq 2.12 and the worst wait of 35 ms give 7.5, 10.6 and 12.5 ms for 3, 4 and 5 VMs; 14 ms takes \
          a longer microslice, which the text does not name for this figure",
     );
     for (vms, got) in [2.0, 3.0, 4.0, 5.0].into_iter().zip(busy) {
         let worst = Claim::Value((vms - 1.0) * 30.0);
         let what = format!("ping, {vms} VMs, credit, longest of 100");
-        all.row(P, "fig 2.2", what, "ms", worst, got).because(
+        all.row(P, "fig 2.2", what, "ms", worst, got).explain(
             "Xen takes a VM with more than 30 ms of credit for idle and its credit from it; with five VMs one of these is then \
              OVER when its turn comes, now and then, and another one has its slice before it",
         );
@@ -247,7 +247,7 @@ fn equations(all: &mut Papers) {
     row("context switches, vSlicer", "x", 3.0, vslicer);
 }
 
-fn jitter(all: &mut Papers, bed: &Bed) {
+fn jitter(all: &mut Papers, bed: &Testbed) {
     let mut curves: Vec<super::Curve> = vec![("credit".into(), vec![]), ("vSlicer".into(), vec![])];
     let mut lower = true;
     for vms in [3, 4, 5] {
@@ -257,7 +257,7 @@ fn jitter(all: &mut Papers, bed: &Bed) {
             let got = [0, 1].map(|ls| {
                 let mut udp = Udp::new(0, every, bytes, 128 << 10, bed.costs());
                 udp.burst = 1;
-                let of = first(&host(bed, vms, ls), vec![Box::new(udp)], 60 * SECOND);
+                let of = figures_of_first(&host(bed, vms, ls), vec![Box::new(udp)], 60 * SECOND);
                 figure(&of, "jitter ms")
             });
             lower &= got[1] < got[0];
@@ -278,7 +278,7 @@ fn jitter(all: &mut Papers, bed: &Bed) {
     });
 }
 
-fn tcp(all: &mut Papers, bed: &Bed) {
+fn tcp(all: &mut Papers, bed: &Testbed) {
     let throughput = |vms: usize, ls: usize, delay: Nanos, time: Nanos| {
         let config = TcpConfig {
             buffer: (bed.get("tcp_buffer_kb") * 1024.0) as u64,
@@ -287,7 +287,7 @@ fn tcp(all: &mut Papers, bed: &Bed) {
             ..TcpConfig::default()
         };
         let tcp = Tcp::new(0, config, bed.costs());
-        let of = first(&host(bed, vms, ls), vec![Box::new(tcp)], time);
+        let of = figures_of_first(&host(bed, vms, ls), vec![Box::new(tcp)], time);
         figure(&of, "throughput Mbit/s")
     };
     let (mut lan, mut wan) = (Vec::new(), Vec::new());
@@ -307,7 +307,7 @@ fn tcp(all: &mut Papers, bed: &Bed) {
         gain(&lan),
     );
     all.row(P, "fig 2.11b", "TCP with 30 ms of delay, most vSlicer gains", "x", Claim::Value(3.0), gain(&wan))
-.because("with both sides bound by what one turn's acknowledgements let come for the next, the model gains 2, 3 and 4 times \
+.explain("with both sides bound by what one turn's acknowledgements let come for the next, the model gains 2, 3 and 4 times \
                   with 3, 4 and 5 VMs, as the credit scheduler's turns get rarer and vSlicer's do not; the paper's most is 3");
     let curve = |of: &[[f64; 2]], side: usize| {
         (3..)
@@ -328,11 +328,11 @@ fn tcp(all: &mut Papers, bed: &Bed) {
     });
 }
 
-fn shares(all: &mut Papers, bed: &Bed) {
+fn shares(all: &mut Papers, bed: &Testbed) {
     let time = 30 * SECOND;
     let mut worst = 0.0_f64;
     for vms in [3, 4, 5] {
-        let sim = ran(&host(bed, vms, 1), Vec::new(), time);
+        let sim = run_workloads(&host(bed, vms, 1), Vec::new(), time);
         for vm in &sim.world.vms {
             let part = sim.world.cpus.usage(vm.app).ran as f64 / time as f64;
             worst = worst.max((part * vms as f64 - 1.0).abs());
@@ -350,14 +350,14 @@ fn shares(all: &mut Papers, bed: &Bed) {
     );
 }
 
-/// STREAM as time that is not spent on cold caches.
-fn stream(all: &mut Papers, bed: &Bed) {
+/// STREAM as the part of the time that is not spent on cold caches.
+fn stream(all: &mut Papers, bed: &Testbed) {
     let refill = bed.us("stream_refill_us");
     let memory = |mut setup: HostSetup, vm: usize| {
         setup.vms[vm].refill = refill;
-        setup.vms[vm].hog = Hog::Busy;
+        setup.vms[vm].load = CpuLoad::Busy;
         let time = 20 * SECOND;
-        let sim = ran(&setup, Vec::new(), time);
+        let sim = run_workloads(&setup, Vec::new(), time);
         sim.world.cpus.usage(sim.world.vms[vm].app).computed as f64 / time as f64
     };
     let base = memory(host(bed, 4, 0), 3);

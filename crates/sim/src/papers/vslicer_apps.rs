@@ -3,42 +3,42 @@
 
 use viola_policy::slices::{Class, MS, Nanos};
 
-use super::vslicer::{host, ran};
-use super::{Bed, Claim, Papers, Plot, figure};
-use crate::cpu::Hog;
+use super::vslicer::{host, run_workloads};
+use super::{Claim, Papers, Plot, Testbed, figure};
+use crate::cpu::CpuLoad;
 use crate::setup::{HostSetup, VmSetup};
-use crate::work::{Http, Media, Mpi, Pattern, Side};
+use crate::work::{Direction, Http, MediaStream, Mpi, Pattern};
 
 const P: &str = "000";
 const SECOND: Nanos = 1_000 * MS;
-/// Phases of two hosts against each other that are tried.
+/// Number of phase shifts between two hosts.
 const PHASES: u64 = 96;
-/// Phases of a host and a sender, or of a timer: so many that another set of them gives the same mean within 1 % (of 24 it
-/// is within 6 %).
+/// Number of phase shifts between a host and a sender or a timer. Another set of 480 gives the same mean within 1 % (of 24
+/// within 6 %).
 const CALLS: u64 = 480;
 
 pub(super) fn run(all: &mut Papers) {
-    let bed = Bed::xen_3_4();
+    let bed = Testbed::xen_3_4();
     apache(all, &bed);
     mpi(all, &bed);
     voice(all, &bed);
     video(all, &bed);
 }
 
-/// On the way to the VM: netem delays what a machine sends, and the text has it make the client's a remote one.
-fn wan(bed: &Bed) -> (Nanos, Nanos) {
+/// Delay to the VM. netem delays what a computer sends; by the text it runs on the client's.
+fn wan(bed: &Testbed) -> (Nanos, Nanos) {
     (bed.ms("delay_low_ms"), bed.ms("delay_high_ms"))
 }
-/// On the way back there is only the LAN.
+/// Delay from the VM: only the LAN.
 const LAN: (Nanos, Nanos) = (50_000, 50_000);
 
-fn apache(all: &mut Papers, bed: &Bed) {
-    // Answered, connection and response time, and what the ring dropped of all that came, percent.
+fn apache(all: &mut Papers, bed: &Testbed) {
+    // Answered connections (1/s), connection and response time (ms), and packets dropped at the ring (percent).
     let serve = |ls: usize, rate: f64| {
         let mut http = Http::new(0, rate, wan(bed), bed.costs());
         http.process = bed.us("page_process_us");
         http.delay_from = LAN;
-        let sim = ran(&host(bed, 4, ls), vec![Box::new(http)], 60 * SECOND);
+        let sim = run_workloads(&host(bed, 4, ls), vec![Box::new(http)], 60 * SECOND);
         let of = sim.workloads[0].figures(&sim.world);
         let names = ["answered 1/s", "connect mean ms", "response mean ms"];
         let [answered, connect, respond] = names.map(|n| figure(&of, n));
@@ -48,7 +48,7 @@ fn apache(all: &mut Papers, bed: &Bed) {
     };
     let rates: Vec<f64> = (2..=30).map(|k| f64::from(k) * 10.0).collect();
     let of = [0, 2].map(|ls| rates.iter().map(|&r| serve(ls, r)).collect::<Vec<_>>());
-    // "Up to 180 without packet drops and retransmissions": the highest rate at which the ring drops next to nothing.
+    // "Up to 180 without packet drops and retransmissions": the highest rate at which the ring drops hardly any.
     let most = [0, 1].map(|side: usize| {
         let fine = of[side].iter().take_while(|f| f[3] < 0.5);
         fine.last().map_or(0.0, |f| f[0])
@@ -62,9 +62,9 @@ fn apache(all: &mut Papers, bed: &Bed) {
         ("Apache, gain in connections", "x", 2.0, most[1] / most[0]),
     ] {
         all.row(P, "fig 2.14", what, unit, Claim::Value(paper), ours)
-            .because(why);
+            .explain(why);
     }
-    // Where either side cannot answer what comes, times are those of the retries.
+    // At rates that either side cannot serve, the times are those of retries.
     let faster = (rates.iter().zip(of[0].iter().zip(&of[1])))
         .filter(|&(&rate, (c, v))| c[0].min(v[0]) > 0.95 * rate)
         .all(|(_, (c, v))| v[1] < c[1] && v[2] < c[2]);
@@ -96,8 +96,8 @@ fn apache(all: &mut Papers, bed: &Bed) {
     });
 }
 
-fn mpi(all: &mut Papers, bed: &Bed) {
-    // Two hosts as two cores of one; two MPI VMs and two others on each.
+fn mpi(all: &mut Papers, bed: &Testbed) {
+    // Two hosts as two cores of one; two MPI VMs and two other VMs on each.
     let setup = |ls: usize| {
         let one = host(bed, 4, ls);
         let mut setup = HostSetup {
@@ -112,7 +112,7 @@ fn mpi(all: &mut Papers, bed: &Bed) {
                     class: if k < ls { Class::Ls } else { Class::Batch },
                     microslice: bed.ms("mpi_microslice_ms"),
                     core,
-                    hog: Hog::Busy,
+                    load: CpuLoad::Busy,
                     ..VmSetup::default()
                 });
             }
@@ -124,7 +124,7 @@ fn mpi(all: &mut Papers, bed: &Bed) {
         let mut job = Mpi::new(vms, pattern, message, bed.costs());
         job.window = (bed.get("mpi_window_kb") * 1024.0) as u64;
         let setup = setup(ls);
-        // Hosts are not in step: the mean of many phases.
+        // Hosts are not in step: the mean over many phase shifts.
         let rounds = (1..=PHASES).map(|seed| {
             let mut sim = setup.simulation(vec![Box::new(job.clone())], seed);
             sim.run(10 * SECOND);
@@ -164,19 +164,20 @@ fn mpi(all: &mut Papers, bed: &Bed) {
         Claim::Within(2.0, 4.5),
         least,
     )
-    .because(
+    .explain(
         "two hosts whose turns happen to overlap finish an exchange within them under either scheduler",
     );
-    all.row(P, "fig 2.16", "MPI Sendrecv, most gain over sizes", "x", Claim::Value(4.5), most).because(
+    all.row(P, "fig 2.16", "MPI Sendrecv, most gain over sizes", "x", Claim::Value(4.5), most).explain(
         "the order of the ranks is not stated: those of a host follow each other here; in turn with the other host's the gain is 3.7",
     );
 }
 
-/// Figures of a stream whose pace and the scheduler's turns have common multiples: the mean of many phases, as clocks drift.
+/// Results of a stream, as the mean over many phase shifts: its interval and the scheduler's turns have common multiples,
+/// and clocks drift.
 fn phases<const N: usize>(
     setup: &HostSetup,
     names: [&str; N],
-    media: impl Fn() -> Media,
+    media: impl Fn() -> MediaStream,
 ) -> [f64; N] {
     let mut sums = [0.0; N];
     for seed in 1..=CALLS {
@@ -190,13 +191,13 @@ fn phases<const N: usize>(
     sums
 }
 
-fn voice(all: &mut Papers, bed: &Bed) {
+fn voice(all: &mut Papers, bed: &Testbed) {
     let call = |ls: usize, side, lines: u64| {
         phases(
             &host(bed, 4, ls),
             ["jitter ms", "lost %", "discarded %"],
             || {
-                let mut media = Media::voice(0, side, wan(bed), bed.costs());
+                let mut media = MediaStream::voice(0, side, wan(bed), bed.costs());
                 media.every = bed.ms("voice_ms");
                 media.process = bed.us("voice_process_us");
                 media.lines = lines;
@@ -210,12 +211,12 @@ fn voice(all: &mut Papers, bed: &Bed) {
                be 26.7 ms with the credit scheduler and 10.3 with vSlicer, nearly as printed";
     let table = "table 2.1";
     let (up, down) = (
-        [0, 2].map(|ls| call(ls, Side::Up, 1)),
-        [0, 2].map(|ls| call(ls, Side::Down, 1)),
+        [0, 2].map(|ls| call(ls, Direction::Up, 1)),
+        [0, 2].map(|ls| call(ls, Direction::Down, 1)),
     );
     let mut row = |what: &str, unit, paper, ours| {
         all.row(P, table, what, unit, Claim::Value(paper), ours)
-            .because(why);
+            .explain(why);
     };
     row("voice up, jitter, credit", "ms", 26.7, up[0][0]);
     row("voice up, jitter, vSlicer", "ms", 10.1, up[1][0]);
@@ -233,19 +234,19 @@ fn voice(all: &mut Papers, bed: &Bed) {
         43.0,
         100.0 * (1.0 - down[1][0] / down[0][0]),
     );
-    // What is discarded hangs on how deep the playout buffer is.
+    // Discards depend on the depth of the playout buffer.
     let discards = "not stated: how deep the playout buffer is; none of the model's packets is 150 ms late, and one of 102 ms would discard \
                     1.2 % with the credit scheduler and nothing with vSlicer";
     let mut row = |what: &str, paper, ours| {
         all.row(P, table, what, "%", Claim::Unstated(paper, paper), ours)
-            .because(discards);
+            .explain(discards);
     };
     row("voice, discarded, credit", 1.2, up[0][2].max(down[0][2]));
     row("voice, discarded, vSlicer", 0.0, up[1][2].max(down[1][2]));
-    // And everything of many lines on how many there are.
+    // The results of many lines depend on their number.
     let lines = bed.get("multi_lines") as u64;
-    let up = [0, 2].map(|ls| call(ls, Side::Up, lines));
-    let down = [0, 2].map(|ls| call(ls, Side::Down, lines));
+    let up = [0, 2].map(|ls| call(ls, Direction::Up, lines));
+    let down = [0, 2].map(|ls| call(ls, Direction::Down, lines));
     let lines = "not stated: how many lines there are, and how deep the buffers are on their way out of the VM and at the client; ours is for \
                  ten. 34 fill the ring within the credit scheduler's gap, which loses 28 % of the packets and makes the jitter of the \
                  others 37.9 ms";
@@ -266,13 +267,13 @@ fn voice(all: &mut Papers, bed: &Bed) {
             Claim::Unstated(paper, paper),
             ours,
         )
-        .because(lines);
+        .explain(lines);
     }
 }
 
-fn video(all: &mut Papers, bed: &Bed) {
+fn video(all: &mut Papers, bed: &Testbed) {
     let media = |bytes: u32| {
-        let mut media = Media::voice(0, Side::Down, wan(bed), bed.costs());
+        let mut media = MediaStream::voice(0, Direction::Down, wan(bed), bed.costs());
         media.every = SECOND / 20;
         media.bytes = bytes + 66;
         media.echo = true;
@@ -280,7 +281,7 @@ fn video(all: &mut Papers, bed: &Bed) {
         media.process = bed.us("voice_process_us");
         media
     };
-    // Sound and pictures each have a connection.
+    // Audio and video have a connection each.
     let stream = |ls, bytes| {
         let [jitter] = phases(&host(bed, 4, ls), ["jitter ms"], || {
             let mut media = media(bytes);
@@ -289,8 +290,8 @@ fn video(all: &mut Papers, bed: &Bed) {
         });
         jitter
     };
-    // The time of a trip is taken where commands go, of which one is under way at a time: nothing is held back there. What
-    // is asked goes out when the VM has its turn after it was due, and what comes back waits for another turn.
+    // Trip times are those of commands, one of which is in flight at a time, so none is held back. A request leaves at the
+    // VM's next turn after it is due, and its answer waits for another turn.
     let trip = [0, 2].map(|ls| phases(&host(bed, 4, ls), ["trip mean ms"], || media(160))[0]);
     let table = "table 2.3";
     let (video, audio) = (
@@ -300,7 +301,7 @@ fn video(all: &mut Papers, bed: &Bed) {
     let jitter = "sound and pictures go the same way in the model, and come to the same; why the paper's differ is not stated";
     let mut row = |what: &str, paper, ours| {
         all.row(P, table, what, "ms", Claim::Value(paper), ours)
-            .because(jitter);
+            .explain(jitter);
     };
     row("video jitter, credit", 46.2, video[0]);
     row("video jitter, vSlicer", 16.6, video[1]);
@@ -315,16 +316,16 @@ fn video(all: &mut Papers, bed: &Bed) {
         Claim::Value(64.0),
         less,
     )
-    .because(jitter);
+    .explain(jitter);
     let why = "not stated: the microslice; with 5 ms instead of Apache's 10 it is 59.8. 30 ms of delay and two waits of 10.6 ms, the mean \
                over all moments, would be 51; but what is answered 20 to 40 ms after the VM sent comes when its microslices are \
                over, and waits longer";
     for (what, paper, of) in [("credit", 110.0, trip[0]), ("vSlicer", 51.0, trip[1])] {
         let what = format!("trip time, {what}");
         all.row(P, table, what, "ms", Claim::Value(paper), of)
-            .because(why);
+            .explain(why);
     }
-    // How many trips a command takes and what the server computes for it is not stated, but both sides take the same steps.
+    // Trips and computing time per command are not stated, but both sides take the same steps.
     let trips = trip[0] / trip[1];
     for (what, credit, vslicer) in [
         ("SETUP", 361.0, 176.0),
@@ -333,7 +334,7 @@ fn video(all: &mut Papers, bed: &Bed) {
     ] {
         let what = format!("RTSP {what}, credit over vSlicer");
         all.row(P, table, what, "x", Claim::Value(credit / vslicer), trips)
-            .because(
+            .explain(
                 "a command is taken for a number of trips; what the server computes besides is not stated, nor the microslice: with 5 ms \
                  instead of Apache's 10 it is 1.92",
             );
@@ -341,5 +342,5 @@ fn video(all: &mut Papers, bed: &Bed) {
     let less = 100.0 * (1.0 - audio[1] / audio[0]);
     let what = "audio jitter lower by";
     all.row(P, table, what, "%", Claim::Value(62.0), less)
-        .because(jitter);
+        .explain(jitter);
 }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vTurbo, section 2 and section 5: vanilla Xen against turbo cores.
+//! vTurbo, sections 2 and 5: stock Xen against turbo cores.
 
 use viola_policy::slices::{Class, MS, Nanos, US};
 use viola_policy::turbo::model::{least_buffer, longest_wait};
 
-use super::vslicer::{first, ran};
-use super::{Bed, Claim, Papers, Plot, figure};
-use crate::cpu::Hog;
+use super::vslicer::{figures_of_first, run_workloads};
+use super::{Claim, Papers, Plot, Testbed, figure};
+use crate::cpu::CpuLoad;
 use crate::setup::{HostSetup, Policy, VmSetup, lookbusy};
 use crate::work::{Disk, Files, Read, Tcp, TcpConfig, Udp, Write};
 use crate::world::Workload;
 
 const P: &str = "002";
 const SECOND: Nanos = 1_000 * MS;
-/// Moments of a VM's turns at which a stream begins.
+/// Number of times within a VM's turns at which a stream begins.
 const STARTS: u64 = 5;
 
-/// `vms` VMs on one regular core, with one turbo core or in vanilla Xen.
-pub(super) fn host(bed: &Bed, vms: usize, turbo: bool, load: &str) -> HostSetup {
+/// `vms` VMs on one regular core, with one turbo core or under stock Xen.
+pub(super) fn host(bed: &Testbed, vms: usize, turbo: bool, load: &str) -> HostSetup {
     let slice = bed.ms("slice_ms");
     let vm = VmSetup {
         class: Class::Batch,
-        hog: lookbusy(bed.get(load) as u64),
+        load: lookbusy(bed.get(load) as u64),
         ..VmSetup::default()
     };
     HostSetup {
@@ -41,8 +41,8 @@ pub(super) fn host(bed: &Bed, vms: usize, turbo: bool, load: &str) -> HostSetup 
     }
 }
 
-fn tcp_config(setup: &HostSetup, bed: &Bed, turbo: bool, megabytes: f64) -> TcpConfig {
-    // Section 3.2: in proportion to the bandwidth.
+fn tcp_config(setup: &HostSetup, bed: &Testbed, turbo: bool, megabytes: f64) -> TcpConfig {
+    // Section 3.2: buffers in proportion to the bandwidth.
     let faster = setup.bits as f64 / (bed.get("nic_mbit") * 1e6);
     let buffer = if turbo {
         bed.get("tcp_buffer_mb") * 1e6 * faster
@@ -61,20 +61,20 @@ fn tcp_config(setup: &HostSetup, bed: &Bed, turbo: bool, megabytes: f64) -> TcpC
     }
 }
 
-/// The mean of runs that begin at different moments of the VM's turns.
-fn tcp(setup: &HostSetup, bed: &Bed, turbo: bool, megabytes: f64) -> f64 {
+/// Mean over streams that begin at different times of the VM's turns.
+fn tcp(setup: &HostSetup, bed: &Testbed, turbo: bool, megabytes: f64) -> f64 {
     let round = bed.ms("slice_ms") * setup.vms.len() as u64;
     let of = (0..STARTS).map(|k| {
         let mut config = tcp_config(setup, bed, turbo, megabytes);
         config.start = SECOND + round * k / STARTS;
         let tcp = Tcp::new(0, config, setup.costs);
-        let of = first(setup, vec![Box::new(tcp)], 60 * SECOND);
+        let of = figures_of_first(setup, vec![Box::new(tcp)], 60 * SECOND);
         figure(&of, "throughput Mbit/s")
     });
     of.sum::<f64>() / STARTS as f64
 }
 
-fn udp(setup: &HostSetup, bed: &Bed, mbit: f64, vms: usize, buffer: f64) -> Vec<f64> {
+fn udp(setup: &HostSetup, bed: &Testbed, mbit: f64, vms: usize, buffer: f64) -> Vec<f64> {
     let bytes = 1470;
     let every = (f64::from(bytes) * 8e3 / mbit) as Nanos;
     let one = |vm| -> Box<dyn Workload + Send> {
@@ -83,7 +83,7 @@ fn udp(setup: &HostSetup, bed: &Bed, mbit: f64, vms: usize, buffer: f64) -> Vec<
         udp.head = bed.get("socket_head_bytes") as u32;
         Box::new(udp)
     };
-    let sim = ran(setup, (0..vms).map(one).collect(), 10 * SECOND);
+    let sim = run_workloads(setup, (0..vms).map(one).collect(), 10 * SECOND);
     let of = sim.workloads.iter().map(|w| w.figures(&sim.world));
     of.map(|f| figure(&f, "throughput Mbit/s")).collect()
 }
@@ -93,7 +93,7 @@ fn holds(yes: bool) -> f64 {
 }
 
 pub(super) fn run(all: &mut Papers) {
-    let bed = Bed::xen_4_1();
+    let bed = Testbed::xen_4_1();
     waits(all, &bed);
     table_1(all, &bed);
     short_slices(all, &bed);
@@ -101,12 +101,12 @@ pub(super) fn run(all: &mut Papers) {
     streams(all, &bed);
     many(all, &bed);
     applications(all, &bed);
-    // The introduction's example: the second VM asks for half of either core.
+    // The introduction's example: the second VM asks for half of each core.
     let example = ([100, 50], [0, 50], [(75.0, 0.0), (25.0, 50.0)]);
     consumed(all, &bed, ("section 1", "example"), example);
 }
 
-fn waits(all: &mut Papers, bed: &Bed) {
+fn waits(all: &mut Papers, bed: &Testbed) {
     let ms = |t: Nanos| t as f64 / 1e6;
     let (slice, slot) = (bed.ms("slice_ms"), bed.us("slot_us"));
     let mut row = |place, what: &str, unit, paper, ours| {
@@ -136,7 +136,7 @@ fn waits(all: &mut Papers, bed: &Bed) {
         least,
     );
     let ping = crate::work::Ping::new(0, (0, 2 * SECOND), 0, bed.costs());
-    let of = first(
+    let of = figures_of_first(
         &host(bed, 4, false, "load_percent"),
         vec![Box::new(ping)],
         2_000 * SECOND,
@@ -150,7 +150,7 @@ fn waits(all: &mut Papers, bed: &Bed) {
     );
 }
 
-fn table_1(all: &mut Papers, bed: &Bed) {
+fn table_1(all: &mut Papers, bed: &Testbed) {
     let cases = [
         ([100, 100], [0, 0], [(50.0, 0.0), (50.0, 0.0)]),
         ([100, 100], [0, 100], [(100.0, 0.0), (0.0, 100.0)]),
@@ -162,36 +162,36 @@ fn table_1(all: &mut Papers, bed: &Bed) {
     }
 }
 
-/// What two VMs ask of the regular and of the turbo core, and what the paper says they consumed of either, percent.
+/// Demand of two VMs for the regular and the turbo core, and what the paper says they consumed of each, percent.
 type Case = ([u64; 2], [u64; 2], [(f64, f64); 2]);
 
-fn consumed(all: &mut Papers, bed: &Bed, (place, name): (&'static str, &str), case: Case) {
+fn consumed(all: &mut Papers, bed: &Testbed, (place, name): (&'static str, &str), case: Case) {
     let (regular, turbo, expected) = case;
     let mut setup = host(bed, 2, true, "load_percent");
     for (vm, r) in setup.vms.iter_mut().zip(regular) {
-        vm.hog = Hog::percent(r, 300 * MS);
+        vm.load = CpuLoad::percent(r, 300 * MS);
     }
     let time = 10 * SECOND;
     let mut sim = setup.simulation(Vec::new(), 1);
     for (vm, t) in turbo.into_iter().enumerate() {
         let irq = sim.world.vms[vm].irq;
-        sim.world.hogs.push((0, irq, Hog::percent(t, 5 * MS)));
+        sim.world.loads.push((0, irq, CpuLoad::percent(t, 5 * MS)));
     }
     sim.run(time);
     for (vm, paper) in (0..).zip(expected) {
         let of = sim.world.vms[vm];
         let part = |vcpu| 100.0 * sim.world.cpus.usage(vcpu).ran as f64 / time as f64;
         let what = |core| format!("{name}, VM{}, consumed on the {core} core", vm + 1);
-        all.row(P, place, what("regular"), "%", Claim::Value(paper.0), part(of.app)).because(
+        all.row(P, place, what("regular"), "%", Claim::Value(paper.0), part(of.app)).explain(
             "a VM that the equation leaves nothing keeps 1 ms of each 150 ms here (the machine's floor)",
         );
-        all.row(P, place, what("turbo"), "%", Claim::Value(paper.1), part(of.irq)).because(
+        all.row(P, place, what("turbo"), "%", Claim::Value(paper.1), part(of.irq)).explain(
             "a slot that a wake-up interrupts is made up in the next one; the core's switches are not counted to it",
         );
     }
 }
 
-fn short_slices(all: &mut Papers, bed: &Bed) {
+fn short_slices(all: &mut Papers, bed: &Testbed) {
     let slices = [30_000, 15_000, 5_000, 1_000, 500, 100_u64];
     let of = |slice: Nanos, stream: bool| {
         let mut setup = host(bed, 4, false, "load_percent");
@@ -201,12 +201,12 @@ fn short_slices(all: &mut Papers, bed: &Bed) {
         }
         setup.vms[3].refill = bed.us("stream_refill_us");
         let time = 10 * SECOND;
-        let sim = ran(&setup, Vec::new(), time);
+        let sim = run_workloads(&setup, Vec::new(), time);
         sim.world.cpus.usage(sim.world.vms[3].app).computed as f64 / time as f64
     };
     let throughput = slices.map(|us| of(us * US, false));
     let memory = slices.map(|us| of(us * US, true));
-    all.row(P, "fig 2a", "TCP, 4 VMs, slices of 0.1 ms", "Mbit/s", Claim::Value(900.0), throughput[5]).because(
+    all.row(P, "fig 2a", "TCP, 4 VMs, slices of 0.1 ms", "Mbit/s", Claim::Value(900.0), throughput[5]).explain(
         "at 0.1 ms the VM's quarter of the core must carry softirq, acknowledgements and copying of every segment; the \
          model's costs for a segment allow no more than this",
     );
@@ -255,10 +255,10 @@ fn short_slices(all: &mut Papers, bed: &Bed) {
         Claim::Missing,
         f64::NAN,
     )
-    .because("caches are a time after a switch here, not lines");
+    .explain("caches are a time after a switch here, not lines");
 }
 
-fn disks(all: &mut Papers, bed: &Bed) {
+fn disks(all: &mut Papers, bed: &Testbed) {
     let disk = Disk {
         rate: bed.get("disk_mb_per_s") * 1e6,
         request: (bed.get("disk_request_kb") * 1024.0) as u64,
@@ -275,12 +275,12 @@ fn disks(all: &mut Papers, bed: &Bed) {
             let depth = ahead.ceil() as u64;
             Box::new(Read::new(0, Disk { depth, ..disk }, bed.costs()))
         };
-        let of = first(&setup, vec![work], 60 * SECOND);
+        let of = figures_of_first(&setup, vec![work], 60 * SECOND);
         figure(&of, if write { "written MB/s" } else { "read MB/s" })
     };
     let gain = |write| 100.0 * (run(true, write) / run(false, write) - 1.0);
-    // Between what 3 VMs with a little load and 5 with all do, and disks of 40 to 100 MB/s, writing gains anything from nothing
-    // to 243 %, and reading from -54 to 128 %.
+    // From 3 VMs with a little load to 5 busy ones, and with disks of 40 to 100 MB/s, writing gains 0 to 243 % and reading
+    // -54 to 128 %.
     let why = "not stated: the disk, the number of VMs and how busy they are; ours is for 100 MB/s and four that are always busy. With three to \
                five VMs, 20 to 100 % and 40 to 100 MB/s writing gains 0 to 243 % (79 with three busy ones and 70 MB/s, 83 with four and 40), \
                and reading -54 to 128 %";
@@ -296,11 +296,11 @@ fn disks(all: &mut Papers, bed: &Bed) {
             Claim::Unstated(low, high),
             gain(write),
         )
-        .because(why);
+        .explain(why);
     }
 }
 
-fn streams(all: &mut Papers, bed: &Bed) {
+fn streams(all: &mut Papers, bed: &Testbed) {
     let mut plot: [Vec<(f64, f64)>; 4] = Default::default();
     let mut ten: [Vec<(f64, f64)>; 2] = Default::default();
     let (mut tcp_gain, mut udp_gain, mut full, mut fast) = (Vec::new(), Vec::new(), true, true);
@@ -333,7 +333,7 @@ fn streams(all: &mut Papers, bed: &Bed) {
                turbo side comes to 890 to 930 Mbit/s until all is read, the paper's, whose gains would be 660 to 730 there, often falls back to \
                the slow path after a loss: the model's has none, and the text does not say where they come from";
     all.row(P, "fig 6a", "TCP, least gain", "%", Claim::Value(63.0), low)
-        .because(why);
+        .explain(why);
     all.row(
         P,
         "fig 6a",
@@ -342,17 +342,17 @@ fn streams(all: &mut Papers, bed: &Bed) {
         Claim::Value(200.0),
         high,
     )
-    .because(why);
+    .explain(why);
     let most = udp_gain.iter().copied().fold(0.0, f64::max);
     all.row(P, "fig 6a", "UDP, most gain", "x", Claim::Value(4.0), most);
     let shape = "with a turbo core UDP comes close to 1 Gbit/s whatever the number of VMs";
-    all.row(P, "fig 6a", "UDP, turbo core", "", Claim::Shape(shape), holds(full)).because(
+    all.row(P, "fig 6a", "UDP, turbo core", "", Claim::Shape(shape), holds(full)).explain(
         "with 4 others FS^R leaves the receiver 10 % of the regular core (a fifth of 113 % less the 13 % that its softirqs use), a \
          slice in 300 ms, and 40 MB hold 200 ms: 688 Mbit/s. With 80 MB, which Linux grants to a process that asks for 40, it is the \
          line's rate, but 40 MB then are more than twice of what 900 Mbit/s need with 3 others",
     );
     let shape = "at 10 Gbit/s TCP gains too, and does not come to line speed";
-    all.row(P, "fig 6b", "10 Gbit/s", "", Claim::Shape(shape), holds(fast)).because(
+    all.row(P, "fig 6b", "10 Gbit/s", "", Claim::Shape(shape), holds(fast)).explain(
         "without segments merged on receipt (GRO), softirqs of a turbo vCPU at this rate use up the VM's share of both pools, and \
          FS^R leaves its process next to nothing to read with",
     );
@@ -380,10 +380,10 @@ fn streams(all: &mut Papers, bed: &Bed) {
         .map(|k| 2.5 * f64::from(k))
         .find(|&mb| udp(&setup, bed, 950.0, 1, mb)[0] > 900.0);
     all.row(P, "section 3.2", "buffer that carries 900 Mbit/s of UDP", "MB", Claim::Value(40.0), enough.unwrap_or(f64::NAN))
-        .because("what Linux charges for a datagram besides its payload is in; which sizes below 40 MB the paper tried is not stated");
+        .explain("what Linux charges for a datagram besides its payload is in; which sizes below 40 MB the paper tried is not stated");
 }
 
-fn many(all: &mut Papers, bed: &Bed) {
+fn many(all: &mut Papers, bed: &Testbed) {
     let (mut fair, mut wire) = (true, true);
     for vms in 1..=4_usize {
         for turbo in [false, true] {
@@ -421,9 +421,9 @@ fn many(all: &mut Papers, bed: &Bed) {
     two_vcpus(all, bed);
 }
 
-/// Figure 8: four VMs of two vCPUs on two cores, of which one receives. A vCPU stays on its core here.
-fn two_vcpus(all: &mut Papers, bed: &Bed) {
-    // Its interrupts and its process on the same vCPU, on two, and with a turbo vCPU: TCP and UDP, Mbit/s.
+/// Figure 8: four VMs of two vCPUs on two cores; one VM receives. vCPUs do not migrate here.
+fn two_vcpus(all: &mut Papers, bed: &Testbed) {
+    // TCP and UDP (Mbit/s) with interrupts and process on one vCPU, on two, and with a turbo vCPU.
     let of = |apart: bool, turbo: bool| {
         let mut setup = host(bed, 8, turbo, "load_percent");
         setup.cores = 2;
@@ -461,7 +461,7 @@ fn two_vcpus(all: &mut Papers, bed: &Bed) {
     );
 }
 
-fn applications(all: &mut Papers, bed: &Bed) {
+fn applications(all: &mut Papers, bed: &Testbed) {
     let mut gains = Vec::new();
     for others in [2, 3, 4_usize] {
         let of = [false, true].map(|turbo| {
@@ -478,9 +478,9 @@ fn applications(all: &mut Papers, bed: &Bed) {
     let low = gains.iter().copied().fold(f64::INFINITY, f64::min);
     let high = gains.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     all.row(P, "fig 9b", "SCP, least gain", "%", Claim::Value(53.0), low)
-        .because(why);
+        .explain(why);
     all.row(P, "fig 9b", "SCP, most gain", "%", Claim::Value(66.0), high)
-        .because(why);
+        .explain(why);
     nfs(all, bed);
     for what in ["one instance", "instance 1 of two", "instance 2 of two"] {
         all.row(
@@ -491,33 +491,34 @@ fn applications(all: &mut Papers, bed: &Bed) {
             Claim::Missing,
             f64::NAN,
         )
-        .because("neither the work of an operation nor the calls between its three VMs are stated");
+        .explain("neither the work of an operation nor the calls between its three VMs are stated");
     }
 }
 
-/// A file written through nfsd: TCP into the VM, whose kernel threads copy it to the page cache. The neighbours have 30 %.
-fn nfs(all: &mut Papers, bed: &Bed) {
+/// A file written through nfsd: TCP into the VM, whose kernel threads copy it to the page cache. The other VMs have a load
+/// of 30 %.
+fn nfs(all: &mut Papers, bed: &Testbed) {
     let of = [false, true].map(|turbo| {
         let mut setup = host(bed, 4, turbo, "nfs_load_percent");
-        setup.vms[0].hog = Hog::None;
+        setup.vms[0].load = CpuLoad::None;
         tcp(&setup, bed, turbo, 1_000.0)
     });
     let shape = "vTurbo carries more, and not more than twice as much";
     let gain = of[1] / of[0];
     all.row(P, "fig 9a", "NFS, writing", "", Claim::Shape(shape), holds(gain > 1.0 && gain < 2.3))
-        .because("a server that computes nothing besides wakes in BOOST, so that Xen serves it as well as a turbo core does");
-    // Read: nfsd takes the requests, of which the client has many under way; what it handed to its socket goes out by the
-    // kernel, which is the turbo vCPU's.
+        .explain("a server that computes nothing besides wakes in BOOST, so that Xen serves it as well as a turbo core does");
+    // Read: nfsd handles the requests, of which the client has many in flight. The kernel, on the turbo vCPU, sends what nfsd
+    // writes to its socket.
     let of = [false, true].map(|turbo| {
         let mut setup = host(bed, 4, turbo, "nfs_load_percent");
-        setup.vms[0].hog = Hog::None;
+        setup.vms[0].load = CpuLoad::None;
         let bytes = (bed.get("nfs_request_kb") * 1024.0) as u64;
         let requests = bed.get("nfs_requests") as u64;
         let files = Files::new(0, bytes, requests, None, bed.costs());
-        let of = first(&setup, vec![Box::new(files)], 10 * SECOND);
+        let of = figures_of_first(&setup, vec![Box::new(files)], 10 * SECOND);
         figure(&of, "served MB/s")
     });
     let gain = of[1] / of[0];
     all.row(P, "fig 9a", "NFS, reading", "", Claim::Shape(shape), holds(gain > 1.0 && gain < 2.3))
-        .because("a server that computes nothing besides wakes in BOOST, so that Xen serves it as well as a turbo core does");
+        .explain("a server that computes nothing besides wakes in BOOST, so that Xen serves it as well as a turbo core does");
 }

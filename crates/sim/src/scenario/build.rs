@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the tables of a file to a host that runs, and what came out.
+//! Turns the tables of a scenario file into a simulation, and a simulation into results.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ use viola_policy::lanes::Config as LaneConfig;
 use super::file::{self, File, Scheduler, Vm, Work};
 use crate::setup::{HostSetup, Policy, VmSetup, lookbusy};
 use crate::work::{
-    Blocks, Disk, Files, GuestCosts, Http, Media, Ping, Read, Side, Tcp, TcpConfig, Udp, Write,
+    Blocks, Direction, Disk, Files, GuestCosts, Http, MediaStream, Ping, Read, Tcp, TcpConfig, Udp,
+    Write,
 };
 use crate::world::{Simulation, Workload};
 
@@ -27,7 +28,7 @@ pub struct Scenario {
     pub name: String,
     /// Simulated time, ns.
     pub time: Nanos,
-    /// Seed that the file names.
+    /// Seed of the file.
     pub seed: u64,
     /// The host.
     pub host: HostSetup,
@@ -35,33 +36,33 @@ pub struct Scenario {
     work: Vec<(usize, &'static str, Maker)>,
 }
 
-/// What came out of a run.
+/// Results of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Name of the scenario.
     pub name: String,
     /// Simulated time, s.
     pub seconds: f64,
-    /// Events handled.
+    /// Number of events handled.
     pub events: u64,
-    /// Per VM.
+    /// Results per VM.
     pub vms: Vec<VmOutcome>,
 }
 
-/// What one VM got.
+/// Results of one VM.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct VmOutcome {
     /// Name.
     pub name: String,
-    /// Part of a core that it ran, turbo vCPU included.
+    /// Part of a core that it ran, with its turbo vCPU.
     pub ran: f64,
-    /// Part of the time that its vCPUs wanted to run and did not.
+    /// Part of the time in which its vCPUs wanted to run and did not.
     pub waited: f64,
     /// Longest wait, ms.
     pub longest_wait_ms: f64,
-    /// Packets that its ring dropped.
+    /// Number of packets that its ring dropped.
     pub ring_drops: u64,
-    /// Figures of what it did: kind of work, name, value.
+    /// Results of its work: kind, name, value.
     pub figures: Vec<(String, String, f64)>,
 }
 
@@ -71,12 +72,12 @@ impl Scenario {
         self.run_on(&self.host, seed)
     }
 
-    /// Runs its VMs' work on another host, which has as many VMs.
+    /// Runs its VMs' work on another host with as many VMs.
     pub fn run_on(&self, host: &HostSetup, seed: u64) -> Outcome {
         self.outcome(&self.simulated(host, seed))
     }
 
-    /// The same, and gives what ran.
+    /// As [`Scenario::run_on`]; returns the simulation.
     pub(crate) fn simulated(&self, host: &HostSetup, seed: u64) -> Simulation {
         let work = self.work.iter().map(|(_, _, make)| make()).collect();
         let mut sim = host.simulation(work, seed);
@@ -84,7 +85,7 @@ impl Scenario {
         sim
     }
 
-    /// What kinds of work its VMs do.
+    /// The kinds of work of its VMs.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.work.iter().map(|(_, kind, _)| *kind)
     }
@@ -123,7 +124,7 @@ impl Scenario {
     }
 }
 
-/// A value, or what stands for it; wrong if `ok` says so.
+/// The value, or `default`; an error if it is not within the bounds.
 fn checked<T: Copy + PartialOrd + std::fmt::Display>(
     value: &Option<Spanned<T>>,
     key: &str,
@@ -295,7 +296,7 @@ fn vm_setup(of: &Vm, host: &HostSetup, index: usize) -> Result<VmSetup, Fault> {
         microslice: checked(&of.microslice_us, "microslice_us", 5_000, (10, 100_000))? * US,
         core: checked(&of.core, "core", index % cores, (0, cores - 1))?,
         turbo_core: checked(&of.turbo_core, "turbo_core", index % turbo, (0, turbo - 1))?,
-        hog: lookbusy(checked(&of.load_percent, "load_percent", 0, (0, 100))?),
+        load: lookbusy(checked(&of.load_percent, "load_percent", 0, (0, 100))?),
         refill: of.refill_us.unwrap_or(0) * US,
     })
 }
@@ -328,7 +329,7 @@ fn maker(
         submit: 5 * US,
         complete: 10 * US,
     };
-    // A disk's speed, where one is given.
+    // Speed of a disk, bytes per second.
     let speed = |mb: Option<f64>| {
         mb.map(|mb| positive(mb, "mb_per_s").map(|mb| mb * 1e6))
             .transpose()
@@ -431,10 +432,10 @@ fn maker(
             lines,
             delay_ms,
         } => {
-            let side = if down { Side::Down } else { Side::Up };
+            let side = if down { Direction::Down } else { Direction::Up };
             let delay = bounds(delay_ms);
             let make = move || -> Box<dyn Workload + Send> {
-                let mut media = Media::voice(vm, side, delay, costs);
+                let mut media = MediaStream::voice(vm, side, delay, costs);
                 media.lines = lines.unwrap_or(1).max(1);
                 Box::new(media)
             };

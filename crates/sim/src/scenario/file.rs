@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tables and keys of a scenario file, as they stand in it.
+//! The tables and keys of a scenario file.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -52,7 +52,7 @@ pub(super) struct Lanes {
     pub(super) hold_ms: Option<u64>,
 }
 
-/// Who schedules.
+/// The scheduler of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Scheduler {

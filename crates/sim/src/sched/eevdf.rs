@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stock Linux: EEVDF on one core (kernel/sched/fair.c from 6.6 on, as it is in 6.18), vCPUs as its tasks.
+//! Stock Linux: EEVDF on one core (kernel/sched/fair.c since 6.6, as of 6.18), with vCPUs as tasks.
 //!
-//! A task is eligible while its virtual run time is not ahead of the mean; the eligible one with the earliest virtual
-//! deadline runs. It is protected against those that wake until the deadline that it was picked with (RUN_TO_PARITY); that
-//! its slice is over is noticed at a tick or when another one wakes. A task that sleeps keeps its lag, at most a slice and
-//! a tick's worth. Group scheduling, migration and
-//! the fair server are left out.
+//! A task is eligible while its virtual run time is not ahead of the mean; the eligible task with the earliest virtual
+//! deadline runs. Until the deadline with which it was picked, tasks that wake do not preempt it (RUN_TO_PARITY). The kernel
+//! notices the end of a slice at a tick or a wake-up. A task that sleeps keeps its lag, at most a slice and a tick. Group
+//! scheduling, migration and the fair server are not modelled.
 
 use viola_policy::slices::{FOREVER, MS, Nanos, Params, US};
 
@@ -14,14 +13,14 @@ use super::{Pick, Scheduler, Views};
 /// Settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// base_slice_ns of two cores: 0.7 ms·(1 + log2 2).
+    /// base_slice_ns with two cores: 0.7 ms·(1 + log2 2).
     pub slice: Nanos,
-    /// Time between two ticks: 4 ms at HZ 250.
+    /// Tick interval: 4 ms at HZ 250.
     pub tick: Nanos,
-    /// A packet for a VM that waits wakes a thread of it, as with UML guests, whose kernel is one thread and their
-    /// processes others.
+    /// Whether a packet for a waiting VM wakes a thread of it, as with UML guests: their kernel is one thread, their processes
+    /// are others.
     pub packets_wake: bool,
-    /// Each VM that wants to run has such a thread woken so often, by the timer of its own kernel; 0: none has.
+    /// Interval at which the timer of a guest's own kernel wakes such a thread, for each VM that wants to run; 0: never.
     pub own_tick: Nanos,
 }
 
@@ -38,14 +37,14 @@ impl Default for Config {
 
 #[derive(Debug, Clone, Copy)]
 struct Task {
-    /// 1024 is nice 0.
+    /// Kernel weight: 1024 is nice 0.
     weight: f64,
     vruntime: f64,
     deadline: f64,
-    /// Of one that sleeps: how far its vruntime was behind the mean.
+    /// Of a sleeping task: how far its vruntime was behind the mean.
     lag: f64,
     queued: bool,
-    /// A packet waited for it already.
+    /// Whether a packet already waited for it.
     io: bool,
 }
 
@@ -55,7 +54,7 @@ pub struct Eevdf {
     config: Config,
     tasks: Vec<Task>,
     current: Option<usize>,
-    /// Virtual run time until which the current one is protected.
+    /// Virtual run time until which the current task is protected from preemption.
     protected: f64,
     next_tick: Nanos,
     next_own: Nanos,
@@ -76,7 +75,7 @@ impl Eevdf {
         }
     }
 
-    /// Mean virtual run time of those that want to run, by weight.
+    /// Mean virtual run time by weight of the tasks that want to run.
     fn mean(&self) -> f64 {
         let (mut sum, mut weight) = (0.0, 0.0);
         for task in self.tasks.iter().filter(|t| t.queued) {
@@ -92,7 +91,7 @@ impl Eevdf {
         let slice = self.config.slice as f64;
         let task = &mut self.tasks[i];
         let vslice = slice * 1024.0 / task.weight;
-        // What it takes from the mean by coming is given back to it, so that its lag is kept (place_entity).
+        // The task shifts the mean by joining; scaling keeps its lag (place_entity).
         let lag = if total > 0.0 {
             task.lag * (total + task.weight) / total
         } else {
@@ -179,7 +178,7 @@ impl Scheduler for Eevdf {
         }
         let queued = self.queued().count();
         if self.config.own_tick > 0 {
-            // Theirs are spread over their period.
+            // The VMs' timers are spread over the interval.
             let every = (self.config.own_tick / queued.max(1) as u64).max(1);
             woke |= now >= self.next_own;
             self.next_own = (now / every + 1) * every;
@@ -211,7 +210,7 @@ impl Scheduler for Eevdf {
         }
     }
 
-    fn hears_io(&self) -> bool {
+    fn wants_io_events(&self) -> bool {
         self.config.packets_wake
     }
 }

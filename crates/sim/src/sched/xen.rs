@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Xen's own credit scheduler on one core, as its source has it (xen/common/sched_credit.c): the papers' baseline.
+//! Xen's own credit scheduler on one core, after its source (xen/common/sched_credit.c): the papers' baseline.
 //!
-//! `policy` has a credit scheduler too, with shares that can be relied on; this one keeps what made the papers' figures:
-//! - An accounting every 30 ms hands out 30 ms of credit for every core of the host, also those that these VMs may not
-//!   use. VMs that share one core of several therefore hardly ever run out of credits: they are UNDER, and take turns.
-//! - Up to Xen 3.4 the tick of 10 ms debits whom it finds running with 10 ms; since 4.0 it is what was run.
-//! - A VM that wakes while UNDER is in BOOST until a tick finds it running. A VM preempted goes behind those of its
-//!   priority, and begins a new slice when its turn comes.
-//! - A VM with more than 30 ms of credit is taken for idle: it has none and earns none until a tick finds it running.
+//! The credit scheduler of `viola-policy` makes shares reliable; this one keeps what shaped the papers' figures:
+//! - Every 30 ms an accounting hands out 30 ms of credit for every core of the host, including cores that these VMs may not
+//!   use. VMs that share one of several cores therefore hardly ever run out of credits: they are UNDER and take turns.
+//! - Up to Xen 3.4 the tick debits 10 ms to the VM that it finds running; since 4.0 a VM pays for what it ran.
+//! - A VM that wakes while UNDER is in BOOST until a tick finds it running. A preempted VM goes behind those of its priority
+//!   and begins a new slice at its next turn.
+//! - A VM with more than 30 ms of credit counts as idle: it loses its credit, and earns none until a tick finds it running.
 //!
-//! Domain 0 has a core of its own. Caps and the balance between cores are left out.
+//! Domain 0 has a core of its own. Caps and load balancing are not modelled.
 
 use viola_policy::slices::{DEFAULT_WEIGHT, FOREVER, MS, Nanos, Params};
 
 use super::{Pick, Scheduler, Views};
 
 const TICK: Nanos = 10 * MS;
-/// Ticks from one accounting to the next.
+/// Number of ticks per accounting.
 const TICKS: u64 = 3;
-/// Most credit, and what a core hands out in an accounting.
+/// Maximum credit, and what one core hands out per accounting, ns.
 const MOST: i64 = 30 * MS as i64;
 
 /// Settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Slice.
+    /// Slice, ns.
     pub slice: Nanos,
-    /// Cores of the host, each of which adds to what is handed out.
+    /// Number of cores of the host, each of which adds to the credit handed out.
     pub cores: u32,
-    /// The tick debits 10 ms (up to Xen 3.4); else what was run is.
+    /// Whether the tick debits 10 ms (up to Xen 3.4) instead of the time that was run.
     pub by_tick: bool,
-    /// Domain 0 has so much to do that ticks find it running; then it earns too.
+    /// Whether domain 0 is so busy that ticks find it running, so that it earns credit too.
     pub domain_0: bool,
 }
 
@@ -55,7 +55,7 @@ struct Vcpu {
 pub struct Xen {
     config: Config,
     vcpus: Vec<Vcpu>,
-    /// Those that wait, by priority, and in turn.
+    /// The waiting vCPUs by priority, then in turn.
     queue: Vec<usize>,
     current: Option<usize>,
     ends: Nanos,
@@ -77,7 +77,7 @@ impl Xen {
         }
     }
 
-    /// Behind all of its priority (__runq_insert).
+    /// Queues a vCPU behind all of its priority (__runq_insert).
     fn enqueue(&mut self, i: usize) {
         let of = self.vcpus[i].priority;
         let at = self
@@ -89,7 +89,7 @@ impl Xen {
         self.vcpus[i].queued = true;
     }
 
-    /// csched_tick, and csched_acct with every third.
+    /// csched_tick, and csched_acct at every third one.
     fn tick(&mut self) {
         if let Some(i) = self.current {
             let v = &mut self.vcpus[i];
@@ -104,7 +104,7 @@ impl Xen {
         self.ticks += 1;
         if self.ticks.is_multiple_of(TICKS) {
             self.account();
-            // Stable, as csched_runq_sort; BOOST stays before UNDER, where it was put.
+            // A stable sort, as csched_runq_sort; BOOST stays before UNDER, where it was inserted.
             let vcpus = &self.vcpus;
             self.queue
                 .sort_by_key(|&i| vcpus[i].priority < Priority::Under);
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
     use viola_policy::slices::Class;
 
-    /// Three busy VMs and one that wakes; who runs, at the times at which it changes.
+    /// Three busy VMs and one that wakes: the times at which another VM runs, and that VM.
     fn turns(config: Config, wakes: Nanos, end: Nanos) -> Vec<(Nanos, usize)> {
         let mut xen = Xen::new(config);
         let params = |id| Params {

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDFS blocks that a VM reads from a DataNode in another VM of the host: through both guests with a copy at each step
-//! (vRead, section 2.1), or with vread past the DataNode.
+//! A VM that reads HDFS blocks from a DataNode VM of the same host: through both guests with a copy at each step (vRead,
+//! section 2.1), or with vread past the DataNode VM.
 
 use viola_policy::slices::{MS, Nanos};
 
 use super::disk::read_time;
-use super::{GuestCosts, Times};
+use super::{Durations, GuestCosts};
 use crate::cpu::Level;
 use crate::net::{Packet, Server};
 use crate::world::{Workload, World};
 
-/// What goes from VM to VM at once, and how many of these without an answer.
+/// Size of a chunk between the VMs, bytes, and number of chunks in flight without an acknowledgement.
 const CHUNK: u64 = 64 << 10;
 const WINDOW: u64 = 2;
-/// A request of which nothing comes for so long is made again.
+/// A request without progress for this long is repeated.
 const LOST: Nanos = 1_000 * MS;
 
-/// A reader and its DataNode.
+/// A reader and its DataNode VM.
 #[derive(Debug)]
 pub struct Blocks {
     vm: usize,
     node: usize,
-    /// Bytes of a request.
+    /// Size of a request, bytes.
     bytes: u64,
-    /// Bytes per second of the DataNode's disk; `None`: all is cached.
+    /// Speed of the DataNode's disk, bytes per second; `None`: all blocks are cached.
     disk: Option<f64>,
     costs: GuestCosts,
     owner: usize,
@@ -35,11 +35,11 @@ pub struct Blocks {
     unsent: u64,
     unread: u64,
     read: u64,
-    times: Times,
+    times: Durations,
     again: u64,
 }
 
-/// Marks: what it is, in the lowest bits; above them the number of the request.
+/// Tags: the kind in the lowest bits, above it the number of the request.
 const ASK: u64 = 0;
 const READ: u64 = 1;
 const ON_DISK: u64 = 2;
@@ -50,7 +50,7 @@ const CHECK: u64 = 6;
 const ALL: u64 = 7;
 
 impl Blocks {
-    /// Not begun; the next request is made when the last is answered.
+    /// A reader that makes the next request when the last one is answered.
     pub fn new(vm: usize, node: usize, bytes: u64, disk: Option<f64>, costs: GuestCosts) -> Self {
         Self {
             vm,
@@ -67,7 +67,7 @@ impl Blocks {
             unsent: 0,
             unread: 0,
             read: 0,
-            times: Times::default(),
+            times: Durations::default(),
             again: 0,
         }
     }
@@ -96,17 +96,17 @@ impl Blocks {
         self.unread = self.bytes;
         let vcpu = world.vms[self.vm].app;
         world.work(vcpu, Level::App, self.costs.call, self.owner, self.tag(ASK));
-        world.call(world.now + LOST, self.owner, self.tag(CHECK));
+        world.set_timer(world.now + LOST, self.owner, self.tag(CHECK));
     }
 
-    /// When the disk has what is asked for.
+    /// Time at which the disk has read a request, ns.
     fn device(&mut self, now: Nanos) -> Nanos {
         let Some(rate) = self.disk else { return now };
         let at = self.device.serve(now, read_time(self.bytes, rate));
         at.unwrap_or(now)
     }
 
-    /// The DataNode sends a next chunk.
+    /// The DataNode sends the next chunk.
     fn send(&mut self, world: &mut World) {
         let bytes = self.unsent.min(CHUNK);
         if bytes > 0 {
@@ -132,7 +132,7 @@ impl Workload for Blocks {
         self.next(world);
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         if tag >> 3 != self.number {
             return;
         }
@@ -141,10 +141,10 @@ impl Workload for Blocks {
                 self.again += 1;
                 self.request(world);
             }
-            CHECK => world.call(self.progress + LOST, self.owner, tag),
+            CHECK => world.set_timer(self.progress + LOST, self.owner, tag),
             ON_DISK => {
-                // Out of the virtual disk into the process, and from there into the socket.
-                let cost = 2 * self.costs.copying(self.bytes);
+                // Copies from the virtual disk to the process, and from there to the socket.
+                let cost = 2 * self.costs.blocking_call(self.bytes);
                 let vcpu = world.vms[self.node].app;
                 world.work(vcpu, Level::App, cost, self.owner, self.tag(ON_DISK));
             }
@@ -156,35 +156,35 @@ impl Workload for Blocks {
         }
     }
 
-    fn received(&mut self, world: &mut World, _vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, _vm: usize, packet: Packet) {
         if packet.tag >> 3 != self.number {
             return;
         }
         match packet.tag & 7 {
             READ => {
                 let at = self.device(world.now);
-                world.call(at, self.owner, self.tag(ON_DISK));
+                world.set_timer(at, self.owner, self.tag(ON_DISK));
             }
             ACK => self.send(world),
             _ => {
                 let bytes = u64::from(packet.bytes - 90);
-                let cost = self.costs.copying(bytes);
+                let cost = self.costs.blocking_call(bytes);
                 let vcpu = world.vms[self.vm].app;
                 world.work(vcpu, Level::App, cost, self.owner, self.tag(DATA));
             }
         }
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         if tag >> 3 != self.number {
             return;
         }
         match tag & 7 {
-            ASK if world.help.vread => {
-                // A thread of the host reads and copies to where the guest finds it.
+            ASK if world.paths.vread => {
+                // A thread of the host reads and copies the data to the guest.
                 let at = self.device(world.now);
-                let at = self.worker.serve(at, self.costs.copying(self.bytes));
-                world.call(at.unwrap_or(world.now), self.owner, self.tag(TOLD));
+                let at = self.worker.serve(at, self.costs.blocking_call(self.bytes));
+                world.set_timer(at.unwrap_or(world.now), self.owner, self.tag(TOLD));
             }
             ASK => world.send_across(self.node, self.packet(READ, 160)),
             ON_DISK => {
@@ -195,7 +195,7 @@ impl Workload for Blocks {
             }
             TOLD => {
                 let vcpu = world.vms[self.vm].app;
-                let cost = self.costs.copying(self.bytes);
+                let cost = self.costs.blocking_call(self.bytes);
                 world.work(vcpu, Level::App, cost, self.owner, self.tag(ALL));
             }
             ALL => self.came(world, self.bytes),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file written through the guest's page cache, or read with read-ahead (IOzone).
+//! Writing a file through the guest's page cache, or reading it with read-ahead (IOzone).
 
 use viola_policy::slices::Nanos;
 
@@ -8,36 +8,36 @@ use crate::cpu::Level;
 use crate::net::{Packet, Server};
 use crate::world::{Workload, World};
 
-/// A disk, and what it takes to use it.
+/// A disk, and the costs of its use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Disk {
-    /// Bytes per second.
+    /// Speed, bytes per second.
     pub rate: f64,
-    /// Bytes of a request.
+    /// Size of a request, bytes.
     pub request: u64,
-    /// Requests under way at once.
+    /// Maximum number of requests in flight.
     pub depth: u64,
-    /// Guest's time to submit a request, and to complete one, ns.
+    /// Guest's time to submit a request, ns.
     pub submit: Nanos,
-    /// Completion, ns.
+    /// Guest's time to complete a request, ns.
     pub complete: Nanos,
 }
 
-/// Time that a disk of `rate` bytes per second takes for so many bytes.
+/// Time of a disk of `rate` bytes per second for so many bytes, ns.
 pub(super) fn read_time(bytes: u64, rate: f64) -> Nanos {
     (bytes as f64 * 1e9 / rate.max(1.0)) as Nanos
 }
 
 impl Disk {
-    /// A request was submitted: asks `owner` to be called when it is served.
+    /// Serves a submitted request; the timer of `owner` expires when it is served.
     fn serve(&self, world: &mut World, server: &mut Server, owner: usize) {
         let time = read_time(self.request, self.rate);
         if let Some(at) = server.serve(world.now, time) {
-            world.call(at, owner, 0);
+            world.set_timer(at, owner, 0);
         }
     }
 
-    /// A request was served: the guest completes it.
+    /// The guest completes a request that is served.
     fn served(&self, world: &mut World, vm: usize, owner: usize) {
         let vcpu = world.vms[vm].irq;
         world.work(vcpu, Level::Irq, self.complete, owner, COMPLETED);
@@ -54,7 +54,7 @@ pub struct Write {
     vm: usize,
     disk: Disk,
     total: u64,
-    /// Most dirty bytes before the writer is held back.
+    /// Maximum dirty bytes; the writer blocks above.
     dirty_most: u64,
     costs: GuestCosts,
     owner: usize,
@@ -67,7 +67,7 @@ pub struct Write {
 }
 
 impl Write {
-    /// Not begun.
+    /// A writer.
     pub fn new(vm: usize, disk: Disk, total: u64, dirty_most: u64, costs: GuestCosts) -> Self {
         Self {
             vm,
@@ -94,7 +94,7 @@ impl Write {
             world.work(
                 vcpu,
                 Level::App,
-                self.costs.copying(request),
+                self.costs.blocking_call(request),
                 self.owner,
                 COPIED,
             );
@@ -113,11 +113,11 @@ impl Workload for Write {
         self.go_on(world);
     }
 
-    fn call(&mut self, world: &mut World, _tag: u64) {
+    fn on_timer(&mut self, world: &mut World, _tag: u64) {
         self.disk.served(world, self.vm, self.owner);
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         match tag {
             SUBMITTED => self.disk.serve(world, &mut self.server, self.owner),
             COMPLETED => {
@@ -135,7 +135,7 @@ impl Workload for Write {
         self.go_on(world);
     }
 
-    fn received(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
+    fn on_packet(&mut self, _world: &mut World, _vm: usize, _packet: Packet) {}
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
         let end = self.finished.unwrap_or(world.now).max(1) as f64 / 1e9;
@@ -146,7 +146,7 @@ impl Workload for Write {
     }
 }
 
-/// A process that reads a file in order; the next requests are made when it has used the last.
+/// A process that reads a file sequentially and requests more data as it uses the last.
 #[derive(Debug)]
 pub struct Read {
     vm: usize,
@@ -161,7 +161,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// Not begun. Reads on without end.
+    /// A reader without end.
     pub fn new(vm: usize, disk: Disk, costs: GuestCosts) -> Self {
         Self {
             vm,
@@ -182,11 +182,11 @@ impl Read {
         }
         self.copying = true;
         let vcpu = world.vms[self.vm].app;
-        let cost = self.costs.copying(self.disk.request);
+        let cost = self.costs.blocking_call(self.disk.request);
         world.work(vcpu, Level::App, cost, self.owner, COPIED);
     }
 
-    /// Read-ahead is the process's own work, so that it ends when the process does not run.
+    /// Read-ahead is the process's own work: it stops while the process does not run.
     fn ask(&mut self, world: &mut World) {
         while self.under_way + self.ready < self.disk.depth {
             self.under_way += 1;
@@ -202,11 +202,11 @@ impl Workload for Read {
         self.ask(world);
     }
 
-    fn call(&mut self, world: &mut World, _tag: u64) {
+    fn on_timer(&mut self, world: &mut World, _tag: u64) {
         self.disk.served(world, self.vm, self.owner);
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         match tag {
             SUBMITTED => self.disk.serve(world, &mut self.server, self.owner),
             COMPLETED => {

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files sent to clients over kept connections: by the guest, in its turns, or with vpipe by the host.
+//! Files sent to clients over persistent connections: by the guest in its turns, or with vpipe by the host.
 
 use viola_policy::slices::{MS, Nanos};
 
 use super::disk::read_time;
-use super::{GuestCosts, Times};
+use super::{Durations, GuestCosts};
 use crate::cpu::Level;
 use crate::net::{Packet, Server};
 use crate::world::{Workload, World};
 
-/// What is sent at once, and how much may be on its way without an answer.
+/// Size of a chunk, bytes, and number of chunks in flight without an acknowledgement.
 const CHUNK: u64 = 64 << 10;
 const WINDOW: u64 = 4;
-/// Of a file that is handed over: from the call to its first byte (bench/results/vpipe.json).
+/// Time from the call that hands a file over to its first byte (bench/results/vpipe.json).
 const HANDOVER: Nanos = 500_000;
-/// A chunk that found a queue full is tried again after this.
+/// A chunk that finds a queue full is tried again after this.
 const RETRY: Nanos = MS;
 
-/// A server of files and its clients.
+/// A file server and its clients.
 #[derive(Debug)]
 pub struct Files {
     vm: usize,
-    /// Bytes of a file.
+    /// Size of a file, bytes.
     bytes: u64,
-    /// Bytes per second of the disk they lie on; `None`: they are cached.
+    /// Speed of the disk, bytes per second; `None`: the files are cached.
     disk: Option<f64>,
     costs: GuestCosts,
     owner: usize,
     server: Server,
     connections: Vec<Connection>,
     served: u64,
-    times: Times,
+    times: Durations,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,7 +40,7 @@ struct Connection {
     under_way: u64,
 }
 
-/// Marks: what it is, in the lowest bits; above them the connection.
+/// Tags: the kind in the lowest bits, above it the connection.
 const REQUEST: u64 = 0;
 const ASKED: u64 = 1;
 const DATA: u64 = 2;
@@ -51,7 +51,7 @@ const RETURNED: u64 = 6;
 const AGAIN: u64 = 7;
 
 impl Files {
-    /// Not begun; each connection asks for the next file when it has one.
+    /// A server; each connection requests the next file when it has the last.
     pub fn new(
         vm: usize,
         bytes: u64,
@@ -59,7 +59,7 @@ impl Files {
         disk: Option<f64>,
         costs: GuestCosts,
     ) -> Self {
-        // In whole chunks.
+        // Rounded up to whole chunks.
         let bytes = match bytes.max(1) {
             small @ ..=CHUNK => small,
             large => large.div_ceil(CHUNK) * CHUNK,
@@ -73,7 +73,7 @@ impl Files {
             server: Server::new(Nanos::MAX),
             connections: vec![Connection::default(); connections.max(1) as usize],
             served: 0,
-            times: Times::default(),
+            times: Durations::default(),
         }
     }
 
@@ -91,7 +91,7 @@ impl Files {
         world.send_in(self.vm, self.packet(k, REQUEST, 250), 50_000);
     }
 
-    /// The guest's kernel has a next chunk to send, once the disk has it.
+    /// The guest's kernel prepares the next chunk, once the disk has read it.
     fn prepare(&mut self, world: &mut World, k: usize) {
         let c = &mut self.connections[k];
         if c.unsent == 0 {
@@ -104,7 +104,7 @@ impl Files {
             None => self.submit(world, k),
             Some(rate) => {
                 let at = self.server.serve(world.now, read_time(bytes, rate));
-                world.call(
+                world.set_timer(
                     at.unwrap_or(world.now),
                     self.owner,
                     (k as u64) << 3 | PREPARED,
@@ -128,7 +128,7 @@ impl Files {
     fn send(&mut self, world: &mut World, k: usize) {
         let bytes = self.bytes.min(CHUNK);
         if !world.send_out(self.vm, self.packet(k, DATA, bytes), 50_000) {
-            world.call(world.now + RETRY, self.owner, (k as u64) << 3 | AGAIN);
+            world.set_timer(world.now + RETRY, self.owner, (k as u64) << 3 | AGAIN);
         }
     }
 }
@@ -137,18 +137,18 @@ impl Workload for Files {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
         for k in 0..self.connections.len() {
-            world.call(1 + k as u64, owner, (k as u64) << 3 | REQUEST);
+            world.set_timer(1 + k as u64, owner, (k as u64) << 3 | REQUEST);
         }
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         let k = (tag >> 3) as usize;
         match tag & 7 {
             REQUEST => self.ask(world, k),
             PREPARED => self.submit(world, k),
             AGAIN => self.send(world, k),
             _ => {
-                // The host sends: a chunk from the image, and the next when it is gone.
+                // The host sends one chunk from the image, and the next when that one has arrived.
                 let c = &mut self.connections[k];
                 let bytes = c.unsent.min(CHUNK);
                 if bytes == 0 {
@@ -160,14 +160,18 @@ impl Workload for Files {
                     None => self.send(world, k),
                     Some(rate) => {
                         let at = self.server.serve(world.now, read_time(bytes, rate));
-                        world.call(at.unwrap_or(world.now), self.owner, (k as u64) << 3 | AGAIN);
+                        world.set_timer(
+                            at.unwrap_or(world.now),
+                            self.owner,
+                            (k as u64) << 3 | AGAIN,
+                        );
                     }
                 }
             }
         }
     }
 
-    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
         let k = (packet.tag >> 3) as usize;
         if packet.tag & 7 == REQUEST {
             let cost = self.costs.call + self.costs.send;
@@ -178,14 +182,14 @@ impl Workload for Files {
         }
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         let k = (tag >> 3) as usize;
         match tag & 7 {
             ASKED => {
                 self.connections[k].unsent = self.bytes;
                 for _ in 0..WINDOW {
-                    if world.help.vpipe {
-                        world.call(world.now + HANDOVER, self.owner, (k as u64) << 3 | HOST);
+                    if world.paths.vpipe {
+                        world.set_timer(world.now + HANDOVER, self.owner, (k as u64) << 3 | HOST);
                     } else {
                         self.prepare(world, k);
                     }
@@ -196,7 +200,7 @@ impl Workload for Files {
         }
     }
 
-    fn at_peer(&mut self, world: &mut World, packet: Packet) {
+    fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
         let k = (packet.tag >> 3) as usize;
         let bytes = u64::from(packet.bytes - 90);
         let c = &mut self.connections[k];
@@ -204,14 +208,14 @@ impl Workload for Files {
         if c.unsent == 0 && c.under_way == 0 {
             self.served += self.bytes;
             self.times.push(world.now - c.asked);
-            if world.help.vpipe {
+            if world.paths.vpipe {
                 let vcpu = world.vms[self.vm].app;
                 let tag = (k as u64) << 3 | RETURNED;
                 world.work(vcpu, Level::App, self.costs.call, self.owner, tag);
             }
             self.ask(world, k);
-        } else if world.help.vpipe {
-            world.call(world.now, self.owner, (k as u64) << 3 | HOST);
+        } else if world.paths.vpipe {
+            world.set_timer(world.now, self.owner, (k as u64) << 3 | HOST);
         } else {
             world.send_in(self.vm, self.packet(k, ACK, 0), 50_000);
         }

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A web server under an open load (httperf): connections come at a fixed rate, whether or not the last were answered.
+//! A web server under open load (httperf): connections arrive at a fixed rate, answered or not.
 
 use std::collections::BTreeMap;
 
 use viola_policy::slices::{MS, Nanos};
 
-use super::{GuestCosts, Times};
+use super::{Durations, GuestCosts};
 use crate::cpu::Level;
 use crate::net::Packet;
 use crate::world::{Workload, World};
 
-/// A server and its clients.
+/// A web server and its clients.
 #[derive(Debug)]
 pub struct Http {
-    /// Who serves.
+    /// The server.
     pub vm: usize,
-    /// Connections per second that are tried.
+    /// Connection attempts per second.
     pub rate: f64,
-    /// Bytes of a page.
+    /// Size of a page, bytes.
     pub page: u32,
-    /// One way to the VM: uniform in these bounds, ns.
+    /// One-way delay to the VM, uniform within these bounds, ns.
     pub delay: (Nanos, Nanos),
-    /// One way from it, as well.
+    /// One-way delay from the VM, uniform within these bounds, ns.
     pub delay_from: (Nanos, Nanos),
     /// Server's time for a page, ns.
     pub process: Nanos,
-    /// Clients wait so long for a connection or for a page, then give up.
-    pub patience: Nanos,
-    /// Until a lost SYN is sent again; doubles each time.
+    /// Time after which a client gives up waiting for a connection and a page, ns.
+    pub client_timeout: Nanos,
+    /// Time until a lost SYN is sent again, ns; it doubles each time.
     pub syn_retry: Nanos,
-    /// Guest's costs.
+    /// Costs of the guest.
     pub costs: GuestCosts,
     owner: usize,
     open: BTreeMap<u64, Open>,
@@ -37,8 +37,8 @@ pub struct Http {
     answered: u64,
     failed: u64,
     retries: u64,
-    connect: Times,
-    respond: Times,
+    connect: Durations,
+    respond: Durations,
 }
 
 #[derive(Debug)]
@@ -57,19 +57,19 @@ enum Stage {
     Served,
 }
 
-/// Marks: what a packet or a call is, in the lowest bits.
+/// Tags: the kind of packet or timer in the lowest bits, above it the connection.
 const SYN: u64 = 0;
 const GET: u64 = 1;
 const ACK: u64 = 2;
 const RETRY: u64 = 3;
 const GIVE_UP: u64 = 4;
 const NEW: u64 = 5;
-/// Data is sent again after this (minimum RTO).
+/// Time until data is sent again (minimum RTO).
 const RTO: Nanos = 200 * MS;
 const SEGMENT: u32 = 1448;
 
 impl Http {
-    /// Clients that ask for pages of 5 KB.
+    /// Clients that request pages of 5 KB.
     pub fn new(vm: usize, rate: f64, delay: (Nanos, Nanos), costs: GuestCosts) -> Self {
         Self {
             vm,
@@ -78,7 +78,7 @@ impl Http {
             delay,
             delay_from: delay,
             process: 300_000,
-            patience: 10_000 * MS,
+            client_timeout: 10_000 * MS,
             syn_retry: 3_000 * MS,
             costs,
             owner: 0,
@@ -87,8 +87,8 @@ impl Http {
             answered: 0,
             failed: 0,
             retries: 0,
-            connect: Times::default(),
-            respond: Times::default(),
+            connect: Durations::default(),
+            respond: Durations::default(),
         }
     }
 
@@ -120,7 +120,7 @@ impl Http {
             _ => RTO + self.delay.1 + self.delay_from.1,
         };
         let at = world.now + (first << open.tries.min(6));
-        world.call(at, self.owner, id << 3 | RETRY);
+        world.set_timer(at, self.owner, id << 3 | RETRY);
     }
 
     fn attempt(&mut self, world: &mut World, id: u64) {
@@ -129,7 +129,7 @@ impl Http {
         };
         match open.stage {
             Stage::Connecting => self.send(world, id, SYN, 78),
-            // The handshake's last acknowledgement goes before the request.
+            // The last acknowledgement of the handshake goes before the request.
             Stage::Asked if open.tries == 0 => {
                 self.send(world, id, ACK, 66);
                 self.send(world, id, GET, 250);
@@ -145,10 +145,10 @@ impl Http {
 impl Workload for Http {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        world.call(1, owner, NEW);
+        world.set_timer(1, owner, NEW);
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         let id = tag >> 3;
         match tag & 7 {
             NEW => {
@@ -162,16 +162,16 @@ impl Workload for Http {
                 };
                 self.open.insert(self.begun, open);
                 self.attempt(world, self.begun);
-                world.call(
-                    world.now + self.patience,
+                world.set_timer(
+                    world.now + self.client_timeout,
                     self.owner,
                     self.begun << 3 | GIVE_UP,
                 );
                 let next = (1e9 / self.rate.max(1e-3)) as Nanos;
-                world.call(world.now + next, self.owner, NEW);
+                world.set_timer(world.now + next, self.owner, NEW);
             }
             RETRY => {
-                // Of a stage that is over it means nothing.
+                // The timer of a stage that is over is ignored.
                 let due = self.open.get_mut(&id).is_some_and(|o| {
                     let since = if o.stage == Stage::Asked {
                         o.asked
@@ -201,20 +201,20 @@ impl Workload for Http {
         }
     }
 
-    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
         let id = packet.tag >> 3;
         match packet.tag & 7 {
             SYN => self.reply(world, id, SYN, 78),
             GET => {
                 let bytes = u64::from(self.page);
-                let cost = self.process + 2 * self.costs.copying(bytes) + 4 * self.costs.send;
+                let cost = self.process + 2 * self.costs.blocking_call(bytes) + 4 * self.costs.send;
                 world.work(world.vms[vm].app, Level::App, cost, self.owner, id);
             }
             _ => {}
         }
     }
 
-    fn done(&mut self, world: &mut World, id: u64) {
+    fn on_work_done(&mut self, world: &mut World, id: u64) {
         let mut left = self.page;
         while left > 0 {
             let part = left.min(SEGMENT);
@@ -223,7 +223,7 @@ impl Workload for Http {
         }
     }
 
-    fn at_peer(&mut self, world: &mut World, packet: Packet) {
+    fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
         let id = packet.tag >> 3;
         let parts = self.page.div_ceil(SEGMENT);
         let Some(open) = self.open.get_mut(&id) else {
@@ -245,7 +245,7 @@ impl Workload for Http {
                     self.answered += 1;
                     self.respond.push(world.now - asked);
                     self.open.remove(&id);
-                    // Both ends close.
+                    // Both ends close the connection.
                     self.send(world, id, ACK, 66);
                     self.send(world, id, ACK, 66);
                 } else {

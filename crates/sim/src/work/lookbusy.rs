@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! lookbusy, as its source has it: it computes for a while, sleeps, looks what its guest used meanwhile, and computes so
-//! much longer as was missing. Where it does not get what it wants it soon hardly sleeps at all.
+//! lookbusy, after its source: it computes, sleeps, measures what its guest used meanwhile, and computes longer by what was
+//! missing. If it does not get its percentage, it soon hardly sleeps.
 
 use viola_policy::slices::{MS, Nanos};
 
 use crate::cpu::Level;
 use crate::world::{Workload, World};
 
-/// What one round takes where nobody is in the way.
+/// Length of a round without contention.
 const ROUND: Nanos = 100 * MS;
 
-/// What a starved one computes before it sleeps again; it grows on.
+/// Computing time of a starved load before it sleeps again, ns; it keeps growing.
 const STARVED: f64 = 1e12;
 
-/// One spinner.
+/// One lookbusy process.
 #[derive(Debug)]
 pub struct Lookbusy {
     vm: usize,
@@ -27,7 +27,7 @@ pub struct Lookbusy {
 }
 
 impl Lookbusy {
-    /// In a VM, at so many percent of a core; `starved`: it has not got them for long, and hardly sleeps any more.
+    /// Uses so many percent of a core. `starved`: it has long not got them and hardly sleeps any more.
     pub fn new(vm: usize, percent: u32, starved: bool) -> Self {
         let percent = f64::from(percent.clamp(1, 99));
         let busy = ROUND as f64 * percent / 100.0;
@@ -58,12 +58,12 @@ impl Lookbusy {
 impl Workload for Lookbusy {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        // Not all begin together.
+        // Loads of different VMs are not in step.
         let first = world.random.within(1, ROUND);
-        world.call(first, owner, 0);
+        world.set_timer(first, owner, 0);
     }
 
-    fn call(&mut self, world: &mut World, _tag: u64) {
+    fn on_timer(&mut self, world: &mut World, _tag: u64) {
         if self.rounds > 0 {
             let used = (self.used(world) - self.ran) as f64;
             let actual = 100.0 * used / (world.now - self.began).max(1) as f64;
@@ -74,8 +74,8 @@ impl Workload for Lookbusy {
         self.round(world);
     }
 
-    fn done(&mut self, world: &mut World, _tag: u64) {
-        world.call(world.now + self.sleep, self.owner, 0);
+    fn on_work_done(&mut self, world: &mut World, _tag: u64) {
+        world.set_timer(world.now + self.sleep, self.owner, 0);
     }
 
     fn figures(&self, _world: &World) -> Vec<(String, f64)> {
@@ -88,10 +88,10 @@ mod tests {
     use super::*;
     use crate::setup::{HostSetup, VmSetup, lookbusy};
 
-    /// Parts of a core that VMs get at so many percent each.
+    /// Parts of a core that VMs with these percentages get.
     fn parts(percent: &[u64]) -> Vec<f64> {
         let vm = |&p: &u64| VmSetup {
-            hog: lookbusy(p),
+            load: lookbusy(p),
             ..VmSetup::default()
         };
         let setup = HostSetup {

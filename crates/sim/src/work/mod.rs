@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What VMs do: the benchmarks of the papers, and what operators' VMs do, as models.
+//! Workloads of VMs: the benchmarks of the papers, and services of operators.
 
 mod blocks;
 mod disk;
@@ -19,18 +19,18 @@ pub use http::Http;
 pub use lookbusy::Lookbusy;
 pub use mpi::{Mpi, Pattern};
 pub use ping::Ping;
-pub use stream::{Media, Side};
+pub use stream::{Direction, MediaStream};
 pub use tcp::{Tcp, TcpConfig};
 pub use udp::Udp;
 
 use viola_policy::slices::Nanos;
 
-/// What a guest's own work for I/O costs. One for each testbed.
+/// Costs of a guest's own I/O work on one testbed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GuestCosts {
-    /// A system call that moves data, ns.
+    /// System call that moves data, ns.
     pub call: Nanos,
-    /// To wake the process that waited in it, ns; one that finds data did not wait.
+    /// Waking the process that waits in it, ns; a process that finds data does not wait.
     pub wake: Nanos,
     /// Copying between kernel and process, ns per byte.
     pub copy: f64,
@@ -39,39 +39,39 @@ pub struct GuestCosts {
 }
 
 impl GuestCosts {
-    /// One call of a process that waited, which copies so many bytes.
-    pub fn copying(&self, bytes: u64) -> Nanos {
-        self.wake + self.going_on(bytes)
+    /// Cost of a system call that waited and copies so many bytes, ns.
+    pub fn blocking_call(&self, bytes: u64) -> Nanos {
+        self.wake + self.call_cost(bytes)
     }
 
-    /// One call of a process that is awake, which copies so many bytes.
-    pub fn going_on(&self, bytes: u64) -> Nanos {
+    /// Cost of a system call that did not wait and copies so many bytes, ns.
+    pub fn call_cost(&self, bytes: u64) -> Nanos {
         self.call + (bytes as f64 * self.copy).round() as Nanos
     }
 }
 
-/// Times that were measured, ns.
+/// Measured durations, ns.
 #[derive(Debug, Clone, Default)]
-pub struct Times(Vec<Nanos>);
+pub struct Durations(Vec<Nanos>);
 
-impl Times {
-    /// Adds one.
+impl Durations {
+    /// Adds a duration.
     pub fn push(&mut self, time: Nanos) {
         self.0.push(time);
     }
 
-    /// How many there are.
+    /// Number of durations.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Their mean, ms; 0 without any.
+    /// Mean, ms; 0 without any.
     pub fn mean_ms(&self) -> f64 {
         let sum: f64 = self.0.iter().map(|&t| t as f64).sum();
         sum / self.0.len().max(1) as f64 / 1e6
     }
 
-    /// The one that a part `p` of all does not exceed, ms; 0 without any.
+    /// Quantile `p` (0.0 ..= 1.0), ms; 0 without any.
     pub fn quantile_ms(&self, p: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -79,7 +79,7 @@ impl Times {
         sorted.get(at - 1).map_or(0.0, |&t| t as f64 / 1e6)
     }
 
-    /// Mean, median, 99th percentile and maximum, ms, as figures.
+    /// Mean, median, 99th percentile and maximum, ms, as results.
     pub fn figures(&self, name: &str) -> Vec<(String, f64)> {
         vec![
             (format!("{name} mean ms"), self.mean_ms()),
@@ -90,7 +90,7 @@ impl Times {
     }
 }
 
-/// Interarrival jitter (RFC 3550, section 6.4.1), and its plain mean.
+/// Interarrival jitter (RFC 3550, section 6.4.1) and its mean.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Jitter {
     last: Option<(Nanos, Nanos)>,
@@ -100,7 +100,7 @@ pub struct Jitter {
 }
 
 impl Jitter {
-    /// Takes a packet that was sent and came at these times.
+    /// Adds a packet with the times at which it was sent and arrived, ns.
     pub fn push(&mut self, sent: Nanos, came: Nanos) {
         if let Some((s, c)) = self.last {
             let d = ((came as f64 - c as f64) - (sent as f64 - s as f64)).abs();
@@ -129,12 +129,15 @@ mod tests {
             copy: 0.5,
             send: 0,
         };
-        assert_eq!((costs.copying(1_000), costs.going_on(1_000)), (650, 600));
+        assert_eq!(
+            (costs.blocking_call(1_000), costs.call_cost(1_000)),
+            (650, 600)
+        );
     }
 
     #[test]
     fn quantiles_and_jitter_are_what_they_say() {
-        let mut times = Times::default();
+        let mut times = Durations::default();
         assert_eq!((times.mean_ms(), times.quantile_ms(0.5)), (0.0, 0.0));
         for t in (1..=100).rev() {
             times.push(t * 1_000_000);

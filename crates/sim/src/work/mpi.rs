@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes that compute in step (Intel MPI benchmarks): in each round every one sends to some of the others and waits
-//! for what they send. Processes that poll while they wait are VMs that compute besides (`Hog::Busy`).
+//! Processes that compute in step (Intel MPI benchmarks): in each round every process sends to some of the others and waits
+//! for their messages. Processes that poll while they wait are VMs with a computing load (`CpuLoad::Busy`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,64 +11,64 @@ use crate::cpu::Level;
 use crate::net::Packet;
 use crate::world::{Workload, World};
 
-/// Who sends to whom.
+/// Communication pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
-    /// Everybody to everybody.
+    /// Every process to every other one.
     Alltoall,
-    /// Everybody to the next, in a ring.
+    /// Every process to the next one, in a ring.
     Sendrecv,
 }
 
-/// The processes of one job, one in each VM.
+/// The processes of one job, one per VM.
 #[derive(Debug, Clone)]
 pub struct Mpi {
-    /// VMs with the number of the host they are on; those of different hosts are a wire apart.
+    /// VMs, each with the number of its host. VMs of different hosts are connected by the wire.
     pub vms: Vec<(usize, usize)>,
-    /// Pattern.
+    /// Communication pattern.
     pub pattern: Pattern,
-    /// Bytes of a message.
+    /// Size of a message, bytes.
     pub message: u64,
-    /// Bytes under way before the receiver must have answered (socket buffers).
+    /// Maximum number of bytes in flight without an acknowledgement (socket buffers).
     pub window: u64,
-    /// Bytes that are sent and answered at once, by which the window slides: two segments, of which the second is
-    /// acknowledged (RFC 1122, section 4.2.3.2).
+    /// Bytes that are sent and acknowledged at once, by which the window slides: two segments, because TCP acknowledges
+    /// every second one (RFC 1122, section 4.2.3.2).
     pub part: u64,
-    /// Rounds that end before this are not counted: not all VMs compute yet.
+    /// Warm-up, ns: rounds that end before it are not counted, because not all VMs compute yet.
     pub warm: Nanos,
-    /// One way between the hosts, ns.
+    /// One-way delay between the hosts, ns.
     pub delay: Nanos,
-    /// Guest's costs.
+    /// Costs of the guests.
     pub costs: GuestCosts,
     owner: usize,
     rounds: u64,
-    /// When the first round after [`Mpi::warm`] ended that all have finished, and the last one; and rounds in between.
+    /// End of the first round after [`Mpi::warm`] that all processes have finished, of the last one, and rounds in between.
     began: Option<Nanos>,
     ended: Nanos,
     counted: u64,
     ranks: Vec<Rank>,
-    /// Parts on their way that were not answered, with how often they were sent again.
+    /// Parts in flight without an acknowledgement, with the number of retransmissions.
     unanswered: BTreeMap<u64, u32>,
-    /// Parts of the last rounds that came.
+    /// Parts of the latest rounds that arrived.
     taken: BTreeSet<u64>,
     retries: u64,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Rank {
-    /// By sender: parts that were read, of all rounds.
+    /// By sender: parts read so far, of all rounds.
     came: Vec<u64>,
-    /// By receiver: parts of this round that were begun, and that were answered.
+    /// By receiver: parts of this round that were sent, and that were acknowledged.
     begun: Vec<u64>,
     answered: Vec<u64>,
-    /// Messages of this round that were sent whole and acknowledged.
+    /// Messages of this round that were sent and acknowledged completely.
     sent: u32,
     round: u64,
-    /// Rounds finished.
+    /// Number of rounds finished.
     finished: u64,
 }
 
-/// A mark: sender, receiver, round, part, and what it is.
+/// A tag: sender, receiver, round, part and kind.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     from: usize,
@@ -78,10 +78,10 @@ struct Mark {
     kind: u64,
 }
 
-/// Linux's shortest retransmission timeout.
+/// Linux's minimum retransmission timeout.
 const RTO: Nanos = 200 * MS;
 
-/// Place of the round in a mark, above all else.
+/// Position of the round in a tag: the highest bits.
 const ROUND: u32 = 34;
 const DATA: u64 = 0;
 const READ: u64 = 1;
@@ -108,7 +108,7 @@ impl Mark {
 }
 
 impl Mpi {
-    /// Not begun.
+    /// A job at its first round.
     pub fn new(
         vms: Vec<(usize, usize)>,
         pattern: Pattern,
@@ -163,7 +163,7 @@ impl Mpi {
         (self.message - part * self.part()).min(self.part())
     }
 
-    /// The process of `mark.from` puts the next part into its socket, if there is one.
+    /// The process of `mark.from` writes its next part into the socket, if there is one.
     fn begin_part(&mut self, world: &mut World, mark: Mark) {
         let part = self.ranks[mark.from].begun[mark.to];
         if part >= self.parts() {
@@ -173,7 +173,7 @@ impl Mpi {
         let mark = Mark { part, ..mark };
         let bytes = self.bytes(mark.part);
         let packets = bytes.div_ceil(1448);
-        let cost = self.costs.copying(bytes) + packets * self.costs.send;
+        let cost = self.costs.blocking_call(bytes) + packets * self.costs.send;
         let vcpu = world.vms[self.vms[mark.from].0].app;
         world.work(
             vcpu,
@@ -237,7 +237,7 @@ impl Mpi {
                 }
                 self.rounds = rounds;
                 self.ended = world.now;
-                // Of rounds that all have finished nothing is sent again.
+                // Parts of rounds that all have finished are not sent again.
                 self.taken = self.taken.split_off(&(rounds << ROUND));
             }
             self.begin_round(world, rank);
@@ -253,8 +253,8 @@ impl Workload for Mpi {
         }
     }
 
-    /// A part, or its answer, was lost: TCP sends it again.
-    fn call(&mut self, world: &mut World, tag: u64) {
+    /// A part or its acknowledgement was lost: TCP sends it again.
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         let Some(tries) = self.unanswered.get_mut(&tag) else {
             return;
         };
@@ -263,19 +263,19 @@ impl Workload for Mpi {
         self.retries += 1;
         let mark = Mark::of(tag);
         self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part));
-        world.call(world.now + wait, self.owner, tag);
+        world.set_timer(world.now + wait, self.owner, tag);
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         let mark = Mark::of(tag);
         match mark.kind {
             DATA => {
                 self.unanswered.insert(tag, 0);
                 self.carry(world, mark.from, mark.to, tag, self.bytes(mark.part));
-                world.call(world.now + RTO, self.owner, tag);
+                world.set_timer(world.now + RTO, self.owner, tag);
             }
             _ => {
-                // Read: the window opens, and the message may be whole.
+                // The process has read the part: the window opens, and the message may be complete.
                 self.carry(
                     world,
                     mark.to,
@@ -295,11 +295,11 @@ impl Workload for Mpi {
         }
     }
 
-    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
         let mark = Mark::of(packet.tag);
         if mark.kind == DATA {
             if !self.taken.insert(packet.tag) {
-                // Sent again for want of the answer, which is repeated.
+                // A retransmission, because the acknowledgement was lost: acknowledge it again.
                 let answer = Mark {
                     kind: ANSWER,
                     ..mark
@@ -307,7 +307,7 @@ impl Workload for Mpi {
                 self.carry(world, mark.to, mark.from, answer.pack(), 0);
                 return;
             }
-            let cost = self.costs.copying(self.bytes(mark.part));
+            let cost = self.costs.blocking_call(self.bytes(mark.part));
             let tag = Mark { kind: READ, ..mark }.pack();
             world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
         } else if self
@@ -315,7 +315,7 @@ impl Workload for Mpi {
             .remove(&Mark { kind: DATA, ..mark }.pack())
             .is_none()
         {
-            // An answer that was repeated.
+            // A repeated acknowledgement.
         } else {
             let answered = &mut self.ranks[mark.from].answered[mark.to];
             *answered += 1;
@@ -329,7 +329,7 @@ impl Workload for Mpi {
     }
 
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
-        // Before one was counted it takes at least so long.
+        // Without a counted round, a round takes at least this long.
         let took = match self.began {
             Some(began) if self.counted > 0 => self.ended - began,
             _ => world.now,
@@ -346,7 +346,7 @@ impl Workload for Mpi {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Hog;
+    use crate::cpu::CpuLoad;
     use crate::sched::XenConfig;
     use crate::setup::{HostSetup, Policy, VmSetup};
 
@@ -367,7 +367,7 @@ mod tests {
         for k in 0..8 {
             setup.vms.push(VmSetup {
                 core: k / 4,
-                hog: Hog::Busy,
+                load: CpuLoad::Busy,
                 ..VmSetup::default()
             });
         }
@@ -383,7 +383,7 @@ mod tests {
             sim.run(5_000 * MS);
             sim.workloads[0].figures(&sim.world)[0].1
         };
-        // Until then a round takes well below a millisecond.
+        // Until all VMs compute, a round takes well below a millisecond.
         let (late, all) = (round(1_000 * MS), round(0));
         assert!(late > 2.0 * all, "{late} {all}");
     }
@@ -413,7 +413,7 @@ mod tests {
             sim.run(1_000 * MS);
             sim.workloads[0].figures(&sim.world)[0].1
         };
-        // Whole windows wait for each other's answers.
+        // With parts as large as the window, both sides wait for acknowledgements.
         let (slides, waits) = (round(2 * 1448), round(64 << 10));
         assert!(slides < 0.95 * waits, "{slides} {waits}");
     }

@@ -3,40 +3,40 @@
 
 use viola_policy::slices::Nanos;
 
-use super::{GuestCosts, Times};
+use super::{Durations, GuestCosts};
 use crate::cpu::Level;
 use crate::net::Packet;
 use crate::world::{Workload, World};
 
-/// A peer that asks a VM every now and then.
+/// A peer that sends requests to a VM.
 #[derive(Debug)]
 pub struct Ping {
-    /// Who is asked.
+    /// The VM.
     pub vm: usize,
-    /// Pause until the next request: uniform in these bounds, ns.
+    /// Pause between requests, uniform within these bounds, ns.
     pub pause: (Nanos, Nanos),
-    /// Whether the pause begins with the answer; else with the request before, as of the program ping.
+    /// Whether the pause begins with the answer instead of the last request (as of the program ping).
     pub waits: bool,
-    /// One way, ns.
+    /// One-way delay, ns.
     pub delay: Nanos,
-    /// Bytes of a packet, headers included.
+    /// Size of a packet with headers, bytes.
     pub bytes: u32,
-    /// Time the VM's process takes for an answer; `None`: the kernel answers (ICMP).
+    /// Time of the VM's process per answer, ns; `None`: the kernel answers (ICMP).
     pub process: Option<Nanos>,
-    /// Guest's costs.
+    /// Costs of the guest.
     pub costs: GuestCosts,
     owner: usize,
     sent: Nanos,
-    times: Times,
+    times: Durations,
     number: u64,
     lost: u64,
 }
 
-/// A request that is not answered for so long is lost, and another one is sent.
+/// A request without an answer for this long is lost, and the next one is sent.
 const LOST: Nanos = 1_000_000_000;
 
 impl Ping {
-    /// Not begun.
+    /// A peer that waits for answers.
     pub fn new(vm: usize, pause: (Nanos, Nanos), delay: Nanos, costs: GuestCosts) -> Self {
         Self {
             vm,
@@ -48,7 +48,7 @@ impl Ping {
             costs,
             owner: 0,
             sent: 0,
-            times: Times::default(),
+            times: Durations::default(),
             number: 0,
             lost: 0,
         }
@@ -56,7 +56,7 @@ impl Ping {
 
     fn pause(&mut self, world: &mut World) {
         let at = world.now + world.random.within(self.pause.0, self.pause.1);
-        world.call(at, self.owner, 0);
+        world.set_timer(at, self.owner, 0);
     }
 
     fn answer(&mut self, world: &mut World, number: u64) {
@@ -76,8 +76,8 @@ impl Workload for Ping {
         self.pause(world);
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
-        // 0 asks; the number of a request asks whether it is lost.
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
+        // Tag 0 sends a request; the number of a request checks whether it is lost.
         if tag == 0 {
             self.number += 1;
             self.sent = world.now;
@@ -89,7 +89,7 @@ impl Workload for Ping {
             };
             world.send_in(self.vm, packet, self.delay);
             if self.waits {
-                world.call(world.now + LOST, self.owner, self.number);
+                world.set_timer(world.now + LOST, self.owner, self.number);
             } else {
                 self.pause(world);
             }
@@ -99,7 +99,7 @@ impl Workload for Ping {
         }
     }
 
-    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
         match self.process {
             None => self.answer(world, packet.tag),
             Some(cost) => {
@@ -109,11 +109,11 @@ impl Workload for Ping {
         }
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         self.answer(world, tag);
     }
 
-    fn at_peer(&mut self, world: &mut World, packet: Packet) {
+    fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
         if !self.waits {
             self.times.push(world.now - packet.tag);
         } else if packet.tag == self.number && self.times.count() as u64 + self.lost < packet.tag {

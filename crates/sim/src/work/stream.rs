@@ -1,75 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Voice and video: small packets at a fixed pace, to a VM or from it, on a path with random delay; datagrams, or a stream
-//! whose sender holds small segments back while one is unanswered (Nagle, RFC 896).
+//! Voice and video: small packets at a fixed rate, to a VM or from it, on a path with random delay. They are datagrams, or a
+//! stream whose sender holds small segments back while one is not acknowledged (Nagle, RFC 896).
 
 use std::collections::VecDeque;
 
 use viola_policy::slices::Nanos;
 
-use super::{GuestCosts, Jitter, Times};
+use super::{Durations, GuestCosts, Jitter};
 use crate::cpu::Level;
 use crate::net::Packet;
 use crate::world::{Workload, World};
 
-/// Where the packets come from.
+/// Direction of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// The peer sends, the VM's process reads.
+pub enum Direction {
+    /// The peer sends; the VM's process reads.
     Up,
-    /// The VM's process sends by its own timer, the peer reads.
+    /// The VM's process sends by its own timer; the peer reads.
     Down,
 }
 
-/// Of a packet: Ethernet, IP and TCP with time stamps.
+/// Headers of a packet, bytes: Ethernet, IP, TCP with time stamps.
 const HEADERS: u32 = 66;
-/// Mark of what came back.
+/// Bit of a tag that marks an echo.
 const ECHO: u64 = 1 << 63;
 
-/// One direction of a call, of `lines` at once.
+/// One direction of a call with `lines` lines.
 #[derive(Debug)]
-pub struct Media {
-    /// Which VM.
+pub struct MediaStream {
+    /// The VM.
     pub vm: usize,
     /// Direction.
-    pub side: Side,
-    /// Pace of one line, ns.
+    pub direction: Direction,
+    /// Interval between packets of a line, ns.
     pub every: Nanos,
-    /// Bytes of a packet, headers included.
+    /// Size of a packet with headers, bytes.
     pub bytes: u32,
-    /// Lines at once.
+    /// Number of lines.
     pub lines: u64,
-    /// One way to the VM: uniform in these bounds, ns.
+    /// One-way delay to the VM, uniform within these bounds, ns.
     pub delay: (Nanos, Nanos),
-    /// One way from it, as well.
+    /// One-way delay from the VM, uniform within these bounds, ns.
     pub delay_from: (Nanos, Nanos),
-    /// Process's time for a packet, ns.
+    /// Time of the VM's process per packet, ns.
     pub process: Nanos,
-    /// A packet that comes so much later than the quickest is discarded.
+    /// Depth of the playout buffer: a packet that is later than the fastest by more than this is discarded, ns.
     pub playout: Nanos,
-    /// The peer sends each packet back, and the VM's process takes its time from when it was due ([`Side::Down`]).
+    /// The peer echoes each packet, and the VM's process measures the time since it was due ([`Direction::Down`]).
     pub echo: bool,
-    /// They go over one connection of TCP, whose peer answers at once: what its process has read of a stream of small
-    /// segments Linux acknowledges without delay. Needs [`Media::echo`]; the answer is the acknowledgement too.
+    /// All packets go over one TCP connection whose peer answers at once: Linux acknowledges a stream of small segments without
+    /// delay once its process has read them. Needs [`MediaStream::echo`]; the answer is the acknowledgement too.
     pub stream: bool,
-    /// Guest's costs.
+    /// Costs of the guest.
     pub costs: GuestCosts,
     owner: usize,
-    /// Of a stream: what waits for an answer to come, segments on their way with what is in them, and the last answered.
+    /// Of a stream: packets held back, segments in flight with their packets, and the last acknowledged segment.
     held: Vec<u64>,
     segments: VecDeque<(u64, Vec<u64>)>,
     answered: u64,
     sent_segments: u64,
     /// By line.
     jitter: Vec<Jitter>,
-    transit: Times,
-    trips: Times,
+    transit: Durations,
+    trips: Durations,
     least: Nanos,
     sent: u64,
     came: u64,
     discarded: u64,
 }
 
-impl Media {
+impl MediaStream {
     fn packet(&self, tag: u64) -> Packet {
         Packet {
             owner: self.owner,
@@ -79,11 +79,16 @@ impl Media {
         }
     }
 
-    /// One line of G.711: 172 bytes of payload and RTP header each 20 ms.
-    pub fn voice(vm: usize, side: Side, delay: (Nanos, Nanos), costs: GuestCosts) -> Self {
+    /// One line of G.711: every 20 ms 172 bytes of RTP header and payload.
+    pub fn voice(
+        vm: usize,
+        direction: Direction,
+        delay: (Nanos, Nanos),
+        costs: GuestCosts,
+    ) -> Self {
         Self {
             vm,
-            side,
+            direction,
             every: 20_000_000,
             bytes: 218,
             lines: 1,
@@ -100,8 +105,8 @@ impl Media {
             answered: 0,
             sent_segments: 0,
             jitter: Vec::new(),
-            transit: Times::default(),
-            trips: Times::default(),
+            transit: Durations::default(),
+            trips: Durations::default(),
             least: Nanos::MAX,
             sent: 0,
             came: 0,
@@ -117,7 +122,7 @@ impl Media {
         world.random.within(self.delay_from.0, self.delay_from.1)
     }
 
-    /// What is held goes in one segment, unless one is unanswered.
+    /// Sends the held packets as one segment, unless one is not acknowledged.
     fn flush(&mut self, world: &mut World) {
         if self.held.is_empty() || self.answered < self.sent_segments {
             return;
@@ -129,13 +134,13 @@ impl Media {
         self.segments.push_back((self.sent_segments, inside));
         let delay = self.delay_from(world);
         if !world.send_out(self.vm, packet, delay) {
-            // Small as they are they never find the queue full; if one does, what is in it is lost to the figures only.
+            // Small segments hardly ever find a full queue. Packets of one that does are missing in the figures only.
             self.segments.pop_back();
             self.answered = self.sent_segments;
         }
     }
 
-    /// What is in a segment that is on its way.
+    /// The packets of a segment in flight.
     fn inside(&self, segment: u64) -> Option<&(u64, Vec<u64>)> {
         self.segments.iter().find(|(number, _)| *number == segment)
     }
@@ -153,46 +158,46 @@ impl Media {
     }
 }
 
-impl Workload for Media {
+impl Workload for MediaStream {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
         self.jitter.resize(self.lines as usize, Jitter::default());
         for line in 0..self.lines {
             let first = world.random.within(1, self.every);
-            world.call(first, owner, line);
+            world.set_timer(first, owner, line);
         }
     }
 
-    fn call(&mut self, world: &mut World, line: u64) {
+    fn on_timer(&mut self, world: &mut World, line: u64) {
         self.sent += 1;
         let tag = world.now * self.lines + line;
-        match self.side {
-            Side::Up => {
+        match self.direction {
+            Direction::Up => {
                 let delay = self.delay(world);
                 world.send_in(self.vm, self.packet(tag), delay);
             }
-            Side::Down => {
+            Direction::Down => {
                 let cost = self.process + self.costs.send;
                 world.work(world.vms[self.vm].app, Level::App, cost, self.owner, tag);
             }
         }
-        world.call(world.now + self.every, self.owner, line);
+        world.set_timer(world.now + self.every, self.owner, line);
     }
 
-    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
         if self.stream {
             self.answered = self.answered.max(packet.tag);
             self.flush(world);
         }
         let cost = self.process + self.costs.call;
-        let tag = match self.side {
-            Side::Up => packet.tag,
-            Side::Down => packet.tag | ECHO,
+        let tag = match self.direction {
+            Direction::Up => packet.tag,
+            Direction::Down => packet.tag | ECHO,
         };
         world.work(world.vms[vm].app, Level::App, cost, self.owner, tag);
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         if tag & ECHO != 0 && self.stream {
             let now = world.now;
             while let Some((number, _)) = self.segments.front()
@@ -211,20 +216,20 @@ impl Workload for Media {
             self.trips.push(world.now - due);
             return;
         }
-        match self.side {
-            Side::Up => self.came(world, tag),
-            Side::Down if self.stream => {
+        match self.direction {
+            Direction::Up => self.came(world, tag),
+            Direction::Down if self.stream => {
                 self.held.push(tag);
                 self.flush(world);
             }
-            Side::Down => {
+            Direction::Down => {
                 let delay = self.delay_from(world);
                 world.send_out(self.vm, self.packet(tag), delay);
             }
         }
     }
 
-    fn at_peer(&mut self, world: &mut World, packet: Packet) {
+    fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
         if self.stream {
             let inside = self.inside(packet.tag).map(|(_, all)| all.clone());
             for tag in inside.unwrap_or_default() {
@@ -242,7 +247,7 @@ impl Workload for Media {
     fn figures(&self, world: &World) -> Vec<(String, f64)> {
         let lines = self.jitter.len().max(1) as f64;
         let jitter = self.jitter.iter().map(Jitter::mean_ms).sum::<f64>() / lines;
-        // What is still on its way is not lost: at most what was sent in the longest transit.
+        // Packets in flight are not lost: at most what was sent during the longest transit.
         let under_way = self.lines as f64 * self.transit.quantile_ms(1.0) * 1e6 / self.every as f64;
         let lost = (self.sent as f64 - self.came as f64 - under_way).max(0.0);
         let _ = world;
@@ -266,13 +271,13 @@ mod tests {
     use crate::setup::{HostSetup, VmSetup};
     use viola_policy::slices::MS;
 
-    /// Packets sent, messages that came and the mean trip (ms) of a second with a message each 10 ms and an answer after 30 ms.
+    /// Packets sent, messages that arrived and the mean trip (ms) of a second with a message each 10 ms and an answer after 30 ms.
     fn second(stream: bool) -> (u64, u64, f64) {
         let setup = HostSetup {
             vms: vec![VmSetup::default()],
             ..HostSetup::default()
         };
-        let mut media = Media::voice(0, Side::Down, (30 * MS, 30 * MS), setup.costs);
+        let mut media = MediaStream::voice(0, Direction::Down, (30 * MS, 30 * MS), setup.costs);
         media.every = 10 * MS;
         media.delay_from = (0, 0);
         (media.echo, media.stream) = (true, stream);
@@ -297,7 +302,7 @@ mod tests {
         let (sent, came, trip) = second(false);
         assert!((99..=100).contains(&sent) && came >= 99, "{sent} {came}");
         assert!((30.0..31.0).contains(&trip), "{trip}");
-        // One goes alone; those of the 30 ms until its answer go together, and waited 10 ms or 20 or not at all.
+        // One goes alone. Those of the 30 ms until its answer go together, after 10 or 20 ms or at once.
         let (sent, came, trip) = second(true);
         assert!((32..=35).contains(&sent) && came >= 96, "{sent} {came}");
         assert!((38.0..46.0).contains(&trip), "{trip}");

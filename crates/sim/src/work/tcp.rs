@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One TCP connection that a peer fills, into a VM: slow start, congestion avoidance, SACK recovery, RTO; delayed
-//! acknowledgement, backlog while the process owns the socket (paper vTurbo, sections 2 and 3.2). Prequeues are left out,
-//! as less than 0.1 % of the packets see one there (section 4).
+//! One TCP connection from a peer into a VM: slow start, congestion avoidance, SACK recovery, RTO; delayed
+//! acknowledgements, and the backlog while a process owns the socket (vTurbo paper, sections 2 and 3.2). Prequeues are not
+//! modelled, because less than 0.1 % of the packets go through one (section 4).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,21 +17,21 @@ use crate::world::{Workload, World};
 pub struct TcpConfig {
     /// Payload of a segment, bytes.
     pub segment: u32,
-    /// Segments in all; `u64::MAX`: without end.
+    /// Number of segments; `u64::MAX`: without end.
     pub total: u64,
     /// Receive buffer, bytes.
     pub buffer: u64,
-    /// One way, ns.
+    /// One-way delay, ns.
     pub delay: Nanos,
-    /// Most bytes of one call of recv().
+    /// Maximum bytes per call of recv().
     pub recv: u64,
-    /// The turbo vCPU acknowledges what goes to the backlog (vTurbo's Algorithm 1).
+    /// Whether the turbo vCPU acknowledges segments that go to the backlog (vTurbo's Algorithm 1).
     pub early_ack: bool,
-    /// What is left of the window after a loss: 0.7 as CUBIC has it, 0.5 as Reno.
+    /// Factor of the congestion window after a loss: 0.7 for CUBIC, 0.5 for Reno.
     pub beta: f64,
-    /// Shortest retransmission timeout.
+    /// Minimum retransmission timeout, ns.
     pub rto_min: Nanos,
-    /// When the sender begins, ns.
+    /// Time at which the sender begins, ns.
     pub start: Nanos,
 }
 
@@ -67,9 +67,9 @@ struct Sender {
     ssthresh: f64,
     sacked: BTreeSet<u64>,
     lost: BTreeSet<u64>,
-    /// Sent again, with what was the next new segment then.
+    /// Retransmitted segments, each with the next new segment at that time.
     again: BTreeMap<u64, u64>,
-    /// All below were looked at for losses.
+    /// Segments below were checked for loss.
     judged: u64,
     recover: Option<u64>,
     srtt: Option<(f64, f64)>,
@@ -110,11 +110,11 @@ struct Receiver {
     early: BTreeSet<u64>,
     queued: u64,
     backlog: VecDeque<(u64, Nanos)>,
-    /// Expected by the early acknowledgement (bl.nxt), while it is on.
+    /// Next segment that the early acknowledgement expects (bl.nxt), while it is active.
     early_next: Option<u64>,
-    /// Acknowledged early: all below.
+    /// Segments below were acknowledged early.
     early_acked: u64,
-    /// End of what was offered to the sender.
+    /// End of the window offered to the sender.
     offered: u64,
     reading: u64,
     read: u64,
@@ -138,16 +138,16 @@ pub struct Tcp {
     finished: Option<Nanos>,
 }
 
-/// Marks of calls: the number of a timer, with what it is for.
+/// Tags of timers: the time at which it was set, with its kind in the lowest bit.
 const RTO: u64 = 0;
 const DELAYED: u64 = 1;
 /// The sender begins.
 const BEGIN: u64 = u64::MAX;
-/// A delayed acknowledgement comes after this.
+/// Delay of a delayed acknowledgement.
 const DELAY: Nanos = 40 * MS;
 
 impl Tcp {
-    /// A connection to `vm` that is established.
+    /// An established connection to `vm`.
     pub fn new(vm: usize, config: TcpConfig, costs: GuestCosts) -> Self {
         let window = config.buffer / u64::from(config.segment);
         Self {
@@ -193,7 +193,7 @@ impl Tcp {
     fn send(&mut self, world: &mut World) {
         while (self.sender.pipe() as f64) < self.sender.cwnd.max(1.0) {
             if world.wires.sender_full(world.now) {
-                // As after a loss, but without one (tcp_enter_cwr); what comes back starts the next.
+                // The window shrinks as after a loss, but nothing is lost (tcp_enter_cwr); acknowledgements send the rest.
                 let s = &mut self.sender;
                 if s.recover.is_none() {
                     s.recover = Some(s.next);
@@ -214,7 +214,7 @@ impl Tcp {
             }
             let segment = s.next;
             s.next += 1;
-            // One of sixteen is timed: enough for an estimate.
+            // One of 16 segments is timed, which is enough for an estimate.
             if segment.is_multiple_of(16) {
                 self.sent_at.push_back((segment, world.now));
             }
@@ -228,7 +228,7 @@ impl Tcp {
     fn set_timer(&mut self, world: &mut World) {
         self.sender.timer = world.now;
         let rto = self.sender.rto(self.config.rto_min);
-        world.call(world.now + rto, self.owner, world.now << 1 | RTO);
+        world.set_timer(world.now + rto, self.owner, world.now << 1 | RTO);
     }
 
     fn acknowledged(&mut self, world: &mut World, ack: Ack) {
@@ -267,10 +267,10 @@ impl Tcp {
         {
             s.lost.remove(&segment);
             s.again.remove(&segment);
-            // Three later ones came: what is missing below is lost (RFC 6675).
+            // Three later segments arrived: those missing below are lost (RFC 6675).
             let highest = *s.sacked.last().unwrap_or(&segment);
             let below = highest.saturating_sub(2);
-            // What was sent again is lost once more when something came that was first sent after it (Linux's
+            // A retransmission is lost too when a segment that was first sent after it has arrived (Linux's
             // tcp_mark_lost_retrans).
             let again = s.again.iter().filter(|&(_, next)| *next < below);
             let gone: Vec<u64> = again.map(|(segment, _)| *segment).collect();
@@ -308,12 +308,12 @@ impl Tcp {
         self.send(world);
     }
 
-    /// What is offered beyond `next`, segments.
+    /// Window offered beyond `next`, segments.
     fn window(&self, next: u64) -> u64 {
         let r = &self.receiver;
         let held = r.queued + r.early.len() as u64 + r.backlog.len() as u64;
         let free = (self.config.buffer / u64::from(self.config.segment)).saturating_sub(held);
-        // What was offered is not taken back (RFC 1122, section 4.2.2.16).
+        // The right edge of the window never moves back (RFC 1122, section 4.2.2.16).
         free.max(r.offered.saturating_sub(next))
     }
 
@@ -333,7 +333,7 @@ impl Tcp {
         world.send_out(self.vm, packet, self.config.delay);
     }
 
-    /// A segment gets to the socket proper.
+    /// A segment reaches the socket's receive queue.
     fn take(&mut self, world: &mut World, segment: u64, quiet: bool) {
         let r = &mut self.receiver;
         if segment == r.next {
@@ -351,7 +351,7 @@ impl Tcp {
                 self.acknowledge(world, next, None);
             } else if r.delayed == 0 {
                 r.delayed = world.now;
-                world.call(world.now + DELAY, self.owner, world.now << 1 | DELAYED);
+                world.set_timer(world.now + DELAY, self.owner, world.now << 1 | DELAYED);
             }
         } else {
             let sack = (segment > r.next && r.early.insert(segment)).then_some(segment);
@@ -367,7 +367,7 @@ impl Tcp {
             r.reading = r.queued.min(most);
             let bytes = r.reading * u64::from(self.config.segment);
             let wake = if woken { self.costs.wake } else { 0 };
-            let cost = wake + self.costs.going_on(bytes);
+            let cost = wake + self.costs.call_cost(bytes);
             let vcpu = world.vms[self.vm].app;
             world.work(vcpu, Level::App, cost, self.owner, 0);
         }
@@ -377,10 +377,10 @@ impl Tcp {
 impl Workload for Tcp {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
-        world.call(self.config.start, owner, BEGIN);
+        world.set_timer(self.config.start, owner, BEGIN);
     }
 
-    fn call(&mut self, world: &mut World, tag: u64) {
+    fn on_timer(&mut self, world: &mut World, tag: u64) {
         let at = tag >> 1;
         if tag == BEGIN {
             self.send(world);
@@ -394,7 +394,7 @@ impl Workload for Tcp {
         }
     }
 
-    fn received(&mut self, world: &mut World, _vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, _vm: usize, packet: Packet) {
         let segment = packet.tag;
         let limit = 2 * self.config.buffer / u64::from(self.config.segment);
         let r = &mut self.receiver;
@@ -412,12 +412,12 @@ impl Workload for Tcp {
                     Some(next) => next,
                 };
                 if expected == segment {
-                    // Each one, as lines 21 and 22 of the listing have it.
+                    // Every segment is acknowledged, as in lines 21 and 22 of the listing.
                     r.early_next = Some(segment + 1);
                     r.early_acked = segment + 1;
                     self.acknowledge(world, segment + 1, None);
                 } else {
-                    // Out of order: no more until the slow path has dealt with it.
+                    // Out of order: no early acknowledgement until the slow path has handled it.
                     r.early_next = Some(u64::MAX);
                 }
             }
@@ -425,13 +425,13 @@ impl Workload for Tcp {
         self.read_on(world, true);
     }
 
-    fn done(&mut self, world: &mut World, _tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, _tag: u64) {
         let before = self.window(self.receiver.next);
         let r = &mut self.receiver;
         r.read += r.reading;
         r.queued -= r.reading;
         r.reading = 0;
-        // What counts is what the process has, as iperf's server says it, not what is acknowledged.
+        // A transfer ends when the process has the data, as iperf's server reports it, not when it is acknowledged.
         if self.finished.is_none() && r.read >= self.config.total {
             self.finished = Some(world.now);
         }
@@ -441,7 +441,7 @@ impl Workload for Tcp {
         for (segment, _) in backlog {
             self.take(world, segment, segment < acked);
         }
-        // A window that was nearly shut is told of when it opens.
+        // A window update when a nearly closed window opens.
         let all = self.config.buffer / u64::from(self.config.segment);
         if before < all / 8 && self.window(self.receiver.next) >= all / 8 {
             let next = self.receiver.next;
@@ -450,8 +450,8 @@ impl Workload for Tcp {
         self.read_on(world, false);
     }
 
-    fn at_peer(&mut self, world: &mut World, packet: Packet) {
-        // Those that were dropped on the way out are skipped.
+    fn on_peer_packet(&mut self, world: &mut World, packet: Packet) {
+        // Skip acknowledgements that were dropped on the way out.
         while self.acks_before < packet.tag {
             self.acks.pop_front();
             self.acks_before += 1;
@@ -476,74 +476,4 @@ impl Workload for Tcp {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::Hog;
-    use crate::sched::XenConfig;
-    use crate::setup::{HostSetup, Policy, VmSetup};
-
-    /// Figures of a stream into the first of so many busy VMs of a core: Mbit/s, timeouts.
-    fn stream(policy: Policy, vms: usize, ring: usize, config: TcpConfig) -> (f64, u64) {
-        let vm = VmSetup {
-            hog: Hog::Busy,
-            ..VmSetup::default()
-        };
-        let mut setup = HostSetup {
-            policy,
-            turbo_cores: 1,
-            vms: vec![vm; vms],
-            ..HostSetup::default()
-        };
-        setup.nic.ring = ring;
-        let tcp = Tcp::new(0, config, setup.costs);
-        let mut sim = setup.simulation(vec![Box::new(tcp)], 1);
-        sim.run(10_000 * MS);
-        let figures = sim.workloads[0].figures(&sim.world);
-        (figures[0].1, figures[2].1 as u64)
-    }
-
-    #[test]
-    fn a_ring_that_overflows_in_each_turn_costs_a_stream_no_timeouts() {
-        // What is sent again is lost once more when the VM's turn ends, and the buffer holds what came behind it.
-        let xen = Policy::Xen(XenConfig {
-            slice: 30 * MS,
-            cores: 2,
-            by_tick: true,
-            domain_0: true,
-        });
-        let config = TcpConfig {
-            buffer: 256 << 10,
-            beta: 0.5,
-            ..TcpConfig::default()
-        };
-        let (rate, timeouts) = stream(xen, 4, 96, config);
-        assert!(rate > 200.0 && timeouts <= 2, "{rate} {timeouts}");
-    }
-
-    #[test]
-    fn a_transfer_ends_when_it_is_read_not_when_it_is_acknowledged() {
-        // 8 MB take 68 ms on the line, and begin when the VM's turn is over: its process comes back 90 ms later.
-        let config = TcpConfig {
-            buffer: 40_000_000,
-            early_ack: true,
-            total: 5_524,
-            start: 31 * MS,
-            ..TcpConfig::default()
-        };
-        let rate = stream(Policy::VTURBO, 4, 256, config).0;
-        assert!((300.0..850.0).contains(&rate), "{rate}");
-    }
-
-    #[test]
-    fn the_last_segment_is_acknowledged_though_it_has_no_second() {
-        let config = TcpConfig {
-            buffer: 40_000_000,
-            early_ack: true,
-            total: 138_121,
-            ..TcpConfig::default()
-        };
-        for vms in [3, 4, 5] {
-            assert_eq!(stream(Policy::VTURBO, vms, 256, config).1, 0, "{vms}");
-        }
-    }
-}
+mod tests;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stream of datagrams into a VM, with finite buffers all the way.
+//! A stream of datagrams into a VM, with finite buffers on the whole way.
 
 use std::collections::VecDeque;
 
@@ -10,24 +10,24 @@ use crate::cpu::Level;
 use crate::net::Packet;
 use crate::world::{Workload, World};
 
-/// A sender at a fixed rate, a VM whose process reads.
+/// A sender at a fixed rate, and a VM whose process reads.
 #[derive(Debug)]
 pub struct Udp {
-    /// Who receives.
+    /// The receiving VM.
     pub vm: usize,
-    /// Time between two datagrams, ns.
+    /// Interval between datagrams, ns.
     pub every: Nanos,
-    /// Payload of a datagram.
+    /// Payload of a datagram, bytes.
     pub bytes: u32,
-    /// One way, ns.
+    /// One-way delay, ns.
     pub delay: Nanos,
-    /// Socket's receive buffer, bytes.
+    /// Receive buffer of the socket, bytes.
     pub buffer: u64,
-    /// What the buffer is charged for a datagram beyond its payload, bytes: headers, and what the kernel keeps of it.
+    /// Charge of a datagram to the buffer beyond its payload, bytes: headers, and the kernel's own structures.
     pub head: u32,
-    /// Most datagrams that one piece of the process's work stands for: 1 where times matter.
+    /// Maximum number of datagrams per piece of the process's work: 1 where times matter.
     pub burst: usize,
-    /// Guest's costs.
+    /// Costs of the guest.
     pub costs: GuestCosts,
     owner: usize,
     sent: u64,
@@ -39,7 +39,7 @@ pub struct Udp {
 }
 
 impl Udp {
-    /// Not begun.
+    /// A stream without delay, with bursts of 16 datagrams.
     pub fn new(vm: usize, every: Nanos, bytes: u32, buffer: u64, costs: GuestCosts) -> Self {
         Self {
             vm,
@@ -60,22 +60,22 @@ impl Udp {
         }
     }
 
-    /// `woken`: the process waited for what came.
+    /// Reads what waits. `woken`: the process waited for it.
     fn read_on(&mut self, world: &mut World, vm: usize, woken: bool) {
         if self.reading == 0 && !self.socket.is_empty() {
             self.reading = self.socket.len().min(self.burst);
             let wake = if woken { self.costs.wake } else { 0 };
-            let cost = wake + self.reading as u64 * self.costs.going_on(u64::from(self.bytes));
+            let cost = wake + self.reading as u64 * self.costs.call_cost(u64::from(self.bytes));
             world.work(world.vms[vm].app, Level::App, cost, self.owner, vm as u64);
         }
     }
 
-    /// Sent, dropped at the socket, read.
+    /// Datagrams sent, dropped at the socket, and read.
     pub fn counts(&self) -> (u64, u64, u64) {
         (self.sent, self.dropped, self.read)
     }
 
-    /// In the socket's buffer now.
+    /// Number of datagrams in the socket's buffer.
     pub fn waiting(&self) -> u64 {
         self.socket.len() as u64
     }
@@ -85,10 +85,10 @@ impl Workload for Udp {
     fn start(&mut self, world: &mut World, owner: usize) {
         self.owner = owner;
         let first = world.random.within(1, self.every);
-        world.call(first, owner, 0);
+        world.set_timer(first, owner, 0);
     }
 
-    fn call(&mut self, world: &mut World, _tag: u64) {
+    fn on_timer(&mut self, world: &mut World, _tag: u64) {
         self.sent += 1;
         let packet = Packet {
             owner: self.owner,
@@ -97,10 +97,10 @@ impl Workload for Udp {
             stream: false,
         };
         world.send_in(self.vm, packet, self.delay);
-        world.call(world.now + self.every, self.owner, 0);
+        world.set_timer(world.now + self.every, self.owner, 0);
     }
 
-    fn received(&mut self, world: &mut World, vm: usize, packet: Packet) {
+    fn on_packet(&mut self, world: &mut World, vm: usize, packet: Packet) {
         if (self.socket.len() as u64 + 1) * u64::from(self.bytes + self.head) > self.buffer {
             self.dropped += 1;
         } else {
@@ -109,7 +109,7 @@ impl Workload for Udp {
         self.read_on(world, vm, true);
     }
 
-    fn done(&mut self, world: &mut World, tag: u64) {
+    fn on_work_done(&mut self, world: &mut World, tag: u64) {
         for sent in self.socket.drain(..self.reading) {
             self.jitter.push(sent, world.now);
         }
@@ -163,7 +163,7 @@ mod tests {
             };
             (get("sent") - get("socket drops")).round() as i64
         };
-        // A datagram may be under way still.
+        // One datagram may still be in flight.
         assert!((15..=16).contains(&held(0)), "{}", held(0));
         assert!((10..=11).contains(&held(500)), "{}", held(500));
     }

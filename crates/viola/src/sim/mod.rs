@@ -12,7 +12,7 @@ use std::time::Instant;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use viola_sim::advise::advise;
-use viola_sim::fleet::{self, Side};
+use viola_sim::fleet::{self, FleetScheduler};
 use viola_sim::scenario::Scenario;
 
 use viola_cli::error::{Failure, Outcome};
@@ -184,7 +184,7 @@ struct FleetRun {
     used_percent: f64,
     mean_wait_ms: f64,
     longest_wait_ms: f64,
-    error: fleet::Error,
+    error: fleet::ModelError,
 }
 
 fn run_fleet(args: &Fleet) -> Outcome {
@@ -193,8 +193,8 @@ fn run_fleet(args: &Fleet) -> Outcome {
         return Err(Failure::usage(what));
     }
     let side = match args.scheduler {
-        FleetSide::Credit => Side::Credit,
-        FleetSide::Viola => Side::Viola,
+        FleetSide::Credit => FleetScheduler::Credit,
+        FleetSide::Viola => FleetScheduler::Viola,
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(cores).max(1);
@@ -211,7 +211,7 @@ fn run_fleet(args: &Fleet) -> Outcome {
         used_percent: 100.0 * sums.used * per,
         mean_wait_ms: sums.wait_ms * per,
         longest_wait_ms: sums.longest_ms,
-        error: fleet::error(args.compare, 60, side, args.seed),
+        error: fleet::model_error(args.compare, 60, side, args.seed),
     };
     if args.json {
         json(&run)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The HTML page of `viola sim papers`.
 
-use viola_sim::papers::{Bed, Papers, Plot, Verdict};
+use viola_sim::papers::{Papers, Plot, Testbed, Verdict};
 
 use super::papers::{rows, summary};
 use super::show::number;
@@ -19,7 +19,7 @@ const BOTTOM: f64 = 40.0;
 const CLASSES: [&str; 3] = ["s0", "s1", "s2"];
 
 /// Makes the page.
-pub fn html(all: &Papers, beds: &[Bed]) -> String {
+pub fn html(all: &Papers, beds: &[Testbed]) -> String {
     let mut body = String::from("<h1>The papers, and the model</h1>\n");
     body.push_str(&format!(
         "<p class=\"lead\">{}</p>\n",
@@ -157,7 +157,7 @@ mod tests {
             curves: vec![("c".into(), vec![(1.0, 2.0)]), ("empty".into(), vec![])],
             paper: vec![("p", 1.0, f64::NAN)],
         });
-        let page = html(&all, &Bed::all());
+        let page = html(&all, &Testbed::all());
         assert!(page.contains("fig &lt;1&gt;") && page.contains("<svg"));
         assert!(page.contains("Testbed xen-3.4") && !page.contains("http"));
         assert!(

@@ -4,7 +4,7 @@
 use std::fs;
 
 use serde::Serialize;
-use viola_sim::papers::{self, Bed, Claim, Papers, Row, Verdict};
+use viola_sim::papers::{self, Claim, Papers, Row, Testbed, Verdict};
 
 use super::show::number;
 use super::{Papers as Args, json, page};
@@ -16,11 +16,11 @@ use viola_report::table::Table;
 struct Whole<'a> {
     rows: &'a [Row],
     plots: &'a [papers::Plot],
-    testbeds: &'a [Bed],
+    testbeds: &'a [Testbed],
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let (all, beds) = (papers::run(), Bed::all());
+    let (all, beds) = (papers::run(), Testbed::all());
     let whole = Whole {
         rows: &all.rows,
         plots: &all.plots,

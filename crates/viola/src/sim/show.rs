@@ -106,7 +106,7 @@ pub fn advice(all: &[Advice], seeds: u64) -> String {
 }
 
 /// A run of the fleet.
-pub fn fleet(figures: &[(&str, f64)], error: &fleet::Error) -> String {
+pub fn fleet(figures: &[(&str, f64)], error: &fleet::ModelError) -> String {
     let mut rows: Vec<Vec<String>> = figures
         .iter()
         .map(|(name, value)| vec![(*name).to_owned(), number(*value)])

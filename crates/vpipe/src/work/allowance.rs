@@ -4,13 +4,13 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use viola_policy::pipes::Cap;
+use viola_policy::pipes::TokenBucket;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Allowance {
     since: Instant,
-    cap: Option<Mutex<Cap>>,
+    cap: Option<Mutex<TokenBucket>>,
 }
 
 impl Allowance {
@@ -18,7 +18,7 @@ impl Allowance {
     pub(super) fn new(rate: Option<u64>) -> Self {
         Self {
             since: Instant::now(),
-            cap: rate.map(|rate| Mutex::new(Cap::new(rate, 0))),
+            cap: rate.map(|rate| Mutex::new(TokenBucket::new(rate, 0))),
         }
     }
 
@@ -30,7 +30,7 @@ impl Allowance {
         let passed = now.saturating_duration_since(self.since).as_nanos();
         let now_ns = u64::try_from(passed).unwrap_or(u64::MAX);
         let mut cap = cap.lock().unwrap_or_else(PoisonError::into_inner);
-        cap.ready(now_ns, wanted)
+        cap.available(now_ns, wanted)
             .map_err(|until| Duration::from_nanos(until.saturating_sub(now_ns).max(1000)))
     }
 
@@ -38,7 +38,7 @@ impl Allowance {
     pub(super) fn spent(&self, bytes: u64) {
         if let Some(cap) = &self.cap {
             let mut cap = cap.lock().unwrap_or_else(PoisonError::into_inner);
-            cap.take(bytes);
+            cap.consume(bytes);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use viola_host::facts::HostFacts;
 use viola_host::{CpuSet, VmId};
 use viola_meter::{Meter, Times};
-use viola_policy::place::{self, Core, Demand, Limits, Topology, Why};
+use viola_policy::place::{self, Core, Limits, Reason, Topology, VcpuDemand};
 
 use crate::slices::decide::plan::{Ask, Candidate};
 
@@ -50,29 +50,33 @@ impl Placement {
             .balanced
             .is_none_or(|at| now.saturating_duration_since(at) >= BALANCE);
         let limits = Limits {
-            moves: if balanced { Limits::default().moves } else { 0 },
+            max_moves: if balanced {
+                Limits::default().max_moves
+            } else {
+                0
+            },
             ..Limits::default()
         };
         let wants = wants(meter);
         let id = |ask: &Ask| (candidates[ask.vm].vm.id.clone(), ask.vcpu);
-        let demands: Vec<Demand> = asks
+        let demands: Vec<VcpuDemand> = asks
             .iter()
             .map(|ask| {
                 let c = &candidates[ask.vm];
-                Demand {
+                VcpuDemand {
                     vm: ask.vm as u32,
                     vcpu: ask.vcpu as u32,
                     class: c.class,
                     weight: c.weight,
                     // A VM of which nothing is known yet may want a whole core.
-                    wants: wants
+                    load: wants
                         .get(&c.vm.id)
                         .and_then(|w| w.get(ask.vcpu))
                         .copied()
                         .unwrap_or(1.0),
                     allowed: ask.cores.iter().collect(),
                     node: None,
-                    now: self.cores.get(&id(ask)).copied(),
+                    current: self.cores.get(&id(ask)).copied(),
                 }
             })
             .collect();
@@ -89,7 +93,7 @@ impl Placement {
                     .core
                     .or_else(|| ask.cores.iter().next())
                     .unwrap_or_default();
-                if !matches!(place.why, Why::Stays | Why::New | Why::NoCore) {
+                if !matches!(place.why, Reason::Stays | Reason::New | Reason::NoCore) {
                     placed.moved.push((
                         candidates[ask.vm].vm.id.clone(),
                         ask.vcpu,

@@ -6,7 +6,7 @@
 
 use viola_host::CpuSet;
 use viola_policy::slices::{MS, Nanos};
-use viola_policy::turbo::count::{Counter, Limits, Load};
+use viola_policy::turbo::pool_size::{Limits, Load, PoolSizer};
 
 use viola_config::Turbo;
 
@@ -29,7 +29,7 @@ pub struct Split {
 /// The number of turbo cores.
 #[derive(Debug)]
 pub struct Pools {
-    counter: Counter,
+    counter: PoolSizer,
     span: Nanos,
     run: Nanos,
 }
@@ -37,7 +37,7 @@ pub struct Pools {
 impl Default for Pools {
     fn default() -> Self {
         Self {
-            counter: Counter::new(Limits::default()),
+            counter: PoolSizer::new(Limits::default()),
             span: 0,
             run: 0,
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use viola_host::{Hypervisor, Vm, VmId};
 use viola_meter::VmSample;
 use viola_policy::slices::{MS, Nanos};
-use viola_policy::turbo::choose::{Chooser, Obstacle, Setting, Thresholds, Window};
+use viola_policy::turbo::choose::{Obstacle, Setting, Thresholds, TurboChooser, Window};
 use viola_proto::ClassSetting;
 
 /// Shortest time that is one window.
@@ -14,7 +14,7 @@ const WINDOW: Nanos = 100 * MS;
 
 #[derive(Debug)]
 struct State {
-    chooser: Chooser,
+    chooser: TurboChooser,
     span: Nanos,
     packets: u64,
     disk: u64,
@@ -52,7 +52,7 @@ impl Turbos {
         (at, span): (Nanos, Nanos),
     ) -> Option<String> {
         let state = self.0.entry(vm.id.clone()).or_insert_with(|| State {
-            chooser: Chooser::new(Thresholds::default()),
+            chooser: TurboChooser::new(Thresholds::default()),
             span: 0,
             packets: 0,
             disk: 0,
@@ -79,7 +79,7 @@ impl Turbos {
             packets: per_s(state.packets),
             disk: per_s(state.disk),
             wait: state.wait as f64 / (state.run + state.wait).max(1) as f64,
-            interrupts: match (state.chooser.turbo(), possible) {
+            interrupt_load: match (state.chooser.turbo(), possible) {
                 // Without a reserve there is no bound, and all is a flood that leaves programs a tenth.
                 (true, Some(reserve)) => {
                     let may = state.run as f64 * f64::from(1000 - reserve.min(999)) / 1000.0;

@@ -43,10 +43,10 @@ fn a_server_that_waits_becomes_latency_sensitive_after_five_windows() {
     assert_eq!((verdict.class, verdict.changed), (Class::Batch, false));
     assert_eq!(
         verdict.why,
-        Why::Confirming {
+        Reason::Confirming {
             to: Class::Ls,
-            seen: 4,
-            of: 5
+            windows: 4,
+            needed: 5
         }
     );
     let verdict = feed(&mut c, &mut now, &SERVER, 1);
@@ -61,7 +61,7 @@ fn a_server_that_waits_becomes_latency_sensitive_after_five_windows() {
 fn one_that_only_computes_and_one_that_idles_stay_batch() {
     for (window, why) in [
         (BATCH, "it computes (100 % of the time) and does little I/O"),
-        (IDLE, "it is quiet"),
+        (IDLE, "it neither computes nor does I/O"),
     ] {
         let (mut c, mut now) = (Classifier::new(Thresholds::default()), 0);
         let verdict = feed(&mut c, &mut now, &window, 200);
@@ -117,7 +117,7 @@ fn it_stays_latency_sensitive_when_that_took_its_wait_away() {
         },
         1_000,
     );
-    assert_eq!((verdict.class, verdict.why), (Class::Ls, Why::StillBusy));
+    assert_eq!((verdict.class, verdict.why), (Class::Ls, Reason::StillBusy));
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_class_is_held_for_ten_seconds() {
     let verdict = feed(&mut c, &mut now, &BATCH, 60);
     assert_eq!(
         verdict.why,
-        Why::Held {
+        Reason::Held {
             to: Class::Batch,
             left: 4_000 * MS
         }

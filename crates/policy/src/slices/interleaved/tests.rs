@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-use super::super::DEFAULT_WEIGHT;
 use super::super::simulate::{Behaviour, Core, Driver, Report, SimVm};
+use super::super::{DEFAULT_WEIGHT, Io};
 use super::*;
 
 fn ls(id: u32, microslice: Nanos, behaviour: Behaviour) -> SimVm {
@@ -45,7 +45,7 @@ fn a_busy_lsvm_among_three_runs_300_us_every_1200() {
     let mut vms = vec![ls(0, 300 * US, Behaviour::Busy)];
     vms.extend((1..4).map(|id| batch(id, Behaviour::Busy)));
     let report = run(&vms, 1000 * MS);
-    let own: Vec<_> = report.stints.iter().filter(|s| s.id == 0).collect();
+    let own: Vec<_> = report.runs.iter().filter(|s| s.id == 0).collect();
     assert!(own.len() > 800);
     for pair in own.windows(2) {
         assert!(near(pair[0].len, 300 * US), "{pair:?}");
@@ -75,7 +75,7 @@ fn the_microslice_cuts_the_owners_slice_but_not_its_turn() {
     let mut vms = vec![ls(0, 300 * US, Behaviour::Busy)];
     vms.extend((1..4).map(|id| batch(id, Behaviour::Busy)));
     let report = run(&vms, 100 * MS);
-    let others: Vec<_> = report.stints.iter().filter(|s| s.id != 0).collect();
+    let others: Vec<_> = report.runs.iter().filter(|s| s.id != 0).collect();
     let mut turn = 0;
     for pair in others.windows(2) {
         turn += pair[0].len;
@@ -128,7 +128,7 @@ fn lsvms_alone_share_by_microslices() {
     ];
     let report = run(&vms, 1000 * MS);
     assert!((report.share(0) - 0.5).abs() < 0.002);
-    assert!(report.stints.iter().all(|s| s.len <= 310 * US));
+    assert!(report.runs.iter().all(|s| s.len <= 310 * US));
 }
 
 #[test]
@@ -172,14 +172,14 @@ fn one_that_runs_alone_has_no_limit_and_those_that_would_wait_behind_it_are_repo
     let params: Vec<_> = [ls(0, 300 * US, Behaviour::Busy), batch(1, Behaviour::Busy)]
         .map(|vm| vm.params)
         .into();
-    let ready = Seen {
+    let ready = Activity {
         runnable: true,
-        ..Seen::default()
+        ..Activity::default()
     };
     let mut out = Decision::default();
     let mut machine = Interleaved::default();
     machine.configure(0, &params);
-    machine.decide(0, &[ready, Seen::default()], &mut out);
+    machine.decide(0, &[ready, Activity::default()], &mut out);
     assert_eq!((out.until, out.budgets[0]), (FOREVER, FOREVER));
     assert!(
         out.notify_wake,
@@ -188,9 +188,9 @@ fn one_that_runs_alone_has_no_limit_and_those_that_would_wait_behind_it_are_repo
     machine.decide(
         MS,
         &[
-            Seen {
+            Activity {
                 used: MS,
-                ..Seen::default()
+                ..Activity::default()
             },
             ready,
         ],
@@ -201,7 +201,11 @@ fn one_that_runs_alone_has_no_limit_and_those_that_would_wait_behind_it_are_repo
     assert!(out.budgets[0] < FOREVER);
     machine.decide(2 * MS, &[ready, ready], &mut out);
     assert!(!out.notify_wake && out.budgets[0] < FOREVER && out.budgets[1] < FOREVER);
-    machine.decide(3 * MS, &[Seen::default(), Seen::default()], &mut out);
+    machine.decide(
+        3 * MS,
+        &[Activity::default(), Activity::default()],
+        &mut out,
+    );
     assert!(!out.notify_wake && out.budgets[0] < FOREVER && out.budgets[1] < FOREVER);
 }
 
@@ -240,15 +244,15 @@ fn a_stalled_controller_does_not_bar_an_lsvm_for_long() {
     ];
     let mut out = Decision::default();
     machine.configure(0, &params);
-    let ready = Seen {
+    let ready = Activity {
         runnable: true,
-        ..Seen::default()
+        ..Activity::default()
     };
     machine.decide(0, &[ready, ready], &mut out);
     machine.decide(
         1000 * MS,
         &[
-            Seen {
+            Activity {
                 used: 1000 * MS,
                 ..ready
             },
@@ -256,7 +260,7 @@ fn a_stalled_controller_does_not_bar_an_lsvm_for_long() {
         ],
         &mut out,
     );
-    assert_eq!(out.ranks[0], Rank::Out);
+    assert_eq!(out.ranks[0], Rank::Background);
     assert!(out.until <= 1017 * MS, "barred until {}", out.until);
 }
 
@@ -272,15 +276,15 @@ fn with_packets(time: Nanos, packets: &[Nanos]) -> ([Nanos; 4], usize, Vec<Nanos
     let mut out = Decision::default();
     let mut on_core = false;
     while now < time {
-        let seen: [Seen; 4] = std::array::from_fn(|i| Seen {
+        let seen: [Activity; 4] = std::array::from_fn(|i| Activity {
             used: used[i],
             runnable: true,
             io: match (i, arrived) {
-                (0, None) => Io::Quiet,
+                (0, None) => Io::Idle,
                 (0, Some(_)) => Io::Pending,
-                _ => Io::Unseen,
+                _ => Io::Unknown,
             },
-            ..Seen::default()
+            ..Activity::default()
         });
         machine.decide(now, &seen, &mut out);
         used = [0; 4];

@@ -5,10 +5,10 @@ use super::*;
 /// Gives every VM the rank of its id's parity and asks for nothing.
 struct Fixed;
 
-impl Machine for Fixed {
+impl CoreScheduler for Fixed {
     fn configure(&mut self, _: Nanos, _: &[Params]) {}
-    fn decide(&mut self, _: Nanos, seen: &[Seen], out: &mut Decision) {
-        for i in 0..seen.len() {
+    fn decide(&mut self, _: Nanos, activity: &[Activity], out: &mut Decision) {
+        for i in 0..activity.len() {
             out.ranks[i] = if i % 2 == 1 {
                 Rank::Boost
             } else {
@@ -50,12 +50,12 @@ fn the_higher_rank_preempts_when_it_wakes_and_the_lower_waits() {
     ];
     let mut core = Core::new(Fixed, &vms, record(), 1);
     let report = core.run_until(20 * MS).unwrap();
-    let stints: Vec<_> = report
-        .stints
+    let runs: Vec<_> = report
+        .runs
         .iter()
         .map(|s| (s.id, s.at / MS, s.len / MS))
         .collect();
-    assert_eq!(stints, [(1, 0, 2), (0, 2, 8), (1, 10, 2), (0, 12, 8)]);
+    assert_eq!(runs, [(1, 0, 2), (0, 2, 8), (1, 10, 2), (0, 12, 8)]);
     assert_eq!(report.vms[1].wake_waits, [0, 0]);
     assert_eq!(report.vms[0].wake_waits, [2 * MS]);
     assert_eq!(report.vms[0].preempt_waits, [2 * MS]);
@@ -75,26 +75,26 @@ fn equals_run_first_come_first_served() {
         1,
     );
     let report = core.run_until(10 * MS).unwrap();
-    let stints: Vec<_> = report
-        .stints
+    let runs: Vec<_> = report
+        .runs
         .iter()
         .map(|s| (s.id, s.at / MS, s.len / MS))
         .collect();
-    assert_eq!(stints, [(0, 0, 2), (2, 2, 2)]);
+    assert_eq!(runs, [(0, 0, 2), (2, 2, 2)]);
     assert_eq!(report.idle, 6 * MS);
 }
 
 #[test]
 fn a_machine_that_never_lets_time_pass_is_found_out() {
     struct Hasty;
-    impl Machine for Hasty {
+    impl CoreScheduler for Hasty {
         fn configure(&mut self, _: Nanos, _: &[Params]) {}
-        fn decide(&mut self, now: Nanos, _: &[Seen], out: &mut Decision) {
+        fn decide(&mut self, now: Nanos, _: &[Activity], out: &mut Decision) {
             out.until = now;
         }
     }
     let mut core = Core::new(Hasty, &[vm(0, Behaviour::Busy)], Driver::default(), 1);
-    assert_eq!(core.run_until(MS), Err(Stuck { at: 0 }));
+    assert_eq!(core.run_until(MS), Err(NoProgress { at: 0 }));
 }
 
 #[test]

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Any machine of `policy` as the scheduler of a core, driven as the slot controller of a real host drives it: it sets
-//! ranks, and the kernel runs the highest-ranked vCPU that wants to run, equal ones first come first served.
+//! Runs any scheduler of `viola-policy` on a simulated core, as the slot controller does on a real host: it sets ranks, and
+//! the kernel runs the highest-ranked vCPU that wants to run, equal ranks first come first served.
 
 use viola_policy::slices::{
-    Decision, FOREVER, Io, MAX_VMS, Machine, Nanos, Params, Rank, Seen, US,
+    Activity, CoreScheduler, Decision, FOREVER, Io, MAX_VMS, Nanos, Params, Rank, US,
 };
-use viola_policy::turbo::{Elsewhere, Pooled};
+use viola_policy::turbo::{OtherCoreUsage, PoolScheduler};
 
 use super::{Pick, Scheduler, Views};
 
-/// What can be driven.
-pub enum Driver {
-    /// A machine of one core.
-    Alone(Box<dyn Machine + Send>),
-    /// A machine of a core of a pool.
-    Pooled(Box<dyn Pooled + Send>),
+/// A scheduler of `viola-policy`.
+pub enum PolicyCore {
+    /// For a core outside of the pools.
+    Single(Box<dyn CoreScheduler + Send>),
+    /// For a core of a pool.
+    Pooled(Box<dyn PoolScheduler + Send>),
 }
 
-/// A machine of `policy` on a core.
-pub struct Slots {
-    driver: Driver,
-    /// Core time of a decision.
+/// Drives a scheduler of `viola-policy` on one core.
+pub struct PolicyDriver {
+    driver: PolicyCore,
+    /// Core time per decision, ns.
     cost: Nanos,
     sees_io: bool,
-    /// What the machine is told at the next decision.
-    seen: Vec<Seen>,
-    /// Of the last decision; budgets are counted down.
+    /// Input of the next decision.
+    seen: Vec<Activity>,
+    /// The last decision; its budgets are counted down.
     decision: Decision,
     rows: Vec<Row>,
     running: Option<usize>,
@@ -37,20 +37,20 @@ pub struct Slots {
     decisions: u64,
 }
 
-/// What is known of a vCPU besides.
+/// Rank and place of a vCPU.
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Who runs has the highest: rank and place of those that want to run and may, [`NEVER`] of the others.
+    /// Of runnable vCPUs the one with the highest order runs: rank and place, or [`NEVER`] if it must not run.
     order: i64,
-    /// Of equal ones that want to run the lower place runs first.
+    /// Place among equal ranks: the lowest runs first.
     place: i64,
     rank: Rank,
 }
 
-/// Order of one that does not run even if nobody else wants to.
+/// Order of a vCPU that does not run even on an idle core.
 const NEVER: i64 = i64::MIN;
 
-/// Order by rank, and by place among equals; there are fewer than 2^49 places to either side.
+/// Order by rank, then by place; there are fewer than 2^49 places on either side.
 fn order(runnable: bool, rank: Rank, place: i64) -> i64 {
     if runnable && rank != Rank::Capped {
         ((rank as i64) << 50) - place
@@ -59,9 +59,9 @@ fn order(runnable: bool, rank: Rank, place: i64) -> i64 {
     }
 }
 
-impl Slots {
-    /// Drives `driver`, whose decisions take `cost` ns of the core each. With `sees_io` it is told of waiting interrupts.
-    pub fn new(driver: Driver, cost: Nanos, sees_io: bool) -> Self {
+impl PolicyDriver {
+    /// Drives `driver`. Each decision takes `cost` ns of the core. With `sees_io` it reports waiting interrupts.
+    pub fn new(driver: PolicyCore, cost: Nanos, sees_io: bool) -> Self {
         Self {
             driver,
             cost,
@@ -79,12 +79,12 @@ impl Slots {
         }
     }
 
-    /// Decisions made so far.
+    /// Number of decisions so far.
     pub fn decisions(&self) -> u64 {
         self.decisions
     }
 
-    /// Takes what happened since the last call. Returns whether the machine wants to hear of it now.
+    /// Records what changed since the last call. Returns whether a decision is needed.
     fn note(&mut self, now: Nanos, views: &Views) -> bool {
         let mut ask = self.fresh || now >= self.until;
         for (i, view) in views.changed() {
@@ -92,8 +92,8 @@ impl Slots {
                 continue;
             };
             let io = match (self.sees_io, view.io) {
-                (false, _) => Io::Unseen,
-                (true, false) => Io::Quiet,
+                (false, _) => Io::Unknown,
+                (true, false) => Io::Idle,
                 (true, true) => Io::Pending,
             };
             seen.used += view.used;
@@ -112,7 +112,7 @@ impl Slots {
                 seen.runnable = view.runnable;
                 row.order = order(view.runnable, row.rank, row.place);
             }
-            ask |= io == Io::Pending && seen.io == Io::Quiet;
+            ask |= io == Io::Pending && seen.io == Io::Idle;
             seen.io = io;
             if self.running == Some(i) {
                 ask |= match view.blocked {
@@ -127,12 +127,12 @@ impl Slots {
     fn ask(&mut self, now: Nanos) {
         self.fresh = false;
         match &mut self.driver {
-            Driver::Alone(m) => m.decide(now, &self.seen, &mut self.decision),
-            Driver::Pooled(m) => m.decide(now, &self.seen, &mut self.decision),
+            PolicyCore::Single(m) => m.decide(now, &self.seen, &mut self.decision),
+            PolicyCore::Pooled(m) => m.decide(now, &self.seen, &mut self.decision),
         }
         self.decisions += 1;
         self.overhead += self.cost;
-        // A machine that wants to be asked again at once is asked a little later, as a timer would.
+        // A scheduler that wants to be asked at once is asked 1 us later, as by a timer.
         self.until = self.decision.until.max(now + US);
         for (i, (seen, row)) in self.seen.iter_mut().zip(&mut self.rows).enumerate() {
             (seen.used, seen.blocked) = (0, false);
@@ -152,10 +152,10 @@ impl Slots {
     }
 }
 
-impl Scheduler for Slots {
+impl Scheduler for PolicyDriver {
     fn configure(&mut self, now: Nanos, vcpus: &[Params]) {
         let vms = vcpus.len().min(MAX_VMS);
-        self.seen.resize(vms, Seen::default());
+        self.seen.resize(vms, Activity::default());
         let row = Row {
             order: NEVER,
             place: 0,
@@ -163,8 +163,8 @@ impl Scheduler for Slots {
         };
         self.rows.resize(vms, row);
         match &mut self.driver {
-            Driver::Alone(m) => m.configure(now, vcpus),
-            Driver::Pooled(m) => m.configure(now, vcpus),
+            PolicyCore::Single(m) => m.configure(now, vcpus),
+            PolicyCore::Pooled(m) => m.configure(now, vcpus),
         }
         self.fresh = true;
     }
@@ -190,20 +190,20 @@ impl Scheduler for Slots {
         }
     }
 
-    fn elsewhere(&mut self, ran: &[Elsewhere]) {
-        if let Driver::Pooled(m) = &mut self.driver {
-            m.elsewhere(ran);
+    fn add_other_cores(&mut self, ran: &[OtherCoreUsage]) {
+        if let PolicyCore::Pooled(m) = &mut self.driver {
+            m.add_other_cores(ran);
         }
     }
 
     fn due(&self, index: usize) -> (Nanos, bool) {
         match &self.driver {
-            Driver::Alone(_) => (0, false),
-            Driver::Pooled(m) => m.due(index),
+            PolicyCore::Single(_) => (0, false),
+            PolicyCore::Pooled(m) => m.due(index),
         }
     }
 
-    fn hears_io(&self) -> bool {
+    fn wants_io_events(&self) -> bool {
         self.sees_io
     }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Simulated cores of both pools ([`crate::slices::simulate::Core`] each) whose drivers tell their machines what was
+//! Simulated cores of both pools ([`viola_policy::slices::simulate::Core`] each) whose drivers tell their machines what was
 //! run on the others. Equal inputs give equal reports.
 
-use super::{Elsewhere, Pooled, RegularConfig, RegularCore, TurboConfig, TurboCore, portion};
-use crate::slices::simulate::{Behaviour, Core, Driver, Report, SimVm, Stuck};
-use crate::slices::{Class, Nanos, Params};
+use viola_policy::slices::simulate::{Behaviour, Core, Driver, NoProgress, Report, SimVm};
+use viola_policy::slices::{Class, Nanos, Params};
+use viola_policy::turbo::{
+    OtherCoreUsage, PoolScheduler, RegularConfig, RegularCore, TurboConfig, TurboCore, portion,
+};
 
 /// A VM on the simulated host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +51,7 @@ impl Default for HostConfig {
             turbo_cores: 1,
             regular: RegularConfig::default(),
             turbo: TurboConfig::default(),
-            slot: super::TURBO_SLOT,
+            slot: viola_policy::turbo::TURBO_SLOT,
             driver: Driver::default(),
             exchange: 1_000_000,
             seed: 1,
@@ -58,7 +60,7 @@ impl Default for HostConfig {
 }
 
 struct OneCore {
-    core: Core<Box<dyn Pooled>>,
+    core: Core<Box<dyn PoolScheduler>>,
     turbo: bool,
     /// Index of the VM, and what it had run here at the last exchange; in the machine's order.
     vms: Vec<(usize, Nanos)>,
@@ -99,8 +101,8 @@ impl Host {
     /// Runs until simulated time `end`, ns.
     ///
     /// # Errors
-    /// [`Stuck`] if a machine never lets time go on.
-    pub fn run_until(&mut self, end: Nanos) -> Result<(), Stuck> {
+    /// [`NoProgress`] if a machine never lets time go on.
+    pub fn run_until(&mut self, end: Nanos) -> Result<(), NoProgress> {
         while self.now < end {
             self.now = end.min(self.now + self.exchange);
             for one in &mut self.cores {
@@ -138,7 +140,7 @@ impl Host {
                 .map(|(&(i, _), delta)| {
                     let all = self.vms[i].regular.len() as u32;
                     let (before, after) = (self.on_turbo[i], self.on_turbo[i] + turbo[i]);
-                    Elsewhere {
+                    OtherCoreUsage {
                         turbo: portion(after, 1, all) - portion(before, 1, all),
                         total: ran[i] - delta,
                         due: dues[i].0 - self.due[i],
@@ -146,7 +148,7 @@ impl Host {
                     }
                 })
                 .collect();
-            one.core.machine_mut().elsewhere(&told);
+            one.core.machine_mut().add_other_cores(&told);
         }
         self.due = dues.into_iter().map(|(due, _)| due).collect();
         for (sum, turbo) in self.on_turbo.iter_mut().zip(turbo) {
@@ -197,7 +199,7 @@ fn one_core(config: &HostConfig, vms: &[HostVm], turbo: bool, k: usize, n: u64) 
             });
         }
     }
-    let machine: Box<dyn Pooled> = if turbo {
+    let machine: Box<dyn PoolScheduler> = if turbo {
         Box::new(TurboCore::new(config.turbo))
     } else {
         Box::new(RegularCore::new(config.regular))

@@ -1,60 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hysteresis in time: a choice changes when it looked different for several windows in a row, and not too soon after
-//! the last change.
+//! Hysteresis in time: a choice changes after several windows in a row asked for the change, and not too soon after the
+//! last change.
 
 use crate::slices::Nanos;
 
-/// What became of a window.
+/// Effect of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// It looks as it is.
+pub(crate) enum Step {
+    /// The window asks for the present value.
     Same,
-    /// It looks different for so many windows in a row; not for enough.
+    /// This many windows in a row have asked for another value; more are needed.
     Confirming(u32),
-    /// It should change, but not before so long, ns.
+    /// The value should change, but not before this time has passed, ns.
     Held(Nanos),
-    /// It changed.
+    /// The value changed.
     Changed,
 }
 
-/// A choice that does not flap.
+/// A value that does not flap.
 #[derive(Debug, Clone)]
-pub(super) struct Settled<T> {
+pub(crate) struct Hysteresis<T> {
     value: T,
-    looks: T,
+    candidate: T,
     streak: u32,
     changed_at: Option<Nanos>,
 }
 
-impl<T: Copy + PartialEq> Settled<T> {
-    pub(super) fn new(value: T) -> Self {
+impl<T: Copy + PartialEq> Hysteresis<T> {
+    pub(crate) fn new(value: T) -> Self {
         Self {
             value,
-            looks: value,
+            candidate: value,
             streak: 0,
             changed_at: None,
         }
     }
 
-    pub(super) fn value(&self) -> T {
+    pub(crate) fn value(&self) -> T {
         self.value
     }
 
-    /// Takes a window that ended at `now` and looks like `to`, which becomes the value after `of` such windows in a
-    /// row and `hold` ns after the last change.
-    pub(super) fn observe(&mut self, now: Nanos, to: T, of: u32, hold: Nanos) -> Step {
+    /// Takes a window that ended at `now` and asks for `to`. The value changes after that many `windows` in a row, and
+    /// `min_hold` ns after the last change at the earliest.
+    pub(crate) fn observe(&mut self, now: Nanos, to: T, windows: u32, min_hold: Nanos) -> Step {
         if to == self.value {
             self.streak = 0;
             return Step::Same;
         }
-        if to != self.looks {
-            (self.looks, self.streak) = (to, 0);
+        if to != self.candidate {
+            (self.candidate, self.streak) = (to, 0);
         }
         self.streak = self.streak.saturating_add(1);
-        if self.streak < of {
+        if self.streak < windows {
             return Step::Confirming(self.streak);
         }
-        let until = self.changed_at.map_or(0, |at| at.saturating_add(hold));
+        let until = self.changed_at.map_or(0, |at| at.saturating_add(min_hold));
         if now < until {
             return Step::Held(until - now);
         }
@@ -62,12 +62,12 @@ impl<T: Copy + PartialEq> Settled<T> {
         Step::Changed
     }
 
-    /// Changes it at once.
-    pub(super) fn set(&mut self, now: Nanos, to: T) {
+    /// Changes the value at once.
+    pub(crate) fn set(&mut self, now: Nanos, to: T) {
         if to != self.value {
             self.changed_at = Some(now);
         }
-        (self.value, self.looks, self.streak) = (to, to, 0);
+        (self.value, self.candidate, self.streak) = (to, to, 0);
     }
 }
 
@@ -77,12 +77,12 @@ mod tests {
 
     #[test]
     fn a_choice_changes_after_enough_windows_and_enough_time() {
-        let mut s = Settled::new(0);
+        let mut s = Hysteresis::new(0);
         assert_eq!(s.observe(1, 0, 2, 100), Step::Same);
         assert_eq!(s.observe(2, 1, 2, 100), Step::Confirming(1));
         assert_eq!(s.observe(3, 0, 2, 100), Step::Same);
         assert_eq!(s.observe(4, 1, 2, 100), Step::Confirming(1));
-        // Another value begins anew.
+        // A third value starts the count again.
         assert_eq!(s.observe(5, 2, 2, 100), Step::Confirming(1));
         assert_eq!(s.observe(6, 2, 2, 100), Step::Changed);
         assert_eq!(s.value(), 2);
