@@ -84,7 +84,11 @@ fn assert_golden(name: &str, app: &App, width: u16, height: u16) {
     let wanted = wanted.split("\n== ").next().unwrap();
     let shown = text(app, width, height);
     if let Some(file) = std::env::var_os("GOLDEN") {
-        let mut file = std::fs::OpenOptions::new().append(true).open(file).unwrap();
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(file)
+            .unwrap();
         std::io::Write::write_all(&mut file, format!("{begin}{shown}\n").as_bytes()).unwrap();
         return;
     }
