@@ -4,13 +4,14 @@
 lab := $(or $(CARGO_TARGET_DIR),target)/release/viola-lab
 rt := scripts/with-rt.sh
 
-.PHONY: help run test test-beds lint bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
+.PHONY: help run test test-beds check lint fuzz bench-slices bench-turbo bench-scx bench-vread bench-vpipe bench-copies bench-backlog bench-lanes bench-papers bench-daemon bench-sim demo-vread demo-vpipe build deb setup guests clients hadoop lab-image docs clean
 
 help:
 	@sed -n 's/^## //p' Makefile
 
 ## make run           four guests on one core: stock, the papers' 30 ms slices, viola; table and build/report.html
-run: guests build
+run: guests setup
+	@scripts/build.sh --bare build --release -p viola -p viola-bench --no-default-features
 	@$(rt) $(lab) demo
 
 ## make test          formatting, clippy, unit, property and guest tests; needs root
@@ -32,6 +33,10 @@ test-beds:
 	@scripts/uml-smp.sh
 	@scripts/hadoop.sh
 	@$(rt) scripts/test-beds.sh $(ARGS)
+
+## make check         before a commit: formatting; clippy and unit tests of the crates that changed
+check: setup
+	@scripts/check.sh
 
 ## make lint          formatting and clippy only
 lint: setup
@@ -115,10 +120,12 @@ deb: setup
 lab-image: setup
 	@scripts/lab-image.sh
 
-## make docs          the book, in build/book
+## make docs          the book in build/book, and the documentation of the crates in build/book/api
 docs:
 	@command -v mdbook >/dev/null || { echo "docs: there is no mdbook; install it with: cargo install mdbook" >&2; exit 2; }
 	@mdbook build docs --dest-dir ../build/book
+	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --target-dir build/doc
+	@rm -rf build/book/api && cp -r build/doc/doc build/book/api
 
 ## make clean         everything that was built
 clean:

@@ -1,13 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh [CARGO ARGUMENTS...]: the guest image and a cargo command side by side; fails when one of them does.
+# build.sh [--bare] [CARGO ARGUMENTS...]: the guest image and a cargo command side by side; fails when one of them does.
 #
 # Most of the image is waiting for downloads, most of the build is the compiler: together they take
-# hardly longer than the build alone.
+# hardly longer than the build alone. With --bare the image has only what `make run` needs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/lab-image.sh &
+image_options=()
+if [ "${1-}" = --bare ]; then
+    image_options=(--bare)
+    shift
+fi
+scripts/lab-image.sh "${image_options[@]}" &
 image=$!
 trap 'kill "$image" 2>/dev/null' INT TERM
 cargo "$@"

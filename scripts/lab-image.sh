@@ -5,6 +5,7 @@
 #   scripts/lab-image.sh             make what is missing; no network when the cache is good
 #   scripts/lab-image.sh --update    look in the archive for newer packages
 #   scripts/lab-image.sh --guest     only rebuild our own programs in it
+#   scripts/lab-image.sh --bare      of our own programs only the guest's init: all that `make run` needs
 #
 # The guest kernel is Debian's user-mode-linux (sid), its root a handful of packages of Debian
 # trixie. apt fetches them into a private state below build/lab/apt, checked against the archive's
@@ -37,12 +38,13 @@ recipe=6 # raise when the steps of build_image change
 say() { printf 'lab-image: %s\n' "$*"; }
 die() { printf 'lab-image: %s\n' "$*" >&2; exit 1; }
 
-update=no only_guest=no
+update=no only_guest=no bare=no
 for arg in "$@"; do
     case $arg in
         --update) update=yes ;;
         --guest) only_guest=yes ;;
-        -h | --help) sed -n '3,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --bare) bare=yes ;;
+        -h | --help) sed -n '3,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) die "unknown option $arg; see --help" ;;
     esac
 done
@@ -172,14 +174,16 @@ build_guest() {
         target=x86_64-unknown-linux-gnu
         flags+=(--config "target.$target.rustflags=['-C','target-feature=+crt-static','-C','relocation-model=static']")
     fi
-    say "building viola-guest, viola-agent ($target) and the preload library"
     local dir=${VIOLA_GUEST_TARGET_DIR:-$lab/cargo} program
+    say "building viola-guest ($target)"
     (cd "$top" && cargo build -q --release -p viola-lab --bin viola-guest --target $target --target-dir "$dir" "${flags[@]}")
+    put "$dir/$target/release/viola-guest" "$image/root/usr/bin/viola-guest"
+    ln -sfn usr/bin/viola-guest "$image/root/init"
+    [ $bare = no ] || return 0
+    say "building viola-agent and the preload library"
     # on its own: together they would share features, and the agent stays small
     (cd "$top" && cargo build -q --release -p viola-agent --bin viola-agent --target $target --target-dir "$dir" "${flags[@]}")
-    for program in viola-guest viola-agent; do
-        put "$dir/$target/release/$program" "$image/root/usr/bin/$program"
-    done
+    put "$dir/$target/release/viola-agent" "$image/root/usr/bin/viola-agent"
     # not static: it is loaded into the guest's own programs, whose C library is newer than this machine's
     (cd "$top" && cargo build -q --release -p viola-libvpipe-preload --target-dir "$dir" --config "profile.release.strip=true")
     put "$dir/release/libvpipe_preload.so" "$image/root/usr/lib/libvpipe_preload.so"
@@ -190,7 +194,6 @@ build_guest() {
         cc -O2 -I"$top/crates/libvpipe/include" "$top/$program" "$dir/release/libvpipe.a" -lpthread -ldl -lm -o "$dir/$out"
         put "$dir/$out" "$image/root/usr/bin/$out"
     done
-    ln -sfn usr/bin/viola-guest "$image/root/init"
 }
 
 if [ $only_guest = yes ]; then

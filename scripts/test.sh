@@ -12,7 +12,17 @@ echo "test: random cases by PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED"
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" && exit 0
+
+# The ten test binaries that took longest, from cargo's own lines.
+longest() {
+    echo "test: the longest:"
+    sed -n 's/^ *Running \(unittests \)\{0,1\}\([^ ]*\) (.*deps\/\([a-z0-9_-]*\)-[0-9a-f]*)$/\3 \2/p; s/.*finished in \([0-9.]*\)s$/= \1/p' "$log" |
+        awk '$1 == "=" { if (name != "") print $2, name; name = ""; next } { name = $0 }' |
+        sort -rn | head -10 | awk '{ printf "%7.1f s  %s\n", $1, substr($0, length($1) + 2) }'
+}
+
+cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" && { longest; exit 0; }
+longest
 
 # cargo names them at the end: `-p viola-agent --test relay`
 mapfile -t failed < <(sed -n 's/^ *`\(-p [a-z0-9-]* --[a-z]*[a-z0-9_ -]*\)`$/\1/p' "$log")

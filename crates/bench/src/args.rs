@@ -39,14 +39,17 @@ pub enum Command {
     /// cores and the lab's guest image.
     Demo(crate::demo::Demo),
     /// Measure, with goals.
+    #[cfg(feature = "benches")]
     #[command(subcommand)]
-    Bench(crate::options::Bench),
+    Bench(crate::benches::Bench),
     /// Processes that benchmarks and tests start in guests.
+    #[cfg(feature = "benches")]
     #[command(hide = true, subcommand)]
     Internal(Internal),
 }
 
 /// Processes that benchmarks and tests start in guests.
+#[cfg(feature = "benches")]
 #[derive(Debug, Subcommand)]
 pub enum Internal {
     /// Traffic of network namespaces, in guests of tests and benchmarks.

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row::{Goal, Row};
-use super::{Options, cpu, row, spawn};
+use crate::Options;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row::{Goal, Row};
+use crate::harness::{cpu, row, spawn};
 use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
@@ -207,7 +208,7 @@ impl Bed {
         std::fs::create_dir_all(&folder).map_err(failed)?;
         let program = folder.join("qemu-system-x86_64");
         if !program.exists() {
-            let me = crate::program::lab()?;
+            let me = crate::harness::program::lab()?;
             // The name of its file makes it a QEMU; a link is enough.
             std::fs::hard_link(&me, &program)
                 .or_else(|_| std::fs::copy(&me, &program).map(|_| ()))

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use viola_lab::cli::{self as lab_cli, Up};
 
 use crate::args::Lab;
-use crate::side::lab_failure;
+use crate::harness::side::lab_failure;
 use viola_cli::error::Outcome;
 use viola_cli::table::print;
 

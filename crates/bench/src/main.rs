@@ -3,46 +3,49 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | `args`, `options` | the command line |
+//! | `args`, `benches`, `options` | the command line |
 //! | `lab` | guests to play with |
 //! | `demo` | what `make run` shows |
 //! | `slices`, `turbo`, `scx`, `vread`, `vpipe`, `copies`, `backlog`, `lanes`, `papers`, `daemon`, `sim` | one benchmark each |
-//! | `side`, `guests`, `spawn`, `program` | the sides of a comparison: guests, and the daemon that is measured |
-//! | `cell`, `row`, `result`, `progress` | figures, their goals, and the file of results |
-//! | `cpu`, `machine`, `trace`, `tool`, `folder` | what the benchmarks measure with |
+//! | `harness` | what they share: sides, rows with goals, the file of results |
+
+// `make run` leaves the benchmarks out.
+#![cfg_attr(not(feature = "benches"), allow(dead_code))]
 
 mod args;
+#[cfg(feature = "benches")]
 mod backlog;
-mod cell;
+#[cfg(feature = "benches")]
+mod benches;
+#[cfg(feature = "benches")]
 mod copies;
-mod cpu;
+#[cfg(feature = "benches")]
 mod daemon;
 mod demo;
-mod folder;
-mod guests;
+mod harness;
 mod lab;
+#[cfg(feature = "benches")]
 mod lanes;
-mod machine;
 mod options;
+#[cfg(feature = "benches")]
 mod papers;
-mod program;
-mod progress;
-mod result;
-mod row;
+#[cfg(feature = "benches")]
 mod scx;
-mod side;
+#[cfg(feature = "benches")]
 mod sim;
+#[cfg(feature = "benches")]
 mod slices;
-mod spawn;
-mod tool;
-mod trace;
 mod turbo;
+#[cfg(feature = "benches")]
 mod vpipe;
+#[cfg(feature = "benches")]
 mod vread;
 
 use std::process::ExitCode;
 
-use args::{Command, Internal, PROGRAM};
+#[cfg(feature = "benches")]
+use args::Internal;
+use args::{Command, PROGRAM};
 use options::{Options, need_root};
 use viola_cli::usage;
 
@@ -55,9 +58,13 @@ fn main() -> ExitCode {
     let done = match &args.command {
         Command::Lab(what) => return lab::run(what).unwrap_or_else(|e| e.report(PROGRAM)),
         Command::Demo(args) => demo::run(args),
-        Command::Bench(what) => options::run(what),
+        #[cfg(feature = "benches")]
+        Command::Bench(what) => benches::run(what),
+        #[cfg(feature = "benches")]
         Command::Internal(Internal::Traffic { json }) => lanes::traffic(json),
+        #[cfg(feature = "benches")]
         Command::Internal(Internal::Backlog { words }) => backlog::backlog(words),
+        #[cfg(feature = "benches")]
         Command::Internal(Internal::Stand { words }) => scx::stand(words),
     };
     match done {

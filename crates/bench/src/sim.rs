@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row::{Goal, Row};
-use super::{Options, row};
+use crate::Options;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row;
+use crate::harness::row::{Goal, Row};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
@@ -104,7 +105,7 @@ pub fn run(options: &Options) -> Outcome {
 }
 
 fn measure(cell: Cell) -> Outcome<Cost> {
-    let own = crate::program::viola()?;
+    let own = crate::harness::program::viola()?;
     let mut command = Command::new(own);
     match cell {
         Cell::Host => command.args(["sim", "run", "--json", HOST]),

@@ -25,12 +25,13 @@ pub use peer::backlog;
 use peer::{Sent, ask, send};
 use trace::Waits;
 
-use super::folder::Folder;
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row::{Goal, Row};
-use super::side::lab_failure;
-use super::{Options, row};
+use crate::Options;
+use crate::harness::folder::Folder;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row;
+use crate::harness::row::{Goal, Row};
+use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
@@ -179,7 +180,7 @@ impl Vm {
         }
         let at = format!("/dev/shm/viola-backlog.{}", std::process::id());
         let folder = Folder::new(at.into())?;
-        let own = crate::program::lab()?;
+        let own = crate::harness::program::lab()?;
         let image = Image::find_from([Path::new(".")], "new").map_err(lab_failure)?;
         let module = module(&image)?;
         let program = Program::pack(&own, &folder.0).map_err(lab_failure)?;

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::cell::{self, Reading, Times};
-use crate::cpu::Eye;
-use crate::guests::{self, Guests, WEB};
-use crate::progress::{Progress, clock};
-use crate::side::{Active, Guests as Settings, Side};
-use crate::trace::{self, Trace};
+use crate::harness::cell::{self, Reading, Times};
+use crate::harness::cpu::Eye;
+use crate::harness::guests::{self, Guests, WEB};
+use crate::harness::progress::{Progress, clock};
+use crate::harness::side::{Active, Guests as Settings, Side};
+use crate::harness::trace::{self, Trace};
 use viola_cli::error::Outcome;
 use viola_report::stats::Sorted;
 use viola_report::timeline::Stretch;

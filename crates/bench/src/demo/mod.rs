@@ -12,8 +12,9 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use crate::progress::clock;
-use crate::{cell, guests, machine, need_root, row, turbo};
+use crate::harness::progress::clock;
+use crate::harness::{cell, guests, machine, row};
+use crate::{need_root, turbo};
 use measured::{Measured, SIDES, STATES};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;

@@ -3,9 +3,9 @@
 
 use super::measured::{Measured, SIDES, VMS};
 use super::{Report, rows};
-use crate::guests::names;
-use crate::progress::clock;
-use crate::side::Side;
+use crate::harness::guests::names;
+use crate::harness::progress::clock;
+use crate::harness::side::Side;
 use viola_report::html::{self, escape, legend};
 use viola_report::stats::{Sorted, figure, ratio};
 use viola_report::{cdf, shares, timeline};
@@ -269,7 +269,7 @@ fn how(measured: &Measured, report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cell::Reading;
+    use crate::harness::cell::Reading;
     use viola_report::timeline::Stretch;
 
     #[test]

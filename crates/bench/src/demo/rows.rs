@@ -2,10 +2,10 @@
 //! The demo's table.
 
 use super::measured::{Measured, SIDES, STATES, VMS};
-use crate::cell::Reading;
-use crate::guests::names;
-use crate::row::Row;
-use crate::side::Side;
+use crate::harness::cell::Reading;
+use crate::harness::guests::names;
+use crate::harness::row::Row;
+use crate::harness::side::Side;
 use viola_report::stats::{Sorted, figure, ratio};
 use viola_report::table::Table;
 

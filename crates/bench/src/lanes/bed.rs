@@ -11,7 +11,7 @@ use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 use viola_proto::lanes::Lanes;
 
 use super::{ORACLE, POLICY, TURNS};
-use crate::folder::Folder;
+use crate::harness::folder::Folder;
 use viola_cli::error::{Failure, Outcome};
 
 /// Guests.
@@ -85,11 +85,11 @@ impl Bed {
         let at = std::env::temp_dir().join(format!("viola-lanes-{}", std::process::id()));
         let folder = Folder::new(at)?;
         let here = std::env::current_dir().ok();
-        let me = crate::program::lab()?;
+        let me = crate::harness::program::lab()?;
         let starts = here.iter().map(|f| f.as_path()).chain([me.as_path()]);
         let image = Image::find_from(starts, "lanes").map_err(failed)?;
-        let program =
-            Program::pack_beside(&me, &[crate::program::viola()?], &folder.0).map_err(failed)?;
+        let program = Program::pack_beside(&me, &[crate::harness::program::viola()?], &folder.0)
+            .map_err(failed)?;
         let mut spec = program.disk(VmSpec::new("lanes").cpus(2).memory(1024).icount(SHIFT));
         spec.cores = vec![core];
         spec.kernel_args.push("net.ifnames=0".into());

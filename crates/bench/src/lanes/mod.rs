@@ -14,10 +14,11 @@ mod traffic;
 
 use std::time::Duration;
 
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row::{Goal, Row};
-use super::{Options, row};
+use crate::Options;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row;
+use crate::harness::row::{Goal, Row};
 use bed::{Bed, Reading};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;

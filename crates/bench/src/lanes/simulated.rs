@@ -6,7 +6,7 @@ use viola_sim::lanes::compare::{Load, LoadOutcome};
 use viola_sim::lanes::{LaneSetup, VfAssignment};
 
 use super::{ORACLE, POLICY, SIDES, STATIC, TURNS};
-use crate::row::{Goal, Row};
+use crate::harness::row::{Goal, Row};
 
 /// VFs.
 const VFS: u32 = 8;

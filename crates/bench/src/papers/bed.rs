@@ -11,8 +11,8 @@ use viola_lab::{Delay, Guest, WanClient};
 
 use super::mpi::Mpi;
 use super::plan::{LINES, Part, RATE, Times};
-use crate::guests::{self, Guests, HOG};
-use crate::side::lab_failure;
+use crate::harness::guests::{self, Guests, HOG};
+use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_report::stats::Sorted;

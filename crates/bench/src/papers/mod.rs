@@ -17,14 +17,14 @@ use bed::Bed;
 use plan::{CREDIT, Cell, Part, SIDES, SWITCH, VIOLA, side_name};
 
 use super::Options;
-use super::cell::{self, Reading};
-use super::cpu::Eye;
-use super::guests::{names, split_cores};
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row::{self, Row};
-use super::side::{Active, Guests as Settings, Side};
 use super::vpipe::parts;
+use crate::harness::cell::{self, Reading};
+use crate::harness::cpu::Eye;
+use crate::harness::guests::{names, split_cores};
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row::{self, Row};
+use crate::harness::side::{Active, Guests as Settings, Side};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
@@ -129,7 +129,7 @@ impl Bench {
             for ls in plan::classes(&self.cells, vms) {
                 let settings = Settings {
                     ls: names(vms)[..ls].to_vec(),
-                    ..Settings::equal(self.core, super::guests::WEB)
+                    ..Settings::equal(self.core, crate::harness::guests::WEB)
                 };
                 let label = format!("{label}, {}", side.name());
                 self.progress.step(&label, SWITCH);

@@ -14,9 +14,9 @@ use viola_lab::{Guest, Lab, Paths};
 
 use super::mpiexec::{LIMIT, Mpiexec, Said, last_line, late};
 use super::plan::CALLS;
-use crate::guests::shell;
-use crate::side::lab_failure;
-use crate::tool::{beside_image, first_line};
+use crate::harness::guests::shell;
+use crate::harness::side::lab_failure;
+use crate::harness::tool::{beside_image, first_line};
 use viola_cli::error::{Failure, Outcome};
 
 /// Where guests have the folder.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::spawn;
-use crate::tool::first_line;
+use crate::harness::spawn;
+use crate::harness::tool::first_line;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 

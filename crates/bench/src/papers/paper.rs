@@ -9,8 +9,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::plan::{CREDIT, Cell, Part, Setup, VIOLA};
-use crate::result::rows_of;
-use crate::row::Goal;
+use crate::harness::result::rows_of;
+use crate::harness::row::Goal;
 use viola_cli::error::Outcome;
 use viola_report::stats::{figure, ratio};
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::side::Side;
+use crate::harness::side::Side;
 
 /// viola's microslice, in microseconds.
 pub const MICROSLICE: u32 = 300;

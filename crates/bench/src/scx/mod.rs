@@ -17,11 +17,12 @@ use std::time::Duration;
 use serde_json::Value;
 use viola_lab::qemu::{Image, Program, QemuVm, VmSpec};
 
-use super::folder::Folder;
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row::{Goal, Row};
-use super::{Options, row};
+use crate::Options;
+use crate::harness::folder::Folder;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row;
+use crate::harness::row::{Goal, Row};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
@@ -350,11 +351,11 @@ fn boot(
     others: &BTreeMap<&'static str, PathBuf>,
 ) -> Outcome<(QemuVm, Program)> {
     let here = std::env::current_dir().ok();
-    let me = crate::program::lab()?;
+    let me = crate::harness::program::lab()?;
     let starts = here.iter().map(|f| f.as_path()).chain([me.as_path()]);
     let image = Image::find_from(starts, "new").map_err(failed)?;
     let mut beside: Vec<PathBuf> = others.values().cloned().collect();
-    beside.push(crate::program::viola()?);
+    beside.push(crate::harness::program::viola()?);
     let program = Program::pack_beside(&me, &beside, folder).map_err(failed)?;
     let mut spec = program.disk(VmSpec::new("scx").cpus(3).memory(768).icount(shift));
     spec.cores = vec![core];

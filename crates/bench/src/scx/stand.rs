@@ -211,7 +211,7 @@ fn run(mechanism: &str, cpus: &str, seconds: f64, specs: &[&str]) -> Outcome {
     let numbers: Vec<String> = pids.iter().map(u32::to_string).collect();
     println!("pids {}", numbers.join(" "));
     let helper = HelperCommand {
-        program: crate::program::viola()?,
+        program: crate::harness::program::viola()?,
         args: vec!["internal".into(), "slots-watchdog".into()],
     };
     let mut slots = Slots::new(helper, file("slots"));

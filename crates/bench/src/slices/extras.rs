@@ -8,11 +8,11 @@ use viola_lab::load::{self, UdpFlood};
 
 use super::first::{self, Late};
 use super::plan::{Extra, State};
-use crate::cell::{self, Reading, Times, fair, points_from};
-use crate::cpu::{Eye, Look};
-use crate::guests::{Guests, WEB};
-use crate::row::{Goal, Row};
-use crate::side::{Active, Guests as Settings, Side, lab_failure, slice};
+use crate::harness::cell::{self, Reading, Times, fair, points_from};
+use crate::harness::cpu::{Eye, Look};
+use crate::harness::guests::{Guests, WEB};
+use crate::harness::row::{Goal, Row};
+use crate::harness::side::{Active, Guests as Settings, Side, lab_failure, slice};
 use viola_cli::error::{Failure, Outcome};
 
 const MICROSLICE: u32 = 300;

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::plan::{Group, MICROSLICES, Plan, State};
-use crate::cell::{Reading, fair, points_from};
-use crate::row::{Goal, Row};
-use crate::side::{Side, slice};
+use crate::harness::cell::{Reading, fair, points_from};
+use crate::harness::row::{Goal, Row};
+use crate::harness::side::{Side, slice};
 
 /// What was read, by cell and round.
 #[derive(Debug, Default)]

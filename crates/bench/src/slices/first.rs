@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use viola_lab::load::{self, Ping};
 
-use crate::cpu::Eye;
-use crate::guests::{Guests, names};
-use crate::row::{Goal, Row};
-use crate::side::lab_failure;
-use crate::trace::{Switch, Trace};
+use crate::harness::cpu::Eye;
+use crate::harness::guests::{Guests, names};
+use crate::harness::row::{Goal, Row};
+use crate::harness::side::lab_failure;
+use crate::harness::trace::{Switch, Trace};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_report::stats::figure;

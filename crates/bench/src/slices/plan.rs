@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::cell::Times;
-use crate::side::Side;
+use crate::harness::cell::Times;
+use crate::harness::side::Side;
 
 /// What the neighbours do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

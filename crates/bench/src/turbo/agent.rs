@@ -3,7 +3,7 @@
 
 use viola_lab::Guest;
 
-use crate::guests::shell;
+use crate::harness::guests::shell;
 use viola_cli::error::Outcome;
 
 /// 1 Gbit/s for 16 ms, which the guest's programs wait at most with slices of 4 ms among four, four times.

@@ -14,10 +14,10 @@ use super::calendar::{self, Answers, Calendar};
 use super::files::{self, Files};
 use super::groups::Groups;
 use super::{Part, Parts, Setting, Times};
-use crate::cpu::Eye;
-use crate::folder::Folder;
-use crate::guests::{OWN_WORK, shell};
-use crate::side::{Active, Guests as Settings, Side, lab_failure};
+use crate::harness::cpu::Eye;
+use crate::harness::folder::Folder;
+use crate::harness::guests::{OWN_WORK, shell};
+use crate::harness::side::{Active, Guests as Settings, Side, lab_failure};
 use viola_cli::error::{Failure, Outcome};
 use viola_report::stats::Sorted;
 
@@ -84,7 +84,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Boots them; they share `core`, which this process keeps off (see [`crate::guests::split_cores`]).
+    /// Boots them; they share `core`, which this process keeps off (see [`crate::harness::guests::split_cores`]).
     pub(super) fn boot(core: usize, times: &Times, parts: &Parts) -> Outcome<Self> {
         let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::run)?;
         let load_core = (0..rustix::thread::CpuSet::MAX_CPU)

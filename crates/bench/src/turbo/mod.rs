@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use bed::{Bed, Reading};
 
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::{Options, guests, row};
+use crate::Options;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::{guests, row};
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;

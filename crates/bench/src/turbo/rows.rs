@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Setting;
 use super::bed::Reading;
-use crate::row::{Goal, Row};
+use crate::harness::row::{Goal, Row};
 
 const STOCK: &str = Setting::Stock.name();
 const BUFFERS: &str = Setting::Buffers.name();

@@ -15,10 +15,10 @@ use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 use viola_proto::pipe::shown::{self, Pipes};
 
-use super::super::side::lab_failure;
-use super::super::tool;
 use super::super::vread::daemon::{Daemon, head};
 use super::servers::{SOCKET, Work};
+use crate::harness::side::lab_failure;
+use crate::harness::tool;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bed::{LARGEST, Side};
 use super::servers::Work;
-use crate::row::Goal;
+use crate::harness::row::Goal;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;

@@ -29,12 +29,12 @@ use times::Turns;
 use clap::Args;
 
 use super::Options;
-use super::cpu::Eye;
-use super::guests::split_cores;
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row;
 use super::vread::busy;
+use crate::harness::cpu::Eye;
+use crate::harness::guests::split_cores;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::table;
 
@@ -152,7 +152,7 @@ pub fn run(vpipe: &Vpipe) -> Outcome {
     table::print(&row::table(&results.rows).text())?;
     table::print(&results.verdict(&path, "why-*.toml"))?;
     match lab {
-        Some(lab) => lab.down().map_err(super::side::lab_failure),
+        Some(lab) => lab.down().map_err(crate::harness::side::lab_failure),
         None => Ok(()),
     }
 }

@@ -25,10 +25,10 @@ use viola_vread::agent_worker::{self, Params};
 use viola_vread::control::{Control, Format, ImageSpec, Inbox, Limits, Order, Report, Session};
 use viola_vread::table;
 
-use super::super::side::lab_failure;
-use super::super::tool;
 use super::bed::{Side, path};
 use super::servers::{SOCKET, Work};
+use crate::harness::side::lab_failure;
+use crate::harness::tool;
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::interrupt;
 

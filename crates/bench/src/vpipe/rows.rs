@@ -8,7 +8,7 @@ use super::cell::Cell;
 use super::client::Got;
 use super::servers::Work;
 use super::times::Turns;
-use crate::row::{Goal, Row};
+use crate::harness::row::{Goal, Row};
 use viola_report::stats::Sorted;
 
 /// What was found in one round.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::client::{Got, PATIENCE};
-use crate::tool::output;
+use crate::harness::tool::output;
 use viola_cli::error::{Failure, Outcome};
 
 /// Threads of wrk, which is one for each core of a small machine.

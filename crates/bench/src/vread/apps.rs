@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use viola_lab::hadoop::{JavaStack, Options, ROOT, RequestStats, TOOLS_LOG};
 
-use super::super::side::lab_failure;
 use super::FOLDER;
 use super::bed::{Bed, CLIENT, MOUNT, NODE, OTHER, OWN, guest, sh};
 use super::work::{
     BLOCK, DFSIO, DFSIO_RESULT, EVALUATION, FAR, NEAR, Phase, Side, Sizes, TABLE, USERS, Work,
 };
+use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 

@@ -11,12 +11,12 @@ use viola_lab::hadoop::{
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
 
-use super::super::side::lab_failure;
 use super::caches;
 use super::daemon::Daemon;
 use super::disk::Loop;
 use super::usage::Whose;
 use super::work::{BLOCK, FILE, Phase, Side, Sizes, Work};
+use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use viola_proto::vread::Vread;
 
-use super::super::spawn;
+use crate::harness::spawn;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 

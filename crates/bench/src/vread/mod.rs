@@ -27,11 +27,11 @@ pub(super) use usage::busy;
 use work::{BLOCK, LITTER, LITTERED, Phase, SCRATCH, Side, Sizes, Work};
 
 use super::Options;
-use super::cpu::Eye;
-use super::progress::{Progress, clock};
-use super::result::{Causes, Results};
-use super::row;
-use super::side::lab_failure;
+use crate::harness::cpu::Eye;
+use crate::harness::progress::{Progress, clock};
+use crate::harness::result::{Causes, Results};
+use crate::harness::row;
+use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::table;
 

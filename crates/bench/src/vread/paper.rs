@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::result::rows_of;
+use crate::harness::result::rows_of;
 use viola_cli::error::Outcome;
 use viola_report::stats::figure;
 

@@ -13,16 +13,16 @@ use viola_lab::hadoop::{
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, NetnsHost, Paths, Spec};
 
-use super::super::cpu::Eye;
-use super::super::progress::Progress;
-use super::super::row::{Goal, Row};
-use super::super::side::lab_failure;
 use super::bed::{Cores, FORGET, blocks, first_missing, sh};
 use super::caches;
 use super::daemon::{Daemon, head};
 use super::rows::Reading;
 use super::usage::{Moment, Usage, Whose};
 use super::work::{BLOCK, FILE, Side, Sizes, Work};
+use crate::harness::cpu::Eye;
+use crate::harness::progress::Progress;
+use crate::harness::row::{Goal, Row};
+use crate::harness::side::lab_failure;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 
@@ -328,7 +328,7 @@ fn make_key(folder: &Path) -> Outcome<String> {
     let failed = |what: String| Failure::run(format!("viola keys init: {what}"));
     let config = folder.join("keys.toml");
     std::fs::write(&config, own(folder)).map_err(|e| failed(e.to_string()))?;
-    let output = Command::new(crate::program::viola()?)
+    let output = Command::new(crate::harness::program::viola()?)
         .args(["keys", "init", "--host", "bench", "--config"])
         .arg(&config)
         .output()

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use viola_lab::hadoop::RequestStats;
 
-use super::super::row::{Goal, Row};
 use super::usage::Usage;
 use super::work::{Side, Work};
+use crate::harness::row::{Goal, Row};
 
 /// One measurement.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,7 @@
 
 use std::fs::read_to_string;
 
-use super::super::cpu::{self, Eye, Look};
+use crate::harness::cpu::{self, Eye, Look};
 use viola_cli::error::{Failure, Outcome};
 
 /// CPU-seconds of one measurement.

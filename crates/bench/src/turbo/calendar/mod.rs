@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use viola_lab::{Guest, Lab};
 
-use crate::guests::shell;
-use crate::side::lab_failure;
-use crate::tool;
+use crate::harness::guests::shell;
+use crate::harness::side::lab_failure;
+use crate::harness::tool;
 use viola_cli::error::{Failure, Outcome};
 
 const SCHEMA: &str = include_str!("schema.sql");

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_lab_to_play_with_is_the_one_that_is_measured() {
-        let text = include_str!("../../../lab/four.toml");
+        let text = include_str!("../../../../lab/four.toml");
         let mut play = Spec::from_toml(text, "four.toml", Path::new(".")).unwrap();
         let measured = spec("four", 4, 1).unwrap();
         for guest in &mut play.guests[1..] {

@@ -124,7 +124,7 @@ impl Causes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::row::Goal;
+    use crate::harness::row::Goal;
 
     fn row(name: &str, most: f64) -> Row {
         Row::new(name, "ms")

@@ -13,8 +13,9 @@ use rustix::process::Signal;
 /// Starts the daemon with a configuration, in a network namespace if one is given; what it says goes to
 /// `log`.
 pub fn daemon(config: &Path, log: &Path, netns: Option<BorrowedFd<'_>>) -> io::Result<Child> {
-    let mut command =
-        Command::new(crate::program::viola().map_err(|e| io::Error::other(e.to_string()))?);
+    let mut command = Command::new(
+        crate::harness::program::viola().map_err(|e| io::Error::other(e.to_string()))?,
+    );
     command
         .arg("run")
         .arg("-c")
