@@ -7,7 +7,7 @@ mod support;
 use support::host::Host;
 use support::{Bench, wait_for};
 use viola_lab::testing::sha256;
-use viola_proto::agent::Why;
+use viola_proto::agent::WithdrawReason;
 
 const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
 
@@ -43,7 +43,7 @@ fn life(kind: &'static str) {
     let (name, sum) = (host.named(1), bench.sum(&format!("{F}/blk_1")));
     bench.sh("delete 1");
     host.wait("1 is withdrawn", |s| s.held.len() == 1);
-    assert_eq!(host.why(1), Some(Why::Deleted));
+    assert_eq!(host.why(1), Some(WithdrawReason::Deleted));
     bench
         .sh("dd if=/dev/zero of=/tmp/d/fill bs=1M 2>/dev/null || true; sync; rm /tmp/d/fill; sync");
     std::thread::sleep(std::time::Duration::from_secs(3));
@@ -59,7 +59,7 @@ fn life(kind: &'static str) {
     let (name, sum) = (host.named(2), bench.sum(&format!("{F}/blk_2")));
     bench.sh("append 2 1002 1012 5");
     host.wait("2 is withdrawn", |s| s.held.len() == 1);
-    assert_eq!(host.why(2), Some(Why::Changed));
+    assert_eq!(host.why(2), Some(WithdrawReason::Changed));
     assert_eq!(sha256(&host.bytes(&name.data)), sum);
     host.release();
     host.wait_named(&[(2, 1012), (3, 1003), (4, 1004), (5, 1005), (6, 1006)]);
@@ -69,14 +69,14 @@ fn life(kind: &'static str) {
     // truncate: the fresh copy is changed in place
     bench.sh("cut 4 1004 1014 9");
     host.wait_named(&[(2, 1012), (3, 1003), (4, 1014), (5, 1005), (6, 1006)]);
-    assert_eq!(host.why(4), Some(Why::Changed));
+    assert_eq!(host.why(4), Some(WithdrawReason::Changed));
     assert_eq!(host.named(4).data.size, 9 << 10);
     same(&bench, &host, 4);
 
     // to the trash of a rolling upgrade, and back
     bench.sh("mv $F/blk_5* $D/trash/");
     host.wait_named(&[(2, 1012), (3, 1003), (4, 1014), (6, 1006)]);
-    assert_eq!(host.why(5), Some(Why::Moved));
+    assert_eq!(host.why(5), Some(WithdrawReason::Moved));
     bench.sh("mv $D/trash/blk_5* $F/");
     host.wait_named(&[(2, 1012), (3, 1003), (4, 1014), (5, 1005), (6, 1006)]);
 

@@ -10,7 +10,7 @@ use support::host::{Host, State};
 use support::{Bench, wait_for};
 use viola_lab::testing::sha256;
 use viola_lab::wire::Workload;
-use viola_proto::agent::Why;
+use viola_proto::agent::WithdrawReason;
 
 const F: &str = "/tmp/d/dfs/current/BP-1-10.0.0.1-2/current/finalized/subdir0/subdir0";
 
@@ -152,7 +152,9 @@ fn remounts_unmounts_and_pauses_withdraw_everything() {
     host.wait_named(&[(1, 1001)]);
 
     bench.sh("mount -o remount,noatime /tmp/d");
-    host.wait("all is withdrawn", |s| s.withdrawn_all == [Why::Filesystem]);
+    host.wait("all is withdrawn", |s| {
+        s.withdrawn_all == [WithdrawReason::Filesystem]
+    });
     host.wait("and proven again", |s| s.proofs == 2);
     host.wait_named(&[(1, 1001)]);
 
@@ -223,7 +225,7 @@ fn e4defrag_is_noticed() {
         "ln -sfn /proc/mounts /etc/mtab 2>/dev/null || true; {program} -v $F/blk_1; sync"
     ));
     host.wait("1 is withdrawn", |s| s.withdrawn.iter().any(|w| w.0 == 1));
-    assert_eq!(host.why(1), Some(Why::Relocated), "{said}");
+    assert_eq!(host.why(1), Some(WithdrawReason::Relocated), "{said}");
     host.wait_named(&[(1, 1001), (2, 1001)]);
     let new = host.named(1);
     assert!(new.data.extents.len() < 10, "{said}");
@@ -248,7 +250,7 @@ fn xfs_fsr_is_noticed() {
     let program = bench.program("/usr/sbin/xfs_fsr");
     let said = bench.sh(&format!("{program} -v -d $F/blk_1 2>&1; sync"));
     host.wait("1 is withdrawn", |s| s.withdrawn.iter().any(|w| w.0 == 1));
-    assert_eq!(host.why(1), Some(Why::Relocated), "{said}");
+    assert_eq!(host.why(1), Some(WithdrawReason::Relocated), "{said}");
     host.wait_named(&[(1, 1001)]);
     let new = host.named(1);
     assert_ne!(new.data.extents, old.data.extents, "{said}");

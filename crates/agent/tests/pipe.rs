@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use viola_agent::pipe::Reason;
 use viola_agent::pipe::next_hop::next_hop;
-use viola_handover::{drop_quietly, outstanding, take, to_wire};
-use viola_proto::pipe::library::{Answer, Ask, Lost};
-use viola_proto::pipe::{FromGuest, ToGuest};
+use viola_handover::{disconnect_silently, extract, to_wire, unacknowledged_bytes};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
+use viola_proto::pipe::{PipeReply, PipeRequest};
 
 use bed::Bed;
 use bed::there::{give_back, given, put_there};
@@ -28,17 +28,17 @@ fn readable(stream: &TcpStream) -> u64 {
 }
 
 /// What a program hears at the end of a file that was to be sent.
-fn over(id: u64, sent: u64, errno: i32) -> Answer {
-    let lost = Lost {
+fn over(id: u64, sent: u64, errno: i32) -> LibraryReply {
+    let lost = LostConnections {
         source: false,
         sink: errno == libc::ECONNRESET,
     };
-    Answer::Over {
+    LibraryReply::Finished {
         id,
         sent,
         errno,
         lost,
-        spent: 0,
+        host_us: 0,
     }
 }
 
@@ -77,8 +77,11 @@ fn a_file_is_sent_by_the_host_and_the_connection_goes_on_in_the_same_descriptor(
             let mut there = there.try_clone().unwrap();
             std::thread::spawn(move || there.write_all(&given.bytes).unwrap())
         };
-        bed.host.say(ToGuest::Progress { pipe, sent: 1 });
-        assert_eq!(program.answer(), Some(Answer::Progress { id, sent: 1 }));
+        bed.host.say(PipeReply::Progress { pipe, sent: 1 });
+        assert_eq!(
+            program.answer(),
+            Some(LibraryReply::Progress { id, sent: 1 })
+        );
         let mut all = vec![0; 200_004];
         client.read_exact(&mut all).unwrap();
         assert_eq!(&all[..4], b"head");
@@ -118,25 +121,25 @@ fn the_end_that_the_peer_has_said_is_read_after_the_return() {
     let socket = put_there(&bed, &given);
     let mut there = TcpStream::from(socket.try_clone().unwrap());
     there.write_all(&given.bytes).unwrap();
-    while outstanding(socket.as_fd()).unwrap() > 0 {
+    while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     bed.wire.lead(Way::Nowhere);
-    let mut state = take(socket.as_fd()).unwrap().keep();
+    let mut state = extract(socket.as_fd()).unwrap().detach();
     state.peer_finished = true;
     bed.wire.settle();
-    drop_quietly(socket.as_fd()).unwrap();
+    disconnect_silently(socket.as_fd()).unwrap();
     let (pipe, sent, errno) = (given.pipe, 5000, 0);
     let connection = Some(Box::new(to_wire(state).unwrap()));
-    bed.host.say(ToGuest::Back {
+    bed.host.say(PipeReply::Finished {
         pipe,
         source: None,
         sink: connection,
         sent,
         errno,
-        spent: 0,
+        host_us: 0,
     });
-    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
     bed.wire.lead(Way::Guest);
     assert_eq!(program.end(), over(1, sent, errno));
     assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
@@ -201,7 +204,7 @@ fn what_cannot_be_given_is_left_to_the_program() {
     for (n, (errno, range, file, socket)) in refusals.into_iter().enumerate() {
         let id = n as u64 + 1;
         program.send(id, range, file, socket);
-        assert_eq!(program.answer(), Some(Answer::Refused { id, errno }));
+        assert_eq!(program.answer(), Some(LibraryReply::Refused { id, errno }));
         if !(3..=4).contains(&n) {
             talk(&client, &server);
         }
@@ -209,20 +212,20 @@ fn what_cannot_be_given_is_left_to_the_program() {
     let errno = libc::EAGAIN;
     let writer = File::options().append(true).open(&path).unwrap();
     program.send(20, (0, 1), page(), &server);
-    assert_eq!(program.end(), Answer::Refused { id: 20, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 20, errno });
     drop(writer);
 
     // the host may not want it either, and one is as many as there may be
     program.send(21, (0, 1), page(), &server);
     let given = given(&bed);
     program.send(22, (0, 1), page(), &server);
-    assert_eq!(program.end(), Answer::Refused { id: 22, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 22, errno });
     let why = "no room".to_owned();
-    bed.host.say(ToGuest::Refused {
+    bed.host.say(PipeReply::Refused {
         pipe: given.pipe,
         why,
     });
-    assert_eq!(program.end(), Answer::Refused { id: 21, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 21, errno });
     talk(&client, &server);
     let status = bed.status();
     assert_eq!(status.refused.values().sum::<u64>(), 11, "{status:?}");
@@ -230,13 +233,13 @@ fn what_cannot_be_given_is_left_to_the_program() {
 
     // whoever sends rubbish is hung up on, and others are not
     let odd = bed.program();
-    odd.ask(Ask::Send {
+    odd.ask(LibraryRequest::Send {
         id: 1,
         offset: 0,
         length: 1,
     });
     assert_eq!(odd.answer(), None);
-    program.ask(Ask::Stop { id: 99 });
+    program.ask(LibraryRequest::Stop { id: 99 });
     assert!(bed.host.is_quiet());
 }
 
@@ -248,7 +251,7 @@ fn who_may_not_ask_is_told_so() {
     let program = bed.program();
     program.send(1, (0, 1), File::open(&path).unwrap(), &server);
     let errno = libc::EPERM;
-    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
 }
 
 #[test]
@@ -274,13 +277,16 @@ fn whoever_changes_the_file_waits_until_the_host_has_let_go() {
             cut.store(true, Ordering::SeqCst);
         });
         let pipe = given.pipe;
-        assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+        assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
         std::thread::sleep(Duration::from_millis(100));
         assert!(!cut.load(Ordering::SeqCst), "changed while it is read");
         // another one has to wait for the writer
         program.send(2, (0, 1), &page, &other);
         let errno = libc::EAGAIN;
-        assert_eq!(program.answer(), Some(Answer::Refused { id: 2, errno }));
+        assert_eq!(
+            program.answer(),
+            Some(LibraryReply::Refused { id: 2, errno })
+        );
         let mut there = TcpStream::from(socket.try_clone().unwrap());
         there.write_all(&given.bytes[..70_000]).unwrap();
         give_back(&bed, pipe, socket, 70_000, 0);
@@ -303,9 +309,9 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
     program.send(1, (0, 300_000), File::open(&path).unwrap(), &server);
     let first = given(&bed);
     let socket = put_there(&bed, &first);
-    program.ask(Ask::Stop { id: 1 });
+    program.ask(LibraryRequest::Stop { id: 1 });
     let pipe = first.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     give_back(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
     assert_eq!(program.end(), over(1, sent, errno));
@@ -317,7 +323,7 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
     // all that a dead program leaves
     drop((program, server));
     let pipe = second.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Reset { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Reset { pipe });
     assert_eq!(bed.pause(), 1, "the host may still read");
     bed.resume();
     let linger = Some(Duration::ZERO);
@@ -325,13 +331,13 @@ fn a_program_that_stops_gets_its_connection_and_one_that_dies_has_it_reset() {
     drop(socket);
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
-    bed.host.say(ToGuest::Back {
+    bed.host.say(PipeReply::Finished {
         pipe,
         source: None,
         sink: None,
         sent: 0,
         errno: libc::ECONNRESET,
-        spent: 0,
+        host_us: 0,
     });
     bed.wait("it is forgotten", |bed| bed.outstanding() == 0);
     assert_eq!(bed.status().now, 0);
@@ -351,7 +357,7 @@ fn with_the_session_the_connection_is_lost_and_the_file_kept_until_the_next() {
     assert!(server.write(b"x").is_err() || server.read(&mut [0; 1]).is_err());
     program.send(2, (0, 1), File::open(&path).unwrap(), &server);
     let errno = libc::EAGAIN;
-    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 2, errno });
     let cut = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -381,7 +387,7 @@ fn an_agent_that_ends_takes_its_pipes_back_first() {
     let socket = put_there(&bed, &given);
     bed.tell_agent_to_end();
     let pipe = given.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     give_back(&bed, pipe, socket, 0, 0);
     let (sent, errno) = (0, 0);
     assert_eq!(program.end(), over(1, sent, errno));

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 use rustix::fs::{FallocateFlags, IFlags, fallocate, ioctl_getflags, ioctl_setflags};
 use viola_proto::agent::FileMap;
-use viola_proto::pipe::library::{Answer, Ask, Lost};
-use viola_proto::pipe::{End, FromGuest, PipeId, ToGuest};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
+use viola_proto::pipe::{Endpoint, PipeId, PipeReply, PipeRequest};
 
 use bed::Bed;
 use bed::files::{bytes, is_clean, is_fixed, new};
@@ -37,10 +37,10 @@ struct Given {
 
 fn given(bed: &Bed) -> Given {
     match bed.host.hear() {
-        FromGuest::Give {
+        PipeRequest::Start {
             pipe,
             source,
-            sink: End::File { map, offset, .. },
+            sink: Endpoint::File { map, offset, .. },
             length,
         } => Given {
             pipe,
@@ -74,21 +74,21 @@ impl Given {
         let port = server.local_addr().unwrap().port();
         let source = Some(take_one(bed, self.socket.into(), port));
         let pipe = self.pipe;
-        bed.host.say(ToGuest::Back {
+        bed.host.say(PipeReply::Finished {
             pipe,
             source,
             sink: None,
             sent,
             errno: 0,
-            spent: 0,
+            host_us: 0,
         });
-        assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+        assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
         let_go(bed, port);
     }
 }
 
-fn receive(id: u64, offset: u64, length: u64) -> Ask {
-    Ask::Receive { id, offset, length }
+fn receive(id: u64, offset: u64, length: u64) -> LibraryRequest {
+    LibraryRequest::Receive { id, offset, length }
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn uploads_are_right_wherever_they_go() {
         let _ = std::fs::read(&path).unwrap();
         sender.join().unwrap();
         given.give_back(&bed, &server, sent);
-        assert_eq!(program.end(), over(id, length, Lost::NONE));
+        assert_eq!(program.end(), over(id, length, LostConnections::NONE));
         let is = std::fs::read(&path).unwrap();
         assert_eq!(is.len(), wanted.len(), "{n}");
         assert!(is == wanted, "{n}: other bytes");
@@ -205,9 +205,9 @@ fn nobody_changes_the_file_while_the_host_writes_to_it() {
     let (_client, second) = bed.connection();
     program.wish(receive(2, 0, 10), &second, &file);
     let errno = libc::EAGAIN;
-    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 2, errno });
     given.give_back(&bed, &server, 0);
-    assert_eq!(program.end(), over(1, 0, Lost::NONE));
+    assert_eq!(program.end(), over(1, 0, LostConnections::NONE));
     assert!(std::fs::read(&path).unwrap() == bytes(50_000));
     file.write_all_at(b"x", 20).unwrap();
     std::fs::rename(&other, &path).unwrap();
@@ -229,11 +229,11 @@ fn an_upload_that_ends_early_leaves_what_has_come() {
     let mut one = given(&bed);
     client.write_all(&body[3000..200_000]).unwrap();
     let sent = one.work(&bed, 197_000);
-    program.ask(Ask::Stop { id: 1 });
+    program.ask(LibraryRequest::Stop { id: 1 });
     let pipe = one.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     one.give_back(&bed, &server, sent);
-    assert_eq!(program.end(), over(1, 200_000, Lost::NONE));
+    assert_eq!(program.end(), over(1, 200_000, LostConnections::NONE));
     let is = std::fs::read(&path).unwrap();
     assert!(is.len() == 201_000 && is[1000..] == body[..200_000] && is[..1000] == [0; 1000]);
     // all has come before the host has it: it is in the file, too
@@ -241,9 +241,9 @@ fn an_upload_that_ends_early_leaves_what_has_come() {
     bed.wait("it has come", |_| readable(&server) == 30_000);
     program.wish(receive(2, 201_000, 30_000), &server, &file);
     let pipe = hold(&bed);
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     let_go(&bed, server.local_addr().unwrap().port());
-    assert_eq!(program.end(), over(2, 30_000, Lost::NONE));
+    assert_eq!(program.end(), over(2, 30_000, LostConnections::NONE));
     assert!(std::fs::read(&path).unwrap()[1000..] == body[..230_000]);
     // the peer ends
     client.write_all(&body[230_000..240_000]).unwrap();
@@ -255,7 +255,7 @@ fn an_upload_that_ends_early_leaves_what_has_come() {
     client.shutdown(Shutdown::Write).unwrap();
     let sent = three.work(&bed, u64::MAX);
     three.give_back(&bed, &server, sent);
-    assert_eq!(program.end(), over(3, 270_000, Lost::NONE));
+    assert_eq!(program.end(), over(3, 270_000, LostConnections::NONE));
     assert!(std::fs::read(&path).unwrap()[1000..] == body[..]);
     assert_eq!((&server).read(&mut [0; 1]).unwrap(), 0);
     assert!(!is_fixed(&path) && is_clean(&bed));
@@ -271,8 +271,8 @@ fn a_file_that_is_still_made_ready_is_given_up_at_once() {
     file.write_all_at(&bytes(5000), 0).unwrap();
     for id in 1..=3 {
         program.wish(receive(id, 4000, 40 << 20), &server, &file);
-        program.ask(Ask::Stop { id });
-        assert_eq!(program.end(), over(id, 0, Lost::NONE));
+        program.ask(LibraryRequest::Stop { id });
+        assert_eq!(program.end(), over(id, 0, LostConnections::NONE));
         assert!(!is_fixed(&path) && is_clean(&bed));
         assert!(std::fs::read(&path).unwrap() == bytes(5000));
     }
@@ -287,23 +287,23 @@ fn a_program_that_goes_or_a_host_that_does_not_want_it_leaves_a_file_as_it_was()
     file.write_all_at(&bytes(5000), 0).unwrap();
     let program = bed.program();
     program.wish(receive(1, 5000, 100_000), &server, &file);
-    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     assert!(is_fixed(&path));
     let why = "no".to_owned();
-    bed.host.say(ToGuest::Refused { pipe, why });
+    bed.host.say(PipeReply::Refused { pipe, why });
     let errno = libc::EAGAIN;
-    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     assert!(!is_fixed(&path) && is_clean(&bed));
     assert!(std::fs::read(&path).unwrap() == bytes(5000));
     // gone while it is held
     program.wish(receive(2, 5000, 100_000), &server, &file);
-    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     drop(program);
-    assert_eq!(bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Stop { pipe });
     bed.wait("it is let go", |bed| is_clean(bed) && !is_fixed(&path));
     assert!(std::fs::read(&path).unwrap() == bytes(5000));
     // and while the host has it
@@ -313,18 +313,18 @@ fn a_program_that_goes_or_a_host_that_does_not_want_it_leaves_a_file_as_it_was()
     let given = given(&bed);
     drop(program);
     let pipe = given.pipe;
-    assert_eq!(bed.host.hear(), FromGuest::Reset { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Reset { pipe });
     assert!(is_fixed(&path), "the host may still write");
     bed.host.write(&given.map, given.offset, &bytes(50));
     let (source, sink) = (None, None);
     let (sent, errno) = (50, libc::ECONNRESET);
-    bed.host.say(ToGuest::Back {
+    bed.host.say(PipeReply::Finished {
         pipe,
         source,
         sink,
         sent,
         errno,
-        spent: 0,
+        host_us: 0,
     });
     bed.wait("it is let go", |bed| is_clean(bed) && !is_fixed(&path));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 5050);
@@ -344,14 +344,17 @@ fn a_file_stays_fixed_until_no_host_can_write_to_it_any_more() {
     let one = given(&bed);
     let pipe = one.pipe;
     bed.host.write(&one.map, one.offset, &bytes(70));
-    bed.host.say(ToGuest::Progress { pipe, sent: 70 });
-    assert_eq!(program.answer(), Some(Answer::Progress { id: 1, sent: 70 }));
+    bed.host.say(PipeReply::Progress { pipe, sent: 70 });
+    assert_eq!(
+        program.answer(),
+        Some(LibraryReply::Progress { id: 1, sent: 70 })
+    );
     bed.host.hang_up();
     bed.wait("the socket is reset", |_| (&server).write(b"x").is_err());
     assert!(is_fixed(&path));
     bed.begin_session();
     let (source, sink) = (true, false);
-    assert_eq!(program.end(), over(1, 70, Lost { source, sink }));
+    assert_eq!(program.end(), over(1, 70, LostConnections { source, sink }));
     assert!(!is_fixed(&path) && is_clean(&bed));
     assert!(std::fs::read(&path).unwrap() == [bytes(5000), bytes(70)].concat());
 
@@ -400,7 +403,7 @@ fn what_the_host_cannot_write_to_is_left_to_the_program() {
     let mut refused = |file: &File, part: (u64, u64), errno: i32, what: &str| {
         id += 1;
         program.wish(receive(id, part.0, part.1), &server, file);
-        assert_eq!(program.end(), Answer::Refused { id, errno }, "{what}");
+        assert_eq!(program.end(), LibraryReply::Refused { id, errno }, "{what}");
     };
     let never = libc::EOPNOTSUPP;
     let some = (0, 9000);
@@ -491,7 +494,7 @@ fn a_program_that_maps_the_file_meanwhile_sees_what_the_host_has_written() {
     client.write_all(&bytes(20_000)).unwrap();
     let sent = given.work(&bed, u64::MAX);
     given.give_back(&bed, &server, sent);
-    assert_eq!(program.end(), over(1, 20_000, Lost::NONE));
+    assert_eq!(program.end(), over(1, 20_000, LostConnections::NONE));
     assert_eq!(map.first(), bytes(1)[0]);
     assert!(std::fs::read(&path).unwrap() == bytes(20_000));
     sync(&file);
@@ -500,14 +503,15 @@ fn a_program_that_maps_the_file_meanwhile_sees_what_the_host_has_written() {
 
 /// The host copies a part of a file into another one; how many bytes it says that it has copied.
 fn copied(bed: &Bed, most: usize) -> u64 {
-    let FromGuest::Give {
+    let PipeRequest::Start {
         pipe,
-        source: End::File { map, offset, .. },
-        sink: End::File {
-            map: to_map,
-            offset: to,
-            ..
-        },
+        source: Endpoint::File { map, offset, .. },
+        sink:
+            Endpoint::File {
+                map: to_map,
+                offset: to,
+                ..
+            },
         length,
     } = bed.host.hear()
     else {
@@ -518,13 +522,13 @@ fn copied(bed: &Bed, most: usize) -> u64 {
     bed.host.write(&to_map, to, some);
     let sent = some.len() as u64;
     let (source, sink, errno) = (None, None, 0);
-    bed.host.say(ToGuest::Back {
+    bed.host.say(PipeReply::Finished {
         pipe,
         source,
         sink,
         sent,
         errno,
-        spent: 0,
+        host_us: 0,
     });
     sent
 }
@@ -537,7 +541,7 @@ fn a_file_is_copied_into_another_one() {
     let path: PathBuf = bed.path("srv/to");
     let file = new(&path);
     file.write_all_at(&bytes(1000), 0).unwrap();
-    let copy = |id, offset, length, to| Ask::Copy {
+    let copy = |id, offset, length, to| LibraryRequest::Copy {
         id,
         offset,
         length,
@@ -546,13 +550,13 @@ fn a_file_is_copied_into_another_one() {
     let source = File::open(&from).unwrap();
     program.wish(copy(1, 777, 300_000, 1000), &source, &file);
     assert_eq!(copied(&bed, usize::MAX), 300_000);
-    assert_eq!(program.end(), over(1, 300_000, Lost::NONE));
+    assert_eq!(program.end(), over(1, 300_000, LostConnections::NONE));
     let wanted = [&bytes(1000)[..], &body[777..300_777]].concat();
     assert!(std::fs::read(&path).unwrap() == wanted);
     // a part of it only: the file ends with it
     program.wish(copy(2, 0, 400_000, 301_000), &source, &file);
     assert_eq!(copied(&bed, 5001), 5001);
-    assert_eq!(program.end(), over(2, 5001, Lost::NONE));
+    assert_eq!(program.end(), over(2, 5001, LostConnections::NONE));
     assert!(std::fs::read(&path).unwrap() == [&wanted[..], &body[..5001]].concat());
     // not into itself, not from what somebody writes to, and no bytes that are not there
     for (id, errno, range, source) in [
@@ -560,17 +564,17 @@ fn a_file_is_copied_into_another_one() {
         (4, libc::EINVAL, (399_999, 2), source.try_clone().unwrap()),
     ] {
         program.wish(copy(id, range.0, range.1, 0), &source, &file);
-        assert_eq!(program.end(), Answer::Refused { id, errno });
+        assert_eq!(program.end(), LibraryReply::Refused { id, errno });
     }
     assert!(!is_fixed(&path) && is_clean(&bed));
     // the session ends: the program hears it when no host can write any more
     program.wish(copy(5, 0, 400_000, 0), &source, &file);
-    let FromGuest::Give { .. } = bed.host.hear() else {
+    let PipeRequest::Start { .. } = bed.host.hear() else {
         panic!("no copy");
     };
     bed.host.hang_up();
     bed.begin_session();
-    assert_eq!(program.end(), over(5, 0, Lost::NONE));
+    assert_eq!(program.end(), over(5, 0, LostConnections::NONE));
     assert!(!is_fixed(&path) && is_clean(&bed));
     let status = bed.status();
     assert_eq!((status.pipes, status.bytes), (3, 305_001));

@@ -10,8 +10,8 @@ use std::net::{Shutdown, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use viola_proto::pipe::library::{Answer, Ask, Lost};
-use viola_proto::pipe::{FromGuest, PipeId, ToGuest};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
+use viola_proto::pipe::{PipeId, PipeReply, PipeRequest};
 
 use bed::Bed;
 use bed::there::{hold, let_go, over, put_one, sent_again, take_one};
@@ -80,7 +80,7 @@ impl Proxy {
 
     fn given(&self, held: PipeId) -> Given {
         match self.bed.host.hear() {
-            FromGuest::Give {
+            PipeRequest::Start {
                 pipe,
                 source,
                 sink,
@@ -119,15 +119,15 @@ impl Proxy {
         } = given;
         let sink = Some(take_one(&self.bed, sink.into(), to));
         let source = Some(take_one(&self.bed, source.into(), from));
-        self.bed.host.say(ToGuest::Back {
+        self.bed.host.say(PipeReply::Finished {
             pipe,
             source,
             sink,
             sent,
             errno: 0,
-            spent: 0,
+            host_us: 0,
         });
-        assert_eq!(self.bed.host.hear(), FromGuest::Taken { pipe });
+        assert_eq!(self.bed.host.hear(), PipeRequest::Restored { pipe });
         let_go(&self.bed, from);
         let_go(&self.bed, to);
     }
@@ -176,7 +176,7 @@ fn a_sender_that_never_stops_loses_nothing() {
         rustix::io::ioctl_fionread(&proxy.source).unwrap() > 0
     });
     let length = HOST as u64;
-    let ask = Ask::Relay { id: 1, length };
+    let ask = LibraryRequest::Relay { id: 1, length };
     program.wish(ask, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let mut given = proxy.given(pipe);
@@ -185,8 +185,8 @@ fn a_sender_that_never_stops_loses_nothing() {
     let sent = given.work(u64::MAX);
     assert_eq!(sent, given.length);
     hearer.join().unwrap();
-    proxy.bed.host.say(ToGuest::Progress { pipe, sent: 1 });
-    let sent_by_one = Answer::Progress {
+    proxy.bed.host.say(PipeReply::Progress { pipe, sent: 1 });
+    let sent_by_one = LibraryReply::Progress {
         id: 1,
         sent: by_agent + 1,
     };
@@ -198,7 +198,7 @@ fn a_sender_that_never_stops_loses_nothing() {
     given.source.set_nonblocking(true).unwrap();
     let _ = given.source.read_to_end(&mut rest);
     proxy.give_back(given, sent);
-    assert_eq!(program.end(), over(1, length, Lost::NONE));
+    assert_eq!(program.end(), over(1, length, LostConnections::NONE));
     let mut last = vec![0; ALL - FIRST - HOST - rest.len()];
     proxy.source.read_exact(&mut last).unwrap();
     let speaker = sender.join().unwrap();
@@ -226,13 +226,13 @@ fn a_peer_that_does_not_read_is_waited_for_and_then_left_to_the_program() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let length = 1 << 30;
-    let ask = Ask::Relay { id: 1, length };
+    let ask = LibraryRequest::Relay { id: 1, length };
     program.wish(ask, &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     let_go(&proxy.bed, port(&proxy.source));
     let errno = libc::EAGAIN;
-    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     proxy.sink.set_nonblocking(false).unwrap();
     std::io::copy(
         &mut proxy.hearer.try_clone().unwrap().take(full as u64),
@@ -264,7 +264,11 @@ fn a_peer_that_reads_slowly_gets_everything_in_its_order() {
         .bed
         .wait("it has come", |_| readable(&proxy.source) > 50_000);
     let length = ALL as u64;
-    program.wish(Ask::Relay { id: 1, length }, &proxy.source, &proxy.sink);
+    program.wish(
+        LibraryRequest::Relay { id: 1, length },
+        &proxy.source,
+        &proxy.sink,
+    );
     let pipe = hold(&proxy.bed);
     assert!(proxy.bed.host.is_quiet(), "given with full queues");
     let hearer = std::thread::spawn({
@@ -286,7 +290,7 @@ fn a_peer_that_reads_slowly_gets_everything_in_its_order() {
     sender.join().unwrap();
     hearer.join().unwrap();
     proxy.give_back(given, sent);
-    assert_eq!(program.end(), over(1, length, Lost::NONE));
+    assert_eq!(program.end(), over(1, length, LostConnections::NONE));
     proxy.talk();
 }
 
@@ -298,15 +302,15 @@ fn the_sources_end_is_the_end_wherever_it_comes() {
     let hearer = listen(&proxy.hearer, 0, 20_000);
     proxy.speaker.write_all(&bytes(0, 20_000)).unwrap();
     proxy.speaker.shutdown(Shutdown::Write).unwrap();
-    let relay = |id| Ask::Relay {
+    let relay = |id| LibraryRequest::Relay {
         id,
         length: 1 << 40,
     };
     program.wish(relay(1), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     let_go(&proxy.bed, port(&proxy.source));
-    assert_eq!(program.end(), over(1, 20_000, Lost::NONE));
+    assert_eq!(program.end(), over(1, 20_000, LostConnections::NONE));
     hearer.join().unwrap();
     assert_eq!(proxy.source.read(&mut [0; 1]).unwrap(), 0);
 
@@ -323,43 +327,43 @@ fn the_sources_end_is_the_end_wherever_it_comes() {
     end.join().unwrap();
     hearer.join().unwrap();
     proxy.give_back(given, 3_000_000);
-    assert_eq!(program.end(), over(2, 3_000_000, Lost::NONE));
+    assert_eq!(program.end(), over(2, 3_000_000, LostConnections::NONE));
     assert_eq!(proxy.source.read(&mut [0; 1]).unwrap(), 0);
 }
 
 #[test]
 fn a_program_may_stop_or_go_in_every_state() {
     let proxy = Proxy::new();
-    let relay = |id| Ask::Relay {
+    let relay = |id| LibraryRequest::Relay {
         id,
         length: 1 << 40,
     };
     let program = proxy.bed.program();
     // while the host is asked to hold it
     program.wish(relay(1), &proxy.source, &proxy.sink);
-    let FromGuest::Hold { pipe, .. } = proxy.bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = proxy.bed.host.hear() else {
         panic!("not held");
     };
-    program.ask(Ask::Stop { id: 1 });
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
-    assert_eq!(program.end(), over(1, 0, Lost::NONE));
+    program.ask(LibraryRequest::Stop { id: 1 });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
+    assert_eq!(program.end(), over(1, 0, LostConnections::NONE));
     proxy.talk();
     // while the host has it
     program.wish(relay(2), &proxy.source, &proxy.sink);
     let pipe = hold(&proxy.bed);
     let given = proxy.given(pipe);
-    program.ask(Ask::Stop { id: 2 });
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    program.ask(LibraryRequest::Stop { id: 2 });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     proxy.give_back(given, 0);
-    assert_eq!(program.end(), over(2, 0, Lost::NONE));
+    assert_eq!(program.end(), over(2, 0, LostConnections::NONE));
     proxy.talk();
     // one that is gone, while it is held
     program.wish(relay(3), &proxy.source, &proxy.sink);
-    let FromGuest::Hold { pipe, .. } = proxy.bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = proxy.bed.host.hear() else {
         panic!("not held");
     };
     drop(program);
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Stop { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Stop { pipe });
     proxy.talk();
     // and while the host has it
     let program = proxy.bed.program();
@@ -367,15 +371,15 @@ fn a_program_may_stop_or_go_in_every_state() {
     let pipe = hold(&proxy.bed);
     let _given = proxy.given(pipe);
     drop(program);
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Reset { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Reset { pipe });
     let (source, sink) = (None, None);
-    proxy.bed.host.say(ToGuest::Back {
+    proxy.bed.host.say(PipeReply::Finished {
         pipe,
         source,
         sink,
         sent: 0,
         errno: libc::ECONNRESET,
-        spent: 0,
+        host_us: 0,
     });
     proxy
         .bed
@@ -387,7 +391,7 @@ fn a_program_may_stop_or_go_in_every_state() {
 fn a_side_that_does_not_come_back_is_lost_and_the_other_goes_on() {
     let proxy = Proxy::new();
     let program = proxy.bed.program();
-    let ask = Ask::Relay {
+    let ask = LibraryRequest::Relay {
         id: 1,
         length: 1 << 20,
     };
@@ -396,36 +400,36 @@ fn a_side_that_does_not_come_back_is_lost_and_the_other_goes_on() {
     let given = proxy.given(pipe);
     let from = port(&proxy.source);
     let source = Some(take_one(&proxy.bed, given.source.into(), from));
-    proxy.bed.host.say(ToGuest::Back {
+    proxy.bed.host.say(PipeReply::Finished {
         pipe,
         source,
         sink: None,
         sent: 0,
         errno: libc::EPIPE,
-        spent: 0,
+        host_us: 0,
     });
-    assert_eq!(proxy.bed.host.hear(), FromGuest::Taken { pipe });
+    assert_eq!(proxy.bed.host.hear(), PipeRequest::Restored { pipe });
     let_go(&proxy.bed, from);
     let (source, sink) = (false, true);
-    assert_eq!(program.end(), over(1, 0, Lost { source, sink }));
+    assert_eq!(program.end(), over(1, 0, LostConnections { source, sink }));
     assert!((&proxy.sink).write(b"x").is_err());
     (&proxy.speaker).write_all(b"hello").unwrap();
     let mut five = [0; 5];
     (&proxy.source).read_exact(&mut five).unwrap();
     // with the session both are
     let (_client, other) = proxy.bed.connection();
-    let ask = Ask::Relay {
+    let ask = LibraryRequest::Relay {
         id: 2,
         length: 1 << 20,
     };
     program.wish(ask, &proxy.source, &other);
     hold(&proxy.bed);
-    let FromGuest::Give { .. } = proxy.bed.host.hear() else {
+    let PipeRequest::Start { .. } = proxy.bed.host.hear() else {
         panic!("not given");
     };
     proxy.bed.host.hang_up();
     let (source, sink) = (true, true);
-    assert_eq!(program.end(), over(2, 0, Lost { source, sink }));
+    assert_eq!(program.end(), over(2, 0, LostConnections { source, sink }));
     assert!((&proxy.source).write(b"x").is_err() && (&other).write(b"x").is_err());
 }
 
@@ -435,28 +439,28 @@ fn what_cannot_be_relayed_is_left_to_the_program() {
     let (_client, one) = bed.connection();
     let (_client, two) = bed.connection();
     let program = bed.program();
-    let relay = |id, length| Ask::Relay { id, length };
+    let relay = |id, length| LibraryRequest::Relay { id, length };
     program.wish(relay(1, 1), &one, &two);
     let errno = libc::EOPNOTSUPP;
-    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     drop(bed);
     let bed = Bed::full();
     let (_client, one) = bed.connection();
     let (_client, two) = bed.connection();
     let program = bed.program();
     program.wish(relay(1, 1), &one, one.try_clone().unwrap());
-    assert_eq!(program.end(), Answer::Refused { id: 1, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 1, errno });
     program.wish(relay(2, 0), &one, &two);
     let errno = libc::EINVAL;
-    assert_eq!(program.end(), Answer::Refused { id: 2, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 2, errno });
     // the host may not want it either
     program.wish(relay(3, 1), &one, &two);
-    let FromGuest::Hold { pipe, .. } = bed.host.hear() else {
+    let PipeRequest::Hold { pipe, .. } = bed.host.hear() else {
         panic!("not held");
     };
     let why = "no".to_owned();
-    bed.host.say(ToGuest::Refused { pipe, why });
+    bed.host.say(PipeReply::Refused { pipe, why });
     let errno = libc::EAGAIN;
-    assert_eq!(program.end(), Answer::Refused { id: 3, errno });
+    assert_eq!(program.end(), LibraryReply::Refused { id: 3, errno });
     assert!(bed.host.is_quiet());
 }

@@ -268,20 +268,22 @@ fn a_host_that_hears_nothing_makes_nobody_wait_for_ever() {
 /// Greets the agent as often as it likes, knows its mount, and answers nothing else.
 fn silent_host(rig: &Rig) -> std::os::unix::net::UnixStream {
     use std::io::Write;
-    use viola_proto::relay::{Frames, Hello, Kind, push};
+    use viola_proto::fuse_stream::{FrameKind, FrameReader, Hello, push_frame};
     rig.cut();
     let (mut stream, _) = rig.listener.accept().unwrap();
     let hold = stream.try_clone().unwrap();
     std::thread::spawn(move || {
-        let mut frames = Frames::of_agent();
+        let mut frames = FrameReader::from_agent();
         while frames.fill(&mut stream).is_ok_and(|n| n != Some(0)) {
             while let Ok(Some(frame)) = frames.next(false) {
                 let mut out = Vec::new();
                 match frame.kind {
-                    Kind::Knock => push(&mut out, Kind::Hail, 5, &[1, 0, 0, 0]),
-                    Kind::Hello => {
-                        let session = Hello::read(frame.payload).unwrap().session;
-                        push(&mut out, Kind::Welcome, session, &[1]);
+                    FrameKind::Probe => {
+                        push_frame(&mut out, FrameKind::Challenge, 5, &[1, 0, 0, 0])
+                    }
+                    FrameKind::Hello => {
+                        let session = Hello::decode(frame.payload).unwrap().session;
+                        push_frame(&mut out, FrameKind::Welcome, session, &[1]);
                     }
                     _ => {}
                 }

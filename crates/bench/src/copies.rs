@@ -18,7 +18,7 @@ use viola_lab::Paths;
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_lab::wire::Workload;
 use viola_netdev::Netns;
-use viola_proto::pipe::shown::{Pipes, Work};
+use viola_proto::pipe::status::{PipeStats, Pipes};
 
 use super::vpipe::noise;
 use super::vread::daemon::{Daemon, head};
@@ -361,7 +361,8 @@ impl Vm {
 
     /// So many copies, neither more nor fewer, were the host's work, and none was refused.
     fn has_copied(&self, copies: u64) -> Outcome {
-        let is = |work: &Work| (work.begun, work.returned, work.refused) == (copies, copies, 0);
+        let is =
+            |work: &PipeStats| (work.begun, work.returned, work.refused) == (copies, copies, 0);
         let what = format!("the host has not made {copies} copies");
         self.wait(&what, |pipes| pipes.vms.iter().any(|vm| is(&vm.work)))
     }

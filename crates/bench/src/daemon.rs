@@ -19,7 +19,7 @@ use viola_cli::client::Client;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::interrupt;
 use viola_cli::table;
-use viola_proto::{Spent, VmList, VmReport};
+use viola_proto::{CpuTime, VmList, VmReport};
 
 /// So many VMs, how many vCPUs each, and the time between two looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,7 +281,7 @@ impl Bed {
 /// What of it was not there, if anything. A VM that the accounting has no room for is shown without any vCPU's times.
 fn not_metered(list: &VmList, cell: Cell) -> Option<String> {
     let is_wrong = |vm: &&VmReport| {
-        let ran = |vcpu: &Spent| vcpu.run_ns > 0;
+        let ran = |vcpu: &CpuTime| vcpu.run_ns > 0;
         vm.vcpus != cell.vcpus || vm.by_vcpu.len() != cell.vcpus || !vm.by_vcpu.iter().all(ran)
     };
     match list.vms.iter().find(is_wrong) {
@@ -356,15 +356,15 @@ mod tests {
         };
         for vm in &mut list.vms {
             vm.vcpus = 1;
-            vm.by_vcpu = vec![Spent {
+            vm.by_vcpu = vec![CpuTime {
                 run_ns: 5,
-                ..Spent::default()
+                ..CpuTime::default()
             }];
         }
         assert_eq!(not_metered(&list, cell), None);
         list.vms[1].by_vcpu.clear();
         assert_eq!(not_metered(&list, cell).unwrap(), "b was not metered");
-        list.vms[1].by_vcpu.push(Spent::default());
+        list.vms[1].by_vcpu.push(CpuTime::default());
         assert_eq!(not_metered(&list, cell).unwrap(), "b was not metered");
         list.vms.pop();
         assert_eq!(not_metered(&list, cell).unwrap(), "VMs were lost");

@@ -83,7 +83,9 @@ pub fn cpus(n: u32) -> Vec<viola_host::topology::Cpu> {
 
 /// What a daemon with these VMs would show.
 pub fn view(names: &[&str]) -> crate::vms::report::View {
-    use viola_proto::{Check, Class, ClassSetting, Source, Spent, Stage, Status, VmList, VmReport};
+    use viola_proto::{
+        Check, Class, ClassSetting, CpuTime, Source, Stage, Status, VmList, VmReport,
+    };
     let report = |name: &&str| VmReport {
         id: format!("uml:{name}"),
         name: (*name).to_owned(),
@@ -108,8 +110,8 @@ pub fn view(names: &[&str]) -> crate::vms::report::View {
         net_bytes_per_s: 12e6,
         net_packets_per_s: 1000.0,
         disk_bytes_per_s: 3e6,
-        by_vcpu: vec![Spent::default()],
-        service: Spent::default(),
+        by_vcpu: vec![CpuTime::default()],
+        service: CpuTime::default(),
         scheduled_by: "stock".into(),
         turns: None,
         remarks: Vec::new(),

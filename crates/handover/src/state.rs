@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 /// All that goes from one socket to the other. Sequence numbers are the kernel's, modulo 2^32.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
+pub struct TcpState {
     /// This end. Both ends are of the same family.
     pub local: SocketAddr,
     /// The other end.
@@ -14,16 +14,16 @@ pub struct State {
     pub mss: u32,
     /// Whether both agreed on selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// Window scaling (RFC 7323), if both agreed on it.
-    pub scale: Option<Scale>,
+    /// RepairWindow scaling (RFC 7323), if both agreed on it.
+    pub window_scale: Option<WindowScale>,
     /// This end's timestamp clock (RFC 7323), if both agreed on timestamps.
     pub timestamp: Option<u32>,
     /// Sequence number after the last byte of `unread`, without a FIN.
-    pub received: u32,
+    pub rcv_nxt: u32,
     /// Sequence number after the last byte of `unacked` and `unsent`.
-    pub written: u32,
+    pub write_seq: u32,
     /// The windows.
-    pub window: Window,
+    pub window: RepairWindow,
     /// Bytes from the peer that nobody has read.
     pub unread: Vec<u8>,
     /// Bytes that were sent, and not acknowledged.
@@ -31,7 +31,7 @@ pub struct State {
     /// Bytes that were written after those, and not sent.
     pub unsent: Vec<u8>,
     /// The buffers.
-    pub buffers: Buffers,
+    pub buffers: SocketBuffers,
     /// Whether the peer has said that it will send no more.
     pub peer_finished: bool,
     /// Name of this end's congestion control; empty where it is not known.
@@ -42,7 +42,7 @@ pub struct State {
 
 /// Shift counts of the windows, 0 to 14.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scale {
+pub struct WindowScale {
     /// Of windows that the peer announces.
     pub peer: u8,
     /// Of those that this end announces.
@@ -52,7 +52,7 @@ pub struct Scale {
 /// `struct tcp_repair_window`: kernel `include/uapi/linux/tcp.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
-pub struct Window {
+pub struct RepairWindow {
     /// Sequence number of the segment that announced the peer's window last.
     pub snd_wl1: u32,
     /// What the peer lets this end send, in bytes.
@@ -67,7 +67,7 @@ pub struct Window {
 
 /// How much the kernel lets the queues of a socket hold, its own structures included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Buffers {
+pub struct SocketBuffers {
     /// Of the send queue, in bytes (`sk_sndbuf`).
     pub send: u32,
     /// Of the receive queue, in bytes (`sk_rcvbuf`).
@@ -76,7 +76,7 @@ pub struct Buffers {
     pub locked: u32,
 }
 
-impl State {
+impl TcpState {
     /// Bytes of this end that are not acknowledged.
     pub fn queued(&self) -> usize {
         self.unacked.len() + self.unsent.len()

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::state::Buffers;
+use crate::state::SocketBuffers;
 use crate::{Error, Result};
 
 // include/uapi/linux/tcp.h
@@ -147,7 +147,7 @@ pub fn clamp(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
+pub fn buffers(fd: BorrowedFd<'_>) -> Result<SocketBuffers> {
     // up to SK_MEMINFO_SNDBUF, include/uapi/linux/sock_diag.h
     let mut memory = [0_u32; 4];
     let mut size = size_of_val(&memory) as libc::socklen_t;
@@ -156,14 +156,14 @@ pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
     match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, to, length) } {
         0 if size as usize == size_of_val(&memory) => {}
         0 => {
-            return Err(Error::Unfit(
+            return Err(Error::NotTransferable(
                 "the kernel does not tell the size of its buffers",
             ));
         }
         _ => return Err(failed("SO_MEMINFO")),
     }
     let [_, receive, _, send] = memory;
-    Ok(Buffers {
+    Ok(SocketBuffers {
         send,
         receive,
         locked: get_socket(fd, SO_BUF_LOCK, "SO_BUF_LOCK")?,
@@ -171,7 +171,7 @@ pub fn buffers(fd: BorrowedFd<'_>) -> Result<Buffers> {
 }
 
 /// Sets both sizes, whatever the system's bounds are, and what is locked.
-pub fn set_buffers(fd: BorrowedFd<'_>, to: Buffers) -> Result<()> {
+pub fn set_buffers(fd: BorrowedFd<'_>, to: SocketBuffers) -> Result<()> {
     let level = libc::SOL_SOCKET;
     let send = [half(to.send)];
     set(fd, level, libc::SO_SNDBUFFORCE, &send, "SO_SNDBUFFORCE")?;
@@ -208,7 +208,7 @@ pub fn queued(fd: BorrowedFd<'_>, queue: Queue) -> Result<usize> {
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn peeks_from_the_beginning(fd: BorrowedFd<'_>) -> Result<bool> {
+pub fn peeks_from_start(fd: BorrowedFd<'_>) -> Result<bool> {
     let mut value: i32 = 0;
     let mut size = size_of_val(&value) as libc::socklen_t;
     let (to, length) = ((&raw mut value).cast(), &raw mut size);
@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn a_socket_that_knows_no_other_beginning_is_looked_at_from_the_first_byte() {
         use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-        let begins = |fd: BorrowedFd<'_>| peeks_from_the_beginning(fd).unwrap();
+        let begins = |fd: BorrowedFd<'_>| peeks_from_start(fd).unwrap();
         // SAFETY: a plain system call, and a new descriptor that nobody else owns.
         let netlink = unsafe {
             let raw = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
@@ -416,7 +416,7 @@ mod tests {
         .unwrap();
         assert!(!begins(unix.as_fd()));
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(peeks_from_the_beginning(null.as_fd()).is_err());
+        assert!(peeks_from_start(null.as_fd()).is_err());
     }
 
     #[test]

@@ -2,23 +2,25 @@
 //! A connection as it goes between a VM's agent and the host.
 
 use viola_proto::agent::Bytes;
-use viola_proto::pipe::{Connection, MAX_BUFFER, MAX_QUEUE};
+use viola_proto::pipe::{Connection, MAX_BUFFER_BYTES, MAX_QUEUE_BYTES};
 
-use crate::state::{Buffers, Scale, State, Window};
+use crate::state::{RepairWindow, SocketBuffers, TcpState, WindowScale};
 
 /// A queue holds more than a message may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{0} bytes in one queue of the connection, more than the {MAX_QUEUE} that a message holds")]
-pub struct TooLong(pub usize);
+#[error(
+    "{0} bytes in one queue of the connection, more than the {MAX_QUEUE_BYTES} that a message holds"
+)]
+pub struct QueueTooLong(pub usize);
 
 /// For a message.
 ///
 /// # Errors
-/// [`TooLong`].
-pub fn to_wire(state: State) -> Result<Connection, TooLong> {
+/// [`QueueTooLong`].
+pub fn to_wire(state: TcpState) -> Result<Connection, QueueTooLong> {
     for queue in [&state.unread, &state.unacked, &state.unsent] {
-        if queue.len() > MAX_QUEUE {
-            return Err(TooLong(queue.len()));
+        if queue.len() > MAX_QUEUE_BYTES {
+            return Err(QueueTooLong(queue.len()));
         }
     }
     let w = state.window;
@@ -27,15 +29,15 @@ pub fn to_wire(state: State) -> Result<Connection, TooLong> {
         peer: state.peer,
         mss: state.mss,
         sack: state.sack,
-        scale: state.scale.map(|scale| (scale.peer, scale.own)),
+        window_scale: state.window_scale.map(|scale| (scale.peer, scale.own)),
         timestamp: state.timestamp,
-        received: state.received,
-        written: state.written,
+        rcv_nxt: state.rcv_nxt,
+        write_seq: state.write_seq,
         window: [w.snd_wl1, w.snd_wnd, w.max_window, w.rcv_wnd, w.rcv_wup],
         // the kernel lets one that receives much grow beyond that (net.ipv4.tcp_rmem), and will again
         buffers: [
-            state.buffers.send.min(MAX_BUFFER),
-            state.buffers.receive.min(MAX_BUFFER),
+            state.buffers.send.min(MAX_BUFFER_BYTES),
+            state.buffers.receive.min(MAX_BUFFER_BYTES),
             state.buffers.locked,
         ],
         unread: Bytes(state.unread),
@@ -48,19 +50,21 @@ pub fn to_wire(state: State) -> Result<Connection, TooLong> {
 }
 
 /// From a message that was checked when it was read.
-pub fn from_wire(connection: Connection) -> State {
+pub fn from_wire(connection: Connection) -> TcpState {
     let [snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup] = connection.window;
     let [send, receive, locked] = connection.buffers;
-    State {
+    TcpState {
         local: connection.local,
         peer: connection.peer,
         mss: connection.mss,
         sack: connection.sack,
-        scale: connection.scale.map(|(peer, own)| Scale { peer, own }),
+        window_scale: connection
+            .window_scale
+            .map(|(peer, own)| WindowScale { peer, own }),
         timestamp: connection.timestamp,
-        received: connection.received,
-        written: connection.written,
-        window: Window {
+        rcv_nxt: connection.rcv_nxt,
+        write_seq: connection.write_seq,
+        window: RepairWindow {
             snd_wl1,
             snd_wnd,
             max_window,
@@ -70,7 +74,7 @@ pub fn from_wire(connection: Connection) -> State {
         unread: connection.unread.0,
         unacked: connection.unacked.0,
         unsent: connection.unsent.0,
-        buffers: Buffers {
+        buffers: SocketBuffers {
             send,
             receive,
             locked,
@@ -85,17 +89,17 @@ pub fn from_wire(connection: Connection) -> State {
 mod tests {
     use super::*;
 
-    fn state() -> State {
-        State {
+    fn state() -> TcpState {
+        TcpState {
             local: "10.0.0.2:80".parse().unwrap(),
             peer: "10.0.0.9:4660".parse().unwrap(),
             mss: 1448,
             sack: true,
-            scale: Some(Scale { peer: 7, own: 8 }),
+            window_scale: Some(WindowScale { peer: 7, own: 8 }),
             timestamp: Some(1),
-            received: 2,
-            written: 3,
-            window: Window {
+            rcv_nxt: 2,
+            write_seq: 3,
+            window: RepairWindow {
                 snd_wl1: 4,
                 snd_wnd: 5,
                 max_window: 6,
@@ -105,7 +109,7 @@ mod tests {
             unread: b"GET".to_vec(),
             unacked: b"HT".to_vec(),
             unsent: b"TP".to_vec(),
-            buffers: Buffers {
+            buffers: SocketBuffers {
                 send: 9,
                 receive: 10,
                 locked: 3,
@@ -125,13 +129,13 @@ mod tests {
     fn a_buffer_that_has_grown_beyond_what_a_message_may_say_is_cut() {
         let mut grown = state();
         grown.buffers.receive = 33_554_432;
-        assert_eq!(to_wire(grown).unwrap().buffers, [9, MAX_BUFFER, 3]);
+        assert_eq!(to_wire(grown).unwrap().buffers, [9, MAX_BUFFER_BYTES, 3]);
     }
 
     #[test]
     fn a_full_queue_is_refused_and_not_cut() {
         let mut long = state();
-        long.unacked = vec![0; MAX_QUEUE + 1];
-        assert_eq!(to_wire(long), Err(TooLong(MAX_QUEUE + 1)));
+        long.unacked = vec![0; MAX_QUEUE_BYTES + 1];
+        assert_eq!(to_wire(long), Err(QueueTooLong(MAX_QUEUE_BYTES + 1)));
     }
 }

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use viola_handover::{Buffers, Error, State, drop_quietly, put, put_back, take};
+use viola_handover::{
+    Error, SocketBuffers, TcpState, disconnect_silently, extract, restore, restore_in_place,
+};
 use wire::{Way, Wire};
 
 const PORT: u16 = 8080;
@@ -98,15 +100,15 @@ fn chatter(client: TcpStream) -> (Arc<AtomicBool>, JoinHandle<(u64, u64, TcpStre
 }
 
 /// Takes the connection out of one socket and puts it into the other, with its packets held back meanwhile.
-fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> State {
+fn hand(wire: &Wire, from: &OwnedFd, to: &OwnedFd, way: Way) -> TcpState {
     wire.lead(Way::Nowhere);
-    let state = take(from.as_fd()).unwrap().keep();
-    drop_quietly(from.as_fd()).unwrap();
+    let state = extract(from.as_fd()).unwrap().detach();
+    disconnect_silently(from.as_fd()).unwrap();
     // its timers went on until then
     wire.settle();
-    let ready = put(to.as_fd(), &state).unwrap();
+    let ready = restore(to.as_fd(), &state).unwrap();
     wire.lead(way);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     state
 }
 
@@ -145,13 +147,13 @@ fn cycles(client: &str, server: &str, loss: u32, count: usize) {
             (address, address.is_ipv4()),
             "round {round}"
         );
-        assert!(state.sack && state.timestamp.is_some() && state.scale.is_some());
+        assert!(state.sack && state.timestamp.is_some() && state.window_scale.is_some());
         queued += state.queued() + state.unread.len();
         speak(&mut talk, &there, 40_000);
         let state = hand(&wire, &other, &old, Way::Old);
         queued += state.queued() + state.unread.len();
         // the next round needs a socket that was not bound before
-        drop_quietly(other.as_fd()).unwrap();
+        disconnect_silently(other.as_fd()).unwrap();
     }
     assert!(queued > 0, "never was anything under way");
     wire.lose(0);
@@ -192,7 +194,7 @@ fn the_same_with_lost_packets() {
 }
 
 /// Sizes of a socket's buffers, and which are locked.
-fn buffers(stream: &TcpStream) -> Buffers {
+fn buffers(stream: &TcpStream) -> SocketBuffers {
     let option = |name: i32| {
         let (mut value, mut size) = (0_i32, 4);
         let to = (&raw mut value).cast();
@@ -209,7 +211,7 @@ fn buffers(stream: &TcpStream) -> Buffers {
         assert_eq!(done, 0);
         value as u32
     };
-    Buffers {
+    SocketBuffers {
         send: option(libc::SO_SNDBUF),
         receive: option(libc::SO_RCVBUF),
         locked: option(72),
@@ -235,13 +237,13 @@ fn a_connection_comes_back_into_the_socket_that_it_has_left() {
             while server.peek(&mut five).unwrap() < 5 {}
         }
         wire.lead(Way::Nowhere);
-        let state = take(server.as_fd()).unwrap().keep();
+        let state = extract(server.as_fd()).unwrap().detach();
         assert_eq!(state.buffers, own, "round {round}");
         wire.settle();
         let other = wire.new.socket(address);
-        let ready = put(other.as_fd(), &state).unwrap();
+        let ready = restore(other.as_fd(), &state).unwrap();
         wire.lead(Way::New);
-        ready.go().unwrap();
+        ready.activate().unwrap();
         let mut there = TcpStream::from(other);
         there.write_all(b"there").unwrap();
         client.read_exact(&mut five).unwrap();
@@ -250,17 +252,17 @@ fn a_connection_comes_back_into_the_socket_that_it_has_left() {
             client.write_all(b"later").unwrap();
             while there.peek(&mut five).unwrap() < 5 {}
         }
-        while viola_handover::outstanding(there.as_fd()).unwrap() > 0 {
+        while viola_handover::unacknowledged_bytes(there.as_fd()).unwrap() > 0 {
             std::thread::sleep(Duration::from_micros(100));
         }
         wire.lead(Way::Nowhere);
-        let back = take(there.as_fd()).unwrap().keep();
+        let back = extract(there.as_fd()).unwrap().detach();
         assert_eq!(back.unread.is_empty(), round % 3 == 0, "round {round}");
-        drop_quietly(there.as_fd()).unwrap();
+        disconnect_silently(there.as_fd()).unwrap();
         wire.settle();
-        let ready = put_back(server.as_fd(), &back, own).unwrap();
+        let ready = restore_in_place(server.as_fd(), &back, own).unwrap();
         wire.lead(Way::Old);
-        ready.go().unwrap();
+        ready.activate().unwrap();
         let now = buffers(&server);
         assert_eq!(
             (now.receive, now.locked),
@@ -284,13 +286,13 @@ fn a_connection_comes_back_into_the_socket_that_it_has_left() {
 fn buffers_that_have_to_be_larger_are_made_so() {
     let (wire, mut client, server) = connected("10.99.0.1", "10.99.0.2");
     wire.lead(Way::Nowhere);
-    let mut state = take(server.as_fd()).unwrap().keep();
+    let mut state = extract(server.as_fd()).unwrap().detach();
     let own = state.buffers;
     // as of a socket elsewhere that has received much
     state.buffers.receive = 3 * own.receive;
-    let ready = put_back(server.as_fd(), &state, own).unwrap();
+    let ready = restore_in_place(server.as_fd(), &state, own).unwrap();
     wire.lead(Way::Old);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     assert_eq!(buffers(&server).receive, state.buffers.receive);
     assert_eq!(buffers(&server).locked, own.locked);
     client.write_all(b"x").unwrap();
@@ -304,7 +306,7 @@ fn whoever_does_not_keep_what_was_taken_goes_on() {
     let mut six = [0; 6];
     client.read_exact(&mut six).unwrap();
     for _ in 0..3 {
-        drop(take(server.as_fd()).unwrap());
+        drop(extract(server.as_fd()).unwrap());
         server.write_all(b"behind").unwrap();
         client.read_exact(&mut six).unwrap();
         assert_eq!(&six, b"behind");
@@ -320,14 +322,14 @@ fn a_fin_of_the_peer_is_told() {
     let mut none = [0; 1];
     assert_eq!((&server).read(&mut none).unwrap(), 0);
     wire.lead(Way::Nowhere);
-    let state = take(server.as_fd()).unwrap().keep();
+    let state = extract(server.as_fd()).unwrap().detach();
     assert!(state.peer_finished);
     // the other way goes on
-    drop_quietly(server.as_fd()).unwrap();
+    disconnect_silently(server.as_fd()).unwrap();
     let socket = wire.new.socket(state.local);
-    let ready = put(socket.as_fd(), &state).unwrap();
+    let ready = restore(socket.as_fd(), &state).unwrap();
     wire.lead(Way::New);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     TcpStream::from(socket).write_all(b"still here").unwrap();
     let mut ten = [0; 10];
     (&client).read_exact(&mut ten).unwrap();
@@ -338,14 +340,23 @@ fn a_fin_of_the_peer_is_told() {
 fn what_is_no_established_connection_is_refused_and_left_alone() {
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     udp.connect("127.0.0.1:9").unwrap();
-    assert!(take(udp.as_fd()).is_err());
+    assert!(extract(udp.as_fd()).is_err());
     let (unix, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    assert!(matches!(take(unix.as_fd()), Err(Error::Unfit(_))));
+    assert!(matches!(
+        extract(unix.as_fd()),
+        Err(Error::NotTransferable(_))
+    ));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    assert!(matches!(take(listener.as_fd()), Err(Error::Unfit(_))));
+    assert!(matches!(
+        extract(listener.as_fd()),
+        Err(Error::NotTransferable(_))
+    ));
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    assert!(matches!(take(stream.as_fd()), Err(Error::Unfit(_))));
+    assert!(matches!(
+        extract(stream.as_fd()),
+        Err(Error::NotTransferable(_))
+    ));
     // neither is in repair mode now
     for fd in [listener.as_raw_fd(), stream.as_raw_fd()] {
         let (mut on, mut size) = (1i32, 4);

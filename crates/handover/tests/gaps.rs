@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use viola_handover::{drop_quietly, put, take};
+use viola_handover::{disconnect_silently, extract, restore};
 use wire::{Way, Wire};
 
 /// Lets a socket not hear the segment that begins here (classic BPF, as tcp_filter() of the kernel runs it: from the TCP head on).
@@ -67,8 +67,8 @@ fn what_has_come_behind_a_gap_is_as_if_it_had_not() {
     let (old, _) = listener.accept().unwrap();
     // taken and let go: a look
     let number = {
-        let taken = take(old.as_fd()).unwrap();
-        taken.state().received
+        let taken = extract(old.as_fd()).unwrap();
+        taken.state().rcv_nxt
     };
     be_deaf_to(&old, number);
     let bytes: Vec<u8> = (0..200_000_u32).map(|at| (at * 7 / 3) as u8).collect();
@@ -81,16 +81,16 @@ fn what_has_come_behind_a_gap_is_as_if_it_had_not() {
         std::thread::sleep(Duration::from_millis(1));
     }
     wire.lead(Way::Nowhere);
-    let state = take(old.as_fd()).unwrap().keep();
-    assert_eq!((state.received, state.unread.len()), (number, 0));
+    let state = extract(old.as_fd()).unwrap().detach();
+    assert_eq!((state.rcv_nxt, state.unread.len()), (number, 0));
     let ahead = state.window.snd_wl1.wrapping_sub(number);
     assert!(ahead == 0 || ahead > 1 << 31, "{ahead} behind the gap");
     wire.settle();
-    drop_quietly(old.as_fd()).unwrap();
+    disconnect_silently(old.as_fd()).unwrap();
     let new = wire.new.socket(state.local);
-    let ready = put(new.as_fd(), &state).unwrap();
+    let ready = restore(new.as_fd(), &state).unwrap();
     wire.lead(Way::New);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     let mut got = vec![0; bytes.len()];
     let mut new = TcpStream::from(new);
     new.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

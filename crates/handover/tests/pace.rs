@@ -9,7 +9,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use viola_handover::{State, drop_quietly, from_wire, pace, put, take, to_wire};
+use viola_handover::{
+    TcpState, apply_pacing, disconnect_silently, extract, from_wire, restore, to_wire,
+};
 use wire::{Way, Wire};
 
 const RATE: u64 = 3_000_000;
@@ -72,7 +74,7 @@ fn paced(socket: &impl AsRawFd) -> u64 {
 }
 
 /// As an agent tells it to the host, of a connection that has nothing under way.
-fn taken(wire: &Wire, from: &TcpStream) -> State {
+fn taken(wire: &Wire, from: &TcpStream) -> TcpState {
     let begun = Instant::now();
     let mut left = 1;
     while left > 0 {
@@ -81,7 +83,7 @@ fn taken(wire: &Wire, from: &TcpStream) -> State {
         assert!(done == 0 && begun.elapsed() < Duration::from_secs(20));
     }
     wire.lead(Way::Nowhere);
-    let state = take(from.as_fd()).unwrap().keep();
+    let state = extract(from.as_fd()).unwrap().detach();
     wire.settle();
     from_wire(to_wire(state).unwrap())
 }
@@ -122,12 +124,12 @@ fn it_goes_along_and_the_first_socket_keeps_its_own() {
         (state.congestion.as_str(), state.pacing),
         (ours, Some(RATE))
     );
-    drop_quietly(server.as_fd()).unwrap();
+    disconnect_silently(server.as_fd()).unwrap();
     let there = wire.new.socket(state.local);
-    assert!(pace(there.as_fd(), &state, &[ours.to_owned()]).unwrap());
-    let ready = put(there.as_fd(), &state).unwrap();
+    assert!(apply_pacing(there.as_fd(), &state, &[ours.to_owned()]).unwrap());
+    let ready = restore(there.as_fd(), &state).unwrap();
     wire.lead(Way::New);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     let there = TcpStream::from(there);
     talk(&there, &client);
     assert_eq!((congestion(&there).as_str(), pacing(&there)), (ours, RATE));
@@ -135,9 +137,9 @@ fn it_goes_along_and_the_first_socket_keeps_its_own() {
     // and back
     let mut state = taken(&wire, &there);
     (state.congestion, state.pacing) = (String::new(), None);
-    let ready = put(server.as_fd(), &state).unwrap();
+    let ready = restore(server.as_fd(), &state).unwrap();
     wire.lead(Way::Old);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     talk(&server, &client);
     assert_eq!(
         (congestion(&server).as_str(), pacing(&server)),
@@ -157,11 +159,11 @@ fn what_is_not_allowed_stays_as_the_host_has_it() {
     let own = congestion(&there);
     let other = if own == "reno" { "cubic" } else { "reno" };
     for name in [other, "viola_no_such"] {
-        let state = State {
+        let state = TcpState {
             congestion: name.into(),
             ..taken(&wire, &server)
         };
-        assert!(!pace(there.as_fd(), &state, &[]).unwrap());
+        assert!(!apply_pacing(there.as_fd(), &state, &[]).unwrap());
         assert_eq!(
             (congestion(&there), pacing(&there)),
             (own.clone(), u64::MAX)
@@ -169,18 +171,18 @@ fn what_is_not_allowed_stays_as_the_host_has_it() {
     }
     // nothing is to be done for the host's own, or for what is not told
     for name in [own.as_str(), ""] {
-        let state = State {
+        let state = TcpState {
             congestion: name.into(),
             ..taken(&wire, &server)
         };
-        assert!(pace(there.as_fd(), &state, &[]).unwrap());
+        assert!(apply_pacing(there.as_fd(), &state, &[]).unwrap());
         assert_eq!(congestion(&there), own);
     }
     // a cap of nothing is one that gets on
-    let state = State {
+    let state = TcpState {
         pacing: Some(0),
         ..taken(&wire, &server)
     };
-    pace(there.as_fd(), &state, &[]).unwrap();
+    apply_pacing(there.as_fd(), &state, &[]).unwrap();
     assert_eq!(pacing(&there), 1);
 }

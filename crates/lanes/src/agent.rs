@@ -15,7 +15,7 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use viola_host::unix_connect;
 use viola_netdev::Mac;
 use viola_proto::agent::{FrameReader, encode};
-use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
+use viola_proto::lanes::guest::{LaneReply, LaneRequest, VfAction};
 
 /// Time limit for the agent's reply. The agent checks its port five times a second, and a guest may
 /// be slow. If it fails over later than this, its packets go to the VF until that is unplugged, and
@@ -27,25 +27,25 @@ const AGENT_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// The kernel's; [`io::ErrorKind::TimedOut`] without a reply, [`io::ErrorKind::Other`] with the
 /// agent's reason.
-pub fn ask(path: &Path, mac: Mac, wish: Wish) -> io::Result<()> {
-    ask_within(path, mac, wish, AGENT_REPLY_TIMEOUT)
+pub fn ask(path: &Path, mac: Mac, action: VfAction) -> io::Result<()> {
+    ask_within(path, mac, action, AGENT_REPLY_TIMEOUT)
 }
 
-fn ask_within(path: &Path, mac: Mac, wish: Wish, timeout: Duration) -> io::Result<()> {
+fn ask_within(path: &Path, mac: Mac, action: VfAction, timeout: Duration) -> io::Result<()> {
     let mut stream = open(path)?;
     let end = Instant::now() + timeout;
-    let asked = ToGuest {
+    let asked = LaneRequest {
         n: number(),
         mac,
-        wish,
+        action,
     };
     let frame = encode(&asked).map_err(io::Error::other)?;
     stream.write_all(&frame)?;
     let mut reader = FrameReader::new();
     loop {
-        while let Some(answer) = reader.next::<FromGuest>() {
+        while let Some(answer) = reader.next::<LaneReply>() {
             match answer {
-                Ok(FromGuest { n, failed }) if n == asked.n => {
+                Ok(LaneReply { n, failed }) if n == asked.n => {
                     return failed.map_or(Ok(()), |why| Err(io::Error::other(printable(&why))));
                 }
                 // a reply to an earlier request, or not valid
@@ -109,17 +109,17 @@ mod tests {
     const MAC: Mac = [2, 0, 0, 0, 0, 1];
 
     /// An agent that takes one request and sends these replies.
-    fn agent(path: &Path, answer: impl Fn(u64) -> Vec<FromGuest> + Send + 'static) {
+    fn agent(path: &Path, answer: impl Fn(u64) -> Vec<LaneReply> + Send + 'static) {
         let listener = UnixListener::bind(path).unwrap();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut reader = FrameReader::new();
             let asked = reader
-                .wait::<ToGuest>(&mut stream)
+                .wait::<LaneRequest>(&mut stream)
                 .unwrap()
                 .unwrap()
                 .unwrap();
-            assert_eq!((asked.mac, asked.wish), (MAC, Wish::Leave));
+            assert_eq!((asked.mac, asked.action), (MAC, VfAction::Release));
             for answer in answer(asked.n) {
                 stream.write_all(&encode(&answer).unwrap()).unwrap();
             }
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn only_the_reply_to_this_request_counts() {
         let folder = tempfile::tempdir().unwrap();
-        let failed = |n, text: Option<&str>| FromGuest {
+        let failed = |n, text: Option<&str>| LaneReply {
             n,
             failed: text.map(str::to_owned),
         };
@@ -139,10 +139,10 @@ mod tests {
         agent(&done, move |n| {
             vec![failed(n - 1, Some("an old one")), failed(n, None)]
         });
-        ask(&done, MAC, Wish::Leave).unwrap();
+        ask(&done, MAC, VfAction::Release).unwrap();
         let not = folder.path().join("not");
         agent(&not, move |n| vec![failed(n, Some("no bond\n here"))]);
-        let error = ask(&not, MAC, Wish::Leave).unwrap_err();
+        let error = ask(&not, MAC, VfAction::Release).unwrap_err();
         assert_eq!(error.to_string(), "no bond here");
     }
 
@@ -152,9 +152,9 @@ mod tests {
         let path = folder.path().join("silent");
         agent(&path, |_| Vec::new());
         let short = Duration::from_millis(50);
-        let error = ask_within(&path, MAC, Wish::Leave, short).unwrap_err();
+        let error = ask_within(&path, MAC, VfAction::Release, short).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        let error = ask(&folder.path().join("none"), MAC, Wish::Use).unwrap_err();
+        let error = ask(&folder.path().join("none"), MAC, VfAction::Use).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

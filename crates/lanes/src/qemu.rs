@@ -18,7 +18,7 @@ use viola_host::qemu::devices::{Devices, VirtioNic};
 use viola_host::qemu::qmp::QmpFailure;
 use viola_host::{Tid, proc};
 use viola_netdev::Mac;
-use viola_proto::lanes::guest::Wish;
+use viola_proto::lanes::guest::VfAction;
 
 use crate::agent;
 use crate::attach::{Attachment, Failover, Presence};
@@ -168,7 +168,7 @@ impl Attachment for QemuGuest {
             return Ok(Failover::Done);
         }
         if let Some(port) = &self.agent
-            && agent::ask(port, self.mac, Wish::Leave).is_ok()
+            && agent::ask(port, self.mac, VfAction::Release).is_ok()
         {
             return Ok(Failover::Done);
         }
@@ -233,7 +233,7 @@ impl Attachment for QemuGuest {
 
     fn resume(&mut self, _: &VfDevice) -> Result<(), LaneError> {
         match &self.agent {
-            Some(port) => agent::ask(port, self.mac, Wish::Use).map_err(|e| {
+            Some(port) => agent::ask(port, self.mac, VfAction::Use).map_err(|e| {
                 LaneError::Unusable(format!("its agent does not take the VF again: {e}"))
             }),
             None => Ok(()),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use viola_host::uml::console::{Console, ConsoleError};
 use viola_host::{Tid, proc};
 use viola_netdev::{Mac, device, in_netns, set_alias, set_up};
-use viola_proto::lanes::guest::Wish;
+use viola_proto::lanes::guest::VfAction;
 
 use crate::agent;
 use crate::attach::{Attachment, Failover, Presence};
@@ -80,11 +80,11 @@ impl UmlGuest {
 
     /// Asks its agent. The terminal is another one each time that the agent has it open anew, which it has a moment after
     /// whoever asked before has gone.
-    fn ask(&self, wish: Wish) -> Result<(), String> {
+    fn ask(&self, action: VfAction) -> Result<(), String> {
         let end = Instant::now() + AGENT_OPEN_TIMEOUT;
         loop {
             let asked = match terminal(&self.agent_line()?) {
-                Some(path) => agent::ask(path, self.mac, wish).map_err(|e| e.to_string()),
+                Some(path) => agent::ask(path, self.mac, action).map_err(|e| e.to_string()),
                 None => Err("its agent does not run".into()),
             };
             if asked.is_ok() || Instant::now() > end {
@@ -163,7 +163,7 @@ impl Attachment for UmlGuest {
         if self.is_gone() {
             return Ok(Failover::Done);
         }
-        Ok(match self.ask(Wish::Leave) {
+        Ok(match self.ask(VfAction::Release) {
             Ok(()) => Failover::Done,
             Err(_) => Failover::OnUnplug,
         })
@@ -198,7 +198,7 @@ impl Attachment for UmlGuest {
     }
 
     fn resume(&mut self, _: &VfDevice) -> Result<(), LaneError> {
-        self.ask(Wish::Use)
+        self.ask(VfAction::Use)
             .map_err(|e| LaneError::Unusable(format!("it does not take the VF again: {e}")))
     }
 

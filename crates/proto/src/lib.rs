@@ -10,14 +10,14 @@
 //! | `GET /v1/status` | | [`Status`] |
 //! | `GET /v1/events` | | [`Events`] |
 //! | `GET /v1/vread` | | [`vread::Vread`] |
-//! | `GET /v1/pipes` | | [`pipe::shown::Pipes`] |
+//! | `GET /v1/pipes` | | [`pipe::status::Pipes`] |
 //! | `GET /v1/lanes` | | [`lanes::Lanes`] |
 //! | `PATCH /v1/lanes/{name}` | [`lanes::LaneChange`] | [`lanes::Nic`] |
 //! | `POST /v1/stop`, `POST /v1/start` | | [`Done`] |
 //!
 //! Anything else, and everything that fails, is answered with a status of 400 or above and an [`Error`].
 //! Messages between a guest's agent and its worker on the host are in [`agent`].
-//! FUSE over a byte stream, between the agent in a reading VM and that VM's worker, is in [`relay`].
+//! FUSE over a byte stream, between the agent in a reading VM and that VM's worker, is in [`fuse_stream`].
 //! Files that the host sends down a VM's connections are in [`pipe`].
 //!
 //! `{name}` is a VM's name or identity (`uml:g1`), percent-encoded.
@@ -27,16 +27,16 @@
 
 pub mod agent;
 mod event;
+pub mod fuse_stream;
 pub mod lanes;
 pub mod pipe;
-pub mod relay;
 mod status;
 mod vm;
 pub mod vread;
 
 pub use event::{Event, EventKind, Events};
-pub use status::{Check, Core, Done, LeftOut, Libvirt, Row, RowState, Stage, Status};
-pub use vm::{Change, Class, ClassSetting, Source, Spent, Turns, VmList, VmReport};
+pub use status::{Check, Core, Done, Libvirt, Row, RowState, Stage, Status, UnmanagedVm};
+pub use vm::{Change, Class, ClassSetting, CpuTime, SchedulerCounts, Source, VmList, VmReport};
 
 use serde::{Deserialize, Serialize};
 

@@ -101,7 +101,7 @@ pub struct Core {
 
 /// A VM that asked for something it cannot get.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
+pub struct UnmanagedVm {
     /// Its identity.
     pub vm: String,
     /// The reason, and what to change.
@@ -133,7 +133,7 @@ pub struct Status {
     /// Cores that are set aside.
     pub cores: Vec<Core>,
     /// VMs that asked for something they cannot get.
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<UnmanagedVm>,
     /// Times a mechanism ended without being asked to, since the daemon started.
     pub failures: u32,
     /// What libvirt tells.

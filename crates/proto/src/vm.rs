@@ -102,14 +102,14 @@ pub struct VmReport {
     /// Bytes read and written.
     pub disk_bytes_per_s: f64,
     /// Each vCPU by itself, by number.
-    pub by_vcpu: Vec<Spent>,
+    pub by_vcpu: Vec<CpuTime>,
     /// Vhost, I/O and emulator threads together.
-    pub service: Spent,
+    pub service: CpuTime,
     /// What schedules it: `slots`, `sched_ext`, `eevdf` or `stock`.
     pub scheduled_by: String,
     /// What the sched_ext scheduler has counted of it since it took the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turns: Option<Turns>,
+    pub turns: Option<SchedulerCounts>,
     /// Why it is not scheduled by viola although it was asked for, or other remarks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
@@ -125,7 +125,7 @@ pub struct VmReport {
 /// What a scheduler gave a VM, over all its cores.
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turns {
+pub struct SchedulerCounts {
     /// Times that one of its threads was put on a core.
     pub turns: u64,
     /// Time they ran.
@@ -143,7 +143,7 @@ pub struct Turns {
 /// Time of a vCPU, or of service threads, over the time measured (`measured_ns` of [`VmList`]).
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spent {
+pub struct CpuTime {
     /// On a CPU.
     pub run_ns: u64,
     /// Runnable while something else ran.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pipe::shown::Pipes;
+use crate::pipe::status::Pipes;
 
 /// Counts by reason.
 pub type Reasons = BTreeMap<String, u64>;

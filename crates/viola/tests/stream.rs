@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::guests::{signal, within};
 use common::{Daemon, stdout};
 use rustix::process::Signal;
-use viola_proto::relay::{self, Frames, Hello, Kind};
+use viola_proto::fuse_stream::{self, FrameKind, FrameReader, Hello};
 use viola_proto::vread::{Reader, Vread};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ const LOOKUP: u32 = 1;
 /// An agent without a kernel, at the other end of the port.
 struct Agent {
     stream: UnixStream,
-    frames: Frames,
+    frames: FrameReader,
     session: u64,
 }
 
@@ -31,29 +31,29 @@ impl Agent {
         stream.set_read_timeout(Some(SOON)).unwrap();
         let mut agent = Self {
             stream,
-            frames: Frames::of_worker(),
+            frames: FrameReader::from_worker(),
             session,
         };
         let (kind, nonce, _) = agent.hear();
-        assert_eq!(kind, Kind::Hail);
+        assert_eq!(kind, FrameKind::Challenge);
         let hello = Hello {
-            version: relay::VERSION,
+            version: fuse_stream::VERSION,
             session,
             mount: 7,
         };
-        agent.say(Kind::Hello, nonce, &hello.bytes());
+        agent.say(FrameKind::Hello, nonce, &hello.encode());
         let (kind, own, kept) = agent.hear();
-        assert_eq!((kind, own), (Kind::Welcome, session));
+        assert_eq!((kind, own), (FrameKind::Welcome, session));
         (agent, kept == [1])
     }
 
-    fn say(&mut self, kind: Kind, session: u64, payload: &[u8]) {
+    fn say(&mut self, kind: FrameKind, session: u64, payload: &[u8]) {
         let mut bytes = Vec::new();
-        relay::push(&mut bytes, kind, session, payload);
+        fuse_stream::push_frame(&mut bytes, kind, session, payload);
         self.stream.write_all(&bytes).unwrap();
     }
 
-    fn hear(&mut self) -> (Kind, u64, Vec<u8>) {
+    fn hear(&mut self) -> (FrameKind, u64, Vec<u8>) {
         loop {
             if let Some(f) = self.frames.next(false).unwrap() {
                 return (f.kind, f.session, f.payload.to_vec());
@@ -66,16 +66,18 @@ impl Agent {
     /// Looks a name up in the root; the error's number, 0 for none.
     fn look_up(&mut self, name: &str) -> i32 {
         let body = [name.as_bytes(), b"\0"].concat();
-        let mut request = vec![0; relay::IN_HEADER];
-        request[..4].copy_from_slice(&((relay::IN_HEADER + body.len()) as u32).to_le_bytes());
+        let mut request = vec![0; fuse_stream::FUSE_IN_HEADER_BYTES];
+        request[..4].copy_from_slice(
+            &((fuse_stream::FUSE_IN_HEADER_BYTES + body.len()) as u32).to_le_bytes(),
+        );
         request[4..8].copy_from_slice(&LOOKUP.to_le_bytes());
         request[8..16].copy_from_slice(&99u64.to_le_bytes());
         request[16..24].copy_from_slice(&1u64.to_le_bytes());
         request.extend_from_slice(&body);
-        self.say(Kind::Request, self.session, &request);
+        self.say(FrameKind::Request, self.session, &request);
         let (kind, session, reply) = self.hear();
-        assert_eq!((kind, session), (Kind::Reply, self.session));
-        assert_eq!(relay::answered(&reply), Some(99));
+        assert_eq!((kind, session), (FrameKind::Reply, self.session));
+        assert_eq!(fuse_stream::reply_unique(&reply), Some(99));
         -i32::from_le_bytes(reply[4..8].try_into().unwrap())
     }
 }

@@ -7,19 +7,19 @@ use libbpf_rs::libbpf_sys;
 
 use crate::{Error, Result};
 
-/// The map that the steering program looks into before a packet leaves a VM's [`crate::Space`]. While it is shut nothing leaves:
+/// The map that the steering program looks into before a packet leaves a VM's [`crate::VmNetns`]. While it is shut nothing leaves:
 /// the sockets stay as they are, and try again twice a second.
 #[derive(Debug)]
-pub struct Gate(OwnedFd);
+pub struct EgressGate(OwnedFd);
 
-impl From<OwnedFd> for Gate {
+impl From<OwnedFd> for EgressGate {
     /// Of the descriptor of another one.
     fn from(map: OwnedFd) -> Self {
         Self(map)
     }
 }
 
-impl Gate {
+impl EgressGate {
     /// Another descriptor of it.
     ///
     /// # Errors
@@ -33,8 +33,8 @@ impl Gate {
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn shut(&self, shut: bool) -> Result<()> {
-        let (key, value) = (0_u32, u32::from(shut));
+    pub fn set_closed(&self, closed: bool) -> Result<()> {
+        let (key, value) = (0_u32, u32::from(closed));
         // SAFETY: key and value are as long as the map's are.
         let done = unsafe {
             libbpf_sys::bpf_map_update_elem(

@@ -2,26 +2,26 @@
 //! The host side of vpipe: a VM's connections are steered to sockets of the host, which move bytes in the VM's place.
 //!
 //! [`Steering`] decides, packet by packet at a VM's tap, who has a connection: the VM, nobody, or a socket in the VM's
-//! [`Space`] on the host, the [`HostEnd`] of the connection. [`moving`] moves the bytes. [`Gate`] keeps those
-//! sockets silent while the VM stands still. [`Park`] keeps what the
-//! peer says while nobody has the connection. [`work`] does all that an agent asks for, on a thread. Mechanism: `bpf/pipe.bpf.c`; paper 003
+//! [`VmNetns`] on the host, the [`HostConnection`] of the connection. [`transfer`] moves the bytes. [`EgressGate`] keeps those
+//! sockets silent while the VM stands still. [`HoldQueue`] keeps what the
+//! peer says while nobody has the connection. [`pipes`] does all that an agent asks for, on a thread. Mechanism: `bpf/pipe.bpf.c`; paper 003
 //! (vPipe), section 4, for what it replaces.
 
-mod end;
-mod flows;
+mod flow_table;
 mod gate;
-pub mod moving;
-mod park;
-mod space;
-mod steer;
-pub mod work;
+mod hold_queue;
+mod host_connection;
+pub mod pipes;
+mod steering;
+pub mod transfer;
+mod vm_netns;
 
-pub use end::HostEnd;
-pub use flows::{Counts, Flow, Flows};
-pub use gate::Gate;
-pub use park::Park;
-pub use space::Space;
-pub use steer::{Attached, Steering};
+pub use flow_table::{Flow, FlowCounts, FlowTable};
+pub use gate::EgressGate;
+pub use hold_queue::HoldQueue;
+pub use host_connection::HostConnection;
+pub use steering::{AttachedPrograms, Steering};
+pub use vm_netns::VmNetns;
 
 /// Why something cannot be steered.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// Both ends of a connection are of one family.
     #[error("the ends of a connection are of different families")]
-    Families,
+    MixedAddressFamilies,
 }
 
 impl Error {

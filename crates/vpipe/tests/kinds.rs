@@ -10,18 +10,18 @@ use std::net::{Shutdown, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bed::{Bed, SIZE, restore, sent_again};
+use bed::{Bed, SIZE, restore, retransmitted_segments};
 use tenant::noise;
-use viola_proto::pipe::{PipeId, ToGuest};
+use viola_proto::pipe::{PipeId, PipeReply};
 use viola_vpipe::Flow;
-use viola_vpipe::work::{End, Give};
+use viola_vpipe::pipes::{Endpoint, PipeSpec};
 
 const MIB: u64 = 1 << 20;
 
 /// The host keeps what the peer says from now on, and the VM empties its socket.
 fn hold(bed: &Bed, pipe: PipeId, flow: &Flow, source: &TcpStream) -> Vec<u8> {
     bed.pipes.hold(pipe, flow.guest, flow.peer);
-    assert_eq!(bed.heard(), ToGuest::Held { pipe });
+    assert_eq!(bed.reply(), PipeReply::Held { pipe });
     let mut got = Vec::new();
     source.set_nonblocking(true).unwrap();
     let mut some = vec![0; 1 << 20];
@@ -55,8 +55,8 @@ fn sender(mut from: TcpStream, bytes: Vec<u8>) -> JoinHandle<TcpStream> {
 fn moved(bed: &Bed, bytes: u64) {
     let begun = Instant::now();
     let has = || {
-        let work = bed.pipes.work();
-        work.transfers.first().is_some_and(|t| t.sent >= bytes)
+        let stats = bed.pipes.stats();
+        stats.transfers.first().is_some_and(|t| t.sent >= bytes)
     };
     while !has() {
         assert!(begun.elapsed() < Duration::from_secs(30), "it is not moved");
@@ -73,7 +73,7 @@ fn reader(mut to: TcpStream, size: usize) -> JoinHandle<(TcpStream, Vec<u8>)> {
     })
 }
 
-/// Both ways of a connection work.
+/// Both ways of a connection stats.
 fn talk(one: &mut TcpStream, other: &mut TcpStream) {
     let mut five = [0; 5];
     one.write_all(b"hello").unwrap();
@@ -98,46 +98,46 @@ fn a_stream_in_full_flow_is_relayed_and_both_connections_go_on() {
         sink.write_all(&early).unwrap();
         let rest = hold(&bed, 1, &from, &source);
         sink.write_all(&rest).unwrap();
-        while viola_handover::outstanding(std::os::fd::AsFd::as_fd(&sink)).unwrap() > 0 {
+        while viola_handover::unacknowledged_bytes(std::os::fd::AsFd::as_fd(&sink)).unwrap() > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         let length = (all.len() - early.len() - rest.len()) as u64;
-        let give = Give {
+        let spec = PipeSpec {
             pipe: 1,
-            source: bed.taken(&source),
-            sink: bed.taken(&sink),
+            source: bed.extracted(&source),
+            sink: bed.extracted(&sink),
             length,
         };
-        bed.pipes.give(give).unwrap();
-        let ToGuest::Back {
+        bed.pipes.start(spec).unwrap();
+        let PipeReply::Finished {
             pipe: 1,
             source: Some(source_back),
             sink: Some(sink_back),
             sent,
             errno: 0,
             ..
-        } = bed.heard()
+        } = bed.reply()
         else {
             panic!("they do not come back");
         };
         assert_eq!(sent, length);
         restore(&source, *source_back);
         restore(&sink, *sink_back);
-        bed.pipes.taken(1);
+        bed.pipes.restored(1);
         let mut backend = sending.join().unwrap();
         let (mut client, got) = receiving.join().unwrap();
         assert!(got == all, "other bytes");
         for flow in [from, to] {
-            bed.wait_until_left_alone(&flow);
+            bed.wait_until_released(&flow);
         }
         talk(&mut backend, &mut source);
         talk(&mut client, &mut sink);
-        again += sent_again(&backend);
+        again += retransmitted_segments(&backend);
     }
     // what came while the way was switched has been overtaken; of all that was kept it would be more than a thousand
     assert!(again <= 1000, "{again} segments were sent again");
-    let work = bed.settled(2);
-    assert_eq!((work.begun, work.returned, work.broken), (2, 2, 0));
+    let stats = bed.wait_for_ended(2);
+    assert_eq!((stats.begun, stats.returned, stats.broken), (2, 2, 0));
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn a_peer_is_promised_no_more_than_the_vm_has_room_for() {
     let mut early = vec![0; 1 << 20];
     source.read_exact(&mut early).unwrap();
     let rest = hold(&bed, 1, &from, &source);
-    let given = bed.taken(&source);
-    let End::Connection { connection, .. } = &given else {
+    let given = bed.extracted(&source);
+    let Endpoint::Connection { connection, .. } = &given else {
         panic!("no connection");
     };
     let own = connection.window[3].max(connection.buffers[1] / 2);
@@ -160,24 +160,24 @@ fn a_peer_is_promised_no_more_than_the_vm_has_room_for() {
     let mut writer = sink.try_clone().unwrap();
     writer.write_all(&early).unwrap();
     writer.write_all(&rest).unwrap();
-    while viola_handover::outstanding(std::os::fd::AsFd::as_fd(&sink)).unwrap() > 0 {
+    while viola_handover::unacknowledged_bytes(std::os::fd::AsFd::as_fd(&sink)).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let give = Give {
+    let spec = PipeSpec {
         pipe: 1,
         source: given,
-        sink: bed.taken(&sink),
+        sink: bed.extracted(&sink),
         length,
     };
-    bed.pipes.give(give).unwrap();
-    let ToGuest::Back {
+    bed.pipes.start(spec).unwrap();
+    let PipeReply::Finished {
         source: Some(back), ..
-    } = bed.heard()
+    } = bed.reply()
     else {
         panic!("it does not come back");
     };
     let [.., promised, from] = back.window;
-    let promised = from.wrapping_add(promised).wrapping_sub(back.received);
+    let promised = from.wrapping_add(promised).wrapping_sub(back.rcv_nxt);
     assert!(promised <= own, "{promised} of {own}");
     let [_, room, locked] = back.buffers;
     assert!(promised <= room && locked == 0, "{promised}, {room}");
@@ -193,22 +193,22 @@ fn the_end_of_a_source_and_its_death_are_told() {
     let (mut backend, source, from) = bed.tenant.connect(true);
     let (client, sink, _) = bed.tenant.connect(true);
     bed.pipes.hold(1, from.guest, from.peer);
-    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
-    let give = Give {
+    assert_eq!(bed.reply(), PipeReply::Held { pipe: 1 });
+    let spec = PipeSpec {
         pipe: 1,
-        source: bed.taken(&source),
-        sink: bed.taken(&sink),
+        source: bed.extracted(&source),
+        sink: bed.extracted(&sink),
         length: u64::MAX,
     };
-    bed.pipes.give(give).unwrap();
+    bed.pipes.start(spec).unwrap();
     let receiving = reader(client, 3 << 20);
     let bytes = noise(3 << 20, 8);
     backend.write_all(&bytes).unwrap();
     backend.shutdown(Shutdown::Write).unwrap();
     let (_client, got) = receiving.join().unwrap();
     assert!(got == bytes);
-    match bed.heard() {
-        ToGuest::Back {
+    match bed.reply() {
+        PipeReply::Finished {
             source: Some(source),
             sink: Some(sink),
             sent,
@@ -224,29 +224,29 @@ fn the_end_of_a_source_and_its_death_are_told() {
     let (backend, source, from) = bed.tenant.connect(true);
     let (mut client, mut sink, _) = bed.tenant.connect(true);
     bed.pipes.hold(2, from.guest, from.peer);
-    assert_eq!(bed.heard(), ToGuest::Held { pipe: 2 });
-    let give = Give {
+    assert_eq!(bed.reply(), PipeReply::Held { pipe: 2 });
+    let spec = PipeSpec {
         pipe: 2,
-        source: bed.taken(&source),
-        sink: bed.taken(&sink),
+        source: bed.extracted(&source),
+        sink: bed.extracted(&sink),
         length: u64::MAX,
     };
-    bed.pipes.give(give).unwrap();
+    bed.pipes.start(spec).unwrap();
     rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
     drop(backend);
-    let ToGuest::Back {
+    let PipeReply::Finished {
         source: None,
         sink: Some(connection),
         sent: 0,
         errno: libc::ECONNRESET,
         ..
-    } = bed.heard()
+    } = bed.reply()
     else {
         panic!("not told");
     };
-    assert!(bed.is_left_alone(&from));
+    assert!(bed.is_released(&from));
     restore(&sink, *connection);
-    bed.pipes.taken(2);
+    bed.pipes.restored(2);
     talk(&mut client, &mut sink);
 }
 
@@ -258,14 +258,14 @@ fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
     let (backend, source, from) = bed.tenant.connect(true);
     let (client, sink, _) = bed.tenant.connect(true);
     bed.pipes.hold(1, from.guest, from.peer);
-    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
-    let give = Give {
+    assert_eq!(bed.reply(), PipeReply::Held { pipe: 1 });
+    let spec = PipeSpec {
         pipe: 1,
-        source: bed.taken(&source),
-        sink: bed.taken(&sink),
+        source: bed.extracted(&source),
+        sink: bed.extracted(&sink),
         length: u64::MAX,
     };
-    bed.pipes.give(give).unwrap();
+    bed.pipes.start(spec).unwrap();
     backend.set_nonblocking(true).unwrap();
     let piece = noise(1 << 20, 3);
     let (mut said, mut taken) = (0, 0);
@@ -277,7 +277,8 @@ fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
     loop {
         said += (&backend).write(&piece).unwrap_or(0);
         taken += client.read(&mut got).unwrap_or(0);
-        let under_way = viola_handover::outstanding(std::os::fd::AsFd::as_fd(&backend)).unwrap();
+        let under_way =
+            viola_handover::unacknowledged_bytes(std::os::fd::AsFd::as_fd(&backend)).unwrap();
         let kept = said - under_way - taken;
         if kept > 1 << 20 {
             break;
@@ -288,8 +289,8 @@ fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
     }
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
     drop(client);
-    match bed.heard() {
-        ToGuest::Back {
+    match bed.reply() {
+        PipeReply::Finished {
             source: None,
             sink: None,
             errno: libc::ECONNRESET,
@@ -297,7 +298,7 @@ fn a_source_that_has_said_megabytes_more_is_reset_when_nobody_wants_them() {
         } => {}
         other => panic!("{other:?}"),
     }
-    bed.wait_until_left_alone(&from);
+    bed.wait_until_released(&from);
     backend.set_nonblocking(false).unwrap();
     let error = (&backend).read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -308,7 +309,7 @@ fn what_is_only_held_goes_on_when_it_is_stopped() {
     let bed = Bed::new("h");
     let (mut backend, mut source, from) = bed.tenant.connect(true);
     bed.pipes.hold(1, from.guest, from.peer);
-    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
+    assert_eq!(bed.reply(), PipeReply::Held { pipe: 1 });
     backend.write_all(b"kept").unwrap();
     source
         .set_read_timeout(Some(Duration::from_millis(300)))
@@ -318,12 +319,12 @@ fn what_is_only_held_goes_on_when_it_is_stopped() {
     source.set_read_timeout(None).unwrap();
     // one connection is held once
     bed.pipes.hold(2, from.guest, from.peer);
-    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 2, .. }));
+    assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 2, .. }));
     bed.pipes.stop(1);
-    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 1, .. }));
+    assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 1, .. }));
     source.read_exact(&mut four).unwrap();
     assert_eq!(&four, b"kept");
-    bed.wait_until_left_alone(&from);
+    bed.wait_until_released(&from);
     talk(&mut backend, &mut source);
 }
 
@@ -338,26 +339,26 @@ fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
     // the file lies on the disk from 1 MiB to 7.5 MiB
     let (disk, offset) = (MIB..MIB * 15 / 2, 4321);
     let length = (bytes.len() - kept.len()) as u64;
-    let give = Give {
+    let spec = PipeSpec {
         pipe: 1,
-        source: bed.taken(&source),
+        source: bed.extracted(&source),
         sink: bed.part(disk.clone(), offset),
         length,
     };
-    bed.pipes.give(give).unwrap();
-    let ToGuest::Back {
+    bed.pipes.start(spec).unwrap();
+    let PipeReply::Finished {
         source: Some(connection),
         sink: None,
         sent,
         errno: 0,
         ..
-    } = bed.heard()
+    } = bed.reply()
     else {
         panic!("it does not come back");
     };
     assert_eq!(sent, length);
     restore(&source, *connection);
-    bed.pipes.taken(1);
+    bed.pipes.restored(1);
     let mut client = sending.join().unwrap();
     talk(&mut client, &mut source);
     let after = bed.disk(0..SIZE);
@@ -371,30 +372,30 @@ fn an_upload_goes_into_the_files_blocks_and_stops_where_it_is_told() {
     // a client that pauses is told how far it came
     client.write_all(&bytes[..100_000]).unwrap();
     let kept = hold(&bed, 2, &from, &source);
-    let give = Give {
+    let spec = PipeSpec {
         pipe: 2,
-        source: bed.taken(&source),
+        source: bed.extracted(&source),
         sink: bed.part(0..2 * MIB, 0),
         length: 2 * MIB,
     };
-    bed.pipes.give(give).unwrap();
+    bed.pipes.start(spec).unwrap();
     client.write_all(&bytes[100_000..200_000]).unwrap();
     let wanted = (200_000 - kept.len()) as u64;
     moved(&bed, wanted);
     bed.pipes.stop(2);
-    let ToGuest::Back {
+    let PipeReply::Finished {
         source: back,
         sent,
         errno: 0,
         ..
-    } = bed.heard()
+    } = bed.reply()
     else {
         panic!("it does not come back");
     };
     assert_eq!(sent, wanted);
     assert!(bed.disk(0..wanted) == bytes[kept.len()..200_000]);
     restore(&source, *back.unwrap());
-    bed.pipes.taken(2);
+    bed.pipes.restored(2);
     talk(&mut client, &mut source);
 }
 
@@ -405,17 +406,17 @@ fn a_cap_holds_for_copies_and_connections_together() {
     let (client, guest, _) = bed.tenant.connect(true);
     let begun = Instant::now();
     let receiving = reader(client, SIZE as usize);
-    bed.give(1, &guest);
-    let give = Give {
+    bed.start(1, &guest);
+    let spec = PipeSpec {
         pipe: 2,
         source: bed.part(0..3 * MIB, 0),
         sink: bed.part(4 * MIB..8 * MIB, 0),
         length: 3 * MIB,
     };
-    bed.pipes.give(give).unwrap();
+    bed.pipes.start(spec).unwrap();
     for _ in 0..2 {
-        match bed.heard() {
-            ToGuest::Back { errno: 0, .. } => {}
+        match bed.reply() {
+            PipeReply::Finished { errno: 0, .. } => {}
             other => panic!("{other:?}"),
         }
     }
@@ -425,14 +426,14 @@ fn a_cap_holds_for_copies_and_connections_together() {
     let least = (SIZE + 3 * MIB - beyond) as f64 / rate as f64;
     let took = begun.elapsed().as_secs_f64();
     assert!(took > least, "{took} s for what takes {least} s");
-    bed.pipes.end();
+    bed.pipes.reset_all();
 }
 
 #[test]
 fn a_copy_is_made_on_the_disk_and_a_hole_is_no_place_for_one() {
     let bed = Bed::new("c");
     let copy = |pipe, from, to, length| {
-        bed.pipes.give(Give {
+        bed.pipes.start(PipeSpec {
             pipe,
             source: from,
             sink: to,
@@ -447,20 +448,20 @@ fn a_copy_is_made_on_the_disk_and_a_hole_is_no_place_for_one() {
         2 * MIB,
     )
     .unwrap();
-    let back = ToGuest::Back {
+    let back = PipeReply::Finished {
         pipe: 1,
         source: None,
         sink: None,
         sent: 2 * MIB,
         errno: 0,
-        spent: 0,
+        host_us: 0,
     };
-    assert_eq!(bed.heard(), back);
+    assert_eq!(bed.reply(), back);
     let (begin, end) = (4 * MIB + 77, 6 * MIB + 77);
     assert!(bed.disk(begin..end) == bed.disk(10..2 * MIB + 10));
     assert!(bed.disk(end..8 * MIB) == bed.file[end as usize..8 << 20]);
     let why = copy(2, bed.part(from, 10), bed.part(to, 3 * MIB), 2 * MIB).unwrap_err();
     assert!(why.contains("blocks"), "{why}");
-    let work = bed.settled(1);
-    assert_eq!((work.begun, work.returned, work.bytes), (1, 1, 2 * MIB));
+    let stats = bed.wait_for_ended(1);
+    assert_eq!((stats.begun, stats.returned, stats.bytes), (1, 1, 2 * MIB));
 }

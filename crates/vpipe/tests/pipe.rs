@@ -13,30 +13,30 @@ use std::time::{Duration, Instant};
 use tenant::{CLIENT, Tenant, noise};
 use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
-use viola_handover::{State, drop_quietly, put, take};
+use viola_handover::{TcpState, disconnect_silently, extract, restore};
 use viola_netdev::Netns;
-use viola_vpipe::moving::{Sending, Turn};
-use viola_vpipe::{Error, Flow, HostEnd, Steering};
+use viola_vpipe::transfer::{FileToSocket, StepOutcome};
+use viola_vpipe::{Error, Flow, HostConnection, Steering};
 
 const SIZE: u64 = 12 << 20;
 
 /// A connection that the host has, and what goes down it.
 struct Pipe {
-    end: HostEnd,
-    sending: Sending,
+    end: HostConnection,
+    sending: FileToSocket,
     whole: u64,
 }
 
 /// What goes back to the VM.
 #[derive(Debug)]
 struct Returned {
-    state: Option<State>,
+    state: Option<TcpState>,
     sent: u64,
 }
 
 impl Pipe {
-    fn turn(&mut self, budget: u64) -> std::io::Result<(u64, Turn)> {
-        self.sending.turn(self.end.socket(), budget)
+    fn step(&mut self, budget: u64) -> std::io::Result<(u64, StepOutcome)> {
+        self.sending.step(self.end.socket(), budget)
     }
 
     fn sent(&self) -> u64 {
@@ -44,12 +44,16 @@ impl Pipe {
     }
 
     fn is_drained(&self) -> Result<bool, Error> {
-        self.end.outstanding().map(|bytes| bytes == 0)
+        self.end.unacknowledged_bytes().map(|bytes| bytes == 0)
     }
 
-    fn give_back(self, flows: &viola_vpipe::Flows, park: Option<u32>) -> Result<Returned, Error> {
+    fn extract(
+        self,
+        flows: &viola_vpipe::FlowTable,
+        hold_veth: Option<u32>,
+    ) -> Result<Returned, Error> {
         let sent = self.sent();
-        let state = self.end.give_back(flows, park)?;
+        let state = self.end.extract(flows, hold_veth)?;
         Ok(Returned { state, sent })
     }
 }
@@ -106,31 +110,32 @@ impl Bed {
         }
     }
 
-    fn sending(&self, offset: u64, length: u64) -> Sending {
+    fn sending(&self, offset: u64, length: u64) -> FileToSocket {
         let map = self.image.check(&EXTENTS, SIZE).unwrap();
-        Sending::new(self.image.clone(), map, offset, length)
+        FileToSocket::new(self.image.clone(), map, offset, length)
     }
 
     /// The VM gives its connection, for these bytes of the file.
     fn give(&self, guest: &TcpStream, flow: Flow, offset: u64, length: u64) -> Pipe {
         let flows = self.steering.flows();
         flows.hold(&flow, Some(CLIENT), None).unwrap();
-        let state = take(guest.as_fd()).unwrap().keep();
-        let (space, sending) = (&self.tenant.space, self.sending(offset, length));
-        let socket = space.socket(flow.guest).unwrap();
+        let state = extract(guest.as_fd()).unwrap().detach();
+        let (vm_netns, sending) = (&self.tenant.vm_netns, self.sending(offset, length));
+        let socket = vm_netns.socket(flow.guest).unwrap();
         Pipe {
-            end: HostEnd::begin(flows, space.veth(), socket, flow, &state, None).unwrap(),
+            end: HostConnection::restore(flows, vm_netns.veth(), socket, flow, &state, None)
+                .unwrap(),
             whole: sending.left(),
             sending,
         }
     }
 
     /// The VM has it again.
-    fn put_back(&self, guest: &TcpStream, flow: &Flow, state: &State) {
-        drop_quietly(guest.as_fd()).unwrap();
-        let ready = put(guest.as_fd(), state).unwrap();
+    fn restore_in_place(&self, guest: &TcpStream, flow: &Flow, state: &TcpState) {
+        disconnect_silently(guest.as_fd()).unwrap();
+        let ready = restore(guest.as_fd(), state).unwrap();
         self.steering.flows().release(flow).unwrap();
-        ready.go().unwrap();
+        ready.activate().unwrap();
     }
 }
 
@@ -138,11 +143,11 @@ impl Bed {
 fn finish(pipe: &mut Pipe) {
     let begun = Instant::now();
     loop {
-        let (_, turn) = pipe.turn(1 << 20).unwrap();
-        if turn == Turn::Done && pipe.is_drained().unwrap() {
+        let (_, turn) = pipe.step(1 << 20).unwrap();
+        if turn == StepOutcome::Done && pipe.is_drained().unwrap() {
             return;
         }
-        if turn != Turn::More {
+        if turn != StepOutcome::BudgetUsed {
             std::thread::sleep(Duration::from_micros(200));
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "it does not end");
@@ -182,9 +187,9 @@ fn a_file_goes_from_the_image_to_the_client_and_the_vm_goes_on() {
         guest.write_all(b"head").unwrap();
         let mut pipe = bed.give(&guest, flow, offset, length);
         finish(&mut pipe);
-        let Returned { state, sent } = pipe.give_back(bed.steering.flows(), None).unwrap();
+        let Returned { state, sent } = pipe.extract(bed.steering.flows(), None).unwrap();
         assert_eq!(sent, length);
-        bed.put_back(&guest, &flow, &state.unwrap());
+        bed.restore_in_place(&guest, &flow, &state.unwrap());
         guest.write_all(b"tail").unwrap();
     }
     reader.join().unwrap();
@@ -196,10 +201,10 @@ fn a_pipe_that_is_stopped_in_the_middle_goes_on_in_the_vm() {
     let (mut client, mut guest, flow) = bed.tenant.connect(true);
     // nobody reads, so it is stopped with full queues
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
-    while pipe.turn(1 << 20).unwrap().1 != Turn::Full {}
-    let Returned { state, sent } = pipe.give_back(bed.steering.flows(), None).unwrap();
+    while pipe.step(1 << 20).unwrap().1 != StepOutcome::SinkFull {}
+    let Returned { state, sent } = pipe.extract(bed.steering.flows(), None).unwrap();
     assert!(sent > 0 && sent < SIZE, "{sent}");
-    bed.put_back(&guest, &flow, &state.unwrap());
+    bed.restore_in_place(&guest, &flow, &state.unwrap());
     let rest = bed.file[sent as usize..].to_vec();
     let writer = std::thread::spawn(move || guest.write_all(&rest).unwrap());
     let mut got = vec![0; SIZE as usize];
@@ -213,7 +218,7 @@ fn a_pipe_that_dies_is_a_reset_and_not_the_end_of_a_file() {
     let bed = Bed::new("r");
     let (mut client, guest, flow) = bed.tenant.connect(true);
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
-    pipe.turn(1 << 20).unwrap();
+    pipe.step(1 << 20).unwrap();
     drop(pipe);
     let mut got = Vec::new();
     let error = client.read_to_end(&mut got).unwrap_err();
@@ -230,7 +235,7 @@ fn a_peer_that_resets_gives_back_nothing() {
     drop(client);
     let begun = Instant::now();
     let error = loop {
-        match pipe.turn(1 << 20) {
+        match pipe.step(1 << 20) {
             Ok(_) => std::thread::sleep(Duration::from_millis(1)),
             Err(e) => break e,
         }
@@ -244,7 +249,7 @@ fn a_peer_that_resets_gives_back_nothing() {
         "{error}"
     );
     assert!(
-        pipe.give_back(bed.steering.flows(), None)
+        pipe.extract(bed.steering.flows(), None)
             .unwrap()
             .state
             .is_none()
@@ -265,7 +270,7 @@ fn a_peer_that_says_no_more_still_gets_the_file() {
     let mut pipe = bed.give(&guest, flow, 0, SIZE);
     finish(&mut pipe);
     let state = pipe
-        .give_back(bed.steering.flows(), None)
+        .extract(bed.steering.flows(), None)
         .unwrap()
         .state
         .unwrap();

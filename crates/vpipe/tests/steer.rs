@@ -11,18 +11,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tenant::{CLIENT, Tenant, noise};
-use viola_handover::{drop_quietly, outstanding, put, take};
+use viola_handover::{disconnect_silently, extract, restore, unacknowledged_bytes};
 use viola_netdev::Netns;
 use viola_vpipe::{Flow, Steering};
 
 /// Takes the connection out of one socket and puts it into another; who has it from then on is `then`'s.
 fn hand(steering: &Steering, flow: &Flow, from: impl AsFd, to: impl AsFd, then: impl FnOnce()) {
     steering.flows().hold(flow, Some(CLIENT), None).unwrap();
-    let state = take(from.as_fd()).unwrap().keep();
-    drop_quietly(from.as_fd()).unwrap();
-    let ready = put(to.as_fd(), &state).unwrap();
+    let state = extract(from.as_fd()).unwrap().detach();
+    disconnect_silently(from.as_fd()).unwrap();
+    let ready = restore(to.as_fd(), &state).unwrap();
     then();
-    ready.go().unwrap();
+    ready.activate().unwrap();
 }
 
 /// A VM serves small answers, the host the large ones, on one connection.
@@ -45,16 +45,19 @@ fn serve(steering: &Steering, tenant: &Tenant, ipv4: bool, rounds: u32, size: us
     for round in 0..rounds {
         guest.read_exact(&mut six).unwrap();
         assert_eq!(&six, b"large?");
-        let mut there = TcpStream::from(tenant.space.socket(flow.guest).unwrap());
+        let mut there = TcpStream::from(tenant.vm_netns.socket(flow.guest).unwrap());
         hand(steering, &flow, &guest, &there, || {
-            steering.flows().lead(&flow, tenant.space.veth()).unwrap()
+            steering
+                .flows()
+                .redirect(&flow, tenant.vm_netns.veth())
+                .unwrap()
         });
         there.write_all(&noise(size, round)).unwrap();
         let counts = steering.flows().counts(&flow).unwrap().unwrap();
-        while outstanding(there.as_fd()).unwrap() > 0 {
+        while unacknowledged_bytes(there.as_fd()).unwrap() > 0 {
             std::thread::sleep(Duration::from_micros(200));
         }
-        assert!(counts.led > 0 && counts.from_host > 0, "{counts:?}");
+        assert!(counts.redirected > 0 && counts.from_host > 0, "{counts:?}");
         hand(steering, &flow, &there, &guest, || {
             steering.flows().release(&flow).unwrap()
         });
@@ -102,7 +105,7 @@ fn a_vm_is_not_heard_while_its_connection_is_held() {
     let mut five = [0; 5];
     assert!(client.read(&mut five).is_err(), "something came");
     let counts = steering.flows().counts(&flow).unwrap().unwrap();
-    assert!(counts.silenced > 0 && counts.held > 0, "{counts:?}");
+    assert!(counts.vm_dropped > 0 && counts.held > 0, "{counts:?}");
     // another connection of the same VM is not concerned
     let (mut other, mut at_guest, _) = tenant.connect(false);
     other.write_all(b"hello").unwrap();

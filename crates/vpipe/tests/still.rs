@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use bed::{Bed, SIZE, restore};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use tenant::noise;
-use viola_proto::pipe::ToGuest;
+use viola_proto::pipe::PipeReply;
 use viola_vpipe::Flow;
-use viola_vpipe::work::{Give, Pulse};
+use viola_vpipe::pipes::{PauseProbe, PipeSpec};
 
 const MIB: u64 = 1 << 20;
 /// Longer than any timeout of a socket that is to be silent.
@@ -30,7 +30,7 @@ impl Vcpu {
     fn of(bed: &Bed) -> Self {
         let file = tempfile::tempfile().unwrap();
         let its = OwnedFd::from(file.try_clone().unwrap());
-        bed.pipes.watch(Pulse::new(vec![its], None));
+        bed.pipes.watch_pause(PauseProbe::new(vec![its], None));
         let vcpu = Self(file);
         vcpu.is('S');
         vcpu
@@ -43,14 +43,14 @@ impl Vcpu {
 
     fn stops(&self, bed: &Bed) {
         self.is('T');
-        wait_until("it is seen to stand still", || bed.pipes.stands_still());
+        wait_until("it is seen to stand still", || bed.pipes.is_paused());
         // a turn that had begun
         std::thread::sleep(Duration::from_millis(50));
     }
 
     fn goes_on(&self, bed: &Bed) {
         self.is('S');
-        wait_until("it is seen to go on", || !bed.pipes.stands_still());
+        wait_until("it is seen to go on", || !bed.pipes.is_paused());
     }
 }
 
@@ -82,7 +82,7 @@ fn under_way(bed: &Bed, ipv4: bool) -> (TcpStream, TcpStream, Flow, Vec<u8>) {
     let (mut client, guest, flow) = bed.tenant.connect(ipv4);
     // so that most of it waits at the host
     set_socket_recv_buffer_size(&client, 128 << 10).unwrap();
-    bed.give(1, &guest);
+    bed.start(1, &guest);
     let mut got = vec![0; 1 << 20];
     client.read_exact(&mut got).unwrap();
     (client, guest, flow, got)
@@ -103,31 +103,31 @@ fn what_is_in_the_hosts_socket_stays_there_and_comes_afterwards() {
         let before = got.len();
         drain(&mut client, &mut got, LONG);
         assert_eq!(got.len(), before);
-        assert!(bed.pipes.work().paused);
+        assert!(bed.pipes.stats().paused);
         vcpu.goes_on(&bed);
         let mut rest = vec![0; SIZE as usize - got.len()];
         client.read_exact(&mut rest).unwrap();
         got.extend(rest);
         assert!(got == bed.file);
-        assert_eq!(bed.take_back(1, &guest), SIZE);
-        bed.wait_until_left_alone(&flow);
+        assert_eq!(bed.restore_and_confirm(1, &guest), SIZE);
+        bed.wait_until_released(&flow);
     }
 }
 
 #[test]
-fn a_disk_of_a_vm_that_stands_still_is_not_written_to() {
+fn a_disk_of_a_vm_that_is_paused_is_not_written_to() {
     let bed = Bed::new("t");
     let vcpu = Vcpu::of(&bed);
     let (mut client, source, from) = bed.tenant.connect(true);
     bed.pipes.hold(1, from.guest, from.peer);
-    assert_eq!(bed.heard(), ToGuest::Held { pipe: 1 });
-    let give = Give {
+    assert_eq!(bed.reply(), PipeReply::Held { pipe: 1 });
+    let spec = PipeSpec {
         pipe: 1,
-        source: bed.taken(&source),
+        source: bed.extracted(&source),
         sink: bed.part(0..2 * MIB, 0),
         length: 2 * MIB,
     };
-    bed.pipes.give(give).unwrap();
+    bed.pipes.start(spec).unwrap();
     let bytes = noise(2 << 20, 21);
     client.write_all(&bytes[..100_000]).unwrap();
     wait_until("the first of it is written", || {
@@ -140,24 +140,24 @@ fn a_disk_of_a_vm_that_stands_still_is_not_written_to() {
         client
     });
     // neither by a connection nor by a copy
-    let copy = Give {
+    let copy = PipeSpec {
         pipe: 2,
         source: bed.part(2 * MIB..3 * MIB, 0),
         sink: bed.part(5 * MIB..6 * MIB, 0),
         length: MIB,
     };
-    bed.pipes.give(copy).unwrap();
+    bed.pipes.start(copy).unwrap();
     std::thread::sleep(LONG);
     assert!(
         bed.disk(100_000..SIZE) == bed.file[100_000..],
         "it was written to"
     );
-    assert!(bed.pipes.heard().next().is_none());
+    assert!(bed.pipes.replies().next().is_none());
     vcpu.goes_on(&bed);
     let mut over = Vec::new();
     while over.len() < 2 {
-        match bed.heard() {
-            ToGuest::Back {
+        match bed.reply() {
+            PipeReply::Finished {
                 pipe,
                 source: back,
                 errno: 0,
@@ -165,7 +165,7 @@ fn a_disk_of_a_vm_that_stands_still_is_not_written_to() {
             } => {
                 if let Some(back) = back {
                     restore(&source, *back);
-                    bed.pipes.taken(pipe);
+                    bed.pipes.restored(pipe);
                 }
                 over.push(pipe);
             }
@@ -178,19 +178,19 @@ fn a_disk_of_a_vm_that_stands_still_is_not_written_to() {
 }
 
 #[test]
-fn a_vm_that_ends_while_it_stands_still_is_a_reset() {
+fn a_vm_that_ends_while_it_is_paused_is_a_reset() {
     let mut bed = Bed::new("q");
     let vcpu = Vcpu::of(&bed);
     let (mut client, _guest, flow, mut got) = under_way(&bed, true);
     vcpu.stops(&bed);
     drain(&mut client, &mut got, Duration::from_millis(200));
-    bed.pipes.end();
+    bed.pipes.reset_all();
     client
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
     let error = client.read_to_end(&mut got).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    assert!(bed.is_left_alone(&flow));
+    assert!(bed.is_released(&flow));
 }
 
 #[test]
@@ -203,14 +203,14 @@ fn nobody_is_blamed_for_the_time_in_which_a_vm_stood_still() {
     bed.pipes.stop(1);
     bed.pipes.hold(2, flow.guest, flow.peer);
     drain(&mut client, &mut got, LONG);
-    assert!(bed.pipes.heard().next().is_none());
+    assert!(bed.pipes.replies().next().is_none());
     vcpu.goes_on(&bed);
-    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 2, .. }));
+    assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 2, .. }));
     let reader = std::thread::spawn(move || {
         let end = client.read_to_end(&mut got);
         (got, end)
     });
-    let sent = bed.take_back(1, &guest) as usize;
+    let sent = bed.restore_and_confirm(1, &guest) as usize;
     drop(guest);
     let (got, end) = reader.join().unwrap();
     end.unwrap();

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use tenant::{BRIDGE, CLIENT, IP, Tenant, noise, tool};
 use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
-use viola_handover::{drop_quietly, put, take};
-use viola_lab::qemu::{Image as Guest, Program, QemuVm, VmSpec};
+use viola_handover::{disconnect_silently, extract, restore};
+use viola_lab::qemu::{Image as Guest, Machine, Program, Spec};
 use viola_netdev::Netns;
-use viola_vpipe::moving::{Sending, Turn};
-use viola_vpipe::{HostEnd, Steering};
+use viola_vpipe::transfer::{FileToSocket, StepOutcome};
+use viola_vpipe::{HostConnection, Steering};
 
 const SIZE: u64 = 4 << 20;
 /// How long the emulated host may take for the test.
@@ -34,8 +34,8 @@ fn vms_of_equal_addresses_in_two_vlans_of_a_bridge_get_their_own_files() {
     let this = std::env::current_exe().unwrap();
     let tools = [BRIDGE.into(), IP.into()];
     let program = Program::pack_with(&this, &tools, folder.path()).unwrap();
-    let spec = program.disk(VmSpec::new("vlan").memory(512));
-    let machine = QemuVm::start(&spec, &image, folder.path()).unwrap();
+    let spec = program.disk(Spec::new("vlan").memory(512));
+    let machine = Machine::start(&spec, &image, folder.path()).unwrap();
     program.unpack(&machine).unwrap();
     let script = format!(
         "modprobe -a bridge veth 8021q && {} --ignored --exact {TEST} --nocapture 2>&1",
@@ -84,7 +84,7 @@ fn serve(tenant: &Tenant, steering: &Steering, seed: u32, ipv4: bool) {
         zero: false,
     };
     let map = image.check(&[extent], SIZE).unwrap();
-    let mut sending = Sending::new(image, map, 0, SIZE);
+    let mut sending = FileToSocket::new(image, map, 0, SIZE);
     let (mut client, mut guest, flow) = tenant.connect(ipv4);
     let reader = std::thread::spawn(move || {
         let mut got = vec![0; SIZE as usize + 4];
@@ -93,27 +93,27 @@ fn serve(tenant: &Tenant, steering: &Steering, seed: u32, ipv4: bool) {
     });
     let flows = steering.flows();
     flows.hold(&flow, Some(CLIENT), None).unwrap();
-    let state = take(guest.as_fd()).unwrap().keep();
-    let socket = tenant.space.socket(flow.guest).unwrap();
-    let veth = tenant.space.veth();
-    let end = HostEnd::begin(flows, veth, socket, flow, &state, None).unwrap();
+    let state = extract(guest.as_fd()).unwrap().detach();
+    let socket = tenant.vm_netns.socket(flow.guest).unwrap();
+    let veth = tenant.vm_netns.veth();
+    let end = HostConnection::restore(flows, veth, socket, flow, &state, None).unwrap();
     let begun = Instant::now();
     loop {
-        let (_, turn) = sending.turn(end.socket(), 1 << 20).unwrap();
-        if turn == Turn::Done && end.outstanding().unwrap() == 0 {
+        let (_, turn) = sending.step(end.socket(), 1 << 20).unwrap();
+        if turn == StepOutcome::Done && end.unacknowledged_bytes().unwrap() == 0 {
             break;
         }
-        if turn != Turn::More {
+        if turn != StepOutcome::BudgetUsed {
             std::thread::sleep(Duration::from_millis(1));
         }
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(60), "{} left", sending.left());
     }
-    let state = end.give_back(flows, None).unwrap().unwrap();
-    drop_quietly(guest.as_fd()).unwrap();
-    let ready = put(guest.as_fd(), &state).unwrap();
+    let state = end.extract(flows, None).unwrap().unwrap();
+    disconnect_silently(guest.as_fd()).unwrap();
+    let ready = restore(guest.as_fd(), &state).unwrap();
     flows.release(&flow).unwrap();
-    ready.go().unwrap();
+    ready.activate().unwrap();
     guest.write_all(b"tail").unwrap();
     let got = reader.join().unwrap();
     assert!(got[..SIZE as usize] == file && got[SIZE as usize..] == *b"tail");

@@ -10,11 +10,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use bed::{Bed, SIZE, sent_again};
+use bed::{Bed, SIZE, retransmitted_segments};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
-use viola_handover::{take, to_wire};
-use viola_proto::agent::{LINE, ToAgent, encode};
-use viola_proto::pipe::ToGuest;
+use viola_handover::{extract, to_wire};
+use viola_proto::agent::{SERIAL_LINE_BYTES, ToAgent, encode};
+use viola_proto::pipe::PipeReply;
 use viola_vpipe::Flow;
 
 #[test]
@@ -31,15 +31,15 @@ fn a_client_that_asks_again_at_once_is_heard_at_once() {
                 client.read_exact(&mut got).unwrap();
                 assert!(got == file);
             }
-            sent_again(&client)
+            retransmitted_segments(&client)
         });
         for pipe in 0..10 {
             let mut get = [0; 3];
             guest.read_exact(&mut get).unwrap();
             assert_eq!(&get, b"GET");
-            bed.give(pipe, &guest);
-            assert_eq!(bed.take_back(pipe, &guest), SIZE);
-            bed.wait_until_left_alone(&flow);
+            bed.start(pipe, &guest);
+            assert_eq!(bed.restore_and_confirm(pipe, &guest), SIZE);
+            bed.wait_until_released(&flow);
         }
         assert_eq!(reader.join().unwrap(), 0, "something was lost");
     }
@@ -49,7 +49,7 @@ fn a_client_that_asks_again_at_once_is_heard_at_once() {
 fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
     let bed = Bed::new("m");
     let (mut client, mut guest, flow) = bed.tenant.connect(true);
-    bed.give(1, &guest);
+    bed.start(1, &guest);
     client
         .set_read_timeout(Some(Duration::from_secs(30)))
         .unwrap();
@@ -63,16 +63,16 @@ fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
     assert!(got == bed.file);
     let mut unread = Vec::new();
     let mut connection = loop {
-        let heard = bed.heard();
+        let heard = bed.reply();
         let frame = encode(&ToAgent::Pipe(heard.clone())).unwrap();
-        assert!(frame.len() <= LINE as usize, "{}", frame.len());
+        assert!(frame.len() <= SERIAL_LINE_BYTES as usize, "{}", frame.len());
         match heard {
-            ToGuest::Unread {
+            PipeReply::Unread {
                 pipe: 1,
                 source: false,
                 bytes,
             } => unread.extend(bytes.0),
-            ToGuest::Back {
+            PipeReply::Finished {
                 sink: Some(connection),
                 sent: SIZE,
                 errno: 0,
@@ -84,12 +84,12 @@ fn what_a_client_says_meanwhile_is_kept_however_much_it_is() {
     unread.append(&mut connection.unread.0);
     connection.unread.0 = unread;
     bed::restore(&guest, *connection);
-    bed.pipes.taken(1);
+    bed.pipes.restored(1);
     let mut heard = vec![0; said.len()];
     guest.read_exact(&mut heard).unwrap();
     assert!(heard == said, "other bytes");
-    bed.wait_until_left_alone(&flow);
-    assert_eq!(sent_again(&client), 0, "something was lost");
+    bed.wait_until_released(&flow);
+    assert_eq!(retransmitted_segments(&client), 0, "something was lost");
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn many_at_once_share_and_one_too_many_is_refused() {
         })
         .unzip();
     for (pipe, guest) in guests.iter().enumerate() {
-        bed.give(pipe as u64, guest);
+        bed.start(pipe as u64, guest);
     }
-    let ToGuest::Refused { pipe: 8, why } = bed.heard() else {
+    let PipeReply::Refused { pipe: 8, why } = bed.reply() else {
         panic!("not refused");
     };
     assert!(why.contains("8 pipes"), "{why}");
@@ -119,11 +119,11 @@ fn many_at_once_share_and_one_too_many_is_refused() {
         .collect();
     let mut back = Vec::new();
     while back.len() < 8 {
-        match bed.heard() {
-            ToGuest::Back { pipe, sent, .. } => {
+        match bed.reply() {
+            PipeReply::Finished { pipe, sent, .. } => {
                 assert_eq!(sent, SIZE);
                 back.push(pipe);
-                bed.pipes.taken(pipe);
+                bed.pipes.restored(pipe);
             }
             other => panic!("{other:?}"),
         }
@@ -137,18 +137,18 @@ fn many_at_once_share_and_one_too_many_is_refused() {
 fn a_stranger_is_not_put_in_the_place_of_a_vm() {
     let bed = Bed::new("y");
     let (_client, guest, flow) = bed.tenant.connect(true);
-    let mut connection = to_wire(take(guest.as_fd()).unwrap().keep()).unwrap();
+    let mut connection = to_wire(extract(guest.as_fd()).unwrap().detach()).unwrap();
     connection.local.set_ip([10, 66, 0, 99].into());
-    bed.give_as(1, connection.clone());
-    let ToGuest::Refused { pipe: 1, why } = bed.heard() else {
+    bed.start_with(1, connection.clone());
+    let PipeReply::Refused { pipe: 1, why } = bed.reply() else {
         panic!("not refused");
     };
     assert!(why.contains("10.66.0.99"), "{why}");
     // and a connection is given once
     connection.local = flow.guest;
-    bed.give_as(2, connection.clone());
-    bed.give_as(3, connection);
-    assert!(matches!(bed.heard(), ToGuest::Refused { pipe: 3, .. }));
+    bed.start_with(2, connection.clone());
+    bed.start_with(3, connection);
+    assert!(matches!(bed.reply(), PipeReply::Refused { pipe: 3, .. }));
 }
 
 /// Name of a socket's congestion control.
@@ -187,7 +187,7 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
     // before one of them is handed over: its port is not for others then
     let all = [0; 3].map(|_| bed.tenant.connect(true));
     let flow = all[0].2;
-    let own = congestion(bed.tenant.space.socket(flow.guest).unwrap().as_raw_fd());
+    let own = congestion(bed.tenant.vm_netns.socket(flow.guest).unwrap().as_raw_fd());
     let other = if own == "reno" { "cubic" } else { "reno" };
     let cases = [
         (1, other, other, 0),
@@ -196,9 +196,9 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
         (3, "viola_no_such", own.as_str(), 1),
     ];
     for ((pipe, told, used, counted), (client, guest, flow)) in cases.into_iter().zip(all) {
-        let mut connection = to_wire(take(guest.as_fd()).unwrap().keep()).unwrap();
+        let mut connection = to_wire(extract(guest.as_fd()).unwrap().detach()).unwrap();
         connection.congestion = told.into();
-        bed.give_as(pipe, connection);
+        bed.start_with(pipe, connection);
         let begun = Instant::now();
         let mut seen = Vec::new();
         while seen.is_empty() {
@@ -211,16 +211,16 @@ fn the_host_sends_with_the_vms_congestion_control_if_it_has_that() {
             (&client).read_exact(&mut got).unwrap();
             got
         });
-        assert_eq!(bed.take_back(pipe, &guest), SIZE);
+        assert_eq!(bed.restore_and_confirm(pipe, &guest), SIZE);
         assert!(reader.join().unwrap() == bed.file);
         let begun = Instant::now();
-        while bed.pipes.work().begun < pipe {
+        while bed.pipes.stats().begun < pipe {
             assert!(
                 begun.elapsed() < Duration::from_secs(5),
                 "it is not counted"
             );
         }
-        assert_eq!(bed.pipes.work().other_congestion, counted);
+        assert_eq!(bed.pipes.stats().other_congestion, counted);
     }
 }
 
@@ -230,20 +230,20 @@ fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
     let (mut client, guest, flow) = bed.tenant.connect(true);
     // a segment that it had no room for would make the reset behind it one that it must not believe (RFC 5961)
     set_socket_recv_buffer_size_force(&client, 2 << 20).unwrap();
-    bed.give(1, &guest);
+    bed.start(1, &guest);
     let mut some = vec![0; 1 << 20];
     client.read_exact(&mut some).unwrap();
     assert!(some == bed.file[..1 << 20]);
-    bed.pipes.end();
+    bed.pipes.reset_all();
     let begun = Instant::now();
     let mut rest = Vec::new();
     let error = client.read_to_end(&mut rest).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert!(begun.elapsed() < Duration::from_secs(5));
-    assert!(bed.is_left_alone(&flow));
+    assert!(bed.is_released(&flow));
     // the next agent is served, and hears nothing that was for the one before
     let (mut client, guest, _) = bed.tenant.connect(true);
-    bed.give(1, &guest);
+    bed.start(1, &guest);
     let file = bed.file.clone();
     let reader = std::thread::spawn(move || {
         let mut got = vec![0; SIZE as usize];
@@ -251,7 +251,7 @@ fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
         assert!(got == file);
         client
     });
-    assert_eq!(bed.take_back(1, &guest), SIZE);
+    assert_eq!(bed.restore_and_confirm(1, &guest), SIZE);
     reader.join().unwrap();
 }
 
@@ -259,19 +259,19 @@ fn when_the_agent_is_gone_clients_see_a_reset_and_never_an_end() {
 fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
     let bed = Bed::new("v");
     let (client, guest, flow) = bed.tenant.connect(true);
-    bed.give(1, &guest);
+    bed.start(1, &guest);
     rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
     drop(client);
-    let said = bed.heard();
+    let said = bed.reply();
     let is_reset = matches!(
         said,
-        ToGuest::Back { pipe: 1, sink: None, errno, .. } if errno != 0
+        PipeReply::Finished { pipe: 1, sink: None, errno, .. } if errno != 0
     );
     assert!(is_reset, "{said:?}");
-    assert!(bed.is_left_alone(&flow));
+    assert!(bed.is_released(&flow));
 
     let (mut client, guest, _) = bed.tenant.connect(true);
-    bed.give(2, &guest);
+    bed.start(2, &guest);
     let mut got = vec![0; 1 << 20];
     client.read_exact(&mut got).unwrap();
     bed.pipes.stop(2);
@@ -280,7 +280,7 @@ fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
         let end = client.read_to_end(&mut rest);
         (got, rest, end)
     });
-    let sent = bed.take_back(2, &guest);
+    let sent = bed.restore_and_confirm(2, &guest);
     assert!((1 << 20..=SIZE).contains(&sent), "{sent}");
     drop(guest);
     let (mut got, rest, end) = reader.join().unwrap();
@@ -293,21 +293,21 @@ fn a_client_that_goes_away_is_told_and_a_stopped_pipe_comes_back() {
 fn a_connection_that_nobody_takes_back_is_reset() {
     let mut bed = Bed::new("u");
     let (mut client, guest, flow) = bed.tenant.connect(true);
-    bed.give(1, &guest);
+    bed.start(1, &guest);
     let mut got = vec![0; SIZE as usize];
     client.read_exact(&mut got).unwrap();
     assert!(got == bed.file);
     assert!(matches!(
-        bed.heard(),
-        ToGuest::Back {
+        bed.reply(),
+        PipeReply::Finished {
             pipe: 1,
             sink: Some(_),
             ..
         }
     ));
     // the agent dies with it
-    bed.pipes.end();
+    bed.pipes.reset_all();
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    bed.wait_until_left_alone(&flow);
+    bed.wait_until_released(&flow);
 }

@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use viola_proto::agent::{Why, short};
+use viola_proto::agent::{WithdrawReason, truncate_text};
 
 use super::{Agent, Millis};
 use crate::blocks::access::Probe;
@@ -52,7 +52,7 @@ impl Agent {
 
     /// Why access is closed, for the status; empty while it is open.
     pub(super) fn why_closed(&self) -> String {
-        short(self.access.why().to_owned())
+        truncate_text(self.access.why().to_owned())
     }
 
     /// Whether another DataNode process has started since the last look. Each writes its lock file into the data
@@ -121,7 +121,7 @@ impl Agent {
             _ => return,
         };
         for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-            self.withdraw_all(now, fs, after, Why::Stopping);
+            self.withdraw_all(now, fs, after, WithdrawReason::Stopping);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use viola_proto::agent::{BlockKey, FsId, Why};
+use viola_proto::agent::{BlockKey, FsId, WithdrawReason};
 
 use super::{Agent, MAX_CHECKS_PER_ROUND, Millis};
 use crate::blocks::block::Disposition;
@@ -95,8 +95,12 @@ impl Agent {
                 // replaced
                 FileKind::Copy(id) => {
                     for entry in self.ledger.entries_of_block(fs, id) {
-                        self.ledger
-                            .touched(time, entry, Disposition::Forget, Why::Changed);
+                        self.ledger.touched(
+                            time,
+                            entry,
+                            Disposition::Forget,
+                            WithdrawReason::Changed,
+                        );
                     }
                     if event.mask.is_renamed() && entry.end == RenameEnd::Here {
                         let to = entry.name.trim_end_matches(".unlinked");
@@ -108,8 +112,12 @@ impl Agent {
                 }
                 FileKind::Defrag(id) => {
                     for entry in self.ledger.entries_of_block(fs, id) {
-                        self.ledger
-                            .touched(time, entry, Disposition::Remap, Why::Relocated);
+                        self.ledger.touched(
+                            time,
+                            entry,
+                            Disposition::Remap,
+                            WithdrawReason::Relocated,
+                        );
                     }
                 }
                 FileKind::XfsFsr => self.files_defragmented(time, fs, entry, mounts),
@@ -143,9 +151,9 @@ impl Agent {
     ) {
         let mask = event.mask;
         let why = if mask.is_deleted() {
-            Why::Deleted
+            WithdrawReason::Deleted
         } else {
-            Why::Moved
+            WithdrawReason::Moved
         };
         for entry in self.ledger.entries_of_block(fs, id) {
             self.recheck_block(time, entry, why, Disposition::Forget);
@@ -169,7 +177,7 @@ impl Agent {
                     .is_some_and(|e| *e.location.folder == *folder)
                 {
                     self.ledger
-                        .touched(time, entry, Disposition::Remap, Why::Relocated);
+                        .touched(time, entry, Disposition::Remap, WithdrawReason::Relocated);
                 }
             }
         }
@@ -282,7 +290,7 @@ impl Agent {
             };
             if self.ledger.entry(id).is_some_and(here) {
                 self.ledger
-                    .touched(time, id, Disposition::Remap, Why::Relocated);
+                    .touched(time, id, Disposition::Remap, WithdrawReason::Relocated);
             }
         }
     }
@@ -314,14 +322,20 @@ impl Agent {
             };
             let some = volume.recheck.len().min(MAX_CHECKS_PER_ROUND);
             for id in volume.recheck.drain(..some).collect::<Vec<_>>() {
-                self.recheck_block(time, id, Why::Moved, Disposition::Relink);
+                self.recheck_block(time, id, WithdrawReason::Moved, Disposition::Relink);
             }
         }
     }
 
     /// Checks whether a block's files are still those that were linked. `replaced` is what becomes of the block
     /// when other files have its names.
-    fn recheck_block(&mut self, time: Millis, id: EntryId, gone: Why, replaced: Disposition) {
+    fn recheck_block(
+        &mut self,
+        time: Millis,
+        id: EntryId,
+        gone: WithdrawReason,
+        replaced: Disposition,
+    ) {
         let Some(entry) = self.ledger.entry(id) else {
             return;
         };
@@ -334,7 +348,7 @@ impl Agent {
                 // changed in place although it was linked: nothing that is known of it holds
                 (
                     if same { Disposition::Relink } else { replaced },
-                    Why::Changed,
+                    WithdrawReason::Changed,
                 )
             }
             (Ok(_), None) => return,

@@ -2,7 +2,8 @@
 //! Messages to and from the host.
 
 use viola_proto::agent::{
-    Bytes, FromAgent, FsId, LINE, Lease, MAX_LEASES, ToAgent, TooMuch, VERSION, Why, short,
+    Bytes, FromAgent, FsId, Lease, MAX_LEASES, SERIAL_LINE_BYTES, SendError, ToAgent, VERSION,
+    WithdrawReason, truncate_text,
 };
 
 use super::session::Step;
@@ -125,18 +126,22 @@ impl Agent {
             ToAgent::ProofBad { fs, why } => {
                 if let Some(volume) = self.volumes.get_mut(fs) {
                     volume.proof_failed(format!("the host: {why}"), now);
-                    self.ledger
-                        .fs_unproven(now, *fs, Disposition::Remap, Why::Filesystem);
+                    self.ledger.fs_unproven(
+                        now,
+                        *fs,
+                        Disposition::Remap,
+                        WithdrawReason::Filesystem,
+                    );
                 }
             }
             ToAgent::ProveAgain { fs } => {
                 self.ledger
-                    .fs_unproven(now, *fs, Disposition::Remap, Why::Filesystem);
+                    .fs_unproven(now, *fs, Disposition::Remap, WithdrawReason::Filesystem);
                 if let Some(volume) = self.volumes.get_mut(fs) {
                     volume.prove();
                 }
             }
-            ToAgent::Hail { .. } | ToAgent::Welcome { .. } | ToAgent::Ping { .. } => {}
+            ToAgent::HelloRequest { .. } | ToAgent::Welcome { .. } | ToAgent::Ping { .. } => {}
             ToAgent::Pipe(message) => self.handle_pipe_message(message.clone()),
         }
     }
@@ -151,7 +156,10 @@ impl Agent {
                     agent_version: env!("CARGO_PKG_VERSION").into(),
                     boot_id: self.boot_id.clone(),
                     session,
-                    window: self.channel.as_ref().map_or(LINE, Channel::window),
+                    window: self
+                        .channel
+                        .as_ref()
+                        .map_or(SERIAL_LINE_BYTES, Channel::window),
                 });
             }
             Some(Step::Open(limits)) => {
@@ -189,7 +197,7 @@ impl Agent {
             Err(why) => volume.proof_failed(why, now),
             Ok(proof) => {
                 volume.proof = ProofState::Sent(now);
-                let mount = short(volume.mount.point.display().to_string());
+                let mount = truncate_text(volume.mount.point.display().to_string());
                 let message = FromAgent::Proof {
                     fs,
                     mount,
@@ -217,12 +225,12 @@ impl Agent {
         match self.writer.push(&message) {
             Ok(()) => {}
             // the host has never seen this lease
-            Err(TooMuch::Message(_)) => self.ledger.host_refused(now, lease),
-            Err(TooMuch::Waiting(_)) => self.ledger.host_withdrew(now, lease),
+            Err(SendError::TooLong(_)) => self.ledger.host_refused(now, lease),
+            Err(SendError::QueueFull(_)) => self.ledger.host_withdrew(now, lease),
         }
     }
 
-    pub(super) fn send_withdrawals(&mut self, leases: &[Lease], why: Why) {
+    pub(super) fn send_withdrawals(&mut self, leases: &[Lease], why: WithdrawReason) {
         for some in leases.chunks(MAX_LEASES) {
             let leases = some.to_vec();
             self.send(&FromAgent::Withdraw { leases, why });

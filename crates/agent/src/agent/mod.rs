@@ -28,8 +28,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use viola_proto::agent::{FrameReader, FrameWriter, FsId, Stats, Why};
-use viola_proto::pipe::FromGuest;
+use viola_proto::agent::{FrameReader, FrameWriter, FsId, Stats, WithdrawReason};
+use viola_proto::pipe::PipeRequest;
 
 use crate::blocks::access::Access;
 use crate::blocks::block::Disposition;
@@ -103,7 +103,7 @@ pub struct Agent {
     /// The pipes of this VM's programs.
     pipes: Option<Pipes>,
     /// Messages of the pipes that wait for room, in this session.
-    pipe_outbox: VecDeque<FromGuest>,
+    pipe_outbox: VecDeque<PipeRequest>,
     /// Descriptors that were readable after the last wait.
     ready: Ready,
     /// The pipes' descriptors that were readable.
@@ -366,7 +366,7 @@ impl Agent {
 
     /// Carries out the ledger's decisions.
     fn dispatch_actions(&mut self, now: Millis) {
-        let mut withdrawals: BTreeMap<Why, Vec<u64>> = BTreeMap::new();
+        let mut withdrawals: BTreeMap<WithdrawReason, Vec<u64>> = BTreeMap::new();
         for action in self.ledger.take_actions() {
             match action {
                 Action::Name(id, lease) => self.send_name(now, id, lease),
@@ -434,7 +434,7 @@ impl Agent {
         self.ledger.pause(self.is_paused());
         if paused {
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
-                self.withdraw_all(now, fs, Disposition::Remap, Why::Filesystem);
+                self.withdraw_all(now, fs, Disposition::Remap, WithdrawReason::Filesystem);
             }
         }
     }
@@ -479,7 +479,7 @@ impl Agent {
             self.ledger.pause(true);
             for fs in self.volumes.keys().copied().collect::<Vec<_>>() {
                 self.ledger
-                    .fs_unproven(now, fs, Disposition::Forget, Why::Stopping);
+                    .fs_unproven(now, fs, Disposition::Forget, WithdrawReason::Stopping);
                 if let Some(volume) = self.volumes.get_mut(&fs) {
                     volume.retiring = true;
                 }
@@ -505,7 +505,7 @@ impl Agent {
     }
 
     /// Withdraws all blocks of a file system and voids its proof.
-    fn withdraw_all(&mut self, now: Millis, fs: FsId, after: Disposition, why: Why) {
+    fn withdraw_all(&mut self, now: Millis, fs: FsId, after: Disposition, why: WithdrawReason) {
         if self.session.is_open() && self.ledger.outstanding() > 0 {
             self.send(&viola_proto::agent::FromAgent::WithdrawAll { fs, why });
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use viola_proto::agent::{FsId, Why};
+use viola_proto::agent::{FsId, WithdrawReason};
 
 use super::volume::{Identity, Volume};
 use super::{Agent, FROZEN_TIMEOUT, Millis};
@@ -131,7 +131,7 @@ impl Agent {
                     "viola-agent: {}: unmounted: all blocks withdrawn",
                     volume.mount.point.display()
                 );
-                return self.withdraw_all(now, fs, Disposition::Forget, Why::Filesystem);
+                return self.withdraw_all(now, fs, Disposition::Forget, WithdrawReason::Filesystem);
             }
         };
         if *data != volume.data {
@@ -162,7 +162,7 @@ impl Agent {
         );
         volume.mount = mount.clone();
         volume.identity = identity;
-        self.withdraw_all(now, fs, Disposition::Remap, Why::Filesystem);
+        self.withdraw_all(now, fs, Disposition::Remap, WithdrawReason::Filesystem);
     }
 
     /// Starts volumes for new mounts. A mount whose directories or device an old volume still has must wait until

@@ -2,7 +2,7 @@
 //! Connects the pipes with the host's channel.
 
 use viola_proto::agent::FromAgent;
-use viola_proto::pipe::{End, FromGuest, ToGuest};
+use viola_proto::pipe::{Endpoint, PipeReply, PipeRequest};
 
 use super::volume::ProofState;
 use super::{Agent, Millis};
@@ -70,7 +70,7 @@ impl Agent {
     }
 
     /// Handles a message of the host about a pipe.
-    pub(super) fn handle_pipe_message(&mut self, message: ToGuest) {
+    pub(super) fn handle_pipe_message(&mut self, message: PipeReply) {
         if let Some(pipes) = &mut self.pipes {
             pipes.handle_message(message);
         }
@@ -80,7 +80,7 @@ impl Agent {
     /// every other message waits in the outbox for room.
     fn send_pipe_message(&mut self, out: Outgoing) {
         let is_now = self.session.epoch() == Some(out.epoch);
-        let FromGuest::Give {
+        let PipeRequest::Start {
             pipe, source, sink, ..
         } = &out.message
         else {
@@ -91,8 +91,8 @@ impl Agent {
         };
         let pipe = *pipe;
         let good = [source, sink].into_iter().all(|end| match end {
-            End::Connection { .. } => true,
-            End::File { fs, .. } => {
+            Endpoint::Connection { .. } => true,
+            Endpoint::File { fs, .. } => {
                 let volume = self.volumes.get(fs);
                 volume.is_some_and(|v| v.proof == ProofState::Accepted && !v.retiring)
             }

@@ -101,7 +101,7 @@ impl Session {
             *last_message = now;
         }
         match (message, &self.state) {
-            (ToAgent::Hail { .. }, _) => Some(self.hello(now, session)),
+            (ToAgent::HelloRequest { .. }, _) => Some(self.hello(now, session)),
             (
                 ToAgent::Welcome {
                     version,
@@ -194,7 +194,7 @@ mod tests {
         assert!(!s.is_open());
         s.handle(1, &welcome(2), 0);
         assert_eq!(
-            s.handle(2, &ToAgent::Hail { version: VERSION }, 3),
+            s.handle(2, &ToAgent::HelloRequest { version: VERSION }, 3),
             Some(Step::Hello(3))
         );
     }

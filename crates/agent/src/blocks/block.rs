@@ -14,7 +14,7 @@
 
 mod state;
 
-use viola_proto::agent::{Lease, Why};
+use viola_proto::agent::{Lease, WithdrawReason};
 
 pub use state::{Disposition, Effect, State, Timing};
 
@@ -115,7 +115,7 @@ impl<M: PartialEq> Block<M> {
         now: Millis,
         times: &Timing,
         after: Disposition,
-        why: Why,
+        why: WithdrawReason,
     ) -> Option<Effect> {
         match &mut self.state {
             State::Waiting { until } => {
@@ -181,7 +181,7 @@ impl<M: PartialEq> Block<M> {
                 }
                 None
             }
-            _ => self.touched(now, times, Disposition::Remap, Why::Changed),
+            _ => self.touched(now, times, Disposition::Remap, WithdrawReason::Changed),
         }
     }
 
@@ -249,7 +249,7 @@ impl<M: PartialEq> Block<M> {
                     Ok(_) => Disposition::Remap,
                     Err(after) => after,
                 };
-                self.touched(now, times, after, Why::Relocated)
+                self.touched(now, times, after, WithdrawReason::Relocated)
             }
             _ => None,
         }
@@ -364,7 +364,7 @@ impl<M: PartialEq> Block<M> {
             }
             State::Named {
                 answered: false, ..
-            } => self.touched(now, times, Disposition::Remap, Why::Unanswered),
+            } => self.touched(now, times, Disposition::Remap, WithdrawReason::Unanswered),
             State::Named { checking, .. } => {
                 *checking = true;
                 self.attempt += 1;

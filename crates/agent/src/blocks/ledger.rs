@@ -5,7 +5,7 @@ mod host;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use viola_proto::agent::{FsId, Lease, Limits, Stats, Why};
+use viola_proto::agent::{FsId, Lease, Limits, Stats, WithdrawReason};
 
 use super::block::{Block, Disposition, Effect, State, Timing};
 use super::rate::RateLimiter;
@@ -155,7 +155,7 @@ impl Ledger {
     }
 
     /// An event may have changed a block: see [`Block::touched`].
-    pub fn touched(&mut self, now: Millis, id: EntryId, then: Disposition, why: Why) {
+    pub fn touched(&mut self, now: Millis, id: EntryId, then: Disposition, why: WithdrawReason) {
         let times = self.times;
         self.update(id, |b| b.touched(now, &times, then, why));
         if let Some(entry) = self.entries.get_mut(&id)

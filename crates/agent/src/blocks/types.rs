@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use viola_proto::agent::{BlockKey, FileMap, FsId, Lease, Why};
+use viola_proto::agent::{BlockKey, FileMap, FsId, Lease, WithdrawReason};
 
 /// Identifies a ledger entry within this process; never reused.
 pub type EntryId = u64;
@@ -70,7 +70,7 @@ pub enum Action {
     /// Name the block to the host under this lease.
     Name(EntryId, Lease),
     /// Tell the host to stop reading by this lease.
-    Withdraw(Lease, Why),
+    Withdraw(Lease, WithdrawReason),
     /// Remove the block's links.
     Unlink(EntryId),
     /// The ledger has dropped the entry.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::termios::{OptionalActions, isatty, tcgetattr, tcsetattr};
-use viola_proto::agent::LINE;
+use viola_proto::agent::SERIAL_LINE_BYTES;
 
 /// Where the host is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Channel {
 
     /// Bytes that the host may send before they are read; 0 for any number.
     pub fn window(&self) -> u32 {
-        if self.is_line { LINE } else { 0 }
+        if self.is_line { SERIAL_LINE_BYTES } else { 0 }
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         rustix::pty::unlockpt(&open).unwrap();
         let name = rustix::pty::ptsname(&open, Vec::new()).unwrap();
         let address = Address::Device(name.into_string().unwrap().into());
-        assert_eq!(Channel::open(&address).unwrap().window(), LINE);
+        assert_eq!(Channel::open(&address).unwrap().window(), SERIAL_LINE_BYTES);
         let null = Address::Device("/dev/null".into());
         assert_eq!(Channel::open(&null).unwrap().window(), 0);
     }

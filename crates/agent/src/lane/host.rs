@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use viola_proto::agent::{FrameReader, FrameWriter};
-use viola_proto::lanes::guest::{FromGuest, ToGuest};
+use viola_proto::lanes::guest::{LaneReply, LaneRequest};
 
 use crate::io::channel::{Address, Channel};
 
@@ -70,7 +70,7 @@ impl HostPort {
     }
 
     /// Reads the host's requests after a poll with these events.
-    pub fn receive(&mut self, said: PollFlags) -> Vec<ToGuest> {
+    pub fn receive(&mut self, said: PollFlags) -> Vec<LaneRequest> {
         let mut asked = Vec::new();
         let Some(channel) = &mut self.channel else {
             return asked;
@@ -94,7 +94,7 @@ impl HostPort {
             }
             Ok(_) => {}
         }
-        while let Some(message) = self.reader.next::<ToGuest>() {
+        while let Some(message) = self.reader.next::<LaneRequest>() {
             // what is no request is ignored
             asked.extend(message.ok());
         }
@@ -102,7 +102,7 @@ impl HostPort {
     }
 
     /// Sends an answer. An answer that the host does not take is lost.
-    pub fn reply(&mut self, answer: &FromGuest) {
+    pub fn reply(&mut self, answer: &LaneReply) {
         let Some(channel) = &mut self.channel else {
             return;
         };
@@ -119,7 +119,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use viola_proto::agent::encode;
-    use viola_proto::lanes::guest::Wish;
+    use viola_proto::lanes::guest::VfAction;
 
     #[test]
     fn a_host_that_comes_and_goes_is_heard_each_time() {
@@ -134,17 +134,17 @@ mod tests {
             assert!(port.poll_fd().0.is_some());
             assert_eq!(port.why, None);
             let (mut host, _) = listener.accept().unwrap();
-            let asked = ToGuest {
+            let asked = LaneRequest {
                 n,
                 mac: [2, 0, 0, 0, 0, 1],
-                wish: Wish::Leave,
+                action: VfAction::Release,
             };
             host.write_all(b"noise").unwrap();
             host.write_all(&encode(&asked).unwrap()).unwrap();
             assert_eq!(port.receive(PollFlags::IN), [asked]);
-            port.reply(&FromGuest { n, failed: None });
+            port.reply(&LaneReply { n, failed: None });
             let mut reader = FrameReader::new();
-            let answer = reader.wait::<FromGuest>(&mut host).unwrap().unwrap();
+            let answer = reader.wait::<LaneReply>(&mut host).unwrap().unwrap();
             assert_eq!(answer.unwrap().n, n);
             drop(host);
             assert_eq!(port.receive(PollFlags::IN | PollFlags::HUP), []);

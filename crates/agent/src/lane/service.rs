@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
 use viola_netdev::{Link, LinkMonitor, links, set_active_port, set_master, set_up};
-use viola_proto::lanes::guest::{FromGuest, ToGuest, Wish};
+use viola_proto::lanes::guest::{LaneReply, LaneRequest, VfAction};
 
 use super::bond::{self, BOND_ALIAS, release_vf};
 use super::host::HostPort;
@@ -206,7 +206,7 @@ impl LaneThread {
         }
     }
 
-    fn answer(&mut self, asked: &ToGuest) {
+    fn answer(&mut self, asked: &LaneRequest) {
         let n = asked.n;
         let ours = self.pair.filter(|pair| pair.mac == asked.mac);
         let all = links().map_err(|e| e.to_string());
@@ -218,12 +218,12 @@ impl LaneThread {
                     _ => "no bond has this Ethernet address".into(),
                 };
                 let failed = Some(failed);
-                return self.host.reply(&FromGuest { n, failed });
+                return self.host.reply(&LaneReply { n, failed });
             }
         };
-        if asked.wish == Wish::Use {
+        if asked.action == VfAction::Use {
             self.plan.keep();
-            return self.host.reply(&FromGuest { n, failed: None });
+            return self.host.reply(&LaneReply { n, failed: None });
         }
         let vfs = self.plan.reclaim(&pair, &all);
         let active = all.iter().find(|l| l.index == pair.bond);
@@ -235,7 +235,7 @@ impl LaneThread {
         // the answer comes first: from now on the host may send all packets to the paravirtual NIC
         let failed = failed.map(|e| format!("cannot activate the paravirtual NIC: {e}"));
         self.report.left += u64::from(failed.is_none());
-        self.host.reply(&FromGuest { n, failed });
+        self.host.reply(&LaneReply { n, failed });
         vfs.into_iter().for_each(release_vf);
     }
 

@@ -18,7 +18,7 @@
 
 mod event;
 
-use viola_proto::pipe::library::{Answer, Lost};
+use viola_proto::pipe::library::{LibraryReply, LostConnections};
 
 pub use event::{Action, Event, HostCommand, Kind, Sides};
 
@@ -152,20 +152,20 @@ impl Life {
     fn say(&self, end: Ending) -> Option<Action> {
         let id = self.id;
         let answer = match end {
-            Ending::Refused(errno) => Answer::Refused { id, errno },
+            Ending::Refused(errno) => LibraryReply::Refused { id, errno },
             Ending::Over { sent, errno, lost } => {
                 let Sides { source, sink } = lost;
                 let errno = match lost.any() {
                     true => libc::ECONNRESET,
                     false => errno,
                 };
-                let lost = Lost { source, sink };
-                Answer::Over {
+                let lost = LostConnections { source, sink };
+                LibraryReply::Finished {
                     id,
                     sent,
                     errno,
                     lost,
-                    spent: 0,
+                    host_us: 0,
                 }
             }
             Ending::NoProgram => return None,
@@ -285,7 +285,7 @@ impl Life {
             Event::Refused => Self::untouched(vec![ReleaseFile, Resume], moved, libc::EAGAIN),
             Event::Progress(sent) => {
                 let (id, total) = (self.id, moved.saturating_add(sent));
-                let said = Say(Answer::Progress { id, sent: total });
+                let said = Say(LibraryReply::Progress { id, sent: total });
                 let state = State::Given {
                     stopping,
                     moved,

@@ -60,7 +60,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use viola_proto::agent::{FileMap, FsId};
-use viola_proto::pipe::{FromGuest, PipeId, ToGuest};
+use viola_proto::pipe::{PipeId, PipeReply, PipeRequest};
 
 pub use engine::Wakeups;
 pub use reason::Reason;
@@ -120,7 +120,7 @@ pub struct Outgoing {
     /// The session that it belongs to.
     pub epoch: u64,
     /// The message.
-    pub message: FromGuest,
+    pub message: PipeRequest,
 }
 
 /// Sends completions to the main loop and wakes it.
@@ -193,7 +193,7 @@ impl Pipes {
     }
 
     /// Handles a message of the host.
-    pub fn handle_message(&mut self, message: ToGuest) {
+    pub fn handle_message(&mut self, message: PipeReply) {
         self.engine.handle_host_message(message);
     }
 

@@ -13,7 +13,7 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recvmsg, send, socket_with,
     sockopt::socket_peercred,
 };
-use viola_proto::pipe::library::{Answer, Ask, PACKET};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, PACKET_BYTES};
 
 /// Maximum number of connected programs that may ask.
 const MAX_PROGRAMS: usize = 64;
@@ -27,7 +27,7 @@ pub type ProgramId = u64;
 #[derive(Debug)]
 pub enum Incoming {
     /// A request. A new pipe comes with its source and its sink.
-    Ask(Ask, Option<(OwnedFd, OwnedFd)>),
+    Ask(LibraryRequest, Option<(OwnedFd, OwnedFd)>),
     /// No packet is waiting.
     Nothing,
     /// The program has hung up or sent an invalid packet.
@@ -129,14 +129,14 @@ impl Programs {
     }
 
     /// Sends an answer; `false` when the program does not take it.
-    pub fn answer(&self, id: ProgramId, answer: &Answer) -> bool {
+    pub fn answer(&self, id: ProgramId, answer: &LibraryReply) -> bool {
         let Some(program) = self.all.get(&id) else {
             return false;
         };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         // progress is sent again later
         send(&program.socket, &answer.encode(), flags).is_ok()
-            || matches!(answer, Answer::Progress { .. })
+            || matches!(answer, LibraryReply::Progress { .. })
     }
 
     /// Closes a program's connection.
@@ -153,7 +153,7 @@ impl Drop for Programs {
 
 fn receive(socket: BorrowedFd<'_>) -> Incoming {
     // one byte more, to detect longer packets
-    let mut bytes = [0; PACKET + 1];
+    let mut bytes = [0; PACKET_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -170,7 +170,7 @@ fn receive(socket: BorrowedFd<'_>) -> Incoming {
         }
     }
     let cut = ReturnFlags::CTRUNC | ReturnFlags::TRUNC;
-    if message.flags.intersects(cut) || message.bytes != PACKET {
+    if message.flags.intersects(cut) || message.bytes != PACKET_BYTES {
         return Incoming::Gone;
     }
     let (second, first) = (fds.pop(), fds.pop());
@@ -178,11 +178,15 @@ fn receive(socket: BorrowedFd<'_>) -> Incoming {
     if !fds.is_empty() {
         return Incoming::Gone;
     }
-    match (Ask::decode(&bytes[..PACKET]), first, second) {
-        (Some(ask @ (Ask::Stop { .. } | Ask::Reset { .. })), None, None) => {
+    match (
+        LibraryRequest::decode(&bytes[..PACKET_BYTES]),
+        first,
+        second,
+    ) {
+        (Some(ask @ (LibraryRequest::Stop { .. } | LibraryRequest::Reset { .. })), None, None) => {
             Incoming::Ask(ask, None)
         }
-        (Some(Ask::Stop { .. } | Ask::Reset { .. }), ..) => Incoming::Gone,
+        (Some(LibraryRequest::Stop { .. } | LibraryRequest::Reset { .. }), ..) => Incoming::Gone,
         (Some(ask), Some(source), Some(sink)) => Incoming::Ask(ask, Some((source, sink))),
         _ => Incoming::Gone,
     }
@@ -223,12 +227,12 @@ mod tests {
     fn a_wish_comes_with_its_two_descriptors_and_rubbish_ends_it() {
         let folder = tempfile::tempdir().unwrap();
         let (mut programs, path) = programs(&folder);
-        let send = Ask::Send {
+        let send = LibraryRequest::Send {
             id: 1,
             offset: 2,
             length: 3,
         };
-        let stop = Ask::Stop { id: 1 };
+        let stop = LibraryRequest::Stop { id: 1 };
         let mut long = send.encode().to_vec();
         long.push(0);
         let rubbish: [(&[u8], usize); 7] = [
@@ -238,7 +242,7 @@ mod tests {
             (&stop.encode(), 2),
             (&long, 2),
             (b"hello", 0),
-            (&[0xff; PACKET], 0),
+            (&[0xff; PACKET_BYTES], 0),
         ];
         for (n, (bytes, fds)) in rubbish.into_iter().enumerate() {
             let program = connected(&path);
@@ -258,12 +262,12 @@ mod tests {
         }
         let program = connected(&path);
         programs.accept();
-        let answer = Answer::Refused { id: 1, errno: 11 };
+        let answer = LibraryReply::Refused { id: 1, errno: 11 };
         let (id, _) = programs.sockets().next().unwrap();
         assert!(programs.answer(id, &answer));
-        let mut bytes = [0; PACKET];
+        let mut bytes = [0; PACKET_BYTES];
         rustix::io::read(&program, &mut bytes).unwrap();
-        assert_eq!(Answer::decode(&bytes), Some(answer));
+        assert_eq!(LibraryReply::decode(&bytes), Some(answer));
         drop(program);
         assert!(matches!(programs.receive_from(id), Incoming::Gone));
         drop(programs);

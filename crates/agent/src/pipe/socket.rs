@@ -10,8 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use viola_handover::{
-    Buffers, drop_quietly, drop_with_reset, ends, from_wire, outstanding, peeks_from_the_beginning,
-    put_back, resume, take_between, to_wire,
+    SocketBuffers, disconnect_silently, disconnect_with_reset, endpoints, extract_between,
+    from_wire, leave_repair_mode, peeks_from_start, restore_in_place, to_wire,
+    unacknowledged_bytes,
 };
 use viola_proto::pipe::Connection;
 
@@ -41,7 +42,7 @@ pub struct Stream {
 struct Extracted {
     /// Local and peer address as the socket has them: on an IPv6 socket, IPv4 addresses are mapped.
     ends: Ends,
-    buffers: Buffers,
+    buffers: SocketBuffers,
 }
 
 /// Local and peer address.
@@ -82,7 +83,7 @@ impl Stream {
     /// As of [`Stream::new`].
     pub fn source(socket: OwnedFd) -> Result<Self, Reason> {
         let stream = Self::new(socket)?;
-        match peeks_from_the_beginning(stream.fd()) {
+        match peeks_from_start(stream.fd()) {
             Ok(true) => Ok(stream),
             _ => Err(Reason::BadSocket),
         }
@@ -107,7 +108,7 @@ impl Stream {
     /// # Errors
     /// [`Reason::BadSocket`]
     pub fn unacked_bytes(&self) -> Result<usize, Reason> {
-        outstanding(self.socket.as_fd()).map_err(|_| Reason::BadSocket)
+        unacknowledged_bytes(self.socket.as_fd()).map_err(|_| Reason::BadSocket)
     }
 
     /// Local and peer address, as they are in the packets.
@@ -121,7 +122,7 @@ impl Stream {
 
     /// The same, as the socket has them.
     fn socket_ends(&self) -> Result<Ends, Reason> {
-        ends(self.socket.as_fd()).map_err(|_| Reason::BadSocket)
+        endpoints(self.socket.as_fd()).map_err(|_| Reason::BadSocket)
     }
 
     /// Extracts the connection if `query` succeeds for its addresses. The socket then neither sends nor receives.
@@ -136,13 +137,13 @@ impl Stream {
         let answer = query((canonical(ends.0), canonical(ends.1)))?;
         let fd = self.socket.as_fd();
         block_input(fd).map_err(|_| Reason::BadSocket)?;
-        let mut buffers = Buffers::default();
-        let connection = match take_between(fd, ends) {
+        let mut buffers = SocketBuffers::default();
+        let connection = match extract_between(fd, ends) {
             Ok(taken) => {
-                let state = taken.keep();
+                let state = taken.detach();
                 buffers = state.buffers;
                 to_wire(state).map_err(|_| {
-                    let _ = resume(fd);
+                    let _ = leave_repair_mode(fd);
                     Reason::QueueTooLong
                 })
             }
@@ -162,12 +163,12 @@ impl Stream {
     pub fn resume(&self) {
         // a socket that cannot be resumed is as good as closed
         let _ = unblock_input(self.socket.as_fd());
-        let _ = resume(self.socket.as_fd());
+        let _ = leave_repair_mode(self.socket.as_fd());
     }
 
     /// Drops the connection without a packet; the program's socket becomes unconnected.
     pub fn kill(&self) {
-        let _ = drop_quietly(self.socket.as_fd());
+        let _ = disconnect_silently(self.socket.as_fd());
         let _ = unblock_input(self.socket.as_fd());
     }
 
@@ -175,7 +176,7 @@ impl Stream {
     /// knows, the peer asks once and is answered with a reset.
     pub fn reset(&self) {
         let _ = unblock_input(self.socket.as_fd());
-        let _ = drop_with_reset(self.socket.as_fd());
+        let _ = disconnect_with_reset(self.socket.as_fd());
     }
 
     /// Restores a connection that the host returned. On an error the socket has no connection.
@@ -191,9 +192,9 @@ impl Stream {
         }
         (connection.local, connection.peer) = (local, peer);
         let state = from_wire(connection);
-        let ready = put_back(fd, &state, extracted.buffers).map_err(io::Error::other)?;
+        let ready = restore_in_place(fd, &state, extracted.buffers).map_err(io::Error::other)?;
         unblock_input(fd)?;
-        ready.go().map_err(io::Error::other)?;
+        ready.activate().map_err(io::Error::other)?;
         if state.peer_finished {
             rustix::net::shutdown(fd, rustix::net::Shutdown::Read)?;
         }

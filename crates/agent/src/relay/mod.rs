@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mount in which a VM without shared memory reads the blocks of other VMs: a FUSE mount whose requests go over a
-//! byte stream to the host. See [`viola_proto::relay`].
+//! byte stream to the host. See [`viola_proto::fuse_stream`].
 //!
 //! | module | room for |
 //! |---|---|

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use viola_proto::relay::{Asked, Frame, Frames, Kind, answered};
+use viola_proto::fuse_stream::{Frame, FrameKind, FrameReader, RequestHeader, reply_unique};
 
 use super::Shared;
 use super::mount::{Fuse, FuseEvent};
@@ -39,7 +39,7 @@ pub(super) struct Pump {
     address: Address,
     shared: Arc<Shared>,
     transport: Transport,
-    frames: Frames,
+    frames: FrameReader,
     session: Session,
     fuse: Option<Fuse>,
     /// Somebody has unmounted it, so it is not mounted again.
@@ -57,7 +57,7 @@ impl Pump {
             address,
             shared,
             transport: Transport::Closed(0),
-            frames: Frames::of_worker(),
+            frames: FrameReader::from_worker(),
             session: Session::new(random()),
             fuse: None,
             unmounted_by_user: false,
@@ -160,7 +160,7 @@ impl Pump {
             }
             let whole = self.handle_frames(now);
             self.session
-                .bytes_received(now, self.frames.is_within(), whole);
+                .bytes_received(now, self.frames.is_partial(), whole);
         }
     }
 
@@ -192,20 +192,20 @@ impl Pump {
                     if let Some(fuse) = &mut self.fuse
                         && !fuse.reply(reply)
                     {
-                        let unique = answered(reply).unwrap_or(0);
-                        let asked = Asked { unique, opcode: 0 };
+                        let unique = reply_unique(reply).unwrap_or(0);
+                        let asked = RequestHeader { unique, opcode: 0 };
                         fail_request(&mut self.fuse, &self.shared, asked);
                     }
                 }
                 Step::Begin => self.begin(),
                 Step::End => {
                     // the frame may be the hail of the next session
-                    let hail = frame.kind == Kind::Hail;
+                    let hail = frame.kind == FrameKind::Challenge;
                     let (session, payload) = (frame.session, frame.payload.to_vec());
                     self.end_session("the host's worker has restarted");
                     if hail {
                         let frame = Frame {
-                            kind: Kind::Hail,
+                            kind: FrameKind::Challenge,
                             session,
                             payload: &payload,
                         };
@@ -318,9 +318,9 @@ impl Pump {
     }
 }
 
-fn fail_request(fuse: &mut Option<Fuse>, shared: &Shared, asked: Asked) {
+fn fail_request(fuse: &mut Option<Fuse>, shared: &Shared, asked: RequestHeader) {
     add(&shared.failed, 1);
     if let Some(fuse) = fuse {
-        fuse.reply(&asked.refusal(libc::EIO));
+        fuse.reply(&asked.error_reply(libc::EIO));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use viola_proto::relay::{self, Asked, Frame, Hello, Kind};
+use viola_proto::fuse_stream::{self, Frame, FrameKind, Hello, RequestHeader};
 
 use crate::clock::Millis;
 
@@ -16,7 +16,8 @@ const HOST_SILENCE_TIMEOUT: Millis = 5000;
 /// Capacity of the output buffer that is kept when it is empty, in bytes.
 const MAX_KEPT_OUT_BYTES: usize = 64 << 10;
 /// Maximum number of entries in one part of a FUSE_BATCH_FORGET.
-const MAX_FORGETS_PER_REQUEST: usize = (relay::MAX_REQUEST - relay::IN_HEADER - 8) / 16;
+const MAX_FORGETS_PER_REQUEST: usize =
+    (fuse_stream::MAX_REQUEST_BYTES - fuse_stream::FUSE_IN_HEADER_BYTES - 8) / 16;
 
 /// State of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +60,7 @@ pub struct Session {
     state: State,
     mount: u64,
     init: Init,
-    pending: HashMap<u64, Asked>,
+    pending: HashMap<u64, RequestHeader>,
     out: Vec<u8>,
     /// Bytes of `out` that the stream has taken.
     sent: usize,
@@ -175,50 +176,52 @@ impl Session {
     }
 
     /// Ends the session, and returns the requests without a reply, which the caller fails.
-    pub fn end(&mut self) -> Vec<Asked> {
+    pub fn end(&mut self) -> Vec<RequestHeader> {
         self.stream_opened();
         // a repeated FUSE_INIT was answered to the kernel before
         self.pending.drain().map(|(_, asked)| asked).collect()
     }
 
     /// Queues a request of the kernel. Returns it when it cannot be sent.
-    pub fn ask(&mut self, now: Millis, request: &[u8]) -> Option<Asked> {
-        let asked = Asked::read(request)?;
+    pub fn ask(&mut self, now: Millis, request: &[u8]) -> Option<RequestHeader> {
+        let asked = RequestHeader::decode(request)?;
         let State::Open(session) = self.state else {
-            return asked.is_answered().then_some(asked);
+            return asked.expects_reply().then_some(asked);
         };
-        if asked.opcode == relay::BATCH_FORGET && request.len() > relay::MAX_REQUEST {
+        if asked.opcode == fuse_stream::FUSE_BATCH_FORGET
+            && request.len() > fuse_stream::MAX_REQUEST_BYTES
+        {
             self.forward_forgets(session, request);
             return None;
         }
-        if request.len() > relay::MAX_REQUEST {
+        if request.len() > fuse_stream::MAX_REQUEST_BYTES {
             return Some(asked);
         }
-        if asked.opcode == relay::INIT {
+        if asked.opcode == fuse_stream::FUSE_INIT {
             self.init.request = request.to_vec();
         }
-        if asked.is_answered() {
+        if asked.expects_reply() {
             if self.pending.is_empty() {
                 self.last_received = now;
                 self.next_send = now + PING_INTERVAL;
             }
             self.pending.insert(asked.unique, asked);
         }
-        relay::push(&mut self.out, Kind::Request, session, request);
+        fuse_stream::push_frame(&mut self.out, FrameKind::Request, session, request);
         None
     }
 
     /// Sends a long FUSE_BATCH_FORGET in parts.
     fn forward_forgets(&mut self, session: u64, request: &[u8]) {
-        let (header, entries) = request.split_at(relay::IN_HEADER);
+        let (header, entries) = request.split_at(fuse_stream::FUSE_IN_HEADER_BYTES);
         for some in entries[8..].chunks(MAX_FORGETS_PER_REQUEST * 16) {
             let mut part = header.to_vec();
-            let length = (relay::IN_HEADER + 8 + some.len()) as u32;
+            let length = (fuse_stream::FUSE_IN_HEADER_BYTES + 8 + some.len()) as u32;
             part[..4].copy_from_slice(&length.to_le_bytes());
             part.extend_from_slice(&((some.len() / 16) as u32).to_le_bytes());
             part.extend_from_slice(&[0; 4]);
             part.extend_from_slice(some);
-            relay::push(&mut self.out, Kind::Request, session, &part);
+            fuse_stream::push_frame(&mut self.out, FrameKind::Request, session, &part);
         }
     }
 
@@ -235,34 +238,39 @@ impl Session {
     pub fn handle<'a>(&mut self, now: Millis, frame: Frame<'a>, random: u64) -> Step<'a> {
         let payload = frame.payload;
         match (frame.kind, self.state) {
-            (Kind::Hail, State::Disconnected) if self.backing_off => Step::Nothing,
-            (Kind::Hail, State::Disconnected | State::HelloSent(_)) => {
+            (FrameKind::Challenge, State::Disconnected) if self.backing_off => Step::Nothing,
+            (FrameKind::Challenge, State::Disconnected | State::HelloSent(_)) => {
                 let hello = Hello {
-                    version: relay::VERSION,
+                    version: fuse_stream::VERSION,
                     session: random,
                     mount: self.mount,
                 };
-                relay::push(&mut self.out, Kind::Hello, frame.session, &hello.bytes());
+                fuse_stream::push_frame(
+                    &mut self.out,
+                    FrameKind::Hello,
+                    frame.session,
+                    &hello.encode(),
+                );
                 self.state = State::HelloSent(random);
                 self.next_send = now + 2 * KNOCK_INTERVAL;
                 Step::Nothing
             }
             // The worker has started again.
-            (Kind::Hail, _) => Step::End,
-            (Kind::Refused, State::HelloSent(_)) => {
+            (FrameKind::Challenge, _) => Step::End,
+            (FrameKind::Refused, State::HelloSent(_)) => {
                 let text = String::from_utf8_lossy(payload);
                 self.refusal = Some(text.chars().filter(|c| !c.is_control()).collect());
                 self.state = State::Disconnected;
                 self.next_send = now + 10 * KNOCK_INTERVAL;
                 Step::Nothing
             }
-            (Kind::Welcome, State::HelloSent(own)) if own == frame.session => {
+            (FrameKind::Welcome, State::HelloSent(own)) if own == frame.session => {
                 self.refusal = None;
                 self.last_received = now;
                 if payload != [1] && self.has_init_reply() {
                     self.state = State::Replaying(own);
                     let request = std::mem::take(&mut self.init.request);
-                    relay::push(&mut self.out, Kind::Request, own, &request);
+                    fuse_stream::push_frame(&mut self.out, FrameKind::Request, own, &request);
                     self.init.request = request;
                     self.next_send = now + PING_INTERVAL;
                     return Step::Nothing;
@@ -270,7 +278,7 @@ impl Session {
                 self.state = State::Open(own);
                 Step::Begin
             }
-            (Kind::Reply, State::Replaying(own)) if own == frame.session => {
+            (FrameKind::Reply, State::Replaying(own)) if own == frame.session => {
                 // what was negotiated with the kernel must hold with this worker too
                 if payload != self.init.reply {
                     return Step::Remount;
@@ -278,19 +286,20 @@ impl Session {
                 self.state = State::Open(own);
                 Step::Begin
             }
-            (Kind::Reply, State::Open(own)) if own == frame.session => {
-                let asked = relay::answered(payload).and_then(|u| self.pending.remove(&u));
+            (FrameKind::Reply, State::Open(own)) if own == frame.session => {
+                let asked =
+                    fuse_stream::reply_unique(payload).and_then(|u| self.pending.remove(&u));
                 match asked {
                     None => Step::End,
                     Some(asked) => {
-                        if asked.opcode == relay::INIT {
+                        if asked.opcode == fuse_stream::FUSE_INIT {
                             self.init.reply = payload.to_vec();
                         }
                         Step::Reply(payload)
                     }
                 }
             }
-            (Kind::Pong, State::Open(own) | State::Replaying(own)) if own == frame.session => {
+            (FrameKind::Pong, State::Open(own) | State::Replaying(own)) if own == frame.session => {
                 Step::Nothing
             }
             // Left over from an earlier session.
@@ -313,12 +322,17 @@ impl Session {
             State::Disconnected | State::HelloSent(_) => {
                 self.state = State::Disconnected;
                 self.backing_off = false;
-                relay::push(&mut self.out, Kind::Knock, random, &[]);
+                fuse_stream::push_frame(&mut self.out, FrameKind::Probe, random, &[]);
                 self.next_send = now + KNOCK_INTERVAL;
             }
             State::Open(own) | State::Replaying(own) => {
                 if waits {
-                    relay::push(&mut self.out, Kind::Ping, own, &random.to_le_bytes());
+                    fuse_stream::push_frame(
+                        &mut self.out,
+                        FrameKind::Ping,
+                        own,
+                        &random.to_le_bytes(),
+                    );
                 }
                 self.next_send = now + PING_INTERVAL;
             }

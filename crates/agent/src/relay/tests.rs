@@ -4,7 +4,7 @@
 use super::session::{Session, State, Step};
 use crate::clock::Millis;
 use proptest::prelude::*;
-use viola_proto::relay::{self, Asked, Frame, Frames, Hello, Kind};
+use viola_proto::fuse_stream::{self, Frame, FrameKind, FrameReader, Hello, RequestHeader};
 
 fn request(unique: u64, opcode: u32, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
@@ -15,10 +15,10 @@ fn request(unique: u64, opcode: u32, length: usize) -> Vec<u8> {
 }
 
 fn reply(unique: u64) -> Vec<u8> {
-    Asked { unique, opcode: 0 }.refusal(5).to_vec()
+    RequestHeader { unique, opcode: 0 }.error_reply(5).to_vec()
 }
 
-fn frame(kind: Kind, session: u64, payload: &[u8]) -> Frame<'_> {
+fn frame(kind: FrameKind, session: u64, payload: &[u8]) -> Frame<'_> {
     Frame {
         kind,
         session,
@@ -27,8 +27,8 @@ fn frame(kind: Kind, session: u64, payload: &[u8]) -> Frame<'_> {
 }
 
 /// What the session has said since the last time.
-fn said(session: &mut Session) -> Vec<(Kind, u64, Vec<u8>)> {
-    let mut frames = Frames::of_agent();
+fn said(session: &mut Session) -> Vec<(FrameKind, u64, Vec<u8>)> {
+    let mut frames = FrameReader::from_agent();
     let out = session.out().to_vec();
     session.sent(out.len());
     let mut out = &out[..];
@@ -46,19 +46,22 @@ fn said(session: &mut Session) -> Vec<(Kind, u64, Vec<u8>)> {
 fn open(session: &mut Session) {
     session.stream_opened();
     assert!(!session.tick(0, 1));
-    assert_eq!(said(session)[0].0, Kind::Knock);
-    session.handle(0, frame(Kind::Hail, 70, &[1, 0, 0, 0]), 7);
+    assert_eq!(said(session)[0].0, FrameKind::Probe);
+    session.handle(0, frame(FrameKind::Challenge, 70, &[1, 0, 0, 0]), 7);
     let (kind, nonce, payload) = said(session).remove(0);
-    assert_eq!((kind, nonce), (Kind::Hello, 70));
-    assert_eq!(Hello::read(&payload).unwrap().session, 7);
+    assert_eq!((kind, nonce), (FrameKind::Hello, 70));
+    assert_eq!(Hello::decode(&payload).unwrap().session, 7);
     assert_eq!(
-        session.handle(0, frame(Kind::Welcome, 7, &[0]), 0),
+        session.handle(0, frame(FrameKind::Welcome, 7, &[0]), 0),
         Step::Begin
     );
-    assert_eq!(session.ask(0, &request(1, relay::INIT, 56)), None);
+    assert_eq!(
+        session.ask(0, &request(1, fuse_stream::FUSE_INIT, 56)),
+        None
+    );
     let first = reply(1);
     assert_eq!(
-        session.handle(0, frame(Kind::Reply, 7, &first), 0),
+        session.handle(0, frame(FrameKind::Reply, 7, &first), 0),
         Step::Reply(&first)
     );
     assert!(session.is_open() && session.has_init_reply());
@@ -69,13 +72,20 @@ fn open(session: &mut Session) {
 fn what_is_not_answered_is_refused_when_the_session_ends() {
     let mut session = Session::new(9);
     assert!(session.ask(0, &request(5, 15, 80)).is_some());
-    assert!(session.ask(0, &request(5, relay::FORGET, 48)).is_none());
+    assert!(
+        session
+            .ask(0, &request(5, fuse_stream::FUSE_FORGET, 48))
+            .is_none()
+    );
     open(&mut session);
     assert_eq!(session.ask(0, &request(2, 15, 80)), None);
-    assert_eq!(session.ask(0, &request(4, relay::FORGET, 48)), None);
+    assert_eq!(
+        session.ask(0, &request(4, fuse_stream::FUSE_FORGET, 48)),
+        None
+    );
     assert_eq!(session.pending(), 1);
     assert_eq!(
-        session.handle(0, frame(Kind::Hail, 71, &[1, 0, 0, 0]), 0),
+        session.handle(0, frame(FrameKind::Challenge, 71, &[1, 0, 0, 0]), 0),
         Step::End
     );
     let refused = session.end();
@@ -90,23 +100,33 @@ fn another_worker_is_told_what_the_kernel_began_with_and_has_to_answer_the_same(
         let mut session = Session::new(9);
         open(&mut session);
         session.end();
-        session.handle(0, frame(Kind::Hail, 71, &[]), 8);
-        let hello = Hello::read(&said(&mut session)[0].2).unwrap();
+        session.handle(0, frame(FrameKind::Challenge, 71, &[]), 8);
+        let hello = Hello::decode(&said(&mut session)[0].2).unwrap();
         assert_eq!((hello.mount, hello.session), (9, 8));
-        session.handle(0, frame(Kind::Welcome, 8, &[0]), 0);
+        session.handle(0, frame(FrameKind::Welcome, 8, &[0]), 0);
         assert!(session.is_replaying());
         let again = said(&mut session).remove(0);
-        assert_eq!(again, (Kind::Request, 8, request(1, relay::INIT, 56)));
+        assert_eq!(
+            again,
+            (
+                FrameKind::Request,
+                8,
+                request(1, fuse_stream::FUSE_INIT, 56)
+            )
+        );
         let answer = reply(if same { 1 } else { 2 });
-        assert_eq!(session.handle(0, frame(Kind::Reply, 8, &answer), 0), then);
+        assert_eq!(
+            session.handle(0, frame(FrameKind::Reply, 8, &answer), 0),
+            then
+        );
     }
     // the same worker is not
     let mut session = Session::new(9);
     open(&mut session);
     session.end();
-    session.handle(0, frame(Kind::Hail, 71, &[]), 8);
+    session.handle(0, frame(FrameKind::Challenge, 71, &[]), 8);
     assert_eq!(
-        session.handle(0, frame(Kind::Welcome, 8, &[1]), 0),
+        session.handle(0, frame(FrameKind::Welcome, 8, &[1]), 0),
         Step::Begin
     );
 }
@@ -123,13 +143,13 @@ fn a_host_that_falls_silent_is_noticed_while_something_is_waited_for() {
         assert!(!session.tick(now, 0), "{now}");
         pings += said(&mut session)
             .iter()
-            .filter(|s| s.0 == Kind::Ping)
+            .filter(|s| s.0 == FrameKind::Ping)
             .count();
     }
     assert!((4..=5).contains(&pings), "{pings}");
     assert!(session.tick(105_000, 0));
     // a host that answers pings is there
-    session.handle(105_000, frame(Kind::Pong, 7, &[]), 0);
+    session.handle(105_000, frame(FrameKind::Pong, 7, &[]), 0);
     session.bytes_received(105_000, false, true);
     assert!(!session.tick(109_000, 0));
     // and one that never ends a frame is not
@@ -144,7 +164,7 @@ fn a_long_list_of_what_is_forgotten_is_cut_and_nothing_else() {
     let mut session = Session::new(9);
     open(&mut session);
     let count = 20_000u32;
-    let mut list = request(3, relay::BATCH_FORGET, 48 + 16 * count as usize);
+    let mut list = request(3, fuse_stream::FUSE_BATCH_FORGET, 48 + 16 * count as usize);
     list[40..44].copy_from_slice(&count.to_le_bytes());
     for (i, entry) in list[48..].chunks_mut(16).enumerate() {
         entry[..8].copy_from_slice(&(i as u64).to_le_bytes());
@@ -152,9 +172,12 @@ fn a_long_list_of_what_is_forgotten_is_cut_and_nothing_else() {
     assert_eq!(session.ask(0, &list), None);
     let mut next = 0u64;
     for (kind, _, part) in said(&mut session) {
-        assert_eq!(kind, Kind::Request);
-        assert!(part.len() <= relay::MAX_REQUEST);
-        assert_eq!(Asked::read(&part).unwrap().opcode, relay::BATCH_FORGET);
+        assert_eq!(kind, FrameKind::Request);
+        assert!(part.len() <= fuse_stream::MAX_REQUEST_BYTES);
+        assert_eq!(
+            RequestHeader::decode(&part).unwrap().opcode,
+            fuse_stream::FUSE_BATCH_FORGET
+        );
         let entries = part[48..].chunks(16);
         assert_eq!(part[40..44], (entries.len() as u32).to_le_bytes());
         for entry in entries {
@@ -163,7 +186,7 @@ fn a_long_list_of_what_is_forgotten_is_cut_and_nothing_else() {
         }
     }
     assert_eq!(next, u64::from(count));
-    let long = request(5, 21, relay::MAX_REQUEST + 1);
+    let long = request(5, 21, fuse_stream::MAX_REQUEST_BYTES + 1);
     assert_eq!(session.ask(0, &long).unwrap().unique, 5);
     assert_eq!(session.pending(), 0);
 }
@@ -173,23 +196,23 @@ fn a_host_that_refuses_is_left_alone_for_some_seconds() {
     let mut session = Session::new(9);
     session.stream_opened();
     session.tick(0, 1);
-    session.handle(0, frame(Kind::Hail, 70, &[]), 7);
-    session.handle(0, frame(Kind::Refused, 70, b"too\nold"), 0);
+    session.handle(0, frame(FrameKind::Challenge, 70, &[]), 7);
+    session.handle(0, frame(FrameKind::Refused, 70, b"too\nold"), 0);
     assert_eq!(session.refusal(), Some("tooold"));
     said(&mut session);
     session.tick(4000, 0);
     assert!(said(&mut session).is_empty());
     session.tick(5000, 0);
-    assert_eq!(said(&mut session)[0].0, Kind::Knock);
+    assert_eq!(said(&mut session)[0].0, FrameKind::Probe);
 }
 
-fn kind() -> impl Strategy<Value = Kind> {
+fn kind() -> impl Strategy<Value = FrameKind> {
     prop_oneof![
-        Just(Kind::Hail),
-        Just(Kind::Welcome),
-        Just(Kind::Refused),
-        Just(Kind::Reply),
-        Just(Kind::Pong),
+        Just(FrameKind::Challenge),
+        Just(FrameKind::Welcome),
+        Just(FrameKind::Refused),
+        Just(FrameKind::Reply),
+        Just(FrameKind::Pong),
     ]
 }
 

@@ -29,8 +29,8 @@ use rustix::net::{
 use viola_agent::pipe::report::PipeReport;
 use viola_agent::status;
 use viola_proto::agent::{FileMap, FrameReader, FromAgent, Limits, ToAgent, VERSION, encode};
-use viola_proto::pipe::library::{Answer, Ask, PACKET};
-use viola_proto::pipe::{End, FromGuest, ToGuest};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, PACKET_BYTES};
+use viola_proto::pipe::{Endpoint, PipeReply, PipeRequest};
 
 use wire::{GUEST, Wire, sh};
 
@@ -244,17 +244,20 @@ impl Program {
         Self(socket)
     }
 
-    pub fn ask(&self, ask: Ask) {
-        assert_eq!(rustix::io::write(&self.0, &ask.encode()).unwrap(), PACKET);
+    pub fn ask(&self, ask: LibraryRequest) {
+        assert_eq!(
+            rustix::io::write(&self.0, &ask.encode()).unwrap(),
+            PACKET_BYTES
+        );
     }
 
     pub fn send(&self, id: u64, range: (u64, u64), file: impl AsFd, socket: impl AsFd) {
         let (offset, length) = range;
-        self.wish(Ask::Send { id, offset, length }, file, socket);
+        self.wish(LibraryRequest::Send { id, offset, length }, file, socket);
     }
 
     /// A wish with its two descriptors.
-    pub fn wish(&self, ask: Ask, source: impl AsFd, sink: impl AsFd) {
+    pub fn wish(&self, ask: LibraryRequest, source: impl AsFd, sink: impl AsFd) {
         let ask = ask.encode();
         let fds = [source.as_fd(), sink.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -270,16 +273,16 @@ impl Program {
     }
 
     /// The next answer; `None` when the agent has hung up.
-    pub fn answer(&self) -> Option<Answer> {
-        let mut bytes = [0; PACKET + 1];
+    pub fn answer(&self) -> Option<LibraryReply> {
+        let mut bytes = [0; PACKET_BYTES + 1];
         let (got, _) = recv(&self.0, &mut bytes[..], RecvFlags::empty()).unwrap();
-        (got > 0).then(|| Answer::decode(&bytes[..got]).unwrap())
+        (got > 0).then(|| LibraryReply::decode(&bytes[..got]).unwrap())
     }
 
-    pub fn end(&self) -> Answer {
+    pub fn end(&self) -> LibraryReply {
         loop {
             match self.answer().unwrap() {
-                Answer::Progress { .. } => {}
+                LibraryReply::Progress { .. } => {}
                 end => return end,
             }
         }
@@ -290,8 +293,8 @@ impl Program {
 pub struct Host {
     listener: UnixListener,
     image: PathBuf,
-    heard: Receiver<FromGuest>,
-    tell: Sender<FromGuest>,
+    heard: Receiver<PipeRequest>,
+    tell: Sender<PipeRequest>,
     /// How many were accepted.
     proofs: Arc<AtomicU64>,
     stream: std::sync::Mutex<Option<UnixStream>>,
@@ -325,17 +328,17 @@ impl Host {
         stream.shutdown(std::net::Shutdown::Both).unwrap();
     }
 
-    pub fn say(&self, message: ToGuest) {
+    pub fn say(&self, message: PipeReply) {
         let stream = self.stream.lock().unwrap();
         let bytes = encode(&ToAgent::Pipe(message)).unwrap();
         stream.as_ref().unwrap().write_all(&bytes).unwrap();
     }
 
-    pub fn hear(&self) -> FromGuest {
+    pub fn hear(&self) -> PipeRequest {
         self.hear_in_time().unwrap()
     }
 
-    pub fn hear_in_time(&self) -> Option<FromGuest> {
+    pub fn hear_in_time(&self) -> Option<PipeRequest> {
         self.heard.recv_timeout(PATIENCE).ok()
     }
 
@@ -381,7 +384,7 @@ fn read(image: &File, map: &FileMap) -> Vec<u8> {
     bytes
 }
 
-fn listen(mut stream: UnixStream, image: &File, tell: &Sender<FromGuest>, proofs: &AtomicU64) {
+fn listen(mut stream: UnixStream, image: &File, tell: &Sender<PipeRequest>, proofs: &AtomicU64) {
     let mut reader = FrameReader::new();
     let mut proven = BTreeMap::new();
     while let Ok(Some(message)) = reader.wait::<FromAgent>(&mut stream) {
@@ -406,9 +409,9 @@ fn listen(mut stream: UnixStream, image: &File, tell: &Sender<FromGuest>, proofs
                 continue;
             }
             FromAgent::Pipe(message) => {
-                if let FromGuest::Give { source, sink, .. } = &message {
+                if let PipeRequest::Start { source, sink, .. } = &message {
                     for end in [source, sink] {
-                        if let End::File { fs, .. } = end {
+                        if let Endpoint::File { fs, .. } = end {
                             assert!(proven.contains_key(fs), "a disk that was not proven");
                         }
                     }

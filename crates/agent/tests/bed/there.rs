@@ -4,10 +4,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use viola_handover::{drop_quietly, from_wire, outstanding, put, take, to_wire};
+use viola_handover::{
+    disconnect_silently, extract, from_wire, restore, to_wire, unacknowledged_bytes,
+};
 use viola_proto::agent::Bytes;
-use viola_proto::pipe::library::{Answer, Lost};
-use viola_proto::pipe::{Connection, End, FromGuest, MAX_QUEUE, PipeId, ToGuest};
+use viola_proto::pipe::library::{LibraryReply, LostConnections};
+use viola_proto::pipe::{Connection, Endpoint, MAX_QUEUE_BYTES, PipeId, PipeReply, PipeRequest};
 
 use super::Bed;
 use super::wire::{CLIENT, Way};
@@ -22,11 +24,11 @@ pub struct Given {
 /// The host hears of a pipe, and reads its bytes from the image.
 pub fn given(bed: &Bed) -> Given {
     match bed.host.hear() {
-        FromGuest::Give {
+        PipeRequest::Start {
             pipe,
-            source: End::File { map, offset, .. },
+            source: Endpoint::File { map, offset, .. },
             sink:
-                End::Connection {
+                Endpoint::Connection {
                     connection,
                     next_hop,
                 },
@@ -50,52 +52,52 @@ pub fn put_there(bed: &Bed, given: &Given) -> OwnedFd {
     bed.wire.settle();
     let state = from_wire(*given.connection.clone());
     let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
-    let ready = put(socket.as_fd(), &state).unwrap();
+    let ready = restore(socket.as_fd(), &state).unwrap();
     bed.wire.lead(Way::Host);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     socket
 }
 
 /// The host gives it back, and lets packets go to the guest when the guest has it.
 pub fn give_back(bed: &Bed, pipe: PipeId, socket: OwnedFd, sent: u64, errno: i32) {
-    while outstanding(socket.as_fd()).unwrap() > 0 {
+    while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     bed.wire.lead(Way::Nowhere);
-    let mut state = take(socket.as_fd()).unwrap().keep();
+    let mut state = extract(socket.as_fd()).unwrap().detach();
     bed.wire.settle();
-    drop_quietly(socket.as_fd()).unwrap();
-    while state.unread.len() > MAX_QUEUE {
-        let rest = state.unread.split_off(MAX_QUEUE);
+    disconnect_silently(socket.as_fd()).unwrap();
+    while state.unread.len() > MAX_QUEUE_BYTES {
+        let rest = state.unread.split_off(MAX_QUEUE_BYTES);
         let bytes = Bytes(std::mem::replace(&mut state.unread, rest));
-        bed.host.say(ToGuest::Unread {
+        bed.host.say(PipeReply::Unread {
             pipe,
             source: false,
             bytes,
         });
     }
-    bed.host.say(ToGuest::Back {
+    bed.host.say(PipeReply::Finished {
         pipe,
         source: None,
         sink: Some(Box::new(to_wire(state).unwrap())),
         sent,
         errno,
-        spent: 0,
+        host_us: 0,
     });
-    assert_eq!(bed.host.hear(), FromGuest::Taken { pipe });
+    assert_eq!(bed.host.hear(), PipeRequest::Restored { pipe });
     bed.wire.lead(Way::Guest);
 }
 
 /// The host is told to hold a connection, and does.
 pub fn hold(bed: &Bed) -> PipeId {
     let heard = bed.host.hear_in_time();
-    let Some(FromGuest::Hold { pipe, local, peer }) = heard else {
+    let Some(PipeRequest::Hold { pipe, local, peer }) = heard else {
         panic!("not held: {heard:?}, {:?}", bed.status());
     };
     assert_eq!(peer.ip().to_string(), CLIENT.1);
     bed.wire.lead_one(local.port(), Way::Kept);
     bed.wire.settle();
-    bed.host.say(ToGuest::Held { pipe });
+    bed.host.say(PipeReply::Held { pipe });
     pipe
 }
 
@@ -105,8 +107,8 @@ pub fn let_go(bed: &Bed, port: u16) {
 }
 
 /// The host has one connection of a pipe. Nobody but the client speaks on it before that.
-pub fn put_one(bed: &Bed, end: End) -> OwnedFd {
-    let End::Connection {
+pub fn put_one(bed: &Bed, end: Endpoint) -> OwnedFd {
+    let Endpoint::Connection {
         connection,
         next_hop,
     } = end
@@ -116,21 +118,21 @@ pub fn put_one(bed: &Bed, end: End) -> OwnedFd {
     assert_eq!(next_hop, CLIENT.0);
     let state = from_wire(*connection);
     let socket = bed.wire.host.tcp_socket(state.local.ip()).unwrap();
-    let ready = put(socket.as_fd(), &state).unwrap();
+    let ready = restore(socket.as_fd(), &state).unwrap();
     bed.wire.lead_one(state.local.port(), Way::Host);
-    ready.go().unwrap();
+    ready.activate().unwrap();
     socket
 }
 
 /// The host has it no more; what the peer says from now on is kept.
 pub fn take_one(bed: &Bed, socket: OwnedFd, port: u16) -> Box<Connection> {
-    while outstanding(socket.as_fd()).unwrap() > 0 {
+    while unacknowledged_bytes(socket.as_fd()).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     bed.wire.lead_one(port, Way::Kept);
     bed.wire.settle();
-    let state = take(socket.as_fd()).unwrap().keep();
-    drop_quietly(socket.as_fd()).unwrap();
+    let state = extract(socket.as_fd()).unwrap().detach();
+    disconnect_silently(socket.as_fd()).unwrap();
     Box::new(to_wire(state).unwrap())
 }
 
@@ -149,16 +151,16 @@ pub fn sent_again(stream: &std::net::TcpStream) -> u32 {
 }
 
 /// What a program hears at the end.
-pub fn over(id: u64, sent: u64, lost: Lost) -> Answer {
+pub fn over(id: u64, sent: u64, lost: LostConnections) -> LibraryReply {
     let errno = match lost {
-        Lost::NONE => 0,
+        LostConnections::NONE => 0,
         _ => libc::ECONNRESET,
     };
-    Answer::Over {
+    LibraryReply::Finished {
         id,
         sent,
         errno,
         lost,
-        spent: 0,
+        host_us: 0,
     }
 }

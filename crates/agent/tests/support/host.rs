@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use viola_extents::host::{Image, Layer};
 use viola_proto::agent::{
-    FileMap, FrameReader, FromAgent, Lease, Limits, Stats, ToAgent, VERSION, Why, encode,
+    FileMap, FrameReader, FromAgent, Lease, Limits, Stats, ToAgent, VERSION, WithdrawReason, encode,
 };
 
 /// What the host knows, and how it behaves.
@@ -23,9 +23,9 @@ pub struct State {
     /// Asked to be withdrawn, and not confirmed.
     pub held: BTreeSet<Lease>,
     /// All withdrawals so far: block, stamp, reason.
-    pub withdrawn: Vec<(i64, u64, Why)>,
+    pub withdrawn: Vec<(i64, u64, WithdrawReason)>,
     /// Reasons of the withdrawals of whole file systems.
-    pub withdrawn_all: Vec<Why>,
+    pub withdrawn_all: Vec<WithdrawReason>,
     pub hellos: usize,
     pub proofs: usize,
     pub stats: Stats,
@@ -74,7 +74,7 @@ impl Host {
             out: stream.try_clone().unwrap(),
             image,
         };
-        host.say(&ToAgent::Hail { version: VERSION });
+        host.say(&ToAgent::HelloRequest { version: VERSION });
         let theirs = Self {
             shared,
             out: stream.try_clone().unwrap(),
@@ -123,7 +123,7 @@ impl Host {
     }
 
     /// Why a block was withdrawn last.
-    pub fn why(&self, id: i64) -> Option<Why> {
+    pub fn why(&self, id: i64) -> Option<WithdrawReason> {
         let state = self.state();
         let all = state.withdrawn.iter().rev();
         all.map(|(of, _, why)| (*of, *why))

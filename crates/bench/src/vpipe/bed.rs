@@ -13,7 +13,7 @@ use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
-use viola_proto::pipe::shown::{self, Pipes};
+use viola_proto::pipe::status::{self, Pipes};
 
 use super::super::vread::daemon::{Daemon, head};
 use super::servers::{SOCKET, Work};
@@ -227,7 +227,7 @@ impl<'a> Bed<'a> {
     }
 
     /// What the host has done so far.
-    pub fn done(&self) -> Outcome<shown::Work> {
+    pub fn done(&self) -> Outcome<status::PipeStats> {
         let pipes: Pipes = self.ground.daemon.ask("/pipes")?;
         Ok(pipes
             .vms

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, poll};
 use viola_extents::Extent;
 use viola_extents::host::Image;
-use viola_vpipe::moving::{Sending, Turn};
+use viola_vpipe::transfer::{FileToSocket, StepOutcome};
 
 use viola_cli::error::{Failure, Outcome};
 
@@ -42,7 +42,7 @@ impl Server {
                     all.push(client);
                 }
                 let (image, map) = (image.clone(), map.clone());
-                let whole = move || Sending::new(image.clone(), map.clone(), 0, size);
+                let whole = move || FileToSocket::new(image.clone(), map.clone(), 0, size);
                 // a client that has enough goes away, and the thread with it
                 std::thread::spawn(move || drop(serve(client, size, whole)));
             }
@@ -71,7 +71,11 @@ impl Drop for Server {
     }
 }
 
-fn serve(mut client: TcpStream, size: u64, whole: impl Fn() -> Sending) -> std::io::Result<()> {
+fn serve(
+    mut client: TcpStream,
+    size: u64,
+    whole: impl Fn() -> FileToSocket,
+) -> std::io::Result<()> {
     let mut questions = BufReader::new(client.try_clone()?);
     loop {
         loop {
@@ -87,10 +91,10 @@ fn serve(mut client: TcpStream, size: u64, whole: impl Fn() -> Sending) -> std::
         client.set_nonblocking(true)?;
         let mut sending = whole();
         loop {
-            match sending.turn(client.as_fd(), 1 << 20)?.1 {
-                Turn::Done | Turn::Ended => break,
-                Turn::More => {}
-                Turn::Full | Turn::Empty => {
+            match sending.step(client.as_fd(), 1 << 20)?.1 {
+                StepOutcome::Done | StepOutcome::SourceEnded => break,
+                StepOutcome::BudgetUsed => {}
+                StepOutcome::SinkFull | StepOutcome::SourceEmpty => {
                     let _ = poll(&mut [PollFd::new(&client, PollFlags::OUT)], None)?;
                 }
             }

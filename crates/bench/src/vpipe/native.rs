@@ -19,8 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_lab::Paths;
 use viola_netdev::{Netns, add_veth, device};
-use viola_vpipe::work::{Place, congestion_controls};
-use viola_vpipe::{Attached, Park, Space, Steering};
+use viola_vpipe::pipes::{PipeResources, congestion_controls};
+use viola_vpipe::{AttachedPrograms, HoldQueue, Steering, VmNetns};
 use viola_vread::agent_worker::{self, Params};
 use viola_vread::control::{Control, Format, ImageSpec, Inbox, Limits, Order, Report, Session};
 use viola_vread::table;
@@ -49,7 +49,7 @@ pub struct Native {
     client: Netns,
     _guest: Netns,
     _host: Netns,
-    _attached: Attached,
+    _attached: AttachedPrograms,
 }
 
 impl Native {
@@ -243,7 +243,7 @@ fn disk(folder: &Path, files: &[Vec<u8>]) -> Outcome<PathBuf> {
 }
 
 /// A bridge with the guest and its client in the calling thread's network namespace, and what the worker works with there.
-fn ports(guest: &Netns, client: &Netns) -> Outcome<(Space, Place, Attached)> {
+fn ports(guest: &Netns, client: &Netns) -> Outcome<(VmNetns, PipeResources, AttachedPrograms)> {
     let (tap, to_client) = ("tap", "client");
     let made = (|| {
         device::add_bridge("bridge")?;
@@ -256,23 +256,23 @@ fn ports(guest: &Netns, client: &Netns) -> Outcome<(Space, Place, Attached)> {
         device::index(tap)
     })();
     let tap = made.map_err(|e: std::io::Error| Failure::run(format!("a bridge: {e}")))?;
-    let congestion = congestion_controls().map_err(Failure::run)?;
+    let congestion_controls = congestion_controls().map_err(Failure::run)?;
     let made = (|| {
         let steering = Steering::load()?;
-        let space = Space::new("vionative", GUEST.0, 1500)?;
-        space.add(GUEST.1.into())?;
+        let space = VmNetns::new("vionative", GUEST.0, 1500)?;
+        space.add_address(GUEST.1.into())?;
         let attached = steering.attach(tap, &space)?;
-        let place = Place {
+        let place = PipeResources {
             flows: steering.flows().descriptor()?.into(),
             gate: steering.gate().descriptor()?.into(),
-            park: Park::new(&space, tap)?,
+            hold_queue: HoldQueue::new(&space, tap)?,
             tap,
             veth: space.veth(),
-            parked: space.park(),
+            hold_veth: space.hold_veth(),
             addresses: vec![GUEST.1.into()],
-            congestion,
-            most: 8,
-            rate: None,
+            congestion_controls,
+            max_pipes: 8,
+            max_bytes_per_s: None,
         };
         Ok((space, place, attached))
     })();
@@ -281,8 +281,8 @@ fn ports(guest: &Netns, client: &Netns) -> Outcome<(Space, Place, Attached)> {
 
 /// The worker in a thread of its own, and the way to it.
 fn worker(
-    space: Space,
-    place: Place,
+    space: VmNetns,
+    place: PipeResources,
 ) -> std::io::Result<(Control, JoinHandle<std::io::Result<()>>)> {
     let memory = rustix::fs::memfd_create("table", rustix::fs::MemfdFlags::CLOEXEC)?;
     let file = File::from(memory);

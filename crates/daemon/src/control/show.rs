@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use viola_host::Vm;
 use viola_policy::slices::Class;
-use viola_proto::{Check, ClassSetting, Core, LeftOut, Stage, Status, VmList, VmReport};
+use viola_proto::{Check, ClassSetting, Core, Stage, Status, UnmanagedVm, VmList, VmReport};
 use viola_sched::{Algorithm, VmPlan};
 
 use crate::control::{Control, PUBLISH};
@@ -268,7 +268,7 @@ impl Control {
                 .draft
                 .left_out
                 .iter()
-                .map(|(id, why)| LeftOut {
+                .map(|(id, why)| UnmanagedVm {
                     vm: id.to_string(),
                     why: why.clone(),
                 })

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use viola_host::qemu::disk_watch::DiskWatch;
 use viola_host::{Hypervisor, Vm, sockets, unix_connect};
 use viola_policy::slices::DEFAULT_WEIGHT;
-use viola_proto::pipe::shown::Sender;
+use viola_proto::pipe::status::PipeVm;
 use viola_proto::vread::Datanode;
 use viola_vread::control::{AgentStat, ImageSpec, Order, Role, Session, WorkerSetup};
 
@@ -433,14 +433,14 @@ impl Agent {
     }
 
     /// What is shown of it as a VM whose files are sent.
-    pub fn show_sender(&self) -> Sender {
+    pub fn show_sender(&self) -> PipeVm {
         let stat = &self.stat;
         let is_proved = stat.session == Session::Proved;
         let why = match (&stat.pipes, &self.no_pipes) {
             (None, Some(why)) => why.clone(),
             _ => self.why_not(),
         };
-        Sender {
+        PipeVm {
             vm: self.vm.id.to_string(),
             name: self.vm.name.clone(),
             serving: is_proved && stat.pipes.is_some(),

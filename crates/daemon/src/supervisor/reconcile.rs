@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use viola_host::Vm;
-use viola_proto::pipe::shown::Pipes;
+use viola_proto::pipe::status::Pipes;
 use viola_proto::vread::{Datanode, Vread as Shown};
 use viola_vread::control::Role;
 

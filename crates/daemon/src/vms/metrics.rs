@@ -2,7 +2,7 @@
 //! What each VM got. Where libvirt's exporter has a metric of the same meaning, name, unit and label are its.
 
 use viola_meter::{Times, VmSample};
-use viola_proto::{ClassSetting, Turns, VmReport};
+use viola_proto::{ClassSetting, SchedulerCounts, VmReport};
 
 use crate::prometheus::{Kind, Metric, Text};
 use crate::vms::report::View;
@@ -125,7 +125,7 @@ const BY_VCPU: [ByVcpu; 2] = [
     ),
 ];
 
-const BY_SCHED_EXT: [Metric<Turns>; 6] = [
+const BY_SCHED_EXT: [Metric<SchedulerCounts>; 6] = [
     (
         "viola_sched_ext_turns_total",
         Kind::Counter,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use viola_host::{CpuSet, VmId};
 use viola_meter::{Snapshot, Times, Traffic, VmSample, WaitHist};
-use viola_proto::Spent;
+use viola_proto::CpuTime;
 
 /// Time over which times and packets are taken.
 pub const WINDOW: u64 = 1_000_000_000;
@@ -127,8 +127,8 @@ pub fn shares(vms: &[(&CpuSet, usize, u32, Option<u32>)]) -> Vec<f64> {
 }
 
 /// Each vCPU of a VM with its waits.
-pub fn by_vcpu(sample: &VmSample, waits: &[WaitHist]) -> Vec<Spent> {
-    let mut all: Vec<Spent> = sample.vcpus.iter().map(spent).collect();
+pub fn by_vcpu(sample: &VmSample, waits: &[WaitHist]) -> Vec<CpuTime> {
+    let mut all: Vec<CpuTime> = sample.vcpus.iter().map(spent).collect();
     for (spent, hist) in all.iter_mut().zip(waits) {
         spent.waits = hist.buckets().collect();
     }
@@ -136,8 +136,8 @@ pub fn by_vcpu(sample: &VmSample, waits: &[WaitHist]) -> Vec<Spent> {
 }
 
 /// Times as the control socket tells them.
-pub fn spent(t: &Times) -> Spent {
-    Spent {
+pub fn spent(t: &Times) -> CpuTime {
+    CpuTime {
         run_ns: t.run,
         wait_ns: t.wait,
         blocked_ns: t.blocked,

@@ -7,7 +7,7 @@ use viola_host::Vm;
 use viola_meter::{Meter, VmSample, WaitHist};
 use viola_policy::slices;
 use viola_proto::vread::{self, Vread};
-use viola_proto::{Check, Class, Status, Turns, VmList, VmReport};
+use viola_proto::{Check, Class, SchedulerCounts, Status, VmList, VmReport};
 use viola_sched::Usage;
 
 use crate::vms::recent::{self, Recent};
@@ -44,7 +44,7 @@ pub struct Known<'a> {
     /// Mechanism that schedules it, if any.
     pub scheduled_by: Option<&'static str>,
     /// What that counts of it.
-    pub turns: Option<Turns>,
+    pub turns: Option<SchedulerCounts>,
     /// Why it is not, and the like.
     pub remarks: Vec<String>,
     /// Advice in a sentence.
@@ -52,8 +52,8 @@ pub struct Known<'a> {
 }
 
 /// What a mechanism counted of one VM, on all its cores; nothing where it counts nothing.
-pub fn turns(got: &[Usage], pid: u32) -> Option<Turns> {
-    let mut sum: Option<Turns> = None;
+pub fn turns(got: &[Usage], pid: u32) -> Option<SchedulerCounts> {
+    let mut sum: Option<SchedulerCounts> = None;
     for g in got.iter().filter(|g| g.pid == pid as i32) {
         let s = sum.get_or_insert_default();
         s.turns += g.turns;

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use viola_host::{Nic, NicKind, Vm};
 use viola_netdev::{in_netns, link};
-use viola_vpipe::{Attached, Park, Space, Steering};
+use viola_vpipe::{AttachedPrograms, HoldQueue, Steering, VmNetns};
 use viola_vread::control::PipeSetup;
 
 use crate::workers::run_dir;
@@ -20,11 +20,11 @@ use viola_config::pipe::{VmPipe, parse_mac};
 pub struct Place {
     /// For the worker.
     pub setup: PipeSetup,
-    space: Space,
+    space: VmNetns,
     flows: OwnedFd,
     gate: OwnedFd,
     park: [OwnedFd; 2],
-    attached: Attached,
+    attached: AttachedPrograms,
 }
 
 impl Place {
@@ -47,11 +47,11 @@ impl Place {
             run_dir::random_id().map_err(|e| e.to_string())?
         );
         let made = (|| {
-            let space = Space::new(&name, mac, mtu)?;
+            let space = VmNetns::new(&name, mac, mtu)?;
             for address in &config.addresses {
-                space.add(*address)?;
+                space.add_address(*address)?;
             }
-            let park = Park::new(&space, index)?.descriptors();
+            let park = HoldQueue::new(&space, index)?.into_descriptors();
             let steering = Steering::load()?;
             let attached = steering.attach(index, &space)?;
             let flows = steering.flows().descriptor()?;
@@ -59,7 +59,7 @@ impl Place {
             let setup = PipeSetup {
                 tap: index,
                 veth: space.veth(),
-                parked: space.park(),
+                parked: space.hold_veth(),
                 addresses: config.addresses.clone(),
                 most: config.max_connections.into(),
                 rate: config.rate,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What vread and vpipe have done.
 
-use viola_proto::pipe::shown::Sender;
+use viola_proto::pipe::status::PipeVm;
 use viola_proto::vread::{Datanode, Peer, Reader, Reasons, Vread};
 
 use crate::prometheus::{Kind, Metric, Text};
@@ -146,12 +146,12 @@ const PEER: [Metric<Peer>; 10] = [
     ),
 ];
 
-const PIPES: [Metric<Sender>; 8] = [
+const PIPES: [Metric<PipeVm>; 8] = [
     (
         "open",
         Kind::Gauge,
         "Transfers that the host makes now",
-        |s: &Sender| s.work.transfers.len() as f64,
+        |s: &PipeVm| s.work.transfers.len() as f64,
     ),
     ("begun_total", Kind::Counter, "Transfers begun", |s| {
         s.work.begun as f64
@@ -252,7 +252,7 @@ fn reasons<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use viola_proto::pipe::shown::{Pipes, Work};
+    use viola_proto::pipe::status::{PipeStats, Pipes};
 
     #[test]
     fn each_vm_has_a_line() {
@@ -270,14 +270,14 @@ mod tests {
                 ..Reader::default()
             }],
             pipes: Pipes {
-                vms: vec![Sender {
+                vms: vec![PipeVm {
                     name: "web".into(),
-                    work: Work {
+                    work: PipeStats {
                         bytes: 7,
                         cpu_ms: 1500,
-                        ..Work::default()
+                        ..PipeStats::default()
                     },
-                    ..Sender::default()
+                    ..PipeVm::default()
                 }],
             },
             ..Vread::default()

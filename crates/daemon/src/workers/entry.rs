@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use viola_vpipe::work::{Place, congestion_controls};
-use viola_vpipe::{Flows, Gate, Park};
+use viola_vpipe::pipes::{PipeResources, congestion_controls};
+use viola_vpipe::{EgressGate, FlowTable, HoldQueue};
 use viola_vread::agent_worker;
 use viola_vread::control::{Control, Inbox, PipeSetup, WorkerSetup};
 use viola_vread::journal::{Level as Matters, LogSink};
@@ -145,27 +145,27 @@ pub fn run(kind: Kind) -> Outcome {
 fn place(
     setup: PipeSetup,
     next: &mut impl FnMut() -> Result<OwnedFd, Failure>,
-) -> Result<(Place, Vec<OwnedFd>), Failure> {
+) -> Result<(PipeResources, Vec<OwnedFd>), Failure> {
     let netns = next()?;
-    let congestion = congestion_controls()
+    let congestion_controls = congestion_controls()
         .map_err(|e| Failure::run(format!("vpipe: the kernel's congestion controls: {e}")))?;
     move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
         .map_err(|e| Failure::run(format!("vpipe: the network namespace: {e}")))?;
-    let flows = Flows::from(next()?);
-    let gate = Gate::from(next()?);
-    let park = Park::with([next()?, next()?], setup.tap);
+    let flows = FlowTable::from(next()?);
+    let gate = EgressGate::from(next()?);
+    let hold_queue = HoldQueue::from_descriptors([next()?, next()?], setup.tap);
     let links = vec![next()?, next()?, next()?, next()?];
-    let place = Place {
+    let place = PipeResources {
         flows,
         gate,
-        park,
+        hold_queue,
         tap: setup.tap,
         veth: setup.veth,
-        parked: setup.parked,
+        hold_veth: setup.parked,
         addresses: setup.addresses,
-        congestion,
-        most: setup.most,
-        rate: setup.rate,
+        congestion_controls,
+        max_pipes: setup.most,
+        max_bytes_per_s: setup.rate,
     };
     Ok((place, links))
 }

@@ -14,7 +14,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
     SocketAddrUnix, SocketFlags, SocketType, connect, recv, sendmsg, shutdown, socket_with,
 };
-use viola_proto::pipe::library::{Answer, Ask, PACKET};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, PACKET_BYTES};
 
 use super::descriptor::Descriptor;
 
@@ -42,7 +42,7 @@ impl Link {
         Ok(Self { socket, number })
     }
 
-    fn packet(&self, ask: Ask, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    fn packet(&self, ask: LibraryRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -59,12 +59,12 @@ impl Link {
     }
 
     /// Hands over descriptors; fails at once when the agent is busy.
-    pub fn give(&self, ask: Ask, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    pub fn give(&self, ask: LibraryRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         self.packet(ask, fds)
     }
 
     /// Says what must not be lost. When it cannot be said the link is cut, and the agent resets all that it has from here.
-    pub fn tell(&self, ask: Ask) {
+    pub fn tell(&self, ask: LibraryRequest) {
         let said = match self.packet(ask, &[]) {
             Err(Errno::AGAIN) => {
                 let mut ready = [PollFd::new(&self.socket, PollFlags::OUT)];
@@ -79,13 +79,13 @@ impl Link {
     }
 
     /// Waits for an answer; `None` when the agent is gone or talks nonsense.
-    pub fn hear(&self) -> Option<Answer> {
-        let mut bytes = [0; PACKET + 1];
+    pub fn hear(&self) -> Option<LibraryReply> {
+        let mut bytes = [0; PACKET_BYTES + 1];
         loop {
             match recv(&self.socket, &mut bytes, RecvFlags::empty()) {
                 Err(Errno::INTR) => (),
                 Err(_) | Ok((0, _)) => return None,
-                Ok((n, _)) => return Answer::decode(bytes.get(..n)?),
+                Ok((n, _)) => return LibraryReply::decode(bytes.get(..n)?),
             }
         }
     }

@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use viola_proto::pipe::library::{Ask, Lost};
+use viola_proto::pipe::library::{LibraryRequest, LostConnections};
 
 use crate::candidate::{Candidate, FileId, Route};
 use crate::settings::settings;
@@ -132,19 +132,19 @@ impl Engine {
             to: place,
         } = part;
         let ask = match found.route {
-            Route::Send => Ask::Send { id, offset, length },
-            Route::Receive => Ask::Receive {
+            Route::Send => LibraryRequest::Send { id, offset, length },
+            Route::Receive => LibraryRequest::Receive {
                 id,
                 offset: place,
                 length,
             },
-            Route::Copy => Ask::Copy {
+            Route::Copy => LibraryRequest::Copy {
                 id,
                 offset,
                 length,
                 to: place,
             },
-            Route::Relay => Ask::Relay { id, length },
+            Route::Relay => LibraryRequest::Relay { id, length },
         };
         let counts = found.route == Route::Send && settings().adapts;
         let begun = counts.then(|| (Instant::now(), table.piping() + 1));
@@ -172,7 +172,7 @@ impl Engine {
             consumed: 0,
             sent: 0,
             state: State::Piping,
-            lost: Lost::NONE,
+            lost: LostConnections::NONE,
             asked: 0,
             file: None,
             looked: None,

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
-use viola_proto::pipe::library::{Answer, Ask, Lost};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections};
 
 use super::link::Link;
 use super::marks;
@@ -83,7 +83,7 @@ pub struct Record {
     /// What it has come to.
     pub state: State,
     /// Connections that are gone.
-    pub lost: Lost,
+    pub lost: LostConnections,
     /// How often the program was told that nothing is new, since there was something.
     pub asked: u32,
     /// Descriptor of the file that was looked at last, and what [`marks::closed`] said then.
@@ -199,7 +199,7 @@ impl Table {
 
     /// Asks for an early end of a pipe; it is still there until the agent says that it is over.
     pub fn stop(&mut self, id: u64) {
-        self.tell(id, Ask::Stop { id });
+        self.tell(id, LibraryRequest::Stop { id });
     }
 
     /// A socket is closed: ends its pipe with all connections when the host has them. Another socket of the pipe is told.
@@ -208,12 +208,12 @@ impl Table {
             marks::clear(fd, marks::PIPE);
             return;
         };
-        self.tell(id, Ask::Reset { id });
+        self.tell(id, LibraryRequest::Reset { id });
         self.release(fd);
         if let Some(record) = self.records.get_mut(&id)
             && record.is_piping()
         {
-            record.lost = Lost {
+            record.lost = LostConnections {
                 source: true,
                 sink: true,
             };
@@ -221,7 +221,7 @@ impl Table {
         }
     }
 
-    fn tell(&self, id: u64, ask: Ask) {
+    fn tell(&self, id: u64, ask: LibraryRequest) {
         if let (Some(record), Some(link)) = (self.records.get(&id), &self.link)
             && record.is_piping()
             && record.link == link.number
@@ -274,7 +274,7 @@ impl Table {
             return;
         };
         record.unwatch();
-        if record.lost != Lost::NONE {
+        if record.lost != LostConnections::NONE {
             let ends = [
                 (record.source, record.lost.source),
                 (record.sink, record.lost.sink),
@@ -326,14 +326,14 @@ impl Table {
         self.refusals.insert(pair, until);
     }
 
-    pub(super) fn hear(&mut self, answer: Answer) {
+    pub(super) fn hear(&mut self, answer: LibraryReply) {
         let id = answer.id();
         // none: a socket of it was closed
         let Some(record) = self.records.get_mut(&id).filter(|r| r.is_piping()) else {
             return;
         };
         match answer {
-            Answer::Progress { sent, .. } => {
+            LibraryReply::Progress { sent, .. } => {
                 if sent <= record.sent || sent >= record.part.length {
                     return; // nothing new, or all: then the end follows
                 }
@@ -342,11 +342,11 @@ impl Table {
                 record.changed.notify_all();
                 (record.watcher)(News::Progress);
             }
-            Answer::Over {
+            LibraryReply::Finished {
                 sent,
                 errno,
                 lost,
-                spent,
+                host_us,
                 ..
             } => {
                 let sent = sent.min(record.part.length);
@@ -357,16 +357,16 @@ impl Table {
                 record.lost = lost;
                 let errno = match errno {
                     _ if torn => libc::ECONNRESET,
-                    0 if lost != Lost::NONE => libc::ECONNRESET,
+                    0 if lost != LostConnections::NONE => libc::ECONNRESET,
                     errno => errno,
                 };
-                let is_whole = errno == 0 && sent == record.part.length && spent > 0;
+                let is_whole = errno == 0 && sent == record.part.length && host_us > 0;
                 if let Some((begun, beside)) = record.begun.filter(|_| is_whole) {
-                    threshold::piped(begun, Duration::from_micros(spent), beside);
+                    threshold::piped(begun, Duration::from_micros(host_us), beside);
                 }
                 record.end(State::Over(errno));
             }
-            Answer::Refused { errno, .. } => {
+            LibraryReply::Refused { errno, .. } => {
                 let pair = record.refusal();
                 record.end(State::Refused(errno));
                 self.refuse(pair, errno);
@@ -381,11 +381,11 @@ impl Table {
         }
         for record in self.records.values_mut() {
             if record.link == number && record.is_piping() {
-                record.lost = Lost {
+                record.lost = LostConnections {
                     source: record.source.socket.is_some(),
                     sink: record.sink.socket.is_some(),
                 };
-                let errno = if record.lost == Lost::NONE {
+                let errno = if record.lost == LostConnections::NONE {
                     // nobody knows what is in the file
                     record.sent = record.consumed;
                     libc::EIO

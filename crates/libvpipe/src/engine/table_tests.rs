@@ -31,7 +31,7 @@ fn piping(source: Option<RawFd>, fd: RawFd) -> (Table, Arc<AtomicUsize>) {
         consumed: 0,
         sent: 0,
         state: State::Piping,
-        lost: Lost::NONE,
+        lost: LostConnections::NONE,
         asked: 0,
         file: None,
         looked: None,
@@ -53,21 +53,21 @@ fn piping(source: Option<RawFd>, fd: RawFd) -> (Table, Arc<AtomicUsize>) {
 #[test]
 fn all_is_told_only_when_the_connection_is_back() {
     let (mut table, heard) = table(5);
-    table.hear(Answer::Progress { id: 7, sent: 40 });
-    table.hear(Answer::Progress { id: 7, sent: 30 });
-    table.hear(Answer::Progress { id: 7, sent: 100 });
-    table.hear(Answer::Progress { id: 8, sent: 50 });
+    table.hear(LibraryReply::Progress { id: 7, sent: 40 });
+    table.hear(LibraryReply::Progress { id: 7, sent: 30 });
+    table.hear(LibraryReply::Progress { id: 7, sent: 100 });
+    table.hear(LibraryReply::Progress { id: 8, sent: 50 });
     let record = table.record(5).unwrap();
     assert_eq!((record.available(), record.is_piping()), (40, true));
     assert_eq!(heard.load(Ordering::Relaxed), 1);
     record.consumed = 40;
     assert!(!record.has_news());
-    let answer = Answer::Over {
+    let answer = LibraryReply::Finished {
         id: 7,
         sent: 1000,
         errno: 0,
-        lost: Lost::NONE,
-        spent: 0,
+        lost: LostConnections::NONE,
+        host_us: 0,
     };
     table.hear(answer);
     let record = table.record(5).unwrap();
@@ -79,12 +79,12 @@ fn all_is_told_only_when_the_connection_is_back() {
 fn less_than_was_told_is_a_broken_connection() {
     let (mut table, _) = table(6);
     table.record(6).unwrap().consumed = 50;
-    let answer = Answer::Over {
+    let answer = LibraryReply::Finished {
         id: 7,
         sent: 49,
         errno: 0,
-        lost: Lost::NONE,
-        spent: 0,
+        lost: LostConnections::NONE,
+        host_us: 0,
     };
     table.hear(answer);
     let record = table.record(6).unwrap();
@@ -112,7 +112,7 @@ fn a_lost_agent_breaks_what_it_had() {
 fn a_refusal_holds_for_the_socket_and_not_for_its_number() {
     let (mut table, _) = table(8);
     let errno = libc::EOPNOTSUPP;
-    table.hear(Answer::Refused { id: 7, errno });
+    table.hear(LibraryReply::Refused { id: 7, errno });
     let socket = table.record(8).unwrap().sink.id;
     assert!(table.refuses((None, socket)));
     assert!(!table.refuses((None, end(99, None).id)));
@@ -122,7 +122,7 @@ fn a_refusal_holds_for_the_socket_and_not_for_its_number() {
 fn refusals_of_pairs_are_of_both_and_not_without_end() {
     let (mut table, _) = piping(Some(20), 21);
     let errno = libc::EOPNOTSUPP;
-    table.hear(Answer::Refused { id: 7, errno });
+    table.hear(LibraryReply::Refused { id: 7, errno });
     let id = |inode| end(inode, None).id;
     assert!(table.refuses((Some(id(1)), id(2))));
     assert!(!table.refuses((None, id(2))) && !table.refuses((Some(id(3)), id(2))));
@@ -182,16 +182,16 @@ fn who_closes_one_socket_of_two_breaks_the_other() {
 #[test]
 fn an_error_stays_where_the_connection_is_lost() {
     let (mut table, _) = piping(Some(24), 25);
-    let lost = Lost {
+    let lost = LostConnections {
         source: true,
         sink: false,
     };
-    table.hear(Answer::Over {
+    table.hear(LibraryReply::Finished {
         id: 7,
         sent: 10,
         errno: libc::ECONNRESET,
         lost,
-        spent: 0,
+        host_us: 0,
     });
     table.keep_error(7);
     assert!(table.record(25).is_none() && table.record(24).is_some());

@@ -19,7 +19,7 @@ use rustix::net::{
     SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recv,
     recvmsg, send, sendmsg, shutdown, socket_with, sockopt,
 };
-use viola_proto::pipe::library::{Answer, Ask, Lost, PACKET};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest, LostConnections, PACKET_BYTES};
 
 /// How it behaves.
 #[derive(Debug, Clone, Copy)]
@@ -205,7 +205,7 @@ const RESET: u8 = 2;
 fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
     let mut wishes: HashMap<u64, Arc<AtomicU8>> = HashMap::new();
     loop {
-        let mut bytes = [0; PACKET + 1];
+        let mut bytes = [0; PACKET_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -223,22 +223,22 @@ fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
         if n == 0 {
             break;
         }
-        let (id, from, to, length) = match Ask::decode(&bytes[..n]).unwrap() {
-            Ask::Send { id, offset, length } => (id, Some(offset), None, length),
-            Ask::Receive { id, offset, length } => (id, None, Some(offset), length),
-            Ask::Copy {
+        let (id, from, to, length) = match LibraryRequest::decode(&bytes[..n]).unwrap() {
+            LibraryRequest::Send { id, offset, length } => (id, Some(offset), None, length),
+            LibraryRequest::Receive { id, offset, length } => (id, None, Some(offset), length),
+            LibraryRequest::Copy {
                 id,
                 offset,
                 length,
                 to,
             } => (id, Some(offset), Some(to), length),
-            Ask::Relay { id, length } => (id, None, None, length),
-            Ask::Stop { id } => {
+            LibraryRequest::Relay { id, length } => (id, None, None, length),
+            LibraryRequest::Stop { id } => {
                 shared.stops.fetch_add(1, SeqCst);
                 wishes[&id].store(STOP, SeqCst);
                 continue;
             }
-            Ask::Reset { id } => {
+            LibraryRequest::Reset { id } => {
                 shared.resets.fetch_add(1, SeqCst);
                 wishes[&id].store(RESET, SeqCst);
                 continue;
@@ -249,7 +249,7 @@ fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
         if let Some(errno) = manner.refuse {
             shared.refused.fetch_add(1, SeqCst);
             drop((source, sink));
-            answer(program, Answer::Refused { id, errno });
+            answer(program, LibraryReply::Refused { id, errno });
             continue;
         }
         shared.pipes.fetch_add(1, SeqCst);
@@ -276,7 +276,7 @@ fn hearing(program: &Arc<OwnedFd>, shared: &Arc<Shared>) {
     }
 }
 
-fn answer(program: &OwnedFd, answer: Answer) {
+fn answer(program: &OwnedFd, answer: LibraryReply) {
     let bytes = answer.encode();
     let mut control = SendAncillaryBuffer::default();
     let parts = [IoSlice::new(&bytes)];
@@ -300,7 +300,7 @@ impl Job {
     fn run(self, length: u64) {
         let (id, manner) = (self.id, self.manner);
         let length = manner.end_after.map_or(length, |n| n.min(length));
-        let (mut sent, mut errno, mut lost) = (0, 0, Lost::NONE);
+        let (mut sent, mut errno, mut lost) = (0, 0, LostConnections::NONE);
         let begun = Instant::now();
         while sent < length && self.goes_on() {
             if manner.die_after.is_some_and(|n| sent >= n) {
@@ -324,7 +324,7 @@ impl Job {
                 break;
             }
             if sent < length {
-                answer(&self.program, Answer::Progress { id, sent });
+                answer(&self.program, LibraryReply::Progress { id, sent });
             }
             thread::sleep(manner.pause);
         }
@@ -351,12 +351,12 @@ impl Job {
             _ => begun.elapsed().as_micros().max(1) as u64,
         };
         thread::sleep(manner.dear);
-        let over = Answer::Over {
+        let over = LibraryReply::Finished {
             id,
             sent,
             errno,
             lost,
-            spent,
+            host_us: spent,
         };
         answer(&program, over);
     }

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Longest name of a block pool, in bytes.
-pub const MAX_POOL: usize = 128;
+pub const MAX_POOL_NAME_BYTES: usize = 128;
 
 /// A finished block as HDFS knows it, with its generation stamp: another stamp is another block.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct BlockKey {
 /// Why something is no [`BlockKey`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no name of a block pool: \"BP-\" and up to {MAX_POOL} letters, digits, dots and hyphens in all"
+    "`{0}` is no name of a block pool: \"BP-\" and up to {MAX_POOL_NAME_BYTES} letters, digits, dots and hyphens in all"
 )]
 pub struct BadKey(String);
 
@@ -33,7 +33,7 @@ impl BlockKey {
     /// A key whose pool is one.
     pub fn new(pool: &str, id: i64, stamp: u64) -> Result<Self, BadKey> {
         if !Self::is_pool(pool) {
-            return Err(BadKey(pool.chars().take(MAX_POOL).collect()));
+            return Err(BadKey(pool.chars().take(MAX_POOL_NAME_BYTES).collect()));
         }
         Ok(Self {
             pool: pool.into(),
@@ -44,7 +44,7 @@ impl BlockKey {
 
     /// Whether `name` can be a block pool: it becomes a folder's name on both sides.
     pub fn is_pool(name: &str) -> bool {
-        name.len() <= MAX_POOL
+        name.len() <= MAX_POOL_NAME_BYTES
             && name.len() > 3
             && name.starts_with("BP-")
             && name

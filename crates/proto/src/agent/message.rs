@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::key::BlockKey;
-use crate::pipe::{FromGuest, ToGuest};
+use crate::pipe::{PipeReply, PipeRequest};
 
 /// Most extents of one file.
 pub const MAX_EXTENTS: usize = 16_384;
@@ -14,10 +14,10 @@ pub const MAX_EXTENTS: usize = 16_384;
 pub const MAX_LEASES: usize = 16_384;
 
 /// Longest text, in bytes.
-pub const MAX_TEXT: usize = 1024;
+pub const MAX_TEXT_BYTES: usize = 1024;
 
 /// Bytes that a guest's serial line holds for certain while nobody reads it: its kernel keeps 4095.
-pub const LINE: u32 = 3072;
+pub const SERIAL_LINE_BYTES: u32 = 3072;
 
 /// Length of the file that proves a disk, in bytes.
 pub const PROOF_BYTES: usize = 4096;
@@ -78,7 +78,7 @@ impl Bytes {
 /// Why a block is withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum WithdrawReason {
     /// The DataNode deleted it.
     Deleted,
     /// It left its folder: trash, `previous`, another volume.
@@ -151,7 +151,7 @@ pub enum FromAgent {
         /// Random, new in each hello.
         session: u64,
         /// Bytes that the host may send before the agent has answered a ping behind them: a serial line holds no
-        /// more than [`LINE`]. 0: any number.
+        /// more than [`SERIAL_LINE_BYTES`]. 0: any number.
         #[serde(default)]
         window: u32,
     },
@@ -188,7 +188,7 @@ pub enum FromAgent {
         /// At most [`MAX_LEASES`].
         leases: Vec<Lease>,
         /// The reason.
-        why: Why,
+        why: WithdrawReason,
     },
     /// Nothing of a file system is to be read any more. The agent's withdrawals of the single leases
     /// follow and are confirmed one by one; the host stops reads at this message already. Its proof is
@@ -197,7 +197,7 @@ pub enum FromAgent {
         /// The file system.
         fs: FsId,
         /// The reason.
-        why: Why,
+        why: WithdrawReason,
     },
     /// Every few seconds.
     Stats(Stats),
@@ -207,7 +207,7 @@ pub enum FromAgent {
         n: u64,
     },
     /// Of a file that the host is to send.
-    Pipe(FromGuest),
+    Pipe(PipeRequest),
 }
 
 /// What the host says.
@@ -215,7 +215,8 @@ pub enum FromAgent {
 #[serde(rename_all = "snake_case")]
 pub enum ToAgent {
     /// A new host end: say hello.
-    Hail {
+    #[serde(rename = "hail")]
+    HelloRequest {
         /// [`super::VERSION`].
         version: u32,
     },
@@ -273,7 +274,7 @@ pub enum ToAgent {
         session: u64,
     },
     /// Of a file that the host sends.
-    Pipe(ToGuest),
+    Pipe(PipeReply),
 }
 
 /// A message that can be framed.
@@ -335,9 +336,9 @@ impl FileMap {
     }
 }
 
-/// A text cut to [`MAX_TEXT`] bytes, at a whole character.
-pub fn short(mut text: String) -> String {
-    let mut end = text.len().min(MAX_TEXT);
+/// A text cut to [`MAX_TEXT_BYTES`] bytes, at a whole character.
+pub fn truncate_text(mut text: String) -> String {
+    let mut end = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -346,7 +347,7 @@ pub fn short(mut text: String) -> String {
 }
 
 fn texts(all: &[&String]) -> Result<(), &'static str> {
-    if all.iter().any(|text| text.len() > MAX_TEXT) {
+    if all.iter().any(|text| text.len() > MAX_TEXT_BYTES) {
         return Err("a text is too long");
     }
     Ok(())
@@ -435,6 +436,10 @@ mod tests {
             serde_json::to_string(&ToAgent::Ping { n: 1, session: 2 }).unwrap(),
             r#"{"ping":{"n":1,"session":2}}"#
         );
+        assert_eq!(
+            serde_json::to_string(&ToAgent::HelloRequest { version: 1 }).unwrap(),
+            r#"{"hail":{"version":1}}"#
+        );
     }
 
     #[test]
@@ -453,7 +458,7 @@ mod tests {
         assert_eq!(name.check(), Err("too many extents"));
         let bad = ToAgent::ProofBad {
             fs: 0,
-            why: "x".repeat(MAX_TEXT + 1),
+            why: "x".repeat(MAX_TEXT_BYTES + 1),
         };
         assert_eq!(bad.check(), Err("a text is too long"));
         let leases = vec![0; MAX_LEASES + 1];

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 
 use super::crc::crc32c;
 use super::message::Message;
-use super::{HEADER, MAGIC, MAX_PAYLOAD};
+use super::{HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES};
 
 /// A frame whose bytes arrived, but which is no message.
 #[derive(Debug, thiserror::Error)]
@@ -118,13 +118,13 @@ impl FrameReader {
         loop {
             self.seek();
             let rest = &self.bytes[self.start..];
-            let header = rest.first_chunk::<HEADER>()?;
+            let header = rest.first_chunk::<HEADER_BYTES>()?;
             let length = word(header, 4) as usize;
-            if length > MAX_PAYLOAD {
+            if length > MAX_PAYLOAD_BYTES {
                 self.skip(1);
                 continue;
             }
-            let here = &rest[HEADER..rest.len().min(HEADER + length)];
+            let here = &rest[HEADER_BYTES..rest.len().min(HEADER_BYTES + length)];
             if here[self.clean..].iter().any(|b| *b < 0x20) {
                 self.skip(1);
                 continue;
@@ -137,7 +137,7 @@ impl FrameReader {
                 self.skip(1);
                 continue;
             }
-            let from = self.start + HEADER;
+            let from = self.start + HEADER_BYTES;
             return Some((from, from + length));
         }
     }
@@ -172,7 +172,7 @@ impl FrameReader {
     }
 }
 
-fn word(header: &[u8; HEADER], at: usize) -> u32 {
+fn word(header: &[u8; HEADER_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_frame_that_was_cut_short_ends_with_the_next_header() {
         let mut reader = FrameReader::new();
-        let mut cut = raw(&vec![b' '; MAX_PAYLOAD]);
+        let mut cut = raw(&vec![b' '; MAX_PAYLOAD_BYTES]);
         cut.truncate(5000);
         reader.push(&cut);
         assert!(reader.next::<ToAgent>().is_none());
@@ -224,7 +224,7 @@ mod tests {
     fn a_length_beyond_the_limit_is_no_frame() {
         let mut reader = FrameReader::new();
         let mut long = MAGIC.to_vec();
-        long.extend((MAX_PAYLOAD as u32 + 1).to_le_bytes());
+        long.extend((MAX_PAYLOAD_BYTES as u32 + 1).to_le_bytes());
         long.extend([0; 4]);
         reader.push(&long);
         reader.push(&frame(1));
@@ -258,12 +258,12 @@ mod tests {
     #[test]
     fn memory_stays_within_a_frame_and_a_read() {
         let mut reader = FrameReader::new();
-        let mut endless = raw(&vec![b'['; MAX_PAYLOAD]);
-        endless.extend(raw(&vec![b'['; MAX_PAYLOAD]));
+        let mut endless = raw(&vec![b'['; MAX_PAYLOAD_BYTES]);
+        endless.extend(raw(&vec![b'['; MAX_PAYLOAD_BYTES]));
         let mut stream = endless.as_slice();
         while reader.fill(&mut stream).unwrap() != Some(0) {
             while reader.next::<ToAgent>().is_some() {}
-            assert!(reader.bytes.len() <= HEADER + MAX_PAYLOAD + READ);
+            assert!(reader.bytes.len() <= HEADER_BYTES + MAX_PAYLOAD_BYTES + READ);
         }
         reader.push(&frame(1));
         assert_eq!(drain(&mut reader), [1]);

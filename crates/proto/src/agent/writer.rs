@@ -5,44 +5,44 @@ use std::io::{ErrorKind, Write};
 
 use super::crc::crc32c;
 use super::message::Message;
-use super::{HEADER, MAGIC, MAX_PAYLOAD};
+use super::{HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES};
 
 /// Why a message is not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum TooMuch {
+pub enum SendError {
     /// It does not fit into a frame, or breaks a limit of [`Message::check`].
     #[error("a message is too long for a frame: {0}")]
-    Message(&'static str),
+    TooLong(&'static str),
     /// The other side does not read.
     #[error("{0} bytes wait to be sent already")]
-    Waiting(usize),
+    QueueFull(usize),
 }
 
 /// The frame of a message.
-pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, TooMuch> {
+pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, SendError> {
     let mut frame = Vec::new();
     append(&mut frame, message)?;
     Ok(frame)
 }
 
 /// Puts the frame of a message behind what is there; whole or not at all.
-fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), TooMuch> {
-    message.check().map_err(TooMuch::Message)?;
+fn append<M: Message>(bytes: &mut Vec<u8>, message: &M) -> Result<(), SendError> {
+    message.check().map_err(SendError::TooLong)?;
     let begin = bytes.len();
-    bytes.resize(begin + HEADER, 0);
+    bytes.resize(begin + HEADER_BYTES, 0);
     let written = serde_json::to_writer(&mut *bytes, message);
-    let length = bytes.len() - begin - HEADER;
+    let length = bytes.len() - begin - HEADER_BYTES;
     let wrong = match written {
         Err(_) => Some("it is no JSON message"),
-        Ok(()) if length > MAX_PAYLOAD => Some("more than a MiB"),
+        Ok(()) if length > MAX_PAYLOAD_BYTES => Some("more than a MiB"),
         Ok(()) => None,
     };
     if let Some(wrong) = wrong {
         bytes.truncate(begin);
-        return Err(TooMuch::Message(wrong));
+        return Err(SendError::TooLong(wrong));
     }
     let frame = &mut bytes[begin..];
-    let crc = crc32c(&frame[HEADER..]);
+    let crc = crc32c(&frame[HEADER_BYTES..]);
     frame[..4].copy_from_slice(&MAGIC);
     frame[4..8].copy_from_slice(&(length as u32).to_le_bytes());
     frame[8..12].copy_from_slice(&crc.to_le_bytes());
@@ -68,7 +68,7 @@ impl FrameWriter {
     }
 
     /// Puts a message behind the others; whole or not at all.
-    pub fn push<M: Message>(&mut self, message: &M) -> Result<(), TooMuch> {
+    pub fn push<M: Message>(&mut self, message: &M) -> Result<(), SendError> {
         let waiting = self.waiting();
         self.waiting.drain(..self.sent);
         self.sent = 0;
@@ -76,7 +76,7 @@ impl FrameWriter {
         append(&mut self.waiting, message)?;
         if waiting > 0 && self.waiting.len() > self.limit {
             self.waiting.truncate(waiting);
-            return Err(TooMuch::Waiting(waiting));
+            return Err(SendError::QueueFull(waiting));
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ mod tests {
         let ping = ToAgent::Ping { n: 1, session: 0 };
         writer.push(&ping).unwrap();
         let before = writer.waiting();
-        assert_eq!(writer.push(&ping), Err(TooMuch::Waiting(before)));
+        assert_eq!(writer.push(&ping), Err(SendError::QueueFull(before)));
         assert_eq!(writer.waiting(), before);
         writer.clear();
         writer.push(&ping).unwrap();
@@ -178,7 +178,7 @@ mod tests {
             data: far,
             meta: FileMap::default(),
         };
-        assert_eq!(encode(&name), Err(TooMuch::Message("more than a MiB")));
+        assert_eq!(encode(&name), Err(SendError::TooLong("more than a MiB")));
     }
 
     #[test]

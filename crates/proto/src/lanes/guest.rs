@@ -10,7 +10,7 @@ use crate::agent::Message;
 /// Name of the virtio-serial port for it.
 pub const PORT: &str = "org.viola.lane.0";
 /// Most bytes of a sentence.
-const MAX_TEXT: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
@@ -18,21 +18,23 @@ pub type Mac = [u8; 6];
 /// What the daemon asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ToGuest {
+pub struct LaneRequest {
     /// Its number.
     pub n: u64,
     /// Address of the NIC that it is about.
     pub mac: Mac,
     /// What is to be done.
-    pub wish: Wish,
+    #[serde(rename = "wish")]
+    pub action: VfAction,
 }
 
 /// What is to be done with a VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Wish {
+pub enum VfAction {
     /// It is about to go: send and receive by the paravirtual NIC, let the VF go and take it down.
-    Leave,
+    #[serde(rename = "leave")]
+    Release,
     /// It stays: use it again.
     Use,
 }
@@ -40,7 +42,7 @@ pub enum Wish {
 /// The answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FromGuest {
+pub struct LaneReply {
     /// The question's number.
     pub n: u64,
     /// Done; else one sentence.
@@ -48,16 +50,16 @@ pub struct FromGuest {
     pub failed: Option<String>,
 }
 
-impl Message for ToGuest {
+impl Message for LaneRequest {
     fn check(&self) -> Result<(), &'static str> {
         Ok(())
     }
 }
 
-impl Message for FromGuest {
+impl Message for LaneReply {
     fn check(&self) -> Result<(), &'static str> {
         match &self.failed {
-            Some(text) if text.len() > MAX_TEXT => Err("a sentence is too long"),
+            Some(text) if text.len() > MAX_TEXT_BYTES => Err("a sentence is too long"),
             _ => Ok(()),
         }
     }
@@ -70,21 +72,25 @@ mod tests {
 
     #[test]
     fn questions_and_answers_go_there_and_back() {
-        let asked = ToGuest {
+        let asked = LaneRequest {
             n: 7,
             mac: [2, 0, 0, 0, 0, 1],
-            wish: Wish::Leave,
+            action: VfAction::Release,
         };
+        assert_eq!(
+            serde_json::to_string(&asked).unwrap(),
+            r#"{"n":7,"mac":[2,0,0,0,0,1],"wish":"leave"}"#
+        );
         let mut reader = FrameReader::new();
         reader.push(&encode(&asked).unwrap());
-        assert_eq!(reader.next::<ToGuest>().unwrap().unwrap(), asked);
-        let long = FromGuest {
+        assert_eq!(reader.next::<LaneRequest>().unwrap().unwrap(), asked);
+        let long = LaneReply {
             n: 7,
-            failed: Some("x".repeat(MAX_TEXT + 1)),
+            failed: Some("x".repeat(MAX_TEXT_BYTES + 1)),
         };
         assert!(encode(&long).is_err());
-        reader.push(&encode(&FromGuest { n: 7, failed: None }).unwrap());
-        let answer = reader.next::<FromGuest>().unwrap().unwrap();
+        reader.push(&encode(&LaneReply { n: 7, failed: None }).unwrap());
+        let answer = reader.next::<LaneReply>().unwrap().unwrap();
         assert_eq!((answer.n, answer.failed), (7, None));
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Packets between a program in a VM and the VM's agent, over a unix socket of type SEQPACKET.
 //!
-//! Each packet is [`PACKET`] bytes, little endian:
+//! Each packet is [`PACKET_BYTES`] bytes, little endian:
 //!
-//! | bytes | of an [`Ask`] | of an [`Answer`] |
+//! | bytes | of an [`LibraryRequest`] | of an [`LibraryReply`] |
 //! |---|---|---|
 //! | 4 | what | what |
 //! | 4 | zero | errno |
@@ -13,17 +13,17 @@
 //! | 8 | second offset, else zero | microseconds of the host's, else zero |
 //!
 //! With each wish go two descriptors (`SCM_RIGHTS`): source, then sink. The program must not touch
-//! sockets nor a file that is written to until [`Answer::Over`] or [`Answer::Refused`]. The agent answers each wish with any number of
-//! [`Answer::Progress`] and one of those two, and sees a closed socket to the program as [`Ask::Reset`] for all its numbers.
+//! sockets nor a file that is written to until [`LibraryReply::Finished`] or [`LibraryReply::Refused`]. The agent answers each wish with any number of
+//! [`LibraryReply::Progress`] and one of those two, and sees a closed socket to the program as [`LibraryRequest::Reset`] for all its numbers.
 
 /// Bytes of a packet.
-pub const PACKET: usize = 40;
+pub const PACKET_BYTES: usize = 40;
 /// Where the agent listens, unless its configuration says otherwise.
 pub const SOCKET: &str = "/run/viola/pipe.sock";
 
 /// What a program wants. Numbers are its own, and never used twice on a connection to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum LibraryRequest {
     /// Send a part of the file down the socket.
     Send {
         /// A new number.
@@ -60,7 +60,7 @@ pub enum Ask {
         /// How many; fewer when the peer ends before.
         length: u64,
     },
-    /// End it early; [`Answer::Over`] follows.
+    /// End it early; [`LibraryReply::Finished`] follows.
     Stop {
         /// Which.
         id: u64,
@@ -74,14 +74,14 @@ pub enum Ask {
 
 /// Connections of a pipe that are gone for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Lost {
+pub struct LostConnections {
     /// The source's.
     pub source: bool,
     /// The sink's.
     pub sink: bool,
 }
 
-impl Lost {
+impl LostConnections {
     /// Neither.
     pub const NONE: Self = Self {
         source: false,
@@ -102,7 +102,7 @@ impl Lost {
 
 /// What comes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum LibraryReply {
     /// The host is at it.
     Progress {
         /// Which.
@@ -111,7 +111,7 @@ pub enum Answer {
         sent: u64,
     },
     /// The connections are in their sockets again but for those that are lost.
-    Over {
+    Finished {
         /// Which.
         id: u64,
         /// Bytes that were moved.
@@ -119,9 +119,9 @@ pub enum Answer {
         /// 0 when all was moved, it was stopped, or the source had no more; `ECONNRESET` when a connection is gone for good.
         errno: i32,
         /// Connections that are gone for good.
-        lost: Lost,
+        lost: LostConnections,
         /// For so long the host had the connections, in microseconds; 0 when it is not known.
-        spent: u64,
+        host_us: u64,
     },
     /// Nothing was done, and the socket is as it was: the program sends by itself.
     Refused {
@@ -132,8 +132,8 @@ pub enum Answer {
     },
 }
 
-fn packet(what: u32, errno: i32, words: [u64; 4]) -> [u8; PACKET] {
-    let mut bytes = [0; PACKET];
+fn packet(what: u32, errno: i32, words: [u64; 4]) -> [u8; PACKET_BYTES] {
+    let mut bytes = [0; PACKET_BYTES];
     bytes[..4].copy_from_slice(&what.to_le_bytes());
     bytes[4..8].copy_from_slice(&errno.to_le_bytes());
     for (at, word) in words.iter().enumerate() {
@@ -143,7 +143,7 @@ fn packet(what: u32, errno: i32, words: [u64; 4]) -> [u8; PACKET] {
 }
 
 fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 4])> {
-    let bytes: &[u8; PACKET] = bytes.try_into().ok()?;
+    let bytes: &[u8; PACKET_BYTES] = bytes.try_into().ok()?;
     let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
     let word = |at: usize| {
         u64::from(u32::from_le_bytes(four(at))) | u64::from(u32::from_le_bytes(four(at + 4))) << 32
@@ -155,9 +155,9 @@ fn parts(bytes: &[u8]) -> Option<(u32, i32, [u64; 4])> {
     ))
 }
 
-impl Ask {
+impl LibraryRequest {
     /// As it goes over the socket.
-    pub fn encode(&self) -> [u8; PACKET] {
+    pub fn encode(&self) -> [u8; PACKET_BYTES] {
         match *self {
             Self::Send { id, offset, length } => packet(1, 0, [id, offset, length, 0]),
             Self::Stop { id } => packet(2, 0, [id, 0, 0, 0]),
@@ -192,18 +192,18 @@ impl Ask {
     }
 }
 
-impl Answer {
+impl LibraryReply {
     /// As it goes over the socket.
-    pub fn encode(&self) -> [u8; PACKET] {
+    pub fn encode(&self) -> [u8; PACKET_BYTES] {
         match *self {
             Self::Progress { id, sent } => packet(1, 0, [id, sent, 0, 0]),
-            Self::Over {
+            Self::Finished {
                 id,
                 sent,
                 errno,
                 lost,
-                spent,
-            } => packet(2, errno, [id, sent, lost.word(), spent]),
+                host_us,
+            } => packet(2, errno, [id, sent, lost.word(), host_us]),
             Self::Refused { id, errno } => packet(3, errno, [id, 0, 0, 0]),
         }
     }
@@ -212,12 +212,12 @@ impl Answer {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         match parts(bytes)? {
             (1, 0, [id, sent, 0, 0]) => Some(Self::Progress { id, sent }),
-            (2, errno, [id, sent, lost, spent]) => Some(Self::Over {
+            (2, errno, [id, sent, lost, host_us]) => Some(Self::Finished {
                 id,
                 sent,
                 errno,
-                lost: Lost::of(lost)?,
-                spent,
+                lost: LostConnections::of(lost)?,
+                host_us,
             }),
             (3, errno, [id, 0, 0, 0]) => Some(Self::Refused { id, errno }),
             _ => None,
@@ -227,7 +227,7 @@ impl Answer {
     /// Its number.
     pub fn id(&self) -> u64 {
         match *self {
-            Self::Progress { id, .. } | Self::Over { id, .. } | Self::Refused { id, .. } => id,
+            Self::Progress { id, .. } | Self::Finished { id, .. } | Self::Refused { id, .. } => id,
         }
     }
 }
@@ -241,32 +241,32 @@ mod tests {
         #[test]
         fn packets_are_read_back(id: u64, a: u64, b: u64, c: u64, errno: i32, lost in 0..4_u64) {
             let asks = [
-                Ask::Send { id, offset: a, length: b },
-                Ask::Receive { id, offset: a, length: b },
-                Ask::Copy { id, offset: a, length: b, to: c },
-                Ask::Relay { id, length: b },
-                Ask::Stop { id },
-                Ask::Reset { id },
+                LibraryRequest::Send { id, offset: a, length: b },
+                LibraryRequest::Receive { id, offset: a, length: b },
+                LibraryRequest::Copy { id, offset: a, length: b, to: c },
+                LibraryRequest::Relay { id, length: b },
+                LibraryRequest::Stop { id },
+                LibraryRequest::Reset { id },
             ];
             for ask in asks {
-                prop_assert_eq!(Ask::decode(&ask.encode()), Some(ask));
+                prop_assert_eq!(LibraryRequest::decode(&ask.encode()), Some(ask));
             }
             let answers = [
-                Answer::Progress { id, sent: a },
-                Answer::Over { id, sent: a, errno, lost: Lost::of(lost).unwrap(), spent: b },
-                Answer::Refused { id, errno },
+                LibraryReply::Progress { id, sent: a },
+                LibraryReply::Finished { id, sent: a, errno, lost: LostConnections::of(lost).unwrap(), host_us: b },
+                LibraryReply::Refused { id, errno },
             ];
             for answer in answers {
-                prop_assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+                prop_assert_eq!(LibraryReply::decode(&answer.encode()), Some(answer));
             }
         }
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {
-            if let Some(ask) = Ask::decode(&bytes) {
+            if let Some(ask) = LibraryRequest::decode(&bytes) {
                 prop_assert_eq!(ask.encode().to_vec(), bytes.clone());
             }
-            if let Some(answer) = Answer::decode(&bytes) {
+            if let Some(answer) = LibraryReply::decode(&bytes) {
                 prop_assert_eq!(answer.encode().to_vec(), bytes);
             }
         }

@@ -7,11 +7,11 @@
 //!
 //! | step | who | what | a connection's packets |
 //! |---|---|---|---|
-//! | 0 | agent | [`FromGuest::Hold`] of a connection that bytes come from; host: [`ToGuest::Held`] | from the peer: kept; from the VM: pass |
-//! | 1 | agent | takes the connections out of the VM's sockets, [`FromGuest::Give`] | of one that was not held: what the peer sends is lost, and sent again |
-//! | 2 | host | puts them into sockets of its own, moves bytes; [`ToGuest::Progress`] now and then | go to the host's socket, first what was kept |
-//! | 3 | host | takes them out again, [`ToGuest::Unread`] where there is much, [`ToGuest::Back`] | from the peer: kept; from the VM: pass |
-//! | 4 | agent | puts them into the old descriptors, [`FromGuest::Taken`] | the same |
+//! | 0 | agent | [`PipeRequest::Hold`] of a connection that bytes come from; host: [`PipeReply::Held`] | from the peer: kept; from the VM: pass |
+//! | 1 | agent | takes the connections out of the VM's sockets, [`PipeRequest::Start`] | of one that was not held: what the peer sends is lost, and sent again |
+//! | 2 | host | puts them into sockets of its own, moves bytes; [`PipeReply::Progress`] now and then | go to the host's socket, first what was kept |
+//! | 3 | host | takes them out again, [`PipeReply::Unread`] where there is much, [`PipeReply::Finished`] | from the peer: kept; from the VM: pass |
+//! | 4 | agent | puts them into the old descriptors, [`PipeRequest::Restored`] | the same |
 //! | 5 | host | lets them go | what was kept goes to the VM, and all that follows |
 //!
 //! Nobody waits for step 5: the VM's socket said nothing before step 4, so whatever comes from it afterwards is of the connection.
@@ -19,25 +19,25 @@
 //! Step 0 is for a connection whose peer is sending all the time: nothing of that is lost, and the VM can empty its queue
 //! meanwhile. From a file to a file there are only steps 1 to 3.
 //!
-//! [`ToGuest::Refused`] in place of step 2: nothing has happened, the VM's socket goes on. [`FromGuest::Stop`] asks for an early
+//! [`PipeReply::Refused`] in place of step 2: nothing has happened, the VM's socket goes on. [`PipeRequest::Stop`] asks for an early
 //! step 3; of what is only held, it lets it go. When the session ends the host resets all connections that it has: a peer must never take a cut file for a whole one.
 
 pub mod library;
-pub mod shown;
+pub mod status;
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent::{Bytes, FileMap, FsId, MAX_EXTENTS, MAX_TEXT};
+use crate::agent::{Bytes, FileMap, FsId, MAX_EXTENTS, MAX_TEXT_BYTES};
 
 /// Most bytes in each queue of a connection that is handed over, in one message.
-pub const MAX_QUEUE: usize = crate::agent::PROOF_BYTES;
+pub const MAX_QUEUE_BYTES: usize = crate::agent::PROOF_BYTES;
 /// Largest buffer of a socket that the host makes for a VM, in bytes.
-pub const MAX_BUFFER: u32 = 16 << 20;
+pub const MAX_BUFFER_BYTES: u32 = 16 << 20;
 
 /// Longest name of a congestion control, in bytes (`TCP_CA_NAME_MAX` of the kernel, without the zero behind it).
-pub const MAX_NAME: usize = 15;
+pub const MAX_CONGESTION_NAME_BYTES: usize = 15;
 
 /// A pipe of a session.
 pub type PipeId = u64;
@@ -58,18 +58,18 @@ pub struct Connection {
     /// Selective acknowledgements.
     pub sack: bool,
     /// Window scales of the peer and of this end, 0 to 14.
-    pub scale: Option<(u8, u8)>,
+    pub window_scale: Option<(u8, u8)>,
     /// Own timestamp.
     pub timestamp: Option<u32>,
     /// Number after the last byte of `unread`, without a FIN.
-    pub received: u32,
+    pub rcv_nxt: u32,
     /// Number after the last byte of `unacked` and `unsent`.
-    pub written: u32,
+    pub write_seq: u32,
     /// `snd_wl1`, `snd_wnd`, `max_window`, `rcv_wnd`, `rcv_wup` of `struct tcp_repair_window`.
     pub window: [u32; 5],
     /// Send buffer and receive buffer in bytes, and which of them are locked (1 send, 2 receive).
     pub buffers: [u32; 3],
-    /// Received, not read; at most [`MAX_QUEUE`] bytes, as the other two.
+    /// Received, not read; at most [`MAX_QUEUE_BYTES`] bytes, as the other two.
     pub unread: Bytes,
     /// Sent, not acknowledged.
     pub unacked: Bytes,
@@ -77,7 +77,7 @@ pub struct Connection {
     pub unsent: Bytes,
     /// The peer will send no more.
     pub peer_finished: bool,
-    /// Name of this end's congestion control, at most [`MAX_NAME`] bytes of `a-z0-9_`; empty where it is not told.
+    /// Name of this end's congestion control, at most [`MAX_CONGESTION_NAME_BYTES`] bytes of `a-z0-9_`; empty where it is not told.
     pub congestion: String,
     /// Cap of this end's pacing in bytes a second (`SO_MAX_PACING_RATE`), if there is one.
     pub pacing: Option<u64>,
@@ -114,17 +114,17 @@ struct More {
 
 impl From<Row> for Connection {
     fn from(row: Row) -> Self {
-        let Row(local, peer, Agreed(mss, sack, scale), numbers, more) = row;
-        let Numbers(timestamp, received, written, window, buffers) = numbers;
+        let Row(local, peer, Agreed(mss, sack, window_scale), numbers, more) = row;
+        let Numbers(timestamp, rcv_nxt, write_seq, window, buffers) = numbers;
         Self {
             local,
             peer,
             mss,
             sack,
-            scale,
+            window_scale,
             timestamp,
-            received,
-            written,
+            rcv_nxt,
+            write_seq,
             window,
             buffers,
             unread: more.unread,
@@ -142,8 +142,8 @@ impl From<Connection> for Row {
         Self(
             c.local,
             c.peer,
-            Agreed(c.mss, c.sack, c.scale),
-            Numbers(c.timestamp, c.received, c.written, c.window, c.buffers),
+            Agreed(c.mss, c.sack, c.window_scale),
+            Numbers(c.timestamp, c.rcv_nxt, c.write_seq, c.window, c.buffers),
             More {
                 unread: c.unread,
                 unacked: c.unacked,
@@ -161,17 +161,22 @@ impl Connection {
         if self.local.is_ipv4() != self.peer.is_ipv4() {
             return Err("ends of different families");
         }
-        if self.scale.is_some_and(|(a, b)| a > 14 || b > 14) {
+        if self.window_scale.is_some_and(|(a, b)| a > 14 || b > 14) {
             return Err("a window scale above 14");
         }
         if !(48..=65_535).contains(&self.mss) {
             return Err("a segment size that is none");
         }
-        if self.buffers[0] > MAX_BUFFER || self.buffers[1] > MAX_BUFFER || self.buffers[2] > 3 {
+        if self.buffers[0] > MAX_BUFFER_BYTES
+            || self.buffers[1] > MAX_BUFFER_BYTES
+            || self.buffers[2] > 3
+        {
             return Err("buffers beyond what a VM may have");
         }
         let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-        if self.congestion.len() > MAX_NAME || !self.congestion.bytes().all(is_part) {
+        if self.congestion.len() > MAX_CONGESTION_NAME_BYTES
+            || !self.congestion.bytes().all(is_part)
+        {
             return Err("a congestion control that has no such name");
         }
         Ok(())
@@ -181,7 +186,7 @@ impl Connection {
 /// One end of a pipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum End {
+pub enum Endpoint {
     /// A file, from a place on.
     File {
         /// Its file system, whose disk was proved before.
@@ -201,7 +206,7 @@ pub enum End {
     },
 }
 
-impl End {
+impl Endpoint {
     fn check(&self) -> Result<(), &'static str> {
         match self {
             Self::File { map, .. } if map.extents.len() > MAX_EXTENTS => Err("too many extents"),
@@ -214,9 +219,9 @@ impl End {
 /// What an agent says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FromGuest {
-    /// A connection will be given whose peer must lose nothing until then. Answered with [`ToGuest::Held`], or
-    /// [`ToGuest::Refused`].
+pub enum PipeRequest {
+    /// A connection will be given whose peer must lose nothing until then. Answered with [`PipeReply::Held`], or
+    /// [`PipeReply::Refused`].
     Hold {
         /// A new number.
         pipe: PipeId,
@@ -226,13 +231,14 @@ pub enum FromGuest {
         peer: SocketAddr,
     },
     /// What is to be moved. Bytes that wait in the source's `unread` are the first of them.
-    Give {
-        /// A new number, or that of a [`FromGuest::Hold`] of the source.
+    #[serde(rename = "give")]
+    Start {
+        /// A new number, or that of a [`PipeRequest::Hold`] of the source.
         pipe: PipeId,
         /// From here.
-        source: End,
+        source: Endpoint,
         /// To there.
-        sink: End,
+        sink: Endpoint,
         /// How many bytes; fewer when the source ends before.
         length: u64,
     },
@@ -247,7 +253,8 @@ pub enum FromGuest {
         pipe: PipeId,
     },
     /// The connections that came back are in the VM's sockets again.
-    Taken {
+    #[serde(rename = "taken")]
+    Restored {
         /// Got back before.
         pipe: PipeId,
     },
@@ -256,7 +263,7 @@ pub enum FromGuest {
 /// What the host says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ToGuest {
+pub enum PipeReply {
     /// The connection's peer loses nothing from now on.
     Held {
         /// Which.
@@ -277,17 +284,18 @@ pub enum ToGuest {
         sent: u64,
     },
     /// Part of what the peer has said and nobody has read, where it is more than a message holds: each part, then the rest in
-    /// [`ToGuest::Back`].
+    /// [`PipeReply::Finished`].
     Unread {
         /// Which.
         pipe: PipeId,
         /// Of the source's connection; else of the sink's.
         source: bool,
-        /// What follows the part before; at most [`MAX_QUEUE`] bytes.
+        /// What follows the part before; at most [`MAX_QUEUE_BYTES`] bytes.
         bytes: Bytes,
     },
     /// It is over.
-    Back {
+    #[serde(rename = "back")]
+    Finished {
         /// Which.
         pipe: PipeId,
         /// The source's connection as it is now; nothing when it was reset, or is a file.
@@ -302,8 +310,8 @@ pub enum ToGuest {
         #[serde(default, skip_serializing_if = "is_zero")]
         errno: i32,
         /// For so long the host had the connections, in microseconds.
-        #[serde(default, skip_serializing_if = "is_no_time")]
-        spent: u64,
+        #[serde(rename = "spent", default, skip_serializing_if = "is_no_time")]
+        host_us: u64,
     },
 }
 
@@ -315,24 +323,24 @@ fn is_zero(errno: &i32) -> bool {
     *errno == 0
 }
 
-impl FromGuest {
+impl PipeRequest {
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match self {
             Self::Hold { local, peer, .. } if local.is_ipv4() != peer.is_ipv4() => {
                 Err("ends of different families")
             }
-            Self::Give { source, sink, .. } => source.check().and_then(|()| sink.check()),
+            Self::Start { source, sink, .. } => source.check().and_then(|()| sink.check()),
             Self::Hold { .. } => Ok(()),
-            Self::Stop { .. } | Self::Reset { .. } | Self::Taken { .. } => Ok(()),
+            Self::Stop { .. } | Self::Reset { .. } | Self::Restored { .. } => Ok(()),
         }
     }
 }
 
-impl ToGuest {
+impl PipeReply {
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match self {
-            Self::Refused { why, .. } if why.len() > MAX_TEXT => Err("a text is too long"),
-            Self::Back { source, sink, .. } => {
+            Self::Refused { why, .. } if why.len() > MAX_TEXT_BYTES => Err("a text is too long"),
+            Self::Finished { source, sink, .. } => {
                 let mut both = [source, sink].into_iter().flatten();
                 both.try_for_each(|connection| connection.check())
             }
@@ -351,10 +359,10 @@ mod tests {
             peer: "10.0.0.9:4660".parse().unwrap(),
             mss: 1448,
             sack: true,
-            scale: Some((7, 7)),
+            window_scale: Some((7, 7)),
             timestamp: Some(1),
-            received: 2,
-            written: 3,
+            rcv_nxt: 2,
+            write_seq: 3,
             window: [1, 2, 3, 4, 5],
             buffers: [1 << 20, 1 << 20, 0],
             unread: Bytes(Vec::new()),
@@ -366,15 +374,54 @@ mod tests {
         }
     }
 
+    /// Agent and worker may be of different releases: names on the wire never change.
+    #[test]
+    fn messages_keep_their_names_on_the_wire() {
+        let json = |message: &PipeReply| serde_json::to_string(message).unwrap();
+        assert_eq!(
+            serde_json::to_string(&PipeRequest::Restored { pipe: 1 }).unwrap(),
+            r#"{"taken":{"pipe":1}}"#
+        );
+        let file = Endpoint::File {
+            fs: 1,
+            map: FileMap::default(),
+            offset: 0,
+        };
+        let start = PipeRequest::Start {
+            pipe: 1,
+            source: file.clone(),
+            sink: file,
+            length: 2,
+        };
+        let text = serde_json::to_string(&start).unwrap();
+        assert!(
+            text.starts_with(r#"{"give":{"pipe":1,"source":{"file":"#),
+            "{text}"
+        );
+        let finished = PipeReply::Finished {
+            pipe: 1,
+            source: None,
+            sink: None,
+            sent: 2,
+            errno: 3,
+            host_us: 4,
+        };
+        assert_eq!(
+            json(&finished),
+            r#"{"back":{"pipe":1,"sent":2,"errno":3,"spent":4}}"#
+        );
+        assert_eq!(json(&PipeReply::Held { pipe: 1 }), r#"{"held":{"pipe":1}}"#);
+    }
+
     #[test]
     fn a_connection_that_cannot_be_is_refused() {
         let good = connection();
         assert_eq!(good.check(), Ok(()));
         let bad: [fn(&mut Connection); 8] = [
             |c| c.peer = "[fd00::1]:1".parse().unwrap(),
-            |c| c.scale = Some((15, 0)),
+            |c| c.window_scale = Some((15, 0)),
             |c| c.mss = 47,
-            |c| c.buffers[1] = MAX_BUFFER + 1,
+            |c| c.buffers[1] = MAX_BUFFER_BYTES + 1,
             |c| c.buffers[2] = 4,
             |c| c.congestion = "a_name_that_long".into(),
             |c| c.congestion = "a/b".into(),
@@ -401,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_connection_is_read_back() {
-        let back = ToGuest::Back {
+        let back = PipeReply::Finished {
             pipe: 7,
             source: None,
             sink: Some(Box::new(Connection {
@@ -412,25 +459,25 @@ mod tests {
             })),
             sent: 9,
             errno: 0,
-            spent: 1,
+            host_us: 1,
         };
         let text = serde_json::to_string(&back).unwrap();
-        assert_eq!(serde_json::from_str::<ToGuest>(&text).unwrap(), back);
+        assert_eq!(serde_json::from_str::<PipeReply>(&text).unwrap(), back);
     }
 
     #[test]
     fn what_comes_back_is_short() {
         let nothing = || Bytes(Vec::new());
         let numbers = u32::MAX - 1;
-        let back = ToGuest::Back {
+        let back = PipeReply::Finished {
             pipe: 12_345,
             source: None,
             sink: Some(Box::new(Connection {
                 local: "10.200.100.211:8080".parse().unwrap(),
                 peer: "10.200.100.109:44660".parse().unwrap(),
                 timestamp: Some(numbers),
-                received: numbers,
-                written: numbers,
+                rcv_nxt: numbers,
+                write_seq: numbers,
                 window: [numbers, 64_128, 64_128, 65_536, numbers],
                 buffers: [4_194_304, 131_072, 0],
                 unread: nothing(),
@@ -441,10 +488,10 @@ mod tests {
             })),
             sent: 268_435_456,
             errno: 0,
-            spent: 1_000_000,
+            host_us: 1_000_000,
         };
         let text = serde_json::to_string(&back).unwrap();
-        assert_eq!(serde_json::from_str::<ToGuest>(&text).unwrap(), back);
+        assert_eq!(serde_json::from_str::<PipeReply>(&text).unwrap(), back);
         // each byte is a system call of a User Mode Linux guest's host, of two thirds of a microsecond
         assert!(text.len() < 240, "{}: {text}", text.len());
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `viola pipe`
 
-use viola_proto::pipe::shown::{Kind, Pipes, Transfer};
+use viola_proto::pipe::status::{Pipes, Transfer, TransferKind};
 
 use super::vread::{row, size};
 use crate::args;
@@ -66,10 +66,10 @@ fn transfer(vm: &str, t: &Transfer) -> Vec<String> {
     vec![
         vm.to_owned(),
         match t.kind {
-            Kind::Send => "send",
-            Kind::Receive => "receive",
-            Kind::Relay => "relay",
-            Kind::Copy => "copy",
+            TransferKind::Send => "send",
+            TransferKind::Receive => "receive",
+            TransferKind::Relay => "relay",
+            TransferKind::Copy => "copy",
         }
         .into(),
         size(t.length),
@@ -83,27 +83,27 @@ fn transfer(vm: &str, t: &Transfer) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use viola_proto::pipe::shown::{Sender, Work};
+    use viola_proto::pipe::status::{PipeStats, PipeVm};
 
     #[test]
     fn transfers_are_listed_with_their_rate() {
         assert!(list(&Pipes::default()).contains("no VM"));
         let pipes = Pipes {
-            vms: vec![Sender {
+            vms: vec![PipeVm {
                 name: "web".into(),
                 serving: true,
-                work: Work {
+                work: PipeStats {
                     transfers: vec![Transfer {
-                        kind: Kind::Send,
+                        kind: TransferKind::Send,
                         local: "10.0.0.2:80".parse().ok(),
                         peer: "10.0.0.9:4660".parse().ok(),
                         length: 2 << 20,
                         sent: 1 << 20,
                         age_ms: 500,
                     }],
-                    ..Work::default()
+                    ..PipeStats::default()
                 },
-                ..Sender::default()
+                ..PipeVm::default()
             }],
         };
         let text = list(&pipes);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub use viola_lab::testing::noise;
 use viola_lab::wire::Workload;
 use viola_lab::{Guest, Lab, Paths, Spec};
-use viola_proto::pipe::shown::{Pipes, Sender, Work};
+use viola_proto::pipe::status::{PipeStats, PipeVm, Pipes};
 
 use crate::client::Client;
 use crate::common::Daemon;
@@ -250,12 +250,12 @@ impl Rig {
         self.web.start(&NGINX, "");
     }
 
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> PipeStats {
         senders(&self.daemon)[0].work.clone()
     }
 
     /// Waits until nothing is begun any more for a second: a server hears late of clients that went away.
-    pub fn quiet(&self) -> Work {
+    pub fn quiet(&self) -> PipeStats {
         let mut work = self.settled(0);
         loop {
             std::thread::sleep(Duration::from_secs(1));
@@ -269,7 +269,7 @@ impl Rig {
 
     /// Waits until so many connections are counted and nothing is under way any more; what was done until then. (The host's
     /// counts come a moment later than a client's last byte.)
-    pub fn settled(&self, begun: u64) -> Work {
+    pub fn settled(&self, begun: u64) -> PipeStats {
         let begin = Instant::now();
         loop {
             let work = self.work();
@@ -318,7 +318,7 @@ pub fn wait_until_served(daemon: &mut Daemon, count: usize) {
     });
 }
 
-pub fn senders(daemon: &Daemon) -> Vec<Sender> {
+pub fn senders(daemon: &Daemon) -> Vec<PipeVm> {
     let all: Pipes = daemon.json(&["pipe", "ls"]);
     all.vms
 }

@@ -11,7 +11,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use viola_lab::Paths;
 use viola_lab::qemu::{Image, QemuVm, VmSpec};
 use viola_lab::wire::Workload;
-use viola_proto::pipe::shown::Work;
+use viola_proto::pipe::status::PipeStats;
 
 use crate::client::Client;
 use crate::common::Daemon;
@@ -150,12 +150,12 @@ impl Vm {
         Client::of(connect(NGINX.port).unwrap())
     }
 
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> PipeStats {
         senders(&self.daemon)[0].work.clone()
     }
 
     /// Waits until so many are counted and nothing is under way any more; what was done until then.
-    pub fn settled(&self, begun: u64) -> Work {
+    pub fn settled(&self, begun: u64) -> PipeStats {
         self.counted(|work| {
             let over = work.transfers.is_empty() && work.returned + work.broken == work.begun;
             over && work.begun >= begun
@@ -163,7 +163,7 @@ impl Vm {
     }
 
     /// Waits until that holds for what was done. (The host's counts come a moment later than a client's last byte.)
-    pub fn counted(&self, wanted: impl Fn(&Work) -> bool) -> Work {
+    pub fn counted(&self, wanted: impl Fn(&PipeStats) -> bool) -> PipeStats {
         let begin = Instant::now();
         loop {
             let work = self.work();

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
-use viola_handover::{drop_quietly, from_wire, put, take, to_wire};
+use viola_handover::{disconnect_silently, extract, from_wire, to_wire};
 use viola_netdev::Netns;
-use viola_proto::pipe::shown::Work;
-use viola_proto::pipe::{Connection, PipeId, ToGuest};
-use viola_vpipe::moving::Part;
-use viola_vpipe::work::{End, Give, Pipes};
+use viola_proto::pipe::status::PipeStats;
+use viola_proto::pipe::{Connection, PipeId, PipeReply};
+use viola_vpipe::pipes::{Endpoint, PipeSpec, Pipes};
+use viola_vpipe::transfer::FileRange;
 use viola_vpipe::{Flow, Steering};
 
 use super::tenant::{CLIENT, Tenant, noise};
@@ -36,12 +36,15 @@ impl Bed {
         Self::capped(name, None)
     }
 
-    pub fn capped(name: &str, rate: Option<u64>) -> Self {
+    pub fn capped(name: &str, max_bytes_per_s: Option<u64>) -> Self {
         let (host, steering) = (Netns::new().unwrap(), Steering::load().unwrap());
         let mut tenant = Tenant::new(&host, &steering, name);
-        tenant.rate = rate;
+        tenant.max_bytes_per_s = max_bytes_per_s;
         for address in ["10.66.0.2", "fd66::2"] {
-            tenant.space.add(address.parse().unwrap()).unwrap();
+            tenant
+                .vm_netns
+                .add_address(address.parse().unwrap())
+                .unwrap();
         }
         let file = noise(SIZE as usize, 9);
         let mut image = tempfile::tempfile().unwrap();
@@ -57,47 +60,47 @@ impl Bed {
     }
 
     /// As the agent does it; the whole file.
-    pub fn give(&self, pipe: PipeId, guest: &TcpStream) {
-        let taken = take(guest.as_fd()).unwrap();
-        self.give_as(pipe, to_wire(taken.keep()).unwrap());
+    pub fn start(&self, pipe: PipeId, guest: &TcpStream) {
+        let extracted = extract(guest.as_fd()).unwrap();
+        self.start_with(pipe, to_wire(extracted.detach()).unwrap());
     }
 
-    pub fn give_as(&self, pipe: PipeId, connection: Connection) {
+    pub fn start_with(&self, pipe: PipeId, connection: Connection) {
         let extent = Extent {
             logical: 0,
             physical: 0,
             length: SIZE,
             zero: false,
         };
-        let source = End::File(Part {
+        let source = Endpoint::File(FileRange {
             image: self.image.clone(),
             map: self.image.check(&[extent], SIZE).unwrap(),
             offset: 0,
         });
-        let sink = End::Connection {
+        let sink = Endpoint::Connection {
             connection,
             next_hop: CLIENT,
         };
-        let give = Give {
+        let spec = PipeSpec {
             pipe,
             source,
             sink,
             length: SIZE,
         };
-        self.pipes.give(give).unwrap();
+        self.pipes.start(spec).unwrap();
     }
 
     /// Out of the VM's socket.
-    pub fn taken(&self, guest: &TcpStream) -> End {
-        let taken = take(guest.as_fd()).unwrap();
-        End::Connection {
-            connection: to_wire(taken.keep()).unwrap(),
+    pub fn extracted(&self, guest: &TcpStream) -> Endpoint {
+        let extracted = extract(guest.as_fd()).unwrap();
+        Endpoint::Connection {
+            connection: to_wire(extracted.detach()).unwrap(),
             next_hop: CLIENT,
         }
     }
 
     /// A part of the file that these bytes of the disk are.
-    pub fn part(&self, disk: std::ops::Range<u64>, offset: u64) -> End {
+    pub fn part(&self, disk: std::ops::Range<u64>, offset: u64) -> Endpoint {
         let length = disk.end - disk.start;
         let extent = Extent {
             logical: 0,
@@ -105,7 +108,7 @@ impl Bed {
             length,
             zero: false,
         };
-        End::File(Part {
+        Endpoint::File(FileRange {
             image: self.image.clone(),
             map: self.image.check(&[extent], length).unwrap(),
             offset,
@@ -115,7 +118,7 @@ impl Bed {
     /// Bytes of the disk.
     pub fn disk(&self, bytes: std::ops::Range<u64>) -> Vec<u8> {
         let mut got = vec![0; (bytes.end - bytes.start) as usize];
-        let End::File(part) = self.part(bytes, 0) else {
+        let Endpoint::File(part) = self.part(bytes, 0) else {
             panic!("it is a file");
         };
         self.image.read_at(&part.map, 0, &mut got).unwrap();
@@ -123,67 +126,67 @@ impl Bed {
     }
 
     /// Waits until so many are counted as over: the counts come a moment after the agent is told.
-    pub fn settled(&self, over: u64) -> Work {
+    pub fn wait_for_ended(&self, over: u64) -> PipeStats {
         let begun = Instant::now();
         loop {
-            let work = self.pipes.work();
-            if work.transfers.is_empty() && work.returned + work.broken >= over {
-                return work;
+            let stats = self.pipes.stats();
+            if stats.transfers.is_empty() && stats.returned + stats.broken >= over {
+                return stats;
             }
-            assert!(begun.elapsed() < Duration::from_secs(30), "{work:?}");
+            assert!(begun.elapsed() < Duration::from_secs(30), "{stats:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// The next thing that is said to the agent, but for progress.
-    pub fn heard(&self) -> ToGuest {
+    pub fn reply(&self) -> PipeReply {
         let begun = Instant::now();
         loop {
             let next = self
                 .pipes
-                .heard()
-                .find(|m| !matches!(m, ToGuest::Progress { .. }));
+                .replies()
+                .find(|m| !matches!(m, PipeReply::Progress { .. }));
             if let Some(message) = next {
                 return message;
             }
-            assert!(begun.elapsed() < Duration::from_secs(20), "nothing is said");
+            assert!(begun.elapsed() < Duration::from_secs(20), "no reply");
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
     /// Takes a connection back as the agent does it; what was sent.
-    pub fn take_back(&self, pipe: PipeId, guest: &TcpStream) -> u64 {
-        let ToGuest::Back {
+    pub fn restore_and_confirm(&self, pipe: PipeId, guest: &TcpStream) -> u64 {
+        let PipeReply::Finished {
             sink: Some(connection),
             sent,
             errno: 0,
             ..
-        } = self.heard()
+        } = self.reply()
         else {
-            panic!("it does not come back");
+            panic!("the connection does not come back");
         };
         // the VM is slow
         std::thread::sleep(Duration::from_millis(20));
         restore(guest, *connection);
-        self.pipes.taken(pipe);
+        self.pipes.restored(pipe);
         sent
     }
 
-    pub fn wait_until_left_alone(&self, flow: &Flow) {
+    pub fn wait_until_released(&self, flow: &Flow) {
         let begun = Instant::now();
-        while !self.is_left_alone(flow) {
-            assert!(begun.elapsed() < Duration::from_secs(30), "it is held on");
+        while !self.is_released(flow) {
+            assert!(begun.elapsed() < Duration::from_secs(30), "still held");
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
-    pub fn is_left_alone(&self, flow: &Flow) -> bool {
+    pub fn is_released(&self, flow: &Flow) -> bool {
         self.steering.flows().counts(flow).unwrap().is_none()
     }
 }
 
 /// `tcpi_total_retrans`: segments that a socket had to send again.
-pub fn sent_again(socket: &TcpStream) -> u32 {
+pub fn retransmitted_segments(socket: &TcpStream) -> u32 {
     let mut info = [0u8; 104];
     let mut size = info.len() as u32;
     // SAFETY: the buffer is ours and of the size given.
@@ -202,7 +205,10 @@ pub fn sent_again(socket: &TcpStream) -> u32 {
 
 /// Into the VM's socket again.
 pub fn restore(guest: &TcpStream, connection: Connection) {
-    drop_quietly(guest.as_fd()).unwrap();
+    disconnect_silently(guest.as_fd()).unwrap();
     let state = from_wire(connection);
-    put(guest.as_fd(), &state).unwrap().go().unwrap();
+    viola_handover::restore(guest.as_fd(), &state)
+        .unwrap()
+        .activate()
+        .unwrap();
 }

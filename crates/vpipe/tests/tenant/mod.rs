@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use viola_netdev::{Netns, add_address, add_veth, device};
-use viola_vpipe::work::{Pipes, Place, congestion_controls};
-use viola_vpipe::{Attached, Flow, Park, Space, Steering};
+use viola_vpipe::pipes::{PipeResources, Pipes, congestion_controls};
+use viola_vpipe::{AttachedPrograms, Flow, HoldQueue, Steering, VmNetns};
 
 const GUEST: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 pub const CLIENT: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
@@ -29,12 +29,12 @@ pub fn tool(tool: &str, words: &str) {
 pub struct Tenant {
     guest: Netns,
     pub client: Netns,
-    pub space: Space,
-    pub park: Option<Park>,
+    pub vm_netns: VmNetns,
+    pub hold_queue: Option<HoldQueue>,
     tap: u32,
     /// Cap in bytes a second.
-    pub rate: Option<u64>,
-    _attached: Attached,
+    pub max_bytes_per_s: Option<u64>,
+    _programs: AttachedPrograms,
 }
 
 impl Tenant {
@@ -57,79 +57,80 @@ impl Tenant {
         name: &str,
     ) -> Self {
         let (guest, client) = (Netns::new().unwrap(), Netns::new().unwrap());
-        let [tap, other, veth] = ["tap", "cl", "vs"].map(|what| format!("{what}{name}"));
-        let (space, park, tap, attached) = host
+        let [tap, client_port, veth] = ["tap", "cl", "vs"].map(|what| format!("{what}{name}"));
+        let (vm_netns, hold_queue, tap, programs) = host
             .run(|| {
-                for (port, room) in [(&tap, &guest), (&other, &client)] {
-                    add_veth(port, "eth0", Some(room.as_fd())).unwrap();
+                for (port, netns) in [(&tap, &guest), (&client_port, &client)] {
+                    add_veth(port, "eth0", Some(netns.as_fd())).unwrap();
                     device::add_port(bridge, port).unwrap();
                     device::up(port).unwrap();
                 }
                 if let Some(vlan) = vlan {
-                    for port in [&tap, &other] {
+                    for port in [&tap, &client_port] {
                         tool(BRIDGE, &format!("vlan del dev {port} vid 1"));
                     }
                     tool(
                         BRIDGE,
                         &format!("vlan add dev {tap} vid {vlan} pvid untagged"),
                     );
-                    tool(BRIDGE, &format!("vlan add dev {other} vid {vlan}"));
+                    tool(BRIDGE, &format!("vlan add dev {client_port} vid {vlan}"));
                 }
-                let space = Space::new(&veth, GUEST, 1500).unwrap();
+                let vm_netns = VmNetns::new(&veth, GUEST, 1500).unwrap();
                 let tap = device::index(&tap).unwrap();
-                let attached = steering.attach(tap, &space).unwrap();
-                let park = Park::new(&space, tap).unwrap();
-                (space, park, tap, attached)
+                let programs = steering.attach(tap, &vm_netns).unwrap();
+                let hold_queue = HoldQueue::new(&vm_netns, tap).unwrap();
+                (vm_netns, hold_queue, tap, programs)
             })
             .unwrap();
-        for (room, mac, last, tag) in [(&guest, GUEST, 2, None), (&client, CLIENT, 3, vlan)] {
-            room.run(|| {
-                device::up("lo").unwrap();
-                device::set_mac("eth0", mac).unwrap();
-                let device = match tag {
-                    None => "eth0",
-                    Some(vlan) => {
-                        device::up("eth0").unwrap();
-                        tool(
-                            IP,
-                            &format!("link add link eth0 name tagged type vlan id {vlan}"),
-                        );
-                        "tagged"
-                    }
-                };
-                device::set_address(device, [10, 66, 0, last].into(), 24).unwrap();
-                let v6 = [0xfd66, 0, 0, 0, 0, 0, 0, u16::from(last)];
-                add_address(device::index(device).unwrap(), IpAddr::from(v6), 64).unwrap();
-            })
-            .unwrap();
+        for (netns, mac, last, tag) in [(&guest, GUEST, 2, None), (&client, CLIENT, 3, vlan)] {
+            netns
+                .run(|| {
+                    device::up("lo").unwrap();
+                    device::set_mac("eth0", mac).unwrap();
+                    let interface = match tag {
+                        None => "eth0",
+                        Some(vlan) => {
+                            device::up("eth0").unwrap();
+                            tool(
+                                IP,
+                                &format!("link add link eth0 name tagged type vlan id {vlan}"),
+                            );
+                            "tagged"
+                        }
+                    };
+                    device::set_address(interface, [10, 66, 0, last].into(), 24).unwrap();
+                    let v6 = [0xfd66, 0, 0, 0, 0, 0, 0, u16::from(last)];
+                    add_address(device::index(interface).unwrap(), IpAddr::from(v6), 64).unwrap();
+                })
+                .unwrap();
         }
         Self {
             guest,
             client,
-            space,
-            park: Some(park),
+            vm_netns,
+            hold_queue: Some(hold_queue),
             tap,
-            rate: None,
-            _attached: attached,
+            max_bytes_per_s: None,
+            _programs: programs,
         }
     }
 
     /// What the host sends with for this VM, of which there can be one.
     pub fn pipes(&mut self, steering: &Steering) -> Pipes {
-        let place = Place {
+        let resources = PipeResources {
             flows: steering.flows().descriptor().unwrap().into(),
             gate: steering.gate().descriptor().unwrap().into(),
-            park: self.park.take().unwrap(),
+            hold_queue: self.hold_queue.take().unwrap(),
             tap: self.tap,
-            veth: self.space.veth(),
-            parked: self.space.park(),
+            veth: self.vm_netns.veth(),
+            hold_veth: self.vm_netns.hold_veth(),
             addresses: vec![[10, 66, 0, 2].into(), [0xfd66, 0, 0, 0, 0, 0, 0, 2].into()],
-            congestion: congestion_controls().unwrap(),
-            most: 8,
-            rate: self.rate,
+            congestion_controls: congestion_controls().unwrap(),
+            max_pipes: 8,
+            max_bytes_per_s: self.max_bytes_per_s,
         };
-        let netns = self.space.netns();
-        netns.run(|| Pipes::start(place).unwrap()).unwrap()
+        let netns = self.vm_netns.netns();
+        netns.run(|| Pipes::spawn(resources).unwrap()).unwrap()
     }
 
     /// A client that has asked the VM; the VM's socket, and how its connection is called.
@@ -151,7 +152,7 @@ impl Tenant {
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         let (guest, peer) = listener.accept().unwrap();
-        self.space.add(server).unwrap();
+        self.vm_netns.add_address(server).unwrap();
         let flow = Flow {
             tap: self.tap,
             guest: address,

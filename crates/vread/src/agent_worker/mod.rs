@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use viola_proto::agent::ToAgent;
-use viola_vpipe::work::{Pipes, Place, Pulse};
+use viola_vpipe::pipes::{PauseProbe, PipeResources, Pipes};
 
 use crate::control::{Inbox, Limits, Order, Received, Report, Role, VERSION};
 use crate::journal::{Journal, Level, LogSink};
@@ -62,7 +62,7 @@ pub struct Params {
     /// Bounds for the agent.
     pub limits: Limits,
     /// What sends the VM's files, where that is wanted.
-    pub pipes: Option<Place>,
+    pub pipes: Option<PipeResources>,
 }
 
 /// Runs until it is told to quit.
@@ -94,7 +94,7 @@ impl Worker {
         let table = Table::map(&params.table)?;
         let mut session = AgentSession::new(table, params.limits, Journal::new(sink), now);
         if let Some(place) = params.pipes {
-            session.set_pipes(Pipes::start(place)?);
+            session.set_pipes(Pipes::spawn(place)?);
         }
         Ok(Self {
             vm: params.vm,
@@ -160,7 +160,7 @@ impl Worker {
         self.session.complete_pending(now, &self.readers, &mut out);
         self.session.tick(now, &mut out);
         if let Some(pipes) = self.session.pipes() {
-            out.extend(pipes.heard().map(ToAgent::Pipe));
+            out.extend(pipes.replies().map(ToAgent::Pipe));
         }
         self.send(now, &out);
     }
@@ -256,7 +256,7 @@ impl Worker {
             Order::Pulse { threads, .. } => {
                 let threads = fds.by_ref().take(threads).collect();
                 if let Some(pipes) = self.session.pipes() {
-                    pipes.watch(Pulse::new(threads, fds.next()));
+                    pipes.watch_pause(PauseProbe::new(threads, fds.next()));
                 }
                 Ok(())
             }

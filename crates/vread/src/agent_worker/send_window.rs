@@ -9,9 +9,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use viola_proto::agent::{FromAgent, LINE, MAX_LEASES, ToAgent, encode};
+use viola_proto::agent::{FromAgent, MAX_LEASES, SERIAL_LINE_BYTES, ToAgent, encode};
 
-/// Most leases in one message to a line; of the longest numbers they take two thirds of [`LINE`].
+/// Most leases in one message to a line; of the longest numbers they take two thirds of [`SERIAL_LINE_BYTES`].
 const MAX_LEASES_PER_LINE: usize = 96;
 /// Room that is left for a ping, bytes.
 const PING_BYTES: usize = 64;
@@ -47,7 +47,7 @@ impl SendWindow {
     /// For an agent that has not said hello yet.
     pub fn new() -> Self {
         Self {
-            size: Some(LINE as usize),
+            size: Some(SERIAL_LINE_BYTES as usize),
             sent: 0,
             read: 0,
             pings: VecDeque::new(),
@@ -64,7 +64,7 @@ impl SendWindow {
     pub fn push(&mut self, message: &ToAgent) {
         match message {
             // Of these the next one will do as well.
-            ToAgent::Hail { .. } | ToAgent::Ping { .. }
+            ToAgent::HelloRequest { .. } | ToAgent::Ping { .. }
                 if self.size.is_some() && !self.waiting.is_empty() => {}
             ToAgent::Withdrawn { leases } => {
                 let most = if self.size.is_some() {
@@ -117,7 +117,7 @@ impl SendWindow {
         self.sent += length as u64;
         match &message {
             ToAgent::Welcome { session, .. } => self.session = *session,
-            ToAgent::Hail { .. } => self.session = 0,
+            ToAgent::HelloRequest { .. } => self.session = 0,
             ToAgent::Ping { n, .. } => self.track_ping(*n),
             _ => {}
         }
@@ -218,7 +218,7 @@ mod tests {
         let mut now = Instant::now();
         let mut bytes = 0;
         for _ in 0..10_000 {
-            window.push(&ToAgent::Hail { version: 1 });
+            window.push(&ToAgent::HelloRequest { version: 1 });
             bytes += all(&mut window, now).iter().map(length).sum::<usize>();
             now += Duration::from_secs(2);
         }
@@ -226,13 +226,16 @@ mod tests {
         assert!(window.waiting() < 100);
         assert_eq!(window.retry_delay(now), None);
         // Somebody does at last, and reads.
-        window.observe(&hello(LINE));
+        window.observe(&hello(SERIAL_LINE_BYTES));
         let ping = all(&mut window, now);
         let [ToAgent::Ping { n, .. }] = ping[..] else {
             panic!("{ping:?}");
         };
         window.observe(&FromAgent::Pong { n });
-        assert_eq!(all(&mut window, now), [ToAgent::Hail { version: 1 }]);
+        assert_eq!(
+            all(&mut window, now),
+            [ToAgent::HelloRequest { version: 1 }]
+        );
     }
 
     #[test]
@@ -264,7 +267,7 @@ mod tests {
             steps in proptest::collection::vec((0u64..200, 1usize..4000, 0u64..1500), 1..60)
         ) {
             let mut window = SendWindow::new();
-            window.observe(&hello(LINE));
+            window.observe(&hello(SERIAL_LINE_BYTES));
             let (mut now, mut said, mut got) = (Instant::now(), Vec::new(), Vec::new());
             let mut line: VecDeque<ToAgent> = VecDeque::new();
             let mut next = 0;

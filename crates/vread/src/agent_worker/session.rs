@@ -16,7 +16,7 @@ use viola_proto::agent::{
     self, BlockKey, FileMap, FromAgent, FsId, MAX_EXTENTS, MAX_LEASES, ToAgent,
 };
 
-use viola_vpipe::work::Pipes;
+use viola_vpipe::pipes::Pipes;
 
 use super::images::Disk;
 use super::named_blocks::{LeaseId, NamedBlocks};
@@ -290,7 +290,7 @@ impl AgentSession {
             return;
         }
         // a VM that stands still has not died, and its disks stay as they are
-        if self.pipes.as_ref().is_some_and(Pipes::stands_still) {
+        if self.pipes.as_ref().is_some_and(Pipes::is_paused) {
             self.last_message = now;
         }
         if let State::Open { .. } = self.state
@@ -404,7 +404,7 @@ impl AgentSession {
         self.proved.clear();
         // nobody could take them back any more
         if let Some(pipes) = &mut self.pipes {
-            pipes.end();
+            pipes.reset_all();
         }
         self.stat.agent.clear();
         let hello = match std::mem::replace(&mut self.state, State::Silent) {
@@ -421,7 +421,7 @@ impl AgentSession {
     }
 
     fn send_hail(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
-        out.push(ToAgent::Hail {
+        out.push(ToAgent::HelloRequest {
             version: agent::VERSION,
         });
         self.last_ping = now;

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use viola_proto::agent::{
-    self, BlockKey, Bytes, DiskName, Extent, FileMap, FrameReader, FromAgent, PROOF_BYTES, Why,
-    encode,
+    self, BlockKey, Bytes, DiskName, Extent, FileMap, FrameReader, FromAgent, PROOF_BYTES,
+    WithdrawReason, encode,
 };
 
 use super::*;

@@ -18,7 +18,7 @@ pub use stream_state::StreamState;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use viola_proto::pipe::shown::Work;
+use viola_proto::pipe::status::PipeStats;
 
 /// Changes when an order or a report changes so that an older program would not understand it. A worker of another
 /// version is replaced.
@@ -310,7 +310,7 @@ pub struct AgentStat {
     pub agent_why: String,
     /// What is sent for it; `None` where nothing may be.
     #[serde(default)]
-    pub pipes: Option<Work>,
+    pub pipes: Option<PipeStats>,
 }
 
 /// What a reader worker has done. Counts are since its start.

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use viola_proto::agent::{
-    FrameReader, FromAgent, HEADER, MAGIC, MAX_PAYLOAD, PROOF_BYTES, ToAgent, crc32c,
+    FrameReader, FromAgent, HEADER_BYTES, MAGIC, MAX_PAYLOAD_BYTES, PROOF_BYTES, ToAgent, crc32c,
 };
 
 use crate::agent_worker::{AgentSession, Readers, open_images};
@@ -60,9 +60,9 @@ fn frame(line: &[u8]) -> Vec<u8> {
     let line: Vec<u8> = line
         .bytes()
         .filter(|b| *b >= 0x20)
-        .take(MAX_PAYLOAD)
+        .take(MAX_PAYLOAD_BYTES)
         .collect();
-    let mut frame = Vec::with_capacity(HEADER + line.len());
+    let mut frame = Vec::with_capacity(HEADER_BYTES + line.len());
     frame.extend(MAGIC);
     frame.extend((line.len() as u32).to_le_bytes());
     frame.extend(crc32c(&line).to_le_bytes());

@@ -5,7 +5,7 @@
 //! the server knows which way a request came.
 
 use fuse_backend_rs::api::server::Server;
-use viola_proto::relay::{HEADER, MAX_REPLY, MAX_REQUEST, TRAILER};
+use viola_proto::fuse_stream::{HEADER_BYTES, MAX_REPLY_BYTES, MAX_REQUEST_BYTES, TRAILER_BYTES};
 use virtio_queue::desc::{RawDescriptor, split::Descriptor};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{
@@ -20,9 +20,9 @@ const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const REQUEST: u64 = 0x3000;
 /// The frame of the reply; the reply itself is behind the frame's header.
-const FRAME: u64 = REQUEST + MAX_REQUEST as u64;
-const REPLY: u64 = FRAME + HEADER as u64;
-const SIZE: usize = FRAME as usize + HEADER + MAX_REPLY + TRAILER;
+const FRAME: u64 = REQUEST + MAX_REQUEST_BYTES as u64;
+const REPLY: u64 = FRAME + HEADER_BYTES as u64;
+const SIZE: usize = FRAME as usize + HEADER_BYTES + MAX_REPLY_BYTES + TRAILER_BYTES;
 /// A queue's length is a power of two.
 const QUEUE: u16 = 2;
 const NEXT: u16 = 1;
@@ -43,7 +43,7 @@ impl ByteQueue {
         })
     }
 
-    /// Serves a request of at most [`MAX_REQUEST`] bytes; the length of the reply, 0 for none. `None`
+    /// Serves a request of at most [`MAX_REQUEST_BYTES`] bytes; the length of the reply, 0 for none. `None`
     /// when the request is malformed.
     pub(super) fn serve(&self, server: &Server<BlockFs>, request: &[u8]) -> Option<usize> {
         let memory = self.memory.memory();
@@ -54,7 +54,7 @@ impl ByteQueue {
             memory.write_obj(RawDescriptor::from(descriptor), place)
         };
         describe(0, Descriptor::new(REQUEST, length, NEXT, 1)).ok()?;
-        describe(1, Descriptor::new(REPLY, MAX_REPLY as u32, WRITE, 0)).ok()?;
+        describe(1, Descriptor::new(REPLY, MAX_REPLY_BYTES as u32, WRITE, 0)).ok()?;
         let mut queue = Queue::new(QUEUE).ok()?;
         queue.set_size(QUEUE);
         queue
@@ -70,7 +70,7 @@ impl ByteQueue {
         memory.write_obj(0u16, GuestAddress(AVAILABLE + 4)).ok()?;
         let chain = queue.iter(memory.clone()).ok()?.next()?;
         let length = serve_chain(server, &chain)?;
-        (length <= MAX_REPLY).then_some(length)
+        (length <= MAX_REPLY_BYTES).then_some(length)
     }
 
     /// Writes the last reply's frame, from its first byte to its last.
@@ -79,9 +79,9 @@ impl ByteQueue {
     /// Those of the stream.
     pub(super) fn send(
         &self,
-        header: &[u8; HEADER],
+        header: &[u8; HEADER_BYTES],
         length: usize,
-        trailer: &[u8; TRAILER],
+        trailer: &[u8; TRAILER_BYTES],
         stream: &mut impl WriteVolatile,
     ) -> std::io::Result<()> {
         let memory = self.memory.memory();
@@ -95,7 +95,7 @@ impl ByteQueue {
         memory
             .write_slice(trailer, GuestAddress(REPLY + length as u64))
             .map_err(other)?;
-        let whole = HEADER + length + TRAILER;
+        let whole = HEADER_BYTES + length + TRAILER_BYTES;
         let mut done = 0;
         while done < whole {
             let at = GuestAddress(FRAME + done as u64);

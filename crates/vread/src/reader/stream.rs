@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Blocks for a VM whose memory this process does not share: its agent hands the requests of its kernel
-//! over by a byte stream. See [`viola_proto::relay`].
+//! over by a byte stream. See [`viola_proto::fuse_stream`].
 //!
 //! One thread hears the stream and answers what is in memory; what has to wait for a disk is answered by
 //! others, in any order. Everything that the VM sends is parsed here, within bounds: a frame of at most
@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fuse_backend_rs::api::server::Server;
-use viola_proto::relay::{self, Asked, Frame, Frames, Hello, Kind, OUT_HEADER};
+use viola_proto::fuse_stream::{
+    self, FUSE_OUT_HEADER_BYTES, Frame, FrameKind, FrameReader, Hello, RequestHeader,
+};
 
 use super::byte_queue::ByteQueue;
 use super::fs::{BlockFs, MountOptions};
@@ -123,7 +125,7 @@ pub(super) fn random() -> u64 {
 
 struct Job {
     request: Vec<u8>,
-    asked: Asked,
+    asked: RequestHeader,
     session: u64,
     server: Arc<Server<BlockFs>>,
 }
@@ -134,9 +136,9 @@ struct Outbox {
 }
 
 impl Outbox {
-    fn send(&mut self, kind: Kind, session: u64, payload: &[u8]) -> io::Result<()> {
+    fn send(&mut self, kind: FrameKind, session: u64, payload: &[u8]) -> io::Result<()> {
         let mut bytes = Vec::new();
-        relay::push(&mut bytes, kind, session, payload);
+        fuse_stream::push_frame(&mut bytes, kind, session, payload);
         self.stream.write_all(&bytes)
     }
 }
@@ -165,31 +167,31 @@ impl Shared {
         });
     }
 
-    fn reply(&self, queue: &ByteQueue, length: Option<usize>, asked: Asked, session: u64) {
-        if !asked.is_answered() {
+    fn reply(&self, queue: &ByteQueue, length: Option<usize>, asked: RequestHeader, session: u64) {
+        if !asked.expects_reply() {
             return;
         }
         // The agent's kernel waits for a reply, whatever it was that it sent.
         let whole = |length: &usize| {
-            let header: Option<[u8; OUT_HEADER]> = queue.begin();
+            let header: Option<[u8; FUSE_OUT_HEADER_BYTES]> = queue.begin();
             header.is_some_and(|h| {
                 h[..4] == (*length as u32).to_le_bytes() && h[8..] == asked.unique.to_le_bytes()
             })
         };
-        let length = length.filter(|n| *n >= OUT_HEADER).filter(whole);
+        let length = length.filter(|n| *n >= FUSE_OUT_HEADER_BYTES).filter(whole);
         let length = length.or_else(|| {
             count(&self.service.counts.malformed);
-            queue.put(&asked.refusal(libc::EIO))
+            queue.put(&asked.error_reply(libc::EIO))
         });
         let mut outbox = lock(&self.outbox);
         if let Some(length) = length
             && outbox.session == Some(session)
         {
-            let header = relay::header(Kind::Reply, session, length);
+            let header = fuse_stream::header(FrameKind::Reply, session, length);
             let sent = queue.send(
                 &header,
                 length,
-                &relay::trailer(session),
+                &fuse_stream::trailer(session),
                 &mut outbox.stream,
             );
             if sent.is_err() {
@@ -238,7 +240,7 @@ impl Receiver {
     }
 
     fn listen(&mut self, stream: &mut UnixStream) -> io::Result<()> {
-        let mut frames = Frames::of_agent();
+        let mut frames = FrameReader::from_agent();
         let mut begun: Option<Instant> = None;
         self.send_hail()?;
         while frames.fill(stream)? != Some(0) {
@@ -259,7 +261,7 @@ impl Receiver {
                 }
             }
             begun = match begun {
-                _ if !frames.is_within() => None,
+                _ if !frames.is_partial() => None,
                 Some(at) if !whole && at.elapsed() > FRAME_TIMEOUT => {
                     frames.skip();
                     self.restart_session()?;
@@ -294,32 +296,32 @@ impl Receiver {
 
     fn send_hail(&mut self) -> io::Result<()> {
         self.last_hail = Some(Instant::now());
-        let version = relay::VERSION.to_le_bytes();
-        lock(&self.shared.outbox).send(Kind::Hail, self.nonce, &version)
+        let version = fuse_stream::VERSION.to_le_bytes();
+        lock(&self.shared.outbox).send(FrameKind::Challenge, self.nonce, &version)
     }
 
     fn take(&mut self, frame: Frame<'_>) -> io::Result<Next> {
         let (session, payload) = (frame.session, frame.payload);
         match frame.kind {
-            Kind::Hello => {
+            FrameKind::Hello => {
                 if session == self.nonce
-                    && let Some(hello) = Hello::read(payload)
+                    && let Some(hello) = Hello::decode(payload)
                 {
                     self.welcome(&hello)?;
                 }
                 return Ok(Next::Continue);
             }
-            Kind::Knock => return Ok(Next::Restart),
+            FrameKind::Probe => return Ok(Next::Restart),
             _ => {}
         }
         let Some((_, server)) = self.server.as_ref().filter(|(own, _)| *own == session) else {
             return Ok(Next::Restart);
         };
-        if frame.kind == Kind::Ping {
-            lock(&self.shared.outbox).send(Kind::Pong, session, payload)?;
+        if frame.kind == FrameKind::Ping {
+            lock(&self.shared.outbox).send(FrameKind::Pong, session, payload)?;
             return Ok(Next::Continue);
         }
-        let Some(asked) = Asked::read(payload) else {
+        let Some(asked) = RequestHeader::decode(payload) else {
             count(&self.shared.service.counts.malformed);
             return Ok(Next::Restart);
         };
@@ -328,13 +330,13 @@ impl Receiver {
     }
 
     fn welcome(&mut self, hello: &Hello) -> io::Result<()> {
-        if hello.version != relay::VERSION {
+        if hello.version != fuse_stream::VERSION {
             let why = format!(
                 "viola on the host speaks version {} of this, the agent version {}",
-                relay::VERSION,
+                fuse_stream::VERSION,
                 hello.version
             );
-            return lock(&self.shared.outbox).send(Kind::Refused, self.nonce, why.as_bytes());
+            return lock(&self.shared.outbox).send(FrameKind::Refused, self.nonce, why.as_bytes());
         }
         let mut mounted = lock(&self.mounted);
         let kept = mounted.clone().filter(|m| m.mount == hello.mount);
@@ -356,10 +358,16 @@ impl Receiver {
             .record_stream_state(Some(before), Some(StreamState::Connected));
         let mut outbox = lock(&self.shared.outbox);
         outbox.session = Some(hello.session);
-        outbox.send(Kind::Welcome, hello.session, &[u8::from(is_kept)])
+        outbox.send(FrameKind::Welcome, hello.session, &[u8::from(is_kept)])
     }
 
-    fn serve(&self, request: &[u8], asked: Asked, session: u64, server: &Arc<Server<BlockFs>>) {
+    fn serve(
+        &self,
+        request: &[u8],
+        asked: RequestHeader,
+        session: u64,
+        server: &Arc<Server<BlockFs>>,
+    ) {
         let shared = &self.shared;
         count(&shared.service.counts.requests);
         shared.with_arena(|queue| {

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use viola_proto::relay::{self, Frames, Hello, Kind};
+use viola_proto::fuse_stream::{self, FrameKind, FrameReader, Hello};
 
 use super::tests::{
     FORGET, LOOKUP, OPEN, POOL, READ, TABLE, TestBed, answer, bed, expected, request,
@@ -23,7 +23,7 @@ const LOOK: MountOptions = MountOptions {
 /// An agent without a kernel.
 struct Agent {
     stream: UnixStream,
-    frames: Frames,
+    frames: FrameReader,
     session: u64,
 }
 
@@ -34,19 +34,19 @@ impl Agent {
         streams.replace(theirs.into()).unwrap();
         Self {
             stream: ours,
-            frames: Frames::of_worker(),
+            frames: FrameReader::from_worker(),
             session: 0,
         }
     }
 
-    fn send(&mut self, kind: Kind, session: u64, payload: &[u8]) {
+    fn send(&mut self, kind: FrameKind, session: u64, payload: &[u8]) {
         let mut bytes = Vec::new();
-        relay::push(&mut bytes, kind, session, payload);
+        fuse_stream::push_frame(&mut bytes, kind, session, payload);
         self.stream.write_all(&bytes).unwrap();
     }
 
     /// The next frame; `None` at the end of the stream.
-    fn try_receive(&mut self) -> io::Result<Option<(Kind, u64, Vec<u8>)>> {
+    fn try_receive(&mut self) -> io::Result<Option<(FrameKind, u64, Vec<u8>)>> {
         loop {
             if let Some(f) = self
                 .frames
@@ -63,7 +63,7 @@ impl Agent {
         }
     }
 
-    fn receive(&mut self) -> (Kind, u64, Vec<u8>) {
+    fn receive(&mut self) -> (FrameKind, u64, Vec<u8>) {
         self.try_receive().unwrap().unwrap()
     }
 
@@ -71,24 +71,24 @@ impl Agent {
     fn start_session(&mut self, mount: u64, session: u64) -> bool {
         let nonce = loop {
             match self.receive() {
-                (Kind::Hail, nonce, _) => break nonce,
-                other => assert_eq!(other.0, Kind::Reply),
+                (FrameKind::Challenge, nonce, _) => break nonce,
+                other => assert_eq!(other.0, FrameKind::Reply),
             }
         };
         let hello = Hello {
-            version: relay::VERSION,
+            version: fuse_stream::VERSION,
             session,
             mount,
         };
-        self.send(Kind::Hello, nonce, &hello.bytes());
+        self.send(FrameKind::Hello, nonce, &hello.encode());
         loop {
             match self.receive() {
-                (Kind::Welcome, own, kept) if own == session => {
+                (FrameKind::Welcome, own, kept) if own == session => {
                     self.session = session;
                     return kept == [1];
                 }
                 // one that was on its way
-                (kind, ..) => assert_eq!(kind, Kind::Hail),
+                (kind, ..) => assert_eq!(kind, FrameKind::Challenge),
             }
         }
     }
@@ -96,14 +96,18 @@ impl Agent {
     fn restart_session(&mut self, mount: u64, session: u64) -> bool {
         // longer than the worker rests between two hails
         std::thread::sleep(Duration::from_millis(120));
-        self.send(Kind::Knock, 0, &[]);
+        self.send(FrameKind::Probe, 0, &[]);
         self.start_session(mount, session)
     }
 
     fn ask(&mut self, opcode: u32, node: u64, body: &[u8]) -> (i32, Vec<u8>) {
-        self.send(Kind::Request, self.session, &request(opcode, node, body));
+        self.send(
+            FrameKind::Request,
+            self.session,
+            &request(opcode, node, body),
+        );
         let (kind, session, bytes) = self.receive();
-        assert_eq!((kind, session), (Kind::Reply, self.session));
+        assert_eq!((kind, session), (FrameKind::Reply, self.session));
         assert_eq!(bytes[..4], (bytes.len() as u32).to_le_bytes());
         let (error, body) = answer(&bytes);
         (error, body.to_vec())
@@ -204,21 +208,29 @@ fn what_is_of_another_session_or_version_is_not_served() {
     let mut agent = Agent::connect(&streams);
     agent.start_session(1, 11);
     let node = agent.block(3);
-    agent.send(Kind::Request, 10, &request(READ, node, &read_body(0, 10)));
-    assert_eq!(agent.receive().0, Kind::Hail);
+    agent.send(
+        FrameKind::Request,
+        10,
+        &request(READ, node, &read_body(0, 10)),
+    );
+    assert_eq!(agent.receive().0, FrameKind::Challenge);
     // and the session is over
     std::thread::sleep(Duration::from_millis(120));
-    agent.send(Kind::Request, 11, &request(READ, node, &read_body(0, 10)));
+    agent.send(
+        FrameKind::Request,
+        11,
+        &request(READ, node, &read_body(0, 10)),
+    );
     let (kind, nonce, _) = agent.receive();
-    assert_eq!(kind, Kind::Hail);
+    assert_eq!(kind, FrameKind::Challenge);
     let hello = Hello {
         version: 99,
         session: 5,
         mount: 1,
     };
-    agent.send(Kind::Hello, nonce, &hello.bytes());
+    agent.send(FrameKind::Hello, nonce, &hello.encode());
     let (kind, _, why) = agent.receive();
-    assert_eq!(kind, Kind::Refused);
+    assert_eq!(kind, FrameKind::Refused);
     assert!(
         String::from_utf8(why)
             .unwrap()
@@ -237,13 +249,13 @@ fn a_malformed_request_is_answered_all_the_same() {
     assert_eq!(agent.ask(4000, 1, &[]).0, libc::ENOSYS);
     assert!(bed.service.stat().refusals.contains_key("malformed"));
     // one that has no answer
-    agent.send(Kind::Request, 11, &request(FORGET, 2, &[0; 8]));
+    agent.send(FrameKind::Request, 11, &request(FORGET, 2, &[0; 8]));
     assert!(agent.look_up(1, POOL).is_ok());
     // a header that lies about its length ends the session
     let mut short = request(READ, 1, &[0; 40]);
     short.pop();
-    agent.send(Kind::Request, 11, &short);
-    assert_eq!(agent.receive().0, Kind::Hail);
+    agent.send(FrameKind::Request, 11, &short);
+    assert_eq!(agent.receive().0, FrameKind::Challenge);
 }
 
 #[test]
@@ -255,7 +267,12 @@ fn a_vm_that_does_not_read_its_replies_holds_up_no_withdrawal_and_no_other_strea
     let node = agent.block(3);
     let mut frame = Vec::new();
     let body = read_body(0, 300_000);
-    relay::push(&mut frame, Kind::Request, 11, &request(READ, node, &body));
+    fuse_stream::push_frame(
+        &mut frame,
+        FrameKind::Request,
+        11,
+        &request(READ, node, &body),
+    );
     agent.stream.set_nonblocking(true).unwrap();
     let mut sent = 0;
     while agent.stream.write_all(&frame).is_ok() {
@@ -290,7 +307,7 @@ fn a_block_that_is_withdrawn_is_not_read_by_the_stream_either() {
 #[derive(Debug, Clone)]
 enum Step {
     Junk(Vec<u8>),
-    Framed(Kind, bool, Vec<u8>),
+    Framed(FrameKind, bool, Vec<u8>),
     Shaped(u32, u64, Vec<u8>),
     Cut(usize),
     StartSession(u64),
@@ -299,16 +316,16 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..200);
     let kind = prop_oneof![
-        Just(Kind::Knock),
-        Just(Kind::Hello),
-        Just(Kind::Request),
-        Just(Kind::Ping),
-        Just(Kind::Reply),
+        Just(FrameKind::Probe),
+        Just(FrameKind::Hello),
+        Just(FrameKind::Request),
+        Just(FrameKind::Ping),
+        Just(FrameKind::Reply),
     ];
     prop_oneof![
         bytes().prop_map(Step::Junk),
         (kind, any::<bool>(), bytes()).prop_map(|(kind, own, mut bytes)| {
-            bytes.truncate(kind.most());
+            bytes.truncate(kind.max_payload_bytes());
             Step::Framed(kind, own, bytes)
         }),
         (0u32..60, 0u64..9, bytes()).prop_map(|(o, n, b)| Step::Shaped(o, n, b)),
@@ -334,18 +351,18 @@ proptest! {
             match step {
                 Step::Junk(junk) => bytes = junk,
                 Step::Framed(kind, own, payload) => {
-                    relay::push(&mut bytes, kind, if own { 11 } else { 12 }, &payload);
+                    fuse_stream::push_frame(&mut bytes, kind, if own { 11 } else { 12 }, &payload);
                 }
                 Step::Shaped(opcode, node, body) => {
-                    relay::push(&mut bytes, Kind::Request, 11, &request(opcode, node, &body));
+                    fuse_stream::push_frame(&mut bytes, FrameKind::Request, 11, &request(opcode, node, &body));
                 }
                 Step::Cut(lost) => {
-                    relay::push(&mut bytes, Kind::Request, 11, &request(READ, 2, &read_body(0, 9)));
+                    fuse_stream::push_frame(&mut bytes, FrameKind::Request, 11, &request(READ, 2, &read_body(0, 9)));
                     bytes.truncate(bytes.len() - lost);
                 }
                 Step::StartSession(mount) => {
-                    let hello = Hello { version: relay::VERSION, session: 11, mount };
-                    relay::push(&mut bytes, Kind::Hello, 11, &hello.bytes());
+                    let hello = Hello { version: fuse_stream::VERSION, session: 11, mount };
+                    fuse_stream::push_frame(&mut bytes, FrameKind::Hello, 11, &hello.encode());
                 }
             }
             agent.stream.write_all(&bytes).unwrap();

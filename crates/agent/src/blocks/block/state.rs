@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The states of a block, and what changes them.
 
-use viola_proto::agent::{Lease, Why};
+use viola_proto::agent::{Lease, WithdrawReason};
 
 use crate::clock::Millis;
 
@@ -69,7 +69,7 @@ pub enum State<M> {
         /// The lease.
         lease: Lease,
         /// The reason.
-        why: Why,
+        why: WithdrawReason,
         /// When the withdrawal is sent again.
         next: Millis,
         /// What becomes of the block afterwards.
@@ -117,7 +117,7 @@ pub enum Effect {
         /// The lease.
         lease: Lease,
         /// The reason.
-        why: Why,
+        why: WithdrawReason,
     },
     /// Remove its links.
     Unlink,

@@ -39,7 +39,7 @@ fn named() -> B {
     b
 }
 
-fn withdrawn(why: Why, after: Disposition) -> B {
+fn withdrawn(why: WithdrawReason, after: Disposition) -> B {
     let mut b = named();
     assert_eq!(
         b.touched(5000, &T, after, why),
@@ -51,22 +51,25 @@ fn withdrawn(why: Why, after: Disposition) -> B {
 #[test]
 fn whatever_happens_while_it_waits_begins_the_wait_again() {
     let mut b = B::new(0, &T);
-    assert_eq!(b.touched(2000, &T, Disposition::Remap, Why::Changed), None);
+    assert_eq!(
+        b.touched(2000, &T, Disposition::Remap, WithdrawReason::Changed),
+        None
+    );
     assert!(!b.is_ready_to_link(4999));
     assert!(b.is_ready_to_link(5000));
     assert_eq!(
-        b.touched(5000, &T, Disposition::Forget, Why::Deleted),
+        b.touched(5000, &T, Disposition::Forget, WithdrawReason::Deleted),
         Some(Effect::Forget)
     );
 }
 
 #[test]
 fn a_deleted_block_keeps_its_links_until_the_host_has_let_go() {
-    let mut b = withdrawn(Why::Deleted, Disposition::Forget);
+    let mut b = withdrawn(WithdrawReason::Deleted, Disposition::Forget);
     assert_eq!(b.tick(6999, &T), None);
     let again = Some(Effect::Withdraw {
         lease: 1,
-        why: Why::Deleted,
+        why: WithdrawReason::Deleted,
     });
     for now in [7000, 9000, 11_000, 1_000_000] {
         assert_eq!(b.tick(now, &T), again);
@@ -80,7 +83,7 @@ fn a_deleted_block_keeps_its_links_until_the_host_has_let_go() {
 
 #[test]
 fn a_new_session_lets_go_too() {
-    let mut b = withdrawn(Why::Deleted, Disposition::Forget);
+    let mut b = withdrawn(WithdrawReason::Deleted, Disposition::Forget);
     assert_eq!(b.session_opened(6000, &T), Some(Effect::Unlink));
     let mut b = named();
     assert_eq!(b.session_opened(6000, &T), None);
@@ -92,7 +95,7 @@ fn a_new_session_lets_go_too() {
 
 #[test]
 fn links_that_cannot_be_removed_are_tried_again() {
-    let mut b = withdrawn(Why::Deleted, Disposition::Forget);
+    let mut b = withdrawn(WithdrawReason::Deleted, Disposition::Forget);
     b.host_withdrew(5001, &T, 1);
     assert_eq!(b.unlink_done(5002, &T, false), None);
     assert!(b.is_linked());
@@ -104,13 +107,13 @@ fn links_that_cannot_be_removed_are_tried_again() {
 fn a_change_while_a_worker_is_at_it_spoils_the_result() {
     let mut b = B::new(0, &T);
     b.start_linking();
-    b.touched(3001, &T, Disposition::Forget, Why::Moved);
+    b.touched(3001, &T, Disposition::Forget, WithdrawReason::Moved);
     assert_eq!(b.link_done(3002, &T, Ok(())), Some(Effect::Unlink));
     assert_eq!(b.unlink_done(3003, &T, true), Some(Effect::Forget));
 
     let mut b = settled();
     b.tick(3500, &T);
-    b.touched(3600, &T, Disposition::Remap, Why::Relocated);
+    b.touched(3600, &T, Disposition::Remap, WithdrawReason::Relocated);
     assert_eq!(b.map_done(3700, &T, 1, Ok(7)), None);
     assert!(!b.is_ready_to_name());
     assert_eq!(b.tick(6699, &T), None);
@@ -121,7 +124,7 @@ fn a_change_while_a_worker_is_at_it_spoils_the_result() {
 fn extents_found_before_a_change_are_not_taken_after_it() {
     let mut b = named();
     assert_eq!(b.tick(64_001, &T), Some(Effect::Map { attempt: 2 }));
-    b.touched(64_002, &T, Disposition::Remap, Why::Relocated);
+    b.touched(64_002, &T, Disposition::Remap, WithdrawReason::Relocated);
     b.host_withdrew(64_003, &T, 1);
     assert_eq!(b.tick(67_003, &T), Some(Effect::Map { attempt: 3 }));
     assert_eq!(b.map_done(67_004, &T, 2, Ok(7)), None);
@@ -137,7 +140,7 @@ fn extents_that_moved_are_named_again_under_another_lease() {
     assert_eq!(b.map_done(64_002, &T, 2, Ok(7)), None);
     assert_eq!(b.lease(), Some(1), "nothing moved");
     assert_eq!(b.tick(124_002, &T), Some(Effect::Map { attempt: 3 }));
-    let why = Why::Relocated;
+    let why = WithdrawReason::Relocated;
     assert_eq!(
         b.map_done(124_003, &T, 3, Ok(8)),
         Some(Effect::Withdraw { lease: 1, why })
@@ -151,7 +154,7 @@ fn extents_that_moved_are_named_again_under_another_lease() {
 fn a_name_without_an_answer_is_withdrawn_and_given_again() {
     let mut b = ready();
     b.start_naming(4000, &T, 1);
-    let why = Why::Unanswered;
+    let why = WithdrawReason::Unanswered;
     assert_eq!(b.tick(14_000, &T), Some(Effect::Withdraw { lease: 1, why }));
     assert_eq!(b.host_withdrew(14_001, &T, 1), None);
     assert_eq!(b.tick(17_001, &T), Some(Effect::Map { attempt: 2 }));
@@ -170,7 +173,7 @@ fn a_block_that_the_host_refuses_is_not_held() {
 
 #[test]
 fn a_block_that_comes_back_begins_anew_after_its_links_are_gone() {
-    let mut b = withdrawn(Why::Moved, Disposition::Forget);
+    let mut b = withdrawn(WithdrawReason::Moved, Disposition::Forget);
     assert_eq!(b.appeared(5500, &T), None);
     assert_eq!(b.host_withdrew(6000, &T, 1), Some(Effect::Unlink));
     assert_eq!(b.unlink_done(6001, &T, true), None);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Messages of the host: leases, sessions, proven file systems.
 
-use viola_proto::agent::{FsId, Lease, Limits, Why};
+use viola_proto::agent::{FsId, Lease, Limits, WithdrawReason};
 
 use super::Ledger;
 use crate::blocks::block::Disposition;
@@ -71,7 +71,7 @@ impl Ledger {
 
     /// Withdraws all blocks of a file system. With `Disposition::Remap` they are named again when the file system
     /// is proven; with a later one their links are removed.
-    pub fn fs_unproven(&mut self, now: Millis, fs: FsId, then: Disposition, why: Why) {
+    pub fn fs_unproven(&mut self, now: Millis, fs: FsId, then: Disposition, why: WithdrawReason) {
         self.proven.remove(&fs);
         for id in self.entries_of_fs(fs) {
             let linked = self.entries.get(&id).is_some_and(|e| e.block.is_linked());

@@ -105,7 +105,8 @@ impl World {
     fn touch(&mut self, id: EntryId, then: Disposition) {
         if self.ledger.entry(id).is_some() {
             self.touched.insert(id, self.now);
-            self.ledger.touched(self.now, id, then, Why::Changed);
+            self.ledger
+                .touched(self.now, id, then, WithdrawReason::Changed);
         }
     }
 
@@ -315,7 +316,7 @@ fn a_paused_agent_names_nothing_and_goes_on_afterwards() {
     w.ledger.pause(true);
     for fs in [0, 1] {
         w.ledger
-            .fs_unproven(w.now, fs, Disposition::Remap, Why::Filesystem);
+            .fs_unproven(w.now, fs, Disposition::Remap, WithdrawReason::Filesystem);
     }
     w.take();
     assert_eq!(w.asked.len(), 1);
@@ -406,7 +407,7 @@ proptest! {
                 Event::Hello => w.hello(),
                 Event::Welcome => w.welcome(),
                 Event::Unproven(fs) => {
-                    w.ledger.fs_unproven(w.now, fs, Disposition::Remap, Why::Filesystem);
+                    w.ledger.fs_unproven(w.now, fs, Disposition::Remap, WithdrawReason::Filesystem);
                     if w.open {
                         w.ledger.fs_proven(fs);
                     }

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use viola_proto::pipe::{MAX_QUEUE, PipeId};
+use viola_proto::pipe::{MAX_QUEUE_BYTES, PipeId};
 
 use super::{Engine, Sink, Source};
 use crate::pipe::forward::{Outcome, forward, store};
@@ -110,7 +110,7 @@ impl Engine {
             Sink::Socket(to) => to
                 .stream
                 .unacked_bytes()
-                .is_ok_and(|bytes| bytes <= MAX_QUEUE),
+                .is_ok_and(|bytes| bytes <= MAX_QUEUE_BYTES),
             Sink::File { .. } => true,
         };
         let mut is_ready = false;

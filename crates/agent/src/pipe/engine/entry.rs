@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use viola_proto::pipe::{Connection, FromGuest, PipeId};
+use viola_proto::pipe::{Connection, PipeId, PipeRequest};
 
 use super::drain::DrainPoll;
 use crate::pipe::counters::Counters;
@@ -29,7 +29,7 @@ pub(super) struct Pipe {
     /// Why the pipe is refused.
     pub(super) reason: Option<Reason>,
     /// How long the host had the pipe, in microseconds.
-    pub(super) spent: u64,
+    pub(super) host_us: u64,
 }
 
 /// The end that bytes come from.
@@ -73,15 +73,15 @@ impl Endpoint {
 
 impl Pipe {
     /// The message for a command; `None` when the addresses are not known.
-    pub(super) fn host_message(&self, pipe: PipeId, command: HostCommand) -> Option<FromGuest> {
+    pub(super) fn host_message(&self, pipe: PipeId, command: HostCommand) -> Option<PipeRequest> {
         Some(match command {
             HostCommand::Hold => {
                 let (local, peer) = self.ends?;
-                FromGuest::Hold { pipe, local, peer }
+                PipeRequest::Hold { pipe, local, peer }
             }
-            HostCommand::Stop => FromGuest::Stop { pipe },
-            HostCommand::Reset => FromGuest::Reset { pipe },
-            HostCommand::Taken => FromGuest::Taken { pipe },
+            HostCommand::Stop => PipeRequest::Stop { pipe },
+            HostCommand::Reset => PipeRequest::Reset { pipe },
+            HostCommand::Taken => PipeRequest::Restored { pipe },
         })
     }
 

@@ -2,7 +2,7 @@
 //! Extracts connections from their sockets, and hands a pipe over to the host.
 
 use viola_proto::agent::FileMap;
-use viola_proto::pipe::{End, FromGuest, PipeId};
+use viola_proto::pipe::{Endpoint, PipeId, PipeRequest};
 
 use super::{Engine, Sink, Source};
 use crate::pipe::life::Event;
@@ -22,7 +22,7 @@ impl Engine {
     }
 
     /// Extracts the connections and builds the message. On an error they are back in their sockets.
-    pub(super) fn extract(&mut self, id: PipeId) -> Result<Option<FromGuest>, Reason> {
+    pub(super) fn extract(&mut self, id: PipeId) -> Result<Option<PipeRequest>, Reason> {
         let Some(pipe) = self.pipes.get(&id).filter(|p| p.life.can_hand_over()) else {
             return Ok(None);
         };
@@ -52,12 +52,12 @@ impl Engine {
             Sink::Socket(endpoint) => {
                 let hop = |(local, peer)| self.next_hops.get(local, peer);
                 let (connection, next_hop) = endpoint.stream.extract(hop)?;
-                End::Connection {
+                Endpoint::Connection {
                     connection: Box::new(connection),
                     next_hop,
                 }
             }
-            Sink::File { target, .. } => End::File {
+            Sink::File { target, .. } => Endpoint::File {
                 fs: writes.ok_or(Reason::SystemError)?,
                 map: target.map.clone().ok_or(Reason::SystemError)?,
                 offset: target.offset + pipe.moved,
@@ -66,7 +66,7 @@ impl Engine {
         let source = match &mut pipe.source {
             Source::Socket(endpoint) => {
                 let taken = endpoint.stream.extract(|_| Ok(source_hop));
-                taken.map(|(connection, next_hop)| End::Connection {
+                taken.map(|(connection, next_hop)| Endpoint::Connection {
                     connection: Box::new(connection),
                     next_hop,
                 })
@@ -74,7 +74,7 @@ impl Engine {
             Source::File { key, offset, .. } => {
                 let whole = self.leases.get(*key).and_then(|leased| leased.map.as_ref());
                 match (whole, reads) {
-                    (Some(whole), Some(fs)) => Ok(End::File {
+                    (Some(whole), Some(fs)) => Ok(Endpoint::File {
                         fs,
                         map: part(whole, *offset, *offset + length),
                         offset: *offset,
@@ -84,7 +84,7 @@ impl Engine {
             }
         };
         match source {
-            Ok(source) => Ok(Some(FromGuest::Give {
+            Ok(source) => Ok(Some(PipeRequest::Start {
                 pipe: id,
                 source,
                 sink,

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use viola_proto::pipe::library::{Answer, Ask};
-use viola_proto::pipe::{FromGuest, PipeId, ToGuest};
+use viola_proto::pipe::library::{LibraryReply, LibraryRequest};
+use viola_proto::pipe::{PipeId, PipeReply, PipeRequest};
 
 use super::counters::Counters;
 use super::lease::Leases;
@@ -269,21 +269,21 @@ impl Engine {
     }
 
     /// Handles a message of the host.
-    pub fn handle_host_message(&mut self, message: ToGuest) {
+    pub fn handle_host_message(&mut self, message: PipeReply) {
         match message {
-            ToGuest::Refused { pipe, why } => {
+            PipeReply::Refused { pipe, why } => {
                 self.counters.set_last_detail(format!("the host: {why}"));
                 self.apply(pipe, Event::Refused, Reason::RefusedByHost);
             }
-            ToGuest::Held { pipe } => {
+            PipeReply::Held { pipe } => {
                 self.apply(pipe, Event::Held, Reason::RefusedByHost);
                 self.start_drain(pipe);
             }
-            ToGuest::Progress { pipe, sent } => {
+            PipeReply::Progress { pipe, sent } => {
                 let sent = self.clamp_sent(pipe, sent);
                 self.apply(pipe, Event::Progress(sent), Reason::RefusedByHost);
             }
-            ToGuest::Unread {
+            PipeReply::Unread {
                 pipe,
                 source,
                 bytes,
@@ -297,13 +297,13 @@ impl Engine {
                     endpoints.for_each(|endpoint| endpoint.unread.extend_from_slice(&bytes.0));
                 }
             }
-            ToGuest::Back {
+            PipeReply::Finished {
                 pipe,
                 source,
                 sink,
                 sent,
                 errno,
-                spent,
+                host_us,
             } => {
                 let sent = self.clamp_sent(pipe, sent);
                 let came = Sides {
@@ -311,7 +311,7 @@ impl Engine {
                     sink: sink.is_some(),
                 };
                 if let Some(pipe) = self.pipes.get_mut(&pipe) {
-                    pipe.spent = spent;
+                    pipe.host_us = host_us;
                     if let Source::Socket(endpoint) = &mut pipe.source {
                         endpoint.returned = source;
                     }
@@ -337,12 +337,12 @@ impl Engine {
             Incoming::Nothing => {}
             Incoming::Gone => self.disconnect(program),
             // a pipe that has ended needs no stop
-            Incoming::Ask(Ask::Stop { id }, _) => {
+            Incoming::Ask(LibraryRequest::Stop { id }, _) => {
                 if let Some(pipe) = self.find(program, id) {
                     self.apply(pipe, Event::Stop, Reason::RefusedByHost);
                 }
             }
-            Incoming::Ask(Ask::Reset { id }, _) => {
+            Incoming::Ask(LibraryRequest::Reset { id }, _) => {
                 if let Some(pipe) = self.find(program, id) {
                     self.apply(pipe, Event::ProgramGone, Reason::RefusedByHost);
                 }
@@ -356,7 +356,7 @@ impl Engine {
                 if let Err(reason) = self.begin(program, request, fds) {
                     self.counters.count_refusal(reason);
                     let (id, errno) = (request.id, reason.errno());
-                    let refused = Answer::Refused { id, errno };
+                    let refused = LibraryReply::Refused { id, errno };
                     if !self.programs.answer(program, &refused) {
                         self.disconnect(program);
                     }
@@ -373,7 +373,7 @@ impl Engine {
             .map(|(pipe, _)| *pipe)
     }
 
-    fn send(&mut self, message: FromGuest) {
+    fn send(&mut self, message: PipeRequest) {
         if let Some(epoch) = self.host_state.epoch {
             self.outbox.push_back(Outgoing { epoch, message });
         }
@@ -408,16 +408,19 @@ impl Engine {
                 match action {
                     Action::Answer(mut answer) => {
                         match &mut answer {
-                            Answer::Over {
-                                sent, errno, spent, ..
+                            LibraryReply::Finished {
+                                sent,
+                                errno,
+                                host_us,
+                                ..
                             } => {
-                                *spent = pipe.spent;
+                                *host_us = pipe.host_us;
                                 self.counters.count_ended(*sent, *errno);
                             }
-                            Answer::Refused { .. } => {
+                            LibraryReply::Refused { .. } => {
                                 self.counters.count_refusal(pipe.reason.unwrap_or(reason));
                             }
-                            Answer::Progress { .. } => {}
+                            LibraryReply::Progress { .. } => {}
                         }
                         is_gone |= !self.programs.answer(pipe.program, &answer);
                     }

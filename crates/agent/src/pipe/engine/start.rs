@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use viola_proto::agent::FileMap;
 use viola_proto::pipe::PipeId;
-use viola_proto::pipe::library::Ask;
+use viola_proto::pipe::library::LibraryRequest;
 
 use super::{BOTH, Endpoint, Engine, Pipe, Sink, Source};
 use crate::pipe::lease::{FileInfo, FileKey};
@@ -33,18 +33,20 @@ pub struct Request {
 
 impl Request {
     /// Parses a packet; `None` when it does not ask for a new pipe.
-    pub fn of(ask: Ask) -> Option<Self> {
+    pub fn of(ask: LibraryRequest) -> Option<Self> {
         let (id, kind, offset, to, length) = match ask {
-            Ask::Send { id, offset, length } => (id, Kind::Send, offset, 0, length),
-            Ask::Receive { id, offset, length } => (id, Kind::Receive, 0, offset, length),
-            Ask::Copy {
+            LibraryRequest::Send { id, offset, length } => (id, Kind::Send, offset, 0, length),
+            LibraryRequest::Receive { id, offset, length } => {
+                (id, Kind::Receive, 0, offset, length)
+            }
+            LibraryRequest::Copy {
                 id,
                 offset,
                 length,
                 to,
             } => (id, Kind::Copy, offset, to, length),
-            Ask::Relay { id, length } => (id, Kind::Relay, 0, 0, length),
-            Ask::Stop { .. } | Ask::Reset { .. } => return None,
+            LibraryRequest::Relay { id, length } => (id, Kind::Relay, 0, 0, length),
+            LibraryRequest::Stop { .. } | LibraryRequest::Reset { .. } => return None,
         };
         Some(Self {
             id,
@@ -146,7 +148,7 @@ impl Engine {
             ends: None,
             drain: None,
             reason: None,
-            spent: 0,
+            host_us: 0,
         };
         self.pipes.insert(pipe, new);
         self.advance(pipe);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a pipe connects, what happens to it, and what has to be done for it.
 
-use viola_proto::pipe::library::Answer;
+use viola_proto::pipe::library::LibraryReply;
 
 /// What a pipe connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub enum HostCommand {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Answer the program.
-    Answer(Answer),
+    Answer(LibraryReply),
     /// Send the host a command.
     Tell(HostCommand),
     /// Resume the extracted connections in their sockets.

@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    fn end(&mut self, answer: Answer) -> Result<(), TestCaseError> {
+    fn end(&mut self, answer: LibraryReply) -> Result<(), TestCaseError> {
         self.ends += 1;
         prop_assert!(
             self.settled || !self.file_sink(),
@@ -111,8 +111,8 @@ impl World {
         );
         prop_assert!(!self.silent.any() && !self.hold, "{:?} too early", answer);
         match answer {
-            Answer::Progress { .. } => {}
-            Answer::Over { sent, lost, .. } => {
+            LibraryReply::Progress { .. } => {}
+            LibraryReply::Finished { sent, lost, .. } => {
                 let lost = Sides {
                     source: lost.source,
                     sink: lost.sink,
@@ -125,7 +125,7 @@ impl World {
                     self.total
                 );
             }
-            Answer::Refused { .. } => {
+            LibraryReply::Refused { .. } => {
                 prop_assert!(!self.killed.any() && self.moved == 0, "it is not as it was");
             }
         }
@@ -141,7 +141,7 @@ impl World {
             Action::Answer(answer) => {
                 prop_assert_eq!(self.ends, 0, "{:?} after the end", answer);
                 match answer {
-                    Answer::Progress { sent, .. } => prop_assert_eq!(sent, self.total),
+                    LibraryReply::Progress { sent, .. } => prop_assert_eq!(sent, self.total),
                     end => self.end(end)?,
                 }
             }
@@ -262,12 +262,12 @@ fn run(kind: Kind, events: &[Event]) -> (Life, Vec<Action>) {
 fn said(sent: u64, lost: Sides) -> Action {
     let errno = if lost.any() { libc::ECONNRESET } else { 0 };
     let Sides { source, sink } = lost;
-    Action::Answer(Answer::Over {
+    Action::Answer(LibraryReply::Finished {
         id: 7,
         sent,
         errno,
-        lost: Lost { source, sink },
-        spent: 0,
+        lost: LostConnections { source, sink },
+        host_us: 0,
     })
 }
 
@@ -303,7 +303,7 @@ fn a_whole_file_goes_and_the_connection_comes_back() {
     assert_eq!(
         actions,
         [
-            Action::Answer(Answer::Progress { id: 7, sent: 4 }),
+            Action::Answer(LibraryReply::Progress { id: 7, sent: 4 }),
             Action::ReleaseFile,
             Action::Restore,
             Action::Tell(HostCommand::Taken),
@@ -331,7 +331,7 @@ fn what_the_agent_has_moved_is_counted_with_what_the_host_moves() {
         actions,
         [
             Action::Tell(HostCommand::Hold),
-            Action::Answer(Answer::Progress { id: 7, sent: 104 }),
+            Action::Answer(LibraryReply::Progress { id: 7, sent: 104 }),
             Action::ReleaseFile,
             Action::Restore,
             Action::Tell(HostCommand::Taken),
@@ -379,7 +379,7 @@ fn what_is_held_and_cannot_be_given_is_let_go() {
         ]
     );
     let (id, errno) = (7, libc::EAGAIN);
-    let refused = Action::Answer(Answer::Refused { id, errno });
+    let refused = Action::Answer(LibraryReply::Refused { id, errno });
     assert_eq!(life.apply(Event::Settled(0)), [refused]);
     let (mut life, _) = run(Kind::Receive, &held);
     life.apply(Event::Moved(6));

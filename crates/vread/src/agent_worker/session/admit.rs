@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use viola_extents::CheckedMap;
-use viola_proto::agent::{self, BlockKey, Bytes, DiskName, FileMap, FsId, ToAgent, short};
+use viola_proto::agent::{self, BlockKey, Bytes, DiskName, FileMap, FsId, ToAgent, truncate_text};
 
 use super::super::images;
 use super::super::named_blocks::{self, Block, LeaseId};
@@ -56,7 +56,7 @@ impl AgentSession {
                 );
                 ToAgent::ProofBad {
                     fs,
-                    why: short(why),
+                    why: truncate_text(why),
                 }
             }
         }
@@ -91,7 +91,7 @@ impl AgentSession {
                 );
                 Some(ToAgent::Refused {
                     lease,
-                    why: short(why),
+                    why: truncate_text(why),
                 })
             }
         }
@@ -149,7 +149,7 @@ impl AgentSession {
         &mut self,
         now: Instant,
         leases: Vec<LeaseId>,
-        why: agent::Why,
+        why: agent::WithdrawReason,
         out: &mut Vec<ToAgent>,
     ) {
         let mut unknown = Vec::new();

@@ -2,10 +2,10 @@
 //! Bytes that the VM wants to be moved: looked up and checked here, moved by [`viola_vpipe`].
 
 use viola_extents::CheckedMap;
-use viola_proto::agent::{FileMap, FsId, MAX_EXTENTS, ToAgent, short};
-use viola_proto::pipe::{self as proto, FromGuest, PipeId, ToGuest};
-use viola_vpipe::moving::Part;
-use viola_vpipe::work::{End, Give, Pipes};
+use viola_proto::agent::{FileMap, FsId, MAX_EXTENTS, ToAgent, truncate_text};
+use viola_proto::pipe::{self as proto, PipeId, PipeReply, PipeRequest};
+use viola_vpipe::pipes::{Endpoint, PipeSpec, Pipes};
+use viola_vpipe::transfer::FileRange;
 
 use super::super::images;
 use super::{AgentSession, count};
@@ -21,13 +21,13 @@ impl AgentSession {
         self.pipes.as_ref()
     }
 
-    pub(super) fn pipe(&mut self, message: FromGuest, out: &mut Vec<ToAgent>) {
+    pub(super) fn pipe(&mut self, message: PipeRequest, out: &mut Vec<ToAgent>) {
         match message {
-            FromGuest::Hold { pipe, local, peer } => match &self.pipes {
+            PipeRequest::Hold { pipe, local, peer } => match &self.pipes {
                 Some(pipes) => pipes.hold(pipe, local, peer),
                 None => self.refuse(pipe, NO_PIPES.into(), out),
             },
-            FromGuest::Give {
+            PipeRequest::Start {
                 pipe,
                 source,
                 sink,
@@ -39,16 +39,16 @@ impl AgentSession {
                     self.refuse(pipe, why, out);
                 }
             }
-            FromGuest::Stop { pipe } => self.order(|pipes| pipes.stop(pipe)),
-            FromGuest::Reset { pipe } => self.order(|pipes| pipes.reset(pipe)),
-            FromGuest::Taken { pipe } => self.order(|pipes| pipes.taken(pipe)),
+            PipeRequest::Stop { pipe } => self.order(|pipes| pipes.stop(pipe)),
+            PipeRequest::Reset { pipe } => self.order(|pipes| pipes.reset(pipe)),
+            PipeRequest::Restored { pipe } => self.order(|pipes| pipes.restored(pipe)),
         }
     }
 
     fn refuse(&mut self, pipe: PipeId, why: String, out: &mut Vec<ToAgent>) {
         count(&mut self.stat.refusals, "pipe");
-        let why = short(why);
-        out.push(ToAgent::Pipe(ToGuest::Refused { pipe, why }));
+        let why = truncate_text(why);
+        out.push(ToAgent::Pipe(PipeReply::Refused { pipe, why }));
     }
 
     fn order(&self, order: impl FnOnce(&Pipes)) {
@@ -61,15 +61,15 @@ impl AgentSession {
     fn give(
         &self,
         pipe: PipeId,
-        source: proto::End,
-        sink: proto::End,
+        source: proto::Endpoint,
+        sink: proto::Endpoint,
         length: u64,
     ) -> Result<(), String> {
         let pipes = self.pipes.as_ref().ok_or(NO_PIPES)?;
         if length == 0 {
             return Err("there is nothing to be moved".into());
         }
-        pipes.give(Give {
+        pipes.start(PipeSpec {
             pipe,
             source: self.end_of(source, length)?,
             sink: self.end_of(sink, length)?,
@@ -77,22 +77,22 @@ impl AgentSession {
         })
     }
 
-    fn end_of(&self, end: proto::End, length: u64) -> Result<End, String> {
+    fn end_of(&self, end: proto::Endpoint, length: u64) -> Result<Endpoint, String> {
         match end {
-            proto::End::Connection {
+            proto::Endpoint::Connection {
                 connection,
                 next_hop,
-            } => Ok(End::Connection {
+            } => Ok(Endpoint::Connection {
                 connection: *connection,
                 next_hop,
             }),
-            proto::End::File { fs, map, offset } => {
-                self.part(fs, &map, offset, length).map(End::File)
+            proto::Endpoint::File { fs, map, offset } => {
+                self.part(fs, &map, offset, length).map(Endpoint::File)
             }
         }
     }
 
-    fn part(&self, fs: FsId, map: &FileMap, offset: u64, length: u64) -> Result<Part, String> {
+    fn part(&self, fs: FsId, map: &FileMap, offset: u64, length: u64) -> Result<FileRange, String> {
         let proved = self.proved.get(&fs).ok_or("file system not proved")?;
         if map.extents.len() > MAX_EXTENTS.min(self.limits.extents as usize) {
             return Err("too many extents".into());
@@ -106,7 +106,7 @@ impl AgentSession {
         let disk = disk.ok_or("the disk is gone")?;
         // what was written since the image was opened may need tables that were not there then
         disk.image.refresh().map_err(|e| e.to_string())?;
-        Ok(Part {
+        Ok(FileRange {
             image: disk.image.clone(),
             map,
             offset,

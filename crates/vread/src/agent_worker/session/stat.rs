@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use viola_proto::agent::Stats;
-use viola_vpipe::work::Pipes;
+use viola_vpipe::pipes::Pipes;
 
 use super::{AgentSession, Readers, State};
 use crate::control::{AgentStat, Session};
@@ -47,7 +47,7 @@ impl AgentSession {
                 let ms = now.saturating_duration_since(since).as_millis() as u64;
                 (reader.to_owned(), ms)
             }),
-            pipes: self.pipes.as_ref().map(Pipes::work),
+            pipes: self.pipes.as_ref().map(Pipes::stats),
             images: self.disks.iter().map(|d| d.spec.clone()).collect(),
             ..self.stat.clone()
         }

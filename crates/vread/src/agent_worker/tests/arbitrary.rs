@@ -15,7 +15,7 @@ fn any_map() -> impl Strategy<Value = FileMap> {
 }
 
 fn any_message() -> impl Strategy<Value = FromAgent> {
-    let why = Just(Why::Moved);
+    let why = Just(WithdrawReason::Moved);
     prop_oneof![
         1 => (0u64..3).prop_map(hello),
         2 => (0u32..3, any::<bool>()).prop_map(|(fs, good)| proof(fs, if good { nonce() } else { vec![0; PROOF_BYTES] })),
@@ -23,7 +23,7 @@ fn any_message() -> impl Strategy<Value = FromAgent> {
         3 => (0u64..8, 0u32..3, 0i64..4, any_map(), any_map())
             .prop_map(|(lease, fs, id, data, meta)| FromAgent::Name { lease, fs, key: key(id), data, meta }),
         4 => (proptest::collection::vec(0u64..9, 0..4), why).prop_map(|(leases, why)| FromAgent::Withdraw { leases, why }),
-        1 => (0u32..3).prop_map(|fs| FromAgent::WithdrawAll { fs, why: Why::Filesystem }),
+        1 => (0u32..3).prop_map(|fs| FromAgent::WithdrawAll { fs, why: WithdrawReason::Filesystem }),
     ]
 }
 

@@ -18,7 +18,7 @@ fn a_block_is_found_from_its_name_to_its_withdrawal() {
     assert!(test.session.find(&key(8)).is_none());
     let withdraw = FromAgent::Withdraw {
         leases: vec![5],
-        why: Why::Deleted,
+        why: WithdrawReason::Deleted,
     };
     test.reader.0.set(Some(found.lease.slot));
     assert_eq!(test.handle(withdraw.clone()), []);
@@ -82,7 +82,7 @@ fn a_table_taken_over_from_a_dead_worker_begins_with_a_new_epoch() {
     next.open(test.now, &mut out);
     assert_eq!(
         out,
-        [ToAgent::Hail {
+        [ToAgent::HelloRequest {
             version: agent::VERSION
         }]
     );
@@ -247,7 +247,7 @@ fn a_file_system_that_is_withdrawn_has_to_be_proved_again() {
     assert_eq!(
         test.handle(FromAgent::WithdrawAll {
             fs: 0,
-            why: Why::Filesystem
+            why: WithdrawReason::Filesystem
         }),
         []
     );
@@ -257,7 +257,7 @@ fn a_file_system_that_is_withdrawn_has_to_be_proved_again() {
     // Only when the agent withdraws it by its number, its slot is free again.
     let withdraw = FromAgent::Withdraw {
         leases: vec![5],
-        why: Why::Filesystem,
+        why: WithdrawReason::Filesystem,
     };
     assert_eq!(test.handle(withdraw), []);
     assert_eq!(
@@ -277,7 +277,7 @@ fn other_disks_end_the_epoch() {
         .replace_disks(test.now, disks, "block job", &mut out);
     assert_eq!(
         out,
-        [ToAgent::Hail {
+        [ToAgent::HelloRequest {
             version: agent::VERSION
         }]
     );
@@ -302,7 +302,7 @@ fn a_silent_agent_is_pinged_and_then_its_blocks_are_not_served() {
     assert!(test.session.find(&key(7)).is_some());
     assert_eq!(
         test.after(1),
-        [ToAgent::Hail {
+        [ToAgent::HelloRequest {
             version: agent::VERSION
         }]
     );
@@ -312,7 +312,7 @@ fn a_silent_agent_is_pinged_and_then_its_blocks_are_not_served() {
     test.complete_pending();
     assert_eq!(
         test.after(2),
-        [ToAgent::Hail {
+        [ToAgent::HelloRequest {
             version: agent::VERSION
         }]
     );

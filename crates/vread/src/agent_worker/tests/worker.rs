@@ -99,7 +99,7 @@ impl RunningWorker {
     }
 
     fn open(&mut self) {
-        assert!(matches!(self.receive(), ToAgent::Hail { .. }));
+        assert!(matches!(self.receive(), ToAgent::HelloRequest { .. }));
         self.send(&hello(1));
         assert!(matches!(
             self.receive(),
@@ -134,7 +134,7 @@ fn a_worker_serves_a_reader_what_a_scripted_agent_names() {
     assert!(table::View::map(&w.table).unwrap().holds(found.lease));
     w.send(&FromAgent::Withdraw {
         leases: vec![5],
-        why: Why::Deleted,
+        why: WithdrawReason::Deleted,
     });
     while w.stat().waiting == 0 {
         std::thread::sleep(Duration::from_millis(1));
@@ -184,7 +184,7 @@ fn a_dead_reader_holds_nothing_up() {
     std::mem::forget(w.cells.publish(0, 3, slot).unwrap());
     w.send(&FromAgent::Withdraw {
         leases: vec![5],
-        why: Why::Deleted,
+        why: WithdrawReason::Deleted,
     });
     while w.stat().waiting == 0 {
         std::thread::sleep(Duration::from_millis(1));
@@ -227,7 +227,7 @@ fn an_agent_that_does_not_read_is_hung_up_on() {
     agent.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
     let unknown = encode(&FromAgent::Withdraw {
         leases: (1 << 60..(1 << 60) + 16_384).collect(),
-        why: Why::Deleted,
+        why: WithdrawReason::Deleted,
     })
     .unwrap();
     let mut all = encode(&hello(1)).unwrap();
@@ -257,7 +257,7 @@ fn unread(stream: &UnixStream) -> u64 {
 #[test]
 fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once() {
     let mut w = RunningWorker::new();
-    assert!(matches!(w.receive(), ToAgent::Hail { .. }));
+    assert!(matches!(w.receive(), ToAgent::HelloRequest { .. }));
     let FromAgent::Hello {
         version,
         agent_version,
@@ -268,7 +268,7 @@ fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once
     else {
         panic!("hello");
     };
-    let window = agent::LINE;
+    let window = agent::SERIAL_LINE_BYTES;
     w.send(&FromAgent::Hello {
         version,
         agent_version,
@@ -301,7 +301,10 @@ fn an_agent_on_a_serial_line_that_reads_late_gets_all_and_never_too_much_at_once
             other => panic!("{other:?}"),
         }
     }
-    assert!(most > 1000 && most <= u64::from(agent::LINE), "{most}");
+    assert!(
+        most > 1000 && most <= u64::from(agent::SERIAL_LINE_BYTES),
+        "{most}"
+    );
     w.quit();
 }
 
@@ -336,7 +339,7 @@ fn noise_on_the_line_is_counted_and_passed_over() {
     w.agent.write_all(b"login: \x00\xffVIO1garbage").unwrap();
     w.open();
     let mut frame = encode(&hello(1)).unwrap();
-    let text = String::from_utf8_lossy(&frame[agent::HEADER..]).replace("hello", "hullo");
+    let text = String::from_utf8_lossy(&frame[agent::HEADER_BYTES..]).replace("hello", "hullo");
     frame.truncate(4);
     frame.extend((text.len() as u32).to_le_bytes());
     frame.extend(agent::crc32c(text.as_bytes()).to_le_bytes());

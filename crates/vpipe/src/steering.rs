@@ -6,28 +6,28 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 
-use crate::{Error, Flows, Gate, Result, Space};
+use crate::{EgressGate, Error, FlowTable, Result, VmNetns};
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pipe.bpf.o"));
 
 /// A tap and both ends of a veth with the program on them; taken off when this goes, or the last copy of its descriptors.
 #[derive(Debug)]
-pub struct Attached {
+pub struct AttachedPrograms {
     links: [OwnedFd; 4],
 }
 
-impl Attached {
+impl AttachedPrograms {
     /// Its links, for a process that is to keep them.
     pub fn links(&self) -> &[OwnedFd; 4] {
         &self.links
     }
 }
 
-/// The program, once for each VM: so whoever has one VM's [`Flows`] cannot steer another's.
+/// The program, once for each VM: so whoever has one VM's [`FlowTable`] cannot steer another's.
 pub struct Steering {
     object: Object,
-    flows: Flows,
-    gate: Gate,
+    flows: FlowTable,
+    gate: EgressGate,
     taps: MapHandle,
 }
 
@@ -57,8 +57,8 @@ impl Steering {
             let fd = map.as_fd().try_clone_to_owned();
             fd.map_err(Error::kernel("copying a descriptor"))
         };
-        let flows = Flows::from(copy(map("flows")?)?);
-        let gate = Gate::from(copy(map("shut")?)?);
+        let flows = FlowTable::from(copy(map("flows")?)?);
+        let gate = EgressGate::from(copy(map("shut")?)?);
         Ok(Self {
             object,
             flows,
@@ -68,12 +68,12 @@ impl Steering {
     }
 
     /// Who has which connection.
-    pub fn flows(&self) -> &Flows {
+    pub fn flows(&self) -> &FlowTable {
         &self.flows
     }
 
     /// What lets the VM's sockets on the host speak, or not.
-    pub fn gate(&self) -> &Gate {
+    pub fn gate(&self) -> &EgressGate {
         &self.gate
     }
 
@@ -81,8 +81,8 @@ impl Steering {
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn attach(&self, tap: u32, space: &Space) -> Result<Attached> {
-        let veth = space.veth();
+    pub fn attach(&self, tap: u32, vm_netns: &VmNetns) -> Result<AttachedPrograms> {
+        let veth = vm_netns.veth();
         self.taps
             .update(&veth.to_ne_bytes(), &tap.to_ne_bytes(), MapFlags::ANY)
             .map_err(bpf("telling the steering program of a tap"))?;
@@ -91,9 +91,9 @@ impl Steering {
             self.link("to_guest", tap, libbpf_sys::BPF_TCX_EGRESS)?,
             self.link("from_guest", tap, libbpf_sys::BPF_TCX_INGRESS)?,
             self.link("from_host", veth, libbpf_sys::BPF_TCX_INGRESS)?,
-            space.run(|| link("gate", gate, space.inside(), libbpf_sys::BPF_TCX_EGRESS))??,
+            vm_netns.run(|| link("gate", gate, vm_netns.inner(), libbpf_sys::BPF_TCX_EGRESS))??,
         ];
-        Ok(Attached { links })
+        Ok(AttachedPrograms { links })
     }
 
     fn link(

@@ -12,31 +12,31 @@ use netlink_packet_route::link::{
 use netlink_packet_route::route::{
     RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
-use viola_netdev::{Netns, add_address, create, device};
+use viola_netdev::{Netns, create, device};
 
 use crate::{Error, Result};
 
 /// Name of the device inside with the VM's addresses.
-const INSIDE: &str = "vm";
+const VM_DEVICE: &str = "vm";
 /// Name of the device inside at which held packets arrive.
-const PARK: &str = "park";
+const HOLD_DEVICE: &str = "park";
 /// Of the table that all unmarked routes are in.
-const MAIN: u8 = RouteHeader::RT_TABLE_MAIN;
+const MAIN_TABLE: u8 = RouteHeader::RT_TABLE_MAIN;
 
 /// A network namespace for the sockets that have a VM's connections, with one end of a veth in it. The device has the VM's own
 /// addresses; it asks nobody for MAC addresses, the steering program fills them in. A second veth leads to where held
-/// packets are kept ([`crate::Park`]); its end has another MAC address than the packets ask for, so nobody answers them.
+/// packets are kept ([`crate::HoldQueue`]); its end has another MAC address than the packets ask for, so nobody answers them.
 ///
 /// The namespace goes when this and the last socket in it are gone, and the veths with it.
 #[derive(Debug)]
-pub struct Space {
+pub struct VmNetns {
     netns: Netns,
     veth: u32,
-    inside: u32,
-    park: u32,
+    inner: u32,
+    hold_veth: u32,
 }
 
-impl Space {
+impl VmNetns {
     /// Makes one. `name` is that of the veth's other end, in the calling thread's namespace (at most 14 bytes; with a `p` behind
     /// it, that of the second one); `mac` is that of the VM's NIC, and `mtu` its largest packet in bytes.
     ///
@@ -44,25 +44,25 @@ impl Space {
     /// What the kernel refused. Needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
     pub fn new(name: &str, mac: [u8; 6], mtu: u32) -> Result<Self> {
         let netns = Netns::new().map_err(Error::kernel("making a network namespace"))?;
-        let veth = cable(name, INSIDE, Some(mac), mtu, &netns)?;
-        let park = cable(&format!("{name}p"), PARK, None, mtu, &netns)?;
-        let mut space = Self {
+        let veth = make_veth(name, VM_DEVICE, Some(mac), mtu, &netns)?;
+        let hold_veth = make_veth(&format!("{name}p"), HOLD_DEVICE, None, mtu, &netns)?;
+        let mut vm_netns = Self {
             netns,
             veth,
-            inside: 0,
-            park,
+            inner: 0,
+            hold_veth,
         };
-        let ends = space.run(|| up(PARK).and_then(|_| up(INSIDE)))?;
-        space.inside = ends.map_err(Error::kernel("taking up the veths' other ends"))?;
+        let ends = vm_netns.run(|| set_up(HOLD_DEVICE).and_then(|_| set_up(VM_DEVICE)))?;
+        vm_netns.inner = ends.map_err(Error::kernel("taking up the veths' other ends"))?;
         for ipv4 in [true, false] {
-            let route = default_route(ipv4, space.inside);
-            match space.run(|| create(RouteNetlinkMessage::NewRoute(route)))? {
+            let route = default_route(ipv4, vm_netns.inner);
+            match vm_netns.run(|| create(RouteNetlinkMessage::NewRoute(route)))? {
                 // a host without IPv6 needs no route for it
                 Err(e) if !ipv4 && e.raw_os_error() != Some(libc::EEXIST) => {}
                 made => made.map_err(Error::kernel("making a route"))?,
             }
         }
-        Ok(space)
+        Ok(vm_netns)
     }
 
     /// Interface index of the veth's end outside.
@@ -71,13 +71,13 @@ impl Space {
     }
 
     /// Interface index of the end outside of the veth for held packets.
-    pub fn park(&self) -> u32 {
-        self.park
+    pub fn hold_veth(&self) -> u32 {
+        self.hold_veth
     }
 
     /// Interface index of the veth's end inside.
-    pub(crate) fn inside(&self) -> u32 {
-        self.inside
+    pub(crate) fn inner(&self) -> u32 {
+        self.inner
     }
 
     /// The namespace, for a process that is to live in it.
@@ -89,9 +89,9 @@ impl Space {
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn add(&self, address: IpAddr) -> Result<()> {
+    pub fn add_address(&self, address: IpAddr) -> Result<()> {
         let prefix = if address.is_ipv4() { 32 } else { 128 };
-        match self.run(|| add_address(self.inside, address, prefix))? {
+        match self.run(|| viola_netdev::add_address(self.inner, address, prefix))? {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             done => done.map_err(Error::kernel(format!("giving it the address {address}"))),
         }
@@ -107,8 +107,8 @@ impl Space {
     }
 
     /// Interface index of the end inside of the veth for held packets.
-    pub(crate) fn park_inside(&self) -> Result<u32> {
-        let index = self.run(|| device::index(PARK))?;
+    pub(crate) fn hold_inner(&self) -> Result<u32> {
+        let index = self.run(|| device::index(HOLD_DEVICE))?;
         index.map_err(Error::kernel("looking for the end of a veth"))
     }
 
@@ -120,7 +120,13 @@ impl Space {
 }
 
 /// A veth, up at this end; the index of that.
-fn cable(name: &str, inside: &str, mac: Option<[u8; 6]>, mtu: u32, netns: &Netns) -> Result<u32> {
+fn make_veth(
+    name: &str,
+    inside: &str,
+    mac: Option<[u8; 6]>,
+    mtu: u32,
+    netns: &Netns,
+) -> Result<u32> {
     let mut inner = link(inside, LinkFlags::Noarp);
     inner.attributes.extend([
         LinkAttribute::Mtu(mtu),
@@ -140,7 +146,7 @@ fn cable(name: &str, inside: &str, mac: Option<[u8; 6]>, mtu: u32, netns: &Netns
     create(RouteNetlinkMessage::NewLink(outer))
         .map_err(Error::kernel(format!("making the veth {name}")))?;
     // not before both ends are there
-    up(name).map_err(Error::kernel(format!("taking up the veth {name}")))
+    set_up(name).map_err(Error::kernel(format!("taking up the veth {name}")))
 }
 
 fn link(name: &str, flags: LinkFlags) -> LinkMessage {
@@ -157,7 +163,7 @@ fn default_route(ipv4: bool, device: u32) -> RouteMessage {
         true => AddressFamily::Inet,
         false => AddressFamily::Inet6,
     };
-    route.header.table = MAIN;
+    route.header.table = MAIN_TABLE;
     route.header.protocol = RouteProtocol::Static;
     route.header.scope = RouteScope::Link;
     route.header.kind = RouteType::Unicast;
@@ -166,7 +172,7 @@ fn default_route(ipv4: bool, device: u32) -> RouteMessage {
 }
 
 /// Takes a device of the calling thread's namespace up; its index.
-fn up(name: &str) -> std::io::Result<u32> {
+fn set_up(name: &str) -> std::io::Result<u32> {
     device::up(name)?;
     device::index(name)
 }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use viola_extents::CheckedMap;
 use viola_extents::host::Image;
 
-use super::tube::Tube;
-use super::{Fault, Turn};
+use super::splice_pipe::SplicePipe;
+use super::{StepOutcome, TransferError};
 
 /// Bytes on their way from a socket into a file on its disk's image.
 #[derive(Debug)]
-pub struct Receiving {
-    tube: Tube,
+pub struct SocketToFile {
+    pipe: SplicePipe,
     image: Arc<Image>,
     map: CheckedMap,
     begin: u64,
@@ -22,7 +22,7 @@ pub struct Receiving {
     end: u64,
 }
 
-impl Receiving {
+impl SocketToFile {
     /// `length` bytes for the file from `offset` on, or those up to the source's end where that comes first.
     ///
     /// # Errors
@@ -30,7 +30,7 @@ impl Receiving {
     pub fn new(image: Arc<Image>, map: CheckedMap, offset: u64, length: u64) -> io::Result<Self> {
         image.sinks(&map, offset, length)?;
         Ok(Self {
-            tube: Tube::new()?,
+            pipe: SplicePipe::new()?,
             image,
             map,
             begin: offset,
@@ -53,29 +53,35 @@ impl Receiving {
     ///
     /// # Errors
     /// Of the connection or of the image.
-    pub fn turn(&mut self, source: BorrowedFd<'_>, budget: u64) -> Result<Turn, Fault> {
+    pub fn step(
+        &mut self,
+        source: BorrowedFd<'_>,
+        budget: u64,
+    ) -> Result<StepOutcome, TransferError> {
         let begun = self.at;
         while self.at < self.end {
             if self.at - begun >= budget {
-                return Ok(Turn::More);
+                return Ok(StepOutcome::BudgetUsed);
             }
-            match self.tube.fill(source, self.end - self.at) {
-                Ok(0) => return Ok(Turn::Ended),
-                Ok(_) => self.write().map_err(Fault::Image)?,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Turn::Empty),
-                Err(e) => return Err(Fault::Source(e)),
+            match self.pipe.fill(source, self.end - self.at) {
+                Ok(0) => return Ok(StepOutcome::SourceEnded),
+                Ok(_) => self.write().map_err(TransferError::Image)?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(StepOutcome::SourceEmpty);
+                }
+                Err(e) => return Err(TransferError::Source(e)),
             }
         }
-        Ok(Turn::Done)
+        Ok(StepOutcome::Done)
     }
 
-    /// All that the tube holds.
+    /// All that the pipe holds.
     fn write(&mut self) -> io::Result<()> {
-        while self.tube.held() > 0 {
-            let sinks = self.image.sinks(&self.map, self.at, self.tube.held())?;
+        while self.pipe.len() > 0 {
+            let sinks = self.image.sinks(&self.map, self.at, self.pipe.len())?;
             let first = sinks.first().ok_or(io::ErrorKind::InvalidInput)?;
-            // the tube holds bytes of further extents, too, which must not go into this one
-            self.at += self.tube.empty_into(first.fd, first.offset, first.len)?;
+            // the pipe holds bytes of further extents, too, which must not go into this one
+            self.at += self.pipe.drain_to_file(first.fd, first.offset, first.len)?;
         }
         Ok(())
     }
@@ -112,7 +118,7 @@ mod tests {
         let extents = [extent(0, 6 * m, m, false), extent(m, 4096, 2 * m, false)];
         let map = image.check(&extents, 3 * m).unwrap();
         let (offset, length) = (100, 3 * m - 300);
-        let mut receiving = Receiving::new(image.clone(), map.clone(), offset, length).unwrap();
+        let mut receiving = SocketToFile::new(image.clone(), map.clone(), offset, length).unwrap();
 
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -125,10 +131,10 @@ mod tests {
             far.write_all(b"next").unwrap();
         });
         loop {
-            match receiving.turn(near.as_fd(), 100_000).unwrap() {
-                Turn::Done => break,
-                Turn::Empty => std::thread::yield_now(),
-                turn => assert_eq!(turn, Turn::More),
+            match receiving.step(near.as_fd(), 100_000).unwrap() {
+                StepOutcome::Done => break,
+                StepOutcome::SourceEmpty => std::thread::yield_now(),
+                turn => assert_eq!(turn, StepOutcome::BudgetUsed),
             }
         }
         assert_eq!((receiving.moved(), receiving.left()), (length, 0));
@@ -157,7 +163,7 @@ mod tests {
         let refused = |file: std::fs::File, offset| {
             let image = Arc::new(Image::open(vec![Layer::raw(file)]).unwrap());
             let map = image.check(&extents, 12288).unwrap();
-            Receiving::new(image, map, offset, 4096)
+            SocketToFile::new(image, map, offset, 4096)
                 .err()
                 .map(|e| e.kind())
         };

@@ -7,30 +7,30 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Bytes that are sent to the disk at a time.
-const PIECE: u64 = 8 << 20;
+const WRITEBACK_BYTES: u64 = 8 << 20;
 
 /// What was written to a file last, one piece, which is not on its way to the disk yet.
 #[derive(Debug, Default)]
-pub(super) struct Behind {
+pub(super) struct Writeback {
     from: u64,
     to: u64,
 }
 
-impl Behind {
+impl Writeback {
     /// `len` bytes were written from `offset` on.
-    pub(super) fn wrote(&mut self, file: BorrowedFd<'_>, offset: u64, len: u64) {
+    pub(super) fn add(&mut self, file: BorrowedFd<'_>, offset: u64, len: u64) {
         if offset != self.to {
-            self.end(file);
+            self.flush(file);
             (self.from, self.to) = (offset, offset);
         }
         self.to += len;
-        if self.to - self.from >= PIECE {
-            self.end(file);
+        if self.to - self.from >= WRITEBACK_BYTES {
+            self.flush(file);
         }
     }
 
     /// The rest.
-    pub(super) fn end(&mut self, file: BorrowedFd<'_>) {
+    pub(super) fn flush(&mut self, file: BorrowedFd<'_>) {
         if self.from < self.to {
             let (from, len) = (self.from as i64, (self.to - self.from) as i64);
             // SAFETY: numbers only, and a descriptor that is borrowed for as long.
@@ -54,16 +54,19 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[1; 4096]).unwrap();
         let fd = file.as_fd();
-        let mut behind = Behind::default();
-        behind.wrote(fd, 100, 50);
-        behind.wrote(fd, 150, 50);
-        assert_eq!((behind.from, behind.to), (100, 200));
-        behind.wrote(fd, 1000, 1);
-        assert_eq!((behind.from, behind.to), (1000, 1001));
-        behind.wrote(fd, 1001, PIECE);
-        assert_eq!((behind.from, behind.to), (1001 + PIECE, 1001 + PIECE));
-        behind.wrote(fd, 1001 + PIECE, 9);
-        behind.end(fd);
-        assert_eq!(behind.from, behind.to);
+        let mut writeback = Writeback::default();
+        writeback.add(fd, 100, 50);
+        writeback.add(fd, 150, 50);
+        assert_eq!((writeback.from, writeback.to), (100, 200));
+        writeback.add(fd, 1000, 1);
+        assert_eq!((writeback.from, writeback.to), (1000, 1001));
+        writeback.add(fd, 1001, WRITEBACK_BYTES);
+        assert_eq!(
+            (writeback.from, writeback.to),
+            (1001 + WRITEBACK_BYTES, 1001 + WRITEBACK_BYTES)
+        );
+        writeback.add(fd, 1001 + WRITEBACK_BYTES, 9);
+        writeback.flush(fd);
+        assert_eq!(writeback.from, writeback.to);
     }
 }

@@ -5,8 +5,8 @@ use super::*;
 use proptest::prelude::*;
 
 /// Whole frames of an agent's stream that arrives in pieces of `cut` bytes.
-fn heard(bytes: &[u8], cut: usize, greeting: bool) -> Vec<(Kind, u64, Vec<u8>)> {
-    let mut frames = Frames::of_agent();
+fn heard(bytes: &[u8], cut: usize, greeting: bool) -> Vec<(FrameKind, u64, Vec<u8>)> {
+    let mut frames = FrameReader::from_agent();
     let mut all = Vec::new();
     for mut piece in bytes.chunks(cut.max(1)) {
         while !piece.is_empty() {
@@ -30,54 +30,64 @@ fn a_frame_reads_back_as_it_was_written() {
         session: u64::MAX - 3,
         mount: 9,
     };
-    assert_eq!(Hello::read(&hello.bytes()), Some(hello));
+    assert_eq!(Hello::decode(&hello.encode()), Some(hello));
     let mut bytes = Vec::new();
-    push(&mut bytes, Kind::Hello, 5, &hello.bytes());
-    push(&mut bytes, Kind::Request, 7, &[8; 100]);
+    push_frame(&mut bytes, FrameKind::Hello, 5, &hello.encode());
+    push_frame(&mut bytes, FrameKind::Request, 7, &[8; 100]);
     let all = heard(&bytes, 13, false);
-    assert_eq!(all[0], (Kind::Hello, 5, hello.bytes().to_vec()));
-    assert_eq!(all[1], (Kind::Request, 7, vec![8; 100]));
+    assert_eq!(all[0], (FrameKind::Hello, 5, hello.encode().to_vec()));
+    assert_eq!(all[1], (FrameKind::Request, 7, vec![8; 100]));
     // before the hand-shake nothing else is heard
     assert_eq!(heard(&bytes, 1000, true).len(), 1);
-    for kind in Kind::ALL {
-        assert_eq!(Kind::of(kind.number()), Some(kind));
+    for kind in FrameKind::ALL {
+        assert_eq!(FrameKind::of(kind.number()), Some(kind));
     }
 }
 
 #[test]
 fn what_is_too_long_or_of_the_other_side_is_refused_at_its_header() {
-    let mut frames = Frames::of_agent();
-    let mut long = header(Kind::Request, 1, 0);
-    long[8..12].copy_from_slice(&(MAX_REQUEST as u32 + 1).to_le_bytes());
+    let mut frames = FrameReader::from_agent();
+    let mut long = header(FrameKind::Request, 1, 0);
+    long[8..12].copy_from_slice(&(MAX_REQUEST_BYTES as u32 + 1).to_le_bytes());
     frames.fill(&mut &long[..]).unwrap();
-    assert_eq!(frames.next(false), Err(Broken::Long(MAX_REQUEST + 1)));
+    assert_eq!(
+        frames.next(false),
+        Err(FrameError::Long(MAX_REQUEST_BYTES + 1))
+    );
     frames.clear();
-    frames.fill(&mut &header(Kind::Reply, 1, 5)[..]).unwrap();
-    assert_eq!(frames.next(false), Err(Broken::Place(Kind::Reply)));
+    frames
+        .fill(&mut &header(FrameKind::Reply, 1, 5)[..])
+        .unwrap();
+    assert_eq!(frames.next(false), Err(FrameError::Place(FrameKind::Reply)));
     frames.clear();
     frames.fill(&mut &b"Vf"[..]).unwrap();
     assert_eq!(frames.next(false), Ok(None));
     frames.fill(&mut &b"x"[..]).unwrap();
-    assert_eq!(frames.next(false), Err(Broken::Header));
+    assert_eq!(frames.next(false), Err(FrameError::Header));
 }
 
 #[test]
 fn a_reply_that_ends_with_another_writers_frame_is_never_taken_for_whole() {
     let mut bytes = Vec::new();
-    push(&mut bytes, Kind::Reply, 77, &[1; 500]);
+    push_frame(&mut bytes, FrameKind::Reply, 77, &[1; 500]);
     for lost in 1..bytes.len() {
         let mut stream = bytes[..bytes.len() - lost].to_vec();
         for _ in 0..40 {
-            push(&mut stream, Kind::Hail, 1234, &VERSION.to_le_bytes());
+            push_frame(
+                &mut stream,
+                FrameKind::Challenge,
+                1234,
+                &VERSION.to_le_bytes(),
+            );
         }
-        let mut frames = Frames::of_worker();
+        let mut frames = FrameReader::from_worker();
         let mut left = &stream[..];
         let mut hails = 0;
         while frames.fill(&mut left).unwrap() != Some(0) {
             loop {
                 match frames.next(false) {
                     Ok(Some(f)) => {
-                        assert_eq!(f.kind, Kind::Hail, "{lost}");
+                        assert_eq!(f.kind, FrameKind::Challenge, "{lost}");
                         hails += 1;
                     }
                     Ok(None) => break,
@@ -95,13 +105,13 @@ fn requests_and_replies_are_known_by_their_headers() {
     request[..4].copy_from_slice(&48u32.to_le_bytes());
     request[4..8].copy_from_slice(&15u32.to_le_bytes());
     request[8..16].copy_from_slice(&4711u64.to_le_bytes());
-    let asked = Asked::read(&request).unwrap();
+    let asked = RequestHeader::decode(&request).unwrap();
     assert_eq!((asked.unique, asked.opcode), (4711, 15));
-    assert!(asked.is_answered());
-    assert_eq!(answered(&asked.refusal(5)), Some(4711));
-    assert_eq!(asked.refusal(5)[4..8], (-5i32).to_le_bytes());
-    assert_eq!(Asked::read(&request[..47]), None);
-    assert_eq!(answered(&asked.refusal(5)[..15]), None);
+    assert!(asked.expects_reply());
+    assert_eq!(reply_unique(&asked.error_reply(5)), Some(4711));
+    assert_eq!(asked.error_reply(5)[4..8], (-5i32).to_le_bytes());
+    assert_eq!(RequestHeader::decode(&request[..47]), None);
+    assert_eq!(reply_unique(&asked.error_reply(5)[..15]), None);
 }
 
 proptest! {
@@ -115,11 +125,11 @@ proptest! {
         if magic {
             bytes.extend_from_slice(&MAGIC);
         }
-        push(&mut bytes, Kind::Hello, 3, &[0; Hello::LENGTH]);
+        push_frame(&mut bytes, FrameKind::Hello, 3, &[0; Hello::BYTES]);
         // a frame of the hand-shake that has begun may take the next one with it
-        push(&mut bytes, Kind::Hello, 3, &[0; Hello::LENGTH]);
+        push_frame(&mut bytes, FrameKind::Hello, 3, &[0; Hello::BYTES]);
         let all = heard(&bytes, cut, true);
-        prop_assert!(all.iter().any(|(kind, session, _)| *kind == Kind::Hello && *session == 3));
+        prop_assert!(all.iter().any(|(kind, session, _)| *kind == FrameKind::Hello && *session == 3));
     }
 
     #[test]
@@ -129,7 +139,7 @@ proptest! {
     ) {
         let mut bytes = Vec::new();
         for payload in &payloads {
-            push(&mut bytes, Kind::Request, 11, payload);
+            push_frame(&mut bytes, FrameKind::Request, 11, payload);
         }
         let all: Vec<Vec<u8>> = heard(&bytes, cut, false).into_iter().map(|f| f.2).collect();
         prop_assert_eq!(all, payloads);

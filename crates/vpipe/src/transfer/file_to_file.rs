@@ -10,15 +10,15 @@ use rustix::io::Errno;
 use viola_extents::CheckedMap;
 use viola_extents::host::{Image, Sink, Source};
 
-use super::Turn;
-use super::behind::Behind;
+use super::StepOutcome;
+use super::writeback::Writeback;
 
 /// Bytes that are copied at once where the kernel does not do it alone.
-const CHUNK: u64 = 256 << 10;
+const COPY_BYTES: u64 = 256 << 10;
 
 /// A part of a file, on its image.
 #[derive(Debug)]
-pub struct Part {
+pub struct FileRange {
     /// Of the disk that the file is on.
     pub image: Arc<Image>,
     /// Where.
@@ -29,22 +29,22 @@ pub struct Part {
 
 /// Bytes on their way from a file into another one.
 #[derive(Debug)]
-pub struct Copying {
-    from: Part,
-    to: Part,
+pub struct FileToFile {
+    from: FileRange,
+    to: FileRange,
     moved: u64,
     length: u64,
     /// The kernel does not copy between these two by itself.
-    by_hand: bool,
-    behind: Behind,
+    through_memory: bool,
+    writeback: Writeback,
 }
 
-impl Copying {
+impl FileToFile {
     /// `length` bytes, all of which the source has to have.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`]: a file does not have these bytes, or no blocks for them ([`Image::sinks`]).
-    pub fn new(from: Part, to: Part, length: u64) -> io::Result<Self> {
+    pub fn new(from: FileRange, to: FileRange, length: u64) -> io::Result<Self> {
         if (from.offset.checked_add(length)).is_none_or(|end| end > from.map.len()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -54,8 +54,8 @@ impl Copying {
             to,
             moved: 0,
             length,
-            by_hand: false,
-            behind: Behind::default(),
+            through_memory: false,
+            writeback: Writeback::default(),
         })
     }
 
@@ -73,47 +73,53 @@ impl Copying {
     ///
     /// # Errors
     /// Of an image. [`io::ErrorKind::UnexpectedEof`]: the source's ends before the file does.
-    pub fn turn(&mut self, budget: u64) -> io::Result<Turn> {
+    pub fn step(&mut self, budget: u64) -> io::Result<StepOutcome> {
         let stop = self.length.min(self.moved.saturating_add(budget));
         while self.moved < stop {
-            let done = self.some(stop - self.moved)?;
+            let done = self.copy_next(stop - self.moved)?;
             if done == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             self.moved += done;
         }
         Ok(match self.moved == self.length {
-            true => Turn::Done,
-            false => Turn::More,
+            true => StepOutcome::Done,
+            false => StepOutcome::BudgetUsed,
         })
     }
 
     /// As many as lie in one piece on both sides.
-    fn some(&mut self, most: u64) -> io::Result<u64> {
+    fn copy_next(&mut self, most: u64) -> io::Result<u64> {
         let to = &self.to;
         let sinks = to.image.sinks(&to.map, to.offset + self.moved, most)?;
         let sink = *sinks.first().ok_or(io::ErrorKind::InvalidInput)?;
-        let done = Self::piece(&self.from, self.moved, &sink, &mut self.by_hand)?;
-        self.behind.wrote(sink.fd, sink.offset, done);
+        let done = Self::copy_piece(&self.from, self.moved, &sink, &mut self.through_memory)?;
+        self.writeback.add(sink.fd, sink.offset, done);
         if self.moved + done == self.length {
-            self.behind.end(sink.fd);
+            self.writeback.flush(sink.fd);
         }
         Ok(done)
     }
 
-    fn piece(from: &Part, moved: u64, sink: &Sink<'_>, by_hand: &mut bool) -> io::Result<u64> {
+    fn copy_piece(
+        from: &FileRange,
+        moved: u64,
+        sink: &Sink<'_>,
+        through_memory: &mut bool,
+    ) -> io::Result<u64> {
         let at = from.offset + moved;
         let sources = from.image.sources(&from.map, at, sink.len)?;
-        if let (Some(Source::File { fd, offset, len }), false) = (sources.first(), *by_hand) {
-            match range(*fd, *offset, (sink.fd, sink.offset), *len) {
+        if let (Some(Source::File { fd, offset, len }), false) = (sources.first(), *through_memory)
+        {
+            match copy_range(*fd, *offset, (sink.fd, sink.offset), *len) {
                 // not for devices, not from one file system to another, not within one piece of a file
                 Err(Errno::INVAL | Errno::XDEV | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {
-                    *by_hand = true;
+                    *through_memory = true;
                 }
                 done => return Ok(done? as u64),
             }
         }
-        let mut bytes = vec![0; sink.len.min(CHUNK) as usize];
+        let mut bytes = vec![0; sink.len.min(COPY_BYTES) as usize];
         let got = from.image.read_at(&from.map, at, &mut bytes)?;
         let mut written = 0;
         while written < got {
@@ -129,7 +135,7 @@ impl Copying {
     }
 }
 
-fn range(
+fn copy_range(
     from: BorrowedFd<'_>,
     mut at: u64,
     (to, mut there): (BorrowedFd<'_>, u64),
@@ -169,7 +175,7 @@ mod tests {
             file.write_all(&noise).unwrap();
             Arc::new(Image::open(vec![Layer::raw(file)]).unwrap())
         };
-        for (same, by_hand) in [(true, false), (true, true), (false, false), (false, true)] {
+        for (same, through_memory) in [(true, false), (true, true), (false, false), (false, true)] {
             let image = disk();
             let other = if same { image.clone() } else { disk() };
             // with a hole of 1 MiB in the middle
@@ -178,7 +184,7 @@ mod tests {
             let mut file = noise[3 * M as usize..4 * M as usize].to_vec();
             file.resize(2 * M as usize, 0);
             file.extend_from_slice(&noise[M as usize..3 * M as usize]);
-            let part = |image: &Arc<Image>, extents: &[Extent], size, offset| Part {
+            let part = |image: &Arc<Image>, extents: &[Extent], size, offset| FileRange {
                 map: image.check(extents, size).unwrap(),
                 image: image.clone(),
                 offset,
@@ -187,13 +193,16 @@ mod tests {
             let source = part(&image, &from, 4 * M, offset);
             let sink = part(&other, &to, 5 * M, there);
             let map = sink.map.clone();
-            let mut copying = Copying::new(source, sink, length).unwrap();
-            copying.by_hand = by_hand;
-            while copying.turn(700_000).unwrap() == Turn::More {}
+            let mut copying = FileToFile::new(source, sink, length).unwrap();
+            copying.through_memory = through_memory;
+            while copying.step(700_000).unwrap() == StepOutcome::BudgetUsed {}
             assert_eq!((copying.moved(), copying.length()), (length, length));
             let mut got = vec![0; length as usize];
             other.read_at(&map, there, &mut got).unwrap();
-            assert!(got == file[5..5 + length as usize], "{same} {by_hand}");
+            assert!(
+                got == file[5..5 + length as usize],
+                "{same} {through_memory}"
+            );
         }
     }
 
@@ -202,14 +211,14 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(16 * M).unwrap();
         let image = Arc::new(Image::open(vec![Layer::raw(file)]).unwrap());
-        let part = |at: u64, offset| Part {
+        let part = |at: u64, offset| FileRange {
             map: image.check(&[extent(0, at, M)], M).unwrap(),
             image: image.clone(),
             offset,
         };
-        assert!(Copying::new(part(0, 0), part(M, 0), M).is_ok());
+        assert!(FileToFile::new(part(0, 0), part(M, 0), M).is_ok());
         for (from, to, length) in [(1, 0, M), (0, 1, M), (u64::MAX, 0, 2), (0, u64::MAX, 2)] {
-            let refused = Copying::new(part(0, from), part(M, to), length).unwrap_err();
+            let refused = FileToFile::new(part(0, from), part(M, to), length).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
         }
     }

@@ -3,41 +3,41 @@
 //!
 //! | | into a connection | into a file |
 //! |---|---|---|
-//! | from a file | [`Sending`] | [`Copying`] |
-//! | from a connection | [`Relaying`] | [`Receiving`] |
+//! | from a file | [`FileToSocket`] | [`FileToFile`] |
+//! | from a connection | [`SocketToSocket`] | [`SocketToFile`] |
 
-mod behind;
-mod copy;
-mod receive;
-mod relay;
-mod send;
-mod tube;
+mod file_to_file;
+mod file_to_socket;
+mod socket_to_file;
+mod socket_to_socket;
+mod splice_pipe;
+mod writeback;
 
 use std::io;
 
-pub use copy::{Copying, Part};
-pub use receive::Receiving;
-pub use relay::Relaying;
-pub use send::Sending;
+pub use file_to_file::{FileRange, FileToFile};
+pub use file_to_socket::FileToSocket;
+pub use socket_to_file::SocketToFile;
+pub use socket_to_socket::SocketToSocket;
 
 /// What has come of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum StepOutcome {
     /// The budget is used up.
-    More,
+    BudgetUsed,
     /// The sink takes no more for now.
-    Full,
+    SinkFull,
     /// The source has nothing for now.
-    Empty,
+    SourceEmpty,
     /// All bytes are in the sink's hands.
     Done,
     /// The source will have no more; what it had is in the sink's hands.
-    Ended,
+    SourceEnded,
 }
 
 /// Who has failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum TransferError {
     /// The connection that bytes come from.
     #[error("the source: {0}")]
     Source(#[source] io::Error),
@@ -49,6 +49,6 @@ pub enum Fault {
     Image(#[source] io::Error),
 }
 
-fn count(result: isize) -> io::Result<u64> {
+fn byte_count(result: isize) -> io::Result<u64> {
     u64::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -9,11 +9,11 @@ use libbpf_rs::libbpf_sys;
 use crate::{Error, Result};
 
 /// Sizes of `struct flow_key` and `struct flow` in bpf/pipe.h.
-const KEY: usize = 40;
-const VALUE: usize = 48;
-const HELD: u32 = 1;
-const LED: u32 = 2;
-const TAKEN: u32 = 3;
+const KEY_BYTES: usize = 40;
+const VALUE_BYTES: usize = 48;
+const STATE_HELD: u32 = 1;
+const STATE_REDIRECTED: u32 = 2;
+const STATE_INCOMING_HELD: u32 = 3;
 
 /// A connection of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,11 +27,11 @@ pub struct Flow {
 }
 
 impl Flow {
-    fn key(&self) -> Result<[u8; KEY]> {
+    fn key(&self) -> Result<[u8; KEY_BYTES]> {
         if self.guest.is_ipv4() != self.peer.is_ipv4() {
-            return Err(Error::Families);
+            return Err(Error::MixedAddressFamilies);
         }
-        let mut key = [0; KEY];
+        let mut key = [0; KEY_BYTES];
         key[..16].copy_from_slice(&address(self.guest.ip()));
         key[16..32].copy_from_slice(&address(self.peer.ip()));
         key[32..34].copy_from_slice(&self.guest.port().to_be_bytes());
@@ -54,30 +54,30 @@ fn address(ip: IpAddr) -> [u8; 16] {
 
 /// Packets of a connection since it was held for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct FlowCounts {
     /// From the peer, dropped while nobody had it.
     pub held: u64,
     /// From the peer, led to the host's socket.
-    pub led: u64,
+    pub redirected: u64,
     /// From the host's socket.
     pub from_host: u64,
     /// From the VM, dropped.
-    pub silenced: u64,
+    pub vm_dropped: u64,
 }
 
 /// The connections of one VM that are not left to it. A process that has this needs no privilege to steer them, and can steer no
 /// others'.
 #[derive(Debug)]
-pub struct Flows(OwnedFd);
+pub struct FlowTable(OwnedFd);
 
-impl From<OwnedFd> for Flows {
+impl From<OwnedFd> for FlowTable {
     /// Of the descriptor of another one.
     fn from(map: OwnedFd) -> Self {
         Self(map)
     }
 }
 
-impl Flows {
+impl FlowTable {
     /// Another descriptor of it.
     ///
     /// # Errors
@@ -94,11 +94,16 @@ impl Flows {
     ///
     /// # Errors
     /// What the kernel refused; there is room for 65,536 connections.
-    pub fn hold(&self, flow: &Flow, next_hop: Option<[u8; 6]>, park: Option<u32>) -> Result<()> {
+    pub fn hold(
+        &self,
+        flow: &Flow,
+        next_hop: Option<[u8; 6]>,
+        hold_veth: Option<u32>,
+    ) -> Result<()> {
         let key = flow.key()?;
-        let mut value = self.value(&key)?.unwrap_or([0; VALUE]);
-        value[..4].copy_from_slice(&HELD.to_ne_bytes());
-        value[4..8].copy_from_slice(&park.unwrap_or(0).to_ne_bytes());
+        let mut value = self.value(&key)?.unwrap_or([0; VALUE_BYTES]);
+        value[..4].copy_from_slice(&STATE_HELD.to_ne_bytes());
+        value[4..8].copy_from_slice(&hold_veth.unwrap_or(0).to_ne_bytes());
         if let Some(mac) = next_hop {
             value[40..46].copy_from_slice(&mac);
             value[46] = 1;
@@ -110,11 +115,11 @@ impl Flows {
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn join(&self, flow: &Flow, park: u32) -> Result<()> {
+    pub fn hold_incoming(&self, flow: &Flow, hold_veth: u32) -> Result<()> {
         let key = flow.key()?;
-        let mut value = self.value(&key)?.unwrap_or([0; VALUE]);
-        value[..4].copy_from_slice(&TAKEN.to_ne_bytes());
-        value[4..8].copy_from_slice(&park.to_ne_bytes());
+        let mut value = self.value(&key)?.unwrap_or([0; VALUE_BYTES]);
+        value[..4].copy_from_slice(&STATE_INCOMING_HELD.to_ne_bytes());
+        value[4..8].copy_from_slice(&hold_veth.to_ne_bytes());
         self.put(&key, &value)
     }
 
@@ -122,10 +127,10 @@ impl Flows {
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn lead(&self, flow: &Flow, veth: u32) -> Result<()> {
+    pub fn redirect(&self, flow: &Flow, veth: u32) -> Result<()> {
         let key = flow.key()?;
-        let mut value = self.value(&key)?.unwrap_or([0; VALUE]);
-        value[..4].copy_from_slice(&LED.to_ne_bytes());
+        let mut value = self.value(&key)?.unwrap_or([0; VALUE_BYTES]);
+        value[..4].copy_from_slice(&STATE_REDIRECTED.to_ne_bytes());
         value[4..8].copy_from_slice(&veth.to_ne_bytes());
         self.put(&key, &value)
     }
@@ -150,7 +155,7 @@ impl Flows {
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn counts(&self, flow: &Flow) -> Result<Option<Counts>> {
+    pub fn counts(&self, flow: &Flow) -> Result<Option<FlowCounts>> {
         let value = self.value(&flow.key()?)?;
         Ok(value.map(|value| {
             let word = |at: usize| {
@@ -158,17 +163,17 @@ impl Flows {
                 bytes.copy_from_slice(&value[at..at + 8]);
                 u64::from_ne_bytes(bytes)
             };
-            Counts {
+            FlowCounts {
                 held: word(8),
-                led: word(16),
+                redirected: word(16),
                 from_host: word(24),
-                silenced: word(32),
+                vm_dropped: word(32),
             }
         }))
     }
 
-    fn value(&self, key: &[u8; KEY]) -> Result<Option<[u8; VALUE]>> {
-        let mut value = [0; VALUE];
+    fn value(&self, key: &[u8; KEY_BYTES]) -> Result<Option<[u8; VALUE_BYTES]>> {
+        let mut value = [0; VALUE_BYTES];
         // SAFETY: key and value are as long as the map's are.
         let done = unsafe {
             libbpf_sys::bpf_map_lookup_elem(
@@ -184,7 +189,7 @@ impl Flows {
         }
     }
 
-    fn put(&self, key: &[u8; KEY], value: &[u8; VALUE]) -> Result<()> {
+    fn put(&self, key: &[u8; KEY_BYTES], value: &[u8; VALUE_BYTES]) -> Result<()> {
         // SAFETY: key and value are as long as the map's are.
         let done = unsafe {
             libbpf_sys::bpf_map_update_elem(
@@ -231,6 +236,6 @@ mod tests {
             guest: "10.0.0.2:80".parse().unwrap(),
             peer: "[fd00::1]:4660".parse().unwrap(),
         };
-        assert!(matches!(flow.key(), Err(Error::Families)));
+        assert!(matches!(flow.key(), Err(Error::MixedAddressFamilies)));
     }
 }

@@ -3,22 +3,22 @@
 
 use std::io::{self, ErrorKind, Read};
 
-use super::{HEADER, Kind, MAGIC, TRAILER};
+use super::{FrameKind, HEADER_BYTES, MAGIC, TRAILER_BYTES};
 
 /// Bytes beyond the longest frame that are read ahead.
 const AHEAD: usize = 64 << 10;
 /// Longest frame of the hand-shake is far below this.
 const LEAST: usize = 1024;
 
-/// Bytes that are no frame, or none that is allowed now. The stream is of use again after [`Frames::skip`].
+/// Bytes that are no frame, or none that is allowed now. The stream is of use again after [`FrameReader::skip`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
+pub enum FrameError {
     /// Not the begin of a frame.
     #[error("bytes that begin no frame")]
     Header,
     /// A frame that has no place here.
     #[error("a frame of kind {0:?} that has no place here")]
-    Place(Kind),
+    Place(FrameKind),
     /// Longer than such a frame may be.
     #[error("a frame of {0} bytes, which is too long")]
     Long(usize),
@@ -31,7 +31,7 @@ pub enum Broken {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Its session.
     pub session: u64,
     /// Its payload.
@@ -40,39 +40,48 @@ pub struct Frame<'a> {
 
 /// Finds frames. Holds at most one longest frame and some bytes.
 #[derive(Debug)]
-pub struct Frames {
+pub struct FrameReader {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
     /// Kinds that this side hears.
-    hears: &'static [Kind],
-    /// The length of the frame that [`Frames::next`] gave, to be dropped before the next one.
+    hears: &'static [FrameKind],
+    /// The length of the frame that [`FrameReader::next`] gave, to be dropped before the next one.
     given: usize,
 }
 
-impl Frames {
+impl FrameReader {
     /// What an agent hears.
     #[must_use]
-    pub fn of_worker() -> Self {
+    pub fn from_worker() -> Self {
         Self::new(&[
-            Kind::Hail,
-            Kind::Welcome,
-            Kind::Refused,
-            Kind::Reply,
-            Kind::Pong,
+            FrameKind::Challenge,
+            FrameKind::Welcome,
+            FrameKind::Refused,
+            FrameKind::Reply,
+            FrameKind::Pong,
         ])
     }
 
     /// What a worker hears.
     #[must_use]
-    pub fn of_agent() -> Self {
-        Self::new(&[Kind::Knock, Kind::Hello, Kind::Request, Kind::Ping])
+    pub fn from_agent() -> Self {
+        Self::new(&[
+            FrameKind::Probe,
+            FrameKind::Hello,
+            FrameKind::Request,
+            FrameKind::Ping,
+        ])
     }
 
-    fn new(hears: &'static [Kind]) -> Self {
-        let most = hears.iter().map(|k| k.most()).max().unwrap_or(0);
+    fn new(hears: &'static [FrameKind]) -> Self {
+        let most = hears
+            .iter()
+            .map(|k| k.max_payload_bytes())
+            .max()
+            .unwrap_or(0);
         Self {
-            bytes: vec![0; most.max(LEAST) + HEADER + TRAILER + AHEAD],
+            bytes: vec![0; most.max(LEAST) + HEADER_BYTES + TRAILER_BYTES + AHEAD],
             start: 0,
             end: 0,
             hears,
@@ -81,7 +90,7 @@ impl Frames {
     }
 
     /// Takes what a stream has, by one call of `read`: how many bytes, 0 at its end, `None` when there is
-    /// nothing now. Call [`Frames::next`] until it has none before the next one.
+    /// nothing now. Call [`FrameReader::next`] until it has none before the next one.
     ///
     /// # Errors
     /// Those of `read`.
@@ -108,7 +117,7 @@ impl Frames {
 
     /// Whether a frame has begun and not ended.
     #[must_use]
-    pub fn is_within(&self) -> bool {
+    pub fn is_partial(&self) -> bool {
         self.start + self.given < self.end
     }
 
@@ -116,24 +125,24 @@ impl Frames {
     /// hand-shake are heard, so that no bytes make this side wait for a long one.
     ///
     /// # Errors
-    /// [`Broken`], and again until [`Frames::skip`] is called.
-    pub fn next(&mut self, greeting: bool) -> Result<Option<Frame<'_>>, Broken> {
+    /// [`FrameError`], and again until [`FrameReader::skip`] is called.
+    pub fn next(&mut self, greeting: bool) -> Result<Option<Frame<'_>>, FrameError> {
         self.settle();
         let bytes = &self.bytes[self.start..self.end];
         // What cannot become a frame is told as soon as it shows.
         let shown = bytes.len().min(MAGIC.len());
         if bytes[..shown] != MAGIC[..shown] {
-            return Err(Broken::Header);
+            return Err(FrameError::Header);
         }
-        let Some(header) = bytes.first_chunk::<HEADER>() else {
+        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
         };
-        let kind = Kind::of(header[4]).ok_or(Broken::Header)?;
+        let kind = FrameKind::of(header[4]).ok_or(FrameError::Header)?;
         if header[5..8] != [0; 3] {
-            return Err(Broken::Header);
+            return Err(FrameError::Header);
         }
-        if !self.hears.contains(&kind) || (greeting && !kind.greets()) {
-            return Err(Broken::Place(kind));
+        if !self.hears.contains(&kind) || (greeting && !kind.is_handshake()) {
+            return Err(FrameError::Place(kind));
         }
         let number = |at: usize| -> u64 {
             let field = header[at..].iter().take(8);
@@ -141,21 +150,21 @@ impl Frames {
         };
         let length = (number(8) & 0xffff_ffff) as usize;
         let session = number(12);
-        if length > kind.most() {
-            return Err(Broken::Long(length));
+        if length > kind.max_payload_bytes() {
+            return Err(FrameError::Long(length));
         }
-        let whole = HEADER + length + TRAILER;
+        let whole = HEADER_BYTES + length + TRAILER_BYTES;
         if bytes.len() < whole {
             return Ok(None);
         }
-        if bytes[HEADER + length..whole] != super::trailer(session) {
-            return Err(Broken::Cut);
+        if bytes[HEADER_BYTES + length..whole] != super::trailer(session) {
+            return Err(FrameError::Cut);
         }
         self.given = whole;
         Ok(Some(Frame {
             kind,
             session,
-            payload: &self.bytes[self.start + HEADER..self.start + HEADER + length],
+            payload: &self.bytes[self.start + HEADER_BYTES..self.start + HEADER_BYTES + length],
         }))
     }
 

@@ -4,26 +4,26 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::tube::Tube;
-use super::{Fault, Turn};
+use super::splice_pipe::SplicePipe;
+use super::{StepOutcome, TransferError};
 
 /// Bytes on their way from one socket to another.
 #[derive(Debug)]
-pub struct Relaying {
-    tube: Tube,
+pub struct SocketToSocket {
+    pipe: SplicePipe,
     /// To be taken from the source.
     wanted: u64,
     moved: u64,
 }
 
-impl Relaying {
+impl SocketToSocket {
     /// `length` bytes, or those up to the source's end where that comes first.
     ///
     /// # Errors
     /// That there is no descriptor left.
     pub fn new(length: u64) -> io::Result<Self> {
         Ok(Self {
-            tube: Tube::new()?,
+            pipe: SplicePipe::new()?,
             wanted: length,
             moved: 0,
         })
@@ -36,12 +36,12 @@ impl Relaying {
 
     /// Bytes that are still to be given to the sink.
     pub fn left(&self) -> u64 {
-        self.wanted + self.tube.held()
+        self.wanted + self.pipe.len()
     }
 
     /// Whether it has bytes that the source gave and the sink did not take yet.
-    pub fn holds(&self) -> bool {
-        self.tube.held() > 0
+    pub fn has_buffered(&self) -> bool {
+        self.pipe.len() > 0
     }
 
     /// Takes no more from the source than it has given already.
@@ -53,32 +53,36 @@ impl Relaying {
     ///
     /// # Errors
     /// Of one of the connections.
-    pub fn turn(
+    pub fn step(
         &mut self,
         source: BorrowedFd<'_>,
         sink: BorrowedFd<'_>,
         budget: u64,
-    ) -> Result<Turn, Fault> {
+    ) -> Result<StepOutcome, TransferError> {
         let begun = self.moved;
         loop {
-            while self.tube.held() > 0 {
-                match self.tube.empty(sink) {
+            while self.pipe.len() > 0 {
+                match self.pipe.drain_to_socket(sink) {
                     Ok(gone) => self.moved += gone,
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Turn::Full),
-                    Err(e) => return Err(Fault::Sink(e)),
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                        return Ok(StepOutcome::SinkFull);
+                    }
+                    Err(e) => return Err(TransferError::Sink(e)),
                 }
             }
             if self.wanted == 0 {
-                return Ok(Turn::Done);
+                return Ok(StepOutcome::Done);
             }
             if self.moved - begun >= budget {
-                return Ok(Turn::More);
+                return Ok(StepOutcome::BudgetUsed);
             }
-            match self.tube.fill(source, self.wanted) {
-                Ok(0) => return Ok(Turn::Ended),
+            match self.pipe.fill(source, self.wanted) {
+                Ok(0) => return Ok(StepOutcome::SourceEnded),
                 Ok(got) => self.wanted -= got,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Turn::Empty),
-                Err(e) => return Err(Fault::Source(e)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(StepOutcome::SourceEmpty);
+                }
+                Err(e) => return Err(TransferError::Source(e)),
             }
         }
     }
@@ -100,11 +104,15 @@ mod tests {
         (far, near)
     }
 
-    fn run(relaying: &mut Relaying, source: &TcpStream, sink: &TcpStream) -> Result<Turn, Fault> {
+    fn run(
+        relaying: &mut SocketToSocket,
+        source: &TcpStream,
+        sink: &TcpStream,
+    ) -> Result<StepOutcome, TransferError> {
         loop {
-            match relaying.turn(source.as_fd(), sink.as_fd(), 1 << 20)? {
-                Turn::Full | Turn::Empty => std::thread::yield_now(),
-                Turn::More => {}
+            match relaying.step(source.as_fd(), sink.as_fd(), 1 << 20)? {
+                StepOutcome::SinkFull | StepOutcome::SourceEmpty => std::thread::yield_now(),
+                StepOutcome::BudgetUsed => {}
                 over => return Ok(over),
             }
         }
@@ -128,8 +136,11 @@ mod tests {
             to.read_to_end(&mut got).unwrap();
             got
         });
-        let mut relaying = Relaying::new(5_000_000).unwrap();
-        assert_eq!(run(&mut relaying, &source, &sink).unwrap(), Turn::Done);
+        let mut relaying = SocketToSocket::new(5_000_000).unwrap();
+        assert_eq!(
+            run(&mut relaying, &source, &sink).unwrap(),
+            StepOutcome::Done
+        );
         assert_eq!((relaying.moved(), relaying.left()), (5_000_000, 0));
         drop(sink);
         assert!(reader.join().unwrap() == all[..5_000_000]);
@@ -145,8 +156,11 @@ mod tests {
         let ((mut from, source), (mut to, sink)) = (sockets(), sockets());
         from.write_all(b"all there is").unwrap();
         from.shutdown(Shutdown::Write).unwrap();
-        let mut relaying = Relaying::new(u64::MAX).unwrap();
-        assert_eq!(run(&mut relaying, &source, &sink).unwrap(), Turn::Ended);
+        let mut relaying = SocketToSocket::new(u64::MAX).unwrap();
+        assert_eq!(
+            run(&mut relaying, &source, &sink).unwrap(),
+            StepOutcome::SourceEnded
+        );
         assert_eq!(relaying.moved(), 12);
         let mut got = [0; 12];
         to.read_exact(&mut got).unwrap();
@@ -157,11 +171,11 @@ mod tests {
         let all = bytes(32 << 20);
         let sent = all.clone();
         std::thread::spawn(move || from.write_all(&sent));
-        let mut relaying = Relaying::new(u64::MAX).unwrap();
+        let mut relaying = SocketToSocket::new(u64::MAX).unwrap();
         let mut full = 0;
         while full < 100 {
-            let turn = relaying.turn(source.as_fd(), sink.as_fd(), u64::MAX);
-            full += u32::from(turn.unwrap() == Turn::Full);
+            let turn = relaying.step(source.as_fd(), sink.as_fd(), u64::MAX);
+            full += u32::from(turn.unwrap() == StepOutcome::SinkFull);
             std::thread::yield_now();
         }
         relaying.stop();
@@ -171,7 +185,10 @@ mod tests {
             to.read_to_end(&mut got).unwrap();
             got
         });
-        assert_eq!(run(&mut relaying, &source, &sink).unwrap(), Turn::Done);
+        assert_eq!(
+            run(&mut relaying, &source, &sink).unwrap(),
+            StepOutcome::Done
+        );
         drop(sink);
         let got = reader.join().unwrap();
         assert_eq!(got.len() as u64, relaying.moved());
@@ -184,15 +201,15 @@ mod tests {
         rustix::net::sockopt::set_socket_linger(&to, Some(std::time::Duration::ZERO)).unwrap();
         drop(to);
         (&_from).write_all(&[7; 1000]).unwrap();
-        let mut relaying = Relaying::new(1000).unwrap();
+        let mut relaying = SocketToSocket::new(1000).unwrap();
         let fault = run(&mut relaying, &source, &sink).unwrap_err();
-        assert!(matches!(fault, Fault::Sink(_)), "{fault}");
+        assert!(matches!(fault, TransferError::Sink(_)), "{fault}");
 
         let ((from, source), (_to, sink)) = (sockets(), sockets());
         rustix::net::sockopt::set_socket_linger(&from, Some(std::time::Duration::ZERO)).unwrap();
         drop(from);
-        let mut relaying = Relaying::new(1000).unwrap();
+        let mut relaying = SocketToSocket::new(1000).unwrap();
         let fault = run(&mut relaying, &source, &sink).unwrap_err();
-        assert!(matches!(fault, Fault::Source(_)), "{fault}");
+        assert!(matches!(fault, TransferError::Source(_)), "{fault}");
     }
 }

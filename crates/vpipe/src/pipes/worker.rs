@@ -9,45 +9,45 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use viola_proto::agent::short;
-use viola_proto::pipe::shown::Work;
-use viola_proto::pipe::{Connection, PipeId, ToGuest};
+use viola_proto::agent::truncate_text;
+use viola_proto::pipe::status::PipeStats;
+use viola_proto::pipe::{Connection, PipeId, PipeReply};
 
-use super::allowance::Allowance;
-use super::going::{Going, Held, let_go, socket_for};
-use super::one::{Job, Next, One, Wait};
-use super::standstill::{Mover, Standstill};
-use super::{End, Give, Order, Place, cpu_ms, no_sink, wake};
-use crate::moving::{Receiving, Relaying, Sending};
-use crate::{Error, Flow, HostEnd};
+use super::pause::{PauseWatch, Thread};
+use super::pipe::{Next, Pipe, Transfer, Wait};
+use super::rate_limit::RateLimit;
+use super::waiting::{HeldConnection, ReturnedConnections, release_to_vm, socket_for};
+use super::{Endpoint, Order, PipeResources, PipeSpec, cpu_ms, wake, write_refusal};
+use crate::transfer::{FileToSocket, SocketToFile, SocketToSocket};
+use crate::{Error, Flow, HostConnection};
 
 /// Longest sleep: progress and what is late are looked at so often.
-const TICK: Duration = Duration::from_millis(500);
+const MAX_SLEEP: Duration = Duration::from_millis(500);
 
 pub(super) struct Worker {
-    allowance: Arc<Allowance>,
-    standstill: Arc<Standstill>,
+    rate_limit: Arc<RateLimit>,
+    pause_watch: Arc<PauseWatch>,
     /// Since when the VM stands still.
     still: Option<Instant>,
     /// What it had said before, and is to be done when it goes on.
-    waiting: VecDeque<Order>,
-    place: Place,
+    deferred: VecDeque<Order>,
+    resources: PipeResources,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
-    report: Sender<(u64, ToGuest)>,
+    report: Sender<(u64, PipeReply)>,
     agents: u64,
-    told: Arc<OwnedFd>,
-    board: Arc<Mutex<Work>>,
-    /// What is on the board but for the transfers.
-    counts: Work,
+    replied: Arc<OwnedFd>,
+    stats: Arc<Mutex<PipeStats>>,
+    /// What is on the stats but for the transfers.
+    counts: PipeStats,
     published: Instant,
-    held: BTreeMap<PipeId, Held>,
-    pipes: BTreeMap<PipeId, (One, Wait)>,
-    going: BTreeMap<PipeId, Going>,
+    held: BTreeMap<PipeId, HeldConnection>,
+    pipes: BTreeMap<PipeId, (Pipe, Wait)>,
+    going: BTreeMap<PipeId, ReturnedConnections>,
 }
 
 /// What a connection becomes an end of.
-struct Taking {
+struct ConnectionSpec {
     flow: Flow,
     connection: Connection,
     next_hop: [u8; 6],
@@ -55,25 +55,25 @@ struct Taking {
 
 impl Worker {
     pub(super) fn new(
-        place: Place,
+        resources: PipeResources,
         (orders, wake): (Receiver<Order>, Arc<OwnedFd>),
-        report: Sender<(u64, ToGuest)>,
-        (told, board): (Arc<OwnedFd>, Arc<Mutex<Work>>),
-        (allowance, standstill): (Arc<Allowance>, Arc<Standstill>),
+        report: Sender<(u64, PipeReply)>,
+        (replied, stats): (Arc<OwnedFd>, Arc<Mutex<PipeStats>>),
+        (rate_limit, pause_watch): (Arc<RateLimit>, Arc<PauseWatch>),
     ) -> Self {
         Self {
-            allowance,
-            standstill,
+            rate_limit,
+            pause_watch,
             still: None,
-            waiting: VecDeque::new(),
-            place,
+            deferred: VecDeque::new(),
+            resources,
             orders,
             wake,
             report,
             agents: 0,
-            told,
-            board,
-            counts: Work::default(),
+            replied,
+            stats,
+            counts: PipeStats::default(),
             published: Instant::now(),
             held: BTreeMap::new(),
             pipes: BTreeMap::new(),
@@ -88,19 +88,19 @@ impl Worker {
             loop {
                 match self.orders.try_recv() {
                     // a reset would not get out now
-                    Ok(order) if still && !matches!(order, Order::End(_)) => {
-                        self.waiting.push_back(order);
+                    Ok(order) if still && !matches!(order, Order::ResetAll(_)) => {
+                        self.deferred.push_back(order);
                     }
                     Ok(order) => self.obey(order),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return self.end(),
                 }
             }
-            if self.parks() {
-                self.place.park.keep();
+            if self.holds_packets() {
+                self.resources.hold_queue.receive();
             }
             let busy = !(self.pipes.is_empty() && self.going.is_empty() && self.held.is_empty());
-            self.standstill.busy(Mover::Connections, busy);
+            self.pause_watch.set_busy(Thread::Connections, busy);
             if !still {
                 self.work();
             }
@@ -112,7 +112,7 @@ impl Worker {
     /// Whether the VM stands still. When it goes on it has as much time left as it had.
     fn stands_still(&mut self) -> bool {
         let now = Instant::now();
-        match (self.standstill.is_on(), self.still) {
+        match (self.pause_watch.is_paused(), self.still) {
             (true, None) => self.still = Some(now),
             (false, Some(since)) => {
                 self.still = None;
@@ -124,7 +124,7 @@ impl Worker {
                 self.going
                     .values_mut()
                     .for_each(|going| going.postpone(time));
-                for order in std::mem::take(&mut self.waiting) {
+                for order in std::mem::take(&mut self.deferred) {
                     self.obey(order);
                 }
             }
@@ -137,12 +137,12 @@ impl Worker {
         let now = Instant::now();
         match order {
             Order::Hold(pipe, local, peer) => match self.hold(now, pipe, local, peer) {
-                Ok(()) => self.say(ToGuest::Held { pipe }),
+                Ok(()) => self.say(PipeReply::Held { pipe }),
                 Err(why) => self.refuse(pipe, why),
             },
-            Order::Give(give) => {
-                let pipe = give.pipe;
-                let begun = self.begin(now, *give);
+            Order::Start(spec) => {
+                let pipe = spec.pipe;
+                let begun = self.begin(now, *spec);
                 if let Err(why) = begun {
                     self.free(pipe);
                     self.refuse(pipe, why);
@@ -150,32 +150,32 @@ impl Worker {
             }
             Order::Stop(id) => {
                 if let Some((one, wait)) = self.pipes.get_mut(&id) {
-                    one.stop(now, self.place.home());
+                    one.stop(now, self.resources.return_path());
                     *wait = Wait::Nothing;
                 } else if self.free(id) {
                     let why = "it was stopped before it began".into();
-                    self.say(ToGuest::Refused { pipe: id, why });
+                    self.say(PipeReply::Refused { pipe: id, why });
                 }
             }
             Order::Reset(id) => {
                 if let Some((one, _)) = self.pipes.remove(&id) {
                     let flows = one.flows();
-                    let next = one.broken(libc::ECONNRESET);
+                    let next = one.reset(libc::ECONNRESET);
                     self.over(now, id, flows, next);
                 } else if let Some(going) = self.going.remove(&id) {
-                    going.abandon(&mut self.place);
+                    going.reset(&mut self.resources);
                 } else {
                     self.free(id);
                 }
             }
-            Order::Taken(id) => {
+            Order::Restored(id) => {
                 if let Some(going) = self.going.remove(&id) {
                     for flow in going.flows() {
-                        let_go(&mut self.place, &flow);
+                        release_to_vm(&mut self.resources, &flow);
                     }
                 }
             }
-            Order::End(done) => {
+            Order::ResetAll(done) => {
                 self.end();
                 self.agents += 1;
                 let _ = done.send(());
@@ -185,35 +185,35 @@ impl Worker {
 
     fn refuse(&mut self, pipe: PipeId, why: String) {
         self.counts.refused += 1;
-        let why = short(why);
-        self.say(ToGuest::Refused { pipe, why });
+        let why = truncate_text(why);
+        self.say(PipeReply::Refused { pipe, why });
     }
 
     /// A connection that was held is the VM's alone; whether it was.
     fn free(&mut self, id: PipeId) -> bool {
         let held = self.held.remove(&id);
         if let Some(held) = &held {
-            let_go(&mut self.place, &held.flow);
+            release_to_vm(&mut self.resources, &held.flow);
         }
         held.is_some()
     }
 
     /// Whether packets arrive that are to be kept.
-    fn parks(&self) -> bool {
+    fn holds_packets(&self) -> bool {
         !self.going.is_empty()
             || !self.held.is_empty()
-            || self.pipes.values().any(|(one, _)| one.is_parked())
+            || self.pipes.values().any(|(one, _)| one.holds_packets())
     }
 
     /// A connection that the VM may have moved, and that is not moved already.
     fn flow(&self, local: SocketAddr, peer: SocketAddr) -> Result<Flow, String> {
-        let flow = self.place.flow(local, peer);
-        if !self.place.addresses.contains(&local.ip()) {
+        let flow = self.resources.flow(local, peer);
+        if !self.resources.addresses.contains(&local.ip()) {
             return Err(format!("{} is no address of this VM", local.ip()));
         }
         let held = self.held.values().map(|held| held.flow);
         let pipes = self.pipes.values().flat_map(|(one, _)| one.flows());
-        let going = self.going.values().flat_map(Going::flows);
+        let going = self.going.values().flat_map(ReturnedConnections::flows);
         match held.chain(pipes).chain(going).any(|f| f == flow) {
             true => Err("it is given already".into()),
             false => Ok(flow),
@@ -224,9 +224,12 @@ impl Worker {
         if self.pipes.contains_key(&id) || self.going.contains_key(&id) {
             return Err("it is given already".into());
         }
-        match self.held.len() + self.pipes.len() + self.going.len() < self.place.most {
+        match self.held.len() + self.pipes.len() + self.going.len() < self.resources.max_pipes {
             true => Ok(()),
-            false => Err(format!("{} pipes are open already", self.place.most)),
+            false => Err(format!(
+                "{} pipes are open already",
+                self.resources.max_pipes
+            )),
         }
     }
 
@@ -242,41 +245,41 @@ impl Worker {
             return Err("it is held already".into());
         }
         let flow = self.flow(local, peer)?;
-        let (flows, parked) = (&self.place.flows, self.place.parked);
+        let (flows, hold_veth) = (&self.resources.flows, self.resources.hold_veth);
         flows
-            .hold(&flow, None, Some(parked))
+            .hold(&flow, None, Some(hold_veth))
             .map_err(|e| e.to_string())?;
-        self.held.insert(id, Held::new(flow, now));
+        self.held.insert(id, HeldConnection::new(flow, now));
         Ok(())
     }
 
-    fn begin(&mut self, now: Instant, give: Give) -> Result<(), String> {
-        let Give {
+    fn begin(&mut self, now: Instant, spec: PipeSpec) -> Result<(), String> {
+        let PipeSpec {
             pipe: id,
             source,
             sink,
             length,
-        } = give;
-        let taking = |end: End| match end {
-            End::File(part) => Ok((Some(part), None)),
-            End::Connection {
+        } = spec;
+        let describe = |end: Endpoint| match end {
+            Endpoint::File(part) => Ok((Some(part), None)),
+            Endpoint::Connection {
                 connection,
                 next_hop,
             } => {
-                let flow = self.place.flow(connection.local, connection.peer);
+                let flow = self.resources.flow(connection.local, connection.peer);
                 // the source may be held for this very pipe
                 if self.held.get(&id).is_none_or(|held| held.flow != flow) {
                     self.flow(connection.local, connection.peer)?;
                 }
-                let taking = Taking {
+                let connection = ConnectionSpec {
                     flow,
                     connection,
                     next_hop,
                 };
-                Ok::<_, String>((None, Some(taking)))
+                Ok::<_, String>((None, Some(connection)))
             }
         };
-        let ((from, source), (to, sink)) = (taking(source)?, taking(sink)?);
+        let ((from, source), (to, sink)) = (describe(source)?, describe(sink)?);
         match self.held.get(&id) {
             None => self.has_room(id)?,
             Some(held) if source.as_ref().is_none_or(|s| s.flow != held.flow) => {
@@ -284,19 +287,21 @@ impl Worker {
             }
             Some(_) => {}
         }
-        let same = |(a, b): (&Taking, &Taking)| a.flow == b.flow;
+        let same = |(a, b): (&ConnectionSpec, &ConnectionSpec)| a.flow == b.flow;
         if source.as_ref().zip(sink.as_ref()).is_some_and(same) {
             return Err("a connection into itself".into());
         }
         let job = match (from, to) {
             (Some(from), None) => {
-                Job::Send(Sending::new(from.image, from.map, from.offset, length))
+                Transfer::Send(FileToSocket::new(from.image, from.map, from.offset, length))
             }
             (None, Some(to)) => {
-                let receiving = Receiving::new(to.image, to.map, to.offset, length);
-                Job::Receive(receiving.map_err(|e| no_sink(&e))?)
+                let receiving = SocketToFile::new(to.image, to.map, to.offset, length);
+                Transfer::Receive(receiving.map_err(|e| write_refusal(&e))?)
             }
-            (None, None) => Job::Relay(Relaying::new(length).map_err(|e| e.to_string())?),
+            (None, None) => {
+                Transfer::Relay(SocketToSocket::new(length).map_err(|e| e.to_string())?)
+            }
             (Some(_), Some(_)) => return Err("a copy has no connection".into()),
         };
         let source = source.map(|end| self.take(end, true)).transpose()?;
@@ -310,39 +315,45 @@ impl Worker {
             }
         };
         self.held.remove(&id);
-        let one = One::new(id, job, (source, sink), now);
+        let one = Pipe::new(id, job, (source, sink), now);
         self.pipes.insert(id, (one, Wait::Nothing));
         self.counts.begun += 1;
         Ok(())
     }
 
     /// A connection into a socket of the host.
-    fn take(&mut self, end: Taking, source: bool) -> Result<HostEnd, String> {
-        let place = &mut self.place;
+    fn take(&mut self, end: ConnectionSpec, source: bool) -> Result<HostConnection, String> {
+        let resources = &mut self.resources;
         let state = viola_handover::from_wire(end.connection);
-        let parked = source.then_some(place.parked);
-        let park = source.then_some((&mut place.park, place.parked));
-        let (flows, veth) = (&place.flows, place.veth);
-        let begun = (flows.hold(&end.flow, Some(end.next_hop), parked))
+        let hold_veth = source.then_some(resources.hold_veth);
+        let park = source.then_some((&mut resources.hold_queue, resources.hold_veth));
+        let (flows, veth) = (&resources.flows, resources.veth);
+        let begun = (flows.hold(&end.flow, Some(end.next_hop), hold_veth))
             .and_then(|()| socket_for(&end.flow))
             .and_then(|socket| {
-                let same = viola_handover::pace(socket.as_fd(), &state, &place.congestion);
+                let same = viola_handover::apply_pacing(
+                    socket.as_fd(),
+                    &state,
+                    &resources.congestion_controls,
+                );
                 self.counts.other_congestion += u64::from(!same.map_err(Error::Connection)?);
                 Ok(socket)
             })
-            .and_then(|socket| HostEnd::begin(flows, veth, socket, end.flow, &state, park));
+            .and_then(|socket| {
+                HostConnection::restore(flows, veth, socket, end.flow, &state, park)
+            });
         begun.map_err(|e| {
-            let _ = place.flows.release(&end.flow);
+            let _ = resources.flows.release(&end.flow);
             e.to_string()
         })
     }
 
     /// Of two connections only one could be taken: the VM goes on with both, and nobody hears of this one's socket.
-    fn untake(&mut self, end: HostEnd) {
+    fn untake(&mut self, end: HostConnection) {
         let flow = *end.flow();
-        let (flows, parked) = (&self.place.flows, self.place.parked);
-        if end.give_back(flows, Some(parked)).is_ok() {
-            let_go(&mut self.place, &flow);
+        let (flows, hold_veth) = (&self.resources.flows, self.resources.hold_veth);
+        if end.extract(flows, Some(hold_veth)).is_ok() {
+            release_to_vm(&mut self.resources, &flow);
         }
     }
 
@@ -351,12 +362,12 @@ impl Worker {
         let now = Instant::now();
         for (id, (one, wait)) in std::mem::take(&mut self.pipes) {
             let waits = matches!(wait, Wait::Source | Wait::Sink) && !one.is_late(now);
-            if waits || self.standstill.is_on() {
+            if waits || self.pause_watch.is_paused() {
                 self.pipes.insert(id, (one, wait));
                 continue;
             }
             let flows = one.flows();
-            let next = one.step(now, self.place.home(), &self.allowance);
+            let next = one.step(now, self.resources.return_path(), &self.rate_limit);
             self.put(now, id, flows, next);
         }
         let progress: Vec<_> = (self.pipes.values_mut())
@@ -367,7 +378,7 @@ impl Worker {
         }
         while let Some(id) = (self.going.iter()).find_map(|(id, g)| g.is_late(now).then_some(*id)) {
             if let Some(going) = self.going.remove(&id) {
-                going.abandon(&mut self.place);
+                going.reset(&mut self.resources);
             }
         }
         while let Some(id) = (self.held.iter()).find_map(|(id, h)| h.is_late(now).then_some(*id)) {
@@ -377,7 +388,7 @@ impl Worker {
     }
 
     /// A pipe goes on, or is over.
-    fn put(&mut self, now: Instant, id: PipeId, had: Vec<Flow>, next: (Option<One>, Next)) {
+    fn put(&mut self, now: Instant, id: PipeId, had: Vec<Flow>, next: (Option<Pipe>, Next)) {
         match next {
             (Some(one), Next::Again(wait)) => {
                 let kept = one.flows();
@@ -392,8 +403,8 @@ impl Worker {
 
     /// A connection is gone for good.
     fn forget(&mut self, flow: &Flow) {
-        let _ = self.place.flows.release(flow);
-        self.place.park.forget(flow);
+        let _ = self.resources.flows.release(flow);
+        self.resources.hold_queue.discard(flow);
     }
 
     /// A pipe is over; its connections were these.
@@ -402,13 +413,13 @@ impl Worker {
             return;
         };
         let mut back = Vec::new();
-        if let Some(ToGuest::Back {
+        if let Some(PipeReply::Finished {
             source, sink, sent, ..
         }) = words.last()
         {
             self.counts.bytes += sent;
             for connection in source.iter().chain(sink) {
-                let flow = self.place.flow(connection.local, connection.peer);
+                let flow = self.resources.flow(connection.local, connection.peer);
                 back.push((flow, (**connection).clone()));
             }
         }
@@ -422,35 +433,39 @@ impl Worker {
             }
         }
         if !back.is_empty() {
-            self.going.insert(id, Going::new(back, now));
+            self.going.insert(id, ReturnedConnections::new(back, now));
         }
         for word in words {
             self.say(word);
         }
     }
 
-    /// Puts on the board what is done.
+    /// Puts on the stats what is done.
     fn publish(&mut self) {
         let now = Instant::now();
         let is_idle = self.pipes.is_empty();
-        if !is_idle && now < self.published + TICK {
+        if !is_idle && now < self.published + MAX_SLEEP {
             return;
         }
         self.published = now;
-        let transfers = self.pipes.values().map(|(one, _)| one.shown(now)).collect();
-        let work = Work {
+        let transfers = self
+            .pipes
+            .values()
+            .map(|(one, _)| one.status(now))
+            .collect();
+        let work = PipeStats {
             transfers,
             cpu_ms: cpu_ms(),
             ..self.counts.clone()
         };
-        *self.board.lock().unwrap_or_else(PoisonError::into_inner) = work;
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = work;
     }
 
     /// All connections are reset.
     fn end(&mut self) {
-        self.waiting.clear();
+        self.deferred.clear();
         // the peers are to hear of it, whatever the VM does
-        let _ = self.place.gate.shut(false);
+        let _ = self.resources.gate.set_closed(false);
         for (one, _) in std::mem::take(&mut self.pipes).into_values() {
             let flows = one.flows();
             self.counts.broken += 1;
@@ -461,7 +476,7 @@ impl Worker {
             }
         }
         for going in std::mem::take(&mut self.going).into_values() {
-            going.abandon(&mut self.place);
+            going.reset(&mut self.resources);
         }
         for id in self.held.keys().copied().collect::<Vec<_>>() {
             self.free(id);
@@ -469,11 +484,11 @@ impl Worker {
     }
 
     fn sleep(&mut self) {
-        let mut limit = TICK;
+        let mut limit = MAX_SLEEP;
         let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
-        if self.parks() {
+        if self.holds_packets() {
             fds.push(PollFd::from_borrowed_fd(
-                self.place.park.fd(),
+                self.resources.hold_queue.fd(),
                 PollFlags::IN,
             ));
         }
@@ -491,7 +506,7 @@ impl Worker {
                 Wait::Source | Wait::Sink => {}
             }
             for (socket, source) in one.sockets() {
-                // an error or a hang-up is told without being asked for
+                // an error or a hang-up is replied without being asked for
                 let flags = match (wait, source) {
                     (Wait::Source, true) => PollFlags::IN,
                     (Wait::Sink, false) => PollFlags::OUT,
@@ -505,7 +520,7 @@ impl Worker {
             tv_sec: limit.as_secs() as i64,
             tv_nsec: limit.subsec_nanos().into(),
         };
-        // an interrupted wait is as good as a short one
+        // an interrupted wait is as good as a truncate_text one
         let _ = poll(&mut fds, Some(&limit));
         let heard: Vec<(PipeId, bool, PollFlags)> = (waiting.into_iter())
             .zip(fds[first..].iter().map(PollFd::revents))
@@ -519,7 +534,7 @@ impl Worker {
             if flags.intersects(PollFlags::ERR | PollFlags::HUP) {
                 if let Some((one, _)) = self.pipes.remove(&id) {
                     let flows = one.flows();
-                    let next = one.lose(source);
+                    let next = one.end_failed(source);
                     self.put(now, id, flows, next);
                 }
             } else if let Some((_, wait)) = self.pipes.get_mut(&id) {
@@ -528,10 +543,10 @@ impl Worker {
         }
     }
 
-    fn say(&self, message: ToGuest) {
+    fn say(&self, message: PipeReply) {
         // nobody listens: then the agent is gone, and an end to everything follows
         let _ = self.report.send((self.agents, message));
-        wake(&self.told);
+        wake(&self.replied);
     }
 }
 

@@ -6,22 +6,22 @@
 //! | `run` | the thread that has the connections |
 //! | `one` | the life of one pipe |
 //! | `going` | connections that are held before and after it |
-//! | `allowance` | the cap in bytes a second |
+//! | `rate_limit` | the cap in bytes a second |
 //! | `copies` | the thread that copies from file to file |
 //! | `congestion` | what the host may send with |
-//! | `standstill` | whether the VM runs at all |
+//! | `pause_watch` | whether the VM runs at all |
 //!
 //! [`Pipes`] takes orders, which come from the agent by way of whoever reads its channel, and answers with what is to
-//! be said to the agent ([`ToGuest`]). It never waits for a VM: a connection that is not taken back in time is
+//! be said to the agent ([`PipeReply`]). It never waits for a VM: a connection that is not taken back in time is
 //! let go, one that cannot be given back is reset.
 
-mod allowance;
 mod congestion;
 mod copies;
-mod going;
-mod one;
-mod run;
-mod standstill;
+mod pause;
+mod pipe;
+mod rate_limit;
+mod waiting;
+mod worker;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,45 +30,45 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
-use viola_proto::pipe::shown::Work;
-use viola_proto::pipe::{Connection, PipeId, ToGuest};
+use viola_proto::pipe::status::PipeStats;
+use viola_proto::pipe::{Connection, PipeId, PipeReply};
 
-use crate::moving::{Copying, Part};
-use crate::{Flow, Flows, Gate, Park};
-use allowance::Allowance;
+use crate::transfer::{FileRange, FileToFile};
+use crate::{EgressGate, Flow, FlowTable, HoldQueue};
 pub use congestion::congestion_controls;
 use copies::Copies;
-use one::Home;
-pub use standstill::Pulse;
-use standstill::Standstill;
+pub use pause::PauseProbe;
+use pause::PauseWatch;
+use pipe::ReturnPath;
+use rate_limit::RateLimit;
 
 /// What the thread works with. All of it can be made by one process and used by another one, which has no more privilege than
-/// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE in the VM's [`crate::Space`].
+/// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE in the VM's [`crate::VmNetns`].
 #[derive(Debug)]
-pub struct Place {
+pub struct PipeResources {
     /// Who has which connection.
-    pub flows: Flows,
+    pub flows: FlowTable,
     /// What keeps its sockets silent while it stands still.
-    pub gate: Gate,
+    pub gate: EgressGate,
     /// Where held packets are kept.
-    pub park: Park,
+    pub hold_queue: HoldQueue,
     /// Interface index of the VM's tap.
     pub tap: u32,
     /// Of the veth to the space.
     pub veth: u32,
     /// Of the veth for held packets.
-    pub parked: u32,
+    pub hold_veth: u32,
     /// The VM's own addresses: those of its ends of connections.
     pub addresses: Vec<IpAddr>,
     /// What the VM's sockets may send with, if the VM has: [`congestion_controls`].
-    pub congestion: Vec<String>,
+    pub congestion_controls: Vec<String>,
     /// Most pipes at a time.
-    pub most: usize,
+    pub max_pipes: usize,
     /// Most bytes a second for all of them together; `None` for no cap.
-    pub rate: Option<u64>,
+    pub max_bytes_per_s: Option<u64>,
 }
 
-impl Place {
+impl PipeResources {
     /// A connection of the VM.
     fn flow(&self, guest: SocketAddr, peer: SocketAddr) -> Flow {
         Flow {
@@ -79,19 +79,19 @@ impl Place {
     }
 
     /// Where connections go back to.
-    fn home(&self) -> Home<'_> {
-        Home {
+    fn return_path(&self) -> ReturnPath<'_> {
+        ReturnPath {
             flows: &self.flows,
-            parked: self.parked,
+            hold_veth: self.hold_veth,
         }
     }
 }
 
 /// One end of a pipe.
 #[derive(Debug)]
-pub enum End {
+pub enum Endpoint {
     /// A part of a file.
-    File(Part),
+    File(FileRange),
     /// A connection, taken out of the VM's socket.
     Connection {
         /// As the agent has taken it.
@@ -103,13 +103,13 @@ pub enum End {
 
 /// What is to be moved.
 #[derive(Debug)]
-pub struct Give {
+pub struct PipeSpec {
     /// A new number, or that of a connection that is held: the source.
     pub pipe: PipeId,
     /// From here.
-    pub source: End,
+    pub source: Endpoint,
     /// To there.
-    pub sink: End,
+    pub sink: Endpoint,
     /// How many bytes.
     pub length: u64,
 }
@@ -117,12 +117,12 @@ pub struct Give {
 #[derive(Debug)]
 enum Order {
     Hold(PipeId, SocketAddr, SocketAddr),
-    Give(Box<Give>),
+    Start(Box<PipeSpec>),
     Stop(PipeId),
     Reset(PipeId),
-    Taken(PipeId),
+    Restored(PipeId),
     /// Everything is reset; nothing is read or written any more when this is answered.
-    End(Sender<()>),
+    ResetAll(Sender<()>),
 }
 
 /// The threads' other end. Dropped, it resets all connections that the host has.
@@ -130,37 +130,37 @@ enum Order {
 pub struct Pipes {
     orders: Sender<Order>,
     wake: Arc<OwnedFd>,
-    answers: Receiver<(u64, ToGuest)>,
+    answers: Receiver<(u64, PipeReply)>,
     /// How often the agent was gone: what is said to one is not said to the next.
     agents: u64,
-    told: Arc<OwnedFd>,
-    board: Arc<Mutex<Work>>,
+    replied: Arc<OwnedFd>,
+    stats: Arc<Mutex<PipeStats>>,
     copies: Copies,
-    standstill: Arc<Standstill>,
+    pause_watch: Arc<PauseWatch>,
 }
 
 impl Pipes {
-    /// Starts the threads, in the calling thread's network namespace, which has to be the VM's [`crate::Space`].
+    /// Starts the threads, in the calling thread's network namespace, which has to be the VM's [`crate::VmNetns`].
     ///
     /// # Errors
     /// That there is no thread or no descriptor to be had.
-    pub fn start(place: Place) -> io::Result<Self> {
+    pub fn spawn(resources: PipeResources) -> io::Result<Self> {
         let flag = || -> io::Result<_> {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             Ok(Arc::new(eventfd(0, flags)?))
         };
-        let (wake, told) = (flag()?, flag()?);
+        let (wake, replied) = (flag()?, flag()?);
         let (orders, queue) = channel();
         let (report, answers) = channel();
-        let board = Arc::<Mutex<Work>>::default();
-        let told_too = (told.clone(), board.clone());
-        let allowance = Arc::new(Allowance::new(place.rate));
-        let gate = place.gate.descriptor().map_err(io::Error::other)?;
-        let standstill = Standstill::start(gate.into(), wake.clone())?;
-        let shared = (allowance, standstill.clone());
-        let copies = Copies::start(report.clone(), told.clone(), shared.clone())?;
+        let stats = Arc::<Mutex<PipeStats>>::default();
+        let told_too = (replied.clone(), stats.clone());
+        let rate_limit = Arc::new(RateLimit::new(resources.max_bytes_per_s));
+        let gate = resources.gate.descriptor().map_err(io::Error::other)?;
+        let pause_watch = PauseWatch::start(gate.into(), wake.clone())?;
+        let shared = (rate_limit, pause_watch.clone());
+        let copies = Copies::start(report.clone(), replied.clone(), shared.clone())?;
         let queue = (queue, wake.clone());
-        let worker = run::Worker::new(place, queue, report, told_too, shared);
+        let worker = worker::Worker::new(resources, queue, report, told_too, shared);
         std::thread::Builder::new()
             .name("viola-pipes".into())
             .spawn(move || worker.run())?;
@@ -169,104 +169,104 @@ impl Pipes {
             wake,
             answers,
             agents: 0,
-            told,
-            board,
+            replied,
+            stats,
             copies,
-            standstill,
+            pause_watch,
         })
     }
 
     /// By what it is seen from now on whether the VM stands still. What is under way then stops within a tenth of a second, and
     /// goes on when the VM does.
-    pub fn watch(&self, pulse: Pulse) {
-        self.standstill.watch(pulse);
+    pub fn watch_pause(&self, probe: PauseProbe) {
+        self.pause_watch.watch(probe);
     }
 
     /// Whether the VM stands still, in the middle of something.
-    pub fn stands_still(&self) -> bool {
-        self.standstill.is_on()
+    pub fn is_paused(&self) -> bool {
+        self.pause_watch.is_paused()
     }
 
-    /// Answered with [`ToGuest::Held`] or [`ToGuest::Refused`].
+    /// Answered with [`PipeReply::Held`] or [`PipeReply::Refused`].
     pub fn hold(&self, pipe: PipeId, local: SocketAddr, peer: SocketAddr) {
         self.order(Order::Hold(pipe, local, peer));
     }
 
-    /// Answered with [`ToGuest::Refused`], or later with [`ToGuest::Back`].
+    /// Answered with [`PipeReply::Refused`], or later with [`PipeReply::Finished`].
     ///
     /// # Errors
     /// Why a copy cannot be made, in a sentence.
-    pub fn give(&self, give: Give) -> Result<(), String> {
-        match give {
-            Give {
+    pub fn start(&self, spec: PipeSpec) -> Result<(), String> {
+        match spec {
+            PipeSpec {
                 pipe,
-                source: End::File(from),
-                sink: End::File(to),
+                source: Endpoint::File(from),
+                sink: Endpoint::File(to),
                 length,
             } => {
-                let copying = Copying::new(from, to, length).map_err(|e| no_sink(&e))?;
-                self.copies.begin(pipe, copying);
+                let copy = FileToFile::new(from, to, length).map_err(|e| write_refusal(&e))?;
+                self.copies.add(pipe, copy);
             }
-            give => self.order(Order::Give(Box::new(give))),
+            spec => self.order(Order::Start(Box::new(spec))),
         }
         Ok(())
     }
 
-    /// No more is moved; answered with [`ToGuest::Back`].
+    /// No more is moved; answered with [`PipeReply::Finished`].
     pub fn stop(&self, pipe: PipeId) {
         self.copies.stop(pipe);
         self.order(Order::Stop(pipe));
     }
 
-    /// Its connections are reset; answered with [`ToGuest::Back`] without any, if they had not come back before.
+    /// Its connections are reset; answered with [`PipeReply::Finished`] without any, if they had not come back before.
     pub fn reset(&self, pipe: PipeId) {
         self.copies.stop(pipe);
         self.order(Order::Reset(pipe));
     }
 
     /// The VM has it again, and gets what was kept for it.
-    pub fn taken(&self, pipe: PipeId) {
-        self.order(Order::Taken(pipe));
+    pub fn restored(&self, pipe: PipeId) {
+        self.order(Order::Restored(pipe));
     }
 
     /// The agent is gone: everything is reset, nothing is read or written any more when this returns, and nothing is answered to
     /// what was before.
-    pub fn end(&mut self) {
+    pub fn reset_all(&mut self) {
         self.agents += 1;
-        self.copies.end();
+        self.copies.reset_all();
         let (done, ended) = channel();
-        self.order(Order::End(done));
+        self.order(Order::ResetAll(done));
         let _ = ended.recv();
     }
 
     /// What is to be said to the agent.
-    pub fn heard(&self) -> impl Iterator<Item = ToGuest> {
-        let _ = rustix::io::read(&*self.told, &mut [0; 8]);
+    pub fn replies(&self) -> impl Iterator<Item = PipeReply> {
+        let _ = rustix::io::read(&*self.replied, &mut [0; 8]);
         let now = self.agents;
         (self.answers.try_iter()).filter_map(move |(to, message)| (to == now).then_some(message))
     }
 
     /// What is done, as of the last half second.
-    pub fn work(&self) -> Work {
-        let board = self.board.lock().unwrap_or_else(PoisonError::into_inner);
-        let copies = self.copies.work();
-        let transfers = board.transfers.iter().chain(&copies.transfers);
-        Work {
+    pub fn stats(&self) -> PipeStats {
+        let stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let copies = self.copies.stats();
+        let transfers = stats.transfers.iter().chain(&copies.transfers);
+        PipeStats {
             transfers: transfers.cloned().collect(),
-            begun: board.begun + copies.begun,
-            refused: board.refused + copies.refused,
-            returned: board.returned + copies.returned,
-            broken: board.broken + copies.broken,
-            bytes: board.bytes + copies.bytes,
-            cpu_ms: board.cpu_ms + copies.cpu_ms,
-            other_congestion: board.other_congestion + copies.other_congestion,
-            paused: self.stands_still(),
+            begun: stats.begun + copies.begun,
+            refused: stats.refused + copies.refused,
+            returned: stats.returned + copies.returned,
+            broken: stats.broken + copies.broken,
+            bytes: stats.bytes + copies.bytes,
+            cpu_ms: stats.cpu_ms + copies.cpu_ms,
+            other_congestion: stats.other_congestion + copies.other_congestion,
+            paused: self.is_paused(),
         }
     }
 
     /// Readable when there is something to be said.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.told.as_fd()
+        self.replied.as_fd()
     }
 
     fn order(&self, order: Order) {
@@ -278,13 +278,13 @@ impl Pipes {
 
 impl Drop for Pipes {
     fn drop(&mut self) {
-        self.end();
-        self.standstill.end();
+        self.reset_all();
+        self.pause_watch.stop();
     }
 }
 
 /// Why nothing can be written to a file.
-fn no_sink(error: &io::Error) -> String {
+fn write_refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
             "this VM's files are not written by the host: see `writes` in [vm.pipe]; it takes raw images that go through \

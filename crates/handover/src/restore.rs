@@ -3,9 +3,9 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::state::{Buffers, State};
+use crate::extract::leave_repair_mode;
+use crate::state::{SocketBuffers, TcpState};
 use crate::sys;
-use crate::take::resume;
 use crate::{Error, Result};
 
 // Codes of TCP options (RFC 9293, 2018, 7323).
@@ -17,16 +17,16 @@ const TIMESTAMPS: u32 = 8;
 /// A connection that is complete and says nothing yet. Dropped, it stays in repair mode, and closing it is silent.
 #[derive(Debug)]
 #[must_use = "the connection is silent until `go`"]
-pub struct Ready<'a> {
+pub struct RestoredConnection<'a> {
     fd: BorrowedFd<'a>,
     unsent: Vec<u8>,
     /// What it has in the end, where that is to be set.
-    buffers: Option<Buffers>,
+    buffers: Option<SocketBuffers>,
 }
 
-impl Ready<'_> {
+impl RestoredConnection<'_> {
     /// Begins to speak: its packets have to come to this socket from now on.
-    pub fn go(self) -> Result<()> {
+    pub fn activate(self) -> Result<()> {
         sys::set_tcp(self.fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")?;
         sys::write(self.fd, &self.unsent, "the bytes that were not sent")?;
         match self.buffers {
@@ -44,10 +44,10 @@ struct Opt {
     value: u32,
 }
 
-/// Ends the connection of a socket, without a word; the descriptor stays and can get a connection by [`put`].
+/// Ends the connection of a socket, without a word; the descriptor stays and can get a connection by [`restore`].
 ///
 /// Whoever polls it sees an error and a hang-up until then.
-pub fn drop_quietly(fd: BorrowedFd<'_>) -> Result<()> {
+pub fn disconnect_silently(fd: BorrowedFd<'_>) -> Result<()> {
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
     sys::disconnect(fd)?;
     // what poll says of the end is nobody's business
@@ -56,16 +56,16 @@ pub fn drop_quietly(fd: BorrowedFd<'_>) -> Result<()> {
 
 /// Ends the connection of a socket that was taken, with a reset to the peer: for one that nobody has any more. The descriptor
 /// stays, and whoever polls it sees an error and a hang-up.
-pub fn drop_with_reset(fd: BorrowedFd<'_>) -> Result<()> {
-    resume(fd)?;
+pub fn disconnect_with_reset(fd: BorrowedFd<'_>) -> Result<()> {
+    leave_repair_mode(fd)?;
     sys::disconnect(fd)?;
     sys::forget_error(fd)
 }
 
-/// Buffers that hold the queues however the kernel cuts them into segments.
-fn roomy(state: &State) -> Buffers {
+/// SocketBuffers that hold the queues however the kernel cuts them into segments.
+fn roomy(state: &TcpState) -> SocketBuffers {
     let room = |bytes: usize| u32::try_from(4 * bytes + (256 << 10)).unwrap_or(u32::MAX);
-    Buffers {
+    SocketBuffers {
         send: state.buffers.send.max(room(state.queued())),
         receive: state.buffers.receive.max(room(state.unread.len())),
         locked: state.buffers.locked,
@@ -73,13 +73,13 @@ fn roomy(state: &State) -> Buffers {
 }
 
 /// Lets a fresh socket send at the pace at which the one before did: with its congestion control, if that is one of `allowed`, and
-/// with the cap of its pacing. To be called before [`put`]; whether it has the same congestion control now.
+/// with the cap of its pacing. To be called before [`restore`]; whether it has the same congestion control now.
 ///
 /// Only names that the kernel has already belong into `allowed`: for a process with CAP_NET_ADMIN it loads a module for any other one.
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn pace(fd: BorrowedFd<'_>, state: &State, allowed: &[String]) -> Result<bool> {
+pub fn apply_pacing(fd: BorrowedFd<'_>, state: &TcpState, allowed: &[String]) -> Result<bool> {
     if let Some(rate) = state.pacing {
         sys::set_pacing(fd, rate)?;
     }
@@ -95,27 +95,31 @@ pub fn pace(fd: BorrowedFd<'_>, state: &State, allowed: &[String]) -> Result<boo
     Ok(true)
 }
 
-/// Puts a connection into a socket that has none: a fresh one, or one after [`drop_quietly`].
+/// Puts a connection into a socket that has none: a fresh one, or one after [`disconnect_silently`].
 ///
 /// The local address has to be one of the namespace's own. A FIN of the peer (`peer_finished`) is not put: somebody has to
 /// send it to the socket again.
 ///
 /// # Errors
 /// The step that the kernel refused. The socket has to be closed then, which is silent.
-pub fn put<'a>(fd: BorrowedFd<'a>, state: &State) -> Result<Ready<'a>> {
+pub fn restore<'a>(fd: BorrowedFd<'a>, state: &TcpState) -> Result<RestoredConnection<'a>> {
     of_one_family(state)?;
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
     sys::set_buffers(fd, roomy(state))?;
     build(fd, state, Some(state.buffers))
 }
 
-/// Puts a connection back into the socket that it was [taken from](crate::Taken::keep), in place of what was left there: as
-/// [`drop_quietly`] and [`put`]. `own` are the buffers that the socket has; they stay where they are large enough, since each
+/// Puts a connection back into the socket that it was [taken from](crate::Extracted::detach), in place of what was left there: as
+/// [`disconnect_silently`] and [`restore`]. `own` are the buffers that the socket has; they stay where they are large enough, since each
 /// step is a system call.
 ///
 /// # Errors
-/// As of [`put`].
-pub fn put_back<'a>(fd: BorrowedFd<'a>, state: &State, own: Buffers) -> Result<Ready<'a>> {
+/// As of [`restore`].
+pub fn restore_in_place<'a>(
+    fd: BorrowedFd<'a>,
+    state: &TcpState,
+    own: SocketBuffers,
+) -> Result<RestoredConnection<'a>> {
     of_one_family(state)?;
     // it is in repair mode, and stays so when it has no peer any more
     sys::disconnect(fd)?;
@@ -129,17 +133,21 @@ pub fn put_back<'a>(fd: BorrowedFd<'a>, state: &State, own: Buffers) -> Result<R
     build(fd, state, Some(state.buffers))
 }
 
-fn of_one_family(state: &State) -> Result<()> {
+fn of_one_family(state: &TcpState) -> Result<()> {
     match state.local.is_ipv4() == state.peer.is_ipv4() {
         true => Ok(()),
-        false => Err(Error::Unfit("its ends are of different families")),
+        false => Err(Error::NotTransferable("its ends are of different families")),
     }
 }
 
 /// In a socket that is in repair mode and has no peer.
-fn build<'a>(fd: BorrowedFd<'a>, state: &State, buffers: Option<Buffers>) -> Result<Ready<'a>> {
-    let begin_received = state.received.wrapping_sub(state.unread.len() as u32);
-    let begin_written = state.written.wrapping_sub(state.queued() as u32);
+fn build<'a>(
+    fd: BorrowedFd<'a>,
+    state: &TcpState,
+    buffers: Option<SocketBuffers>,
+) -> Result<RestoredConnection<'a>> {
+    let begin_received = state.rcv_nxt.wrapping_sub(state.unread.len() as u32);
+    let begin_written = state.write_seq.wrapping_sub(state.queued() as u32);
     sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
     sys::set_tcp(fd, sys::QUEUE_SEQ, begin_received as i32, "TCP_QUEUE_SEQ")?;
     sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::SEND_QUEUE, "TCP_REPAIR_QUEUE")?;
@@ -162,7 +170,7 @@ fn build<'a>(fd: BorrowedFd<'a>, state: &State, buffers: Option<Buffers>) -> Res
             value: 0,
         });
     }
-    if let Some(scale) = state.scale {
+    if let Some(scale) = state.window_scale {
         let value = u32::from(scale.peer) | u32::from(scale.own) << 16;
         options.push(Opt {
             code: WSCALE,
@@ -204,7 +212,7 @@ fn build<'a>(fd: BorrowedFd<'a>, state: &State, buffers: Option<Buffers>) -> Res
         &[state.window],
         "TCP_REPAIR_WINDOW",
     )?;
-    Ok(Ready {
+    Ok(RestoredConnection {
         fd,
         unsent: state.unsent.clone(),
         buffers,

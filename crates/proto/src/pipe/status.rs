@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 pub struct Pipes {
     /// VMs with `[vm.pipe]`.
-    pub vms: Vec<Sender>,
+    pub vms: Vec<PipeVm>,
 }
 
 /// A VM for which the host moves bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Sender {
+pub struct PipeVm {
     /// Identity of the VM.
     pub vm: String,
     /// Its name.
@@ -26,13 +26,13 @@ pub struct Sender {
     /// Why not, or of which disks.
     pub why: String,
     /// What is done for it.
-    pub work: Work,
+    pub work: PipeStats,
 }
 
 /// What is done for one VM. Counts are since its worker started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Work {
+pub struct PipeStats {
     /// Those under way.
     pub transfers: Vec<Transfer>,
     /// Those that were begun.
@@ -56,7 +56,7 @@ pub struct Work {
 /// What goes where.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum TransferKind {
     /// A file down a connection.
     #[default]
     Send,
@@ -73,7 +73,7 @@ pub enum Kind {
 pub struct Transfer {
     /// What goes where.
     #[serde(default)]
-    pub kind: Kind,
+    pub kind: TransferKind,
     /// The VM's end of the connection: of the one that they go down, if there are two.
     pub local: Option<SocketAddr>,
     /// Its other end.

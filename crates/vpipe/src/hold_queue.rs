@@ -9,24 +9,24 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::{Error, Flow, Flows, Result, Space};
+use crate::{Error, Flow, FlowTable, Result, VmNetns};
 
 /// Most bytes that are kept for all connections of a VM; what comes on top is lost, as on a full line. One that is in full flow has
 /// up to its receive buffer on the way (`/proc/sys/net/ipv4/tcp_rmem`, 6 MiB).
-const MOST: usize = 8 << 20;
+const MAX_HELD_BYTES: usize = 8 << 20;
 /// `struct virtio_net_hdr`, which comes before each packet: segmentation and checksums that are still to be done.
-const OFFLOADS: usize = 10;
-const ETHERNET: usize = 14;
+const VNET_HEADER_BYTES: usize = 10;
+const ETHERNET_HEADER_BYTES: usize = 14;
 /// Longest packet with what comes before it.
-const PACKET: usize = OFFLOADS + ETHERNET + 65_536;
+const MAX_PACKET_BYTES: usize = VNET_HEADER_BYTES + ETHERNET_HEADER_BYTES + 65_536;
 /// Packets that are taken at once, so that a flood does not keep its reader from other work.
-const BATCH: usize = 256;
+const MAX_PACKETS_PER_READ: usize = 256;
 
 /// Looks at what was kept before the way is switched anyway: other connections wait meanwhile.
-const LOOKS: usize = 64;
+const MAX_FLUSH_ROUNDS: usize = 64;
 
 /// FROM_HOST of bpf/pipe.bpf.c
-const MARK: u32 = 0x7650_5045;
+const FROM_HOST_MARK: u32 = 0x7650_5045;
 
 // include/uapi/linux/if_packet.h
 const PACKET_VNET_HDR: i32 = 15;
@@ -34,48 +34,48 @@ const PACKET_OUTGOING: u8 = 4;
 
 /// See the module. Its descriptors work in any process.
 #[derive(Debug)]
-pub struct Park {
+pub struct HoldQueue {
     from: OwnedFd,
     to: OwnedFd,
     tap: u32,
-    kept: VecDeque<(SocketAddr, SocketAddr, Vec<u8>)>,
+    held: VecDeque<(SocketAddr, SocketAddr, Vec<u8>)>,
     bytes: usize,
     buffer: Vec<u8>,
 }
 
-impl Park {
+impl HoldQueue {
     /// For a VM's space and its tap, which is in the calling thread's network namespace. Needs CAP_NET_RAW and CAP_NET_ADMIN.
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn new(space: &Space, tap: u32) -> Result<Self> {
+    pub fn new(space: &VmNetns, tap: u32) -> Result<Self> {
         let step = "making a packet socket";
-        let inside = space.park_inside()?;
+        let inside = space.hold_inner()?;
         // all packets at one end, none at the other: that one only sends
         let from = space.run(|| packet_socket(inside, libc::ETH_P_ALL as u16))?;
         let from = from.map_err(Error::kernel(step))?;
         // the kernel counts more than the bytes of a packet
-        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&from, 2 * MOST);
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&from, 2 * MAX_HELD_BYTES);
         let to = packet_socket(tap, 0).map_err(Error::kernel(step))?;
         // past the program at the tap, which would send it here again
         set_mark(&to).map_err(Error::kernel(step))?;
-        Ok(Self::with([from, to], tap))
+        Ok(Self::from_descriptors([from, to], tap))
     }
 
     /// Of the descriptors of another one.
-    pub fn with([from, to]: [OwnedFd; 2], tap: u32) -> Self {
+    pub fn from_descriptors([from, to]: [OwnedFd; 2], tap: u32) -> Self {
         Self {
             from,
             to,
             tap,
-            kept: VecDeque::new(),
+            held: VecDeque::new(),
             bytes: 0,
-            buffer: vec![0; PACKET],
+            buffer: vec![0; MAX_PACKET_BYTES],
         }
     }
 
     /// Its descriptors.
-    pub fn descriptors(self) -> [OwnedFd; 2] {
+    pub fn into_descriptors(self) -> [OwnedFd; 2] {
         [self.from, self.to]
     }
 
@@ -85,18 +85,18 @@ impl Park {
     }
 
     /// Takes what has arrived.
-    pub fn keep(&mut self) {
-        for _ in 0..BATCH {
-            let Ok((got, outgoing)) = receive(self.from.as_fd(), &mut self.buffer) else {
+    pub fn receive(&mut self) {
+        for _ in 0..MAX_PACKETS_PER_READ {
+            let Ok((got, outgoing)) = receive_packet(self.from.as_fd(), &mut self.buffer) else {
                 return;
             };
-            let packet = &self.buffer[..got.min(PACKET)];
-            if outgoing || self.bytes + packet.len() > MOST {
+            let packet = &self.buffer[..got.min(MAX_PACKET_BYTES)];
+            if outgoing || self.bytes + packet.len() > MAX_HELD_BYTES {
                 continue;
             }
-            if let Some((peer, guest)) = packet.get(OFFLOADS..).and_then(ends) {
+            if let Some((peer, guest)) = packet.get(VNET_HEADER_BYTES..).and_then(parse_endpoints) {
                 self.bytes += packet.len();
-                self.kept.push_back((guest, peer, packet.to_vec()));
+                self.held.push_back((guest, peer, packet.to_vec()));
             }
         }
     }
@@ -106,61 +106,61 @@ impl Park {
     ///
     /// # Errors
     /// Of the release; all has been given to the VM nevertheless.
-    pub fn let_go(&mut self, flows: &Flows, flow: &Flow) -> Result<usize> {
-        self.hand(flow, self.tap, || flows.release(flow))
+    pub fn release(&mut self, flows: &FlowTable, flow: &Flow) -> Result<usize> {
+        self.flush_and_switch(flow, self.tap, || flows.release(flow))
     }
 
     /// The same, to the host's socket, behind that veth.
     ///
     /// # Errors
     /// What the kernel refused.
-    pub fn lead(&mut self, flows: &Flows, flow: &Flow, veth: u32) -> Result<usize> {
-        self.hand(flow, veth, || flows.lead(flow, veth))
+    pub fn redirect(&mut self, flows: &FlowTable, flow: &Flow, veth: u32) -> Result<usize> {
+        self.flush_and_switch(flow, veth, || flows.redirect(flow, veth))
     }
 
     /// Of a peer in full flow more has come while what was kept is passed on. So it is looked at until there is nothing, and only
     /// then the way is switched: only what comes between these two can be overtaken, or what another core is just bringing here.
-    fn hand(
+    fn flush_and_switch(
         &mut self,
         flow: &Flow,
         interface: u32,
         switch: impl FnOnce() -> Result<()>,
     ) -> Result<usize> {
-        self.pass_on_all(flow, interface);
+        self.flush_all(flow, interface);
         let switched = switch();
-        let late = self.pass_on_all(flow, interface);
+        let late = self.flush_all(flow, interface);
         switched.map(|()| late)
     }
 
-    fn pass_on_all(&mut self, flow: &Flow, interface: u32) -> usize {
-        let looks = (0..LOOKS).map(|_| self.pass_on(flow, interface));
-        looks.take_while(|&packets| packets > 0).sum()
+    fn flush_all(&mut self, flow: &Flow, interface: u32) -> usize {
+        let rounds = (0..MAX_FLUSH_ROUNDS).map(|_| self.flush(flow, interface));
+        rounds.take_while(|&packets| packets > 0).sum()
     }
 
-    fn pass_on(&mut self, flow: &Flow, interface: u32) -> usize {
-        let packets = self.of(flow);
+    fn flush(&mut self, flow: &Flow, interface: u32) -> usize {
+        let packets = self.remove(flow);
         for packet in &packets {
             // a packet that is lost here comes again
-            let _ = send(self.to.as_fd(), interface, packet);
+            let _ = send_packet(self.to.as_fd(), interface, packet);
         }
         packets.len()
     }
 
     /// Drops what was kept of a connection.
-    pub fn forget(&mut self, flow: &Flow) {
-        drop(self.of(flow));
+    pub fn discard(&mut self, flow: &Flow) {
+        drop(self.remove(flow));
     }
 
     /// Takes out what was kept of a connection.
-    fn of(&mut self, flow: &Flow) -> Vec<Vec<u8>> {
-        self.keep();
-        let kept = std::mem::take(&mut self.kept);
-        let (its, others) = kept
+    fn remove(&mut self, flow: &Flow) -> Vec<Vec<u8>> {
+        self.receive();
+        let held = std::mem::take(&mut self.held);
+        let (its, others) = held
             .into_iter()
             .partition::<VecDeque<_>, _>(|(guest, peer, _)| {
                 *guest == flow.guest && *peer == flow.peer
             });
-        self.kept = others;
+        self.held = others;
         let its: Vec<Vec<u8>> = its.into_iter().map(|(_, _, packet)| packet).collect();
         self.bytes -= its.iter().map(Vec::len).sum::<usize>();
         its
@@ -168,8 +168,8 @@ impl Park {
 }
 
 /// Sender and receiver of a TCP packet that begins with its Ethernet header.
-fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
-    let ip = packet.get(ETHERNET..)?;
+fn parse_endpoints(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
+    let ip = packet.get(ETHERNET_HEADER_BYTES..)?;
     let kind = u16::from_be_bytes(packet.get(12..14)?.try_into().ok()?);
     let port = |at: usize| Some(u16::from_be_bytes(ip.get(at..at + 2)?.try_into().ok()?));
     let (source, destination, tcp) = match kind {
@@ -190,7 +190,7 @@ fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     ))
 }
 
-fn address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
+fn link_address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
     // SAFETY: all zeros is a valid sockaddr_ll.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
@@ -224,7 +224,7 @@ fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
     if done < 0 {
         return Err(io::Error::last_os_error());
     }
-    let address = address(interface, protocol);
+    let address = link_address(interface, protocol);
     // SAFETY: the address is a sockaddr_ll of the size given.
     let done = unsafe {
         libc::bind(
@@ -241,7 +241,7 @@ fn packet_socket(interface: u32, protocol: u16) -> io::Result<OwnedFd> {
 
 /// So the steering program knows its packets.
 fn set_mark(socket: &OwnedFd) -> io::Result<()> {
-    let mark: u32 = MARK;
+    let mark: u32 = FROM_HOST_MARK;
     // SAFETY: the option's value is an int.
     let done = unsafe {
         libc::setsockopt(
@@ -259,8 +259,8 @@ fn set_mark(socket: &OwnedFd) -> io::Result<()> {
 }
 
 /// A packet's length, and whether this end had sent it.
-fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
-    let mut from = address(0, 0);
+fn receive_packet(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
+    let mut from = link_address(0, 0);
     let mut size = size_of::<libc::sockaddr_ll>() as u32;
     // SAFETY: buffer and address are ours to be written, and of the sizes given.
     let got = unsafe {
@@ -277,8 +277,8 @@ fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, bool
     Ok((got, from.sll_pkttype == PACKET_OUTGOING))
 }
 
-fn send(socket: BorrowedFd<'_>, interface: u32, packet: &[u8]) -> io::Result<()> {
-    let to = address(interface, 0);
+fn send_packet(socket: BorrowedFd<'_>, interface: u32, packet: &[u8]) -> io::Result<()> {
+    let to = link_address(interface, 0);
     // SAFETY: packet and address are of the sizes given.
     let sent = unsafe {
         libc::sendto(
@@ -309,9 +309,9 @@ mod tests {
         v4[26..34].copy_from_slice(&[10, 0, 0, 9, 10, 0, 0, 2]);
         v4[34..38].copy_from_slice(&[0x12, 0x34, 0, 80]);
         let both = ("10.0.0.9:4660", "10.0.0.2:80").map_both();
-        assert_eq!(ends(&v4), Some(both));
+        assert_eq!(parse_endpoints(&v4), Some(both));
         for length in 0..v4.len() {
-            assert_eq!(ends(&v4[..length]), None);
+            assert_eq!(parse_endpoints(&v4[..length]), None);
         }
         let mut v6 = vec![0; 14 + 40 + 4];
         v6[12..14].copy_from_slice(&[0x86, 0xdd]);
@@ -322,7 +322,7 @@ mod tests {
         v6[53] = 2;
         v6[54..58].copy_from_slice(&[0x12, 0x34, 0, 80]);
         let both = ("[fd00::9]:4660", "[fd00::2]:80").map_both();
-        assert_eq!(ends(&v6), Some(both));
+        assert_eq!(parse_endpoints(&v6), Some(both));
     }
 
     trait MapBoth {

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use crate::state::{Scale, State, Window};
+use crate::state::{RepairWindow, TcpState, WindowScale};
 use crate::sys::{self, Queue};
 use crate::{Error, Result};
 
@@ -25,19 +25,19 @@ const RCV_WND: usize = 232;
 
 /// A socket in repair mode: it sends nothing and its end is silent. Dropped, it goes on as before.
 #[derive(Debug)]
-pub struct Taken<'a> {
+pub struct Extracted<'a> {
     repair: Repair<'a>,
-    state: State,
+    state: TcpState,
 }
 
-impl Taken<'_> {
+impl Extracted<'_> {
     /// What it consists of.
-    pub fn state(&self) -> &State {
+    pub fn state(&self) -> &TcpState {
         &self.state
     }
 
     /// Leaves the socket in repair mode; the connection is somebody else's now.
-    pub fn keep(self) -> State {
+    pub fn detach(self) -> TcpState {
         std::mem::forget(self.repair);
         self.state
     }
@@ -50,7 +50,7 @@ struct Repair<'a>(BorrowedFd<'a>);
 impl Drop for Repair<'_> {
     fn drop(&mut self) {
         // nothing can be done about a failure: the socket is as good as closed then
-        let _ = resume(self.0);
+        let _ = leave_repair_mode(self.0);
     }
 }
 
@@ -60,7 +60,7 @@ impl Drop for Repair<'_> {
 struct Info {
     state: u8,
     options: u8,
-    scale: Scale,
+    scale: WindowScale,
     /// Segments that were sent and are not acknowledged.
     unacked: u32,
     /// Cap of the pacing in bytes a second, if there is one.
@@ -81,7 +81,7 @@ impl Info {
         let mut bytes = [0; INFO];
         let got = sys::get_tcp(fd, sys::INFO, &mut bytes, "TCP_INFO")?;
         if got < bytes.len() {
-            return Err(Error::Unfit(
+            return Err(Error::NotTransferable(
                 "the kernel is too old: it does not count the bytes that are sent",
             ));
         }
@@ -111,7 +111,7 @@ impl Info {
         Self {
             state: bytes[0],
             options: bytes[5],
-            scale: Scale { peer, own },
+            scale: WindowScale { peer, own },
             unacked: half(24),
             pacing: (pacing != u64::MAX).then_some(pacing),
             acked: whole(120),
@@ -127,18 +127,20 @@ impl Info {
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn outstanding(fd: BorrowedFd<'_>) -> Result<usize> {
+pub fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> Result<usize> {
     sys::queued(fd, Queue::Written)
 }
 
 /// How many bytes further than what was read the peer may send: those that nobody has read, and the window announced.
 ///
 /// # Errors
-/// What the kernel refused; [`Error::Unfit`] before Linux 6.2.
-pub fn reach(fd: BorrowedFd<'_>) -> Result<u64> {
+/// What the kernel refused; [`Error::NotTransferable`] before Linux 6.2.
+pub fn receivable_bytes(fd: BorrowedFd<'_>) -> Result<u64> {
     let mut info = [0; RCV_WND + 4];
     if sys::get_tcp(fd, sys::INFO, &mut info, "TCP_INFO")? < info.len() {
-        return Err(Error::Unfit("the kernel does not tell its window"));
+        return Err(Error::NotTransferable(
+            "the kernel does not tell its window",
+        ));
     }
     let mut window = [0; 4];
     window.copy_from_slice(&info[RCV_WND..]);
@@ -146,20 +148,20 @@ pub fn reach(fd: BorrowedFd<'_>) -> Result<u64> {
     Ok(unread as u64 + u64::from(u32::from_ne_bytes(window)))
 }
 
-/// Lets the peer send no further than it [may now](reach), or `window` bytes beyond what has come, whichever is more.
+/// Lets the peer send no further than it [may now](receivable_bytes), or `window` bytes beyond what has come, whichever is more.
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn narrow(fd: BorrowedFd<'_>, window: u32) -> Result<()> {
+pub fn clamp_window(fd: BorrowedFd<'_>, window: u32) -> Result<()> {
     sys::clamp(fd, window)
 }
 
 /// Lets what nobody has read and what the peer may still send be `bytes` together at most, but for what it [may
-/// already](reach); the kernel tunes that no more.
+/// already](receivable_bytes); the kernel tunes that no more.
 ///
 /// # Errors
 /// What the kernel refused: this needs `CAP_NET_ADMIN`.
-pub fn bound(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
+pub fn limit_receive_buffer(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
     sys::set_receive(fd, bytes)?;
     sys::clamp(fd, bytes)
 }
@@ -170,42 +172,47 @@ pub fn bound(fd: BorrowedFd<'_>, bytes: u32) -> Result<()> {
 /// to send acknowledgements, paced segments and what the small-queue tasklet had left.
 ///
 /// # Errors
-/// [`Error::Unfit`] for what is no established TCP connection, or has said that it will write no more.
-pub fn take(fd: BorrowedFd<'_>) -> Result<Taken<'_>> {
-    let ends = ends(fd)?;
-    take_between(fd, ends)
+/// [`Error::NotTransferable`] for what is no established TCP connection, or has said that it will write no more.
+pub fn extract(fd: BorrowedFd<'_>) -> Result<Extracted<'_>> {
+    let ends = endpoints(fd)?;
+    extract_between(fd, ends)
 }
 
 /// This end of a connection, and the other one, as the socket has them.
 ///
 /// # Errors
-/// [`Error::Unfit`] for what is no connection of TCP.
-pub fn ends(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr)> {
+/// [`Error::NotTransferable`] for what is no connection of TCP.
+pub fn endpoints(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr)> {
     match (address(fd, false)?, address(fd, true)?) {
         (Some(local), Some(peer)) => Ok((local, peer)),
-        _ => Err(Error::Unfit("it is no connection of TCP over IPv4 or IPv6")),
+        _ => Err(Error::NotTransferable(
+            "it is no connection of TCP over IPv4 or IPv6",
+        )),
     }
 }
 
-/// As [`take`], of a connection whose [`ends`] were just asked for.
+/// As [`extract`], of a connection whose [`endpoints`] were just asked for.
 ///
 /// # Errors
-/// As of [`take`].
-pub fn take_between(fd: BorrowedFd<'_>, ends: (SocketAddr, SocketAddr)) -> Result<Taken<'_>> {
+/// As of [`extract`].
+pub fn extract_between(
+    fd: BorrowedFd<'_>,
+    ends: (SocketAddr, SocketAddr),
+) -> Result<Extracted<'_>> {
     let info = Info::read(fd)?;
     check(info)?;
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
     // from here on the socket is let go again whatever happens
     let repair = Repair(fd);
     let state = read(fd, ends, info)?;
-    Ok(Taken { repair, state })
+    Ok(Extracted { repair, state })
 }
 
-/// Lets a socket whose connection was [kept](Taken::keep) go on by itself: nobody else has the connection now.
+/// Lets a socket whose connection was [kept](Extracted::detach) go on by itself: nobody else has the connection now.
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn resume(fd: BorrowedFd<'_>) -> Result<()> {
+pub fn leave_repair_mode(fd: BorrowedFd<'_>) -> Result<()> {
     sys::set_tcp(fd, sys::REPAIR, sys::OFF, "TCP_REPAIR")
 }
 
@@ -214,15 +221,15 @@ pub fn resume(fd: BorrowedFd<'_>) -> Result<()> {
 ///
 /// # Errors
 /// What the kernel refused.
-pub fn nudge(fd: BorrowedFd<'_>) -> Result<()> {
+pub fn send_window_probe(fd: BorrowedFd<'_>) -> Result<()> {
     sys::set_tcp(fd, sys::REPAIR, sys::ON, "TCP_REPAIR")?;
-    resume(fd)
+    leave_repair_mode(fd)
 }
 
 fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<SocketAddr>> {
     match sys::address(fd, peer) {
         Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ENOTCONN) => {
-            Err(Error::Unfit("it is not connected"))
+            Err(Error::NotTransferable("it is not connected"))
         }
         found => found,
     }
@@ -231,7 +238,9 @@ fn address(fd: BorrowedFd<'_>, peer: bool) -> Result<Option<SocketAddr>> {
 fn check(info: Info) -> Result<()> {
     match info.state {
         ESTABLISHED | CLOSE_WAIT => Ok(()),
-        _ => Err(Error::Unfit("it is not established, or will write no more")),
+        _ => Err(Error::NotTransferable(
+            "it is not established, or will write no more",
+        )),
     }
 }
 
@@ -241,14 +250,16 @@ fn read(
     fd: BorrowedFd<'_>,
     (local, peer): (SocketAddr, SocketAddr),
     mut before: Info,
-) -> Result<State> {
+) -> Result<TcpState> {
     let mss = sys::get_u32(fd, sys::MAXSEG, "TCP_MAXSEG")?;
     for _ in 0..TRIES {
         sys::set_tcp(fd, sys::REPAIR_QUEUE, sys::RECV_QUEUE, "TCP_REPAIR_QUEUE")?;
         let received = sys::get_u32(fd, sys::QUEUE_SEQ, "TCP_QUEUE_SEQ")?;
         let unread = sys::queued(fd, Queue::Unread)?;
-        if unread > 0 && !sys::peeks_from_the_beginning(fd)? {
-            return Err(Error::Unfit("a look at what is there begins elsewhere"));
+        if unread > 0 && !sys::peeks_from_start(fd)? {
+            return Err(Error::NotTransferable(
+                "a look at what is there begins elsewhere",
+            ));
         }
         let unread_bytes = sys::peek(fd, unread, "the receive queue")?;
 
@@ -262,7 +273,7 @@ fn read(
         };
         let mut unacked_bytes = sys::peek(fd, queued, "the send queue")?;
 
-        let mut window = [0; size_of::<Window>()];
+        let mut window = [0; size_of::<RepairWindow>()];
         sys::get_tcp(fd, sys::REPAIR_WINDOW, &mut window, "TCP_REPAIR_WINDOW")?;
         let timestamp = match before.options & TIMESTAMPS {
             0 => None,
@@ -281,7 +292,7 @@ fn read(
         let word = |at: usize| {
             u32::from_ne_bytes([window[at], window[at + 1], window[at + 2], window[at + 3]])
         };
-        let mut window = Window {
+        let mut window = RepairWindow {
             snd_wl1: word(0),
             snd_wnd: word(4),
             max_window: word(8),
@@ -299,15 +310,15 @@ fn read(
             window.snd_wl1 = received;
         }
         let unsent_bytes = unacked_bytes.split_off(queued - unsent);
-        return Ok(State {
+        return Ok(TcpState {
             local,
             peer,
             mss,
             sack: after.options & SACK != 0,
-            scale: (after.options & WSCALE != 0).then_some(after.scale),
+            window_scale: (after.options & WSCALE != 0).then_some(after.scale),
             timestamp,
-            received,
-            written,
+            rcv_nxt: received,
+            write_seq: written,
             window,
             unread: unread_bytes,
             unacked: unacked_bytes,
@@ -318,7 +329,7 @@ fn read(
             pacing: after.pacing,
         });
     }
-    Err(Error::Unfit(
+    Err(Error::NotTransferable(
         "its packets are not held back: its queues keep changing",
     ))
 }

@@ -8,12 +8,12 @@ use viola_policy::pipes::TokenBucket;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Allowance {
+pub(super) struct RateLimit {
     since: Instant,
     cap: Option<Mutex<TokenBucket>>,
 }
 
-impl Allowance {
+impl RateLimit {
     /// `rate` in bytes a second; without one there is no cap.
     pub(super) fn new(rate: Option<u64>) -> Self {
         Self {
@@ -23,7 +23,7 @@ impl Allowance {
     }
 
     /// How many of `wanted` bytes may be moved now, or how long to wait first.
-    pub(super) fn ready(&self, now: Instant, wanted: u64) -> Result<u64, Duration> {
+    pub(super) fn available(&self, now: Instant, wanted: u64) -> Result<u64, Duration> {
         let Some(cap) = &self.cap else {
             return Ok(wanted);
         };
@@ -35,7 +35,7 @@ impl Allowance {
     }
 
     /// So many were moved.
-    pub(super) fn spent(&self, bytes: u64) {
+    pub(super) fn consume(&self, bytes: u64) {
         if let Some(cap) = &self.cap {
             let mut cap = cap.lock().unwrap_or_else(PoisonError::into_inner);
             cap.consume(bytes);

@@ -8,25 +8,25 @@ use std::sync::Arc;
 use viola_extents::CheckedMap;
 use viola_extents::host::{Image, Source};
 
-use super::{Turn, count};
+use super::{StepOutcome, byte_count};
 
 /// Largest piece that one system call moves, in bytes: what is done between two looks at budget and orders.
-const PIECE: u64 = 1 << 20;
+const MAX_SENDFILE_BYTES: u64 = 1 << 20;
 /// Bytes that are copied at once where they cannot be sent as they are.
-const COPY: usize = 64 << 10;
+const COPY_BYTES: usize = 64 << 10;
 
-static ZEROS: [u8; COPY] = [0; COPY];
+static ZEROS: [u8; COPY_BYTES] = [0; COPY_BYTES];
 
 /// A range of a file on its way into a socket.
 #[derive(Debug)]
-pub struct Sending {
+pub struct FileToSocket {
     image: Arc<Image>,
     map: CheckedMap,
     at: u64,
     end: u64,
 }
 
-impl Sending {
+impl FileToSocket {
     /// `length` bytes from `offset`, or those up to the file's end where that comes first.
     pub fn new(image: Arc<Image>, map: CheckedMap, offset: u64, length: u64) -> Self {
         let end = offset.saturating_add(length).min(map.len());
@@ -47,17 +47,17 @@ impl Sending {
     ///
     /// # Errors
     /// Of the socket, or of reading the image. [`io::ErrorKind::UnexpectedEof`]: the image ends before the file does. What
-    /// went into the socket before is counted in [`Sending::left`].
-    pub fn turn(&mut self, socket: BorrowedFd<'_>, budget: u64) -> io::Result<(u64, Turn)> {
+    /// went into the socket before is counted in [`FileToSocket::left`].
+    pub fn step(&mut self, socket: BorrowedFd<'_>, budget: u64) -> io::Result<(u64, StepOutcome)> {
         let begun = self.at;
         let stop = self.end.min(self.at.saturating_add(budget));
         let image = Arc::clone(&self.image);
         while self.at < stop {
             let before = self.at;
-            let wanted = (stop - before).min(PIECE);
+            let wanted = (stop - before).min(MAX_SENDFILE_BYTES);
             for source in image.sources(&self.map, before, wanted)? {
-                if !self.push(socket, source)? {
-                    return Ok((self.at - begun, Turn::Full));
+                if !self.send_source(socket, source)? {
+                    return Ok((self.at - begun, StepOutcome::SinkFull));
                 }
             }
             if self.at == before {
@@ -65,27 +65,27 @@ impl Sending {
             }
         }
         let turn = if self.at == self.end {
-            Turn::Done
+            StepOutcome::Done
         } else {
-            Turn::More
+            StepOutcome::BudgetUsed
         };
         Ok((self.at - begun, turn))
     }
 
     /// Sends all of a source, system call by system call, each counted at once; false when the socket takes no more.
-    fn push(&mut self, socket: BorrowedFd<'_>, source: Source<'_>) -> io::Result<bool> {
+    fn send_source(&mut self, socket: BorrowedFd<'_>, source: Source<'_>) -> io::Result<bool> {
         let begun = self.at;
         let (Source::File { len, .. } | Source::Zero { len } | Source::Encoded { len }) = source;
         while self.at < begun + len {
             let left = begun + len - self.at;
-            let some = left.min(COPY as u64) as usize;
+            let some = left.min(COPY_BYTES as u64) as usize;
             let sent = match source {
                 Source::File { fd, offset, .. } => {
                     send_file(socket, fd, offset + (self.at - begun), left)
                 }
                 Source::Zero { .. } => send(socket, &ZEROS[..some]),
                 Source::Encoded { .. } => {
-                    let mut bytes = [0; COPY];
+                    let mut bytes = [0; COPY_BYTES];
                     let got = self.image.read_at(&self.map, self.at, &mut bytes[..some])?;
                     send(socket, &bytes[..got])
                 }
@@ -112,13 +112,13 @@ fn send_file(
     let mut at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
     let (socket, file, len) = (socket.as_raw_fd(), file.as_raw_fd(), len as usize);
     // SAFETY: plain descriptors, and the address of an offset that the kernel moves on.
-    count(unsafe { libc::sendfile(socket, file, &raw mut at, len) })
+    byte_count(unsafe { libc::sendfile(socket, file, &raw mut at, len) })
 }
 
 fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<u64> {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
-    count(unsafe {
+    byte_count(unsafe {
         libc::send(
             socket.as_raw_fd(),
             bytes.as_ptr().cast(),
@@ -196,7 +196,7 @@ mod tests {
             (len + 9, 1),
         ] {
             let map = image.check(&extents, len).unwrap();
-            let mut sending = Sending::new(image.clone(), map, offset, length);
+            let mut sending = FileToSocket::new(image.clone(), map, offset, length);
             let (writer, mut reader) = sockets();
             let from = (offset as usize).min(file.len());
             let to = (offset.saturating_add(length)).min(len) as usize;
@@ -209,13 +209,13 @@ mod tests {
             });
             let mut sum = 0;
             loop {
-                let (moved, turn) = sending.turn(writer.as_fd(), 300_000).unwrap();
+                let (moved, turn) = sending.step(writer.as_fd(), 300_000).unwrap();
                 assert!(moved <= 300_000);
                 sum += moved;
                 match turn {
-                    Turn::Done => break,
-                    Turn::Full => std::thread::yield_now(),
-                    Turn::More => assert_eq!(moved, 300_000),
+                    StepOutcome::Done => break,
+                    StepOutcome::SinkFull => std::thread::yield_now(),
+                    StepOutcome::BudgetUsed => assert_eq!(moved, 300_000),
                     other => panic!("{other:?}"),
                 }
             }
@@ -232,14 +232,14 @@ mod tests {
         let map = image
             .check(&[extent(0, 0, SIZE as u64, false)], SIZE as u64)
             .unwrap();
-        let mut sending = Sending::new(image, map, 0, u64::MAX);
+        let mut sending = FileToSocket::new(image, map, 0, u64::MAX);
         let (writer, mut reader) = sockets();
         let mut turns = 0;
         let mut got = Vec::new();
         let mut some = vec![0; 500_000];
         while sending.left() > 0 {
-            let (_, turn) = sending.turn(writer.as_fd(), u64::MAX).unwrap();
-            turns += usize::from(turn == Turn::Full);
+            let (_, turn) = sending.step(writer.as_fd(), u64::MAX).unwrap();
+            turns += usize::from(turn == StepOutcome::SinkFull);
             let count = reader.read(&mut some).unwrap();
             got.extend_from_slice(&some[..count]);
         }
@@ -259,12 +259,12 @@ mod tests {
             .unwrap();
         file.as_file().set_len(4096).unwrap();
         let (writer, _reader) = sockets();
-        let mut sending = Sending::new(image, map, 0, u64::MAX);
+        let mut sending = FileToSocket::new(image, map, 0, u64::MAX);
         assert_eq!(
-            sending.turn(writer.as_fd(), 4096).unwrap(),
-            (4096, Turn::More)
+            sending.step(writer.as_fd(), 4096).unwrap(),
+            (4096, StepOutcome::BudgetUsed)
         );
-        let error = sending.turn(writer.as_fd(), 4096).unwrap_err();
+        let error = sending.step(writer.as_fd(), 4096).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 
@@ -274,11 +274,11 @@ mod tests {
         let map = image
             .check(&[extent(0, 0, SIZE as u64, false)], SIZE as u64)
             .unwrap();
-        let mut sending = Sending::new(image, map, 0, u64::MAX);
+        let mut sending = FileToSocket::new(image, map, 0, u64::MAX);
         let (writer, reader) = sockets();
         drop(reader);
         let error = loop {
-            match sending.turn(writer.as_fd(), 64 << 10) {
+            match sending.step(writer.as_fd(), 64 << 10) {
                 Ok(_) => std::thread::yield_now(),
                 Err(e) => break e,
             }

@@ -2,7 +2,7 @@
 //! A VM that stands still: its connections on the host do as well, and its disks are not written to.
 //!
 //! A process that is stopped, or a control group that is frozen, tells nobody. So while there is something under way the kernel is
-//! asked every [`LOOK`], by a thread of its own, which is not kept by a slow disk. What was stopped goes on where it was: nothing
+//! asked every [`POLL_INTERVAL`], by a thread of its own, which is not kept by a slow disk. What was stopped goes on where it was: nothing
 //! can be done to a VM meanwhile but to end it.
 
 use std::fs::File;
@@ -14,21 +14,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::wake;
-use crate::Gate;
+use crate::EgressGate;
 
 /// Time between two looks.
-const LOOK: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Longest text that is read of a file of the kernel's.
-const TEXT: usize = 1024;
+const MAX_STATUS_BYTES: usize = 1024;
 
 /// By what it is seen whether a VM stands still.
 #[derive(Debug, Default)]
-pub struct Pulse {
+pub struct PauseProbe {
     threads: Vec<File>,
     group: Option<File>,
 }
 
-impl Pulse {
+impl PauseProbe {
     /// `threads` are `/proc/PID/task/TID/stat` of its vCPUs, `group` is `cgroup.events` of the control group that they are in.
     pub fn new(threads: Vec<OwnedFd>, group: Option<OwnedFd>) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Pulse {
     }
 
     /// Whether all vCPUs are stopped, or the group is frozen. What cannot be read does not stand still.
-    fn stands_still(&self) -> bool {
+    fn is_paused(&self) -> bool {
         let stopped = |file| read(file, |text| state(text) == Some(b'T'));
         let frozen = |file| read(file, is_frozen);
         (!self.threads.is_empty() && self.threads.iter().all(stopped))
@@ -47,7 +47,7 @@ impl Pulse {
 }
 
 fn read(file: &File, what: impl FnOnce(&[u8]) -> bool) -> bool {
-    let mut text = [0; TEXT];
+    let mut text = [0; MAX_STATUS_BYTES];
     let got = file.read_at(&mut text, 0);
     got.is_ok_and(|got| what(&text[..got]))
 }
@@ -67,38 +67,38 @@ fn is_frozen(events: &[u8]) -> bool {
 
 /// Who has something under way.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Mover {
+pub(super) enum Thread {
     Connections,
     Copies,
 }
 
 #[derive(Debug)]
 struct Inner {
-    pulse: Pulse,
+    probe: PauseProbe,
     busy: [bool; 2],
-    ends: bool,
+    stopping: bool,
 }
 
 /// What the threads share.
 #[derive(Debug)]
-pub(super) struct Standstill {
+pub(super) struct PauseWatch {
     now: AtomicBool,
     inner: Mutex<Inner>,
-    news: Condvar,
+    changed_cond: Condvar,
 }
 
-impl Standstill {
+impl PauseWatch {
     /// Starts the thread. `gate` is shut while the VM stands still; `changed` is told of each change.
-    pub(super) fn start(gate: Gate, changed: Arc<OwnedFd>) -> io::Result<Arc<Self>> {
+    pub(super) fn start(gate: EgressGate, changed: Arc<OwnedFd>) -> io::Result<Arc<Self>> {
         let inner = Inner {
-            pulse: Pulse::default(),
+            probe: PauseProbe::default(),
             busy: [false; 2],
-            ends: false,
+            stopping: false,
         };
         let shared = Arc::new(Self {
             now: AtomicBool::new(false),
             inner: Mutex::new(inner),
-            news: Condvar::new(),
+            changed_cond: Condvar::new(),
         });
         let its = shared.clone();
         std::thread::Builder::new()
@@ -108,51 +108,51 @@ impl Standstill {
     }
 
     /// Whether the VM stands still; as far as is known `false` while nothing is under way.
-    pub(super) fn is_on(&self) -> bool {
+    pub(super) fn is_paused(&self) -> bool {
         self.now.load(Ordering::Acquire)
     }
 
-    pub(super) fn watch(&self, pulse: Pulse) {
-        self.lock().pulse = pulse;
+    pub(super) fn watch(&self, probe: PauseProbe) {
+        self.lock().probe = probe;
     }
 
     /// Whether there is something under way now.
-    pub(super) fn busy(&self, who: Mover, busy: bool) {
+    pub(super) fn set_busy(&self, who: Thread, busy: bool) {
         let mut inner = self.lock();
         if std::mem::replace(&mut inner.busy[who as usize], busy) != busy {
-            self.news.notify_one();
+            self.changed_cond.notify_one();
         }
     }
 
-    pub(super) fn end(&self) {
-        self.lock().ends = true;
-        self.news.notify_one();
+    pub(super) fn stop(&self) {
+        self.lock().stopping = true;
+        self.changed_cond.notify_one();
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, gate: &Gate, changed: &OwnedFd) {
+    fn run(&self, gate: &EgressGate, changed: &OwnedFd) {
         let mut inner = self.lock();
-        while !inner.ends {
+        while !inner.stopping {
             let busy = inner.busy.contains(&true);
-            let still = busy && inner.pulse.stands_still();
+            let paused = busy && inner.probe.is_paused();
             // a gate that cannot be shut leaves what the sockets have already; the threads move no more anyway
-            if still != self.is_on() {
-                let _ = gate.shut(still);
-                self.now.store(still, Ordering::Release);
+            if paused != self.is_paused() {
+                let _ = gate.set_closed(paused);
+                self.now.store(paused, Ordering::Release);
                 wake(changed);
             }
             inner = if busy {
-                let waited = self.news.wait_timeout(inner, LOOK);
+                let waited = self.changed_cond.wait_timeout(inner, POLL_INTERVAL);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             } else {
-                let waited = self.news.wait(inner);
+                let waited = self.changed_cond.wait(inner);
                 waited.unwrap_or_else(PoisonError::into_inner)
             };
         }
-        let _ = gate.shut(false);
+        let _ = gate.set_closed(false);
     }
 }
 
@@ -184,16 +184,16 @@ mod tests {
         );
         let (a, b) = (a.unwrap(), b.unwrap());
         let open = |file: &tempfile::NamedTempFile| OwnedFd::from(file.reopen().unwrap());
-        let pulse = Pulse::new(vec![open(&a), open(&b)], None);
-        assert!(!pulse.stands_still());
+        let probe = PauseProbe::new(vec![open(&a), open(&b)], None);
+        assert!(!probe.is_paused());
         std::fs::write(&a, "7 (x) T 1").unwrap();
         std::fs::write(&b, "8 (x) R 1").unwrap();
-        assert!(!pulse.stands_still());
+        assert!(!probe.is_paused());
         std::fs::write(&b, "8 (x) T 1").unwrap();
-        assert!(pulse.stands_still());
-        assert!(!Pulse::default().stands_still());
+        assert!(probe.is_paused());
+        assert!(!PauseProbe::default().is_paused());
         std::fs::write(&a, "populated 1\nfrozen 1\n").unwrap();
-        assert!(Pulse::new(vec![open(&b)], Some(open(&a))).stands_still());
-        assert!(Pulse::new(Vec::new(), Some(open(&a))).stands_still());
+        assert!(PauseProbe::new(vec![open(&b)], Some(open(&a))).is_paused());
+        assert!(PauseProbe::new(Vec::new(), Some(open(&a))).is_paused());
     }
 }
