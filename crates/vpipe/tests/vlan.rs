@@ -15,14 +15,14 @@ use tenant::{BRIDGE, CLIENT, IP, Tenant, noise, tool};
 use viola_extents::Extent;
 use viola_extents::host::{Image, Layer};
 use viola_handover::{disconnect_silently, extract, restore};
-use viola_lab::qemu::{Image as Guest, Machine, Program, Spec};
+use viola_lab::qemu::{Image as Guest, Program, QemuVm, VmSpec};
 use viola_netdev::Netns;
 use viola_vpipe::transfer::{FileToSocket, StepOutcome};
 use viola_vpipe::{HostConnection, Steering};
 
 const SIZE: u64 = 4 << 20;
 /// How long the emulated host may take for the test.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 const TEST: &str = "the_host_stays_in_the_vlan_of_the_vm";
 
 #[test]
@@ -34,14 +34,14 @@ fn vms_of_equal_addresses_in_two_vlans_of_a_bridge_get_their_own_files() {
     let this = std::env::current_exe().unwrap();
     let tools = [BRIDGE.into(), IP.into()];
     let program = Program::pack_with(&this, &tools, folder.path()).unwrap();
-    let spec = program.disk(Spec::new("vlan").memory(512));
-    let machine = Machine::start(&spec, &image, folder.path()).unwrap();
+    let spec = program.disk(VmSpec::new("vlan").memory(512));
+    let machine = QemuVm::start(&spec, &image, folder.path()).unwrap();
     program.unpack(&machine).unwrap();
     let script = format!(
         "modprobe -a bridge veth 8021q && {} --ignored --exact {TEST} --nocapture 2>&1",
         program.command()
     );
-    let output = machine.exec(&script, PATIENCE).unwrap();
+    let output = machine.exec(&script, TEST_TIMEOUT).unwrap();
     let said = output.stdout;
     assert!(
         output.status == 0 && said.contains("1 passed"),
