@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What users of the control socket can send, and what a configuration or a recording can have in it, for a fuzzer
-//! (`scripts/fuzz.sh`) and for the tests that repeat what fuzzers found worth keeping.
+//! Fuzz targets (`scripts/fuzz.sh`): input on the control socket, and configurations. Tests replay the inputs that fuzzers found.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,14 +14,14 @@ use crate::testing::{view, vm};
 use crate::vms::settings::Settings;
 use viola_config::Config;
 
-/// Bytes of an answer that a client reads.
-const ANSWER: u64 = 1 << 20;
+/// Bytes of an answer that the client reads.
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
-/// Everything that a client of the control socket can say on one connection; panics when an answer is none.
+/// Sends `input` on one connection of the control socket. Panics when the answer is no HTTP or no JSON.
 pub fn control_socket(input: &[u8]) {
     let (mut client, server) = UnixStream::pair().expect("sockets");
     server.set_nonblocking(true).expect("a setting");
-    // What does not fit into the socket would need a second thread; a fuzzer's inputs do.
+    // Inputs fit into the socket's buffer, so no second thread is needed.
     client.set_nonblocking(true).expect("a setting");
     let _ = client.write(input);
     client.shutdown(std::net::Shutdown::Write).expect("an end");
@@ -32,16 +31,16 @@ pub fn control_socket(input: &[u8]) {
         .expect("a runtime");
     runtime.block_on(async {
         let stream = tokio::net::UnixStream::from_std(server).expect("a socket");
-        http::converse(stream, router().clone(), Arc::default()).await;
+        http::serve_connection(stream, router().clone(), Arc::default()).await;
     });
     let mut answer = Vec::new();
-    let _ = Read::take(&client, ANSWER).read_to_end(&mut answer);
+    let _ = Read::take(&client, MAX_ANSWER_BYTES).read_to_end(&mut answer);
     if answer.is_empty() {
         return;
     }
     assert!(answer.starts_with(b"HTTP/1."), "{answer:?}");
     let text = String::from_utf8_lossy(&answer);
-    // The first answer, where it is whole, is JSON or metrics, also when it is a refusal.
+    // A whole first answer is JSON or metrics, also when it is a refusal.
     let Some((head, rest)) = text.split_once("\r\n\r\n") else {
         return;
     };
@@ -58,7 +57,7 @@ pub fn control_socket(input: &[u8]) {
     }
 }
 
-/// A server with two VMs, whose changes are really carried out on settings that nobody sees.
+/// A server with two VMs, whose changes apply to settings of its own.
 fn router() -> &'static Router {
     static ROUTER: OnceLock<Router> = OnceLock::new();
     ROUTER.get_or_init(|| {
@@ -79,7 +78,7 @@ fn answer(request: Request) {
             reply,
             ..
         } => {
-            // Nothing is written.
+            // The settings are not written to a file.
             change.keep = false;
             let mut settings = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
             let settings =
@@ -112,7 +111,7 @@ fn answer(request: Request) {
     }
 }
 
-/// Everything that a configuration can have in it: it is read, or refused in one sentence that names the file.
+/// Reads `input` as a configuration. Panics unless it is read, or refused in one sentence that names the file.
 pub fn configuration(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     match Config::parse(Path::new("viola.toml"), &text) {
@@ -136,12 +135,12 @@ mod replay;
 #[cfg(test)]
 mod tests {
     #[test]
-    fn nothing_of_a_client_that_was_ever_found_breaks_a_promise() {
+    fn the_control_socket_answers_every_input_that_fuzzers_found() {
         super::replay::replay("control_socket", super::control_socket);
     }
 
     #[test]
-    fn nothing_in_a_configuration_that_was_ever_found_breaks_a_promise() {
+    fn every_configuration_that_fuzzers_found_is_read_or_refused() {
         super::replay::replay("configuration", super::configuration);
     }
 }

@@ -3,24 +3,24 @@
 
 use std::fmt::Write;
 
-/// What a metric is.
+/// Type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows; its name ends with `_total`.
+    /// Grows until a restart; its name ends with `_total`.
     Counter,
-    /// As it is now.
+    /// The value of now.
     Gauge,
 }
 
-/// One of a table of metrics: name, what it is, in words, and its value.
+/// A metric of a table: name, type, help, and its value for an item.
 pub type Metric<T> = (&'static str, Kind, &'static str, fn(&T) -> f64);
 
-/// An answer that is being written. Writing into a text does not fail.
+/// The body of an answer.
 #[derive(Debug, Default)]
 pub struct Text(String);
 
 impl Text {
-    /// Begins a metric; its lines follow.
+    /// Starts a metric; its samples follow.
     pub fn head(&mut self, name: &str, kind: Kind, help: &str) {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -29,7 +29,7 @@ impl Text {
         let _ = write!(self.0, "# HELP {name} {help}.\n# TYPE {name} {kind}\n");
     }
 
-    /// A sample.
+    /// Adds a sample.
     pub fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         self.0.push_str(name);
         for (i, (key, text)) in labels.iter().enumerate() {
@@ -46,7 +46,7 @@ impl Text {
         };
     }
 
-    /// All metrics of a table, whose names begin with `prefix`, each with a sample of every item, by its label.
+    /// Adds the metrics of a table, with a sample for each item. `prefix` comes before each name; `label` is the label of an item.
     pub fn all<T>(
         &mut self,
         prefix: &str,
@@ -64,7 +64,7 @@ impl Text {
         }
     }
 
-    /// All that was written.
+    /// The body.
     pub fn into_text(self) -> String {
         self.0
     }

@@ -1,96 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When to try again after a mechanism has failed, and when to leave it.
+//! When to start something again that failed: a mechanism or a worker. Three failures in a minute switch it off.
 
 use std::time::{Duration, Instant};
 
-/// Waits before the first, second and any further attempt.
-const DELAYS: [Duration; 3] = [
+/// Delays before the first, second and any further attempt.
+const RETRY_DELAYS: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
     Duration::from_secs(30),
 ];
-/// So many failures...
-const TOO_MANY: usize = 3;
-/// ...within this time are too many.
-const WITHIN: Duration = Duration::from_secs(60);
-/// A failure is forgotten after this time.
-const MEMORY: Duration = Duration::from_secs(300);
+/// This many failures...
+const MAX_FAILURES: usize = 3;
+/// ...within this time switch it off.
+const FAILURE_WINDOW: Duration = Duration::from_secs(60);
+/// A failure counts for the delay for this time.
+const FAILURE_MEMORY: Duration = Duration::from_secs(300);
 
-/// Failures of a mechanism.
+/// Failures of one thing, and when it is tried again.
 #[derive(Debug, Default)]
-pub struct Trouble {
-    failures: Vec<Instant>,
+pub struct Retry {
+    recent: Vec<Instant>,
     why: String,
     retry_at: Option<Instant>,
     off: bool,
     total: u32,
 }
 
-/// What is to be done about the last failure.
+/// What follows from a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum NextTry {
     /// Try again after this time.
-    Retry(Duration),
-    /// Leave it.
-    GiveUp,
+    After(Duration),
+    /// Do not try again before [`Retry::reset`].
+    Never,
 }
 
-impl Trouble {
-    /// Notes a failure.
-    pub fn fail(&mut self, now: Instant, why: String) -> Verdict {
-        self.failures
-            .retain(|t| now.saturating_duration_since(*t) < MEMORY);
-        self.failures.push(now);
+impl Retry {
+    /// Takes a failure.
+    pub fn failed(&mut self, now: Instant, why: String) -> NextTry {
+        self.recent
+            .retain(|t| now.saturating_duration_since(*t) < FAILURE_MEMORY);
+        self.recent.push(now);
         self.total += 1;
         self.why = why;
         let recent = self
-            .failures
+            .recent
             .iter()
-            .filter(|t| now.saturating_duration_since(**t) < WITHIN)
+            .filter(|t| now.saturating_duration_since(**t) < FAILURE_WINDOW)
             .count();
-        if recent >= TOO_MANY {
+        if recent >= MAX_FAILURES {
             self.off = true;
             self.retry_at = None;
-            return Verdict::GiveUp;
+            return NextTry::Never;
         }
-        let delay = DELAYS[(self.failures.len() - 1).min(DELAYS.len() - 1)];
+        let delay = RETRY_DELAYS[(self.recent.len() - 1).min(RETRY_DELAYS.len() - 1)];
         self.retry_at = Some(now + delay);
-        Verdict::Retry(delay)
+        NextTry::After(delay)
     }
 
-    /// Whether nothing may be tried now.
-    pub fn holds_back(&self, now: Instant) -> bool {
+    /// Whether it may not be tried now.
+    pub fn must_wait(&self, now: Instant) -> bool {
         self.off || self.retry_at.is_some_and(|t| now < t)
     }
 
-    /// Whether the last failure waits to be tried again, or is about to be.
+    /// Whether it failed and is going to be tried again.
     pub fn is_pending(&self) -> bool {
         self.retry_at.is_some()
     }
 
-    /// It works again.
-    pub fn overcome(&mut self) {
+    /// It works.
+    pub fn succeeded(&mut self) {
         self.retry_at = None;
     }
 
-    /// Whether it was left for good.
+    /// Whether it is switched off.
     pub fn is_off(&self) -> bool {
         self.off
     }
 
     /// The last failure.
-    pub fn why(&self) -> &str {
+    pub fn last_failure(&self) -> &str {
         &self.why
     }
 
     /// Failures since the daemon started.
-    pub fn total(&self) -> u32 {
+    pub fn failures(&self) -> u32 {
         self.total
     }
 
-    /// Starts anew: somebody has changed something.
-    pub fn forgive(&mut self) {
-        self.failures.clear();
+    /// Forgets all failures: the operator has changed something.
+    pub fn reset(&mut self) {
+        self.recent.clear();
         self.retry_at = None;
         self.off = false;
     }
@@ -105,28 +105,34 @@ mod tests {
     }
 
     #[test]
-    fn the_third_failure_in_a_minute_is_the_last() {
-        let (mut t, start) = (Trouble::default(), Instant::now());
-        assert_eq!(t.fail(start, "a".into()), Verdict::Retry(s(1)));
-        assert!(t.holds_back(start) && !t.holds_back(start + s(1)));
+    fn the_third_failure_in_a_minute_switches_it_off() {
+        let (mut t, start) = (Retry::default(), Instant::now());
+        assert_eq!(t.failed(start, "a".into()), NextTry::After(s(1)));
+        assert!(t.must_wait(start) && !t.must_wait(start + s(1)));
         assert!(t.is_pending());
-        t.overcome();
+        t.succeeded();
         assert!(!t.is_pending());
-        assert_eq!(t.fail(start + s(2), "b".into()), Verdict::Retry(s(5)));
-        assert!(t.holds_back(start + s(6)) && !t.holds_back(start + s(7)));
-        assert_eq!(t.fail(start + s(9), "c".into()), Verdict::GiveUp);
-        assert!(t.is_off() && t.holds_back(start + s(10_000)));
-        assert_eq!((t.why(), t.total()), ("c", 3));
-        t.forgive();
-        assert!(!t.holds_back(start + s(9)));
+        assert_eq!(t.failed(start + s(2), "b".into()), NextTry::After(s(5)));
+        assert!(t.must_wait(start + s(6)) && !t.must_wait(start + s(7)));
+        assert_eq!(t.failed(start + s(9), "c".into()), NextTry::Never);
+        assert!(t.is_off() && t.must_wait(start + s(10_000)));
+        assert_eq!((t.last_failure(), t.failures()), ("c", 3));
+        t.reset();
+        assert!(!t.must_wait(start + s(9)));
     }
 
     #[test]
     fn failures_far_apart_are_tried_again_after_30_s_and_old_ones_are_forgotten() {
-        let (mut t, start) = (Trouble::default(), Instant::now());
-        t.fail(start, String::new());
-        t.fail(start + s(40), String::new());
-        assert_eq!(t.fail(start + s(90), String::new()), Verdict::Retry(s(30)));
-        assert_eq!(t.fail(start + s(1000), String::new()), Verdict::Retry(s(1)));
+        let (mut t, start) = (Retry::default(), Instant::now());
+        t.failed(start, String::new());
+        t.failed(start + s(40), String::new());
+        assert_eq!(
+            t.failed(start + s(90), String::new()),
+            NextTry::After(s(30))
+        );
+        assert_eq!(
+            t.failed(start + s(1000), String::new()),
+            NextTry::After(s(1))
+        );
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! VMs for unit tests.
+//! VMs and views for unit tests, also of other crates.
 
 use viola_host::cgroup::{Cgroup, Version};
 use viola_host::{CpuSet, Hypervisor, ServiceKind, ServiceThread, Thread, Vcpu, Vm};
@@ -9,7 +9,7 @@ pub fn vm(name: &str, pid: u32, vcpus: &[&[u32]]) -> Vm {
     vm_with_id(&format!("uml:{name}"), name, pid, vcpus)
 }
 
-/// The same with an identity of one's own.
+/// The same with another identity.
 pub fn vm_with_id(id: &str, name: &str, pid: u32, vcpus: &[&[u32]]) -> Vm {
     let vcpus: Vec<Vcpu> = vcpus
         .iter()
@@ -81,8 +81,8 @@ pub fn cpus(n: u32) -> Vec<viola_host::topology::Cpu> {
         .collect()
 }
 
-/// What a daemon with these VMs would show.
-pub fn view(names: &[&str]) -> crate::vms::report::View {
+/// The view of a daemon with these VMs.
+pub fn view(names: &[&str]) -> crate::api::view::View {
     use viola_proto::{
         Check, Class, ClassSetting, CpuTime, Source, Stage, Status, VmList, VmReport,
     };
@@ -118,7 +118,7 @@ pub fn view(names: &[&str]) -> crate::vms::report::View {
         help: Vec::new(),
         advice: None,
     };
-    crate::vms::report::View {
+    crate::api::view::View {
         status: Status {
             pid: std::process::id(),
             version: "0".into(),
@@ -150,7 +150,7 @@ pub fn view(names: &[&str]) -> crate::vms::report::View {
     }
 }
 
-/// What a VM spent so far.
+/// Totals of a VM.
 fn total(name: &str) -> viola_meter::VmSample {
     viola_meter::VmSample {
         id: viola_host::VmId::new(Hypervisor::Uml, name),

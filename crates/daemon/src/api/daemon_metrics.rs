@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon itself, and the cores that it manages.
+//! Metrics of the daemon itself.
 
-use viola_proto::{Core, EventKind, Stage, Status};
+use viola_proto::{EventKind, Stage, Status};
 
-use crate::prometheus::{Kind, Metric, Text};
+use crate::prometheus::{Kind, Text};
 use viola_cli::log;
 
 const STAGES: [(Stage, &str); 6] = [
@@ -22,34 +22,7 @@ const KINDS: [(EventKind, &str); 4] = [
     (EventKind::Info, "info"),
 ];
 
-const CORES: [Metric<Core>; 4] = [
-    (
-        "viola_core_managed",
-        Kind::Gauge,
-        "Whether viola schedules this core now",
-        |c| u8::from(c.managed).into(),
-    ),
-    (
-        "viola_core_decisions_total",
-        Kind::Counter,
-        "Decisions of the core's controller",
-        |c| c.decisions as f64,
-    ),
-    (
-        "viola_core_controller_seconds_total",
-        Kind::Counter,
-        "CPU time of the core's controller",
-        |c| c.controller_ns as f64 / 1e9,
-    ),
-    (
-        "viola_core_late_max_seconds",
-        Kind::Gauge,
-        "Longest time by which the core's controller came late",
-        |c| c.late_max_ns as f64 / 1e9,
-    ),
-];
-
-/// All of them.
+/// Writes what the daemon does.
 pub fn write(out: &mut Text, status: &Status) {
     let name = "viola_build_info";
     out.head(name, Kind::Gauge, "Version, and how times are taken");
@@ -88,27 +61,24 @@ pub fn write(out: &mut Text, status: &Status) {
     for (kind, word) in KINDS {
         out.line(name, &[("kind", word)], log::count(kind) as f64);
     }
-    let told = &status.libvirt;
+    let libvirt = &status.libvirt;
     let name = "viola_libvirt_connected";
     out.head(
         name,
         Kind::Gauge,
         "Whether libvirt tells what happens to its VMs",
     );
-    out.line(name, &[], f64::from(u8::from(told.connected)));
+    out.line(name, &[], f64::from(u8::from(libvirt.connected)));
     let name = "viola_libvirt_domains";
     out.head(name, Kind::Gauge, "Domains that run, as libvirt says");
-    out.line(name, &[], told.domains as f64);
+    out.line(name, &[], libvirt.domains as f64);
     let name = "viola_libvirt_events_total";
     out.head(name, Kind::Counter, "What libvirt told of its domains");
-    out.line(name, &[], told.events as f64);
-    out.all("", &CORES, &status.cores, |core| {
-        ("cpu", core.cpu.to_string())
-    });
+    out.line(name, &[], libvirt.events as f64);
     process(out);
 }
 
-/// Names that all programs have which Prometheus asks.
+/// Metrics that every program has which Prometheus scrapes.
 fn process(out: &mut Text) {
     let name = "process_cpu_seconds_total";
     out.head(name, Kind::Counter, "CPU time of the daemon's process");

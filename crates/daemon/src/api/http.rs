@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control socket: HTTP/JSON for root and one group.
-//!
-//! The server has a thread of its own. It reads what the control loop has published, and hands changes over through a
-//! bounded queue: nothing that a client does can hold the control loop up.
+//! Routes requests, and serves connections on a thread of its own. GET requests are answered from the view that the control loop
+//! published last. Changes go to the control loop through a bounded queue, so a client cannot delay the loop.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -32,26 +30,26 @@ use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Done, Error, VmReport};
 
 use crate::api::metrics;
+use crate::api::view::View;
 use crate::vms::find;
-use crate::vms::report::View;
 use viola_cli::log;
 
-/// Largest body of a request, bytes.
-const BODY: usize = 64 << 10;
-/// Largest head of a request, bytes.
-const HEAD: usize = 16 << 10;
-/// How long a client may take to send the head of a request.
-const HEAD_TIME: Duration = Duration::from_secs(5);
-/// How long a connection may last in all.
-const CONNECTION_TIME: Duration = Duration::from_secs(30);
-/// How long the control loop may take to answer; it sleeps a few milliseconds at a time while it starts slots.
-const LOOP_TIME: Duration = Duration::from_secs(8);
+/// Largest body of a request.
+const MAX_BODY_BYTES: usize = 64 << 10;
+/// Largest head of a request.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+/// A client has to send the head of a request within this time.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection lasts at most this long.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// The control loop has to answer within this time. Starting slots takes longest.
+const LOOP_REPLY_TIMEOUT: Duration = Duration::from_secs(8);
 /// Connections served at a time; see [`make_room`].
-const CONNECTIONS: usize = 64;
-/// How long one that has asked keeps its place when others want it. Longer than the control loop takes.
-const GRACE: Duration = Duration::from_secs(10);
+const MAX_CONNECTIONS: usize = 64;
+/// A connection with a request keeps its place for this time, which is longer than [`LOOP_REPLY_TIMEOUT`].
+const MIN_CONNECTION_TIME: Duration = Duration::from_secs(10);
 
-/// Who sent a request: a user number, when the kernel told.
+/// The user who sent a request, by SO_PEERCRED.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub Option<u32>);
 
@@ -65,22 +63,22 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// Why the control loop said no: HTTP status and answer.
+/// HTTP status and body of a refusal.
 pub type Refusal = (u16, Error);
 
-/// How the control loop answers.
+/// Where the control loop sends its answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
-/// What the control loop is asked for.
+/// A request to the control loop.
 #[derive(Debug)]
 pub enum Request {
-    /// Change a VM's settings.
+    /// Change the settings of a VM.
     Set {
         /// Name or identity.
         name: String,
         /// What to change.
         change: Change,
-        /// Who asked.
+        /// The client.
         peer: Peer,
         /// Where the answer goes.
         reply: Reply<VmReport>,
@@ -91,27 +89,27 @@ pub enum Request {
         name: String,
         /// What to change.
         change: LaneChange,
-        /// Who asked.
+        /// The client.
         peer: Peer,
         /// Where the answer goes.
         reply: Reply<Nic>,
     },
-    /// Put everything back and leave it, or go on.
+    /// Put everything back until a start, or start again.
     Pause {
-        /// Stop or start.
+        /// Stop, or start.
         stop: bool,
-        /// Who asked.
+        /// The client.
         peer: Peer,
         /// Where the answer goes.
         reply: Reply<Done>,
     },
     /// Read the configuration again.
     Reload,
-    /// Put everything back and end; the name of the signal.
+    /// Put everything back and exit, for the signal of this name.
     Quit(&'static str),
 }
 
-/// What the server shares with the control loop.
+/// What server and control loop share.
 #[derive(Debug)]
 pub struct Shared {
     view: Mutex<Arc<View>>,
@@ -119,7 +117,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// A first view, and where requests go.
+    /// The first view, and the queue of requests.
     pub fn new(view: View, requests: SyncSender<Request>) -> Self {
         Self {
             view: Mutex::new(Arc::new(view)),
@@ -127,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// Replaces the view.
+    /// Replaces the view that GET requests are answered from.
     pub fn publish(&self, view: View) {
         *self
             .view
@@ -135,7 +133,7 @@ impl Shared {
             .unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(view);
     }
 
-    /// The view as of now.
+    /// The last view.
     pub fn view(&self) -> Arc<View> {
         self.view
             .lock()
@@ -143,9 +141,9 @@ impl Shared {
             .clone()
     }
 
-    /// Hands a request to the control loop, however long it takes.
+    /// Sends a request to the control loop, and waits while the queue is full.
     pub fn send(&self, request: Request) {
-        // The loop is gone only when the process is about to be.
+        // The loop ends only just before the process does.
         let _ = self.requests.send(request);
     }
 
@@ -158,12 +156,17 @@ impl Shared {
                 TrySendError::Full(_) => busy(),
                 TrySendError::Disconnected(_) => (503, error("the daemon is about to end")),
             })?;
-        match tokio::time::timeout(LOOP_TIME, answer).await {
+        match tokio::time::timeout(LOOP_REPLY_TIMEOUT, answer).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err((503, error("the daemon is about to end"))),
             Err(_) => Err(busy()),
         }
     }
+}
+
+/// A refusal in one sentence.
+pub fn refusal(status: u16, sentence: impl Into<String>) -> Refusal {
+    (status, error(sentence))
 }
 
 fn error(sentence: impl Into<String>) -> Error {
@@ -173,7 +176,7 @@ fn error(sentence: impl Into<String>) -> Error {
     }
 }
 
-/// A value, or a refusal, as JSON.
+/// A value or a refusal, as JSON.
 struct Answer<T>(Result<T, Refusal>);
 
 impl<T: Serialize> IntoResponse for Answer<T> {
@@ -248,7 +251,7 @@ pub fn router(shared: Arc<Shared>) -> Router {
             )
         })
         .method_not_allowed_fallback(move || refuse(405, "this method is not for that path"))
-        .layer(DefaultBodyLimit::max(BODY))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(shared)
 }
 
@@ -272,7 +275,7 @@ async fn change(
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<VmReport> {
-    asked(&s, name, body, |name, change, reply| Request::Set {
+    send_change(&s, name, body, |name, change, reply| Request::Set {
         name,
         change,
         peer,
@@ -287,7 +290,7 @@ async fn lane(
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Nic> {
-    asked(&s, name, body, |name, change, reply| Request::Lane {
+    send_change(&s, name, body, |name, change, reply| Request::Lane {
         name,
         change,
         peer,
@@ -296,8 +299,8 @@ async fn lane(
     .await
 }
 
-/// Asks the loop for a change; nothing reaches it that is none.
-async fn asked<C: DeserializeOwned, T>(
+/// Sends a change to the loop, if path and body are valid.
+async fn send_change<C: DeserializeOwned, T>(
     s: &Server,
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
@@ -309,7 +312,7 @@ async fn asked<C: DeserializeOwned, T>(
     }
 }
 
-/// A name and a change.
+/// Name and change of a request.
 fn read<T: DeserializeOwned>(
     name: Result<Path<String>, PathRejection>,
     body: Result<Bytes, BytesRejection>,
@@ -321,7 +324,7 @@ fn read<T: DeserializeOwned>(
             error(format!("the body cannot be read: {e}")),
         )
     })?;
-    // An array would do as well for serde.
+    // Without this, serde would take an array as well.
     let object =
         serde_json::from_slice::<serde_json::Map<_, _>>(&body).map(serde_json::Value::Object);
     let change = object.and_then(serde_json::from_value);
@@ -343,50 +346,52 @@ fn path(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal> {
 /// A connection that is served.
 struct Client {
     task: AbortHandle,
-    /// Whether it has asked for anything yet.
-    asked: Arc<AtomicBool>,
+    /// Whether it sent a request.
+    has_asked: Arc<AtomicBool>,
     since: Instant,
 }
 
-/// Serves for ever.
+/// Accepts and serves connections, for ever.
 pub async fn serve(listener: UnixListener, router: Router) {
     let mut clients = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(_) => {
-                // Out of descriptors, as a rule; they come back.
+                // Usually the process is out of descriptors, until connections close.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         make_room(&mut clients).await;
-        let asked = Arc::new(AtomicBool::new(false));
-        let talk = converse(stream, router.clone(), asked.clone());
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let connection = serve_connection(stream, router.clone(), has_asked.clone());
         let task = tokio::spawn(async move {
-            // What a client did wrong is its own affair.
-            let _ = tokio::time::timeout(CONNECTION_TIME, talk).await;
+            // A broken connection concerns only its client.
+            let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
         });
         clients.push_back(Client {
             task: task.abort_handle(),
-            asked,
+            has_asked,
             since: Instant::now(),
         });
     }
 }
 
-/// When all places are taken, one who has said nothing loses his, and one who does not take his answer: whoever asks something is
-/// answered, however many others hang about.
+/// Closes a connection when there are [`MAX_CONNECTIONS`]: first one without a request, else one older than [`MIN_CONNECTION_TIME`].
+/// So idle clients cannot keep others from being served.
 async fn make_room(clients: &mut VecDeque<Client>) {
     loop {
         clients.retain(|c| !c.task.is_finished());
-        if clients.len() < CONNECTIONS {
+        if clients.len() < MAX_CONNECTIONS {
             return;
         }
-        // What has come in is read before anybody is called silent.
+        // Requests that have arrived are read before a connection counts as silent.
         tokio::task::yield_now().await;
-        let silent = clients.iter().position(|c| !c.asked.load(Relaxed));
-        let slow = clients.iter().position(|c| c.since.elapsed() >= GRACE);
+        let silent = clients.iter().position(|c| !c.has_asked.load(Relaxed));
+        let slow = clients
+            .iter()
+            .position(|c| c.since.elapsed() >= MIN_CONNECTION_TIME);
         match silent.or(slow).and_then(|at| clients.remove(at)) {
             Some(client) => client.task.abort(),
             None => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -394,20 +399,20 @@ async fn make_room(clients: &mut VecDeque<Client>) {
     }
 }
 
-/// Answers one client until it has heard enough.
-pub async fn converse(stream: UnixStream, router: Router, asked: Arc<AtomicBool>) {
+/// Serves one connection until the client closes it.
+pub async fn serve_connection(stream: UnixStream, router: Router, has_asked: Arc<AtomicBool>) {
     let peer = Peer(stream.peer_cred().ok().map(|c| c.uid()));
     let inner = TowerToHyperService::new(router.layer(Extension(peer)));
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        asked.store(true, Relaxed);
+        has_asked.store(true, Relaxed);
         inner.call(request)
     });
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
-        // A client that has said all it has to say still wants the answer.
+        .header_read_timeout(HEAD_TIMEOUT)
+        // A client that has closed its sending side still gets the answer.
         .half_close(true)
-        .max_buf_size(HEAD)
+        .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `GET /metrics`, for Prometheus. Every name is in docs/src/metrics.md.
 
-use crate::api::daemon_metrics;
+use super::daemon_metrics;
+use super::view::View;
 use crate::prometheus::Text;
-use crate::vms::report::View;
-use crate::{lanes, vms, vread};
+use crate::{lanes, slices, vms, vpipe, vread};
 
-/// Type of the answer.
+/// Content type of the answer.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
 
-/// All metrics.
+/// The answer: all metrics.
 pub fn text(view: &View) -> String {
     let mut out = Text::default();
     daemon_metrics::write(&mut out, &view.status);
-    vms::metrics::write(&mut out, view);
+    vms::metrics::write(&mut out, &view.vms.vms, &view.totals);
+    slices::metrics::write(&mut out, &view.status.cores, &view.vms.vms);
     vread::metrics::write(&mut out, &view.vread);
+    vpipe::metrics::write(&mut out, &view.vread.pipes);
     lanes::metrics::write(&mut out, &view.lanes);
     out.into_text()
 }
 
-/// Names of all metrics that there are, each once, with their types.
+/// Name and type of each metric.
 #[cfg(any(test, feature = "testing"))]
 pub fn names() -> Vec<(String, String)> {
     let text = text(&crate::testing::view(&["a"]));
@@ -40,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_units_and_counters_say_that_they_grow() {
+    fn names_have_base_units_and_counters_end_with_total() {
         for (name, kind) in names() {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
             for unit in ["millisec", "microsec", "_ms", "_ns", "kib", "percent"] {
@@ -50,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sample_belongs_to_a_metric_and_no_two_are_the_same() {
+    fn every_sample_has_a_metric_and_no_series_appears_twice() {
         let mut view = crate::testing::view(&["web", "web", "db\"1"]);
         view.vms.vms[1].id = "qemu:web".into();
         let text = text(&view);

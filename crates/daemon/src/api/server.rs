@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that serves the control socket and takes signals.
+//! Binds the control socket, and starts the thread that serves it and takes signals.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -15,7 +15,10 @@ use crate::host::users::group_id;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::log::{self, Level};
 
-/// Makes the control socket: mode 0660, for root and a group; for root alone when there is no such group.
+/// Binds the control socket with mode 0660 for root and a group, or 0600 when there is no such group.
+///
+/// # Errors
+/// When another daemon listens there, the path is no socket, or the kernel refuses.
 pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
     let fail = |e: io::Error| Failure::run(format!("control socket {}: {e}", socket.display()));
     match std::fs::symlink_metadata(socket) {
@@ -33,10 +36,10 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
                 socket.display()
             )));
         }
-        // Left behind by one that is gone.
+        // A daemon that is gone has left it.
         Ok(_) => std::fs::remove_file(socket).map_err(fail)?,
     }
-    // Nobody may connect before owner and mode are right.
+    // No other user may connect before owner and mode are set.
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(socket);
     rustix::process::umask(before);
@@ -68,13 +71,16 @@ pub fn bind(socket: &Path, group: &str) -> Outcome<UnixListener> {
     Ok(listener)
 }
 
-/// Starts the thread; when this returns, signals are requests.
+/// Starts the thread. When this returns, signals become requests.
+///
+/// # Errors
+/// When the thread cannot start.
 pub fn start(listener: UnixListener, shared: Arc<Shared>) -> Outcome {
     let (ready, is_ready) = mpsc::channel();
     std::thread::Builder::new()
         .name("server".into())
         .spawn(move || {
-            // After the start there is nobody to tell but the journal.
+            // After the start, an error can only be logged.
             if let Err(e) = run(listener, shared, &ready)
                 && let Err(mpsc::SendError(Err(e))) = ready.send(Err(e))
             {
@@ -103,7 +109,7 @@ fn run(
         let mut hup = signal(SignalKind::hangup())?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
         tokio::spawn(http::serve(listener, http::router(shared.clone())));
-        // Gone when nobody waits for it any more, which is no error.
+        // The receiver may be gone, which is no error.
         let _ = ready.send(Ok(()));
         loop {
             let request = tokio::select! {
@@ -121,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_socket_is_for_owner_and_group_and_a_stale_one_makes_room() {
+    fn the_socket_is_for_owner_and_group_and_replaces_a_stale_one() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("v.sock");
         let mode = || std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777;
@@ -136,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_socket_is_left_alone() {
+    fn a_file_that_is_no_socket_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("v.sock");
         std::fs::write(&file, "precious").unwrap();

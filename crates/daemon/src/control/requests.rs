@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What clients and signals ask for.
+//! Carries out what clients and signals ask for.
 
 use std::time::Instant;
 
@@ -7,9 +7,10 @@ use viola_host::Vm;
 use viola_proto::lanes::{LaneChange, Nic};
 use viola_proto::{Change, Done, VmReport};
 
-use crate::api::http::{Peer, Refusal};
-use crate::control::{Control, show};
+use super::Control;
+use crate::api::http::{Peer, Refusal, Request, Shared, refusal};
 use crate::vms::find;
+use crate::vms::report::class_text;
 use crate::vms::settings::Controls;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
@@ -17,64 +18,79 @@ use viola_cli::quantities::{cap_text, exact};
 use viola_config::Config;
 
 impl Control {
-    /// Changes what holds for a VM, at once.
-    pub fn set(&mut self, name: &str, change: &Change, peer: Peer) -> Result<VmReport, Refusal> {
-        let refuse = |status: u16, error: String| {
-            (
-                status,
-                viola_proto::Error {
-                    error,
-                    nearest: Vec::new(),
-                },
-            )
-        };
-        let now = Instant::now();
-        let found = |vms: &[Vm]| {
-            find::find(
-                vms.iter().map(|vm| (vm.name.as_str(), vm.id.as_str())),
+    /// Carries a request out and replies. Clients that ask afterwards see its effect. A client that went away gets no reply.
+    pub(crate) fn answer(&mut self, request: Request, shared: &Shared) {
+        let publish = |control: &Self| shared.publish(control.view(Instant::now()));
+        match request {
+            Request::Reload => {
+                self.reload();
+                publish(self);
+            }
+            Request::Set {
                 name,
-            )
-        };
-        // It may have been started a moment ago.
-        if found(self.inventory.vms()).is_err() {
-            self.look(now);
+                change,
+                peer,
+                reply,
+            } => {
+                let answer = self.set(&name, &change, peer);
+                publish(self);
+                let _ = reply.send(answer);
+            }
+            Request::Lane {
+                name,
+                change,
+                peer,
+                reply,
+            } => {
+                let _ = reply.send(self.set_lane(&name, change, peer));
+            }
+            Request::Pause { stop, peer, reply } => {
+                let answer = match stop {
+                    true => self.stop(peer),
+                    false => Ok(self.resume(peer)),
+                };
+                publish(self);
+                let _ = reply.send(answer);
+            }
+            Request::Quit(_) => {}
         }
-        let at = found(self.inventory.vms()).map_err(|e| e.answer(name))?;
-        let vm = self.inventory.vms()[at].clone();
-        if self.dry_run && change.keep {
-            return Err(refuse(
-                400,
-                "a dry run keeps nothing; leave --keep out".into(),
-            ));
-        }
-        let before = self.settings.controls(&self.config, &vm);
-        self.settings
-            .change(&vm, change)
-            .map_err(|e| refuse(400, e))?;
-        if let Some(lanes) = &self.lanes {
-            lanes.said(self.settings.lanes());
-        }
-        let by = format!(
-            "viola set by {peer}{}",
-            if change.keep { ", kept" } else { "" }
-        );
-        self.tell_controls(&vm, &before, &by);
-        self.read_facts(now);
-        self.act(now);
-        self.reports()
-            .into_iter()
-            .find(|r| r.id == vm.id.as_str())
-            .ok_or_else(|| refuse(404, format!("{} is gone", vm.name)))
     }
 
-    /// Changes whether a guest may have a VF; it takes effect with the next sample.
-    pub fn lane(&mut self, name: &str, change: LaneChange, peer: Peer) -> Result<Nic, Refusal> {
-        let refuse = |status: u16, error: String| {
-            let nearest = Vec::new();
-            (status, viola_proto::Error { error, nearest })
+    /// Changes the settings of a VM and plans again at once.
+    fn set(&mut self, name: &str, change: &Change, peer: Peer) -> Result<VmReport, Refusal> {
+        let now = Instant::now();
+        let found = |vms: &[Vm]| {
+            let names = vms.iter().map(|vm| (vm.name.as_str(), vm.id.as_str()));
+            find::find(names, name)
         };
+        // The VM may have been started after the last scan.
+        if found(self.inputs.vms()).is_err() {
+            self.scan_host(now);
+        }
+        let at = found(self.inputs.vms()).map_err(|e| e.answer(name))?;
+        let vm = self.inputs.vms()[at].clone();
+        if self.inputs.dry_run && change.keep {
+            return Err(refusal(400, "a dry run keeps nothing; leave --keep out"));
+        }
+        let before = self.inputs.controls(&vm);
+        let changed = self.inputs.settings.change(&vm, change);
+        changed.map_err(|e| refusal(400, e))?;
+        if let Some(lanes) = &self.lanes {
+            lanes.set_overrides(self.inputs.settings.lanes());
+        }
+        let kept = if change.keep { ", kept" } else { "" };
+        self.log_controls(&vm, &before, &format!("viola set by {peer}{kept}"));
+        self.read_facts(now);
+        self.plan_and_apply(now);
+        let mut reports = self.reports().into_iter();
+        let report = reports.find(|r| r.id == vm.id.as_str());
+        report.ok_or_else(|| refusal(404, format!("{} is gone", vm.name)))
+    }
+
+    /// Changes whether a guest may have a VF, from the next sample on.
+    fn set_lane(&mut self, name: &str, change: LaneChange, peer: Peer) -> Result<Nic, Refusal> {
         let Some(lanes) = &self.lanes else {
-            return Err(refuse(400, "this is a dry run, and moves no VFs".into()));
+            return Err(refusal(400, "this is a dry run, and moves no VFs"));
         };
         let shown = lanes.shown();
         let known = shown
@@ -83,133 +99,110 @@ impl Control {
             .map(|n| (n.name.as_str(), n.guest.as_str()));
         let at = find::find(known, name).map_err(|e| e.answer(name))?;
         let mut nic = shown.nics[at].clone();
-        let said = self.settings.change_lane(&nic.guest, change);
-        let said = said.map_err(|e| refuse(400, e))?;
-        lanes.said(self.settings.lanes());
+        let set = self.inputs.settings.change_lane(&nic.guest, change);
+        let set = set.map_err(|e| refusal(400, e))?;
+        lanes.set_overrides(self.inputs.settings.lanes());
         let kept = if change.keep { ", kept" } else { "" };
-        let word = match said {
+        let lane = match set {
             Some((lane, source)) => {
                 (nic.lane, nic.source) = (lane, Some(source));
                 lane.to_string()
             }
             None => "as the configuration says".to_owned(),
         };
-        let what = format!("lane {word}: viola set by {peer}{kept}");
+        let what = format!("lane {lane}: viola set by {peer}{kept}");
         log::about(Level::Notice, &nic.guest, what);
         Ok(nic)
     }
 
-    /// One line per control that is another one now.
-    pub(super) fn tell_controls(&self, vm: &Vm, old: &Controls, by: &str) {
-        let new = self.settings.controls(&self.config, vm);
-        let tell = |what: &str, was: String, is: String| {
+    /// Logs each control of a VM that is no longer as in `old`, and who changed it.
+    fn log_controls(&self, vm: &Vm, old: &Controls, by: &str) {
+        let new = self.inputs.controls(vm);
+        let log = |what: &str, was: String, is: String| {
             if was != is {
-                log::about(
-                    Level::Notice,
-                    &vm.id,
-                    format!("{what} {is} (was {was}): {by}"),
-                );
+                let line = format!("{what} {is} (was {was}): {by}");
+                log::about(Level::Notice, &vm.id, line);
             }
         };
-        let class = |c: &Controls| show::class_text(c.class.value).to_owned();
-        tell("class", class(old), class(&new));
-        tell(
+        let class = |c: &Controls| class_text(c.class.value).to_owned();
+        log("class", class(old), class(&new));
+        log(
             "microslice",
             exact(old.microslice.value),
             exact(new.microslice.value),
         );
-        tell(
+        log(
             "weight",
             old.weight.value.to_string(),
             new.weight.value.to_string(),
         );
-        tell("cap", cap_text(old.cap.value), cap_text(new.cap.value));
+        log("cap", cap_text(old.cap.value), cap_text(new.cap.value));
     }
 
-    /// Stops everything until further notice, or goes on.
-    pub fn pause(&mut self, stop: bool, peer: Peer) -> Result<Done, Refusal> {
-        let now = Instant::now();
-        self.stopped = stop.then(|| format!("viola stop --all by {peer}"));
-        let done = if stop {
-            log::line(
-                Level::Notice,
-                format!("stopped: viola stop --all by {peer}"),
+    /// Puts everything back as without viola, until [`Control::resume`].
+    fn stop(&mut self, peer: Peer) -> Result<Done, Refusal> {
+        let by = format!("viola stop --all by {peer}");
+        self.inputs.stopped = Some(by.clone());
+        log::line(Level::Notice, format!("stopped: {by}"));
+        let not_restored = self.slices.stop().err();
+        if self.workers.as_ref().is_some_and(|w| !w.stop(&by)) {
+            let error = "a worker of vread does not end; try viola restore";
+            log::line(Level::Error, error);
+            return Err(refusal(500, error));
+        }
+        if self.lanes.as_ref().is_some_and(|l| !l.stop(&by)) {
+            let error = "VFs are being taken back; see viola lanes";
+            log::line(Level::Warning, error);
+        }
+        if let Some(e) = not_restored {
+            let error = format!(
+                "not everything could be put back: {}; try viola restore",
+                chain(&e)
             );
-            let failed = self.engine.stop().err();
-            let by = format!("viola stop --all by {peer}");
-            if self.vread.as_ref().is_some_and(|v| !v.stop(&by)) {
-                let error = "a worker of vread does not end; try viola restore".to_owned();
-                log::line(Level::Error, &error);
-                return Err((
-                    500,
-                    viola_proto::Error {
-                        error,
-                        nearest: Vec::new(),
-                    },
-                ));
-            }
-            if self.lanes.as_ref().is_some_and(|l| !l.stop(&by)) {
-                let error = "VFs are being taken back; see viola lanes".to_owned();
-                log::line(Level::Warning, &error);
-            }
-            if let Some(e) = failed {
-                let error = format!(
-                    "not everything could be put back: {}; try viola restore",
-                    chain(&e)
-                );
-                log::line(Level::Error, &error);
-                return Err((
-                    500,
-                    viola_proto::Error {
-                        error,
-                        nearest: Vec::new(),
-                    },
-                ));
-            }
-            "all VMs have stock scheduling; viola start goes on".to_owned()
-        } else {
-            log::line(Level::Notice, format!("started: viola start by {peer}"));
-            self.engine.trouble.forgive();
-            self.try_scheduler_again();
-            self.refused.clear();
-            if let Some(vread) = &self.vread {
-                vread.go_on();
-            }
-            if let Some(lanes) = &self.lanes {
-                lanes.go_on();
-            }
-            self.read_facts(now);
-            self.look(now);
-            String::new()
-        };
-        self.act(now);
-        let done = if stop { done } else { self.status(now).why };
+            log::line(Level::Error, &error);
+            return Err(refusal(500, error));
+        }
+        self.plan_and_apply(Instant::now());
+        let done = "all VMs have stock scheduling; viola start goes on".to_owned();
         Ok(Done { done })
     }
 
-    /// Reads the configuration again; a wrong one is told and left.
-    pub fn reload(&mut self) {
-        let path = self.config.path.clone();
-        let read = Config::read(&path).and_then(|c| c.check_host(&self.facts.online()).map(|()| c));
+    /// Starts again after [`Control::stop`], and tries again what failed.
+    fn resume(&mut self, peer: Peer) -> Done {
+        let now = Instant::now();
+        self.inputs.stopped = None;
+        log::line(Level::Notice, format!("started: viola start by {peer}"));
+        self.slices.retry_all(&self.inputs);
+        if let Some(workers) = &self.workers {
+            workers.resume();
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.resume();
+        }
+        self.read_facts(now);
+        self.scan_host(now);
+        self.plan_and_apply(now);
+        let done = self.status(now).why;
+        Done { done }
+    }
+
+    /// SIGHUP: reads the configuration again. A wrong one is logged, and the old one stays.
+    fn reload(&mut self) {
+        let now = Instant::now();
+        let path = self.inputs.config.path.clone();
+        let online = self.inputs.facts.online();
+        let read = Config::read(&path).and_then(|c| c.check_host(&online).map(|()| c));
         let mut config = match read {
             Ok(config) => config,
             Err(e) => {
-                log::line(
-                    Level::Error,
-                    format!("SIGHUP: {e}; the old configuration holds"),
-                );
-                return;
+                let what = format!("SIGHUP: {e}; the old configuration holds");
+                return log::line(Level::Error, what);
             }
         };
-        let (old, new) = (&self.config.daemon, &config.daemon);
+        let (old, new) = (&self.inputs.config.daemon, &config.daemon);
         let fixed = |d: &viola_config::Daemon| {
-            (
-                d.socket.clone(),
-                d.group.clone(),
-                d.vms,
-                d.run_dir.clone(),
-                d.state_dir.clone(),
-            )
+            let files = (d.run_dir.clone(), d.state_dir.clone());
+            (d.socket.clone(), d.group.clone(), d.vms, files)
         };
         if fixed(old) != fixed(new) {
             log::line(
@@ -221,30 +214,25 @@ impl Control {
             interval: new.interval,
             ..old.clone()
         };
-        let before: Vec<(Vm, Controls)> = self
-            .inventory
-            .vms()
-            .iter()
-            .map(|vm| (vm.clone(), self.settings.controls(&self.config, vm)))
+        let vms = self.inputs.vms().iter();
+        let before: Vec<(Vm, Controls)> = vms
+            .map(|vm| (vm.clone(), self.inputs.controls(vm)))
             .collect();
         log::line(Level::Notice, format!("SIGHUP: {} holds", path.display()));
-        self.config = config;
-        if let Some(vread) = &self.vread {
-            vread.configure(&self.config);
+        self.inputs.config = config;
+        if let Some(workers) = &self.workers {
+            workers.configure(&self.inputs.config);
         }
         if let Some(lanes) = &self.lanes {
-            lanes.configure(&self.config);
+            lanes.configure(&self.inputs.config);
         }
         for (vm, old) in &before {
-            self.tell_controls(vm, old, "configuration");
+            self.log_controls(vm, old, "configuration");
         }
-        crate::step_aside(&self.config, &self.facts);
-        let now = Instant::now();
-        self.engine.trouble.forgive();
-        self.try_scheduler_again();
-        self.refused.clear();
+        crate::host::affinity::leave_vm_cores(&self.inputs.config, &self.inputs.facts);
+        self.slices.retry_all(&self.inputs);
         self.read_facts(now);
-        self.look(now);
-        self.act(now);
+        self.scan_host(now);
+        self.plan_and_apply(now);
     }
 }

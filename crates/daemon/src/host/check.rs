@@ -1,12 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Libvirt's row in `viola check`.
+//! What `viola check` says of the host itself: kernel, VMs, libvirt.
 
+use viola_host::Vm;
+use viola_host::facts::HostFacts;
 use viola_proto::{Libvirt, Row, RowState};
 
 use viola_config::Config;
 
-/// The row about libvirt; only a running daemon asks it.
-pub fn row(daemon: Option<&Libvirt>, config: &Config) -> Row {
+/// Why this host cannot do something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Obstacle {
+    /// What stands in the way.
+    pub why: String,
+    /// What the operator can change, if anything.
+    pub change: Option<String>,
+}
+
+impl Obstacle {
+    /// An obstacle that the operator can remove.
+    pub fn new(why: impl Into<String>, change: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            change: Some(change.into()),
+        }
+    }
+
+    /// An obstacle for which no change is known.
+    pub fn fixed(why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            change: None,
+        }
+    }
+
+    /// Both in one sentence.
+    pub fn sentence(&self) -> String {
+        match &self.change {
+            Some(change) => format!("{}: {change}", self.why),
+            None => self.why.clone(),
+        }
+    }
+}
+
+/// The row about the kernel.
+pub fn kernel(facts: &HostFacts) -> Row {
+    let name = format!("kernel {}.{}", facts.kernel.major, facts.kernel.minor);
+    if facts.kernel.has_fair_server() {
+        return Row {
+            name,
+            state: RowState::Yes,
+            value: "ok".into(),
+            why: String::new(),
+            change: None,
+        };
+    }
+    Row {
+        name,
+        state: RowState::No,
+        value: "old".into(),
+        why: "slices need Linux 6.12".into(),
+        change: Some("run Linux 6.12 or later".into()),
+    }
+}
+
+/// The row about VMs: how many, of which hypervisors, and of how many the vCPU threads are known.
+pub fn vms(vms: &[Vm]) -> Row {
+    let mut kinds: Vec<(String, usize)> = Vec::new();
+    for vm in vms {
+        let name = vm.hypervisor.to_string();
+        match kinds.iter_mut().find(|(k, _)| *k == name) {
+            Some((_, n)) => *n += 1,
+            None => kinds.push((name, 1)),
+        }
+    }
+    let kinds: Vec<String> = kinds.iter().map(|(k, n)| format!("{n} {k}")).collect();
+    let readable = vms.iter().filter(|vm| !vm.vcpus.is_empty()).count();
+    let told = vms.iter().filter(|vm| vm.libvirt).count();
+    let told = match told {
+        0 => String::new(),
+        n => format!(" ({n} of libvirt)"),
+    };
+    let why = if vms.is_empty() {
+        "no UML or QEMU guest runs here".to_owned()
+    } else {
+        format!(
+            "{}{told}; vCPU threads of {readable} are known",
+            kinds.join(", ")
+        )
+    };
+    Row {
+        name: "VMs".into(),
+        state: RowState::Info,
+        value: vms.len().to_string(),
+        why,
+        change: None,
+    }
+}
+
+/// The row about libvirt. Only a running daemon is connected to it.
+pub fn libvirt(daemon: Option<&Libvirt>, config: &Config) -> Row {
     let row = |state, value: &str, why: String| Row {
         name: "libvirt".into(),
         state,
@@ -29,7 +121,6 @@ pub fn row(daemon: Option<&Libvirt>, config: &Config) -> Row {
             let why = format!("{domains}; it tells when one starts, stops or gets other quotas");
             row(RowState::Yes, "yes", why)
         }
-        // A host without it is a host like others.
         Some(told) => {
             let why = format!("{}; VMs are found in /proc", told.why);
             row(RowState::Info, "no", why)
@@ -47,25 +138,36 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_libvirt_is_nothing_bad() {
+    fn a_host_without_libvirt_is_no_error() {
         let mut told = Libvirt {
             on: true,
             why: "libvirt's daemon does not run".into(),
             ..Libvirt::default()
         };
         let on = config("");
-        let said = row(Some(&told), &on);
+        let said = libvirt(Some(&told), &on);
         assert_eq!((said.state, said.value.as_str()), (RowState::Info, "no"));
         assert!(
             said.why.contains("does not run; VMs are found in /proc"),
             "{said:?}"
         );
         (told.connected, told.domains) = (true, 1);
-        let said = row(Some(&told), &on);
+        let said = libvirt(Some(&told), &on);
         assert_eq!((said.state, said.value.as_str()), (RowState::Yes, "yes"));
         assert!(said.why.starts_with("1 domain runs;"), "{said:?}");
-        assert_eq!(row(None, &on).value, "-");
+        assert_eq!(libvirt(None, &on).value, "-");
         let off = config("[daemon]\nlibvirt = false\n");
-        assert_eq!(row(Some(&Libvirt::default()), &off).value, "off");
+        assert_eq!(libvirt(Some(&Libvirt::default()), &off).value, "off");
+    }
+
+    #[test]
+    fn vms_are_counted_by_hypervisor() {
+        let mut silent = crate::testing::vm("b", 20, &[]);
+        silent.vcpus.clear();
+        let row = vms(&[crate::testing::vm("a", 10, &[&[1]]), silent]);
+        assert_eq!(
+            (row.value.as_str(), row.why.as_str()),
+            ("2", "2 uml; vCPU threads of 1 are known")
+        );
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What libvirt tells, on a thread of its own: a process of its own is asked (`viola internal libvirt`), as long as
-//! libvirt's daemon runs. VMs are found in /proc in any case; libvirt says at once that there is something to be found,
-//! and what state a VM is in whose monitor it keeps to itself.
+//! Events of libvirt. While libvirt's daemon runs, a thread reads them from a process of their own (`viola internal libvirt`), so
+//! that the daemon does not load libvirt's library. The daemon finds VMs in /proc in any case; libvirt reports at once when one starts,
+//! and knows the state of VMs whose monitor socket it uses itself.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -17,30 +17,30 @@ use viola_proto::Libvirt as Shown;
 use viola_cli::error::{Failure, Outcome};
 use viola_cli::log::{self, Level};
 
-/// Daemons of libvirt's that know of QEMU's VMs: one for all, or one for these.
+/// The daemons of libvirt that manage QEMU VMs: the monolithic one, and the modular one.
 const DAEMONS: [&str; 2] = ["libvirtd", "virtqemud"];
-/// Whether one of them runs is looked at so often, and after a connection has ended it is tried again so soon.
-const WAIT: Duration = Duration::from_secs(1);
-/// It is never waited longer than this until the next try...
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// ...but where there is no library.
-const NO_LIBRARY_WAIT: Duration = Duration::from_secs(300);
-/// Longest line that is taken: a list of thousands of domains.
-const LONGEST_LINE: u64 = 1 << 20;
+/// First delay before a new attempt; also how often the thread looks for a running daemon.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Longest delay before a new attempt.
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
+/// Delay where the library is not installed.
+const NO_LIBRARY_RETRY_DELAY: Duration = Duration::from_secs(300);
+/// Longest line of the process: a list of thousands of domains.
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// How the process is started, and where libvirt's daemons leave their numbers.
+/// How the process is started, and where the pid files of libvirt's daemons are.
 #[derive(Debug, Clone)]
-pub struct Asking {
+pub struct Launch {
     /// Program and its arguments.
     pub command: Vec<String>,
     /// Folder of libvirt's pid files.
     pub run: PathBuf,
 }
 
-impl Default for Asking {
+impl Default for Launch {
     fn default() -> Self {
         Self {
-            // This program itself, also when its file was replaced since.
+            // This very program, even if its file was replaced since.
             command: ["/proc/self/exe", "internal", "libvirt"]
                 .map(str::to_owned)
                 .into(),
@@ -49,20 +49,21 @@ impl Default for Asking {
     }
 }
 
+/// What the process reported.
 #[derive(Debug, Default)]
-struct Told {
+struct Connection {
     connected: bool,
     why: String,
-    /// Domains that run, by UUID.
+    /// Running domains, by UUID.
     domains: BTreeMap<String, Domain>,
     events: u64,
 }
 
 #[derive(Debug)]
 struct Inner {
-    told: Mutex<Told>,
-    /// Whether there is something to be looked at.
-    news: AtomicBool,
+    connection: Mutex<Connection>,
+    /// Whether the host has to be scanned.
+    has_changed: AtomicBool,
     ends: AtomicBool,
     child: Mutex<Option<Child>>,
 }
@@ -80,20 +81,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Libvirt {
     /// Starts the thread.
-    pub fn start(asking: Asking) -> Outcome<Self> {
+    ///
+    /// # Errors
+    /// When the kernel starts no thread.
+    pub fn start(launch: Launch) -> Outcome<Self> {
         let inner = Arc::new(Inner {
-            told: Mutex::new(Told {
+            connection: Mutex::new(Connection {
                 why: "libvirt's daemon does not run".into(),
-                ..Told::default()
+                ..Connection::default()
             }),
-            news: AtomicBool::new(false),
+            has_changed: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             child: Mutex::new(None),
         });
         let of_thread = inner.clone();
         let thread = std::thread::Builder::new()
             .name("libvirt".into())
-            .spawn(move || of_thread.work(&asking))
+            .spawn(move || of_thread.run(&launch))
             .map_err(|e| Failure::run(format!("the thread that asks libvirt cannot start: {e}")))?;
         Ok(Self {
             inner,
@@ -101,26 +105,26 @@ impl Libvirt {
         })
     }
 
-    /// Whether something has happened since the last call that a look at the host would show.
-    pub fn take_news(&self) -> bool {
-        self.inner.news.swap(false, Ordering::AcqRel)
+    /// Whether an event since the last call requires a scan of the host.
+    pub fn take_changed(&self) -> bool {
+        self.inner.has_changed.swap(false, Ordering::AcqRel)
     }
 
-    /// The domains that run, by UUID; `None` while there is no connection.
+    /// Running domains, by UUID; `None` without a connection.
     pub fn domains(&self) -> Option<BTreeMap<String, Domain>> {
-        let told = lock(&self.inner.told);
-        told.connected.then(|| told.domains.clone())
+        let connection = lock(&self.inner.connection);
+        connection.connected.then(|| connection.domains.clone())
     }
 
-    /// What there is to be shown.
+    /// What the control socket shows.
     pub fn shown(&self) -> Shown {
-        let told = lock(&self.inner.told);
+        let connection = lock(&self.inner.connection);
         Shown {
             on: true,
-            connected: told.connected,
-            why: told.why.clone(),
-            domains: told.domains.len() as u64,
-            events: told.events,
+            connected: connection.connected,
+            why: connection.why.clone(),
+            domains: connection.domains.len() as u64,
+            events: connection.events,
         }
     }
 }
@@ -137,37 +141,41 @@ impl Drop for Libvirt {
 }
 
 impl Inner {
-    fn work(&self, asking: &Asking) {
-        let mut wait = WAIT;
-        // a daemon of libvirt's that has hung up, and when
-        let mut left: Option<(u32, Instant)> = None;
+    fn run(&self, launch: &Launch) {
+        let mut delay = MIN_RETRY_DELAY;
+        // A daemon of libvirt that closed the connection, and when it did.
+        let mut closed: Option<(u32, Instant)> = None;
         while !self.ends() {
-            let running = runs(&asking.run);
+            let running = daemon_pid(&launch.run);
             if running.is_none() {
-                self.gone("libvirt's daemon does not run".into());
-                wait = WAIT;
-            } else if left
-                .is_some_and(|(pid, at)| running == Some(pid) && at.elapsed() < LONGEST_WAIT)
+                self.disconnect("libvirt's daemon does not run".into());
+                delay = MIN_RETRY_DELAY;
+            } else if closed
+                .is_some_and(|(pid, at)| running == Some(pid) && at.elapsed() < MAX_RETRY_DELAY)
             {
-                // It ends, most likely, and who asks its socket meanwhile has systemd start another one.
-                wait = WAIT;
+                // It is probably about to end. A connection to its socket would make systemd start another one.
+                delay = MIN_RETRY_DELAY;
             } else {
                 let begun = Instant::now();
-                let (why, no_library) = self.ask(&asking.command);
+                let (why, no_library) = self.run_process(&launch.command);
                 if self.ends() {
                     return;
                 }
-                let was_connected = lock(&self.told).connected;
-                let hung_up = was_connected && why.is_some();
-                left = running.filter(|_| hung_up).map(|pid| (pid, Instant::now()));
-                self.gone(why.unwrap_or_else(|| "the process that asks libvirt has ended".into()));
-                wait = match no_library {
-                    true => NO_LIBRARY_WAIT,
-                    false if begun.elapsed() > LONGEST_WAIT => WAIT,
-                    false => (wait * 2).min(LONGEST_WAIT),
+                let was_connected = lock(&self.connection).connected;
+                let is_closed = was_connected && why.is_some();
+                closed = running
+                    .filter(|_| is_closed)
+                    .map(|pid| (pid, Instant::now()));
+                self.disconnect(
+                    why.unwrap_or_else(|| "the process that asks libvirt has ended".into()),
+                );
+                delay = match no_library {
+                    true => NO_LIBRARY_RETRY_DELAY,
+                    false if begun.elapsed() > MAX_RETRY_DELAY => MIN_RETRY_DELAY,
+                    false => (delay * 2).min(MAX_RETRY_DELAY),
                 };
             }
-            self.pause(wait);
+            self.sleep(delay);
         }
     }
 
@@ -181,15 +189,15 @@ impl Inner {
         }
     }
 
-    fn pause(&self, wait: Duration) {
-        let end = Instant::now() + wait;
+    fn sleep(&self, delay: Duration) {
+        let end = Instant::now() + delay;
         while !self.ends() && Instant::now() < end {
             std::thread::park_timeout(end.saturating_duration_since(Instant::now()));
         }
     }
 
-    /// Listens until the process ends. Why it did, if it has said so, and whether that will not change.
-    fn ask(&self, command: &[String]) -> (Option<String>, bool) {
+    /// Reads events until the process ends. Returns why it ended, if it said so, and whether libvirt's library is missing.
+    fn run_process(&self, command: &[String]) -> (Option<String>, bool) {
         let started = Command::new(&command[0])
             .args(&command[1..])
             .current_dir("/")
@@ -213,8 +221,8 @@ impl Inner {
         for line in out.into_iter().flat_map(|out| lines(BufReader::new(out))) {
             match serde_json::from_str(&line) {
                 Ok(Message::Disconnected { why, no_library }) => end = (Some(why), no_library),
-                Ok(word) => self.hear(word),
-                // Of no version that this one knows: a new program was installed beside a daemon that runs on.
+                Ok(message) => self.handle(message),
+                // From a newer version of the program, installed while this daemon runs.
                 Err(_) => {}
             }
         }
@@ -225,14 +233,14 @@ impl Inner {
         end
     }
 
-    fn hear(&self, word: Message) {
-        let mut told = lock(&self.told);
-        match word {
+    fn handle(&self, message: Message) {
+        let mut connection = lock(&self.connection);
+        match message {
             Message::Connected { domains } => {
                 let count = domains.len();
-                told.connected = true;
-                told.why.clear();
-                told.domains = domains.into_iter().map(|d| (d.uuid.clone(), d)).collect();
+                connection.connected = true;
+                connection.why.clear();
+                connection.domains = domains.into_iter().map(|d| (d.uuid.clone(), d)).collect();
                 let domains = if count == 1 {
                     "domain runs"
                 } else {
@@ -244,36 +252,35 @@ impl Inner {
                 );
             }
             Message::Event { domain, .. } => {
-                told.events += 1;
+                connection.events += 1;
                 match domain.state {
-                    DomainState::Off => drop(told.domains.remove(&domain.uuid)),
-                    _ => drop(told.domains.insert(domain.uuid.clone(), domain)),
+                    DomainState::Off => drop(connection.domains.remove(&domain.uuid)),
+                    _ => drop(connection.domains.insert(domain.uuid.clone(), domain)),
                 }
             }
             Message::Disconnected { .. } => return,
         }
-        drop(told);
-        self.news.store(true, Ordering::Release);
+        drop(connection);
+        self.has_changed.store(true, Ordering::Release);
     }
 
-    fn gone(&self, why: String) {
-        let mut told = lock(&self.told);
-        if told.connected {
+    fn disconnect(&self, why: String) {
+        let mut connection = lock(&self.connection);
+        if connection.connected {
             log::line(
                 Level::Warning,
                 format!("libvirt: {why}; VMs are found in /proc until it is back"),
             );
-            self.news.store(true, Ordering::Release);
+            self.has_changed.store(true, Ordering::Release);
         }
-        told.connected = false;
-        told.domains.clear();
-        told.why = why;
+        connection.connected = false;
+        connection.domains.clear();
+        connection.why = why;
     }
 }
 
-/// The daemon of libvirt's that runs, if one does. Connecting to its socket would start it where systemd listens, which is
-/// not for viola to do.
-fn runs(run: &Path) -> Option<u32> {
+/// The process of libvirt's daemon, if it runs. Connecting to its socket instead would make systemd start it.
+fn daemon_pid(run: &Path) -> Option<u32> {
     DAEMONS.iter().find_map(|name| {
         let number = std::fs::read_to_string(run.join(format!("{name}.pid"))).ok()?;
         let pid: u32 = number.trim().parse().ok()?;
@@ -282,11 +289,11 @@ fn runs(run: &Path) -> Option<u32> {
     })
 }
 
-/// Lines up to one that is too long.
+/// Lines, until one is longer than [`MAX_LINE_BYTES`].
 fn lines(mut from: impl BufRead) -> impl Iterator<Item = String> {
     std::iter::from_fn(move || {
         let mut line = String::new();
-        let read = (&mut from).take(LONGEST_LINE).read_line(&mut line).ok()?;
+        let read = (&mut from).take(MAX_LINE_BYTES).read_line(&mut line).ok()?;
         (read > 0 && line.ends_with('\n')).then_some(line)
     })
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One daemon per host: a locked file that says who holds it.
+//! One daemon per run directory: a locked file that names its process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -13,15 +13,15 @@ const NAME: &str = "viola.lock";
 /// Why the lock was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else has it.
+    /// Another process has it.
     #[error("another viola{} runs with {}; stop it first, or give this one another run_dir", pid_text(*pid), run_dir.display())]
     Held {
-        /// Who, when the file says so.
+        /// The process, when the file names it.
         pid: Option<u32>,
-        /// Whose lock.
+        /// The run directory.
         run_dir: PathBuf,
     },
-    /// The file cannot be made or locked.
+    /// The file cannot be created or locked.
     #[error("{}: {source}", path.display())]
     Io {
         /// Which file.
@@ -35,14 +35,17 @@ fn pid_text(pid: Option<u32>) -> String {
     pid.map_or_else(String::new, |p| format!(" (process {p})"))
 }
 
-/// The lock; held until dropped or until the process ends in whatever way. Children do not inherit it.
+/// The lock, held until it is dropped or the process ends. Children do not inherit it.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
 }
 
 impl Lock {
-    /// Takes the lock of a run directory, and writes this process's number into it.
+    /// Takes the lock of a run directory, and writes the number of this process into the file.
+    ///
+    /// # Errors
+    /// When another process has it, or the file cannot be written.
     pub fn take(run_dir: &Path) -> Result<Self, LockError> {
         let path = run_dir.join(NAME);
         let fail = |source| LockError::Io {
@@ -71,7 +74,7 @@ impl Lock {
         Ok(Self { file })
     }
 
-    /// Who holds the lock of a run directory, if anybody does: its number where it is known.
+    /// The process that holds the lock of a run directory, if one does; `Some(None)` when the file does not name it.
     pub fn holder(run_dir: &Path) -> Option<Option<u32>> {
         let mut file = OpenOptions::new()
             .read(true)
@@ -98,7 +101,7 @@ fn read_pid(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Makes a directory of ours, unless it is there.
+/// Creates a directory and its parents, unless they exist.
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new()
@@ -112,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_one_is_told_who_is_first() {
+    fn the_second_daemon_gets_the_process_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let first = Lock::take(dir.path()).unwrap();
         let said = Lock::take(dir.path()).unwrap_err().to_string();
@@ -127,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_named() {
+    fn a_missing_folder_is_named() {
         let said = Lock::take(Path::new("/nonexistent/viola"))
             .unwrap_err()
             .to_string();

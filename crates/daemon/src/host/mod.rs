@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the daemon asks of its host.
+//! What the daemon needs of its host, whichever accelerator uses it.
+//!
+//! | file | does |
+//! |---|---|
+//! | `libvirt` | takes events of libvirt |
+//! | `exits`, `process` | notices the end of VMs; kills processes |
+//! | `affinity` | keeps the daemon off the cores of VMs |
+//! | `lock`, `users` | one daemon per run directory; numbers of users and groups |
+//! | `check` | what `viola check` says of kernel, VMs and libvirt |
 
 pub mod affinity;
 pub mod check;
 pub mod exits;
 pub mod libvirt;
 pub mod lock;
+pub mod process;
 pub mod users;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers of users and groups, asked of the system's name service.
+//! Numbers of users and groups, from the system's name service (NSS).
 
 use std::ffi::CString;
 
-/// Most that an entry may take, bytes; a group with very many members is long.
-const LONGEST: usize = 16 << 20;
+/// Largest entry; a group with many members is long.
+const MAX_ENTRY_BYTES: usize = 16 << 20;
 
-/// Number of a group.
+/// Number of a group; `None` when there is no such group.
 pub fn group_id(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0u8; 16 << 10];
@@ -25,14 +25,14 @@ pub fn group_id(name: &str) -> Option<u32> {
             )
         };
         match error {
-            libc::ERANGE if buffer.len() < LONGEST => buffer.resize(buffer.len() * 4, 0),
+            libc::ERANGE if buffer.len() < MAX_ENTRY_BYTES => buffer.resize(buffer.len() * 4, 0),
             0 if !found.is_null() => return Some(group.gr_gid),
             _ => return None,
         }
     }
 }
 
-/// Numbers of a user and of its first group.
+/// Numbers of a user and of its primary group; `None` when there is no such user.
 pub fn user_ids(name: &str) -> Option<(u32, u32)> {
     let name = CString::new(name).ok()?;
     let mut buffer = vec![0u8; 16 << 10];
@@ -51,7 +51,7 @@ pub fn user_ids(name: &str) -> Option<(u32, u32)> {
             )
         };
         match error {
-            libc::ERANGE if buffer.len() < LONGEST => buffer.resize(buffer.len() * 4, 0),
+            libc::ERANGE if buffer.len() < MAX_ENTRY_BYTES => buffer.resize(buffer.len() * 4, 0),
             0 if !found.is_null() => return Some((user.pw_uid, user.pw_gid)),
             _ => return None,
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! VFs change hands.
+//! Moves VFs: grants them, takes them back, and records each switch.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,11 @@ use viola_lanes::{Entry, GuestAccess, LaneError, StepTimes, VfDevice};
 use viola_policy::lanes::{self as policy, Vf};
 use viola_proto::lanes as shown;
 
-use crate::lanes::manager::{Keeper, REMEMBERED};
+use super::manager::{MAX_SWITCHES, Manager};
 use viola_cli::log::{self, Level};
 
-impl Keeper {
+impl Manager {
+    /// Gives a VF to a guest.
     pub(super) fn grant(&mut self, vf: Vf, nic: policy::Nic, why: &str) -> Result<(), LaneError> {
         let id = self.name(nic.vm);
         let at = vf.pool as usize;
@@ -42,12 +43,13 @@ impl Keeper {
         }
         if done.is_ok() {
             self.totals.granted += 1;
-            self.went.push((begin, card, nic.mac));
+            self.granted.push((begin, card, nic.mac));
         }
         self.record((&id, true), &place, why, &done, took);
         done
     }
 
+    /// Takes a VF back from its guest.
     pub(super) fn revoke(&mut self, vf: Vf, why: &str) -> Result<(), LaneError> {
         let pf = match self.pools.get(vf.pool as usize) {
             Some(pool) => pool.config.pf.clone(),
@@ -55,7 +57,7 @@ impl Keeper {
         };
         let mut entries = self.journal.entries().iter();
         let found = entries.find(|e| e.pf == pf && e.vf == vf.index);
-        // one of somebody else's
+        // Another program uses this VF.
         let Some(entry) = found.cloned() else {
             return Err(LaneError::Unusable("it is not viola's to take".into()));
         };
@@ -87,6 +89,7 @@ impl Keeper {
         done
     }
 
+    /// Logs a switch, and keeps it for `viola lanes`.
     fn record(
         &mut self,
         (guest, granted): (&str, bool),
@@ -110,7 +113,7 @@ impl Keeper {
             }
         };
         log::about(level, guest, what);
-        self.switches.truncate(REMEMBERED - 1);
+        self.switches.truncate(MAX_SWITCHES - 1);
         let switch = shown::Switch {
             ago_ns: 0,
             pf: pf.clone(),
@@ -127,7 +130,7 @@ impl Keeper {
     /// Takes all VFs back.
     pub(super) fn take_all(&mut self, why: &str) {
         for entry in self.journal.entries().to_vec() {
-            // what went wrong is told
+            // Errors are logged.
             let _ = self.take(&entry, why);
         }
         let config = self.config.as_ref().map(|c| c.lanes.policy);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The line about lanes.
+//! What `viola check` says of lanes.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use viola_proto::{Row, RowState};
 
 use viola_config::Config;
 
-/// What can be said of lanes; `daemon` is what a running one shows.
+/// The row about lanes. `daemon` is what a running daemon shows.
 pub fn row(daemon: Option<&Lanes>, config: &Config) -> Row {
     let pools = &config.lanes.pools;
     let (state, value, why, change) = match daemon {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which guests have VFs, and how often those changed hands.
+//! Metrics of lanes: which guests have VFs, and how often VFs moved.
 
 use viola_proto::lanes::{Counts, Lanes, Nic, Pool};
 
@@ -89,7 +89,7 @@ const NIC: [Metric<Nic>; 6] = [
     }),
 ];
 
-/// All of them.
+/// Writes what lanes did.
 pub fn write(out: &mut Text, lanes: &Lanes) {
     for (name, kind, help, value) in COUNTS {
         let name = format!("viola_lanes_{name}");
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_a_vf_is_told() {
+    fn holders_and_switches_are_written() {
         let lanes = Lanes {
             nics: vec![Nic {
                 guest: "netns:n1".into(),

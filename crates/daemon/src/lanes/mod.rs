@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lanes in the daemon: VFs go to the guests that gain most from them. On a thread of its own, as a guest may take its
-//! time to give one back; switches are made one after the other.
+//! Lanes (Raccoon): VFs of SR-IOV NICs move to the guests that gain most from them. They have a thread of their own, since a guest
+//! may take seconds to give a VF back; switches are made one after the other.
 //!
-//! | module | does |
+//! | file | role |
 //! |---|---|
-//! | `keeper` | the loop: pools, samples, decisions, and what comes of them |
-//! | `pools` | one NIC with its VFs |
-//! | `guests` | who may have a VF, and what its NIC counts |
-//! | `restore` | takes back what an earlier daemon left, without one |
+//! | `manager` | the loop: check the NICs, sample, decide, move |
+//! | `pool` | one NIC and its VFs |
+//! | `observe` | which guests may get a VF, and their traffic |
+//! | `decide` | asks the policy who gets a VF |
+//! | `apply` | grants VFs and takes them back |
+//! | `restore` | takes back or adopts the VFs of an earlier daemon |
+//! | `status`, `metrics`, `check` | what the control socket, Prometheus and `viola check` show |
 //!
-//! VFs stay with their guests when the daemon ends; the next one finds them by a journal in the run directory.
+//! VFs stay with their guests when the daemon ends; the next daemon finds them by a journal in the run directory.
 
 mod apply;
 pub mod check;
+mod decide;
 mod manager;
 pub mod metrics;
 mod observe;
 mod pool;
 pub mod restore;
 mod status;
+
+pub use observe::cpu_times;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,24 +37,24 @@ use viola_policy::lanes::CpuTime;
 use viola_proto::Source;
 use viola_proto::lanes::{LaneSetting, Lanes as Shown};
 
-use manager::Keeper;
+use manager::Manager;
 use viola_cli::error::{Failure, Outcome};
 use viola_config::Config;
 
-/// Name of the journal in the run directory.
+/// File name of the journal in the run directory.
 pub const JOURNAL: &str = "lanes.json";
-/// How long all VFs may take to be taken back at `viola stop --all`; further ones are taken later.
-const STOP_TIME: Duration = Duration::from_secs(6);
+/// `viola stop --all` waits this long for VFs; the rest are taken back later.
+const STOP_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// What was said about guests by `viola set`, by their identities.
-pub type Said = BTreeMap<String, (LaneSetting, Source)>;
+/// Lane settings of `viola set`, by identity of the guest.
+pub type Overrides = BTreeMap<String, (LaneSetting, Source)>;
 
 enum Request {
     Configure(Box<Config>),
-    See(Vec<Vm>, BTreeMap<VmId, Vec<CpuTime>>),
-    Said(Said),
+    SetVms(Vec<Vm>, BTreeMap<VmId, Vec<CpuTime>>),
+    SetOverrides(Overrides),
     Stop(String, mpsc::SyncSender<()>),
-    GoOn,
+    Resume,
     End,
 }
 
@@ -61,14 +67,17 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Starts the thread. Nothing is touched before it knows what VMs there are.
+    /// Starts the thread. It changes nothing before it has the VMs of this host.
+    ///
+    /// # Errors
+    /// When the kernel starts no thread.
     pub fn start(run_dir: &Path) -> Outcome<Self> {
         let (requests, inbox) = mpsc::channel();
         let shown = Arc::new(Mutex::new(Shown::default()));
         let (to, journal) = (shown.clone(), run_dir.join(JOURNAL));
         let thread = std::thread::Builder::new()
             .name("lanes".into())
-            .spawn(move || work(Keeper::new(&journal), &inbox, &to))
+            .spawn(move || run(Manager::new(&journal), &inbox, &to))
             .map_err(|e| Failure::run(format!("lanes cannot start: {e}")))?;
         Ok(Self {
             requests,
@@ -77,47 +86,47 @@ impl Lanes {
         })
     }
 
-    /// Takes another configuration.
+    /// Takes a configuration.
     pub fn configure(&self, config: &Config) {
         self.send(Request::Configure(Box::new(config.clone())));
     }
 
-    /// Tells what VMs there are now, and how they spent their time on each vCPU.
-    pub fn see(&self, vms: &[Vm], cpus: BTreeMap<VmId, Vec<CpuTime>>) {
-        self.send(Request::See(vms.to_vec(), cpus));
+    /// Takes the VMs of this host, and how each vCPU spent its time.
+    pub fn set_vms(&self, vms: &[Vm], cpus: BTreeMap<VmId, Vec<CpuTime>>) {
+        self.send(Request::SetVms(vms.to_vec(), cpus));
     }
 
-    /// Tells what was said by `viola set`.
-    pub fn said(&self, said: Said) {
-        self.send(Request::Said(said));
+    /// Takes the lane settings of `viola set`.
+    pub fn set_overrides(&self, overrides: Overrides) {
+        self.send(Request::SetOverrides(overrides));
     }
 
-    /// Takes all VFs back, and waits until that is done; `false` when it takes too long.
+    /// Takes all VFs back, and waits until that is done; `false` after [`STOP_TIMEOUT`].
     pub fn stop(&self, why: &str) -> bool {
         let (done, is_done) = mpsc::sync_channel(1);
         self.send(Request::Stop(why.to_owned(), done));
-        is_done.recv_timeout(STOP_TIME).is_ok()
+        is_done.recv_timeout(STOP_TIMEOUT).is_ok()
     }
 
-    /// Goes on.
-    pub fn go_on(&self) {
-        self.send(Request::GoOn);
+    /// Starts again after [`Lanes::stop`].
+    pub fn resume(&self) {
+        self.send(Request::Resume);
     }
 
-    /// What there is to be shown.
+    /// What the control socket shows.
     pub fn shown(&self) -> Shown {
         let shown = self.shown.lock();
         shown.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn send(&self, request: Request) {
-        // The thread is gone only when the process is about to be.
+        // The thread ends only just before the process does.
         let _ = self.requests.send(request);
     }
 }
 
 impl Drop for Lanes {
-    /// The VFs stay with their guests.
+    /// Ends the thread. VFs stay with their guests.
     fn drop(&mut self) {
         self.send(Request::End);
         if let Some(thread) = self.thread.take() {
@@ -126,38 +135,37 @@ impl Drop for Lanes {
     }
 }
 
-fn work(mut keeper: Keeper, inbox: &mpsc::Receiver<Request>, shown: &Mutex<Shown>) {
-    let publish = |keeper: &Keeper| {
-        *shown.lock().unwrap_or_else(PoisonError::into_inner) = keeper.show();
+fn run(mut manager: Manager, inbox: &mpsc::Receiver<Request>, shown: &Mutex<Shown>) {
+    let publish = |manager: &Manager| {
+        *shown.lock().unwrap_or_else(PoisonError::into_inner) = manager.status();
     };
-    let step = |keeper: &mut Keeper| {
-        keeper.step();
-        publish(keeper);
-        keeper.interval()
+    let step = |manager: &mut Manager| {
+        manager.step();
+        publish(manager);
+        manager.interval()
     };
-    let take = |keeper: &mut Keeper, request: Request| {
+    let take = |manager: &mut Manager, request: Request| {
         match request {
-            Request::Configure(config) => keeper.configure(&config),
-            Request::See(vms, cpus) => keeper.see(vms, cpus),
-            Request::Said(said) => keeper.said(said),
-            Request::GoOn => keeper.go_on(),
+            Request::Configure(config) => manager.configure(&config),
+            Request::SetVms(vms, cpus) => manager.set_vms(vms, cpus),
+            Request::SetOverrides(overrides) => manager.set_overrides(overrides),
+            Request::Resume => manager.resume(),
             Request::Stop(why, done) => {
-                keeper.stop(&why);
-                publish(keeper);
+                manager.stop(&why);
+                publish(manager);
                 let _ = done.try_send(());
             }
             Request::End => return false,
         }
         true
     };
-    serve(&mut keeper, inbox, step, take);
+    serve(&mut manager, inbox, step, take);
 }
 
-/// Makes steps, each of which answers how long it is from its beginning to the next one's, and takes what comes in between,
-/// until `take` answers `false`. Before each step all is taken that has come: steps may take longer than it is between two
-/// of them, and longer than until the next requests come.
+/// Makes steps and takes requests between them, until `take` returns `false`. A step returns the time from its start to the next step.
+/// Before each step all requests are taken that have arrived, also when a step takes longer than that time.
 fn serve<K, R>(
-    keeper: &mut K,
+    manager: &mut K,
     inbox: &mpsc::Receiver<R>,
     mut step: impl FnMut(&mut K) -> Duration,
     mut take: impl FnMut(&mut K, R) -> bool,
@@ -166,13 +174,13 @@ fn serve<K, R>(
     loop {
         let begin = Instant::now();
         if begin >= next {
-            next = begin + step(keeper);
+            next = begin + step(manager);
         }
         let mut left = next.saturating_duration_since(Instant::now());
         loop {
             match inbox.recv_timeout(left) {
                 Ok(request) => {
-                    if !take(keeper, request) {
+                    if !take(manager, request) {
                         return;
                     }
                 }
@@ -189,28 +197,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_holds_for_the_next_step_however_long_steps_take() {
-        /// Steps, and what came before each of them.
+    fn requests_are_taken_before_the_next_step_however_long_steps_take() {
+        /// Requests, and their number before each step.
         #[derive(Default)]
-        struct Keeper {
+        struct Manager {
             taken: Vec<u32>,
             at_step: Vec<usize>,
         }
         let (requests, inbox) = mpsc::channel();
-        let mut keeper = Keeper::default();
-        let step = |keeper: &mut Keeper| {
-            keeper.at_step.push(keeper.taken.len());
-            // while it lasts three more come
+        let mut manager = Manager::default();
+        let step = |manager: &mut Manager| {
+            manager.at_step.push(manager.taken.len());
+            // Three requests arrive during the step.
             for n in 0..3 {
                 requests.send(n).unwrap();
             }
             Duration::ZERO
         };
-        let take = |keeper: &mut Keeper, n: u32| {
-            keeper.taken.push(n);
-            keeper.at_step.len() < 5
+        let take = |manager: &mut Manager, n: u32| {
+            manager.taken.push(n);
+            manager.at_step.len() < 5
         };
-        serve(&mut keeper, &inbox, step, take);
-        assert_eq!(keeper.at_step, [0, 3, 6, 9, 12]);
+        serve(&mut manager, &inbox, step, take);
+        assert_eq!(manager.at_step, [0, 3, 6, 9, 12]);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One NIC with its VFs.
+//! A pool: one NIC and its VFs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,30 +9,30 @@ use viola_lanes::{Eswitch, LaneError, Mac, Pf, PfEswitch, VfDevice, VfSettings};
 use viola_netdev::Link;
 use viola_policy::lanes::sizing::{self, Capacity};
 
-use crate::lanes::observe::guests::Nic;
+use super::observe::guests::GuestNic;
 use viola_config::lanes as config;
 
 /// A NIC that failed is tried again after this time.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// One pool.
+/// State of a pool.
 #[derive(Debug)]
 pub struct Pool {
-    /// What was asked for.
+    /// Its section of the configuration.
     pub config: config::Pool,
-    /// Its VFs, by number; none while it does not work.
+    /// Its VFs, by index; none while the NIC does not work.
     pub vfs: Vec<VfDevice>,
-    /// Why it does not.
+    /// Reason the NIC does not work.
     pub why: Option<String>,
     /// Whether the PF is a port of the bridge.
     uplink: bool,
-    /// Guests that the NIC's switch was told of.
+    /// Guests that the NIC's switch knows behind the PF.
     behind: BTreeSet<Mac>,
     next: Option<Instant>,
 }
 
 impl Pool {
-    /// Nothing is looked at yet.
+    /// Reads nothing before [`Pool::check`].
     pub fn new(config: config::Pool) -> Self {
         Self {
             config,
@@ -57,8 +57,8 @@ impl Pool {
         }
     }
 
-    /// The NIC's switch, and the port of the bridge with a guest's paravirtual path.
-    pub fn card_of(&self, nic: Option<&Nic>) -> PfEswitch {
+    /// The NIC's switch, with the bridge port of a guest's paravirtual NIC.
+    pub fn card_of(&self, nic: Option<&GuestNic>) -> PfEswitch {
         PfEswitch {
             port: nic.map(|n| n.interface.clone()),
             ..self.card()
@@ -75,7 +75,7 @@ impl Pool {
         }
     }
 
-    /// VFs that may be granted.
+    /// Number of VFs that may be granted.
     pub fn usable(&self) -> u32 {
         match self.config.mbit {
             0 => self.vfs.len() as u32,
@@ -83,7 +83,7 @@ impl Pool {
         }
     }
 
-    /// What holds for a VF that is granted.
+    /// VLAN and rate limit of a granted VF.
     pub fn terms(&self) -> VfSettings {
         let mbit = sizing::rate(self.capacity()) / 1_000_000;
         VfSettings {
@@ -95,10 +95,10 @@ impl Pool {
         }
     }
 
-    /// Looks after it: `Some(true)` when it works from now on, `Some(false)` when no longer.
-    pub fn look_after(&mut self, now: Instant, links: &[Link]) -> Option<bool> {
+    /// Checks the NIC: `Some(true)` when it works from now on, `Some(false)` when it no longer works.
+    pub fn check(&mut self, now: Instant, links: &[Link]) -> Option<bool> {
         if !self.vfs.is_empty() {
-            self.follow(links);
+            self.check_uplink(links);
             let why = match self.pf().num_vfs() {
                 Ok(made) if made as usize >= self.vfs.len() => return None,
                 Ok(_) => "its VFs were taken off".to_owned(),
@@ -112,8 +112,8 @@ impl Pool {
         if self.next.is_some_and(|next| now < next) {
             return None;
         }
-        self.next = Some(now + RETRY);
-        match self.begin(links) {
+        self.next = Some(now + RETRY_DELAY);
+        match self.start(links) {
             Ok(vfs) => {
                 self.vfs = vfs;
                 self.why = None;
@@ -126,8 +126,8 @@ impl Pool {
         }
     }
 
-    /// The PF may become the bridge's way out, or be it no longer, at any time.
-    fn follow(&mut self, links: &[Link]) {
+    /// The PF may become or stop being the uplink of the bridge at any time.
+    fn check_uplink(&mut self, links: &[Link]) {
         let named = |name: &str| links.iter().find(|l| l.name == name);
         let (pf, bridge) = (named(&self.config.pf), named(&self.config.bridge));
         let (Some(pf), Some(bridge)) = (pf, bridge) else {
@@ -137,13 +137,13 @@ impl Pool {
         if uplink != self.uplink {
             self.uplink = uplink;
             for mac in std::mem::take(&mut self.behind) {
-                // what the switch knew goes with the PF's place; it is told anew of whoever is there
+                // The switch is told again when the PF becomes the uplink.
                 let _ = viola_netdev::set_nic_fdb(pf.index, mac, false);
             }
         }
     }
 
-    fn begin(&mut self, links: &[Link]) -> Result<Vec<VfDevice>, String> {
+    fn start(&mut self, links: &[Link]) -> Result<Vec<VfDevice>, String> {
         let named = |name: &str| links.iter().find(|l| l.name == name);
         let (name, bridge) = (&self.config.pf, &self.config.bridge);
         let pf = named(name).ok_or(format!("there is no interface {name}"))?;
@@ -157,7 +157,7 @@ impl Pool {
             ));
         }
         self.uplink = pf.master == Some(bridge_link.index);
-        // the NIC's VFs are told their state when it is up
+        // The NIC sets the link state of its VFs while it is up.
         if !pf.up {
             return Err(format!("{name} is down; take it up first"));
         }
@@ -166,9 +166,12 @@ impl Pool {
             .map_err(|e| e.to_string())
     }
 
-    /// Tells the NIC's switch that guests without a VF are behind the PF, where that is the bridge's way out: only then
-    /// does it bring them what a VF sends.
-    pub fn see(&mut self, guests: impl Iterator<Item = Mac>) -> Result<(), LaneError> {
+    /// Tells the NIC's switch that guests without a VF are behind the PF, where the PF is the uplink of the bridge: only then they get
+    /// what VFs send to them.
+    ///
+    /// # Errors
+    /// When the kernel refuses an address.
+    pub fn announce(&mut self, guests: impl Iterator<Item = Mac>) -> Result<(), LaneError> {
         if !self.uplink || self.vfs.is_empty() {
             return Ok(());
         }
@@ -180,9 +183,9 @@ impl Pool {
         Ok(())
     }
 
-    /// The VFs are gone, and with them what the switch knew: this guest is behind the PF, where that is the bridge's way out.
-    pub fn give_up(&self, vf: u32, mac: Mac) {
-        // neither may work: the NIC may be gone too
+    /// After the loss of its VF, a guest is behind the PF again, where the PF is the uplink of the bridge.
+    pub fn release(&self, vf: u32, mac: Mac) {
+        // Both may fail, since the NIC may be gone, too.
         let _ = self.card().withdraw(vf, mac);
         if self.uplink {
             let _ = self.card().route_to_pf(mac);

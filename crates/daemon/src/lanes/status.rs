@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What there is to be shown of lanes.
+//! What the control socket shows of lanes.
 
 use std::time::Instant;
 
@@ -7,13 +7,13 @@ use viola_lanes::VfDevice;
 use viola_policy::lanes as policy;
 use viola_proto::lanes as shown;
 
-use crate::lanes::manager::Keeper;
-use crate::lanes::observe::guests::Nic;
+use super::manager::Manager;
+use super::observe::guests::GuestNic;
 use crate::lanes::pool::Pool;
 
-impl Keeper {
-    /// What there is to be shown.
-    pub fn show(&self) -> shown::Lanes {
+impl Manager {
+    /// Pools, NICs, switches and counts.
+    pub fn status(&self) -> shown::Lanes {
         let why = match (&self.stopped, self.pools.is_empty()) {
             (Some(by), _) => format!("{by}; viola start goes on"),
             (None, true) => "the configuration has no [[lanes.pool]]".to_owned(),
@@ -41,13 +41,13 @@ impl Keeper {
             on: why.is_empty(),
             why,
             pools: self.pools.iter().map(pool).collect(),
-            nics: self.nics.iter().map(|n| self.show_nic(n)).collect(),
+            nics: self.nics.iter().map(|n| self.nic_status(n)).collect(),
             switches: self.switches.iter().map(switch).collect(),
             counts: self.totals,
         }
     }
 
-    fn show_nic(&self, nic: &Nic) -> shown::Nic {
+    fn nic_status(&self, nic: &GuestNic) -> shown::Nic {
         let number = self.numbers.get(&nic.id).copied();
         let network = self.network(&nic.bridge);
         let mut standings = self.decision.nics.iter();
@@ -74,7 +74,9 @@ impl Keeper {
             freq: count.map_or(0.0, |c| c.samples.traffic().freq),
             di2: nic.di2,
             vf: entry.map(|e| (e.pf.clone(), e.vf)),
-            why: standing.map(|s| self.words(s.why)).unwrap_or_default(),
+            why: standing
+                .map(|s| self.reason_text(s.why))
+                .unwrap_or_default(),
             packets: nic.counters.packets(),
             bytes: nic.counters.bytes(),
             vf_packets: count.map_or(0, |c| c.vf.packets()),

@@ -1,50 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an earlier run left behind: processes that still hold cores, and threads that are not as they were.
+//! Restores what an earlier run left: it ends slot controllers and watchdogs, and gives threads back their priority, slice and
+//! affinity from the files in the run directory.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use crate::host::process::{is_alive, kill};
 use viola_host::{Tid, proc};
 use viola_sched::restore::{RestoreCount, RestoreError, SavedState, restore_file, restore_slices};
 use viola_sched::slots::watchdog::HelperArgs;
 
-/// Where the slot mechanism keeps the attributes from before.
+/// File with the attributes that threads had before slots.
 pub fn slots_file(run_dir: &Path) -> PathBuf {
     run_dir.join("slots.json")
 }
 
-/// Where the sched_ext mechanism keeps them.
+/// The same before sched_ext.
 pub fn sched_ext_file(run_dir: &Path) -> PathBuf {
     run_dir.join("sched_ext.json")
 }
 
-/// Where the eevdf mechanism keeps them.
+/// The same before eevdf.
 pub fn eevdf_file(run_dir: &Path) -> PathBuf {
     run_dir.join("eevdf.json")
 }
 
-/// Where the affinities from before are kept.
+/// File with the affinities that threads had before they were pinned.
 pub fn affinity_file(run_dir: &Path) -> PathBuf {
     run_dir.join("affinity.json")
 }
 
-/// How long a process may take to put things back by itself.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A controller whose watchdog is gone restores all threads by itself, for which it has this time.
+const CONTROLLER_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What was done.
+/// What was restored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct Restoration {
     /// Processes ended.
     pub processes: usize,
-    /// VMs looked at.
+    /// VMs in the files.
     pub vms: usize,
-    /// Changes taken back, one per thread as a rule.
+    /// Threads that got something back.
     pub threads: usize,
 }
 
-impl Done {
+impl Restoration {
     /// Whether there was anything to do.
     pub fn is_nothing(&self) -> bool {
         self.processes == 0 && self.vms == 0
@@ -56,7 +57,7 @@ impl Done {
     }
 }
 
-impl fmt::Display for Done {
+impl fmt::Display for Restoration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if self.processes > 0 {
@@ -86,11 +87,11 @@ fn plural<'a>(n: usize, one: &'a str, many: &'a str) -> &'a str {
     if n == 1 { one } else { many }
 }
 
-/// Puts back everything that the files in `run_dir` tell of. Goes on past an error, and returns the first one.
-pub fn put_back(run_dir: &Path) -> (Done, Option<RestoreError>) {
-    let mut done = Done::default();
+/// Restores what the files in `run_dir` say. After an error it goes on, and returns the first error at the end.
+pub fn restore_all(run_dir: &Path) -> (Restoration, Option<RestoreError>) {
+    let mut done = Restoration::default();
     let mut error = None;
-    // As the daemon names it, whose configuration has whole paths only.
+    // The daemon knows it by its absolute path.
     let run_dir = &std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned());
     let slots = slots_file(run_dir);
     match SavedState::read(&slots) {
@@ -125,8 +126,7 @@ fn eevdf(file: &Path) -> Result<RestoreCount, RestoreError> {
     Ok(done)
 }
 
-/// Watchdogs and controllers that work with this file: one that was stopped while its watchdog was killed is noted
-/// nowhere else.
+/// Watchdogs and controllers that use this file. A stopped controller whose watchdog was killed is in no file.
 fn controllers(file: &Path) -> Vec<(Tid, u64)> {
     let Ok(pids) = proc::processes() else {
         return Vec::new();
@@ -148,14 +148,14 @@ fn controllers(file: &Path) -> Vec<(Tid, u64)> {
         .collect()
 }
 
-/// Whether two names are one file, or would be: it may not be there.
+/// Whether two paths name the same file, which need not exist.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     let whole = |p: &Path| Some(p.parent()?.canonicalize().ok()?.join(p.file_name()?));
     a == b || whole(a).is_some_and(|a| Some(a) == whole(b))
 }
 
-/// Ends processes that are still the ones meant. The watchdog comes first; its controller then sees that it is
-/// gone, puts every thread back and ends by itself, or is ended as well.
+/// Kills these processes. A watchdog is killed first: its controller sees that, restores all threads and exits; otherwise it is
+/// killed, too.
 fn end(processes: &[(Tid, u64)]) -> usize {
     let mut ended = 0;
     let mut seen = Vec::new();
@@ -171,8 +171,8 @@ fn end(processes: &[(Tid, u64)]) -> usize {
             .collect();
         if kill(pid, start_time) {
             ended += 1;
-            let deadline = Instant::now() + PATIENCE;
-            while children.iter().any(|&(c, t)| lives(c, t)) && Instant::now() < deadline {
+            let deadline = Instant::now() + CONTROLLER_EXIT_TIMEOUT;
+            while children.iter().any(|&(c, t)| is_alive(c, t)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
             for (child, start_time) in children {
@@ -184,47 +184,21 @@ fn end(processes: &[(Tid, u64)]) -> usize {
     ended
 }
 
-fn lives(pid: Tid, start_time: u64) -> bool {
-    matches!(proc::stat(pid), Ok(Some(s)) if s.start_time == start_time && !s.is_dead())
-}
-
-/// Kills a process and waits until it is gone; `false` when it was gone, or is another one by now.
-pub fn kill(pid: Tid, start_time: u64) -> bool {
-    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
-        return false;
-    };
-    // Opened first: what is looked at afterwards is then what the signal goes to.
-    let Ok(fd) = pidfd_open(number, PidfdFlags::empty()) else {
-        return false;
-    };
-    if pid == std::process::id()
-        || !lives(pid, start_time)
-        || pidfd_send_signal(&fd, Signal::KILL).is_err()
-    {
-        return false;
-    }
-    let deadline = Instant::now() + PATIENCE;
-    while lives(pid, start_time) && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    true
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
     #[test]
-    fn without_files_nothing_was_left_behind() {
+    fn without_files_there_is_nothing_to_restore() {
         let dir = tempfile::tempdir().unwrap();
-        let (done, error) = put_back(dir.path());
+        let (done, error) = restore_all(dir.path());
         assert!(done.is_nothing() && error.is_none());
         assert_eq!(done.to_string(), "nothing was left behind");
     }
 
     #[test]
-    fn a_noted_process_is_ended_and_another_one_of_its_number_is_not() {
+    fn a_process_of_the_file_is_ended_unless_its_number_belongs_to_another_one() {
         let dir = tempfile::tempdir().unwrap();
         let mut child = Command::new("sleep")
             .arg("60")
@@ -241,19 +215,19 @@ mod tests {
             state.write(&slots_file(dir.path())).unwrap();
         };
         note(start_time + 1);
-        assert_eq!(put_back(dir.path()).0.processes, 0);
+        assert_eq!(restore_all(dir.path()).0.processes, 0);
         assert!(child.try_wait().unwrap().is_none());
         note(start_time);
-        let (done, error) = put_back(dir.path());
+        let (done, error) = restore_all(dir.path());
         assert!(error.is_none());
         assert_eq!(done.processes, 1);
         assert_eq!(done.to_string(), "ended 1 left-behind process");
         assert!(!child.wait().unwrap().success());
-        assert!(put_back(dir.path()).0.is_nothing());
+        assert!(restore_all(dir.path()).0.is_nothing());
     }
 
     #[test]
-    fn a_folder_may_have_several_names() {
+    fn two_paths_of_one_folder_name_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
@@ -272,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_does_not_keep_the_others_from_being_put_back() {
+    fn a_damaged_file_does_not_prevent_the_others_from_being_restored() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(slots_file(dir.path()), "{").unwrap();
         SavedState::default()
             .write(&eevdf_file(dir.path()))
             .unwrap();
-        let (_, error) = put_back(dir.path());
+        let (_, error) = restore_all(dir.path());
         assert!(error.unwrap().to_string().contains("slots.json"));
         assert!(!eevdf_file(dir.path()).exists());
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One DataNode VM: its worker, the channel to its agent, its disks, and QEMU's events.
+//! One VM with an agent: its worker, the channel to its agent, its disks, and QEMU's events. The worker serves vread (blocks of a
+//! DataNode VM) and vpipe (files that the host sends).
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -7,14 +8,13 @@ use std::time::{Duration, Instant};
 
 use viola_host::qemu::disk_watch::DiskWatch;
 use viola_host::{Hypervisor, Vm, sockets, unix_connect};
-use viola_policy::slices::DEFAULT_WEIGHT;
 use viola_proto::pipe::status::PipeVm;
-use viola_proto::vread::Datanode;
+use viola_proto::vread::Datanode as DatanodeStatus;
 use viola_vread::control::{AgentStat, ImageSpec, Order, Role, Session, WorkerSetup};
 
-use crate::retry::{Trouble, Verdict};
-use crate::vpipe::apply::Place;
-use crate::vpipe::observe::Sign;
+use crate::retry::{NextTry, Retry};
+use crate::vpipe::Pipes;
+use crate::vread::apply::pairs::Datanode;
 use crate::vread::observe::disks::{self, Disk};
 use crate::workers::process::{Worker, WorkerError};
 use crate::workers::run_dir;
@@ -22,75 +22,62 @@ use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::{VmPipe, VmVread, Vread};
 
-/// Time between two attempts to reach the agent's channel or QEMU's socket.
-const RETRY: Duration = Duration::from_secs(1);
-/// Disks are looked at anew after this time. A live external snapshot, which makes another file the one that is
-/// written to, has no event; an agent names a block only some seconds after it was written, which is later than this.
-const DISKS_AGE: Duration = Duration::from_secs(1);
+/// The daemon connects to the agent's channel and to QEMU's socket at most this often.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
+/// Disks are read again this often. QEMU has no event for a live external snapshot, after which the VM writes to another file. An
+/// agent names a block only some seconds after it was written, so the new file is known by then.
+const DISK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What this side knows of one VM.
+/// State of one VM with an agent.
 #[derive(Debug)]
 pub struct Agent {
     /// The VM.
     pub vm: Vm,
     /// Its worker.
     pub worker: Option<Worker>,
-    /// What that has done, as of the last time it was asked.
+    /// Its counts, as of the last poll.
     pub stat: AgentStat,
     /// Its disks, open.
     pub disks: Vec<Disk>,
-    /// All disks that it ever had, so that no number is given twice; the first one is random.
-    numbers: Vec<ImageSpec>,
-    first: u32,
+    /// All disks that it ever had, so no number is used twice. Numbers start at `first_number`, which is random.
+    known_disks: Vec<ImageSpec>,
+    first_number: u32,
+    /// Disks that cannot be read, and why.
     left_out: Vec<String>,
-    looked: Option<Instant>,
+    disks_read: Option<Instant>,
     watch: Option<DiskWatch>,
-    tried: Option<Instant>,
+    channel_tried: Option<Instant>,
     watch_tried: Option<Instant>,
-    /// Why there is no channel.
+    /// Why blocks are not served.
     why: String,
-    trouble: Trouble,
-    /// Process of the worker and weight that it has.
-    weighed: Option<(u32, Option<u32>)>,
-    /// What the worker was told of `[vm.pipe]`; `None` for one of an earlier daemon.
-    started_with: Option<Option<VmPipe>>,
-    /// Why the VM's files cannot be sent.
-    no_pipes: Option<String>,
-    /// Where they are sent from. Kept beside the worker: when that is killed its connections are reset, and what says so has
-    /// to find the programs still there.
-    place: Option<Place>,
-    /// By what the worker sees that the VM stands still.
-    sign: Option<Sign>,
+    retry: Retry,
+    pipes: Pipes,
 }
 
 impl Agent {
-    /// A VM that was not served before, or whose worker an earlier daemon has started.
+    /// A VM without a worker, or with the `worker` that an earlier daemon has started.
     pub fn new(vm: Vm, worker: Option<Worker>) -> Self {
         let stat = worker.as_ref().and_then(|w| w.agent_stat().ok());
         let stat = stat.unwrap_or_default();
         Self {
-            numbers: stat.images.clone(),
-            first: run_dir::random_id().unwrap_or(1) >> 1,
+            known_disks: stat.images.clone(),
+            first_number: run_dir::random_id().unwrap_or(1) >> 1,
             vm,
             worker,
             stat,
             disks: Vec::new(),
             left_out: Vec::new(),
-            looked: None,
+            disks_read: None,
             watch: None,
-            tried: None,
+            channel_tried: None,
             watch_tried: None,
             why: "its worker has not started yet".into(),
-            trouble: Trouble::default(),
-            weighed: None,
-            started_with: None,
-            no_pipes: None,
-            place: None,
-            sign: None,
+            retry: Retry::default(),
+            pipes: Pipes::default(),
         }
     }
 
-    /// Starts the worker if there is none; `true` when there is a new one.
+    /// Starts the worker if there is none. A worker with another `[vm.pipe]` is replaced.
     pub fn start(
         &mut self,
         now: Instant,
@@ -98,15 +85,16 @@ impl Agent {
         config: &Vread,
         pipe: Option<&VmPipe>,
         user: Option<(u32, u32)>,
-    ) -> bool {
-        if !self.is_told(pipe)
+    ) {
+        let is_sending = self.stat.pipes.is_some();
+        if !self.pipes.is_started_with(pipe, is_sending)
             && let Some(worker) = self.worker.take()
         {
             worker.end("its [vm.pipe] is another one");
             self.stat = AgentStat::default();
         }
-        if self.worker.is_some() || self.trouble.holds_back(now) {
-            return false;
+        if self.worker.is_some() || self.retry.must_wait(now) {
+            return;
         }
         match self.try_start(dir, config, pipe, user) {
             Ok(worker) => {
@@ -116,32 +104,19 @@ impl Agent {
                     format!("vread: agent's worker runs, process {}", worker.pid),
                 );
                 self.worker = Some(worker);
-                self.trouble.overcome();
-                self.looked = None;
-                self.tried = None;
-                self.sign = None;
-                true
+                self.retry.succeeded();
+                self.disks_read = None;
+                self.channel_tried = None;
+                self.pipes.worker_started();
             }
-            Err(why) => {
-                self.fail(now, &why);
-                false
-            }
+            Err(why) => self.fail(now, &why),
         }
     }
 
-    /// What the worker does in the VM's place it does with the VM's weight, where it has one.
-    pub fn weigh(&mut self, weight: Option<u32>) {
-        let Some(worker) = &self.worker else {
-            return;
-        };
-        let told = Some((worker.pid, weight));
-        if self.weighed != told {
-            let nice = viola_policy::pipes::nice(weight.unwrap_or(DEFAULT_WEIGHT));
-            if let Err(e) = set_nice(worker.pid, nice) {
-                let what = format!("vpipe: its worker does not get its weight: {e}");
-                log::about(Level::Warning, &self.vm.id, what);
-            }
-            self.weighed = told;
+    /// Gives the worker the VM's weight, see [`Pipes::set_weight`].
+    pub fn set_weight(&mut self, weight: Option<u32>) {
+        if let Some(worker) = &self.worker {
+            self.pipes.set_weight(&self.vm.id, worker, weight);
         }
     }
 
@@ -154,48 +129,30 @@ impl Agent {
     ) -> Result<Worker, String> {
         let id = self.vm.id.as_str();
         let socket = run_dir::socket(dir, Role::Agent, id);
-        run_dir::fits(&socket)?;
+        run_dir::check_socket_path(&socket)?;
         let table = run_dir::open_table(dir, id, config.limits.blocks)
             .map_err(|e| format!("its table cannot be made: {e}"))?;
-        // A worker without it still serves blocks.
-        self.no_pipes = None;
-        self.place = match pipe.map(|pipe| Place::make(&self.vm, pipe)) {
-            Some(Err(why)) => {
-                log::about(Level::Error, id, &why);
-                self.no_pipes = Some(why);
-                None
-            }
-            Some(Ok(place)) => Some(place),
-            None => None,
-        };
-        self.started_with = Some(pipe.cloned());
+        self.pipes.prepare(&self.vm, pipe);
+        let (pipes, pipe_fds) = self.pipes.setup();
         let setup = WorkerSetup::Agent {
             vm: self.vm.id.to_string(),
             limits: config.limits,
-            pipes: self.place.as_ref().map(|place| place.setup.clone()),
+            pipes,
             user,
         };
         let mut fds = vec![table.as_fd()];
-        fds.extend(self.place.iter().flat_map(Place::fds));
+        fds.extend(pipe_fds);
         Worker::start(Role::Agent, &socket, &setup, &fds).map_err(|e| chain(&e))
     }
 
-    /// Whether the worker was started with this. Of one that has gone on it is only known whether it sends anything.
-    fn is_told(&self, pipe: Option<&VmPipe>) -> bool {
-        match &self.started_with {
-            Some(told) => told.as_ref() == pipe,
-            None => self.stat.pipes.is_some() == pipe.is_some(),
-        }
-    }
-
-    /// The worker is of no use any more.
+    /// Kills the worker after a failure. A new one starts when [`Retry`] allows.
     pub fn fail(&mut self, now: Instant, why: &str) {
         if let Some(worker) = self.worker.take() {
             worker.kill();
         }
-        let then = match self.trouble.fail(now, why.to_owned()) {
-            Verdict::Retry(after) => format!("a new one starts in {} s", after.as_secs()),
-            Verdict::GiveUp => "its blocks are not served any more; viola start tries again".into(),
+        let then = match self.retry.failed(now, why.to_owned()) {
+            NextTry::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
+            NextTry::Never => "its blocks are not served any more; viola start tries again".into(),
         };
         log::about(
             Level::Error,
@@ -206,13 +163,13 @@ impl Agent {
         self.why = format!("its worker is gone: {why}");
     }
 
-    /// Lets it be tried again, whatever has failed.
-    pub fn forgive(&mut self) {
-        self.trouble.forgive();
+    /// Forgets failures: the operator has changed something.
+    pub fn reset_failures(&mut self) {
+        self.retry.reset();
     }
 
-    /// Asks the worker what it has done.
-    pub fn ask(&mut self, now: Instant) {
+    /// Reads the counts of the worker.
+    pub fn poll(&mut self, now: Instant) {
         match self.worker.as_ref().map(Worker::agent_stat) {
             Some(Ok(stat)) => self.stat = stat,
             Some(Err(e)) => self.fail(now, &chain(&e)),
@@ -220,33 +177,33 @@ impl Agent {
         }
     }
 
-    /// Looks whether the worker lives, what QEMU has to say, and whether the disks are the same.
-    pub fn look(&mut self, now: Instant, config: &VmVread) {
-        if self.worker.as_mut().is_some_and(|w| !w.lives()) {
+    /// Checks whether the worker runs, takes QEMU's events, and reads the disks again when that is due.
+    pub fn check(&mut self, now: Instant, config: &VmVread) {
+        if self.worker.as_mut().is_some_and(|w| !w.is_running()) {
             self.fail(now, "it has ended");
         }
         if self.worker.is_none() {
             return;
         }
         let mut is_due = self
-            .looked
-            .is_none_or(|at| now.saturating_duration_since(at) >= DISKS_AGE);
-        if is_due || self.sign.is_none() {
-            self.look_at_pulse(now);
+            .disks_read
+            .is_none_or(|at| now.saturating_duration_since(at) >= DISK_INTERVAL);
+        if is_due || !self.pipes.watches_run_state() {
+            self.watch_run_state(now);
         }
         if self.vm.hypervisor == Hypervisor::Qemu {
-            is_due |= self.listen(now, config);
+            is_due |= self.take_events(now, config);
             is_due &= self.watch.is_some();
         }
         if is_due {
-            self.look_at_disks(now, config);
+            self.read_disks(now, config);
         }
     }
 
-    /// Follows QEMU's events; `true` when disks have to be looked at again.
-    fn listen(&mut self, now: Instant, config: &VmVread) -> bool {
+    /// Takes QEMU's events; `true` when the disks have to be read again.
+    fn take_events(&mut self, now: Instant, config: &VmVread) -> bool {
         let Some(watch) = &mut self.watch else {
-            return self.begin_to_listen(now, config);
+            return self.connect_to_qemu(now, config);
         };
         match watch.changes() {
             Ok(events) if events.is_empty() => false,
@@ -254,13 +211,13 @@ impl Agent {
                 events.sort_unstable();
                 events.dedup();
                 let why = events.join(", ").to_lowercase();
-                self.tell(now, &Order::EndEpoch { why });
+                self.order(now, &Order::EndEpoch { why });
                 true
             }
             Err(e) => {
                 self.watch = None;
                 self.why = format!("QEMU's events cannot be followed any more: {e}");
-                self.tell(
+                self.order(
                     now,
                     &Order::NoChannel {
                         why: self.why.clone(),
@@ -271,10 +228,10 @@ impl Agent {
         }
     }
 
-    fn begin_to_listen(&mut self, now: Instant, config: &VmVread) -> bool {
+    fn connect_to_qemu(&mut self, now: Instant, config: &VmVread) -> bool {
         if self
             .watch_tried
-            .is_some_and(|at| now.saturating_duration_since(at) < RETRY)
+            .is_some_and(|at| now.saturating_duration_since(at) < RECONNECT_INTERVAL)
         {
             return false;
         }
@@ -292,8 +249,8 @@ impl Agent {
         match DiskWatch::connect(&path) {
             Ok(watch) => {
                 self.watch = Some(watch);
-                // What has happened before is not known.
-                self.tell(
+                // Earlier events are unknown, so names from before may be wrong.
+                self.order(
                     now,
                     &Order::EndEpoch {
                         why: "events followed from now on".into(),
@@ -308,32 +265,22 @@ impl Agent {
         }
     }
 
-    /// Tells the worker by what it sees that the VM stands still, if that has become something else.
-    fn look_at_pulse(&mut self, now: Instant) {
-        if self.stat.pipes.is_none() && self.place.is_none() {
-            return;
-        }
-        let sign = Sign::of(&self.vm);
-        if self.sign.as_ref() == Some(&sign) {
-            return;
-        }
-        let files = sign.open();
-        let told = (self.worker.as_ref()).map(|worker| worker.order(&files.order(), &files.fds()));
-        match told {
-            Some(Ok(())) => self.sign = Some(sign),
-            Some(Err(e)) => self.fail(now, &chain(&e)),
-            None => {}
+    fn watch_run_state(&mut self, now: Instant) {
+        let is_sending = self.stat.pipes.is_some();
+        let worker = self.worker.as_ref();
+        if let Err(e) = self.pipes.watch_run_state(&self.vm, worker, is_sending) {
+            self.fail(now, &chain(&e));
         }
     }
 
-    fn look_at_disks(&mut self, now: Instant, config: &VmVread) {
-        self.looked = Some(now);
+    fn read_disks(&mut self, now: Instant, config: &VmVread) {
+        self.disks_read = Some(now);
         let chains = match self.watch.as_mut().map(DiskWatch::chains) {
             Some(Ok(chains)) => Some(chains),
             Some(Err(e)) => {
                 self.watch = None;
                 self.why = format!("QEMU does not tell of its disks: {e}");
-                self.tell(
+                self.order(
                     now,
                     &Order::NoChannel {
                         why: self.why.clone(),
@@ -343,20 +290,18 @@ impl Agent {
             }
             None => None,
         };
-        let pipe = self.started_with.as_ref().and_then(Option::as_ref);
-        let writes = pipe.is_some_and(|pipe| pipe.writes);
         let (disks, mut left_out) = disks::open(
             &self.vm,
             config,
             chains.as_deref(),
-            &self.numbers,
-            self.first,
-            writes,
+            &self.known_disks,
+            self.first_number,
+            self.pipes.may_write(),
         );
         let specs: Vec<ImageSpec> = disks.iter().map(|d| d.spec.clone()).collect();
         for spec in &specs {
-            if !self.numbers.contains(spec) {
-                self.numbers.push(spec.clone());
+            if !self.known_disks.contains(spec) {
+                self.known_disks.push(spec.clone());
             }
         }
         if specs != self.stat.images {
@@ -387,19 +332,19 @@ impl Agent {
         self.disks = disks;
     }
 
-    /// Gives the worker the channel to the agent, if it has none. All readers have to be known to it by now: an agent
-    /// is welcomed when none of them reads any more.
+    /// Gives the worker the channel to the agent, if it has none. The worker has to know all readers before: it welcomes an agent once
+    /// none of them reads by old names.
     pub fn connect(&mut self, now: Instant, config: &VmVread) {
         let is_ready = self.worker.is_some()
             && self.stat.session == Session::NoChannel
             && (self.vm.hypervisor == Hypervisor::Uml || self.watch.is_some());
-        let waits = self
-            .tried
-            .is_some_and(|at| now.saturating_duration_since(at) < RETRY);
-        if !is_ready || waits {
+        let must_wait = self
+            .channel_tried
+            .is_some_and(|at| now.saturating_duration_since(at) < RECONNECT_INTERVAL);
+        if !is_ready || must_wait {
             return;
         }
-        self.tried = Some(now);
+        self.channel_tried = Some(now);
         let path = match &config.agent {
             Some(path) => Ok(Some(path.clone())),
             None => sockets::agent_socket(&self.vm),
@@ -425,18 +370,27 @@ impl Agent {
         }
     }
 
-    fn tell(&mut self, now: Instant, order: &Order) {
+    fn order(&mut self, now: Instant, order: &Order) {
         let told = self.worker.as_ref().map(|w| w.order(order, &[]));
         if let Some(Err(e)) = told {
             self.fail(now, &chain(&e));
         }
     }
 
-    /// What is shown of it as a VM whose files are sent.
-    pub fn show_sender(&self) -> PipeVm {
+    /// The VM as readers and other hosts need it.
+    pub fn datanode(&self) -> Datanode<'_> {
+        Datanode {
+            vm: &self.vm,
+            worker: self.worker.as_ref(),
+            disks: &self.disks,
+        }
+    }
+
+    /// What the control socket shows of the VM as a sender.
+    pub fn sender_status(&self) -> PipeVm {
         let stat = &self.stat;
         let is_proved = stat.session == Session::Proved;
-        let why = match (&stat.pipes, &self.no_pipes) {
+        let why = match (&stat.pipes, self.pipes.error()) {
             (None, Some(why)) => why.clone(),
             _ => self.why_not(),
         };
@@ -449,14 +403,14 @@ impl Agent {
         }
     }
 
-    /// What is shown of it.
-    pub fn show(&self) -> Datanode {
+    /// What the control socket shows of the VM as a DataNode.
+    pub fn status(&self) -> DatanodeStatus {
         let stat = &self.stat;
         let why = match stat.session {
             Session::Proved if !stat.agent_why.is_empty() => stat.agent_why.clone(),
             _ => self.why_not(),
         };
-        Datanode {
+        DatanodeStatus {
             vm: self.vm.id.to_string(),
             name: self.vm.name.clone(),
             serving: stat.session == Session::Proved && stat.agent_why.is_empty(),
@@ -481,7 +435,7 @@ impl Agent {
         }
     }
 
-    /// Why nothing is served, or of which disks.
+    /// Why no block is served, or the disks whose blocks are served.
     fn why_not(&self) -> String {
         let stat = &self.stat;
         match stat.session {
@@ -502,16 +456,4 @@ impl Agent {
             }
         }
     }
-}
-
-/// For all threads of a process.
-fn set_nice(pid: u32, nice: i32) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        let name = entry?.file_name();
-        let thread = name.to_str().and_then(|tid| tid.parse().ok());
-        if let Some(thread) = thread.and_then(rustix::process::Pid::from_raw) {
-            rustix::process::setpriority_process(Some(thread), nice)?;
-        }
-    }
-    Ok(())
 }

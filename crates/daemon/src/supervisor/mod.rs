@@ -1,27 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vread in the daemon: which worker processes there are, and what each of them is handed.
+//! Supervises the workers of vread and vpipe on a thread of its own, so a worker that hangs delays nothing else.
 //!
-//! The daemon itself parses nothing that a guest has sent. It opens images, channels and shared files, and gives them
-//! to workers without privilege, which go on when it ends; a new daemon finds them by their sockets. All this is on a
-//! thread of its own: a worker that hangs holds up nothing else.
-//!
-//! | module | does |
+//! | file | does |
 //! |---|---|
-//! | `supervisor` | which workers there are to be |
-//! | `agents`, `readers` | one DataNode VM, one reading VM |
-//! | `peers` | the worker for other hosts |
-//! | `resolve` | names of other hosts |
-//! | `pairs` | who is introduced to whom |
-//! | `disks` | the files behind a VM's disks |
-//! | `line` | a reader's byte stream |
-//! | `pipes` | where a VM's files are sent from |
-//! | `pulse` | whether a VM runs at all |
-//! | `place` | the cores of a reader's worker |
-//! | `worker` | one process |
-//! | `folder` | what lies in the run directory |
+//! | `reconcile` | which workers run, and what each of them knows |
+//! | `agent` | one VM with an agent, whose worker serves vread and vpipe |
+//!
+//! The daemon parses nothing that a guest sends. It opens images, channels and shared files, and hands the descriptors to workers
+//! without privileges. Workers go on when the daemon ends; the next daemon finds them by their sockets.
 
-pub mod agent;
-pub mod reconcile;
+mod agent;
+mod reconcile;
 
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -32,42 +21,44 @@ use viola_host::Vm;
 use viola_proto::vread::Vread as Shown;
 
 use reconcile::Supervisor;
-pub use reconcile::named;
 use viola_cli::error::{Failure, Outcome};
 use viola_config::Config;
 
-/// Time between two looks; QEMU's events are noticed so soon.
-const STEP: Duration = Duration::from_millis(50);
-/// The same while there is nothing to look after.
-const REST: Duration = Duration::from_secs(2);
-/// How long everything may take to be withdrawn.
-const STOP_TIME: Duration = Duration::from_secs(6);
+/// Time between two steps, within which the daemon notices QEMU's events.
+const STEP_INTERVAL: Duration = Duration::from_millis(50);
+/// Time between two steps without workers.
+const IDLE_INTERVAL: Duration = Duration::from_secs(2);
+/// All blocks are withdrawn within this time.
+const STOP_TIMEOUT: Duration = Duration::from_secs(6);
 
 enum Request {
     Configure(Box<Config>),
-    See(Vec<Vm>),
+    SetVms(Vec<Vm>),
     Stop(String, mpsc::SyncSender<()>),
-    GoOn,
+    Resume,
     End,
 }
 
-/// The thread that looks after the workers.
+/// The thread that supervises the workers.
 #[derive(Debug)]
-pub struct Vread {
+pub struct Workers {
     requests: mpsc::Sender<Request>,
     shown: Arc<Mutex<Shown>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Vread {
-    /// Starts the thread, which looks for workers of an earlier daemon first.
+impl Workers {
+    /// Starts the thread, which first looks for workers of an earlier daemon.
+    ///
+    /// # Errors
+    /// When the kernel starts no thread.
     pub fn start(run_dir: &Path) -> Outcome<Self> {
         let (requests, inbox) = mpsc::channel();
         let shown = Arc::new(Mutex::new(Shown::default()));
         let (to, run_dir) = (shown.clone(), run_dir.to_owned());
         let thread = std::thread::Builder::new()
             .name("vread".into())
-            .spawn(move || work(Supervisor::new(&run_dir), &inbox, &to))
+            .spawn(move || run(Supervisor::new(&run_dir), &inbox, &to))
             .map_err(|e| Failure::run(format!("vread cannot start: {e}")))?;
         Ok(Self {
             requests,
@@ -76,36 +67,36 @@ impl Vread {
         })
     }
 
-    /// Takes another configuration.
+    /// Takes a configuration.
     pub fn configure(&self, config: &Config) {
         self.send(Request::Configure(Box::new(config.clone())));
     }
 
-    /// Tells what VMs there are now.
-    pub fn see(&self, vms: &[Vm]) {
-        self.send(Request::See(vms.to_vec()));
+    /// Takes the VMs of this host.
+    pub fn set_vms(&self, vms: &[Vm]) {
+        self.send(Request::SetVms(vms.to_vec()));
     }
 
-    /// The processes that serve readers now, each with its VM as the configuration names it.
-    pub fn workers(&self) -> Vec<(String, u32)> {
+    /// Processes of readers' workers, each with its VM as the configuration names it.
+    pub fn readers(&self) -> Vec<(String, u32)> {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         let running = shown.readers.iter().filter(|r| r.running && r.pid > 0);
         running.map(|r| (r.name.clone(), r.pid)).collect()
     }
 
-    /// Withdraws everything, and waits until that is done; `false` when it takes too long.
+    /// Withdraws all blocks, and waits until that is done; `false` after [`STOP_TIMEOUT`].
     pub fn stop(&self, why: &str) -> bool {
         let (done, is_done) = mpsc::sync_channel(1);
         self.send(Request::Stop(why.to_owned(), done));
-        is_done.recv_timeout(STOP_TIME).is_ok()
+        is_done.recv_timeout(STOP_TIMEOUT).is_ok()
     }
 
-    /// Goes on.
-    pub fn go_on(&self) {
-        self.send(Request::GoOn);
+    /// Starts again after [`Workers::stop`].
+    pub fn resume(&self) {
+        self.send(Request::Resume);
     }
 
-    /// What there is to be shown.
+    /// What the control socket shows.
     pub fn shown(&self) -> Shown {
         self.shown
             .lock()
@@ -114,13 +105,13 @@ impl Vread {
     }
 
     fn send(&self, request: Request) {
-        // The thread is gone only when the process is about to be.
+        // The thread ends only just before the process does.
         let _ = self.requests.send(request);
     }
 }
 
-impl Drop for Vread {
-    /// The workers stay.
+impl Drop for Workers {
+    /// Ends the thread. The workers go on.
     fn drop(&mut self) {
         self.send(Request::End);
         if let Some(thread) = self.thread.take() {
@@ -129,24 +120,28 @@ impl Drop for Vread {
     }
 }
 
-fn work(mut supervisor: Supervisor, inbox: &mpsc::Receiver<Request>, shown: &Mutex<Shown>) {
+fn run(mut supervisor: Supervisor, inbox: &mpsc::Receiver<Request>, shown: &Mutex<Shown>) {
     let mut next = Instant::now();
     loop {
         let now = Instant::now();
         if now >= next {
             supervisor.step(now);
             publish(&supervisor, shown);
-            next = Instant::now() + if supervisor.rests() { REST } else { STEP };
+            next = Instant::now()
+                + match supervisor.is_idle() {
+                    true => IDLE_INTERVAL,
+                    false => STEP_INTERVAL,
+                };
         }
         match inbox.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(Request::Configure(config)) => {
                 supervisor.configure(*config);
-                next = next.min(Instant::now() + STEP);
+                next = next.min(Instant::now() + STEP_INTERVAL);
             }
-            Ok(Request::See(vms)) => supervisor.see(vms),
-            Ok(Request::GoOn) => {
-                supervisor.go_on();
-                next = next.min(Instant::now() + STEP);
+            Ok(Request::SetVms(vms)) => supervisor.set_vms(vms),
+            Ok(Request::Resume) => {
+                supervisor.resume();
+                next = next.min(Instant::now() + STEP_INTERVAL);
             }
             Ok(Request::Stop(why, done)) => {
                 supervisor.stop(&why);
@@ -160,5 +155,5 @@ fn work(mut supervisor: Supervisor, inbox: &mpsc::Receiver<Request>, shown: &Mut
 }
 
 fn publish(supervisor: &Supervisor, shown: &Mutex<Shown>) {
-    *shown.lock().unwrap_or_else(PoisonError::into_inner) = supervisor.show();
+    *shown.lock().unwrap_or_else(PoisonError::into_inner) = supervisor.status();
 }

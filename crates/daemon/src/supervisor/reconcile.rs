@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which workers there are to be, and what each of them has to know.
+//! Brings the workers in line with configuration and VMs: which run, what each of them knows, and where.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,51 +8,54 @@ use std::time::{Duration, Instant};
 
 use viola_host::Vm;
 use viola_proto::pipe::status::Pipes;
-use viola_proto::vread::{Datanode, Vread as Shown};
+use viola_proto::vread::{Datanode as DatanodeStatus, Vread as Shown};
 use viola_vread::control::Role;
 
-use crate::host::users;
-use crate::slices::restore;
-use crate::supervisor::agent::Agent;
+use super::agent::Agent;
+use crate::host::{process, users};
+use crate::vms::named;
+use crate::vread::apply::pairs::Datanode;
 use crate::vread::apply::peers::{self, Peers};
 use crate::vread::apply::reader::{Reader, Users};
 use crate::vread::decide;
 use crate::vread::keys::host_name;
-use crate::workers::process::{self, Worker};
+use crate::workers::process::{Worker, sockets};
 use crate::workers::run_dir;
 use viola_cli::log::{self, Level};
-use viola_config::vread::Named;
 use viola_config::{Config, Transport, VmVread, Vread};
 
-/// Workers are asked for their counts so often.
-const ASK: Duration = Duration::from_millis(500);
-/// A reader that holds a withdrawal up for so long hangs.
-const HELD: u64 = 10_000;
+/// Counts of workers are read this often.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// A reader that has read a withdrawn block for longer hangs, ms.
+const MAX_HELD_MS: u64 = 10_000;
 
-/// Everything about vread that the daemon knows.
+/// State of all workers.
 #[derive(Debug)]
 pub struct Supervisor {
     dir: PathBuf,
     run_dir: PathBuf,
     config: Option<Arc<Config>>,
     /// Whether the VMs of this host are known.
-    has_looked: bool,
+    has_vms: bool,
     vms: Vec<Vm>,
     agents: BTreeMap<String, Agent>,
     readers: BTreeMap<String, Reader>,
     peers: Peers,
+    /// Workers of an earlier daemon that nothing uses yet.
     adopted: Vec<Worker>,
-    asked: Option<Instant>,
+    polled: Option<Instant>,
+    /// Who stopped everything, until [`Supervisor::resume`].
     stopped: Option<String>,
-    said: Option<String>,
+    /// Why no worker can start, as far as it was logged.
+    error: Option<String>,
 }
 
 impl Supervisor {
-    /// Finds the workers that an earlier daemon has left, and ends those that do not answer.
+    /// Adopts the workers of an earlier daemon, and kills those that do not answer.
     pub fn new(run_dir: &Path) -> Self {
-        let dir = run_dir::of(run_dir);
+        let dir = run_dir::folder(run_dir);
         let mut adopted = Vec::new();
-        for socket in process::sockets(&dir) {
+        for socket in sockets(&dir) {
             match Worker::adopt(&socket) {
                 Ok(worker) => {
                     log::about(
@@ -70,41 +73,41 @@ impl Supervisor {
         }
         for (pid, start_time, _) in run_dir::workers(&dir) {
             if !adopted.iter().any(|w| w.pid == pid) {
-                restore::kill(pid, start_time);
+                process::kill(pid, start_time);
             }
         }
         Self {
             dir,
             run_dir: run_dir.to_owned(),
             config: None,
-            has_looked: false,
+            has_vms: false,
             vms: Vec::new(),
             agents: BTreeMap::new(),
             readers: BTreeMap::new(),
             peers: Peers::default(),
             adopted,
-            asked: None,
+            polled: None,
             stopped: None,
-            said: None,
+            error: None,
         }
     }
 
-    /// Takes another configuration.
+    /// Takes a configuration.
     pub fn configure(&mut self, config: Config) {
         self.config = Some(Arc::new(config));
-        self.agents.values_mut().for_each(Agent::forgive);
-        self.readers.values_mut().for_each(Reader::forgive);
-        self.peers.forgive();
+        self.agents.values_mut().for_each(Agent::reset_failures);
+        self.readers.values_mut().for_each(Reader::reset_failures);
+        self.peers.reset_failures();
     }
 
-    /// Takes the VMs of this host as they are now.
-    pub fn see(&mut self, vms: Vec<Vm>) {
+    /// Takes the VMs of this host.
+    pub fn set_vms(&mut self, vms: Vec<Vm>) {
         self.vms = vms;
-        self.has_looked = true;
+        self.has_vms = true;
     }
 
-    /// Withdraws everything until [`Supervisor::go_on`]. Workers end, but for those of readers whose hypervisor is
-    /// connected: their mounts are empty from now on, and do not hang.
+    /// Withdraws all blocks until [`Supervisor::resume`]. Workers end, except those of connected readers: their mounts become empty,
+    /// and do not hang.
     pub fn stop(&mut self, why: &str) {
         self.stopped = Some(why.to_owned());
         self.peers.end(why);
@@ -118,10 +121,10 @@ impl Supervisor {
         }
         let now = Instant::now();
         for (name, mut reader) in std::mem::take(&mut self.readers) {
-            reader.ask(now);
+            reader.poll(now);
             if reader.stat.connected {
-                reader.part(now, &self.agents, &[]);
-                reader.part_from_hosts(now);
+                reader.retain_pairs(now, &BTreeMap::new(), &[]);
+                reader.leave_other_hosts(now);
                 self.readers.insert(name, reader);
             } else {
                 reader.end(why);
@@ -129,33 +132,34 @@ impl Supervisor {
         }
     }
 
-    /// Goes on after [`Supervisor::stop`].
-    pub fn go_on(&mut self) {
+    /// Starts again after [`Supervisor::stop`].
+    pub fn resume(&mut self) {
         self.stopped = None;
-        self.agents.values_mut().for_each(Agent::forgive);
-        self.readers.values_mut().for_each(Reader::forgive);
-        self.peers.forgive();
+        self.agents.values_mut().for_each(Agent::reset_failures);
+        self.readers.values_mut().for_each(Reader::reset_failures);
+        self.peers.reset_failures();
     }
 
-    /// Whether there is nothing to be looked at before the next request: nobody may read or send anything, and nobody does.
-    pub fn rests(&self) -> bool {
+    /// Whether there is nothing to do before the next request: the configuration allows nothing, and no worker runs.
+    pub fn is_idle(&self) -> bool {
         let is_off = |config: &Config| !config.has_workers();
-        let nobody = self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
-        nobody && self.has_looked && self.config.as_deref().is_some_and(is_off)
+        let has_no_worker =
+            self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
+        has_no_worker && self.has_vms && self.config.as_deref().is_some_and(is_off)
     }
 
-    /// Does what is to be done now.
+    /// One step: starts, introduces, polls and ends workers.
     pub fn step(&mut self, now: Instant) {
         let Some(config) = self.config.clone() else {
             return;
         };
-        if self.stopped.is_some() || !self.has_looked {
+        if self.stopped.is_some() || !self.has_vms {
             return;
         }
         if !config.has_workers() {
-            let nobody =
+            let has_no_worker =
                 self.agents.is_empty() && self.readers.is_empty() && self.adopted.is_empty();
-            if !nobody {
+            if !has_no_worker {
                 self.stop("nobody may read anything any more");
                 self.stopped = None;
                 for (_, reader) in std::mem::take(&mut self.readers) {
@@ -168,43 +172,41 @@ impl Supervisor {
             return;
         };
         if let Err(e) = crate::host::lock::make_dir(&self.dir, 0o700) {
-            self.say(format!("{}: {e}", self.dir.display()));
+            self.log_error(format!("{}: {e}", self.dir.display()));
             return;
         }
-        self.keep_readers(now, &config, users);
-        self.keep_agents(now, &config, users);
+        self.reconcile_readers(now, &config, users);
+        self.reconcile_agents(now, &config, users);
         if let Some(worker) = self.take_adopted(Role::Peer, &host_name()) {
             self.peers.adopt(&self.dir, worker);
         }
-        self.peers.keep(now, &self.dir, &config.vread, users);
-        // Only now are all readers known that may still be reading under an old epoch.
+        self.peers.reconcile(now, &self.dir, &config.vread, users);
+        // Adopted readers may still read by old names, so the others end only after all readers are known.
         self.adopted
             .drain(..)
             .for_each(|w| w.end("it is not needed any more"));
         self.pair(now, &config.vread);
-        let (agents, readers) = (&mut self.agents, &mut self.readers);
-        self.peers
-            .tell(now, &self.dir, &config.vread, agents, readers);
-        self.place(&config);
-        self.keep_lines(now, &config);
+        self.update_peers(now, &config.vread);
+        self.move_readers(&config);
+        self.connect_streams(now, &config);
         for agent in self.agents.values_mut() {
             agent.connect(now, &vm_config(&config, &agent.vm));
         }
         if self
-            .asked
-            .is_none_or(|at| now.saturating_duration_since(at) >= ASK)
+            .polled
+            .is_none_or(|at| now.saturating_duration_since(at) >= POLL_INTERVAL)
         {
-            self.asked = Some(now);
-            self.agents.values_mut().for_each(|a| a.ask(now));
-            self.readers.values_mut().for_each(|r| r.ask(now));
-            self.peers.ask(now);
-            self.end_hanging(now);
+            self.polled = Some(now);
+            self.agents.values_mut().for_each(|a| a.poll(now));
+            self.readers.values_mut().for_each(|r| r.poll(now));
+            self.peers.poll(now);
+            self.fail_hanging(now);
         }
     }
 
-    /// A reader that was stopped in the middle of a read would hold withdrawals up for ever.
-    fn end_hanging(&mut self, now: Instant) {
-        let held = |a: &Agent| a.stat.held_by.clone().filter(|(_, ms)| *ms > HELD);
+    /// Fails readers that hang in a read: withdrawals of blocks wait for them.
+    fn fail_hanging(&mut self, now: Instant) {
+        let held = |a: &Agent| a.stat.held_by.clone().filter(|(_, ms)| *ms > MAX_HELD_MS);
         let hanging: Vec<(String, u64)> = self.agents.values().filter_map(held).collect();
         for (name, ms) in hanging {
             if name == peers::NAME {
@@ -223,6 +225,7 @@ impl Supervisor {
         }
     }
 
+    /// The users of sockets and workers; `None`, logged once, when this host does not have them.
     fn users(&mut self, config: &Vread) -> Option<Users> {
         let is_root = rustix::process::geteuid().is_root();
         let worker = users::user_ids(&config.user);
@@ -231,7 +234,7 @@ impl Supervisor {
             (None, _) => &config.user,
             (_, None) => &config.vmm_user,
             (Some((0, _)), _) => {
-                self.say(format!(
+                self.log_error(format!(
                     "user {} has root's number; workers need another one",
                     config.user
                 ));
@@ -244,20 +247,20 @@ impl Supervisor {
                 });
             }
         };
-        self.say(format!(
+        self.log_error(format!(
             "this host has no user {missing}; see user and vmm_user in [vread]"
         ));
         None
     }
 
-    fn say(&mut self, what: String) {
-        if self.said.as_ref() != Some(&what) {
+    fn log_error(&mut self, what: String) {
+        if self.error.as_ref() != Some(&what) {
             log::line(Level::Error, format!("vread is off: {what}"));
-            self.said = Some(what);
+            self.error = Some(what);
         }
     }
 
-    fn keep_readers(&mut self, now: Instant, config: &Config, users: Users) {
+    fn reconcile_readers(&mut self, now: Instant, config: &Config, users: Users) {
         let sockets = match &config.vread.sockets {
             Some(dir) => dir.clone(),
             None => self.run_dir.join("mounts"),
@@ -270,7 +273,7 @@ impl Supervisor {
                 let vm = config.vm(name, name).map(|v| &v.vread);
                 let uid = vm.and_then(|v| v.uid);
                 let transport = vm.map(|v| v.transport).unwrap_or_default();
-                let socket = sockets.join(format!("{}.sock", run_dir::part(name)));
+                let socket = sockets.join(format!("{}.sock", run_dir::component(name)));
                 let uid = uid.unwrap_or(config.vread.uid);
                 (name, socket, uid, transport)
             })
@@ -278,7 +281,7 @@ impl Supervisor {
         let is_wanted = |r: &Reader| {
             wanted
                 .iter()
-                .any(|(n, s, uid, t)| *n == r.name && r.is(s, *uid, *t))
+                .any(|(n, s, uid, t)| *n == r.name && r.is_started_with(s, *uid, *t))
         };
         let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.readers)
             .into_iter()
@@ -289,19 +292,19 @@ impl Supervisor {
         }
         for (name, socket, uid, transport) in wanted {
             if !self.readers.contains_key(name) {
-                // Whether one that went on has the right socket is not known; its hypervisor is connected to it.
+                // The socket of an adopted worker is not known, and its hypervisor is connected to it.
                 let found = self.take_adopted(Role::Reader, name);
                 let reader = Reader::new(name, socket, uid, transport, found);
                 self.readers.insert(name.to_owned(), reader);
             }
             if let Some(reader) = self.readers.get_mut(name) {
-                reader.look(now);
+                reader.check(now);
                 reader.start(now, &self.dir, users);
             }
         }
     }
 
-    fn keep_agents(&mut self, now: Instant, config: &Config, users: Users) {
+    fn reconcile_agents(&mut self, now: Instant, config: &Config, users: Users) {
         let pipe = |vm: &Vm| config.vm(vm.id.as_str(), &vm.name)?.pipe.as_ref();
         let is_wanted = |vm: &Vm| {
             let named = named(vm);
@@ -345,9 +348,9 @@ impl Supervisor {
                 agent.start(now, &self.dir, &config.vread, pipe, users.worker);
                 let vm = config.vm(agent.vm.id.as_str(), &agent.vm.name);
                 if let Some(vm) = vm.filter(|vm| vm.pipe.is_some()) {
-                    agent.weigh(vm.weight);
+                    agent.set_weight(vm.weight);
                 }
-                agent.look(now, &vm_config(config, &agent.vm));
+                agent.check(now, &vm_config(config, &agent.vm));
             }
         }
     }
@@ -360,33 +363,50 @@ impl Supervisor {
         Some(self.adopted.swap_remove(at))
     }
 
+    /// Introduces readers to the agents' workers whose blocks they may read.
     fn pair(&mut self, now: Instant, config: &Vread) {
         for reader in self.readers.values_mut() {
-            let mut datanodes = Vec::new();
+            let mut kept = Vec::new();
             for (id, agent) in &mut self.agents {
                 let pools = config.pools(&reader.name, &named(&agent.vm));
                 if !pools.is_empty() {
-                    datanodes.push(id.clone());
-                    reader.pair(now, &self.dir, agent, pools);
+                    kept.push(id.clone());
+                    let paired = reader.pair(now, &self.dir, agent.datanode(), pools);
+                    if let Err(why) = paired {
+                        agent.fail(now, &why);
+                    }
                 }
             }
-            reader.part(now, &self.agents, &datanodes);
+            reader.retain_pairs(now, &datanodes(&self.agents), &kept);
         }
     }
 
-    fn place(&mut self, config: &Config) {
+    /// Tells the worker for other hosts what changed.
+    fn update_peers(&mut self, now: Instant, config: &Vread) {
+        let datanodes = datanodes(&self.agents);
+        let failed = (self.peers).update(now, &self.dir, config, &datanodes, &mut self.readers);
+        for (id, why) in failed {
+            if let Some(agent) = self.agents.get_mut(&id) {
+                agent.fail(now, &why);
+            }
+        }
+    }
+
+    /// Moves readers' workers to the cores of their VMs.
+    fn move_readers(&mut self, config: &Config) {
         for reader in self.readers.values_mut() {
             let is_it = |vm: &&Vm| named(vm).is(&reader.name);
-            // Before its VM runs, and after it has ended, it does nothing anyway.
+            // Without its VM, a worker has nothing to do.
             if let Some(vm) = self.vms.iter().find(is_it)
                 && let Some(pid) = reader.worker.as_ref().map(|w| w.pid)
             {
-                reader.place(decide::cores(vm, pid, &config.slices));
+                reader.place(decide::worker_cores(vm, pid, &config.slices));
             }
         }
     }
 
-    fn keep_lines(&mut self, now: Instant, config: &Config) {
+    /// Connects the byte streams of readers without virtiofs.
+    fn connect_streams(&mut self, now: Instant, config: &Config) {
         for reader in self.readers.values_mut() {
             let is_it = |vm: &&Vm| named(vm).is(&reader.name);
             let vm = self.vms.iter().find(is_it);
@@ -397,60 +417,60 @@ impl Supervisor {
                     .map(|v| v.vread.clone())
                     .unwrap_or_default(),
             };
-            reader.keep_line(now, &of_config, vm);
+            reader.connect_stream(now, &of_config, vm);
         }
     }
 
     /// VMs whose blocks may be read.
-    fn datanodes(&self) -> Vec<Datanode> {
+    fn datanode_status(&self) -> Vec<DatanodeStatus> {
         let is_one = |vm: &Vm| {
             let vm = named(vm);
             let vread = self.config.as_ref().map(|config| &config.vread);
             vread.is_some_and(|v| v.is_datanode(&vm) || v.is_remote_datanode(&vm))
         };
         let agents = self.agents.values().filter(|a| is_one(&a.vm));
-        agents.map(Agent::show).collect()
+        agents.map(Agent::status).collect()
     }
 
-    /// VMs whose files are sent.
-    fn senders(&self) -> Pipes {
+    /// VMs whose files the host may send.
+    fn sender_status(&self) -> Pipes {
         let config = self.config.as_ref();
         let is_one = |vm: &Vm| config?.vm(vm.id.as_str(), &vm.name)?.pipe.as_ref();
         let agents = self.agents.values().filter(|a| is_one(&a.vm).is_some());
         Pipes {
-            vms: agents.map(Agent::show_sender).collect(),
+            vms: agents.map(Agent::sender_status).collect(),
         }
     }
 
-    /// What is shown of all this.
-    pub fn show(&self) -> Shown {
+    /// What the control socket shows.
+    pub fn status(&self) -> Shown {
         let why = match (&self.config, &self.stopped) {
             (None, _) => "it has not started yet".into(),
             (_, Some(why)) => format!("{why}; viola start goes on"),
             (Some(c), _) if c.vread.is_off() && c.vms.iter().all(|vm| vm.pipe.is_none()) => {
                 "nobody may read anything: see allow in [vread]".to_owned()
             }
-            _ => self.said.clone().unwrap_or_default(),
+            _ => self.error.clone().unwrap_or_default(),
         };
-        let (host, peers) = self.peers.show();
+        let (host, peers) = self.peers.status();
         Shown {
             on: why.is_empty(),
             why,
-            datanodes: self.datanodes(),
-            readers: self.readers.values().map(Reader::show).collect(),
+            datanodes: self.datanode_status(),
+            readers: self.readers.values().map(Reader::status).collect(),
             host,
             peers,
-            pipes: self.senders(),
+            pipes: self.sender_status(),
         }
     }
 }
 
-/// A VM as the configuration can name it.
-pub fn named(vm: &Vm) -> Named {
-    Named {
-        id: vm.id.to_string(),
-        name: vm.name.clone(),
-    }
+/// DataNode VMs, by identity.
+fn datanodes(agents: &BTreeMap<String, Agent>) -> BTreeMap<String, Datanode<'_>> {
+    let agents = agents.iter();
+    agents
+        .map(|(id, agent)| (id.clone(), agent.datanode()))
+        .collect()
 }
 
 fn vm_config(config: &Config, vm: &Vm) -> VmVread {

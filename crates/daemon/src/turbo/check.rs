@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The line about turbo cores.
+//! What `viola check` says of turbo cores.
 
 use viola_host::facts::HostFacts;
 use viola_host::{CpuSet, Hypervisor, Vm};
 use viola_proto::{Row, RowState};
 
+use crate::host::check::Obstacle;
 use viola_config::{Config, MechanismChoice};
 
-/// What can be said of turbo cores with these VMs, if slots or sched_ext, which would drive them, can be had.
+/// The row about turbo cores. `mechanism` is what [`crate::slices`] uses, or why it uses none.
 pub fn row(
     config: &Config,
     facts: &HostFacts,
-    (accounting, scheduler): (&Result<(), String>, &Result<(), String>),
+    mechanism: Result<MechanismChoice, Obstacle>,
     vms: &[Vm],
 ) -> Row {
-    let driven = crate::slices::check::choose(facts, &config.slices, accounting, scheduler);
-    let driven = match driven {
-        Ok(choice) => drives(choice),
-        Err(o) => Err(o.sentence()),
-    };
-    let (state, value, why, change) = told(&config.turbo.cores, &facts.online(), driven, vms);
+    let supported = mechanism
+        .map_err(|o| o.sentence())
+        .and_then(has_turbo_cores);
+    let (state, value, why, change) =
+        describe(&config.turbo.cores, &facts.online(), supported, vms);
     Row {
         name: "turbo cores".into(),
         state,
@@ -29,25 +29,25 @@ pub fn row(
     }
 }
 
-/// Whether a mechanism knows turbo cores.
-fn drives(choice: MechanismChoice) -> Result<(), String> {
+/// Whether a mechanism schedules turbo cores.
+fn has_turbo_cores(choice: MechanismChoice) -> Result<(), String> {
     match choice {
         MechanismChoice::Slots | MechanismChoice::SchedExt => Ok(()),
         MechanismChoice::Eevdf => Err("it needs slots or sched_ext".to_owned()),
     }
 }
 
-fn told(
+fn describe(
     cores: &CpuSet,
     online: &CpuSet,
-    driven: Result<(), String>,
+    supported: Result<(), String>,
     vms: &[Vm],
 ) -> (RowState, &'static str, String, Option<&'static str>) {
     if cores.is_empty() {
         let why = "no cores are named in [turbo] cores".to_owned();
         return (RowState::Info, "off", why, None);
     }
-    if let Err(why) = driven {
+    if let Err(why) = supported {
         return (RowState::No, "no", why, None);
     }
     if !cores.iter().any(|cpu| online.contains(cpu)) {
@@ -81,9 +81,9 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_which_cores_and_how_many_vms_could_use_them() {
+    fn the_row_says_which_cores_and_how_many_vms_could_use_them() {
         let vms = [vm("a", 10, &[&[1], &[1]]), vm("b", 20, &[&[1]])];
-        let (state, value, why, change) = told(&cpus("2-3"), &cpus("0-3"), Ok(()), &vms);
+        let (state, value, why, change) = describe(&cpus("2-3"), &cpus("0-3"), Ok(()), &vms);
         assert_eq!((state, value), (RowState::Yes, "yes"));
         assert_eq!(
             why,
@@ -92,25 +92,25 @@ mod tests {
         assert_eq!(change, None);
         let mut kvm = vms;
         kvm[0].hypervisor = Hypervisor::Qemu;
-        let (_, _, why, change) = told(&cpus("2"), &cpus("0-3"), Ok(()), &kvm);
+        let (_, _, why, change) = describe(&cpus("2"), &cpus("0-3"), Ok(()), &kvm);
         assert!(why.starts_with("core 2; "), "{why}");
         assert!(change.is_some());
     }
 
     #[test]
     fn slots_and_sched_ext_have_turbo_cores_and_eevdf_has_none() {
-        assert_eq!(drives(MechanismChoice::Slots), Ok(()));
-        assert_eq!(drives(MechanismChoice::SchedExt), Ok(()));
-        assert!(drives(MechanismChoice::Eevdf).is_err());
+        assert_eq!(has_turbo_cores(MechanismChoice::Slots), Ok(()));
+        assert_eq!(has_turbo_cores(MechanismChoice::SchedExt), Ok(()));
+        assert!(has_turbo_cores(MechanismChoice::Eevdf).is_err());
     }
 
     #[test]
     fn without_cores_without_slots_or_offline_it_says_so() {
-        let none = told(&CpuSet::new(), &cpus("0-3"), Ok(()), &[]);
+        let none = describe(&CpuSet::new(), &cpus("0-3"), Ok(()), &[]);
         assert_eq!((none.0, none.1), (RowState::Info, "off"));
-        let no = told(&cpus("2"), &cpus("0-3"), Err("no BPF".into()), &[]);
+        let no = describe(&cpus("2"), &cpus("0-3"), Err("no BPF".into()), &[]);
         assert_eq!((no.0, no.2.as_str()), (RowState::No, "no BPF"));
-        let off = told(&cpus("9"), &cpus("0-3"), Ok(()), &[]);
+        let off = describe(&cpus("9"), &cpus("0-3"), Ok(()), &[]);
         assert!(off.0 == RowState::No && off.2.contains("offline"));
     }
 }

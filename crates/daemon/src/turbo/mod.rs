@@ -1,5 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turbo cores.
+//! Turbo cores (vTurbo): the vCPU of a VM that takes its interrupts runs on a core of its own kind, where slices are 0.1 ms.
+//!
+//! | file | role |
+//! |---|---|
+//! | `decide` | which VMs get a turbo vCPU, how many turbo cores there are, and what that changes in the plan |
+//! | `check` | what `viola check` says |
+//!
+//! [`crate::slices`] observes for both, plans both kinds of core together, applies and restores the plan, and shows it, so the
+//! other roles are there.
 
 pub mod check;
 pub(crate) mod decide;
+
+use viola_host::{CpuSet, VmId};
+use viola_meter::Snapshot;
+use viola_proto::ClassSetting;
+
+use crate::vms::Inputs;
+use decide::cores::{Pools, TurboCores};
+use decide::vms::TurboVms;
+use viola_cli::log::{self, Level};
+use viola_config::Turbo as TurboSection;
+
+/// State of turbo.
+#[derive(Debug, Default)]
+pub struct Turbo {
+    vms: TurboVms,
+    cores: TurboCores,
+}
+
+impl Turbo {
+    /// Takes what each VM spent in a window; `true` when another number of turbo cores or another VM with a turbo vCPU follows.
+    /// While nothing `can_act`, VMs of class auto get none.
+    pub fn decide(&mut self, window: &Snapshot, inputs: &Inputs, can_act: bool) -> bool {
+        let mut has_changed = self.count_cores(window, inputs);
+        let turbo = &inputs.config.turbo;
+        let reserve = (can_act && !turbo.cores.is_empty()).then_some(turbo.reserve);
+        for vm in inputs.vms() {
+            let Ok(at) = window.vms.binary_search_by(|s| s.id.cmp(&vm.id)) else {
+                continue;
+            };
+            let setting = inputs.controls(vm).class.value;
+            let times = (window.at, window.span);
+            let sample = &window.vms[at];
+            if let Some(what) = self.vms.observe(vm, setting, reserve, sample, times) {
+                log::about(Level::Notice, &vm.id, what);
+                has_changed = true;
+            }
+        }
+        has_changed
+    }
+
+    /// Takes the load of the turbo vCPUs; `true` when another number of turbo cores follows.
+    fn count_cores(&mut self, window: &Snapshot, inputs: &Inputs) -> bool {
+        let (mut vms, mut run) = (0, 0);
+        for vm in inputs.vms() {
+            let setting = inputs.controls(vm).class.value;
+            if vm.vcpus.len() < 2 || !self.vms.wants(&vm.id, setting) {
+                continue;
+            }
+            vms += 1;
+            let sample = window.vms.iter().find(|s| s.id == vm.id);
+            run += sample.map_or(0, |s| s.vcpus.first().map_or(0, |t| t.run) + s.service.run);
+        }
+        let config = &inputs.config;
+        let changed = self.cores.observe(
+            (window.at, window.span),
+            vms,
+            run,
+            (&config.slices.cores, &config.turbo),
+            &inputs.online,
+        );
+        if let Some(what) = &changed {
+            log::line(Level::Notice, what);
+        }
+        changed.is_some()
+    }
+
+    /// Regular and turbo cores of now.
+    pub fn pools(&self, regular: &CpuSet, turbo: &TurboSection, online: &CpuSet) -> Pools {
+        self.cores.pools(regular, turbo, online)
+    }
+
+    /// Whether a VM of this class setting gets a turbo vCPU, if its vCPUs and cores allow that.
+    pub fn wants(&self, id: &VmId, setting: ClassSetting) -> bool {
+        self.vms.wants(id, setting)
+    }
+
+    /// Forgets a VM that is gone.
+    pub fn forget(&mut self, id: &VmId) {
+        self.vms.forget(id);
+    }
+}

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finding a VM by what the operator calls it.
+//! Finds a VM by name or identity, and suggests names after a typo.
 
 use viola_cli::quantities::quoted;
 
-/// Why a name names no VM.
+/// Why a name identifies no VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotFound {
-    /// There is none; these names come near.
-    Nobody(Vec<String>),
-    /// There are several, of these identities.
-    Several(Vec<String>),
+    /// No VM has the name; these names are similar.
+    Unknown(Vec<String>),
+    /// Several VMs have it; their identities.
+    Ambiguous(Vec<String>),
 }
 
-/// Finds a VM among (name, identity) by its identity, else by its name; answers its index.
+/// The index of a VM among (name, identity), by its identity or else by its name.
+///
+/// # Errors
+/// When no VM or several have the name.
 pub fn find<'a>(
     vms: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     name: &str,
@@ -28,22 +31,22 @@ pub fn find<'a>(
         .collect();
     match named[..] {
         [(i, _)] => Ok(i),
-        [] => Err(NotFound::Nobody(nearest(name, vms))),
-        _ => Err(NotFound::Several(
+        [] => Err(NotFound::Unknown(nearest(name, vms))),
+        _ => Err(NotFound::Ambiguous(
             named.iter().map(|(_, id)| (*id).to_owned()).collect(),
         )),
     }
 }
 
 impl NotFound {
-    /// HTTP status and answer for somebody who asked for `name`.
+    /// HTTP status and body for a request that named `name`.
     pub fn answer(self, name: &str) -> (u16, viola_proto::Error) {
         let name = quoted(name);
         let (status, error, nearest) = match self {
-            Self::Nobody(near) if near.is_empty() => {
+            Self::Unknown(near) if near.is_empty() => {
                 (404, format!("there is no VM {name} on this host"), near)
             }
-            Self::Nobody(near) => (
+            Self::Unknown(near) => (
                 404,
                 format!(
                     "there is no VM {name} on this host; near it: {}",
@@ -51,7 +54,7 @@ impl NotFound {
                 ),
                 near,
             ),
-            Self::Several(ids) => (
+            Self::Ambiguous(ids) => (
                 409,
                 format!(
                     "several VMs are called {name}; name one by its identity: {}",
@@ -64,7 +67,7 @@ impl NotFound {
     }
 }
 
-/// At most three names that somebody who typed `name` may have meant, best first.
+/// Up to three names similar to `name`, the most similar first.
 fn nearest<'a>(name: &str, vms: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let name: String = name.chars().take(100).collect::<String>().to_lowercase();
     let mut near: Vec<(usize, &str)> = vms
@@ -83,7 +86,7 @@ fn nearest<'a>(name: &str, vms: impl Iterator<Item = (&'a str, &'a str)>) -> Vec
         .collect()
 }
 
-/// Letters to be changed, added or left out (Levenshtein).
+/// Levenshtein distance, in characters.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(200).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -121,9 +124,9 @@ mod tests {
     }
 
     #[test]
-    fn a_typo_is_answered_with_the_names_that_come_near() {
+    fn a_typo_is_answered_with_similar_names() {
         let near = |name: &str| match find(VMS.into_iter(), name) {
-            Err(NotFound::Nobody(n)) => n,
+            Err(NotFound::Unknown(n)) => n,
             other => panic!("{other:?}"),
         };
         assert_eq!(near("db1"), ["db01", "db02"]);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each VM got. Where libvirt's exporter has a metric of the same meaning, name, unit and label are its.
+//! Metrics of each VM. Name, unit and labels are those of libvirt's exporter where it has a metric of the same meaning.
+
+use std::collections::BTreeMap;
 
 use viola_meter::{Times, VmSample};
-use viola_proto::{ClassSetting, SchedulerCounts, VmReport};
+use viola_proto::{ClassSetting, VmReport};
 
-use crate::prometheus::{Kind, Metric, Text};
-use crate::vms::report::View;
+use crate::prometheus::{Kind, Text};
 
 type Gauge = (&'static str, &'static str, fn(&VmReport) -> Option<f64>);
 type Counter = (&'static str, &'static str, fn(&VmSample) -> f64);
@@ -125,53 +126,14 @@ const BY_VCPU: [ByVcpu; 2] = [
     ),
 ];
 
-const BY_SCHED_EXT: [Metric<SchedulerCounts>; 6] = [
-    (
-        "viola_sched_ext_turns_total",
-        Kind::Counter,
-        "Times that sched_ext put one of its threads on a core",
-        |t| t.turns as f64,
-    ),
-    (
-        "viola_sched_ext_run_seconds_total",
-        Kind::Counter,
-        "Time they ran",
-        |t| seconds(t.run_ns),
-    ),
-    (
-        "viola_sched_ext_waits_total",
-        Kind::Counter,
-        "Waits for a core that ended",
-        |t| t.waits as f64,
-    ),
-    (
-        "viola_sched_ext_wait_seconds_total",
-        Kind::Counter,
-        "Their sum",
-        |t| seconds(t.wait_ns),
-    ),
-    (
-        "viola_sched_ext_wait_max_seconds",
-        Kind::Gauge,
-        "The longest",
-        |t| seconds(t.wait_max_ns),
-    ),
-    (
-        "viola_sched_ext_boosts_total",
-        Kind::Counter,
-        "Times that it took a core from another VM when it woke",
-        |t| t.boosts as f64,
-    ),
-];
-
-fn seconds(ns: u64) -> f64 {
+/// Nanoseconds as seconds.
+pub fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// All of them.
-pub fn write(out: &mut Text, view: &View) {
-    let vms = &view.vms.vms;
-    let domains: Vec<&str> = vms.iter().map(|vm| domain(vm, vms)).collect();
+/// Writes what each VM got. `totals` are by identity.
+pub fn write(out: &mut Text, vms: &[VmReport], totals: &BTreeMap<String, VmSample>) {
+    let domains = domains(vms);
     let name = "viola_domain_info";
     out.head(name, Kind::Gauge, "What the VM is, and how it is scheduled");
     for (vm, domain) in vms.iter().zip(&domains) {
@@ -193,27 +155,19 @@ pub fn write(out: &mut Text, view: &View) {
             }
         }
     }
-    let mut totals: Vec<(&VmSample, &str)> = Vec::new();
+    let mut sums: Vec<(&VmSample, &str)> = Vec::new();
     for (vm, domain) in vms.iter().zip(&domains) {
-        totals.extend(view.totals.get(&vm.id).map(|sum| (sum, *domain)));
+        sums.extend(totals.get(&vm.id).map(|sum| (sum, *domain)));
     }
     for (name, help, value) in COUNTERS {
         out.head(name, Kind::Counter, help);
-        for (vm, domain) in &totals {
+        for (vm, domain) in &sums {
             out.line(name, &[("domain", domain)], value(vm));
-        }
-    }
-    for (name, kind, help, value) in BY_SCHED_EXT {
-        out.head(name, kind, help);
-        for (vm, domain) in vms.iter().zip(&domains) {
-            if let Some(turns) = &vm.turns {
-                out.line(name, &[("domain", domain)], value(turns));
-            }
         }
     }
     for (name, help, value) in BY_VCPU {
         out.head(name, Kind::Counter, help);
-        for (vm, domain) in &totals {
+        for (vm, domain) in &sums {
             for (i, times) in vm.vcpus.iter().enumerate() {
                 let labels = [("domain", *domain), ("vcpu", &i.to_string())];
                 out.line(name, &labels, value(times));
@@ -222,7 +176,11 @@ pub fn write(out: &mut Text, view: &View) {
     }
 }
 
-/// The VM's name; its identity where two have the same.
+/// The label `domain` of each VM: its name, or its identity where two VMs have the same name.
+pub fn domains(vms: &[VmReport]) -> Vec<&str> {
+    vms.iter().map(|vm| domain(vm, vms)).collect()
+}
+
 fn domain<'a>(vm: &'a VmReport, all: &[VmReport]) -> &'a str {
     match all.iter().filter(|o| o.name == vm.name).count() {
         1 => &vm.name,

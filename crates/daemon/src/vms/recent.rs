@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From snapshots to what tables show: means over the last second, shares, waits.
+//! What VMs spent in the last second, as tables show it: rates, shares, waits.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,36 +7,36 @@ use viola_host::{CpuSet, VmId};
 use viola_meter::{Snapshot, Times, Traffic, VmSample, WaitHist};
 use viola_proto::CpuTime;
 
-/// Time over which times and packets are taken.
+/// Time over which CPU times and packets are added up, ns.
 pub const WINDOW: u64 = 1_000_000_000;
-/// Time over which disk bytes are taken; the meter reads them once a second.
+/// Time over which disk bytes are added up, ns; the meter reads them once a second.
 const DISK_WINDOW: u64 = 5_000_000_000;
 
-/// What all VMs spent over the last while.
+/// What all VMs spent in the last [`WINDOW`].
 #[derive(Debug, Default)]
 pub struct Recent {
-    /// Length, ns; 0 before the first snapshot.
+    /// Time that was added up, ns; 0 before the first snapshot.
     pub span: u64,
-    /// In the order of identities, as in a snapshot.
+    /// Sorted by identity.
     vms: Vec<VmSample>,
-    /// Those that read or wrote.
+    /// Disk bytes per second of VMs that read or wrote.
     disk: BTreeMap<VmId, f64>,
 }
 
 impl Recent {
-    /// Adds up the snapshots of the last [`WINDOW`].
-    pub fn of(history: &VecDeque<Snapshot>) -> Self {
+    /// Adds up the last snapshots.
+    pub fn from_history(history: &VecDeque<Snapshot>) -> Self {
         let mut recent = Self::default();
         let mut disk_span = 0;
         for snapshot in history.iter().rev() {
             if recent.span < WINDOW {
                 recent.span += snapshot.span;
                 for (i, vm) in snapshot.vms.iter().enumerate() {
-                    recent.take(i, vm);
+                    recent.add(i, vm);
                 }
             }
             disk_span += snapshot.span;
-            // Most have none, and there are many.
+            // Most VMs read and write nothing.
             for vm in snapshot.vms.iter().filter(|_| snapshot.with_disks) {
                 let bytes = vm.traffic.disk_read + vm.traffic.disk_written;
                 if bytes > 0 {
@@ -52,30 +52,30 @@ impl Recent {
         recent
     }
 
-    /// Adds a sample; `likely` is its place unless VMs came or went since.
-    fn take(&mut self, likely: usize, vm: &VmSample) {
+    /// Adds a sample. `likely` is its index unless VMs came or went between snapshots.
+    fn add(&mut self, likely: usize, vm: &VmSample) {
         let place = match self.vms.get(likely) {
             Some(sum) if sum.id == vm.id => Ok(likely),
             _ => self.vms.binary_search_by(|s| s.id.cmp(&vm.id)),
         };
         match place {
-            Ok(at) => add(&mut self.vms[at], vm),
+            Ok(at) => add_sample(&mut self.vms[at], vm),
             Err(at) => self.vms.insert(at, vm.clone()),
         }
     }
 
-    /// What a VM spent, if it was there.
+    /// What a VM spent; `None` for a VM that was not measured.
     pub fn vm(&self, id: &VmId) -> Option<&VmSample> {
         let at = self.vms.binary_search_by(|s| s.id.cmp(id)).ok()?;
         Some(&self.vms[at])
     }
 
-    /// Bytes per second that a VM read and wrote.
+    /// Bytes per second that a VM read and wrote on disk.
     pub fn disk(&self, id: &VmId) -> f64 {
         self.disk.get(id).copied().unwrap_or_default()
     }
 
-    /// A count over the time measured, per second.
+    /// A count per second.
     pub fn per_s(&self, count: u64) -> f64 {
         if self.span == 0 {
             0.0
@@ -85,8 +85,8 @@ impl Recent {
     }
 }
 
-/// Adds up two samples of a VM; of vCPUs those that both have.
-pub fn add(sum: &mut VmSample, more: &VmSample) {
+/// Adds a sample of a VM to a sum; vCPUs that only one of them has are left out.
+pub fn add_sample(sum: &mut VmSample, more: &VmSample) {
     for (s, m) in sum.vcpus.iter_mut().zip(&more.vcpus) {
         s.add(m);
     }
@@ -100,11 +100,10 @@ pub fn add(sum: &mut VmSample, more: &VmSample) {
     s.disk_written += m.disk_written;
 }
 
-/// The part of its cores that each VM's weight and cap entitle it to while all VMs want to run, 0..=1. A VM that may
-/// run on several cores is taken to use them evenly. `vms` are cores, vCPUs, weight and cap in thousandths of one
-/// core.
+/// The part of its cores that each VM gets by weight and cap while all VMs want to run, 0..=1. A VM on several cores is assumed to
+/// use them evenly. `vms` are (cores, number of vCPUs, weight, cap in thousandths of one core).
 pub fn shares(vms: &[(&CpuSet, usize, u32, Option<u32>)]) -> Vec<f64> {
-    // vCPUs of a VM per core of its own.
+    // vCPUs per core.
     let density = |cores: &CpuSet, vcpus: usize| vcpus as f64 / cores.len().max(1) as f64;
     let mut pull: BTreeMap<u32, f64> = BTreeMap::new();
     for (cores, vcpus, weight, _) in vms {
@@ -117,16 +116,16 @@ pub fn shares(vms: &[(&CpuSet, usize, u32, Option<u32>)]) -> Vec<f64> {
             if cores.is_empty() {
                 return 0.0;
             }
-            let most = density(cores, *vcpus).min(1.0);
-            let own = f64::from(*weight) * most;
+            let max = density(cores, *vcpus).min(1.0);
+            let own = f64::from(*weight) * max;
             let mean = cores.iter().map(|cpu| own / pull[&cpu]).sum::<f64>() / cores.len() as f64;
             let cap = cap.map_or(1.0, |p| f64::from(p) / 1000.0 / cores.len() as f64);
-            mean.min(most).min(cap)
+            mean.min(max).min(cap)
         })
         .collect()
 }
 
-/// Each vCPU of a VM with its waits.
+/// Times and waits of each vCPU.
 pub fn by_vcpu(sample: &VmSample, waits: &[WaitHist]) -> Vec<CpuTime> {
     let mut all: Vec<CpuTime> = sample.vcpus.iter().map(spent).collect();
     for (spent, hist) in all.iter_mut().zip(waits) {
@@ -135,7 +134,7 @@ pub fn by_vcpu(sample: &VmSample, waits: &[WaitHist]) -> Vec<CpuTime> {
     all
 }
 
-/// Times as the control socket tells them.
+/// Times as the control socket shows them.
 pub fn spent(t: &Times) -> CpuTime {
     CpuTime {
         run_ns: t.run,
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_more_than_there_is() {
+    fn shares_of_a_core_add_up_to_at_most_one() {
         let (a, b) = (cpus("1"), cpus("1-2"));
         let s = shares(&[(&a, 1, 256, None), (&b, 2, 256, None)]);
         assert_eq!(round(s), [50, 75]);
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_second_is_added_up_and_what_was_before_is_not() {
+    fn only_the_last_second_is_added_up() {
         let id = VmId::new(viola_host::Hypervisor::Uml, "a");
         let snapshot = |at: u64, run: u64| Snapshot {
             at,
@@ -216,7 +215,7 @@ mod tests {
             }],
         };
         let history: VecDeque<_> = (0..20).map(|i| snapshot(i, i)).collect();
-        let recent = Recent::of(&history);
+        let recent = Recent::from_history(&history);
         assert_eq!(recent.span, WINDOW);
         assert_eq!(recent.vm(&id).unwrap().vcpus[0].run, 18 + 19);
         assert_eq!(
@@ -224,6 +223,6 @@ mod tests {
             100.0
         );
         assert_eq!(recent.disk(&id), 2000.0);
-        assert_eq!(Recent::of(&VecDeque::new()).per_s(5), 0.0);
+        assert_eq!(Recent::from_history(&VecDeque::new()).per_s(5), 0.0);
     }
 }

@@ -1,126 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the control socket shows: drawn up by the control loop from time to time, read by the server at any time.
+//! What `GET /v1/vms` shows of each VM.
 
-use std::collections::BTreeMap;
-
-use viola_host::Vm;
+use viola_host::{CpuSet, Vm};
 use viola_meter::{Meter, VmSample, WaitHist};
 use viola_policy::slices;
-use viola_proto::vread::{self, Vread};
-use viola_proto::{Check, Class, SchedulerCounts, Status, VmList, VmReport};
+use viola_proto::{Class, ClassSetting, SchedulerCounts, VmReport};
 use viola_sched::Usage;
 
 use crate::vms::recent::{self, Recent};
 use crate::vms::settings::Controls;
 
-/// Everything that can be asked for.
-#[derive(Debug, Clone)]
-pub struct View {
-    /// `GET /v1/status`
-    pub status: Status,
-    /// `GET /v1/vms`
-    pub vms: VmList,
-    /// `GET /v1/vread`
-    pub vread: viola_proto::vread::Vread,
-    /// `GET /v1/lanes`
-    pub lanes: viola_proto::lanes::Lanes,
-    /// `GET /v1/check`
-    pub check: Check,
-    /// What each VM spent since the daemon met it, by identity; for `GET /metrics`.
-    pub totals: BTreeMap<String, VmSample>,
-}
-
-/// What is known of a VM beside its measurements.
+/// State of a VM beside its measurements.
 #[derive(Debug)]
-pub struct Known<'a> {
+pub struct VmState<'a> {
     /// The VM.
     pub vm: &'a Vm,
-    /// What was asked for.
+    /// What was set.
     pub controls: Controls,
-    /// What it is.
+    /// The class in force.
     pub class: slices::Class,
     /// Whether it has a turbo vCPU.
     pub turbo: bool,
-    /// Mechanism that schedules it, if any.
+    /// The mechanism that schedules it, if one does.
     pub scheduled_by: Option<&'static str>,
-    /// What that counts of it.
+    /// What the mechanism counts of it.
     pub turns: Option<SchedulerCounts>,
-    /// Why it is not, and the like.
+    /// Why a setting has no effect.
     pub remarks: Vec<String>,
-    /// Advice in a sentence.
+    /// Advice to the operator, one sentence.
     pub advice: Option<String>,
 }
 
-/// What a mechanism counted of one VM, on all its cores; nothing where it counts nothing.
-pub fn turns(got: &[Usage], pid: u32) -> Option<SchedulerCounts> {
+/// What the mechanism counted of one VM on all its cores; `None` when it counts nothing.
+pub fn turns(usage: &[Usage], pid: u32) -> Option<SchedulerCounts> {
     let mut sum: Option<SchedulerCounts> = None;
-    for g in got.iter().filter(|g| g.pid == pid as i32) {
+    for u in usage.iter().filter(|u| u.pid == pid as i32) {
         let s = sum.get_or_insert_default();
-        s.turns += g.turns;
-        s.run_ns += g.run;
-        s.waits += g.waits;
-        s.wait_ns += g.wait_sum;
-        s.wait_max_ns = s.wait_max_ns.max(g.wait_max);
-        s.boosts += g.boosts;
+        s.turns += u.turns;
+        s.run_ns += u.run;
+        s.waits += u.waits;
+        s.wait_ns += u.wait_sum;
+        s.wait_max_ns = s.wait_max_ns.max(u.wait_max);
+        s.boosts += u.boosts;
     }
     sum
 }
 
-/// Reports of all VMs, in the order given.
-pub fn reports(known: Vec<Known<'_>>, meter: &Meter, recent: &Recent) -> Vec<VmReport> {
-    let claims: Vec<_> = known
+/// Reports of VMs, in the order given.
+pub fn reports(states: Vec<VmState<'_>>, meter: &Meter, recent: &Recent) -> Vec<VmReport> {
+    let claims: Vec<_> = states
         .iter()
-        .map(|k| {
+        .map(|s| {
             (
-                &k.vm.cores,
-                k.vm.vcpus.len(),
-                k.controls.weight.value,
-                k.controls.cap.value,
+                &s.vm.cores,
+                s.vm.vcpus.len(),
+                s.controls.weight.value,
+                s.controls.cap.value,
             )
         })
         .collect();
     let shares = recent::shares(&claims);
-    known
+    states
         .into_iter()
         .zip(shares)
-        .map(|(k, share)| report(k, share, meter, recent))
+        .map(|(state, share)| report(state, share, meter, recent))
         .collect()
 }
 
-/// Adds what vread would do for VMs that may read blocks and cannot: nothing in them is connected.
-pub fn add_vread(vms: &mut [VmReport], vread: &Vread) {
-    let blocks = |id: &String| {
-        let datanodes = vread.datanodes.iter();
-        datanodes
-            .filter(|d| d.vm == *id && d.serving)
-            .map(|d| d.blocks)
-            .sum::<u64>()
-    };
-    for vm in vms {
-        let is_it = |r: &&vread::Reader| r.name == vm.name || r.name == vm.id;
-        let Some(reader) = vread.readers.iter().find(is_it) else {
-            continue;
-        };
-        let waiting: u64 = reader.datanodes.iter().map(blocks).sum();
-        if !reader.running || reader.connected || waiting == 0 {
-            continue;
-        }
-        vm.help.push("vread".into());
-        let sentence = format!(
-            "{}: {waiting} HDFS blocks lie on this host that it may read past {}, and it has no mount for them; the \
-             book's page on vread tells what it needs",
-            vm.name,
-            reader.datanodes.join(", ")
-        );
-        vm.advice = Some(match vm.advice.take() {
-            Some(other) => format!("{other}; {sentence}"),
-            None => sentence,
-        });
-    }
-}
-
-fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport {
-    let Known {
+fn report(state: VmState<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport {
+    let VmState {
         vm,
         controls: c,
         class,
@@ -129,8 +77,8 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
         turns,
         remarks,
         advice,
-    } = k;
-    // Adding ten seconds up is dear, so it is done once.
+    } = state;
+    // Adding up ten seconds of waits is slow, so it is done once.
     let by_vcpu: Vec<WaitHist> = meter.waits(&vm.id);
     let mut waits = WaitHist::default();
     by_vcpu.iter().for_each(|hist| waits.merge(hist));
@@ -188,12 +136,31 @@ fn report(k: Known<'_>, share: f64, meter: &Meter, recent: &Recent) -> VmReport 
     }
 }
 
+/// A class setting as `viola set --class` takes it.
+pub fn class_text(class: ClassSetting) -> &'static str {
+    match class {
+        ClassSetting::Ls => "ls",
+        ClassSetting::Batch => "batch",
+        ClassSetting::Auto => "auto",
+        ClassSetting::Turbo => "turbo",
+    }
+}
+
+/// A list of cores for messages, `-` when it is empty.
+pub fn cores_text(cores: &CpuSet) -> String {
+    if cores.is_empty() {
+        "-".into()
+    } else {
+        cores.to_string()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_a_vm_got_on_several_cores_is_added_up() {
+    fn counts_of_all_cores_are_added_up() {
         let on = |cpu, pid, wait_max| Usage {
             pid,
             cpu,
@@ -202,42 +169,9 @@ mod tests {
             wait_max,
             ..Usage::default()
         };
-        let got = [on(1, 7, 30), on(1, 8, 90), on(2, 7, 20)];
-        let of = turns(&got, 7).unwrap();
+        let usage = [on(1, 7, 30), on(1, 8, 90), on(2, 7, 20)];
+        let of = turns(&usage, 7).unwrap();
         assert_eq!((of.turns, of.run_ns, of.wait_max_ns), (4, 10, 30));
-        assert_eq!(turns(&got, 9), None);
-    }
-
-    #[test]
-    fn a_vm_that_may_read_and_has_no_mount_is_told_of_vread() {
-        let mut view = crate::testing::view(&["client", "web"]);
-        let mut vread = Vread {
-            readers: vec![vread::Reader {
-                name: "client".into(),
-                running: true,
-                datanodes: vec!["uml:dn1".into()],
-                ..vread::Reader::default()
-            }],
-            datanodes: vec![vread::Datanode {
-                vm: "uml:dn1".into(),
-                serving: true,
-                blocks: 7,
-                ..vread::Datanode::default()
-            }],
-            ..Vread::default()
-        };
-        let mut help = |vread: &Vread| {
-            let mut vms = view.vms.vms.clone();
-            vms.iter_mut().for_each(|vm| vm.help.clear());
-            add_vread(&mut vms, vread);
-            view.vms.vms = vms.clone();
-            vms.iter().map(|vm| vm.help.join(",")).collect::<Vec<_>>()
-        };
-        assert_eq!(help(&vread), ["vread", ""]);
-        vread.readers[0].connected = true;
-        assert_eq!(help(&vread), ["", ""]);
-        vread.readers[0].connected = false;
-        vread.datanodes[0].blocks = 0;
-        assert_eq!(help(&vread), ["", ""], "there is nothing to read");
+        assert_eq!(turns(&usage, 9), None);
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds for each VM, and who said so: `viola set`, the kept settings, the configuration, the VM's control
-//! group, or nobody.
+//! Class, microslice, weight, cap and lane of each VM, and where each value comes from: `viola set`, kept settings, the
+//! configuration, the VM's control group, or the default, in this order.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,13 +17,13 @@ use viola_proto::{Change, ClassSetting, Source};
 use viola_cli::quantities::{self, DEFAULT_MICROSLICE};
 use viola_config::Config;
 
-/// Name of the file in `state_dir`.
-const NAME: &str = "settings.json";
+/// Name of the file of kept settings in `state_dir`.
+const FILE_NAME: &str = "settings.json";
 
-/// What somebody said about a VM; what is absent was left to others.
+/// What `viola set` or the configuration sets for a VM; the next source decides what is absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Said {
+pub struct Overrides {
     /// Class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<ClassSetting>,
@@ -36,23 +36,23 @@ pub struct Said {
     /// Cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<Cap>,
-    /// Whether it may have a VF.
+    /// Whether the VM may have a VF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lane: Option<LaneSetting>,
 }
 
-/// A cap, or that there is to be none.
+/// A cap, or that there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cap {
-    /// Lifted.
+    /// No cap, even if a later source has one.
     None,
     /// Thousandths of one core.
     Permille(u32),
 }
 
 impl Cap {
-    fn of(cap: Option<u32>) -> Self {
+    fn from_permille(cap: Option<u32>) -> Self {
         cap.map_or(Self::None, Self::Permille)
     }
 
@@ -64,8 +64,8 @@ impl Cap {
     }
 }
 
-impl Said {
-    fn over(self, below: Self) -> Self {
+impl Overrides {
+    fn or(self, below: Self) -> Self {
         Self {
             class: self.class.or(below.class),
             microslice_ns: self.microslice_ns.or(below.microslice_ns),
@@ -76,74 +76,75 @@ impl Said {
     }
 }
 
-/// A value and who said it.
+/// A value, and where it comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct From<T> {
+pub struct Setting<T> {
     /// The value.
     pub value: T,
-    /// Where it comes from.
+    /// Its source.
     pub source: Source,
 }
 
-/// What holds for one VM.
+/// What holds for a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controls {
-    /// Class asked for.
-    pub class: From<ClassSetting>,
+    /// The class that was set, maybe auto.
+    pub class: Setting<ClassSetting>,
     /// Microslice, ns.
-    pub microslice: From<u64>,
+    pub microslice: Setting<u64>,
     /// Weight, 1..=65535.
-    pub weight: From<u32>,
-    /// Cap of all vCPUs together, thousandths of one core; the lower one of what was asked for and of the
-    /// control group's quota.
-    pub cap: From<Option<u32>>,
-    /// Quota of each vCPU from the control group, thousandths of one core.
+    pub weight: Setting<u32>,
+    /// Cap of all vCPUs together, thousandths of one core: the lower one of the cap that was set and the control group's quota.
+    pub cap: Setting<Option<u32>>,
+    /// Quota of each vCPU in the control group, thousandths of one core.
     pub vcpu_quota: Option<u32>,
 }
 
 impl Controls {
-    /// Whether viola has to enforce a cap that the kernel would not.
+    /// Whether viola has to enforce the cap, since the kernel does not.
     pub fn capped_by_viola(&self) -> bool {
         self.cap.value.is_some() && self.cap.source != Source::Cgroup
     }
 }
 
-/// All settings.
+/// Settings of all VMs, by identity.
 #[derive(Debug)]
 pub struct Settings {
     file: PathBuf,
-    kept: BTreeMap<String, Said>,
-    live: BTreeMap<String, Said>,
+    /// Set with `--keep`: they survive a restart.
+    kept: BTreeMap<String, Overrides>,
+    /// Set without `--keep`.
+    live: BTreeMap<String, Overrides>,
 }
 
-/// The file of kept settings.
+/// Content of the file of kept settings.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
-    vms: BTreeMap<String, Said>,
+struct SettingsFile {
+    vms: BTreeMap<String, Overrides>,
 }
 
 impl Settings {
-    /// Reads the kept settings. A file that makes no sense is set aside, with a sentence about it.
+    /// Reads the kept settings. A damaged file is renamed, and a warning returned.
     pub fn read(state_dir: &Path) -> (Self, Option<String>) {
-        let file = state_dir.join(NAME);
+        let file = state_dir.join(FILE_NAME);
         let (kept, warning) = match fs::read(&file) {
-            Ok(bytes) => match serde_json::from_slice::<Kept>(&bytes) {
+            Ok(bytes) => match serde_json::from_slice::<SettingsFile>(&bytes) {
                 Ok(kept) => (kept, None),
                 Err(e) => {
-                    let aside = file.with_extension("damaged");
-                    let moved = match fs::rename(&file, &aside) {
-                        Ok(()) => format!("it is now {}", aside.display()),
+                    let damaged = file.with_extension("damaged");
+                    let moved = match fs::rename(&file, &damaged) {
+                        Ok(()) => format!("it is now {}", damaged.display()),
                         Err(e) => format!("and cannot be set aside: {e}"),
                     };
                     let warning =
                         format!("{} holds no kept settings ({e}); {moved}", file.display());
-                    (Kept::default(), Some(warning))
+                    (SettingsFile::default(), Some(warning))
                 }
             },
-            Err(e) if e.kind() == io::ErrorKind::NotFound => (Kept::default(), None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => (SettingsFile::default(), None),
             Err(e) => (
-                Kept::default(),
+                SettingsFile::default(),
                 Some(format!("{}: {e}; no kept setting holds", file.display())),
             ),
         };
@@ -162,20 +163,22 @@ impl Settings {
         let id = vm.id.as_str();
         let live = self.live.get(id).copied().unwrap_or_default();
         let kept = self.kept.get(id).copied().unwrap_or_default();
-        let file = config.vm(id, &vm.name).map_or(Said::default(), |v| Said {
-            class: v.class,
-            microslice_ns: v.microslice,
-            weight: v.weight,
-            cap: v.cap.map(Cap::of),
-            lane: None,
-        });
+        let file = config
+            .vm(id, &vm.name)
+            .map_or(Overrides::default(), |v| Overrides {
+                class: v.class,
+                microslice_ns: v.microslice,
+                weight: v.weight,
+                cap: v.cap.map(Cap::from_permille),
+                lane: None,
+            });
         let layers = [
             (live, Source::Set),
             (kept, Source::Kept),
             (file, Source::Config),
         ];
         let group = vm.cgroup.as_ref();
-        let class = first(&layers, |s| s.class).unwrap_or(From {
+        let class = first(&layers, |s| s.class).unwrap_or(Setting {
             value: if config.slices.auto {
                 ClassSetting::Auto
             } else {
@@ -183,44 +186,44 @@ impl Settings {
             },
             source: Source::Default,
         });
-        let microslice = first(&layers, |s| s.microslice_ns).unwrap_or(From {
+        let microslice = first(&layers, |s| s.microslice_ns).unwrap_or(Setting {
             value: DEFAULT_MICROSLICE,
             source: Source::Default,
         });
         let weight = first(&layers, |s| s.weight)
             .or_else(|| {
-                group.and_then(|g| g.weight).map(|w| From {
+                group.and_then(|g| g.weight).map(|w| Setting {
                     value: w.clamp(1, 65_535),
                     source: Source::Cgroup,
                 })
             })
-            .unwrap_or(From {
+            .unwrap_or(Setting {
                 value: DEFAULT_WEIGHT,
                 source: Source::Default,
             });
-        // A cap that the VM cannot reach is none (the configuration is read before its cores are known).
-        let most = usable_cores(vm) as u64 * 1000;
-        let asked = first(&layers, |s| s.cap).map(|c| From {
-            value: c.value.permille().filter(|&p| u64::from(p) < most),
+        // A cap above what the VM can use is no cap. The configuration may have one: it is read before the VM is known.
+        let max = usable_cores(vm) as u64 * 1000;
+        let asked = first(&layers, |s| s.cap).map(|c| Setting {
+            value: c.value.permille().filter(|&p| u64::from(p) < max),
             source: c.source,
         });
         let quota = group.and_then(|g| g.quota_permille_of_one_core);
         let cap = match (asked, quota) {
             (
-                Some(From {
+                Some(Setting {
                     value: Some(cap),
                     source,
                 }),
                 q,
-            ) if q.is_none_or(|q| cap <= q) => From {
+            ) if q.is_none_or(|q| cap <= q) => Setting {
                 value: Some(cap),
                 source,
             },
-            (_, Some(q)) => From {
+            (_, Some(q)) => Setting {
                 value: Some(q.max(1)),
                 source: Source::Cgroup,
             },
-            (asked, None) => asked.unwrap_or(From {
+            (asked, None) => asked.unwrap_or(Setting {
                 value: None,
                 source: Source::Default,
             }),
@@ -235,9 +238,12 @@ impl Settings {
         }
     }
 
-    /// Checks a change and carries it out; on error nothing was changed. `keep` is not allowed in a dry run.
+    /// Checks a change and carries it out.
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing has changed then.
     pub fn change(&mut self, vm: &Vm, change: &Change) -> Result<(), String> {
-        let said = read(vm, change)?;
+        let overrides = read(vm, change)?;
         let id = vm.id.to_string();
         if change.keep && id.ends_with(&format!("@{}", vm.pid)) {
             return Err(format!(
@@ -249,30 +255,28 @@ impl Settings {
             kept.remove(&id);
         }
         if change.keep {
-            // What was set live before is meant as well: the VM is to be after a restart as it is now.
+            // Live settings are kept as well: after a restart, the VM has the settings that it has now.
             let live = if change.reset {
-                Said::default()
+                Overrides::default()
             } else {
                 self.live.get(&id).copied().unwrap_or_default()
             };
             let below = kept.get(&id).copied().unwrap_or_default();
-            kept.insert(id.clone(), said.over(live).over(below));
+            kept.insert(id.clone(), overrides.or(live).or(below));
         }
         self.keep(kept)?;
         if change.reset || change.keep {
             self.live.remove(&id);
         }
-        if !change.keep && said != Said::default() {
+        if !change.keep && overrides != Overrides::default() {
             let entry = self.live.entry(id).or_default();
-            *entry = said.over(*entry);
+            *entry = overrides.or(*entry);
         }
         Ok(())
     }
-}
 
-impl Settings {
-    /// Has this survive a restart.
-    fn keep(&mut self, kept: BTreeMap<String, Said>) -> Result<(), String> {
+    /// Writes the kept settings to the file, if they changed.
+    fn keep(&mut self, kept: BTreeMap<String, Overrides>) -> Result<(), String> {
         if kept != self.kept {
             write(&self.file, &kept).map_err(|e| {
                 format!(
@@ -285,17 +289,22 @@ impl Settings {
         Ok(())
     }
 
-    /// What was said about VFs, by the identities of guests.
+    /// Lane settings, by the identity of the guest.
     pub fn lanes(&self) -> BTreeMap<String, (LaneSetting, Source)> {
-        let of = |said: &BTreeMap<String, Said>, source: Source| -> Vec<_> {
-            let lane = |(id, said): (&String, &Said)| Some((id.clone(), (said.lane?, source)));
-            said.iter().filter_map(lane).collect()
+        let of = |overrides: &BTreeMap<String, Overrides>, source: Source| -> Vec<_> {
+            let lane = |(id, overrides): (&String, &Overrides)| {
+                Some((id.clone(), (overrides.lane?, source)))
+            };
+            overrides.iter().filter_map(lane).collect()
         };
         let kept = of(&self.kept, Source::Kept).into_iter();
         kept.chain(of(&self.live, Source::Set)).collect()
     }
 
-    /// Changes whether a guest may have a VF; what holds now, unless it is the configuration's word.
+    /// Changes whether a guest may have a VF. Returns what holds now; `None` when the configuration decides.
+    ///
+    /// # Errors
+    /// What is wrong with the change, or why it cannot be kept.
     pub fn change_lane(
         &mut self,
         id: &str,
@@ -306,14 +315,14 @@ impl Settings {
         }
         let mut kept = self.kept.clone();
         if change.reset
-            && let Some(said) = kept.get_mut(id)
+            && let Some(overrides) = kept.get_mut(id)
         {
-            said.lane = None;
+            overrides.lane = None;
         }
         if change.keep {
             kept.entry(id.to_owned()).or_default().lane = change.lane;
         }
-        kept.retain(|_, said| *said != Said::default());
+        kept.retain(|_, overrides| *overrides != Overrides::default());
         self.keep(kept)?;
         let live = self.live.entry(id.to_owned()).or_default();
         live.lane = match change.keep {
@@ -324,22 +333,26 @@ impl Settings {
     }
 }
 
-/// The first that was said, from above.
-fn first<T>(layers: &[(Said, Source); 3], get: impl Fn(&Said) -> Option<T>) -> Option<From<T>> {
-    layers.iter().find_map(|(said, source)| {
-        get(said).map(|value| From {
+/// The value of the first source that has one.
+fn first<T>(
+    layers: &[(Overrides, Source); 3],
+    get: impl Fn(&Overrides) -> Option<T>,
+) -> Option<Setting<T>> {
+    layers.iter().find_map(|(overrides, source)| {
+        get(overrides).map(|value| Setting {
             value,
             source: *source,
         })
     })
 }
 
-/// Cores that a VM can keep busy.
+/// Number of cores that a VM can use at a time.
 pub fn usable_cores(vm: &Vm) -> usize {
     vm.vcpus.len().min(vm.cores.len()).max(1)
 }
 
-fn read(vm: &Vm, change: &Change) -> Result<Said, String> {
+/// The overrides of a change, checked.
+fn read(vm: &Vm, change: &Change) -> Result<Overrides, String> {
     let sentence = |key: &str| {
         let key = key.to_owned();
         move |e: quantities::BadQuantity| format!("{key}: {e}")
@@ -361,31 +374,31 @@ fn read(vm: &Vm, change: &Change) -> Result<Said, String> {
             if let Some(p) = cap {
                 quantities::cap_fits(p, usable_cores(vm), &vm.name).map_err(|e| e.to_string())?;
             }
-            Some(Cap::of(cap))
+            Some(Cap::from_permille(cap))
         }
         None => None,
     };
-    let said = Said {
+    let overrides = Overrides {
         class: change.class,
         microslice_ns,
         weight,
         cap,
         lane: None,
     };
-    if said == Said::default() && !change.reset && !change.keep {
+    if overrides == Overrides::default() && !change.reset && !change.keep {
         return Err(
             "nothing is to be changed; name class, microslice, weight, cap or reset".into(),
         );
     }
-    Ok(said)
+    Ok(overrides)
 }
 
-/// Writes the file as a whole, and to the disk before it takes the old one's place.
-fn write(file: &Path, vms: &BTreeMap<String, Said>) -> io::Result<()> {
+/// Replaces the file: the new one is on the disk before it gets the name.
+fn write(file: &Path, vms: &BTreeMap<String, Overrides>) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("/"));
     crate::host::lock::make_dir(dir, 0o700)?;
     let temporary = file.with_extension("new");
-    let json = serde_json::to_vec_pretty(&Kept { vms: vms.clone() })?;
+    let json = serde_json::to_vec_pretty(&SettingsFile { vms: vms.clone() })?;
     let mut out = fs::OpenOptions::new()
         .write(true)
         .create(true)

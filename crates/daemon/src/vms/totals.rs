@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each VM spent since the daemon met it: sums of snapshots, for counters that only grow.
+//! What each VM spent since the daemon found it: sums of snapshots, for Prometheus' counters.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use viola_meter::{Snapshot, VmSample};
 
 use crate::vms::recent;
 
-/// The sums.
+/// The sums, by identity.
 #[derive(Debug, Default)]
 pub struct Totals(BTreeMap<VmId, VmSample>);
 
 impl Totals {
-    /// Adds what was spent since the last snapshot.
+    /// Adds a snapshot.
     pub fn add(&mut self, snapshot: &Snapshot) {
         for vm in &snapshot.vms {
             match self.0.get_mut(&vm.id) {
                 Some(sum) => {
-                    // One that was plugged in begins with what it has.
+                    // A vCPU that was plugged in starts with its own counters.
                     let known = sum.vcpus.len().min(vm.vcpus.len());
-                    recent::add(sum, vm);
+                    recent::add_sample(sum, vm);
                     sum.vcpus.extend_from_slice(&vm.vcpus[known..]);
                 }
                 None => drop(self.0.insert(vm.id.clone(), vm.clone())),
@@ -28,12 +28,12 @@ impl Totals {
         }
     }
 
-    /// A VM that is gone; one of the same name begins from zero.
+    /// Forgets a VM that is gone; a later VM of the same name starts at zero.
     pub fn forget(&mut self, id: &VmId) {
         self.0.remove(id);
     }
 
-    /// By identity.
+    /// The sums, by identity.
     pub fn shown(&self) -> BTreeMap<String, VmSample> {
         let all = self.0.iter();
         all.map(|(id, sum)| (id.to_string(), sum.clone())).collect()
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_grow_and_begin_anew_with_another_vm_of_the_name() {
+    fn sums_grow_and_restart_with_a_new_vm_of_the_same_name() {
         let mut totals = Totals::default();
         let runs = |t: &Totals| {
             let shown = t.shown();

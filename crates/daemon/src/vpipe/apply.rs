@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a VM's files are sent from: made here, with the daemon's rights, and handed to the VM's worker.
+//! Makes the network from which a VM's files are sent, with the daemon's privileges, and hands it to the VM's worker: a network
+//! namespace with the VM's addresses, and the BPF programs that steer connections there.
 //!
-//! All of it is kept by the worker's descriptors alone: it goes on when the daemon ends, and goes when the worker does.
+//! The descriptors of the worker keep it alive: it stays when the daemon ends, and goes with the worker.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,10 +16,10 @@ use crate::workers::run_dir;
 use viola_cli::error::chain;
 use viola_config::pipe::{VmPipe, parse_mac};
 
-/// See the module.
+/// The network of one VM.
 #[derive(Debug)]
-pub struct Place {
-    /// For the worker.
+pub struct SendNetwork {
+    /// What the worker is told.
     pub setup: PipeSetup,
     space: VmNetns,
     flows: OwnedFd,
@@ -27,11 +28,11 @@ pub struct Place {
     attached: AttachedPrograms,
 }
 
-impl Place {
-    /// In the network namespace of the VM's process.
+impl SendNetwork {
+    /// Makes it beside the interface that the VM's packets pass, in the network namespace of the VM's process.
     ///
     /// # Errors
-    /// Why not, in a sentence.
+    /// What failed, in a sentence.
     pub fn make(vm: &Vm, config: &VmPipe) -> Result<Self, String> {
         let netns = File::open(format!("/proc/{}/ns/net", vm.pid))
             .map_err(|e| format!("vpipe: its network namespace: {e}"))?;
@@ -76,7 +77,7 @@ impl Place {
         made.map_err(|e: viola_vpipe::Error| format!("vpipe at {tap}: {}", chain(&e)))
     }
 
-    /// What goes to the worker with [`Place::setup`].
+    /// The descriptors that go to the worker with [`SendNetwork::setup`].
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let [from, to] = &self.park;
         let mut fds = vec![
@@ -91,7 +92,7 @@ impl Place {
     }
 }
 
-/// The NIC whose connections are meant.
+/// The NIC whose connections the host takes over.
 fn nic<'a>(vm: &'a Vm, config: &VmPipe) -> Option<&'a Nic> {
     match &config.tap {
         Some(tap) => vm.nics.iter().find(|nic| nic.tap == *tap),
@@ -105,9 +106,8 @@ fn mac(vm: &Vm, config: &VmPipe) -> Result<[u8; 6], String> {
     config.mac.or_else(found).ok_or_else(|| why.into())
 }
 
-/// The interface at which the VM's packets pass: its name as far as it is known, its number, and its largest packet.
-///
-/// A tap is that itself. Behind a packet socket there is a veth, of which it is the other end.
+/// The host interface that the VM's packets pass: name of the VM's end, index, MTU. Of a VM with a tap it is the tap. Of a VM with a
+/// packet socket on a veth it is the other end of the veth.
 fn port(vm: &Vm, config: &VmPipe) -> Result<(String, u32, u32), String> {
     let (name, kind) = match (nic(vm, config), &config.tap) {
         (Some(nic), _) => (&nic.tap, nic.kind),
@@ -133,4 +133,16 @@ fn port(vm: &Vm, config: &VmPipe) -> Result<(String, u32, u32), String> {
         }
     };
     Ok((name.clone(), index, found.mtu))
+}
+
+/// Sets the nice value of all threads of a process.
+pub fn set_nice(pid: u32, nice: i32) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let name = entry?.file_name();
+        let thread = name.to_str().and_then(|tid| tid.parse().ok());
+        if let Some(thread) = thread.and_then(rustix::process::Pid::from_raw) {
+            rustix::process::setpriority_process(Some(thread), nice)?;
+        }
+    }
+    Ok(())
 }

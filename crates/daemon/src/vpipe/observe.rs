@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! By what a VM's worker sees that the VM stands still: files of the kernel's, which it could not open itself.
+//! The kernel files that show whether a VM runs or is stopped or frozen. The worker watches them, and cannot open them itself.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,20 +9,20 @@ use viola_host::cgroup::Mounts;
 use viola_host::{Thread, Vm};
 use viola_vread::control::{MAX_FDS, Order};
 
-/// What is looked at.
+/// Whose files they are: threads and control group of the VM.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Sign {
+pub struct RunState {
     threads: Vec<Thread>,
     group: Option<PathBuf>,
 }
 
-impl Sign {
-    /// One thread for each vCPU, but no more than go with one order: a signal stops all threads of a process. Of UML it is the guest's
-    /// kernel.
+impl RunState {
+    /// The first thread of each vCPU, at most as many as fit into one order: a signal stops all threads of a process. The first thread
+    /// of a UML guest is its kernel.
     pub fn of(vm: &Vm) -> Self {
         let first = vm.vcpus.iter().filter_map(|vcpu| vcpu.threads.first());
         let threads: Vec<Thread> = first.take(MAX_FDS - 1).copied().collect();
-        // a host without such groups freezes none
+        // A host without a unified hierarchy freezes no group.
         let group = threads.first().and_then(|thread| {
             let mounts = Mounts::read().ok()?;
             mounts.unified(thread.tid).ok()?
@@ -30,30 +30,30 @@ impl Sign {
         Self { threads, group }
     }
 
-    /// Opens it. A thread or group that is gone is left out.
-    pub fn open(&self) -> Files {
+    /// Opens the files. A thread or group that is gone is left out.
+    pub fn open(&self) -> RunStateFiles {
         let stat = |thread: &Thread| {
             let Thread { pid, tid, .. } = thread;
             File::open(format!("/proc/{pid}/task/{tid}/stat")).ok()
         };
-        // the root has no such file, and cannot be frozen
+        // The root group has no such file, and cannot be frozen.
         let events = |group: &PathBuf| File::open(group.join("cgroup.events")).ok();
-        Files {
+        RunStateFiles {
             threads: self.threads.iter().filter_map(stat).collect(),
             group: self.group.as_ref().and_then(events),
         }
     }
 }
 
-/// The same, open.
+/// The open files.
 #[derive(Debug)]
-pub struct Files {
+pub struct RunStateFiles {
     threads: Vec<File>,
     group: Option<File>,
 }
 
-impl Files {
-    /// What the worker is told.
+impl RunStateFiles {
+    /// The order to the worker.
     pub fn order(&self) -> Order {
         Order::Pulse {
             threads: self.threads.len(),
@@ -61,7 +61,7 @@ impl Files {
         }
     }
 
-    /// What goes with it.
+    /// The descriptors that go with [`RunStateFiles::order`].
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.threads
             .iter()

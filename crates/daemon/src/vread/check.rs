@@ -1,13 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The line about other hosts.
+//! What `viola check` says of vread: the VMs of this host, and other hosts.
 
 use viola_proto::{Row, RowState};
 
 use crate::vread::keys::Identity;
 use viola_config::Vread;
 
-/// What can be said about other hosts; nothing where the configuration knows none.
-pub fn row(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -> Option<Row> {
+/// The row about the DataNode VMs and readers of this host. `daemon` is what a running daemon shows.
+pub fn row(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -> Row {
+    let row = |state, value: String, why: String, change: Option<&str>| Row {
+        name: "vread".into(),
+        state,
+        value,
+        why,
+        change: change.map(str::to_owned),
+    };
+    if config.is_off() {
+        return row(
+            RowState::Info,
+            "off".into(),
+            "nobody may read blocks of other VMs".into(),
+            Some("see allow in [vread]"),
+        );
+    }
+    let readers = config.readers().len();
+    let Some(daemon) = daemon else {
+        let why = format!("{readers} VMs may read; no daemon runs");
+        return row(RowState::Info, "-".into(), why, None);
+    };
+    if !daemon.on {
+        return row(RowState::No, "no".into(), daemon.why.clone(), None);
+    }
+    let serving = daemon.datanodes.iter().filter(|d| d.serving).count();
+    let connected = daemon.readers.iter().filter(|r| r.connected).count();
+    let mut why = format!(
+        "{serving} of {} DataNode VMs are served, {connected} of {readers} readers connected",
+        daemon.datanodes.len()
+    );
+    if let Some(not) = daemon.datanodes.iter().find(|d| !d.serving) {
+        why.push_str(&format!("; {}: {}", not.name, not.why));
+    }
+    let is_good = serving > 0 && serving == daemon.datanodes.len();
+    let state = if is_good { RowState::Yes } else { RowState::No };
+    row(state, if is_good { "yes" } else { "no" }.into(), why, None)
+}
+
+/// The row about other hosts, if the configuration names any.
+pub fn other_hosts(daemon: Option<&viola_proto::vread::Vread>, config: &Vread) -> Option<Row> {
     if config.peers.is_empty() {
         return None;
     }
@@ -85,13 +124,13 @@ mod tests {
     fn without_a_daemon_the_key_is_looked_at() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
-        let said = row(None, &config).unwrap();
+        let said = other_hosts(None, &config).unwrap();
         assert!(said.state == RowState::No && said.why.contains("viola keys init makes it"));
         let made = Identity::make("a").unwrap();
         made.write(&config.key, &config.certificate).unwrap();
-        let said = row(None, &config).unwrap();
+        let said = other_hosts(None, &config).unwrap();
         assert!(said.why.contains(&made.fingerprint), "{said:?}");
-        assert!(row(None, &Vread::default()).is_none());
+        assert!(other_hosts(None, &Vread::default()).is_none());
     }
 
     #[test]
@@ -112,7 +151,7 @@ mod tests {
             }],
             ..Shown::default()
         };
-        let said = row(Some(&shown), &config).unwrap();
+        let said = other_hosts(Some(&shown), &config).unwrap();
         assert_eq!(said.state, RowState::No);
         assert_eq!(
             said.why,
@@ -120,6 +159,40 @@ mod tests {
              b: connection refused"
         );
         shown.peers[0].connected = true;
-        assert_eq!(row(Some(&shown), &config).unwrap().state, RowState::Yes);
+        assert_eq!(
+            other_hosts(Some(&shown), &config).unwrap().state,
+            RowState::Yes
+        );
+    }
+
+    #[test]
+    fn the_row_is_off_without_allow_and_counts_datanodes_and_readers_with_it() {
+        let config = |text: &str| {
+            viola_config::Config::parse(std::path::Path::new("v.toml"), text)
+                .unwrap()
+                .vread
+        };
+        assert_eq!(row(None, &config("")).value, "off");
+        let c = config("[vread]\nallow = [{ reader = \"a\", datanode = \"dn*\" }]");
+        assert_eq!(row(None, &c).why, "1 VMs may read; no daemon runs");
+        let mut daemon = Shown {
+            on: true,
+            ..Default::default()
+        };
+        daemon.datanodes.push(viola_proto::vread::Datanode {
+            name: "dn1".into(),
+            why: "it has no channel to an agent".into(),
+            ..Default::default()
+        });
+        let shown = row(Some(&daemon), &c);
+        assert_eq!(
+            (shown.value.as_str(), shown.why.as_str()),
+            (
+                "no",
+                "0 of 1 DataNode VMs are served, 0 of 1 readers connected; dn1: it has no channel to an agent"
+            )
+        );
+        daemon.datanodes[0].serving = true;
+        assert_eq!(row(Some(&daemon), &c).state, RowState::Yes);
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The key by which other hosts know this one: made once, never overwritten, read by the daemon alone.
+//! The key of this host, by which other hosts recognise it. `viola keys init` makes it once; only the daemon reads it.
 //!
-//! There is no authority that signs anything: a host has a certificate that it has signed itself, and is known by the
-//! SHA-256 of it, as an SSH host is by its key. Dates in it mean nothing.
+//! No authority signs it: the certificate is self-signed, and other hosts know its SHA-256, as with SSH host keys. Its dates are not
+//! checked.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,10 +13,10 @@ use viola_vread::peer;
 
 use viola_cli::error::{Failure, Outcome, chain};
 
-/// Longest key or certificate that is read, bytes.
-const MOST: u64 = 64 << 10;
+/// Largest key or certificate.
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// A host's key and certificate, both as PEM texts.
+/// Key and certificate of a host, as PEM texts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The certificate.
@@ -34,10 +34,10 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Makes a new one for a host of this name.
+    /// Makes a key and a certificate for a host of this name.
     ///
     /// # Errors
-    /// When the name cannot stand in a certificate.
+    /// When the name is not allowed in a certificate.
     pub fn make(host: &str) -> Result<Self, String> {
         let failed = |e: rcgen::Error| format!("no certificate can be made for {host}: {e}");
         let key = rcgen::KeyPair::generate().map_err(failed)?;
@@ -57,7 +57,7 @@ impl Identity {
     /// Reads the files of this host.
     ///
     /// # Errors
-    /// A sentence: which file, what is wrong with it, what to do.
+    /// Which file is wrong, why, and what to do.
     pub fn read(key: &Path, certificate: &Path) -> Result<Self, String> {
         let key_text = read(key)?;
         let mode = fs::metadata(key).map_or(0, |m| m.mode());
@@ -86,14 +86,14 @@ impl Identity {
         })
     }
 
-    /// Writes it to files that are not there yet; the key for its owner alone.
+    /// Writes new files; only the owner may read the key.
     ///
     /// # Errors
-    /// [`Failure::Usage`] when one of them is there.
+    /// [`Failure::Usage`] when one of the files exists.
     pub fn write(&self, key: &Path, certificate: &Path) -> Outcome {
         for path in [key, certificate] {
             if fs::symlink_metadata(path).is_ok() {
-                return Err(there(path));
+                return Err(exists(path));
             }
             let folder = path.parent().unwrap_or(Path::new("/"));
             fs::create_dir_all(folder)
@@ -101,13 +101,13 @@ impl Identity {
         }
         create(key, 0o600, &self.key)?;
         create(certificate, 0o644, &self.certificate).inspect_err(|_| {
-            // A key without its certificate would be in the way of the next attempt.
+            // A key without certificate would prevent the next attempt.
             let _ = fs::remove_file(key);
         })
     }
 }
 
-fn there(path: &Path) -> Failure {
+fn exists(path: &Path) -> Failure {
     Failure::usage(format!(
         "{} is there already, and other hosts know this one by it; move it away to make another one",
         path.display()
@@ -116,7 +116,7 @@ fn there(path: &Path) -> Failure {
 
 fn create(path: &Path, mode: u32, text: &str) -> Outcome {
     let failed = |e: io::Error| match e.kind() {
-        io::ErrorKind::AlreadyExists => there(path),
+        io::ErrorKind::AlreadyExists => exists(path),
         _ => Failure::run(format!("{}: {e}", path.display())),
     };
     let mut file = OpenOptions::new()
@@ -142,11 +142,12 @@ fn read(path: &Path) -> Result<String, String> {
     };
     let file = File::open(path).map_err(failed)?;
     let mut text = String::new();
-    io::Read::read_to_string(&mut io::Read::take(file, MOST), &mut text).map_err(failed)?;
+    io::Read::read_to_string(&mut io::Read::take(file, MAX_FILE_BYTES), &mut text)
+        .map_err(failed)?;
     Ok(text)
 }
 
-/// What this host is called, by itself.
+/// The name of this host, without domain.
 pub fn host_name() -> String {
     let name = rustix::system::uname();
     let name = name.nodename().to_string_lossy();
@@ -162,7 +163,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_key_is_written_once_for_its_owner_alone_and_read_again() {
+    fn a_key_is_written_once_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let (key, certificate) = (dir.path().join("x/h.key"), dir.path().join("x/h.crt"));
         let made = Identity::make("hosta").unwrap();
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_cannot_be_used_is_told_with_its_file() {
+    fn a_key_that_cannot_be_used_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let (key, certificate) = (dir.path().join("h.key"), dir.path().join("h.crt"));
         let said = || Identity::read(&key, &certificate).unwrap_err();
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_not_shown_by_accident() {
+    fn debug_output_has_no_private_key() {
         let made = Identity::make("a").unwrap();
         assert!(!format!("{made:?}").contains("PRIVATE"));
     }

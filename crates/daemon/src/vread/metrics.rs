@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What vread and vpipe have done.
+//! Metrics of DataNode VMs, readers and other hosts.
 
-use viola_proto::pipe::status::PipeVm;
 use viola_proto::vread::{Datanode, Peer, Reader, Reasons, Vread};
 
 use crate::prometheus::{Kind, Metric, Text};
@@ -146,55 +145,7 @@ const PEER: [Metric<Peer>; 10] = [
     ),
 ];
 
-const PIPES: [Metric<PipeVm>; 8] = [
-    (
-        "open",
-        Kind::Gauge,
-        "Transfers that the host makes now",
-        |s: &PipeVm| s.work.transfers.len() as f64,
-    ),
-    ("begun_total", Kind::Counter, "Transfers begun", |s| {
-        s.work.begun as f64
-    }),
-    (
-        "refused_total",
-        Kind::Counter,
-        "Transfers left to the VM",
-        |s| s.work.refused as f64,
-    ),
-    (
-        "returned_total",
-        Kind::Counter,
-        "Transfers whose connections went back whole",
-        |s| s.work.returned as f64,
-    ),
-    (
-        "broken_total",
-        Kind::Counter,
-        "Transfers that ended in a reset or an error",
-        |s| s.work.broken as f64,
-    ),
-    (
-        "other_congestion_total",
-        Kind::Counter,
-        "Connections sent with another congestion control than the VM's",
-        |s| s.work.other_congestion as f64,
-    ),
-    (
-        "bytes_total",
-        Kind::Counter,
-        "Bytes moved in the VM's place",
-        |s| s.work.bytes as f64,
-    ),
-    (
-        "cpu_seconds_total",
-        Kind::Counter,
-        "CPU time of the host spent for it",
-        |s| s.work.cpu_ms as f64 / 1e3,
-    ),
-];
-
-/// All of them.
+/// Writes what vread did.
 pub fn write(out: &mut Text, vread: &Vread) {
     let datanodes = &vread.datanodes;
     let readers = &vread.readers;
@@ -203,9 +154,6 @@ pub fn write(out: &mut Text, vread: &Vread) {
     });
     out.all("viola_vread_reader_", &READER, readers, |r| {
         ("vm", r.name.clone())
-    });
-    out.all("viola_pipe_", &PIPES, &vread.pipes.vms, |s| {
-        ("vm", s.name.clone())
     });
     out.all("viola_vread_peer_", &PEER, &vread.peers, |p| {
         ("host", p.name.clone())
@@ -252,10 +200,9 @@ fn reasons<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use viola_proto::pipe::status::{PipeStats, Pipes};
 
     #[test]
-    fn each_vm_has_a_line() {
+    fn each_vm_has_a_sample() {
         let vread = Vread {
             on: true,
             datanodes: vec![Datanode {
@@ -269,17 +216,6 @@ mod tests {
                 bytes: [("uml:dn1".to_owned(), 10)].into(),
                 ..Reader::default()
             }],
-            pipes: Pipes {
-                vms: vec![PipeVm {
-                    name: "web".into(),
-                    work: PipeStats {
-                        bytes: 7,
-                        cpu_ms: 1500,
-                        ..PipeStats::default()
-                    },
-                    ..PipeVm::default()
-                }],
-            },
             ..Vread::default()
         };
         let mut out = Text::default();
@@ -289,8 +225,6 @@ mod tests {
             "# TYPE viola_vread_datanode_blocks gauge\nviola_vread_datanode_blocks{vm=\"dn\\\"1\"} 3\n",
             "viola_vread_datanode_refusals_total{vm=\"dn\\\"1\",reason=\"bad extents\"} 2\n",
             "viola_vread_reader_bytes_total{vm=\"vm1\",datanode=\"uml:dn1\"} 10\n",
-            "viola_pipe_bytes_total{vm=\"web\"} 7\n",
-            "viola_pipe_cpu_seconds_total{vm=\"web\"} 1.5\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

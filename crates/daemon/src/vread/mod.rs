@@ -1,5 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks past their DataNode VM.
+//! vread: the host reads HDFS blocks from the disk images of a DataNode VM and serves them to a reading VM, and the data passes
+//! through neither the DataNode VM nor its network.
+//!
+//! | file | role |
+//! |---|---|
+//! | `observe` | image files of DataNode VMs; addresses of other hosts |
+//! | `decide` | the cores of a reader's worker; the configuration decides who may read |
+//! | `apply` | readers' workers, the worker for other hosts, and whom each of them knows |
+//! | `status`, `metrics`, `check` | what the control socket, Prometheus and `viola check` show |
+//! | `keys` | the key of this host |
+//!
+//! Workers outlive the daemon, so what has to be restored are workers: see [`crate::workers`] and [`crate::supervisor`].
 
 pub(crate) mod apply;
 pub mod check;
@@ -7,3 +18,4 @@ pub(crate) mod decide;
 pub mod keys;
 pub mod metrics;
 pub(crate) mod observe;
+pub mod status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes of vread and vpipe: told on their standard input what to be, shut in, and then left to what guests send.
+//! What runs in a worker process: it reads its task and descriptors from standard input, enters its sandbox, and serves.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -17,36 +17,39 @@ use viola_vread::sandbox::{self, Profile};
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::log::{self, Level};
 
-/// The workers, each in a process of its own.
+/// Kinds of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Listens to the agent in a VM.
+    /// Serves the agent in a VM.
     Agent,
     /// Serves blocks to a VM.
     Reader,
-    /// Serves blocks to other hosts, and fetches theirs.
+    /// Serves blocks to other hosts, and reads blocks from them.
     Peer,
 }
 
-/// Runs one of them, until it is told to end.
+/// Runs a worker until the daemon ends it.
+///
+/// # Errors
+/// When standard input is not the daemon's socket, or the sandbox cannot be entered.
 pub fn run(kind: Kind) -> Outcome {
     let (name, needs) = match kind {
         Kind::Agent => (c"viola-agent-w", Profile::Agent),
         Kind::Reader => (c"viola-reader-w", Profile::Reader),
         Kind::Peer => (c"viola-peer-w", Profile::Peer),
     };
-    // What ps shows.
+    // The name that ps shows.
     let _ = rustix::thread::set_name(name);
-    let told = take_stdin()
+    let task = take_stdin()
         .map(Control::from_fd)
         .map_err(|e| format!("standard input: {e}"))
         .and_then(|c| c.receive_setup().map_err(|e| e.to_string()));
-    let (setup, fds) = told.map_err(|e| {
+    let (setup, fds) = task.map_err(|e| {
         Failure::usage(format!(
             "this command is for the daemon, not for people ({e})"
         ))
     })?;
-    // Neither the end of a terminal nor Ctrl-C there is meant for a process that outlives the daemon.
+    // The worker outlives the daemon, so it leaves the daemon's terminal and its signals.
     let _ = rustix::process::setsid();
     let mut fds = fds.into_iter();
     let mut next = || {
@@ -54,7 +57,7 @@ pub fn run(kind: Kind) -> Outcome {
             .ok_or_else(|| Failure::run("a descriptor is missing"))
     };
     let inbox = Inbox::new(next()?);
-    let shut_in = |user, ports: &[u16]| {
+    let enter_sandbox = |user, ports: &[u16]| {
         sandbox::enter(user, needs, ports).map_err(|e| Failure::run(chain(&e)))
     };
     let done = match setup {
@@ -83,7 +86,7 @@ pub fn run(kind: Kind) -> Outcome {
                 pipes,
                 vm: vm.clone(),
             };
-            // Whatever is asked of the environment is asked now.
+            // The first line of the log reads the environment, before the sandbox.
             log::about(Level::Info, &vm, "vread: agent's worker starts");
             sandbox::enter(user, needs, &[]).map_err(|e| Failure::run(chain(&e)))?;
             agent_worker::run(start, sink(vm))
@@ -114,7 +117,7 @@ pub fn run(kind: Kind) -> Outcome {
                 },
             };
             log::about(Level::Info, &vm, "vread: reader's worker starts");
-            shut_in(user, &[])?;
+            enter_sandbox(user, &[])?;
             reader::run(start, inbox)
         }
         WorkerSetup::Peer {
@@ -134,14 +137,14 @@ pub fn run(kind: Kind) -> Outcome {
                 key: key.0,
             };
             log::line(Level::Info, "vread: the worker for other hosts starts");
-            shut_in(user, &ports)?;
+            enter_sandbox(user, &ports)?;
             peer::run(start, inbox)
         }
     };
     done.map_err(|e| Failure::run(format!("vread: {e}")))
 }
 
-/// Enters the network namespace for the VM's sockets, which is kept by this process, as the steering programs are by their links.
+/// Enters the network namespace for the VM's sockets. Namespace and steering programs exist as long as this process.
 fn place(
     setup: PipeSetup,
     next: &mut impl FnMut() -> Result<OwnedFd, Failure>,
@@ -170,7 +173,7 @@ fn place(
     Ok((place, links))
 }
 
-/// Takes the socket that is the standard input, and leaves nothing there.
+/// Takes the socket from standard input, and replaces it with /dev/null.
 fn take_stdin() -> std::io::Result<OwnedFd> {
     let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;

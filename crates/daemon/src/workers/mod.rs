@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Worker processes.
+//! Worker processes of vread and vpipe: they parse what guests send, without privilege, and outlive the daemon.
+//!
+//! | file | does |
+//! |---|---|
+//! | `entry` | what runs in a worker process (`viola worker`) |
+//! | `process` | one worker as the daemon sees it: starts, adopts, orders and ends it |
+//! | `run_dir` | the sockets and shared files of workers in the run directory |
+//!
+//! [`crate::supervisor`] decides which workers run.
 
 pub mod entry;
-pub mod process;
+pub(crate) mod process;
 pub mod run_dir;

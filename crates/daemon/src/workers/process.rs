@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One worker process as the daemon sees it: started, found again, given orders, ended.
+//! One worker process as the daemon sees it: the daemon starts or adopts it, gives it orders, and ends it.
 
 use std::cell::Cell;
 use std::io;
@@ -15,38 +15,37 @@ use viola_vread::control::{
     WorkerSetup, listen,
 };
 
-use crate::slices::restore;
-use crate::vread::decide;
+use crate::host::{affinity, process};
 use viola_cli::log::{self, Level};
 
-/// How long a worker may take for an order, until it is let off the cores of its VM.
-const SOON: Duration = Duration::from_secs(1);
+/// A reader's worker that takes longer for an order may leave the cores of its VM.
+const STARVED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long it may take then. Ending a reader's worker takes the mount away from a QEMU guest until that starts anew, so
-/// it is the last thing to do.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// A worker that takes longer than that counts as hung. Ending a reader's worker is the last resort: it takes the mount from a QEMU
+/// guest until the guest restarts.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Why a worker is of no use.
+/// Why a worker cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// It cannot be started.
+    /// The process cannot be started.
     #[error("a worker cannot be started: {0}")]
     Start(#[source] io::Error),
-    /// It does not answer as it should.
+    /// It does not answer, or the connection broke.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// It did not do what it was told.
+    /// It refused an order.
     #[error("{0}")]
     Refused(String),
-    /// Something else answers.
+    /// Another process answers on its socket.
     #[error("what answers is no worker of this version: {0}")]
     Stranger(String),
 }
 
-/// A process that runs.
+/// A running worker.
 #[derive(Debug)]
 pub struct Worker {
-    /// What it is for.
+    /// Its task.
     pub role: Role,
     /// Its VM: the identity of a DataNode VM, a reader as the configuration names it.
     pub vm: String,
@@ -54,14 +53,17 @@ pub struct Worker {
     pub pid: u32,
     start_time: u64,
     control: Control,
-    /// When this daemon has started it.
+    /// Set when this daemon has started it.
     child: Option<Child>,
-    /// Set when it did not get its turn where it was put.
+    /// Set when it did not run on the cores of its VM.
     starved: Cell<bool>,
 }
 
 impl Worker {
-    /// Starts a worker. `more` are its descriptors beside the listening socket at `path`, which is made here.
+    /// Starts a worker that listens at `path`. `more` are its further descriptors.
+    ///
+    /// # Errors
+    /// When it cannot be started, or does not answer.
     pub fn start(
         role: Role,
         path: &Path,
@@ -100,11 +102,14 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Finds the worker that listens on a socket.
+    /// Connects to the worker that listens on a socket.
+    ///
+    /// # Errors
+    /// When no worker of this version answers.
     pub fn adopt(path: &Path) -> Result<Self, WorkerError> {
         let control = Control::connect(path).map_err(ControlError::from)?;
         let hello = Order::Hello { version: VERSION };
-        match control.order(&hello, &[], PATIENCE)? {
+        match control.order(&hello, &[], ORDER_TIMEOUT)? {
             Report::Hello {
                 version: VERSION,
                 role,
@@ -126,15 +131,18 @@ impl Worker {
         }
     }
 
-    /// Whether it is there.
-    pub fn lives(&mut self) -> bool {
+    /// Whether the process runs.
+    pub fn is_running(&mut self) -> bool {
         match &mut self.child {
             Some(child) => matches!(child.try_wait(), Ok(None)),
             None => start_time(self.pid) == Some(self.start_time),
         }
     }
 
-    /// Gives an order that is to be carried out.
+    /// Gives an order, and waits until it is carried out.
+    ///
+    /// # Errors
+    /// When the worker refuses it or does not answer.
     pub fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), WorkerError> {
         match self.ask(order, fds)? {
             Report::Done => Ok(()),
@@ -143,21 +151,21 @@ impl Worker {
         }
     }
 
-    /// Whether it had to be let off the cores on which it was put. It is better not put there again.
+    /// Whether it had to leave the cores of its VM. It must not be moved there again.
     pub fn is_starved(&self) -> bool {
         self.starved.get()
     }
 
-    /// Gives an order. A thread of the ordinary class was seen to wait for seconds on a core that emulated guests keep
-    /// busy; one that is late may therefore run wherever this daemon may.
+    /// Gives an order. Threads of the fair class were seen to wait for seconds on a core that emulated guests keep busy, so a reader's
+    /// worker that is late may run wherever the daemon may.
     fn ask(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Report, ControlError> {
-        match self.control.order(order, fds, SOON) {
+        match self.control.order(order, fds, STARVED_TIMEOUT) {
             Err(ControlError::Timeout(_)) if self.role == Role::Reader => {}
             done => return done,
         }
         if !self.starved.replace(true)
             && let Ok(Some(all)) = viola_host::attrs::affinity(std::process::id())
-            && decide::put(self.pid, &all)
+            && affinity::move_process(self.pid, &all)
         {
             log::about(
                 Level::Warning,
@@ -165,10 +173,10 @@ impl Worker {
                 "vread: the reader's worker does not get its turn on the cores of its VM; it may run anywhere now",
             );
         }
-        self.control.wait_for_report(PATIENCE)
+        self.control.wait_for_report(ORDER_TIMEOUT)
     }
 
-    /// What an agent worker has done.
+    /// Counts of an agent's worker.
     pub fn agent_stat(&self) -> Result<AgentStat, WorkerError> {
         match self.ask(&Order::Stat, &[])? {
             Report::Agent(stat) => Ok(*stat),
@@ -176,7 +184,7 @@ impl Worker {
         }
     }
 
-    /// What a reader worker has done.
+    /// Counts of a reader's worker.
     pub fn reader_stat(&self) -> Result<ReaderStat, WorkerError> {
         match self.ask(&Order::Stat, &[])? {
             Report::Reader(stat) => Ok(stat),
@@ -184,7 +192,7 @@ impl Worker {
         }
     }
 
-    /// What a peer worker has done.
+    /// Counts of the worker for other hosts.
     pub fn peer_stat(&self) -> Result<PeerStat, WorkerError> {
         match self.ask(&Order::Stat, &[])? {
             Report::Peer(stat) => Ok(stat),
@@ -192,19 +200,19 @@ impl Worker {
         }
     }
 
-    /// Tells it to end, and waits until it is gone; one that does not is killed.
+    /// Lets it end, and kills it after [`ORDER_TIMEOUT`].
     pub fn end(mut self, why: &str) {
         let told = self.order(&Order::Quit { why: why.into() }, &[]);
-        let deadline = Instant::now() + PATIENCE;
-        while told.is_ok() && self.lives() && Instant::now() < deadline {
+        let deadline = Instant::now() + ORDER_TIMEOUT;
+        while told.is_ok() && self.is_running() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
         self.kill();
     }
 
-    /// Ends it at once.
+    /// Kills it.
     pub fn kill(mut self) {
-        restore::kill(self.pid, self.start_time);
+        process::kill(self.pid, self.start_time);
         if let Some(child) = &mut self.child {
             let _ = child.wait();
         }
@@ -216,7 +224,7 @@ fn start_time(pid: u32) -> Option<u64> {
     (!stat.is_dead()).then_some(stat.start_time)
 }
 
-/// A process that is ended unless somebody takes it.
+/// A process that is killed on drop unless it was taken out.
 struct Started(Option<Child>);
 
 impl Drop for Started {
@@ -228,7 +236,7 @@ impl Drop for Started {
     }
 }
 
-/// A pair of sockets between two workers.
+/// A pair of sockets, for look-ups between two workers.
 pub fn lookup_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,
@@ -238,7 +246,7 @@ pub fn lookup_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// The socket to which a VM's hypervisor connects. One that is there belongs to a worker that is gone.
+/// Binds the socket to which a VM's hypervisor connects. An existing one belongs to a worker that is gone.
 pub fn bind_for_vmm(path: &Path, owner: Option<u32>) -> io::Result<OwnedFd> {
     use std::os::unix::net::UnixListener;
     match std::fs::remove_file(path) {
@@ -255,7 +263,7 @@ pub fn bind_for_vmm(path: &Path, owner: Option<u32>) -> io::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-/// All sockets of workers in a folder.
+/// The sockets of workers in a folder.
 pub fn sockets(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();

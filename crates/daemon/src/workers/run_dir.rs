@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder with the workers' sockets and shared files, `vread` in the run directory.
+//! The sockets and shared files of workers, in the folder `vread` of the run directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -11,20 +11,20 @@ use viola_host::proc;
 use viola_vread::control::Role;
 use viola_vread::{hazard, table};
 
-/// Longest path of a unix socket, bytes.
-const SUN_PATH: usize = 107;
+/// Longest path of a unix socket (`sun_path` in unix(7)).
+const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// Where it is.
-pub fn of(run_dir: &Path) -> PathBuf {
+/// The folder.
+pub fn folder(run_dir: &Path) -> PathBuf {
     run_dir.join("vread")
 }
 
-/// A name from outside as one part of a path.
-pub fn part(name: &str) -> String {
+/// A VM's name as one component of a path; other bytes than letters, digits, `-`, `_` and `.` are escaped.
+pub fn component(name: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_' || b == b'.';
     let mut out = String::new();
     for (i, b) in name.bytes().enumerate() {
-        // No name is hidden, or one of the two special ones.
+        // A leading dot is escaped, so no name is hidden, `.` or `..`.
         if plain(b) && !(i == 0 && b == b'.') {
             out.push(b as char);
         } else {
@@ -36,28 +36,28 @@ pub fn part(name: &str) -> String {
 
 /// Control socket of a worker.
 pub fn socket(folder: &Path, role: Role, vm: &str) -> PathBuf {
-    folder.join(format!("{role}-{}.sock", part(vm)))
+    folder.join(format!("{role}-{}.sock", component(vm)))
 }
 
-/// Table of a DataNode VM.
+/// Table of the blocks of a DataNode VM.
 pub fn table(folder: &Path, vm: &str) -> PathBuf {
-    folder.join(format!("{}.table", part(vm)))
+    folder.join(format!("{}.table", component(vm)))
 }
 
-/// Hazards of a reader.
+/// Hazard cells of a reader.
 pub fn hazards(folder: &Path, reader: &str) -> PathBuf {
-    folder.join(format!("{}.hazards", part(reader)))
+    folder.join(format!("{}.hazards", component(reader)))
 }
 
-/// Whether a socket can be there at all.
+/// Checks the length of a socket's path.
 ///
 /// # Errors
-/// A sentence when its path is too long.
-pub fn fits(socket: &Path) -> Result<(), String> {
+/// What to do when the path is too long.
+pub fn check_socket_path(socket: &Path) -> Result<(), String> {
     match socket.as_os_str().len() {
-        0..=SUN_PATH => Ok(()),
+        0..=MAX_SOCKET_PATH_BYTES => Ok(()),
         n => Err(format!(
-            "{}: a socket's path may have {SUN_PATH} bytes, this one has {n}; choose a shorter run_dir or sockets",
+            "{}: a socket's path may have {MAX_SOCKET_PATH_BYTES} bytes, this one has {n}; choose a shorter run_dir or sockets",
             socket.display()
         )),
     }
@@ -76,10 +76,10 @@ fn new_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// The table of a VM: the one that is there, since readers may have it, else a new one.
+/// The table of a VM: the existing one, since readers may have mapped it, or else a new one with this number of slots.
 ///
 /// # Errors
-/// Whatever the kernel says.
+/// When the kernel cannot create the file.
 pub fn open_table(folder: &Path, vm: &str, slots: u32) -> io::Result<File> {
     let path = table(folder, vm);
     if let Ok(file) = OpenOptions::new().read(true).write(true).open(&path)
@@ -92,24 +92,27 @@ pub fn open_table(folder: &Path, vm: &str, slots: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Tables and disks are told apart by their numbers, also from those of former daemons.
+/// A random number for a table or disk, which distinguishes it from those of earlier daemons.
+///
+/// # Errors
+/// When /dev/urandom cannot be read.
 pub fn random_id() -> io::Result<u32> {
     let mut bytes = [0; 4];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(u32::from_le_bytes(bytes).max(1))
 }
 
-/// Hazards for a new reader worker: what a dead one was reading is not read any more.
+/// Hazard cells for a new worker of a reader; the reads of the worker before it are over.
 ///
 /// # Errors
-/// Whatever the kernel says.
+/// When the kernel cannot create the file.
 pub fn new_hazards(folder: &Path, reader: &str) -> io::Result<File> {
     let file = new_file(&hazards(folder, reader))?;
     hazard::create(&file, hazard::MAX_CELLS)?;
     Ok(file)
 }
 
-/// Workers of this folder that run, also those that do not answer: their command line names their socket.
+/// Running workers of this folder, by the socket on their command line, so also those that do not answer: process, start time, socket.
 pub fn workers(folder: &Path) -> Vec<(Tid, u64, PathBuf)> {
     let Ok(pids) = proc::processes() else {
         return Vec::new();
@@ -133,11 +136,11 @@ pub fn workers(folder: &Path) -> Vec<(Tid, u64, PathBuf)> {
         .collect()
 }
 
-/// Ends all workers of a folder and removes what they had: for `viola restore`.
-pub fn sweep(folder: &Path) -> usize {
+/// Kills all workers of a folder and removes it, for `viola restore`. Returns the number of workers.
+pub fn remove(folder: &Path) -> usize {
     let ended = workers(folder)
         .into_iter()
-        .filter(|(pid, start_time, _)| crate::slices::restore::kill(*pid, *start_time))
+        .filter(|(pid, start_time, _)| crate::host::process::kill(*pid, *start_time))
         .count();
     let _ = fs::remove_dir_all(folder);
     ended
@@ -149,10 +152,10 @@ mod tests {
 
     #[test]
     fn a_name_is_one_part_of_a_path_and_no_other_name_is_the_same() {
-        assert_eq!(part("uml:dn1"), "uml%3Adn1");
-        assert_eq!(part("../x"), "%2E.%2Fx");
-        assert_eq!(part(".."), "%2E.");
-        assert_eq!(part("a%3Ab"), "a%253Ab");
+        assert_eq!(component("uml:dn1"), "uml%3Adn1");
+        assert_eq!(component("../x"), "%2E.%2Fx");
+        assert_eq!(component(".."), "%2E.");
+        assert_eq!(component("a%3Ab"), "a%253Ab");
     }
 
     #[test]
@@ -172,10 +175,13 @@ mod tests {
 
     #[test]
     fn a_socket_whose_path_is_too_long_is_told() {
-        assert_eq!(fits(Path::new("/run/viola/vread/a.sock")), Ok(()));
+        assert_eq!(
+            check_socket_path(Path::new("/run/viola/vread/a.sock")),
+            Ok(())
+        );
         let long = PathBuf::from(format!("/{}", "x".repeat(107)));
         assert!(
-            fits(&long)
+            check_socket_path(&long)
                 .unwrap_err()
                 .contains("107 bytes, this one has 108")
         );

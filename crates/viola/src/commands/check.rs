@@ -13,8 +13,7 @@ use viola_cli::client::{Client, ClientError};
 use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::table::{Colour, align, coloured, paint, print, print_json};
 use viola_config::{self as config, Config, VmScope};
-use viola_daemon::slices::check as ability;
-use viola_daemon::{host, lanes, turbo, vread};
+use viola_daemon::check::{Support, rows, try_scheduler};
 
 /// Shows what this host supports, by the configuration of the running daemon, else by the named file, else by the default
 /// one.
@@ -62,21 +61,12 @@ fn without_daemon(file: Option<&Path>) -> Outcome<Check> {
         .map_err(failed)?;
     inventory.refresh().map_err(failed)?;
     warnings.extend(inventory.warnings().iter().cloned());
-    // Only loading shows whether the kernel accepts the program.
-    let accounting = Acct::load().map(drop).map_err(|e| chain(&e));
-    let scheduler = ability::try_scheduler(&facts).map(drop);
-    let vms = inventory.vms();
-    let mut rows = ability::rows(&facts, &config.slices, &accounting, &scheduler, vms);
-    rows.push(host::check::row(None, &config));
-    rows.push(turbo::check::row(
-        &config,
-        &facts,
-        (&accounting, &scheduler),
-        vms,
-    ));
-    rows.push(lanes::check::row(None, &config));
-    rows.push(ability::vread(None, &config.vread));
-    rows.extend(vread::check::row(None, &config.vread));
+    // Only loading shows whether the kernel accepts the programs.
+    let support = Support {
+        accounting: Acct::load().map(drop).map_err(|e| chain(&e)),
+        scheduler: try_scheduler(&facts).map(drop),
+    };
+    let rows = rows(&config, &facts, &support, inventory.vms(), None);
     Ok(Check {
         rows,
         advice: Vec::new(),

@@ -9,8 +9,8 @@ use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::table::print;
 use viola_daemon::host::lock::Lock;
 use viola_daemon::lanes;
-use viola_daemon::slices::restore as leftover;
-use viola_daemon::workers::run_dir as folder;
+use viola_daemon::slices;
+use viola_daemon::workers::run_dir;
 
 /// Restores what an earlier daemon left behind. A running daemon is told to stop first, because it would apply its plan
 /// again; if it does not answer, its helper processes are ended all the same.
@@ -32,10 +32,10 @@ pub fn restore(args: &args::Restore) -> Outcome {
         };
         text.push_str(&line);
     }
-    let (mut done, error) = leftover::put_back(&args.run_dir);
+    let (mut done, error) = slices::restore::restore_all(&args.run_dir);
     if !args.keep_workers {
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
-        done.processes += folder::sweep(&folder::of(&run_dir));
+        done.processes += run_dir::remove(&run_dir::folder(&run_dir));
         for what in lanes::restore::take_back(&run_dir) {
             text.push_str(&format!("{what}\n"));
         }

@@ -16,9 +16,8 @@ use viola_cli::error::{Failure, Outcome, chain};
 use viola_cli::quantities::{byte_rate, percent, rounded};
 use viola_cli::table::{Colour, align, coloured, note, paint, print, print_json};
 use viola_config::{self as config, Config};
-use viola_daemon::slices::check::cores_text;
 use viola_daemon::vms::recent::Recent;
-use viola_daemon::vms::report::{Known, reports};
+use viola_daemon::vms::report::{VmState, cores_text, reports};
 use viola_daemon::vms::settings::Settings;
 
 /// Duration of the measurement without a daemon.
@@ -78,14 +77,14 @@ fn measure() -> Outcome<VmList> {
         .map_err(|e| Failure::run(e.one_line()))?;
     meter.follow(inventory.vms()).map_err(failed)?;
     meter.snapshot();
-    let recent = Recent::of(meter.history());
+    let recent = Recent::from_history(meter.history());
     // Settings hold only while a daemon runs; weights and quotas of control groups hold always.
     let config = Config::parse(Path::new(config::DEFAULT_PATH), "")?;
     let (settings, _) = Settings::read(Path::new("/nonexistent"));
-    let known = inventory
+    let states = inventory
         .vms()
         .iter()
-        .map(|vm| Known {
+        .map(|vm| VmState {
             vm,
             controls: settings.controls(&config, vm),
             class: slices::Class::Batch,
@@ -97,7 +96,7 @@ fn measure() -> Outcome<VmList> {
         })
         .collect();
     Ok(VmList {
-        vms: reports(known, &meter, &recent),
+        vms: reports(states, &meter, &recent),
         measured_ns: recent.span,
         warnings,
     })

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use viola_cli::client::{Client, ClientError};
 use viola_proto::{Check, ClassSetting, Status, VmList};
 
-/// The real server on a real socket, and a control loop that answers what a test wants.
+/// The server on a socket of its own, with a test's control loop.
 struct Served {
     _dir: tempfile::TempDir,
     socket: PathBuf,
@@ -42,7 +42,7 @@ impl Served {
     fn raw(&self, bytes: &[u8]) -> String {
         let mut s = UnixStream::connect(&self.socket).unwrap();
         s.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // The server may have had enough before all is sent.
+        // The server may close the connection before all is sent.
         let _ = s.write_all(bytes);
         let _ = s.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
@@ -51,8 +51,8 @@ impl Served {
     }
 }
 
-fn nobody(request: Request) {
-    panic!("nothing was to be asked of the loop: {request:?}");
+fn no_requests(request: Request) {
+    panic!("the loop got a request: {request:?}");
 }
 
 fn refused<T: std::fmt::Debug>(r: Result<T, ClientError>) -> (u16, Error) {
@@ -63,8 +63,8 @@ fn refused<T: std::fmt::Debug>(r: Result<T, ClientError>) -> (u16, Error) {
 }
 
 #[test]
-fn what_the_loop_has_published_is_read_without_asking_it() {
-    let s = Served::new(nobody);
+fn get_requests_are_answered_from_the_published_view() {
+    let s = Served::new(no_requests);
     let c = s.client();
     assert_eq!(c.get::<VmList>("/vms").unwrap().vms.len(), 2);
     assert_eq!(c.get::<VmReport>("/vms/web").unwrap().id, "uml:web");
@@ -103,7 +103,7 @@ fn a_change_goes_to_the_loop_with_the_user_who_asked() {
 }
 
 #[test]
-fn a_refusal_of_the_loop_is_told_as_it_is() {
+fn a_refusal_of_the_loop_reaches_the_client() {
     let s = Served::new(|r| match r {
         Request::Set { reply, .. } => reply.send(Err((400, error("weight: no")))).unwrap(),
         Request::Pause { stop, reply, .. } => reply
@@ -130,14 +130,14 @@ fn a_refusal_of_the_loop_is_told_as_it_is() {
 
 #[test]
 fn a_vm_that_does_not_exist_is_404_with_the_nearest_names() {
-    let s = Served::new(nobody);
+    let s = Served::new(no_requests);
     let (status, e) = refused(s.client().get::<VmReport>("/vms/db1"));
     assert_eq!((status, e.nearest), (404, vec!["db01".to_owned()]));
 }
 
 #[test]
-fn bodies_that_are_no_change_are_400_and_too_long_ones_413() {
-    let s = Served::new(nobody);
+fn invalid_bodies_are_400_and_too_long_ones_413() {
+    let s = Served::new(no_requests);
     for body in [
         "",
         "{",
@@ -169,7 +169,7 @@ fn bodies_that_are_no_change_are_400_and_too_long_ones_413() {
 }
 
 #[test]
-fn a_client_that_has_sent_all_and_says_so_is_answered_however_long_it_takes() {
+fn a_client_that_closed_its_sending_side_gets_a_late_answer() {
     let s = Served::new(|request| {
         if let Request::Pause { reply, .. } = request {
             std::thread::sleep(Duration::from_millis(200));
@@ -185,7 +185,7 @@ fn a_client_that_has_sent_all_and_says_so_is_answered_however_long_it_takes() {
 
 #[test]
 fn other_paths_and_methods_are_refused_in_json() {
-    let s = Served::new(nobody);
+    let s = Served::new(no_requests);
     assert_eq!(refused(s.client().get::<Status>("/nothing")).0, 404);
     assert_eq!(refused(s.client().get::<Done>("/stop")).0, 405);
     assert_eq!(refused(s.client().post::<Status>("/status")).0, 405);
@@ -194,7 +194,7 @@ fn other_paths_and_methods_are_refused_in_json() {
 
 #[test]
 fn garbage_is_refused_and_the_next_request_is_answered() {
-    let s = Served::new(nobody);
+    let s = Served::new(no_requests);
     let header = format!(
         "GET /v1/status HTTP/1.1\r\nx: {}\r\n\r\n",
         "y".repeat(1 << 20)
@@ -215,12 +215,12 @@ fn garbage_is_refused_and_the_next_request_is_answered() {
 }
 
 #[test]
-fn half_a_request_keeps_nobody_waiting_and_is_ended() {
-    let s = Served::new(nobody);
+fn half_a_request_delays_no_other_client_and_times_out() {
+    let s = Served::new(no_requests);
     let mut half = UnixStream::connect(&s.socket).unwrap();
     half.write_all(b"GET /v1/status HT").unwrap();
     assert!(s.client().get::<Status>("/status").is_ok());
-    half.set_read_timeout(Some(HEAD_TIME * 3)).unwrap();
+    half.set_read_timeout(Some(HEAD_TIMEOUT * 3)).unwrap();
     let mut answer = Vec::new();
     half.read_to_end(&mut answer).unwrap();
     assert!(
@@ -231,7 +231,7 @@ fn half_a_request_keeps_nobody_waiting_and_is_ended() {
 }
 
 #[test]
-fn a_loop_that_is_gone_is_said_so() {
+fn requests_to_a_loop_that_ended_are_503() {
     let (send, receive) = mpsc::sync_channel(1);
     drop(receive);
     let shared = Shared::new(view(&[]), send);
@@ -248,7 +248,7 @@ fn a_loop_that_is_gone_is_said_so() {
 }
 
 #[test]
-fn a_queue_that_is_full_is_said_so_at_once() {
+fn requests_to_a_full_queue_are_503_at_once() {
     let (send, _receive) = mpsc::sync_channel(1);
     let shared = Shared::new(view(&[]), send);
     shared.send(Request::Reload);

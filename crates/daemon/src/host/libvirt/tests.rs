@@ -2,17 +2,17 @@
 
 use super::*;
 
-/// A daemon of libvirt's that runs: this very process, by its name.
-fn asking(folder: &Path, script: &str) -> Asking {
+/// Runs `script` in place of the process, and looks for pid files in `folder`.
+fn launch(folder: &Path, script: &str) -> Launch {
     let sleeper = folder.join("libvirtd");
     let _ = std::os::unix::fs::symlink("/bin/sleep", &sleeper);
-    Asking {
+    Launch {
         command: ["/bin/sh", "-c", script].map(str::to_owned).into(),
         run: folder.to_owned(),
     }
 }
 
-/// A process that is called as libvirt's daemon is.
+/// A process with the name of libvirt's daemon.
 struct Daemon(Child);
 
 impl Daemon {
@@ -47,20 +47,20 @@ const HERE: &str =
     r#"echo '{"word":"here","domains":[{"name":"db01","uuid":"u1","state":"running"}]}'; "#;
 
 #[test]
-fn what_happens_is_heard_and_a_connection_that_ended_is_made_again() {
+fn events_are_taken_and_a_closed_connection_is_opened_again() {
     let folder = tempfile::tempdir().unwrap();
     let go = folder.path().join("go");
     let wait = format!("while [ ! -e {} ]; do sleep 0.05; done; ", go.display());
     let script = format!(
         "{HERE}{wait}rm {0}; \
-         echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"web\",\"uuid\":\"u2\",\"state\":\"paused\"}},\"what\":\"suspended\"}}'; \
-         echo '{{\"word\":\"of tomorrow\"}}'; \
-         echo '{{\"word\":\"event\",\"domain\":{{\"name\":\"db01\",\"uuid\":\"u1\",\"state\":\"off\"}},\"what\":\"stopped\"}}'; \
-         {wait}echo '{{\"word\":\"gone\",\"why\":\"it has ended\",\"no_library\":false}}'; rm {0}",
+         echo '{{\"message\":\"event\",\"domain\":{{\"name\":\"web\",\"uuid\":\"u2\",\"state\":\"paused\"}},\"what\":\"suspended\"}}'; \
+         echo '{{\"message\":\"of tomorrow\"}}'; \
+         echo '{{\"message\":\"event\",\"domain\":{{\"name\":\"db01\",\"uuid\":\"u1\",\"state\":\"off\"}},\"what\":\"stopped\"}}'; \
+         {wait}echo '{{\"message\":\"gone\",\"why\":\"it has ended\",\"no_library\":false}}'; rm {0}",
         go.display()
     );
-    let asking = asking(folder.path(), &script);
-    let libvirt = Libvirt::start(asking).unwrap();
+    let launch = launch(folder.path(), &script);
+    let libvirt = Libvirt::start(launch).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert!(
         !libvirt.shown().connected,
@@ -69,13 +69,13 @@ fn what_happens_is_heard_and_a_connection_that_ended_is_made_again() {
     assert_eq!(libvirt.shown().why, "libvirt's daemon does not run");
     let daemon = Daemon::start(folder.path());
     until("connected", || libvirt.shown().connected);
-    assert!(libvirt.take_news());
-    assert!(!libvirt.take_news());
+    assert!(libvirt.take_changed());
+    assert!(!libvirt.take_changed());
     assert_eq!(libvirt.domains().unwrap()["u1"].name, "db01");
 
     std::fs::write(&go, "").unwrap();
     until("both events", || libvirt.shown().events == 2);
-    assert!(libvirt.take_news());
+    assert!(libvirt.take_changed());
     let domains = libvirt.domains().unwrap();
     assert_eq!(
         domains.keys().collect::<Vec<_>>(),
@@ -87,10 +87,10 @@ fn what_happens_is_heard_and_a_connection_that_ended_is_made_again() {
     until("the script has gone on", || !go.exists());
     std::fs::write(&go, "").unwrap();
     until("gone", || libvirt.shown().why == "it has ended");
-    assert!(libvirt.take_news());
+    assert!(libvirt.take_changed());
     assert!(libvirt.domains().is_none());
-    // One that has hung up is about to end: asking it once more would have systemd start the next one.
-    std::thread::sleep(3 * WAIT);
+    // A daemon that closed the connection is about to end. A new connection would make systemd start another one.
+    std::thread::sleep(3 * MIN_RETRY_DELAY);
     assert!(!libvirt.shown().connected, "asked while it ends");
     assert_eq!(libvirt.shown().why, "it has ended");
     drop(daemon);
@@ -100,13 +100,13 @@ fn what_happens_is_heard_and_a_connection_that_ended_is_made_again() {
 }
 
 #[test]
-fn a_process_that_is_killed_is_started_again_and_the_last_one_ends_with_the_daemon() {
+fn a_killed_process_is_started_again_and_the_last_one_ends_with_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let pid = folder.path().join("pid");
     let script = format!("echo $$ >{}; {HERE}exec sleep 60", pid.display());
-    let asking = asking(folder.path(), &script);
+    let launch = launch(folder.path(), &script);
     let _daemon = Daemon::start(folder.path());
-    let libvirt = Libvirt::start(asking).unwrap();
+    let libvirt = Libvirt::start(launch).unwrap();
     let number = || -> Option<i32> { std::fs::read_to_string(&pid).ok()?.trim().parse().ok() };
     until("connected", || libvirt.shown().connected);
     let first = number().unwrap();
@@ -124,14 +124,14 @@ fn a_process_that_is_killed_is_started_again_and_the_last_one_ends_with_the_daem
 }
 
 #[test]
-fn endless_words_are_not_taken() {
+fn an_endless_line_ends_the_process() {
     let folder = tempfile::tempdir().unwrap();
-    let asking = asking(
+    let launch = launch(
         folder.path(),
         "head -c 3000000 /dev/zero | tr '\\0' a; sleep 60",
     );
     let _daemon = Daemon::start(folder.path());
-    let libvirt = Libvirt::start(asking).unwrap();
+    let libvirt = Libvirt::start(launch).unwrap();
     until("given up", || {
         libvirt.shown().why == "the process that asks libvirt has ended"
     });

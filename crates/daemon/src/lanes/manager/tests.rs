@@ -8,8 +8,8 @@ use viola_netdev::Counters;
 use super::*;
 use viola_config::lanes::Pool as PoolConfig;
 
-fn nic(name: &str, bridge: &str, mac: u8) -> Nic {
-    Nic {
+fn nic(name: &str, bridge: &str, mac: u8) -> GuestNic {
+    GuestNic {
         id: format!("netns:{name}"),
         name: name.into(),
         interface: format!("v-{name}"),
@@ -26,26 +26,26 @@ fn nic(name: &str, bridge: &str, mac: u8) -> Nic {
     }
 }
 
-fn keeper(folder: &tempfile::TempDir) -> Keeper {
-    Keeper::new(&folder.path().join("lanes.json"))
+fn manager(folder: &tempfile::TempDir) -> Manager {
+    Manager::new(&folder.path().join("lanes.json"))
 }
 
 #[test]
 fn two_guests_with_one_address_in_one_network_are_both_left_out() {
     let folder = tempfile::tempdir().unwrap();
-    let mut keeper = keeper(&folder);
-    keeper.nics = vec![
+    let mut manager = manager(&folder);
+    manager.nics = vec![
         nic("a", "br0", 1),
         nic("b", "br0", 2),
         nic("c", "br0", 1),
-        // the same address in another network is somebody else
+        // The same address in another network belongs to another guest.
         nic("d", "br1", 1),
     ];
-    keeper.leave_out_twins();
-    let left: Vec<&str> = keeper.nics.iter().map(|n| n.name.as_str()).collect();
+    manager.leave_out_duplicates();
+    let left: Vec<&str> = manager.nics.iter().map(|n| n.name.as_str()).collect();
     assert_eq!(left, ["b", "d"]);
     assert_eq!(
-        keeper.left_out,
+        manager.left_out,
         ["a and c have the same address 02:00:00:00:00:01 at br0"]
     );
 }
@@ -64,10 +64,10 @@ fn entry(name: &str, vf: u32) -> Entry {
 }
 
 #[test]
-fn vfs_that_vanish_with_their_nic_are_nobodys_and_the_loop_goes_on() {
+fn vfs_of_a_nic_that_is_gone_are_lost_once() {
     let folder = tempfile::tempdir().unwrap();
-    let mut keeper = keeper(&folder);
-    keeper.pools = vec![Pool::new(PoolConfig {
+    let mut manager = manager(&folder);
+    manager.pools = vec![Pool::new(PoolConfig {
         pf: "no-such-pf".into(),
         vfs: 2,
         bridge: "br0".into(),
@@ -76,7 +76,7 @@ fn vfs_that_vanish_with_their_nic_are_nobodys_and_the_loop_goes_on() {
         reserve_mbit: 0,
         vf_mbit: 0,
     })];
-    keeper.pools[0].vfs = (0..2)
+    manager.pools[0].vfs = (0..2)
         .map(|index| VfDevice {
             pf: Pf::new("no-such-pf"),
             index,
@@ -84,15 +84,15 @@ fn vfs_that_vanish_with_their_nic_are_nobodys_and_the_loop_goes_on() {
         })
         .collect();
     for (name, vf) in [("a", 0), ("b", 1)] {
-        keeper.journal.record(entry(name, vf)).unwrap();
+        manager.journal.record(entry(name, vf)).unwrap();
     }
-    keeper.look_after_pools(&[]);
-    assert!(keeper.pools[0].vfs.is_empty());
-    assert!(keeper.pools[0].why.is_some());
-    assert_eq!(keeper.journal.entries(), []);
-    assert_eq!(keeper.totals.lost, 2);
-    // again: nothing more is lost, and nothing is decided about a NIC that is not there
-    keeper.look_after_pools(&[]);
-    keeper.decide();
-    assert_eq!((keeper.totals.lost, keeper.totals.granted), (2, 0));
+    manager.check_pools(&[]);
+    assert!(manager.pools[0].vfs.is_empty());
+    assert!(manager.pools[0].why.is_some());
+    assert_eq!(manager.journal.entries(), []);
+    assert_eq!(manager.totals.lost, 2);
+    // A second check loses nothing more, and decides nothing about the missing NIC.
+    manager.check_pools(&[]);
+    manager.decide();
+    assert_eq!((manager.totals.lost, manager.totals.granted), (2, 0));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! VFs that a NIC is found with, and NICs that are gone.
+//! Adopts VFs that guests already have when a NIC starts to work, and gives up the VFs of a NIC that is gone.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use viola_lanes::transfer::{Recovered, Transfer};
 use viola_lanes::{Attachment, Entry, Eswitch, Presence, Stage, StepTimes, VfDevice};
 use viola_policy::lanes::{self as policy, Vf};
 
-use crate::lanes::manager::{FOREIGN, Keeper};
+use crate::lanes::manager::{FOREIGN, Manager};
 use viola_cli::log::{self, Level};
 
-/// How long the interface of a VF that was just made may take to appear.
-const APPEARS: Duration = Duration::from_secs(3);
+/// The interface of a new VF appears within this time.
+const INTERFACE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Whether a VF has a driver for interfaces, and its interface is not here.
+/// Whether another network namespace has the interface of a VF: it has a network driver, and no interface here.
 fn is_elsewhere(vf: &VfDevice) -> bool {
-    let end = Instant::now() + APPEARS;
+    let end = Instant::now() + INTERFACE_TIMEOUT;
     loop {
         let links = viola_netdev::links().unwrap_or_default();
         let is_here = links
@@ -32,8 +32,8 @@ fn is_elsewhere(vf: &VfDevice) -> bool {
     }
 }
 
-impl Keeper {
-    /// VFs of a NIC that works from now on: those that guests have already.
+impl Manager {
+    /// Adopts the VFs that guests already have, when a NIC starts to work.
     pub(in crate::lanes) fn adopt(&mut self, at: usize) {
         let network = self.network(&self.pools[at].config.bridge);
         let noted: Vec<Entry> = self.journal.entries().to_vec();
@@ -59,14 +59,14 @@ impl Keeper {
                 let vm = FOREIGN - vf.index;
                 self.policy.adopt(now, place, policy::Nic { vm, network });
                 let (pf, index) = (&vf.pf.name, vf.index);
-                self.tell(format!(
+                self.log_once(format!(
                     "VF {index} of {pf} is with somebody else, and stays there"
                 ));
             }
         }
     }
 
-    /// A guest that has a VF of which the journal knows nothing.
+    /// A guest that has a VF which is not in the journal.
     fn found_with(&self, at: usize, vf: &VfDevice) -> Option<Entry> {
         let bridge = &self.pools[at].config.bridge;
         for nic in self.nics.iter().filter(|n| n.bridge == *bridge) {
@@ -86,6 +86,7 @@ impl Keeper {
         None
     }
 
+    /// Finishes a switch that an earlier daemon began, or adopts the VF.
     pub(in crate::lanes) fn settle(
         &mut self,
         at: usize,
@@ -118,16 +119,16 @@ impl Keeper {
         };
         log::about(Level::Notice, &entry.guest, what);
         if let Ok(Recovered::Held) = settled {
-            // it may be one of which nothing was noted
+            // A VF that was not in the journal gets an entry.
             if let Err(e) = self.journal.record(entry.clone()) {
-                self.tell(e.to_string());
+                self.log_once(e.to_string());
             }
         }
         settled.unwrap_or(Recovered::Held)
     }
 
-    /// A guest has its VF no longer.
-    pub(in crate::lanes) fn let_go(&mut self, at: usize, vf: &VfDevice, entry: &Entry) {
+    /// A guest no longer has its VF.
+    pub(in crate::lanes) fn lost(&mut self, at: usize, vf: &VfDevice, entry: &Entry) {
         self.totals.lost += 1;
         let what = format!("VF {} of {} went from it", vf.index, vf.pf.name);
         log::about(Level::Warning, &entry.guest, what);
@@ -136,7 +137,7 @@ impl Keeper {
         let done = done.and_then(|()| card.clear(vf.index));
         let done = done.and_then(|()| self.journal.remove(&entry.pf, entry.vf));
         if let Err(e) = done {
-            self.tell(e.to_string());
+            self.log_once(e.to_string());
         }
     }
 
@@ -145,12 +146,12 @@ impl Keeper {
         let pf = self.pools[at].config.pf.clone();
         let entries: Vec<Entry> = self.journal.entries().to_vec();
         for entry in entries.iter().filter(|e| e.pf == pf) {
-            self.pools[at].give_up(entry.vf, entry.mac);
+            self.pools[at].release(entry.vf, entry.mac);
             self.totals.lost += 1;
             let what = format!("VF {} of {pf} is gone with its NIC", entry.vf);
             log::about(Level::Warning, &entry.guest, what);
             if let Err(e) = self.journal.remove(&pf, entry.vf) {
-                self.tell(e.to_string());
+                self.log_once(e.to_string());
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes back all VFs that the journal knows of, without a daemon.
+//! Takes back the VFs of an earlier daemon by its journal (`viola restore`); `adopt` lets a new daemon take them over.
 
 mod adopt;
 
@@ -11,19 +11,19 @@ use viola_netdev::Link;
 
 use crate::lanes::JOURNAL;
 
-/// Sentences about what was done.
+/// Takes back all VFs of the journal. Returns a sentence about each.
 pub fn take_back(run_dir: &Path) -> Vec<String> {
-    let (mut journal, said) = Journal::read(&run_dir.join(JOURNAL));
-    let mut done: Vec<String> = said.into_iter().collect();
+    let (mut journal, warning) = Journal::read(&run_dir.join(JOURNAL));
+    let mut done: Vec<String> = warning.into_iter().collect();
     let links = viola_netdev::links().unwrap_or_default();
     for entry in journal.entries().to_vec() {
-        done.push(take_one(&mut journal, &entry, &links));
+        done.push(take_back_one(&mut journal, &entry, &links));
     }
     done
 }
 
-/// Takes one VF back; a sentence about it.
-pub fn take_one(journal: &mut Journal, entry: &Entry, links: &[Link]) -> String {
+/// Takes one VF back. Returns a sentence about it.
+pub fn take_back_one(journal: &mut Journal, entry: &Entry, links: &[Link]) -> String {
     let vf = VfDevice {
         pf: Pf::new(&entry.pf),
         index: entry.vf,
@@ -56,7 +56,7 @@ pub fn take_one(journal: &mut Journal, entry: &Entry, links: &[Link]) -> String 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn without_a_journal_nothing_is_to_be_taken_back() {
+    fn without_a_journal_no_vf_is_taken_back() {
         let folder = tempfile::tempdir().unwrap();
         assert!(super::take_back(folder.path()).is_empty());
     }

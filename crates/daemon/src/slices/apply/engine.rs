@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries a draft out: pins, then the mechanism, in an order in which no real-time thread is ever let loose on a core
-//! that is not set aside; and looks after the mechanism.
+//! Starts, feeds and stops the mechanism. Pins are set before the mechanism gets the plan, and a thread that moves loses its
+//! real-time priority first: a real-time thread never runs on a core that is not set aside.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,50 +11,45 @@ use viola_meter::acct::Acct;
 use viola_sched::eevdf::Eevdf;
 use viola_sched::scx::{Scx, VerifiedScheduler};
 use viola_sched::slots::{HelperCommand, Slots};
-use viola_sched::{CoreHealth, Mechanism, Plan, SchedError, Usage, VmPlan};
+use viola_sched::{CoreHealth, Mechanism, Plan, SchedError, Usage};
 
-use crate::retry::{Trouble, Verdict};
-use crate::slices::apply::pins::{Pins, Wanted};
+use super::changes;
+use super::pins::Pins;
+use crate::cores::DesiredPins;
+use crate::retry::{NextTry, Retry};
 use crate::slices::decide::plan::Draft;
 use crate::slices::restore;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
-use viola_cli::quantities::{cap_text, exact};
 use viola_config::MechanismChoice;
 
-/// Time over which the controllers' use of a CPU is taken.
-const MEAN: Duration = Duration::from_secs(1);
+/// Time over which the CPU time of controllers is averaged.
+const CPU_SHARE_WINDOW: Duration = Duration::from_secs(1);
 
-/// The mechanism in use and what it was told.
+/// The mechanism in use, and the plan that it carries out.
 pub struct Engine {
     run_dir: PathBuf,
     choice: Option<MechanismChoice>,
     mechanism: Option<Box<dyn Mechanism>>,
-    /// The sched_ext scheduler, verified and not at work yet.
+    /// A sched_ext scheduler that the kernel has verified, for the next start.
     ready: Option<VerifiedScheduler>,
     applied: Plan,
-    /// What a dry run would have applied.
-    pretended: Plan,
-    again: bool,
-    cores: Vec<CoreHealth>,
-    /// What the controllers had used a second or so ago, and what part of a CPU that makes.
-    used_at: Option<Instant>,
-    used: BTreeMap<u32, (u64, f64)>,
-    /// Affinities.
+    /// The last plan of a dry run.
+    dry_run_plan: Plan,
+    /// The mechanism has to get the plan again, though it did not change.
+    must_reapply: bool,
+    core_health: Vec<CoreHealth>,
+    /// CPU time of each core's controller when it was read last, ns, and its part of a CPU before that.
+    cpu_read: Option<Instant>,
+    cpu_used: BTreeMap<u32, (u64, f64)>,
+    /// Affinities that viola set.
     pub pins: Pins,
-    /// Failures.
-    pub trouble: Trouble,
-}
-
-/// What came of it.
-#[derive(Debug, Default)]
-pub struct Driven {
-    /// VMs that the kernel refused, with the reason; they have to be left out of the next draft.
-    pub refused: Vec<(VmId, String)>,
+    /// Failures of the mechanism.
+    pub retry: Retry,
 }
 
 impl Engine {
-    /// Nothing is changed before [`Engine::drive`].
+    /// Changes nothing before [`Engine::apply`]. `run_dir` gets the files from which changes can be restored.
     pub fn new(run_dir: &Path) -> Self {
         Self {
             run_dir: run_dir.to_owned(),
@@ -62,23 +57,23 @@ impl Engine {
             mechanism: None,
             ready: None,
             applied: Plan::default(),
-            pretended: Plan::default(),
-            again: false,
-            cores: Vec::new(),
-            used_at: None,
-            used: BTreeMap::new(),
+            dry_run_plan: Plan::default(),
+            must_reapply: false,
+            core_health: Vec::new(),
+            cpu_read: None,
+            cpu_used: BTreeMap::new(),
             pins: Pins::new(restore::affinity_file(run_dir)),
-            trouble: Trouble::default(),
+            retry: Retry::default(),
         }
     }
 
-    /// Takes a sched_ext scheduler that the kernel has verified, for its next start.
-    pub fn keep(&mut self, ready: VerifiedScheduler) {
+    /// Keeps a sched_ext scheduler that the kernel has verified, for its next start.
+    pub fn set_scheduler(&mut self, ready: VerifiedScheduler) {
         self.ready = Some(ready);
     }
 
-    /// Sets which mechanism is to be used from now on; the one in use ends when it is another.
-    pub fn choose(&mut self, choice: Option<MechanismChoice>) {
+    /// Sets the mechanism of the next plan. Another one that runs is stopped.
+    pub fn select(&mut self, choice: Option<MechanismChoice>) {
         if choice != self.choice {
             if let Err(e) = self.stop() {
                 log::line(Level::Error, chain(&e));
@@ -90,33 +85,33 @@ impl Engine {
         }
     }
 
-    /// What each VM got, as the mechanism counts it.
-    pub fn got(&self) -> Vec<Usage> {
+    /// What each VM got on each core, as the mechanism counts it.
+    pub fn usage(&self) -> Vec<Usage> {
         self.mechanism
             .as_deref()
             .map_or(Vec::new(), Mechanism::usage)
     }
 
-    /// Name of the mechanism that is at work.
-    pub fn at_work(&self) -> Option<&'static str> {
+    /// Name of the mechanism, if it schedules a core.
+    pub fn active_mechanism(&self) -> Option<&'static str> {
         self.mechanism
             .as_deref()
             .filter(|_| !self.applied.cores.is_empty())
             .map(Mechanism::name)
     }
 
-    /// The plan that holds now.
+    /// The plan in force.
     pub fn applied(&self) -> &Plan {
         &self.applied
     }
 
-    /// What the mechanism said last of each core.
-    pub fn cores(&self) -> &[CoreHealth] {
-        &self.cores
+    /// Health of each core, as the mechanism reported it last.
+    pub fn core_health(&self) -> &[CoreHealth] {
+        &self.core_health
     }
 
-    /// Asks the mechanism how it is. `true` when the plan has to be drawn up again.
-    pub fn look_after(&mut self, now: Instant) -> bool {
+    /// Asks the mechanism how it is; `true` when the cores have to be planned again.
+    pub fn check_health(&mut self, now: Instant) -> bool {
         let Some(mechanism) = self.mechanism.as_deref_mut() else {
             return false;
         };
@@ -125,8 +120,8 @@ impl Engine {
             self.failed(now, why);
             return true;
         }
-        self.cores = health.cores;
-        self.count_used(now);
+        self.core_health = health.cores;
+        self.update_cpu_shares(now);
         if let Some(errno) = health.refused {
             let why = std::io::Error::from_raw_os_error(errno);
             log::line(
@@ -134,28 +129,28 @@ impl Engine {
                 format!("the kernel refused a real-time priority: {why}"),
             );
         }
-        self.again |= health.resync || health.refused.is_some();
-        self.again
+        self.must_reapply |= health.resync || health.refused.is_some();
+        self.must_reapply
     }
 
-    fn count_used(&mut self, now: Instant) {
-        let span = self.used_at.map(|at| now.saturating_duration_since(at));
-        if span.is_some_and(|s| s < MEAN) {
+    fn update_cpu_shares(&mut self, now: Instant) {
+        let span = self.cpu_read.map(|at| now.saturating_duration_since(at));
+        if span.is_some_and(|s| s < CPU_SHARE_WINDOW) {
             return;
         }
-        self.used_at = Some(now);
-        for core in &self.cores {
-            let entry = self.used.entry(core.cpu).or_insert((core.cpu_ns, 0.0));
-            // A controller that was started anew counts from zero.
+        self.cpu_read = Some(now);
+        for core in &self.core_health {
+            let entry = self.cpu_used.entry(core.cpu).or_insert((core.cpu_ns, 0.0));
+            // A controller that started again counts from zero.
             let used = core.cpu_ns.saturating_sub(entry.0);
             let share = span.map_or(0.0, |s| used as f64 / s.as_nanos().max(1) as f64);
             *entry = (core.cpu_ns, share);
         }
     }
 
-    /// Part of a CPU that a core's controller took over the last second or so.
+    /// Part of a CPU that a core's controller used in the last second, 0..=1.
     pub fn controller_share(&self, cpu: u32) -> f64 {
-        self.used.get(&cpu).map_or(0.0, |(_, share)| *share)
+        self.cpu_used.get(&cpu).map_or(0.0, |(_, share)| *share)
     }
 
     fn failed(&mut self, now: Instant, why: String) {
@@ -166,9 +161,9 @@ impl Engine {
         if let Err(e) = self.stop() {
             log::line(Level::Error, chain(&e));
         }
-        let then = match self.trouble.fail(now, why.clone()) {
-            Verdict::Retry(delay) => format!("it is tried again in {} s", delay.as_secs()),
-            Verdict::GiveUp => {
+        let then = match self.retry.failed(now, why.clone()) {
+            NextTry::After(delay) => format!("it is tried again in {} s", delay.as_secs()),
+            NextTry::Never => {
                 "that was the third time in a minute, so it stays off; viola start tries it again"
                     .to_owned()
             }
@@ -176,60 +171,65 @@ impl Engine {
         log::line(Level::Error, format!("{name}: {why}; {then}"));
     }
 
-    /// Brings a draft about, unless it is already.
-    pub fn drive(
+    /// Puts a plan in force, unless it is. Returns the VMs that the kernel refused, and why: the next plan has to leave them out.
+    pub fn apply(
         &mut self,
         now: Instant,
         draft: &Draft,
         vms: &[Vm],
         acct: Option<&mut Acct>,
-    ) -> Driven {
-        let mut driven = Driven::default();
+    ) -> Vec<(VmId, String)> {
         let Some(choice) = self.choice else {
-            return driven;
+            return Vec::new();
         };
-        if self.trouble.holds_back(now) {
-            return driven;
+        if self.retry.must_wait(now) {
+            return Vec::new();
         }
-        match self.try_drive(choice, draft, vms, acct) {
+        match self.try_apply(choice, draft, vms, acct) {
             Ok(refused) => {
-                self.trouble.overcome();
-                driven.refused = refused;
+                self.retry.succeeded();
+                refused
             }
-            Err(e) => self.failed(now, chain(&e)),
+            Err(e) => {
+                self.failed(now, chain(&e));
+                Vec::new()
+            }
         }
-        driven
     }
 
-    fn try_drive(
+    fn try_apply(
         &mut self,
         choice: MechanismChoice,
         draft: &Draft,
         vms: &[Vm],
         mut acct: Option<&mut Acct>,
     ) -> Result<Vec<(VmId, String)>, SchedError> {
-        // A thread that is real-time now becomes an ordinary one before it goes elsewhere.
+        // A thread that is real-time now becomes a fair one before it moves.
         let moving: Vec<i32> = self
             .pins
             .moved_by(&draft.pins, vms)
             .map(|pid| pid as i32)
             .collect();
-        let between = without(&self.applied, &moving);
-        if between != self.applied
+        let without_moving = without(&self.applied, &moving);
+        if without_moving != self.applied
             && let Some(mechanism) = self.mechanism.as_deref_mut()
         {
-            mechanism.apply(&between, vms, acct.as_deref_mut())?;
-            self.applied = between;
+            mechanism.apply(&without_moving, vms, acct.as_deref_mut())?;
+            self.applied = without_moving;
         }
-        self.pins.park(parks(&draft.plan, vms));
+        self.pins.set_waiting_cores(waiting_cores(&draft.plan, vms));
         let pinned = self.pins.apply(&draft.pins, vms)?;
         for id in &pinned.changed {
-            log::about(Level::Notice, id, pinned_text(&draft.pins, vms, id));
+            log::about(
+                Level::Notice,
+                id,
+                changes::pinned_text(&draft.pins, vms, id),
+            );
         }
         if !pinned.refused.is_empty() {
             return Ok(pinned.refused);
         }
-        if draft.plan == self.applied && !self.again {
+        if draft.plan == self.applied && !self.must_reapply {
             return Ok(Vec::new());
         }
         if self.mechanism.is_none() {
@@ -237,37 +237,31 @@ impl Engine {
                 return Ok(Vec::new());
             }
             let ready = self.ready.take();
-            self.mechanism = Some(make(choice, &self.run_dir, ready));
+            self.mechanism = Some(start(choice, &self.run_dir, ready));
         }
         if let Some(mechanism) = self.mechanism.as_deref_mut() {
             mechanism.apply(&draft.plan, vms, acct)?;
-            tell(mechanism.name(), &self.applied, draft, vms);
+            changes::log(mechanism.name(), &self.applied, draft, vms);
         }
-        self.again = false;
+        self.must_reapply = false;
         self.applied = draft.plan.clone();
         Ok(Vec::new())
     }
 
-    /// Tells what would be done, for a dry run; nothing is.
-    pub fn pretend(&mut self, choice: Option<MechanismChoice>, draft: &Draft, vms: &[Vm]) {
+    /// Logs what the plan of a dry run would change.
+    pub fn log_dry_run(&mut self, choice: Option<MechanismChoice>, draft: &Draft, vms: &[Vm]) {
         let name = choice.map_or("slots", MechanismChoice::name);
-        for (vm, what) in told(name, &self.pretended, draft, vms) {
-            let what = format!("dry run, would be: {what}");
-            match vm {
-                None => log::line(Level::Notice, what),
-                Some(vm) => log::about(Level::Notice, vm, what),
-            }
-        }
-        self.pretended = draft.plan.clone();
+        changes::log_as_dry_run(name, &self.dry_run_plan, draft, vms);
+        self.dry_run_plan = draft.plan.clone();
     }
 
-    /// Puts everything back.
+    /// Stops the mechanism and gives all threads back what they had.
     pub fn stop(&mut self) -> Result<(), SchedError> {
         let stopped = self.mechanism.take().map_or(Ok(()), |mut m| m.stop());
         self.applied = Plan::default();
-        self.again = false;
-        self.cores.clear();
-        self.used.clear();
+        self.must_reapply = false;
+        self.core_health.clear();
+        self.cpu_used.clear();
         stopped.and(self.pins.stop())
     }
 }
@@ -280,9 +274,9 @@ impl Drop for Engine {
     }
 }
 
-/// Where turbo vCPUs wait at times.
-fn parks(plan: &Plan, vms: &[Vm]) -> Wanted {
-    let mut parks = Wanted::new();
+/// The regular cores on which turbo vCPUs wait while their turbo core is busy.
+fn waiting_cores(plan: &Plan, vms: &[Vm]) -> DesiredPins {
+    let mut cores = DesiredPins::new();
     for plan in plan.cores.iter().flat_map(|core| &core.vms) {
         let (Some(cpu), Some(vm)) = (
             plan.hold_cpu,
@@ -292,13 +286,13 @@ fn parks(plan: &Plan, vms: &[Vm]) -> Wanted {
         };
         let planned = |t: &&Thread| plan.threads.iter().any(|p| p.tid == t.tid as i32);
         for thread in vm.threads().filter(planned) {
-            parks.insert(*thread, [cpu].into_iter().collect());
+            cores.insert(*thread, [cpu].into_iter().collect());
         }
     }
-    parks
+    cores
 }
 
-fn make(
+fn start(
     choice: MechanismChoice,
     run_dir: &Path,
     ready: Option<VerifiedScheduler>,
@@ -307,7 +301,7 @@ fn make(
         MechanismChoice::Eevdf => Box::new(Eevdf::new(restore::eevdf_file(run_dir))),
         MechanismChoice::SchedExt => Box::new(Scx::new(restore::sched_ext_file(run_dir), ready)),
         MechanismChoice::Slots => {
-            // This program itself, also when its file was replaced since.
+            // This very program, even if its file was replaced since.
             let program = "/proc/self/exe".into();
             let args = vec!["internal".into(), "slots-watchdog".into()];
             Box::new(Slots::new(
@@ -318,7 +312,7 @@ fn make(
     }
 }
 
-/// A plan without some VMs, and without cores that are empty then.
+/// A plan without some VMs, and without cores that have no VM then.
 fn without(plan: &Plan, pids: &[i32]) -> Plan {
     let mut plan = plan.clone();
     for core in &mut plan.cores {
@@ -328,193 +322,11 @@ fn without(plan: &Plan, pids: &[i32]) -> Plan {
     plan
 }
 
-fn pinned_text(pins: &Wanted, vms: &[Vm], id: &VmId) -> String {
-    let vm = vms.iter().find(|vm| vm.id == *id);
-    let mut cpus: Vec<String> = vm
-        .into_iter()
-        .flat_map(Vm::threads)
-        .filter_map(|t| pins.get(t))
-        .map(ToString::to_string)
-        .collect();
-    cpus.sort();
-    cpus.dedup();
-    if cpus.is_empty() {
-        "its threads may run where they could before".into()
-    } else {
-        format!(
-            "threads that could run on several cores are kept on {}",
-            cpus.join(" and ")
-        )
-    }
-}
-
-/// One line per core and per VM that is scheduled in another way from now on.
-fn tell(mechanism: &str, old: &Plan, draft: &Draft, vms: &[Vm]) {
-    for line in told(mechanism, old, draft, vms) {
-        match line {
-            (None, what) => log::line(Level::Notice, what),
-            (Some(vm), what) => log::about(Level::Notice, vm, what),
-        }
-    }
-}
-
-fn told(mechanism: &str, old: &Plan, draft: &Draft, vms: &[Vm]) -> Vec<(Option<VmId>, String)> {
-    let mut lines = Vec::new();
-    let managed = |plan: &Plan, cpu: u32| plan.cores.iter().any(|c| c.cpu == cpu);
-    for note in &draft.cores {
-        match (managed(old, note.cpu), note.managed) {
-            (false, true) => lines.push((
-                None,
-                format!("core {}: {mechanism} on, since {}", note.cpu, note.why),
-            )),
-            (true, false) => lines.push((
-                None,
-                format!(
-                    "core {}: back to stock scheduling, since {}",
-                    note.cpu, note.why
-                ),
-            )),
-            _ => {}
-        }
-    }
-    let (before, after) = (by_vm(old), by_vm(&draft.plan));
-    for vm in vms {
-        let key = |map: &BTreeMap<i32, Vec<String>>| {
-            map.get(&(vm.pid as i32)).cloned().unwrap_or_default()
-        };
-        let (was, is) = (key(&before), key(&after));
-        if was != is {
-            let what = match is.is_empty() {
-                true => "stock scheduling".to_owned(),
-                false => format!("{mechanism}: {}", is.join("; ")),
-            };
-            lines.push((Some(vm.id.clone()), what));
-        }
-    }
-    lines
-}
-
-/// What each VM (by process) has on its cores, in words.
-fn by_vm(plan: &Plan) -> BTreeMap<i32, Vec<String>> {
-    let mut words: BTreeMap<i32, Vec<String>> = BTreeMap::new();
-    for core in &plan.cores {
-        for v in &core.vms {
-            words.entry(v.pid).or_default().push(format!(
-                "core {}, {}",
-                core.cpu,
-                controls_text(v)
-            ));
-        }
-    }
-    words
-}
-
-fn controls_text(v: &VmPlan) -> String {
-    let class = match v.params.class {
-        viola_policy::slices::Class::Ls => {
-            format!("class ls, microslice {}", exact(v.params.microslice))
-        }
-        viola_policy::slices::Class::Batch => "class batch".into(),
-    };
-    let cap = v
-        .params
-        .cap_permille
-        .map(|c| format!(", cap {}", cap_text(Some(c))))
-        .unwrap_or_default();
-    format!("{class}, weight {}{cap}", v.params.weight)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::changes::tests::plan;
     use super::*;
-    use crate::slices::decide::plan::CoreNote;
-    use crate::testing::vm;
-    use viola_policy::slices::{Class, Params};
-    use viola_sched::{Algorithm, CorePlan};
-
-    fn plan(vms: &[(i32, Class, u32)]) -> Plan {
-        let vms = vms
-            .iter()
-            .map(|&(pid, class, weight)| VmPlan {
-                hold_cpu: None,
-                params: Params {
-                    id: pid as u32,
-                    class,
-                    weight,
-                    cap_permille: None,
-                    microslice: 300_000,
-                },
-                index: 0,
-                pid,
-                sees_packets: false,
-                regular_vcpus: (0, 0),
-                threads: Vec::new(),
-            })
-            .collect();
-        Plan {
-            cores: vec![CorePlan {
-                cpu: 1,
-                algorithm: Algorithm::Interleaved,
-                batch_slice: 1,
-                budget_permille: None,
-                reserve_permille: 0,
-                vms,
-            }],
-        }
-    }
-
-    fn draft(plan: Plan, why: &str) -> Draft {
-        let managed = !plan.cores.is_empty();
-        let note = CoreNote {
-            cpu: 1,
-            managed,
-            why: why.into(),
-            vms: Vec::new(),
-        };
-        Draft {
-            plan,
-            cores: vec![note],
-            ..Draft::default()
-        }
-    }
-
-    #[test]
-    fn each_change_is_told_once_with_its_reason() {
-        let vms = [vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]])];
-        let on = draft(
-            plan(&[(10, Class::Ls, 256), (20, Class::Batch, 512)]),
-            "a is latency-sensitive",
-        );
-        let text = |old: &Plan, draft: &Draft| -> Vec<String> {
-            told("slots", old, draft, &vms)
-                .into_iter()
-                .map(|(vm, t)| format!("{}{t}", vm.map(|v| format!("{v}: ")).unwrap_or_default()))
-                .collect()
-        };
-        assert_eq!(
-            text(&Plan::default(), &on),
-            [
-                "core 1: slots on, since a is latency-sensitive",
-                "uml:a: slots: core 1, class ls, microslice 300us, weight 256",
-                "uml:b: slots: core 1, class batch, weight 512",
-            ]
-        );
-        assert!(text(&on.plan, &on).is_empty());
-        assert_eq!(
-            text(
-                &on.plan,
-                &draft(
-                    Plan::default(),
-                    "no VM there is latency-sensitive or has a cap"
-                )
-            ),
-            [
-                "core 1: back to stock scheduling, since no VM there is latency-sensitive or has a cap",
-                "uml:a: stock scheduling",
-                "uml:b: stock scheduling",
-            ]
-        );
-    }
+    use viola_policy::slices::Class;
 
     #[test]
     fn a_plan_without_its_last_vm_has_no_core() {

@@ -1,64 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Affinity: vCPUs that may run on several cores are pinned to the one they were placed on, and other VMs' threads
-//! are kept off the cores that real-time slots fill.
+//! Affinities: a vCPU that may run on several cores is pinned to the core it was placed on, and threads of other VMs are kept off
+//! cores that real-time threads fill.
 //!
-//! What a thread could run on before is written down before the first change, as the mechanisms do with its class.
-//! Somebody else who changes an affinity meanwhile (`virsh vcpupin`) wins: that is then what the thread could
-//! run on before.
+//! The original affinity of a thread is saved to a file before the first change. When another program changes an affinity meanwhile
+//! (`virsh vcpupin`), that becomes the original one.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::cores::DesiredPins;
 use viola_host::attrs::{self, AttrError, Outcome};
 use viola_host::{CpuSet, Thread, Tid, Vm, VmId};
 use viola_sched::SchedError;
 use viola_sched::restore::{RestoreError, SavedState, SavedVm, restore_vm};
 
-/// The CPUs that threads are to run on.
-pub type Wanted = BTreeMap<Thread, CpuSet>;
-
-/// Pins and what was there before.
+/// Pins, and the affinities before them.
 #[derive(Debug)]
 pub struct Pins {
     file: PathBuf,
     state: SavedState,
-    /// What we set.
-    ours: Wanted,
-    /// The cores to which the mechanism sends a pinned thread for a moment, or ever did: that is our doing too.
-    parks: Wanted,
+    /// Affinities that viola set.
+    ours: DesiredPins,
+    /// Cores on which the mechanism lets pinned threads wait. A thread that is there was moved by viola, too.
+    waiting: DesiredPins,
 }
 
-/// What applying the pins has changed.
+/// What [`Pins::apply`] changed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Pinned {
-    /// VMs with threads that run elsewhere from now on.
+pub struct PinOutcome {
+    /// VMs with a thread whose affinity changed.
     pub changed: Vec<VmId>,
-    /// VMs that the kernel refused, with the reason.
+    /// VMs that the kernel refused, and why.
     pub refused: Vec<(VmId, String)>,
 }
 
 impl Pins {
-    /// `file` is where the affinities from before are kept.
+    /// `file` gets the affinities before the first change.
     pub fn new(file: PathBuf) -> Self {
         Self {
             file,
             state: SavedState::default(),
-            ours: Wanted::new(),
-            parks: Wanted::new(),
+            ours: DesiredPins::new(),
+            waiting: DesiredPins::new(),
         }
     }
 
-    /// The CPUs that a thread may run on as far as others than viola are concerned; `None` when it is gone.
+    /// The CPUs that a thread may run on without viola's pins; `None` when it is gone.
     pub fn allowed(&mut self, vm: &Vm, thread: &Thread) -> Result<Option<CpuSet>, AttrError> {
         let Some(now) = attrs::affinity(thread.tid)? else {
             return Ok(None);
         };
-        Ok(Some(self.before(vm, thread, now)))
+        Ok(Some(self.without_pin(vm, thread, now)))
     }
 
-    /// The same, from an affinity that was just read.
-    pub fn before(&mut self, vm: &Vm, thread: &Thread, now: CpuSet) -> CpuSet {
-        let parked = self.is_parked(thread, &now);
+    /// The same, where `now` is the affinity that was just read.
+    pub fn without_pin(&mut self, vm: &Vm, thread: &Thread, now: CpuSet) -> CpuSet {
+        let is_waiting = self.is_waiting(thread, &now);
         let saved = self
             .state
             .vms
@@ -70,11 +66,11 @@ impl Pins {
             .iter_mut()
             .find(|s| s.tid == thread.tid && s.start_time == thread.start_time);
         match self.ours.get(thread) {
-            // As we left it.
-            Some(ours) if *ours == now || parked => {
+            // As viola set it.
+            Some(ours) if *ours == now || is_waiting => {
                 known.map_or(&saved.affinity, |k| &k.affinity).clone()
             }
-            // Changed by somebody else since.
+            // Another program has changed it since.
             Some(_) => {
                 self.ours.remove(thread);
                 match known {
@@ -84,7 +80,7 @@ impl Pins {
                 }
                 now
             }
-            // Made since, by a thread that we had pinned.
+            // A new thread inherits the pin of the thread that made it.
             None if known.is_none() && self.ours.iter().any(|(t, c)| is_of(vm, t) && *c == now) => {
                 saved.affinity.clone()
             }
@@ -92,30 +88,30 @@ impl Pins {
         }
     }
 
-    /// Says where pinned threads may be found beside where they were pinned.
-    pub fn park(&mut self, parks: Wanted) {
-        self.parks.retain(|t, _| self.ours.contains_key(t));
-        for (thread, cpus) in parks {
-            self.parks.entry(thread).or_default().extend(&cpus);
+    /// Sets the cores on which the mechanism lets pinned threads wait.
+    pub fn set_waiting_cores(&mut self, cores: DesiredPins) {
+        self.waiting.retain(|t, _| self.ours.contains_key(t));
+        for (thread, cpus) in cores {
+            self.waiting.entry(thread).or_default().extend(&cpus);
         }
     }
 
-    fn is_parked(&self, thread: &Thread, now: &CpuSet) -> bool {
-        let parks = self.parks.get(thread);
-        now.len() == 1 && parks.is_some_and(|parks| now.iter().all(|cpu| parks.contains(cpu)))
+    fn is_waiting(&self, thread: &Thread, now: &CpuSet) -> bool {
+        let cores = self.waiting.get(thread);
+        now.len() == 1 && cores.is_some_and(|cores| now.iter().all(|cpu| cores.contains(cpu)))
     }
 
-    /// Pins as `wanted` says, and gives all other threads back what they had.
-    pub fn apply(&mut self, wanted: &Wanted, vms: &[Vm]) -> Result<Pinned, SchedError> {
-        let mut done = Pinned::default();
-        if *wanted == self.ours {
+    /// Pins the threads of `desired`, and gives all other threads back what they had.
+    pub fn apply(&mut self, desired: &DesiredPins, vms: &[Vm]) -> Result<PinOutcome, SchedError> {
+        let mut done = PinOutcome::default();
+        if *desired == self.ours {
             return Ok(done);
         }
-        self.note(wanted, vms)?;
+        self.save_originals(desired, vms)?;
         for vm in vms {
             let mut changed = false;
             for thread in vm.threads() {
-                let to = wanted.get(thread);
+                let to = desired.get(thread);
                 if to == self.ours.get(thread) {
                     continue;
                 }
@@ -149,20 +145,20 @@ impl Pins {
         }
         self.ours
             .retain(|t, _| vms.iter().any(|vm| vm.threads().any(|o| o == t)));
-        self.forget(vms)?;
+        self.drop_unpinned(vms)?;
         Ok(done)
     }
 
-    /// Main processes of the VMs that have a thread which `wanted` moves away from where it was pinned.
+    /// Main processes of VMs with a pinned thread that `desired` moves.
     pub fn moved_by<'a>(
         &'a self,
-        wanted: &'a Wanted,
+        desired: &'a DesiredPins,
         vms: &'a [Vm],
     ) -> impl Iterator<Item = Tid> + 'a {
         let moves = |t: &Thread| {
             self.ours
                 .get(t)
-                .is_some_and(|now| wanted.get(t) != Some(now))
+                .is_some_and(|now| desired.get(t) != Some(now))
         };
         vms.iter()
             .filter(move |vm| vm.threads().any(moves))
@@ -183,16 +179,14 @@ impl Pins {
         )
     }
 
-    /// What is not written down cannot be put back.
-    fn note(&mut self, wanted: &Wanted, vms: &[Vm]) -> Result<(), RestoreError> {
-        let written = self.state.clone();
+    /// Saves the affinities of VMs that get a pin, before they change: only what is saved can be restored.
+    fn save_originals(&mut self, desired: &DesiredPins, vms: &[Vm]) -> Result<(), RestoreError> {
+        let saved_before = self.state.clone();
         for vm in vms
             .iter()
-            .filter(|vm| vm.threads().any(|t| wanted.contains_key(t)))
+            .filter(|vm| vm.threads().any(|t| desired.contains_key(t)))
         {
-            let is_known = |s: &viola_sched::restore::SavedVm| {
-                s.pid == vm.pid && s.start_time == vm.start_time
-            };
+            let is_known = |s: &SavedVm| s.pid == vm.pid && s.start_time == vm.start_time;
             let before: Option<Vec<Tid>> = self
                 .state
                 .vms
@@ -209,22 +203,22 @@ impl Pins {
             if let (Some(before), Some(saved)) =
                 (before, self.state.vms.iter_mut().find(|s| is_known(s)))
             {
-                // A thread made since has inherited our pin; what it could run on before is what the others could.
+                // A new thread has inherited the pin; its original affinity is that of the VM.
                 saved
                     .threads
                     .retain(|t| before.contains(&t.tid) || !ours.contains(&&t.affinity));
                 refresh(saved, |tid| self.ours.keys().any(|t| t.tid == tid))?;
             }
         }
-        if self.state == written {
+        if self.state == saved_before {
             Ok(())
         } else {
             self.state.write(&self.file)
         }
     }
 
-    /// Drops VMs of which nothing is pinned any more.
-    fn forget(&mut self, vms: &[Vm]) -> Result<(), RestoreError> {
+    /// Drops VMs without pins from the file.
+    fn drop_unpinned(&mut self, vms: &[Vm]) -> Result<(), RestoreError> {
         let ours = &self.ours;
         for saved in &mut self.state.vms {
             refresh(saved, |tid| ours.keys().any(|t| t.tid == tid))?;
@@ -236,7 +230,7 @@ impl Pins {
         };
         let dropped: Vec<_> = self.state.vms.extract_if(.., |s| !has_pin(s.pid)).collect();
         for saved in &dropped {
-            // Threads that nobody knew of at the last look.
+            // It may have threads that were made after the last scan.
             restore_vm(saved)?;
         }
         match (dropped.is_empty(), self.state.vms.is_empty()) {
@@ -249,7 +243,7 @@ impl Pins {
         }
     }
 
-    /// Gives every thread back what it had.
+    /// Gives all threads back what they had.
     pub fn stop(&mut self) -> Result<(), SchedError> {
         self.ours.clear();
         for saved in &self.state.vms {
@@ -261,8 +255,7 @@ impl Pins {
     }
 }
 
-/// What threads that are not pinned may run on now is what they are to have: others may have changed it, such as the
-/// supervisor of vread for a reader's worker.
+/// Saves the affinities of threads that are not pinned again: another program, or vread for a reader's worker, may have changed them.
 fn refresh(saved: &mut SavedVm, is_pinned: impl Fn(Tid) -> bool) -> Result<(), AttrError> {
     for thread in saved.threads.iter_mut().filter(|t| !is_pinned(t.tid)) {
         if let Some(now) = attrs::affinity(thread.tid)? {
@@ -317,14 +310,14 @@ mod tests {
         }
     }
 
-    fn pin(vm: &Vm, cpu: u32) -> Wanted {
+    fn pin(vm: &Vm, cpu: u32) -> DesiredPins {
         vm.threads()
             .map(|t| (*t, [cpu].into_iter().collect()))
             .collect()
     }
 
     #[test]
-    fn a_pinned_vm_can_run_where_it_could_before_when_the_pin_is_gone() {
+    fn unpinned_threads_get_their_affinity_back() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("affinity.json");
         let mut pins = Pins::new(file.clone());
@@ -342,14 +335,14 @@ mod tests {
         let thread = vm.threads().next().unwrap();
         assert_eq!(pins.allowed(&vm, thread).unwrap(), Some(all.clone()));
         assert!(file.exists());
-        pins.apply(&Wanted::new(), std::slice::from_ref(&vm))
+        pins.apply(&DesiredPins::new(), std::slice::from_ref(&vm))
             .unwrap();
         assert_eq!(sleeper.affinity(), all);
         assert!(!file.exists());
     }
 
     #[test]
-    fn what_was_pinned_by_a_daemon_that_died_is_put_back_from_the_file() {
+    fn affinities_are_restored_from_the_file_of_a_daemon_that_died() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("affinity.json");
         let sleeper = Sleeper::new();
@@ -363,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_else_who_moves_the_vm_meanwhile_wins() {
+    fn an_affinity_that_another_program_sets_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let mut pins = Pins::new(dir.path().join("affinity.json"));
         let sleeper = Sleeper::new();
@@ -376,14 +369,14 @@ mod tests {
         let _ = attrs::set_affinity(vm.pid, &moved).unwrap();
         let thread = vm.threads().next().unwrap();
         assert_eq!(pins.allowed(&vm, thread).unwrap(), Some(moved.clone()));
-        pins.apply(&Wanted::new(), std::slice::from_ref(&vm))
+        pins.apply(&DesiredPins::new(), std::slice::from_ref(&vm))
             .unwrap();
         pins.stop().unwrap();
         assert_eq!(sleeper.affinity(), moved);
     }
 
     #[test]
-    fn a_thread_that_the_mechanism_has_sent_away_for_a_moment_was_not_moved_by_somebody_else() {
+    fn a_thread_on_its_waiting_core_counts_as_pinned() {
         let dir = tempfile::tempdir().unwrap();
         let mut pins = Pins::new(dir.path().join("affinity.json"));
         let sleeper = Sleeper::new();
@@ -392,7 +385,7 @@ mod tests {
         let (vm, before) = (sleeper.vm(), sleeper.affinity());
         let wanted = pin(&vm, first);
         pins.apply(&wanted, std::slice::from_ref(&vm)).unwrap();
-        pins.park(pin(&vm, second));
+        pins.set_waiting_cores(pin(&vm, second));
         let away: CpuSet = [second].into_iter().collect();
         let _ = attrs::set_affinity(vm.pid, &away).unwrap();
         let thread = vm.threads().next().unwrap();
@@ -402,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_was_moved_before_it_was_pinned_comes_back_to_where_it_was_moved() {
+    fn a_worker_that_moved_before_it_was_pinned_gets_its_last_affinity_back() {
         let dir = tempfile::tempdir().unwrap();
         let mut pins = Pins::new(dir.path().join("affinity.json"));
         let (sleeper, worker) = (Sleeper::new(), Sleeper::new());
@@ -424,13 +417,13 @@ mod tests {
             .unwrap();
         assert_eq!(worker.affinity(), [first].into_iter().collect());
         assert_eq!(pins.allowed(&vm, &of_worker).unwrap(), Some(moved.clone()));
-        pins.apply(&Wanted::new(), std::slice::from_ref(&vm))
+        pins.apply(&DesiredPins::new(), std::slice::from_ref(&vm))
             .unwrap();
         assert_eq!(worker.affinity(), moved);
     }
 
     #[test]
-    fn a_cpu_that_is_not_there_is_refused_and_said_of_the_vm() {
+    fn a_cpu_that_does_not_exist_makes_the_vm_refused() {
         let dir = tempfile::tempdir().unwrap();
         let mut pins = Pins::new(dir.path().join("affinity.json"));
         let sleeper = Sleeper::new();

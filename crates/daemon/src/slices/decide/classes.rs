@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The class of each VM: what the operator says, or, for class auto, what the meter finds.
+//! The class of each VM: what the operator set, or, for class auto, what the meter finds.
 //!
-//! A VM of class auto becomes latency-sensitive when its classifier says so and the model promises that it is worth
-//! it; one VM at a time, so that what comes of it can be told apart. Then its waits are looked at: where they did not
-//! become shorter it goes back, and is left alone for a while.
+//! A VM of class auto becomes latency-sensitive when the classifier says so and the model predicts shorter waits. One VM changes at
+//! a time, so that the effect of each change can be measured. If its waits did not become shorter, the VM becomes batch again and
+//! is not tried again for ten minutes.
 
 use std::collections::BTreeMap;
 
@@ -16,31 +16,31 @@ use viola_proto::ClassSetting;
 use viola_cli::error::one_line;
 use viola_cli::quantities::{percent, rounded};
 
-/// Shortest time that is one window for the classifier.
+/// Shortest window of the classifier, ns.
 const WINDOW: Nanos = 100 * MS;
-/// How long a change is looked at: until all waits that are remembered come after it.
-const TRIAL: Nanos = (WAIT_WINDOW_SECONDS as u64 + 2) * 1000 * MS;
-/// A change that did not help is not tried again for this long.
-const BAN: Nanos = 600_000 * MS;
-/// A change has helped when the p99 wait is at most this part of what it was.
-const HELPED: f64 = 0.75;
-/// With fewer waits than this there is no p99 worth the name.
-const WAITS: u64 = 100;
+/// Length of a trial, ns: after it, all waits that the meter remembers are from after the change.
+const TRIAL_TIME: Nanos = (WAIT_WINDOW_SECONDS as u64 + 2) * 1000 * MS;
+/// A change that did not help is tried again after this time, ns.
+const RETRIAL_DELAY: Nanos = 600_000 * MS;
+/// A change has helped when the p99 wait is at most this part of the p99 wait before.
+const MAX_WAIT_RATIO: f64 = 0.75;
+/// Waits in ten seconds from which a p99 is computed.
+const MIN_WAITS: u64 = 100;
 
-/// What is known of one VM.
+/// State of one VM.
 #[derive(Debug)]
 struct State {
     classifier: Classifier,
     verdict: Option<Verdict>,
-    gathered: Gathered,
+    sums: WindowSums,
     /// Class while the setting is auto.
     chosen: Class,
     banned_until: Nanos,
 }
 
-/// Part of a window.
+/// Sums of the current window.
 #[derive(Debug, Default)]
-struct Gathered {
+struct WindowSums {
     span: Nanos,
     run: u64,
     wait: u64,
@@ -48,11 +48,12 @@ struct Gathered {
     packets: u64,
 }
 
-/// A change that is being looked at.
+/// A change whose effect is being measured.
 #[derive(Debug)]
 struct Trial {
     vm: VmId,
     since: Nanos,
+    /// The p99 wait before the change, ns.
     before: Nanos,
 }
 
@@ -63,49 +64,49 @@ pub struct Classes {
     trial: Option<Trial>,
 }
 
-/// What the loop knows of a VM at the end of a snapshot.
+/// What the loop knows of a VM at the end of a window.
 #[derive(Debug)]
 pub struct Observation<'a> {
     /// The VM.
     pub vm: &'a Vm,
-    /// What the operator wants.
+    /// The class that the operator set.
     pub setting: ClassSetting,
-    /// What it did.
+    /// What the VM spent in the window.
     pub sample: &'a VmSample,
-    /// End of the snapshot, ns.
+    /// End of the window, ns.
     pub at: Nanos,
     /// Its length, ns.
     pub span: Nanos,
-    /// Waits of the last 10 s, and how many they were.
+    /// The p99 of its waits in the last 10 s, ns.
     pub p99: Option<Nanos>,
-    /// Their number.
+    /// Number of these waits.
     pub waits: u64,
-    /// What class ls would bring; `None` where there is no mechanism to bring it about.
+    /// What class ls would do for its waits; `None` without a mechanism.
     pub advice: Option<Advice>,
 }
 
 impl Classes {
-    /// Takes what a VM did in a snapshot; a line for the journal when its class is another one from now on.
+    /// Takes what a VM did in a window. Returns a line for the log when its class changes.
     pub fn observe(&mut self, o: &Observation<'_>) -> Option<String> {
         let state = self.vms.entry(o.vm.id.clone()).or_insert_with(State::new);
-        state.gather(o);
+        state.add(o);
         if o.setting != ClassSetting::Auto {
-            self.settle(&o.vm.id);
+            self.reset(&o.vm.id);
             return None;
         }
         if self
             .trial
             .as_ref()
-            .is_some_and(|t| t.vm == o.vm.id && o.at >= t.since + TRIAL)
+            .is_some_and(|t| t.vm == o.vm.id && o.at >= t.since + TRIAL_TIME)
         {
-            return self.judge(o);
+            return self.end_trial_of(o);
         }
         let state = self.vms.get_mut(&o.vm.id)?;
         let verdict = state.verdict?;
         match (state.chosen, verdict.class) {
             (Class::Batch, Class::Ls) if self.trial.is_none() && o.at >= state.banned_until => {
                 let advice = o.advice.filter(Advice::is_worth_it)?;
-                let before = o.p99.filter(|_| o.waits >= WAITS)?;
+                let before = o.p99.filter(|_| o.waits >= MIN_WAITS)?;
                 state.chosen = Class::Ls;
                 self.trial = Some(Trial {
                     vm: o.vm.id.clone(),
@@ -119,43 +120,43 @@ impl Classes {
             }
             (Class::Ls, Class::Batch) => {
                 state.chosen = Class::Batch;
-                self.end_trial(&o.vm.id);
+                self.cancel_trial(&o.vm.id);
                 Some(format!("class batch (auto, was ls): {}", verdict.why))
             }
             _ => None,
         }
     }
 
-    /// Whether a change has helped.
-    fn judge(&mut self, o: &Observation<'_>) -> Option<String> {
+    /// Keeps the change under trial if it helped, and takes it back otherwise.
+    fn end_trial_of(&mut self, o: &Observation<'_>) -> Option<String> {
         let trial = self.trial.take()?;
         let state = self.vms.get_mut(&o.vm.id)?;
         let before = rounded(trial.before);
-        // A VM that fell silent meanwhile tells nothing; its classifier will.
-        let after = o.p99.filter(|_| o.waits >= WAITS)?;
-        if after as f64 <= trial.before as f64 * HELPED {
+        // A VM without waits proves nothing; the classifier decides about it.
+        let after = o.p99.filter(|_| o.waits >= MIN_WAITS)?;
+        if after as f64 <= trial.before as f64 * MAX_WAIT_RATIO {
             return Some(format!(
                 "stays class ls (auto): its p99 wait went from {before} to {}",
                 rounded(after)
             ));
         }
         state.chosen = Class::Batch;
-        state.banned_until = o.at + BAN;
+        state.banned_until = o.at + RETRIAL_DELAY;
         Some(format!(
             "class batch (auto, was ls): it did not help, its p99 wait went from {before} to {}",
             rounded(after)
         ))
     }
 
-    /// The operator decides: nothing is tried any more.
-    fn settle(&mut self, id: &VmId) {
-        self.end_trial(id);
+    /// The operator has set the class, so a trial ends.
+    fn reset(&mut self, id: &VmId) {
+        self.cancel_trial(id);
         if let Some(state) = self.vms.get_mut(id) {
             state.chosen = Class::Batch;
         }
     }
 
-    fn end_trial(&mut self, id: &VmId) {
+    fn cancel_trial(&mut self, id: &VmId) {
         if self.trial.as_ref().is_some_and(|t| t.vm == *id) {
             self.trial = None;
         }
@@ -163,21 +164,21 @@ impl Classes {
 
     /// Forgets a VM that is gone.
     pub fn forget(&mut self, id: &VmId) {
-        self.end_trial(id);
+        self.cancel_trial(id);
         self.vms.remove(id);
     }
 
-    /// The class of a VM for which this was asked.
+    /// The class of a VM with this setting.
     pub fn class(&self, id: &VmId, setting: ClassSetting) -> Class {
         match setting {
             ClassSetting::Ls => Class::Ls,
-            // Whether it has a turbo vCPU is another question.
+            // A turbo vCPU is no matter of class.
             ClassSetting::Batch | ClassSetting::Turbo => Class::Batch,
             ClassSetting::Auto => self.vms.get(id).map_or(Class::Batch, |s| s.chosen),
         }
     }
 
-    /// Advice to an operator about a VM that is batch by choice and would gain.
+    /// Advice to the operator about a VM that is set to batch and whose waits class ls would shorten.
     pub fn advice(
         &self,
         vm: &Vm,
@@ -202,7 +203,7 @@ impl Classes {
     }
 }
 
-/// A name as it can be typed.
+/// A name as one word of a shell.
 fn shell_word(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
     if !name.is_empty() && name.chars().all(plain) {
@@ -217,15 +218,15 @@ impl State {
         Self {
             classifier: Classifier::new(Thresholds::default()),
             verdict: None,
-            gathered: Gathered::default(),
+            sums: WindowSums::default(),
             chosen: Class::Batch,
             banned_until: 0,
         }
     }
 
-    /// Adds a snapshot to the window, and closes it when it is long enough.
-    fn gather(&mut self, o: &Observation<'_>) {
-        let (g, total) = (&mut self.gathered, o.sample.vcpu_total());
+    /// Adds to the window, and classifies when the window is full.
+    fn add(&mut self, o: &Observation<'_>) {
+        let (g, total) = (&mut self.sums, o.sample.vcpu_total());
         g.span += o.span;
         g.run += total.run;
         g.wait += total.wait;
@@ -245,7 +246,7 @@ impl State {
             wakes: per_s(g.wakes),
             packets: per_s(g.packets),
         };
-        self.gathered = Gathered::default();
+        self.sums = WindowSums::default();
         self.verdict = Some(self.classifier.observe(o.at, &window));
     }
 }
@@ -258,7 +259,7 @@ mod tests {
 
     const S: Nanos = 1000 * MS;
 
-    /// A server that waits, with as many packets per 100 ms.
+    /// What a server spends in 100 ms: it waits, and gets so many packets.
     fn sample(vm: &Vm, packets: u64) -> VmSample {
         VmSample {
             id: vm.id.clone(),
@@ -292,7 +293,7 @@ mod tests {
             }
         }
 
-        /// Runs for a while, and answers what was said.
+        /// Lets time pass, and returns the log lines.
         fn run(
             &mut self,
             vms: &[&Vm],
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_says_goes_before_what_the_meter_finds() {
+    fn the_operators_class_goes_before_the_classifiers() {
         let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
         assert!(h.run(&[&a], ClassSetting::Batch, 60 * S, 40).is_empty());
         assert_eq!(h.classes.class(&a.id, ClassSetting::Batch), Class::Batch);
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_waits_is_tried_as_ls_and_stays_when_that_helped() {
+    fn a_server_that_waits_becomes_ls_and_stays_ls_if_its_waits_became_shorter() {
         let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
         let said = h.run(&[&a], ClassSetting::Auto, S, 40);
         assert_eq!(
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_help_is_taken_back_and_not_tried_again_soon() {
+    fn a_change_that_did_not_help_is_taken_back_for_ten_minutes() {
         let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
         h.run(&[&a], ClassSetting::Auto, S, 40);
         assert_eq!(h.class(&a), Class::Ls);
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_are_tried_one_after_the_other() {
+    fn one_vm_is_on_trial_at_a_time() {
         let mut h = Host::new();
         let (a, b) = (vm("a", 10, &[&[1]]), vm("b", 20, &[&[1]]));
         h.run(&[&a, &b], ClassSetting::Auto, 5 * S, 40);
@@ -388,13 +389,13 @@ mod tests {
         h.p99 = 10 * MS;
         h.run(&[&a, &b], ClassSetting::Auto, 10 * S, 40);
         assert_eq!((h.class(&a), h.class(&b)), (Class::Ls, Class::Ls));
-        // One that is gone does not keep others from being tried.
+        // A VM that is gone ends its trial.
         h.classes.forget(&b.id);
         assert!(h.classes.trial.is_none());
     }
 
     #[test]
-    fn a_vm_that_falls_silent_goes_back() {
+    fn a_vm_that_stops_its_io_becomes_batch() {
         let (mut h, a) = (Host::new(), vm("a", 10, &[&[1]]));
         h.run(&[&a], ClassSetting::Auto, S, 40);
         let said = h.run(&[&a], ClassSetting::Auto, 11 * S, 0);
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_for_vms_that_are_batch_by_choice_and_would_gain() {
+    fn advice_is_for_vms_set_to_batch_whose_waits_would_become_shorter() {
         let (mut h, a) = (Host::new(), vm("a b", 10, &[&[1]]));
         let advice = Some(Advice {
             now: 17 * MS,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which core each vCPU was given, and when that is thought over again.
+//! Which core each vCPU has, and when vCPUs move for balance.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,46 +9,47 @@ use viola_host::{CpuSet, VmId};
 use viola_meter::{Meter, Times};
 use viola_policy::place::{self, Core, Limits, Reason, Topology, VcpuDemand};
 
-use crate::slices::decide::plan::{Ask, Candidate};
+use crate::cores::Candidate;
+use crate::slices::decide::plan::PlacementRequest;
 
-/// vCPUs that have a core are moved for balance no more often than this.
-const BALANCE: Duration = Duration::from_secs(5);
-/// What a vCPU wants is its mean over the last so many snapshots.
-const SNAPSHOTS: usize = 50;
+/// vCPUs that have a core move for balance at most once in this time.
+const BALANCE_INTERVAL: Duration = Duration::from_secs(5);
+/// The demand of a vCPU is its mean over this number of windows (5 s).
+const DEMAND_WINDOWS: usize = 50;
 
 /// Cores by VM and index of the vCPU.
 type Cores = BTreeMap<(VmId, usize), u32>;
 
-/// Where vCPUs are.
+/// The core of each vCPU.
 #[derive(Debug, Default)]
 pub struct Placement {
     cores: Cores,
     balanced: Option<Instant>,
 }
 
-/// A new placement, not in force yet.
+/// A placement that is not in force yet.
 #[derive(Debug, Default)]
-pub struct Placed {
+pub struct NewPlacement {
     cores: Cores,
-    /// vCPUs that are to leave the core they had, with the reason.
+    /// vCPUs that leave their core, and why.
     pub moved: Vec<(VmId, usize, String)>,
     balanced: bool,
 }
 
 impl Placement {
-    /// Answers each ask with a core.
-    pub fn answer(
+    /// A core for each request.
+    pub fn place(
         &self,
         now: Instant,
         facts: &HostFacts,
         cores: &CpuSet,
         candidates: &[Candidate<'_>],
-        asks: &[Ask],
+        requests: &[PlacementRequest],
         meter: &Meter,
-    ) -> (Vec<u32>, Placed) {
+    ) -> (Vec<u32>, NewPlacement) {
         let balanced = self
             .balanced
-            .is_none_or(|at| now.saturating_duration_since(at) >= BALANCE);
+            .is_none_or(|at| now.saturating_duration_since(at) >= BALANCE_INTERVAL);
         let limits = Limits {
             max_moves: if balanced {
                 Limits::default().max_moves
@@ -57,65 +58,65 @@ impl Placement {
             },
             ..Limits::default()
         };
-        let wants = wants(meter);
-        let id = |ask: &Ask| (candidates[ask.vm].vm.id.clone(), ask.vcpu);
-        let demands: Vec<VcpuDemand> = asks
+        let demand = demand(meter);
+        let id = |r: &PlacementRequest| (candidates[r.vm].vm.id.clone(), r.vcpu);
+        let demands: Vec<VcpuDemand> = requests
             .iter()
-            .map(|ask| {
-                let c = &candidates[ask.vm];
+            .map(|r| {
+                let c = &candidates[r.vm];
                 VcpuDemand {
-                    vm: ask.vm as u32,
-                    vcpu: ask.vcpu as u32,
+                    vm: r.vm as u32,
+                    vcpu: r.vcpu as u32,
                     class: c.class,
                     weight: c.weight,
-                    // A VM of which nothing is known yet may want a whole core.
-                    load: wants
+                    // A VM that was not measured yet may want a whole core.
+                    load: demand
                         .get(&c.vm.id)
-                        .and_then(|w| w.get(ask.vcpu))
+                        .and_then(|w| w.get(r.vcpu))
                         .copied()
                         .unwrap_or(1.0),
-                    allowed: ask.cores.iter().collect(),
+                    allowed: r.cores.iter().collect(),
                     node: None,
-                    current: self.cores.get(&id(ask)).copied(),
+                    current: self.cores.get(&id(r)).copied(),
                 }
             })
             .collect();
         let places = place::place(&topology(facts, cores), &demands, &limits);
-        let mut placed = Placed {
+        let mut new = NewPlacement {
             balanced,
-            ..Placed::default()
+            ..NewPlacement::default()
         };
-        let answers = asks
+        let cores = requests
             .iter()
             .zip(&places)
-            .map(|(ask, place)| {
+            .map(|(r, place)| {
                 let core = place
                     .core
-                    .or_else(|| ask.cores.iter().next())
+                    .or_else(|| r.cores.iter().next())
                     .unwrap_or_default();
                 if !matches!(place.why, Reason::Stays | Reason::New | Reason::NoCore) {
-                    placed.moved.push((
-                        candidates[ask.vm].vm.id.clone(),
-                        ask.vcpu,
+                    new.moved.push((
+                        candidates[r.vm].vm.id.clone(),
+                        r.vcpu,
                         place.why.to_string(),
                     ));
                 }
-                placed.cores.insert(id(ask), core);
+                new.cores.insert(id(r), core);
                 core
             })
             .collect();
-        (answers, placed)
+        (cores, new)
     }
 
     /// Puts a placement in force.
-    pub fn take(&mut self, now: Instant, placed: Placed) {
-        self.cores = placed.cores;
-        if placed.balanced {
+    pub fn commit(&mut self, now: Instant, new: NewPlacement) {
+        self.cores = new.cores;
+        if new.balanced {
             self.balanced = Some(now);
         }
     }
 
-    /// Core of a VM's first vCPU.
+    /// The core of the first vCPU of a VM.
     pub fn home(&self, id: &VmId) -> Option<u32> {
         self.cores
             .range((id.clone(), 0)..)
@@ -138,10 +139,10 @@ fn topology(facts: &HostFacts, cores: &CpuSet) -> Topology {
     }
 }
 
-/// The part of a core that each vCPU ran or waited for.
-fn wants(meter: &Meter) -> BTreeMap<VmId, Vec<f64>> {
+/// The time that each vCPU ran or waited for a core, as a part of the time that passed.
+fn demand(meter: &Meter) -> BTreeMap<VmId, Vec<f64>> {
     let mut sums: BTreeMap<VmId, (u64, Vec<Times>)> = BTreeMap::new();
-    for snapshot in meter.history().iter().rev().take(SNAPSHOTS) {
+    for snapshot in meter.history().iter().rev().take(DEMAND_WINDOWS) {
         for vm in &snapshot.vms {
             let (span, times) = sums
                 .entry(vm.id.clone())
@@ -181,8 +182,8 @@ mod tests {
         }
     }
 
-    fn ask(vm: usize, cores: &str) -> Ask {
-        Ask {
+    fn request(vm: usize, cores: &str) -> PlacementRequest {
+        PlacementRequest {
             vm,
             vcpu: 0,
             cores: cores.parse().unwrap(),
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_sensitive_vms_are_kept_apart_and_stay_where_they_are() {
+    fn latency_sensitive_vms_get_cores_of_their_own_and_keep_them() {
         let facts = HostFacts {
             cpus: crate::testing::cpus(4),
             ..HostFacts::read().unwrap()
@@ -199,37 +200,37 @@ mod tests {
         let candidates: Vec<_> = vms.iter().map(candidate).collect();
         let cores: CpuSet = "1-2".parse().unwrap();
         let (mut p, meter, now) = (Placement::default(), Meter::sampled(), Instant::now());
-        let (answers, placed) = p.answer(
+        let (answers, placed) = p.place(
             now,
             &facts,
             &cores,
             &candidates,
-            &[ask(0, "1-2"), ask(1, "1-2")],
+            &[request(0, "1-2"), request(1, "1-2")],
             &meter,
         );
         assert_ne!(answers[0], answers[1]);
         assert!(placed.moved.is_empty());
-        p.take(now, placed);
+        p.commit(now, placed);
         assert_eq!(p.home(&vms[1].id), Some(answers[1]));
-        // Asked in another order they keep their cores.
+        // They keep their cores when the requests come in another order.
         let turned = [candidates[1].clone(), candidates[0].clone()];
-        let (again, _) = p.answer(
+        let (again, _) = p.place(
             now,
             &facts,
             &cores,
             &turned,
-            &[ask(0, "1-2"), ask(1, "1-2")],
+            &[request(0, "1-2"), request(1, "1-2")],
             &meter,
         );
         assert_eq!(again, [answers[1], answers[0]]);
-        // One that has to leave is told why.
+        // A vCPU that has to leave its core leaves with a reason.
         let other = 3 - answers[0];
-        let (now_at, placed) = p.answer(
+        let (now_at, placed) = p.place(
             now,
             &facts,
             &cores,
             &candidates[..1],
-            &[ask(0, &other.to_string())],
+            &[request(0, &other.to_string())],
             &meter,
         );
         assert_eq!(now_at, [other]);

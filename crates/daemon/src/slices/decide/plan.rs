@@ -1,89 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what is known of the VMs to what is to be done: which core runs which of their threads, which cores viola
-//! schedules at all, and which threads have to be kept where. Pure: no clock, no file, no system call.
+//! Plans the cores: which of them viola manages, which threads run on each, and which threads are pinned. Pure: no clock, no file,
+//! no system call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use viola_host::{CpuSet, Thread, Tid, Vcpu, Vm, VmId};
-use viola_policy::slices::{Class, MAX_VMS, Nanos, Params};
+use viola_policy::slices::{Class, MAX_VMS, Params};
 use viola_sched::slots::shared::MAX_THREADS;
 use viola_sched::{Algorithm, CorePlan, Plan, ThreadPlan, VmPlan};
 
-use crate::slices::apply::pins::Wanted;
+use crate::cores::{Candidate, DesiredPins, Layout, PlanConfig};
+use crate::turbo::decide::plan::{regular_cores, turbo_vms};
 
-use crate::turbo::decide::plan as pools;
-pub use crate::turbo::decide::plan::TurboFrame;
-
-/// What is asked for on the whole.
-#[derive(Debug, Clone, Copy)]
-pub struct Frame<'a> {
-    /// Cores set aside for VMs.
-    pub cores: &'a CpuSet,
-    /// Who decides on a core.
-    pub algorithm: Algorithm,
-    /// Slice of a batch VM.
-    pub batch_slice: Nanos,
-    /// Cores for turbo vCPUs.
-    pub turbo: Option<TurboFrame<'a>>,
-}
-
-/// One VM and what holds for it.
-#[derive(Debug, Clone)]
-pub struct Candidate<'a> {
-    /// The VM.
-    pub vm: &'a Vm,
-    /// Index in the accounting program.
-    pub index: u32,
-    /// Class.
-    pub class: Class,
-    /// Whether it is to have a turbo vCPU.
-    pub turbo: bool,
-    /// Microslice.
-    pub microslice: Nanos,
-    /// Weight, 1..=65535.
-    pub weight: u32,
-    /// Cap of all its vCPUs together, thousandths of one core.
-    pub cap_permille: Option<u32>,
-    /// Whether that cap is one that the kernel does not enforce.
-    pub capped_by_viola: bool,
-    /// Quota of each vCPU, thousandths of one core.
-    pub vcpu_quota: Option<u32>,
-    /// CPUs that its threads may run on as far as others than viola are concerned; at least the first thread of
-    /// each vCPU and all service threads.
-    pub allowed: BTreeMap<Tid, CpuSet>,
-    /// Why its threads cannot be managed, if so.
-    pub blocked: Option<String>,
-}
-
-/// A vCPU that has to be placed on one of several cores.
+/// A vCPU for which [`slots`] needs a core.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
-    /// Whose, as an index of the candidates.
+pub struct PlacementRequest {
+    /// Index of its VM among the candidates.
     pub vm: usize,
     /// Index of the vCPU in the VM's list.
     pub vcpu: usize,
-    /// Cores it may be placed on, never empty.
+    /// Cores on which it may be placed, never empty.
     pub cores: CpuSet,
 }
 
-/// What is to be done.
+/// A plan of all cores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Draft {
-    /// For the mechanism.
+    /// What the mechanism schedules.
     pub plan: Plan,
-    /// Threads that have to be kept on certain CPUs.
-    pub pins: Wanted,
-    /// Every core that is set aside, in ascending order.
+    /// Threads that are kept on certain CPUs.
+    pub pins: DesiredPins,
+    /// Each core that is set aside for VMs, in ascending order.
     pub cores: Vec<CoreNote>,
-    /// VMs that asked for something and do not get it.
+    /// VMs that ask for something and do not get it, and why.
     pub left_out: Vec<(VmId, String)>,
-    /// Latency-sensitive VMs and the managed core on which each takes its interrupts: that of its first vCPU.
+    /// Latency-sensitive VMs, each with the managed core that takes its interrupts: the core of its first vCPU.
     pub interrupts: Vec<(VmId, u32)>,
 }
 
 impl Draft {
-    /// Notes for which VMs the accounting program sees all packets.
-    pub fn sees_packets_of(&mut self, served: &[VmId], vms: &[Vm]) {
+    /// Marks the VMs of which the accounting program reports all packets.
+    pub fn set_sees_packets(&mut self, served: &[VmId], vms: &[Vm]) {
         for (id, cpu) in self.interrupts.iter().filter(|(id, _)| served.contains(id)) {
             let pid = vms.iter().find(|vm| vm.id == *id).map(|vm| vm.pid as i32);
             let cores = self.plan.cores.iter_mut().filter(|c| c.cpu == *cpu);
@@ -97,7 +54,7 @@ impl Draft {
     }
 }
 
-/// What becomes of one core.
+/// What the plan says of one core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoreNote {
     /// CPU number.
@@ -110,66 +67,45 @@ pub struct CoreNote {
     pub vms: Vec<String>,
 }
 
-/// Where each vCPU goes, and what is in the way of which core.
-pub struct Layout<'a> {
-    pub frame: Frame<'a>,
-    pub candidates: &'a [Candidate<'a>],
-    /// Candidates with a turbo vCPU, and why others that want one have none.
-    pub turbo: BTreeSet<usize>,
-    pub no_turbo: BTreeMap<usize, String>,
-    /// (candidate, vCPU) to core.
-    pub placed: BTreeMap<(usize, usize), u32>,
-    /// Cores to be managed, with the reason.
-    pub managed: BTreeMap<u32, String>,
-    /// Cores that should be managed and cannot, with the reason.
-    pub spoiled: BTreeMap<u32, String>,
-}
-
-/// Draws up the plan of the slot mechanism. `place` gives each asked vCPU one of its cores, in the order asked.
+/// Plans cores that viola manages, for slots and sched_ext. `place` returns a core for each request, in their order.
 pub fn slots(
-    frame: Frame<'_>,
+    config: PlanConfig<'_>,
     candidates: &[Candidate<'_>],
-    place: impl FnOnce(&[Ask]) -> Vec<u32>,
+    place: impl FnOnce(&[PlacementRequest]) -> Vec<u32>,
 ) -> Draft {
-    let (turbo, no_turbo) = pools::chosen(frame, candidates);
-    let asks = asks(frame, candidates, &turbo);
-    let answers = place(&asks);
-    let placed = asks
-        .iter()
-        .zip(&answers)
-        .map(|(a, &cpu)| {
-            (
-                (a.vm, a.vcpu),
-                if a.cores.contains(cpu) {
-                    cpu
-                } else {
-                    a.cores.iter().next().unwrap_or(cpu)
-                },
-            )
-        })
-        .collect();
+    let (turbo, no_turbo) = turbo_vms(config, candidates);
+    let requests = requests(config, candidates, &turbo);
+    let cores = place(&requests);
+    let placed = requests.iter().zip(&cores).map(|(r, &cpu)| {
+        let cpu = match r.cores.contains(cpu) {
+            true => cpu,
+            false => r.cores.iter().next().unwrap_or(cpu),
+        };
+        ((r.vm, r.vcpu), cpu)
+    });
+    let placed = placed.collect();
     let mut layout = Layout {
-        frame,
+        config,
         candidates,
         turbo: turbo.into_keys().collect(),
         no_turbo,
         placed,
         managed: BTreeMap::new(),
-        spoiled: BTreeMap::new(),
+        unmanageable: BTreeMap::new(),
     };
-    layout.choose();
+    layout.choose_managed();
     let mut cores = layout.core_plans();
-    // Whoever does not fit makes the core stock; what then becomes of the others has to be thought through again.
+    // A core with too many threads keeps stock scheduling, which changes what the other cores need.
     while let Some((cpu, why)) = cores
         .iter()
-        .find_map(|c| too_much(c).map(|why| (c.cpu, why)))
+        .find_map(|c| overload(c).map(|why| (c.cpu, why)))
     {
-        layout.spoiled.insert(cpu, why);
-        layout.choose();
+        layout.unmanageable.insert(cpu, why);
+        layout.choose_managed();
         cores = layout.core_plans();
     }
-    let mut named = frame.cores.clone();
-    if let Some(turbo) = frame.turbo {
+    let mut named = config.cores.clone();
+    if let Some(turbo) = config.turbo {
         named.extend(turbo.cores);
     }
     Draft {
@@ -181,8 +117,8 @@ pub fn slots(
     }
 }
 
-/// Draws up the plan of the eevdf mechanism: latency-sensitive VMs, wherever they run; nothing is pinned.
-pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
+/// Plans for the eevdf mechanism, which gives latency-sensitive VMs shorter slices wherever they run, and pins nothing.
+pub fn eevdf(config: PlanConfig<'_>, candidates: &[Candidate<'_>]) -> Draft {
     let mut cores: BTreeMap<u32, CorePlan> = BTreeMap::new();
     for c in candidates.iter().filter(|c| c.class == Class::Ls) {
         let mut threads: BTreeMap<u32, Vec<ThreadPlan>> = BTreeMap::new();
@@ -201,8 +137,8 @@ pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
         for (cpu, threads) in threads {
             let core = cores.entry(cpu).or_insert_with(|| CorePlan {
                 cpu,
-                algorithm: frame.algorithm,
-                batch_slice: frame.batch_slice,
+                algorithm: config.algorithm,
+                batch_slice: config.batch_slice,
                 budget_permille: None,
                 reserve_permille: 0,
                 vms: Vec::new(),
@@ -218,12 +154,13 @@ pub fn eevdf(frame: Frame<'_>, candidates: &[Candidate<'_>]) -> Draft {
     }
 }
 
-fn asks(
-    frame: Frame<'_>,
+/// The vCPUs that may run on a core set aside for VMs.
+fn requests(
+    config: PlanConfig<'_>,
     candidates: &[Candidate<'_>],
     turbo: &BTreeMap<usize, CpuSet>,
-) -> Vec<Ask> {
-    let mut asks = Vec::new();
+) -> Vec<PlacementRequest> {
+    let mut requests = Vec::new();
     for (vm, c) in candidates.iter().enumerate() {
         for (vcpu, v) in
             c.vm.vcpus
@@ -233,10 +170,10 @@ fn asks(
         {
             let fit = match turbo.get(&vm).filter(|_| vcpu == 0) {
                 Some(cores) => cores.clone(),
-                None => pools::ordinary_cores(frame, c.of_vcpu(v)),
+                None => regular_cores(config, c.allowed_of(v)),
             };
             if !fit.is_empty() {
-                asks.push(Ask {
+                requests.push(PlacementRequest {
                     vm,
                     vcpu,
                     cores: fit,
@@ -244,79 +181,53 @@ fn asks(
             }
         }
     }
-    asks
-}
-
-impl Candidate<'_> {
-    pub fn of_vcpu<'a>(&'a self, vcpu: &'a Vcpu) -> &'a CpuSet {
-        let first = vcpu.threads.first().and_then(|t| self.allowed.get(&t.tid));
-        first.unwrap_or(&vcpu.cores)
-    }
-
-    /// Whether a core it is on has to be managed for its sake.
-    fn asks_for(&self) -> Option<String> {
-        if self.class == Class::Ls {
-            Some(format!("{} is latency-sensitive", self.vm.name))
-        } else if self.capped_by_viola {
-            Some(format!("{} has a cap", self.vm.name))
-        } else {
-            None
-        }
-    }
+    requests
 }
 
 impl Layout<'_> {
-    fn on(&self, cpu: u32) -> impl Iterator<Item = &Candidate<'_>> {
-        let vms: BTreeSet<usize> = self
-            .placed
-            .iter()
-            .filter(|(_, c)| **c == cpu)
-            .map(|((vm, _), _)| *vm)
-            .collect();
-        vms.into_iter().map(|vm| &self.candidates[vm])
-    }
-
-    /// Which cores somebody asks to be managed, and can be.
-    fn choose(&mut self) {
+    /// Chooses the cores that are managed: a VM on them needs it, and nothing prevents it.
+    fn choose_managed(&mut self) {
         loop {
             self.managed.clear();
             let cpus: BTreeSet<u32> = self.placed.values().copied().collect();
-            for cpu in cpus.into_iter().filter(|c| !self.spoiled.contains_key(c)) {
+            for cpu in cpus
+                .into_iter()
+                .filter(|c| !self.unmanageable.contains_key(c))
+            {
                 if let Some(why) = self.reason(cpu) {
                     self.managed.insert(cpu, why);
                 }
             }
-            self.clear_spoiled();
-            if !self.settle_pools() {
+            self.leave_out_unmanageable();
+            if !self.drop_turbo_without_managed_cores() {
                 return;
             }
         }
     }
 
-    /// Why a core is to be managed, if it is.
+    /// Why a core should be managed, if it should.
     fn reason(&self, cpu: u32) -> Option<String> {
-        if let Some(vm) = self.pooled_by(cpu) {
+        if let Some(vm) = self.turbo_vm_on(cpu) {
             return Some(format!("{} has a turbo vCPU", self.candidates[vm].vm.name));
         }
         if self.is_turbo_core(cpu) {
             return None;
         }
-        let mut willing = self.on(cpu).filter(|c| c.blocked.is_none());
-        match self.frame.algorithm {
-            Algorithm::Paper => willing.next().map(|_| "mode paper".to_owned()),
-            Algorithm::Credit { .. } => willing.next().map(|_| "mode credit".to_owned()),
-            _ => willing.find_map(Candidate::asks_for),
+        let mut manageable = self.vms_on(cpu).filter(|c| c.blocked.is_none());
+        match self.config.algorithm {
+            Algorithm::Paper => manageable.next().map(|_| "mode paper".to_owned()),
+            Algorithm::Credit { .. } => manageable.next().map(|_| "mode credit".to_owned()),
+            _ => manageable.find_map(Candidate::reason_to_manage),
         }
     }
 
-    /// Threads that viola cannot manage would starve on a core that real-time slots fill. Where they cannot go
-    /// anywhere else the core stays as it is.
-    fn clear_spoiled(&mut self) {
+    /// Leaves out cores that a VM which cannot be managed cannot leave: its threads would starve beside real-time threads.
+    fn leave_out_unmanageable(&mut self) {
         loop {
             let found = self.candidates.iter().enumerate().find_map(|(i, c)| {
                 let why = c.blocked.as_ref()?;
-                let stuck = c
-                    .all_allowed(i, self)
+                let stuck = self
+                    .all_allowed(i)
                     .find(|cpus| !cpus.is_empty() && cpus.iter().all(|cpu| self.is_full(cpu)))?;
                 Some((
                     stuck.clone(),
@@ -326,7 +237,7 @@ impl Layout<'_> {
             let Some((cpus, why)) = found else { return };
             for cpu in cpus.iter() {
                 self.managed.remove(&cpu);
-                self.spoiled.insert(cpu, why.clone());
+                self.unmanageable.insert(cpu, why.clone());
             }
         }
     }
@@ -358,12 +269,12 @@ impl Layout<'_> {
                             }
                         }
                     }
-                    // Runs on a core of the host's: one of its own as far as the cap is concerned.
-                    None => used.extend(c.of_vcpu(v).iter().next()),
+                    // It runs on a core of the host, which counts as one of its cores for the cap.
+                    None => used.extend(c.allowed_of(v).iter().next()),
                 }
             }
             for s in &c.vm.service {
-                if let Some(cpu) = self.home_of_service(i, s.thread.tid) {
+                if let Some(cpu) = self.core_of_service(i, s.thread.tid) {
                     threads
                         .entry(cpu)
                         .or_default()
@@ -374,7 +285,7 @@ impl Layout<'_> {
                 let core = cores.entry(cpu).or_insert_with(|| CorePlan {
                     cpu,
                     algorithm: self.algorithm(cpu),
-                    batch_slice: self.frame.batch_slice,
+                    batch_slice: self.config.batch_slice,
                     budget_permille: self.budget(cpu),
                     reserve_permille: self.reserve(cpu),
                     vms: Vec::new(),
@@ -390,30 +301,30 @@ impl Layout<'_> {
                     .filter(|&p| p < 1000)
                     .map(|p| p.max(1));
                 let mut plan = vm_plan(c, cap, threads);
-                self.pool(i, cpu, &mut plan);
+                self.set_turbo_params(i, cpu, &mut plan);
                 core.vms.push(plan);
             }
         }
         cores.into_values().collect()
     }
 
-    /// The managed core that a service thread goes to: that of its VM's first vCPU which it can reach. A thread
-    /// that can run only on managed cores goes to the first of them.
-    fn home_of_service(&self, vm: usize, tid: Tid) -> Option<u32> {
+    /// The managed core of a service thread: that of the first vCPU of its VM whose core it may run on. A thread that may run only on
+    /// managed cores gets the first of them.
+    fn core_of_service(&self, vm: usize, tid: Tid) -> Option<u32> {
         let c = &self.candidates[vm];
         let allowed = c.allowed.get(&tid).unwrap_or(&c.vm.cores);
-        let of_vcpu = (0..c.vm.vcpus.len())
+        let allowed_of = (0..c.vm.vcpus.len())
             .filter_map(|j| self.placed.get(&(vm, j)))
             .find(|cpu| self.managed.contains_key(cpu) && allowed.contains(**cpu));
-        of_vcpu.copied().or_else(|| {
+        allowed_of.copied().or_else(|| {
             let stuck = !allowed.is_empty() && allowed.iter().all(|cpu| self.is_full(cpu));
             if stuck { allowed.iter().next() } else { None }
         })
     }
 
-    /// Threads that have to be kept on their core, or off the managed ones.
-    fn pins(&self) -> Wanted {
-        let mut pins = Wanted::new();
+    /// Keeps threads on their managed core, and all other threads off full cores.
+    fn pins(&self) -> DesiredPins {
+        let mut pins = DesiredPins::new();
         let mut pin = |threads: &[Thread], allowed: &CpuSet, to: Option<u32>| {
             let cpus: CpuSet = match to {
                 Some(cpu) => [cpu].into_iter().collect(),
@@ -432,12 +343,12 @@ impl Layout<'_> {
                     let to = self
                         .core_of(i, j, t)
                         .filter(|cpu| c.blocked.is_none() && self.managed.contains_key(cpu));
-                    pin(&[*t], c.of_vcpu(v), to);
+                    pin(&[*t], c.allowed_of(v), to);
                 }
             }
             for s in &c.vm.service {
                 let to = if c.blocked.is_none() {
-                    self.home_of_service(i, s.thread.tid)
+                    self.core_of_service(i, s.thread.tid)
                 } else {
                     None
                 };
@@ -452,8 +363,8 @@ impl Layout<'_> {
     }
 
     fn note(&self, cpu: u32) -> CoreNote {
-        let vms: Vec<String> = self.on(cpu).map(|c| c.vm.name.clone()).collect();
-        let (managed, why) = match (self.managed.get(&cpu), self.spoiled.get(&cpu)) {
+        let vms: Vec<String> = self.vms_on(cpu).map(|c| c.vm.name.clone()).collect();
+        let (managed, why) = match (self.managed.get(&cpu), self.unmanageable.get(&cpu)) {
             (Some(why), _) => (true, why.clone()),
             (None, Some(why)) => (false, why.clone()),
             (None, None) if self.is_turbo_core(cpu) => {
@@ -488,15 +399,15 @@ impl Layout<'_> {
         .collect()
     }
 
-    /// VMs that asked for something, and whose vCPUs are not all on managed cores.
+    /// VMs that need managed cores and do not have one for each vCPU, and why.
     fn left_out(&self) -> Vec<(VmId, String)> {
         let mut left_out = Vec::new();
         for (i, c) in self.candidates.iter().enumerate() {
-            if let Some(why) = self.pool_remark(i) {
+            if let Some(why) = self.turbo_remark(i) {
                 left_out.push((c.vm.id.clone(), why));
                 continue;
             }
-            if c.asks_for().is_none() {
+            if c.reason_to_manage().is_none() {
                 continue;
             }
             let why = if let Some(why) = &c.blocked {
@@ -504,13 +415,13 @@ impl Layout<'_> {
             } else {
                 (0..c.vm.vcpus.len()).find_map(|j| match self.placed.get(&(i, j)) {
                     Some(cpu) if self.managed.contains_key(cpu) => None,
-                    Some(cpu) => Some(match self.spoiled.get(cpu) {
+                    Some(cpu) => Some(match self.unmanageable.get(cpu) {
                         Some(why) => format!("core {cpu} keeps stock scheduling: {why}"),
                         None => format!("core {cpu} keeps stock scheduling"),
                     }),
                     None => Some(format!(
                         "its vCPU {j} runs on {}, outside of the cores set aside for VMs ({})",
-                        c.vm.vcpus[j].cores, self.frame.cores
+                        c.vm.vcpus[j].cores, self.config.cores
                     )),
                 })
             };
@@ -522,23 +433,16 @@ impl Layout<'_> {
     }
 }
 
-impl Candidate<'_> {
-    /// What each of its vCPUs and service threads may run on; vCPUs only if they are placed at all.
-    fn all_allowed<'a>(
-        &'a self,
-        index: usize,
-        layout: &'a Layout<'_>,
-    ) -> impl Iterator<Item = &'a CpuSet> {
-        let vcpus = self.vm.vcpus.iter().enumerate();
+impl Layout<'_> {
+    /// The CPUs that each placed vCPU and each service thread may run on.
+    fn all_allowed(&self, vm: usize) -> impl Iterator<Item = &CpuSet> {
+        let c = &self.candidates[vm];
+        let vcpus = c.vm.vcpus.iter().enumerate();
         let vcpus = vcpus
-            .filter(move |(j, _)| layout.placed.contains_key(&(index, *j)))
-            .map(|(_, v)| self.of_vcpu(v));
-        vcpus.chain(
-            self.vm
-                .service
-                .iter()
-                .filter_map(|s| self.allowed.get(&s.thread.tid)),
-        )
+            .filter(move |(j, _)| self.placed.contains_key(&(vm, *j)))
+            .map(|(_, v)| c.allowed_of(v));
+        let service = c.vm.service.iter();
+        vcpus.chain(service.filter_map(|s| c.allowed.get(&s.thread.tid)))
     }
 }
 
@@ -575,8 +479,8 @@ fn vm_plan(c: &Candidate<'_>, cap_permille: Option<u32>, threads: Vec<ThreadPlan
     }
 }
 
-/// Why a core has more on it than one controller can take.
-fn too_much(core: &CorePlan) -> Option<String> {
+/// Why one controller cannot take all threads of a core, if so.
+fn overload(core: &CorePlan) -> Option<String> {
     let threads: usize = core.vms.iter().map(|v| v.threads.len()).sum();
     if core.vms.len() > MAX_VMS {
         Some(format!(

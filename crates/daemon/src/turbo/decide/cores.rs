@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many of the cores named in `[turbo]` are turbo cores just now, and what the others are.
+//! How many of the cores named in `[turbo]` are turbo cores now.
 //!
-//! None is while no VM has use for one. One that is not needed is a regular core, unless the host works on it too.
-//! Cores that are offline are neither.
+//! There is none while no VM has a turbo vCPU. A named core that is no turbo core now is a regular core, unless `budget` says that
+//! the host works on it as well.
 
 use viola_host::CpuSet;
 use viola_policy::slices::{MS, Nanos};
@@ -10,31 +10,31 @@ use viola_policy::turbo::pool_size::{Limits, Load, PoolSizer};
 
 use viola_config::Turbo;
 
-/// Shortest time that is one window.
+/// Shortest window, ns.
 const WINDOW: Nanos = 100 * MS;
 
-/// The cores of both pools.
+/// Regular and turbo cores at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Split {
-    /// Cores of ordinary slices.
+pub struct Pools {
+    /// Regular cores.
     pub regular: CpuSet,
-    /// Cores of turbo slots.
+    /// Turbo cores.
     pub turbo: CpuSet,
-    /// Why there are none of the latter, if there are none.
+    /// Why there is no turbo core, if there is none.
     pub why_none: String,
-    /// Cores that are named and offline.
+    /// Named cores that are offline.
     pub offline: CpuSet,
 }
 
-/// The number of turbo cores.
+/// The number of turbo cores, and the load by which it changes.
 #[derive(Debug)]
-pub struct Pools {
+pub struct TurboCores {
     counter: PoolSizer,
     span: Nanos,
     run: Nanos,
 }
 
-impl Default for Pools {
+impl Default for TurboCores {
     fn default() -> Self {
         Self {
             counter: PoolSizer::new(Limits::default()),
@@ -44,9 +44,9 @@ impl Default for Pools {
     }
 }
 
-impl Pools {
-    /// Takes a span that ended at `at`: how many VMs are to have a turbo vCPU, and what those that have one ran there. A
-    /// line for the journal when another number of turbo cores follows.
+impl TurboCores {
+    /// Takes what happened in the `span` that ended `at`: the number of VMs that want a turbo vCPU, and the time that turbo vCPUs
+    /// ran. Returns a line for the log when another number of turbo cores follows.
     pub fn observe(
         &mut self,
         (at, span): (Nanos, Nanos),
@@ -57,7 +57,7 @@ impl Pools {
     ) -> Option<String> {
         self.span += span;
         self.run += run;
-        // The first one is not waited for.
+        // The first turbo core does not wait for the end of a window.
         let is_due = self.span >= WINDOW || (vms > 0 && self.counter.cores() == 0);
         if turbo.cores.is_empty() || !is_due {
             return None;
@@ -66,7 +66,6 @@ impl Pools {
         let load = Load {
             vms,
             run: self.run as f64 / self.span.max(1) as f64,
-            // Where the host works on the turbo cores too they are no regular cores, so all of them may be turbo cores.
             cores: (named + online_of(regular, online).len().min(1)) as u32,
         };
         (self.span, self.run) = (0, 0);
@@ -78,13 +77,13 @@ impl Pools {
             .then(|| format!("{n} {noun}: {}", verdict.why))
     }
 
-    /// The cores of both pools now.
-    pub fn split(&self, regular: &CpuSet, turbo: &Turbo, online: &CpuSet) -> Split {
+    /// Regular and turbo cores of now, of those that are online.
+    pub fn pools(&self, regular: &CpuSet, turbo: &Turbo, online: &CpuSet) -> Pools {
         let usable = online_of(&turbo.cores, online);
-        let most = self.counter.cores() as usize;
+        let count = self.counter.cores() as usize;
         let (mut used, mut regular_now) = (CpuSet::new(), online_of(regular, online));
         for (k, cpu) in usable.iter().enumerate() {
-            if k < most {
+            if k < count {
                 used.insert(cpu);
             } else if turbo.budget.is_none() {
                 regular_now.insert(cpu);
@@ -99,7 +98,7 @@ impl Pools {
             (false, false) => "a turbo core is about to be taken".to_owned(),
         };
         let named = regular.iter().chain(turbo.cores.iter());
-        Split {
+        Pools {
             offline: named.filter(|&cpu| !online.contains(cpu)).collect(),
             regular: regular_now,
             turbo: used,
@@ -131,7 +130,7 @@ mod tests {
 
     /// Windows with so many VMs and such a load, beside regular cores 4-5.
     fn windows(
-        p: &mut Pools,
+        p: &mut TurboCores,
         t: &Turbo,
         at: &mut Nanos,
         n: u32,
@@ -147,10 +146,10 @@ mod tests {
     }
 
     #[test]
-    fn cores_become_turbo_cores_as_they_are_needed_and_are_regular_ones_till_then() {
-        let (mut p, t, mut at) = (Pools::default(), turbo("1-3", None), 0);
-        let split = |p: &Pools| {
-            let s = p.split(&cpus("4-5"), &t, &cpus("0-5"));
+    fn a_named_core_is_regular_until_load_makes_it_a_turbo_core() {
+        let (mut p, t, mut at) = (TurboCores::default(), turbo("1-3", None), 0);
+        let split = |p: &TurboCores| {
+            let s = p.pools(&cpus("4-5"), &t, &cpus("0-5"));
             (s.regular.to_string(), s.turbo.to_string())
         };
         assert_eq!(split(&p), ("1-5".into(), String::new()));
@@ -160,7 +159,7 @@ mod tests {
         assert!(windows(&mut p, &t, &mut at, 200, (2, 0.5)).is_empty());
         assert_eq!(windows(&mut p, &t, &mut at, 10, (2, 1.0)).len(), 1);
         assert_eq!(split(&p), ("3-5".into(), "1-2".into()));
-        // No more than VMs that use them, and none when nobody does.
+        // Never more than VMs that use them, and none without such a VM.
         assert!(windows(&mut p, &t, &mut at, 200, (2, 2.0)).is_empty());
         assert_eq!(windows(&mut p, &t, &mut at, 300, (0, 0.0)).len(), 1);
         assert_eq!(split(&p).1, "");
@@ -168,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_first_turbo_core_is_there_at_once() {
-        let (mut p, t) = (Pools::default(), turbo("1", None));
+        let (mut p, t) = (TurboCores::default(), turbo("1", None));
         let said = p.observe((MS, MS), 1, 0, (&cpus("4-5"), &t), &cpus("0-5"));
         assert!(said.is_some());
         assert!(
@@ -178,21 +177,20 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_the_host_works_on_too_is_never_a_regular_one() {
-        let (mut p, t, mut at) = (Pools::default(), turbo("0-1", Some(500)), 0);
+    fn a_core_with_a_budget_is_never_a_regular_core() {
+        let (mut p, t, mut at) = (TurboCores::default(), turbo("0-1", Some(500)), 0);
         let online = cpus("0-5");
-        assert_eq!(p.split(&cpus("4-5"), &t, &online).regular, cpus("4-5"));
+        assert_eq!(p.pools(&cpus("4-5"), &t, &online).regular, cpus("4-5"));
         windows(&mut p, &t, &mut at, 1, (9, 0.0));
-        let s = p.split(&cpus("4-5"), &t, &online);
+        let s = p.pools(&cpus("4-5"), &t, &online);
         assert_eq!((s.regular, s.turbo), (cpus("4-5"), cpus("0")));
     }
 
-    /// On a fake host: CPUs are not really taken away.
     #[test]
-    fn a_turbo_core_that_goes_offline_is_replaced_by_the_next_and_the_last_one_is_missed() {
-        let (mut p, t, mut at) = (Pools::default(), turbo("2-3", None), 0);
+    fn a_turbo_core_that_goes_offline_is_replaced_while_another_is_online() {
+        let (mut p, t, mut at) = (TurboCores::default(), turbo("2-3", None), 0);
         windows(&mut p, &t, &mut at, 1, (1, 0.2));
-        let turbo_of = |p: &Pools, online: &str| p.split(&cpus("4-5"), &t, &cpus(online));
+        let turbo_of = |p: &TurboCores, online: &str| p.pools(&cpus("4-5"), &t, &cpus(online));
         assert_eq!(turbo_of(&p, "0-5").turbo, cpus("2"));
         let s = turbo_of(&p, "0-1,3-5");
         assert_eq!(
@@ -204,7 +202,7 @@ mod tests {
             s.turbo.is_empty() && s.why_none.contains("offline"),
             "{s:?}"
         );
-        // It is counted, too.
+        // The count follows.
         let said = p.observe(
             (at + WINDOW, WINDOW),
             1,

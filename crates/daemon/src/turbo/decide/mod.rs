@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which VMs have a turbo vCPU, and on which cores.
+//! Decides which VMs get a turbo vCPU (`vms`), how many turbo cores there are (`cores`), and what that changes in the plan of all
+//! cores (`plan`).
 
 pub mod cores;
 pub mod plan;

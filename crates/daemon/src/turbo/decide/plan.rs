@@ -1,36 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vTurbo's two pools in a plan: which VM has its first vCPU on a turbo core, and what that makes of the other cores.
+//! The part of a plan that turbo decides: which VMs get their first vCPU on a turbo core, and what that changes on the cores of
+//! their other vCPUs (vTurbo).
 
 use std::collections::BTreeMap;
 
-use viola_host::{CpuSet, Thread};
-use viola_policy::slices::{Class, Nanos};
+use viola_host::CpuSet;
+use viola_policy::slices::Class;
 use viola_policy::turbo::choose::Obstacle;
-use viola_sched::{Algorithm, VmPlan};
+use viola_sched::VmPlan;
 
-use crate::slices::decide::plan::{Candidate, Frame, Layout};
+use crate::cores::{Candidate, Layout, PlanConfig, TURBO_VCPU};
 
-/// Cores for turbo vCPUs.
-#[derive(Debug, Clone, Copy)]
-pub struct TurboFrame<'a> {
-    /// Which.
-    pub cores: &'a CpuSet,
-    /// Slot of a turbo vCPU.
-    pub slot: Nanos,
-    /// Most of any 10 ms of them for real-time threads, where the host works on them too; thousandths.
-    pub budget_permille: Option<u32>,
-    /// What a VM keeps of its share for its other vCPUs while they wait, thousandths.
-    pub reserve_permille: u32,
-    /// Why there is none of these cores, if there is none.
-    pub why_none: &'a str,
-}
-
-/// The vCPU that becomes the turbo vCPU: interrupts of a guest's devices come to its first one unless it moves them.
-const TURBO_VCPU: usize = 0;
-
-/// Cores that the turbo vCPU of a VM may be placed on.
-pub fn turbo_cores(frame: Frame<'_>, c: &Candidate<'_>) -> Result<CpuSet, String> {
-    let Some(turbo) = frame.turbo else {
+/// Cores on which the turbo vCPU of a VM may be placed.
+///
+/// # Errors
+/// Why there is none.
+fn turbo_cores(config: PlanConfig<'_>, c: &Candidate<'_>) -> Result<CpuSet, String> {
+    let Some(turbo) = config.turbo else {
         return Err("no cores are named in [turbo] cores".into());
     };
     if let Some(why) = &c.blocked {
@@ -44,20 +30,20 @@ pub fn turbo_cores(frame: Frame<'_>, c: &Candidate<'_>) -> Result<CpuSet, String
     }
     if let Some(other) = others
         .iter()
-        .find(|v| !c.of_vcpu(v).iter().any(|cpu| frame.cores.contains(cpu)))
+        .find(|v| !c.allowed_of(v).iter().any(|cpu| config.cores.contains(cpu)))
     {
         return Err(format!(
             "its vCPU {} may run on {} only, outside of the cores set aside for VMs ({})",
             other.index,
-            c.of_vcpu(other),
-            frame.cores
+            c.allowed_of(other),
+            config.cores
         ));
     }
     if turbo.cores.is_empty() {
         return Err(turbo.why_none.to_owned());
     }
     let cores: CpuSet = c
-        .of_vcpu(first)
+        .allowed_of(first)
         .iter()
         .filter(|&cpu| turbo.cores.contains(cpu))
         .collect();
@@ -65,31 +51,31 @@ pub fn turbo_cores(frame: Frame<'_>, c: &Candidate<'_>) -> Result<CpuSet, String
         true => Err(format!(
             "its vCPU {} may run on {} only, which are no turbo cores ({})",
             first.index,
-            c.of_vcpu(first),
+            c.allowed_of(first),
             turbo.cores
         )),
         false => Ok(cores),
     }
 }
 
-/// Cores that any other vCPU may be placed on: those set aside, else turbo cores for the gaps.
-pub fn ordinary_cores(frame: Frame<'_>, allowed: &CpuSet) -> CpuSet {
+/// Cores on which any other vCPU may be placed: regular cores, or else the time that turbo vCPUs leave on turbo cores.
+pub fn regular_cores(config: PlanConfig<'_>, allowed: &CpuSet) -> CpuSet {
     let of = |cores: &CpuSet| -> CpuSet { allowed.iter().filter(|&c| cores.contains(c)).collect() };
-    let regular = of(frame.cores);
-    match frame.turbo {
+    let regular = of(config.cores);
+    match config.turbo {
         Some(turbo) if regular.is_empty() && turbo.budget_permille.is_none() => of(turbo.cores),
         _ => regular,
     }
 }
 
-/// Which of the candidates are to have a turbo vCPU, and why the others that want one cannot.
-pub fn chosen(
-    frame: Frame<'_>,
+/// VMs that get a turbo vCPU, each with the cores on which it may be placed; and why others that want one get none.
+pub fn turbo_vms(
+    config: PlanConfig<'_>,
     candidates: &[Candidate<'_>],
 ) -> (BTreeMap<usize, CpuSet>, BTreeMap<usize, String>) {
     let (mut yes, mut no) = (BTreeMap::new(), BTreeMap::new());
     for (i, c) in candidates.iter().enumerate().filter(|(_, c)| c.turbo) {
-        match turbo_cores(frame, c) {
+        match turbo_cores(config, c) {
             Ok(cores) => drop(yes.insert(i, cores)),
             Err(why) => drop(no.insert(i, why)),
         }
@@ -98,87 +84,36 @@ pub fn chosen(
 }
 
 impl Layout<'_> {
-    /// Whether this vCPU is on a turbo core for its interrupts.
-    pub fn is_turbo_vcpu(&self, vm: usize, vcpu: usize) -> bool {
-        vcpu == TURBO_VCPU && self.turbo.contains(&vm)
-    }
-
-    pub fn is_turbo_core(&self, cpu: u32) -> bool {
-        self.frame.turbo.is_some_and(|t| t.cores.contains(cpu))
-    }
-
-    /// Whether threads of the ordinary class would starve there.
-    pub fn is_full(&self, cpu: u32) -> bool {
-        let shared = self.budget(cpu).is_some();
-        self.managed.contains_key(&cpu) && !shared
-    }
-
-    pub fn budget(&self, cpu: u32) -> Option<u32> {
-        self.frame
-            .turbo
-            .filter(|_| self.is_turbo_core(cpu))
-            .and_then(|t| t.budget_permille)
-    }
-
-    pub fn reserve(&self, cpu: u32) -> u32 {
-        let turbo = self.frame.turbo.filter(|_| self.is_turbo_core(cpu));
-        turbo.map_or(0, |t| t.reserve_permille)
-    }
-
-    /// A VM on this core that has a turbo vCPU, here or elsewhere.
-    pub fn pooled_by(&self, cpu: u32) -> Option<usize> {
-        let on = |(_, at): &(&(usize, usize), &u32)| **at == cpu;
-        let mut vms = self.placed.iter().filter(on).map(|((vm, _), _)| *vm);
-        vms.find(|vm| self.turbo.contains(vm))
-    }
-
-    /// Who decides on a core.
-    pub fn algorithm(&self, cpu: u32) -> Algorithm {
-        match self.pooled_by(cpu) {
-            Some(_) if self.is_turbo_core(cpu) => Algorithm::Turbo,
-            Some(_) => Algorithm::Regular,
-            None => self.frame.algorithm,
-        }
-    }
-
-    /// The core of a thread of a placed vCPU. Of a turbo vCPU only the thread that takes the interrupts is on the turbo
-    /// core: a guest process of UML that was made there is an application, and goes where those are.
-    pub fn core_of(&self, vm: usize, vcpu: usize, thread: &Thread) -> Option<u32> {
-        let at = self.placed.get(&(vm, vcpu)).copied();
-        let first = self.candidates[vm].vm.vcpus[vcpu].threads.first();
-        if !self.is_turbo_vcpu(vm, vcpu) || first == Some(thread) {
-            return at;
-        }
-        self.placed.get(&(vm, vcpu + 1)).copied()
-    }
-
-    /// A VM whose cores are not all managed has no turbo vCPU: its shares would not be kept. Answers whether there was
-    /// one.
-    pub fn settle_pools(&mut self) -> bool {
+    /// Takes the turbo vCPU from the first VM whose cores are not all managed, since its share could not be enforced there; `true`
+    /// when there was one.
+    pub fn drop_turbo_without_managed_cores(&mut self) -> bool {
         let lost = self.turbo.iter().copied().find_map(|vm| {
-            let vcpus = self.placed.range((vm, 0)..(vm + 1, 0));
-            let mut cores = vcpus.map(|(_, cpu)| *cpu);
+            let mut cores = self.cores_of(vm);
             let cpu = cores.find(|cpu| !self.managed.contains_key(cpu))?;
             Some((vm, cpu))
         });
         let Some((vm, cpu)) = lost else { return false };
         self.turbo.remove(&vm);
-        let why = self.spoiled.get(&cpu).cloned();
+        let why = self.unmanageable.get(&cpu).cloned();
         let why = why.unwrap_or_else(|| "it is not managed".into());
         self.no_turbo
             .insert(vm, format!("core {cpu} keeps stock scheduling: {why}"));
-        // Its first vCPU goes where the next is, if it may.
+        // Its first vCPU runs with its second one, if it may.
         let c = &self.candidates[vm];
         let home = self.placed.get(&(vm, TURBO_VCPU + 1)).copied();
-        match home.filter(|&cpu| c.of_vcpu(&c.vm.vcpus[TURBO_VCPU]).contains(cpu)) {
+        match home.filter(|&cpu| c.allowed_of(&c.vm.vcpus[TURBO_VCPU]).contains(cpu)) {
             Some(cpu) => self.placed.insert((vm, TURBO_VCPU), cpu),
             None => self.placed.remove(&(vm, TURBO_VCPU)),
         };
         true
     }
 
-    /// What holds for a VM on a core of a pool: the cap counts on all cores together there.
-    pub fn pool(&self, vm: usize, cpu: u32, plan: &mut VmPlan) {
+    /// Sets class, slice, cap and waiting core of a VM on a core of [`Algorithm::Turbo`] or [`Algorithm::Regular`]. There the cap
+    /// holds for all its cores together.
+    ///
+    /// [`Algorithm::Turbo`]: viola_sched::Algorithm::Turbo
+    /// [`Algorithm::Regular`]: viola_sched::Algorithm::Regular
+    pub fn set_turbo_params(&self, vm: usize, cpu: u32, plan: &mut VmPlan) {
         if !self.algorithm(cpu).is_pooled() {
             return;
         }
@@ -192,13 +127,13 @@ impl Layout<'_> {
             .min()
             .map(|p| p.max(1));
         plan.params.class = Class::Batch;
-        if let (true, Some(turbo)) = (self.is_turbo_core(cpu), self.frame.turbo)
+        if let (true, Some(turbo)) = (self.is_turbo_core(cpu), self.config.turbo)
             && self.turbo.contains(&vm)
         {
             plan.params.class = Class::Ls;
             plan.params.microslice = turbo.slot;
             let home = self.placed.get(&(vm, TURBO_VCPU + 1)).copied();
-            plan.hold_cpu = home.filter(|&cpu| c.of_vcpu(&c.vm.vcpus[TURBO_VCPU]).contains(cpu));
+            plan.hold_cpu = home.filter(|&cpu| c.allowed_of(&c.vm.vcpus[TURBO_VCPU]).contains(cpu));
         }
         let mut regular = (0, 0);
         for ((_, vcpu), at) in self.placed.range((vm, 0)..(vm + 1, 0)) {
@@ -210,20 +145,19 @@ impl Layout<'_> {
         plan.regular_vcpus = regular;
     }
 
-    /// What a VM asked for and does not get because of the pools.
-    pub fn pool_remark(&self, vm: usize) -> Option<String> {
+    /// What a VM does not get because of turbo cores: its own turbo vCPU, or class ls beside the turbo vCPU of another VM.
+    pub fn turbo_remark(&self, vm: usize) -> Option<String> {
         let c = &self.candidates[vm];
         if let Some(why) = self.no_turbo.get(&vm) {
             return Some(format!("it has no turbo vCPU: {why}"));
         }
-        let placed = self.placed.range((vm, 0)..(vm + 1, 0));
-        let mut cores = placed.map(|(_, cpu)| *cpu);
+        let mut cores = self.cores_of(vm);
         let pooled =
             cores.find(|cpu| self.managed.contains_key(cpu) && self.algorithm(*cpu).is_pooled());
         match pooled {
             Some(cpu) if c.class == Class::Ls => {
                 let other = self
-                    .pooled_by(cpu)
+                    .turbo_vm_on(cpu)
                     .map(|vm| self.candidates[vm].vm.name.clone());
                 Some(format!(
                     "class ls means nothing on core {cpu}, since {} has a turbo vCPU: give it class turbo too",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which VMs of class auto have a turbo vCPU: those that do steady I/O and wait for it.
+//! Which VMs of class auto get a turbo vCPU: those that do steady I/O and wait for a core.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,10 @@ use viola_policy::slices::{MS, Nanos};
 use viola_policy::turbo::choose::{Obstacle, Setting, Thresholds, TurboChooser, Window};
 use viola_proto::ClassSetting;
 
-/// Shortest time that is one window.
+/// Shortest window, ns.
 const WINDOW: Nanos = 100 * MS;
 
+/// Sums of the current window of one VM.
 #[derive(Debug)]
 struct State {
     chooser: TurboChooser,
@@ -20,16 +21,16 @@ struct State {
     disk: u64,
     run: u64,
     wait: u64,
-    /// What its first vCPU ran.
+    /// Time that its first vCPU ran, ns.
     interrupts: u64,
 }
 
-/// The choice for each VM.
+/// The choice for each VM of class auto.
 #[derive(Debug, Default)]
-pub struct Turbos(BTreeMap<VmId, State>);
+pub struct TurboVms(BTreeMap<VmId, State>);
 
-/// What stands in the way of a turbo vCPU. Whose interrupts come to the first vCPU is known of User Mode Linux only; in
-/// other guests an agent would have to see to it.
+/// What keeps a VM from a turbo vCPU. Only in User Mode Linux all interrupts come to the first vCPU; in other guests an agent has
+/// to move them there.
 fn obstacle(vm: &Vm) -> Option<Obstacle> {
     if vm.vcpus.len() < 2 {
         Some(Obstacle::OneVcpu)
@@ -40,14 +41,15 @@ fn obstacle(vm: &Vm) -> Option<Obstacle> {
     }
 }
 
-impl Turbos {
-    /// Takes what a VM did in a span that ended at `at`; a line for the journal when class auto changes its mind.
-    /// `possible` is whether there are turbo cores at all, with what a VM keeps for its other vCPUs (thousandths).
+impl TurboVms {
+    /// Takes what a VM did in the `span` that ended `at`. Returns a line for the log when class auto gives it a turbo vCPU or takes
+    /// it away. `reserve` is the part of its share that a VM keeps for its other vCPUs, thousandths; `None` where there can be no
+    /// turbo core.
     pub fn observe(
         &mut self,
         vm: &Vm,
         setting: ClassSetting,
-        possible: Option<u32>,
+        reserve: Option<u32>,
         sample: &VmSample,
         (at, span): (Nanos, Nanos),
     ) -> Option<String> {
@@ -68,7 +70,7 @@ impl Turbos {
         state.wait += total.wait;
         state.interrupts += sample.vcpus.first().map_or(0, |first| first.run);
         let setting = match setting {
-            ClassSetting::Auto if possible.is_some() => Setting::Auto,
+            ClassSetting::Auto if reserve.is_some() => Setting::Auto,
             _ => Setting::Never,
         };
         if state.span < WINDOW && setting == Setting::Auto {
@@ -79,8 +81,8 @@ impl Turbos {
             packets: per_s(state.packets),
             disk: per_s(state.disk),
             wait: state.wait as f64 / (state.run + state.wait).max(1) as f64,
-            interrupt_load: match (state.chooser.turbo(), possible) {
-                // Without a reserve there is no bound, and all is a flood that leaves programs a tenth.
+            interrupt_load: match (state.chooser.turbo(), reserve) {
+                // Time in interrupts, as a part of what the reserve leaves for them.
                 (true, Some(reserve)) => {
                     let may = state.run as f64 * f64::from(1000 - reserve.min(999)) / 1000.0;
                     state.interrupts as f64 / may.max(1.0)
@@ -99,8 +101,8 @@ impl Turbos {
             .then(|| format!("{is} turbo vCPU (auto, had {was}): {}", verdict.why))
     }
 
-    /// Whether a VM for which this was asked is to have one.
-    pub fn has(&self, id: &VmId, setting: ClassSetting) -> bool {
+    /// Whether a VM of this class setting gets a turbo vCPU.
+    pub fn wants(&self, id: &VmId, setting: ClassSetting) -> bool {
         match setting {
             ClassSetting::Turbo => true,
             ClassSetting::Auto => self.0.get(id).is_some_and(|s| s.chooser.turbo()),
@@ -142,7 +144,7 @@ mod tests {
         }
     }
 
-    fn run(t: &mut Turbos, vm: &Vm, setting: ClassSetting, packets: u64) -> Vec<String> {
+    fn run(t: &mut TurboVms, vm: &Vm, setting: ClassSetting, packets: u64) -> Vec<String> {
         let sample = sample(vm, packets);
         (1..20)
             .filter_map(|k| t.observe(vm, setting, Some(300), &sample, (k * WINDOW, WINDOW)))
@@ -150,8 +152,8 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_streams_and_waits_has_one_and_one_that_the_operator_speaks_of_has_what_he_says() {
-        let (mut t, a) = (Turbos::default(), vm("a", 10, &[&[1], &[1]]));
+    fn a_vm_with_steady_io_and_waits_gets_a_turbo_vcpu_unless_the_operator_sets_its_class() {
+        let (mut t, a) = (TurboVms::default(), vm("a", 10, &[&[1], &[1]]));
         let said = run(&mut t, &a, ClassSetting::Auto, 20_000);
         assert_eq!(
             said,
@@ -159,15 +161,15 @@ mod tests {
                 "a turbo vCPU (auto, had none): 20000 packets/s and 0.0 MiB/s of disk, and it waits 67 % of the time it wants to run"
             ]
         );
-        assert!(t.has(&a.id, ClassSetting::Auto) && !t.has(&a.id, ClassSetting::Ls));
+        assert!(t.wants(&a.id, ClassSetting::Auto) && !t.wants(&a.id, ClassSetting::Ls));
         assert!(run(&mut t, &a, ClassSetting::Batch, 20_000).is_empty());
-        assert!(!t.has(&a.id, ClassSetting::Auto));
-        assert!(t.has(&a.id, ClassSetting::Turbo));
+        assert!(!t.wants(&a.id, ClassSetting::Auto));
+        assert!(t.wants(&a.id, ClassSetting::Turbo));
     }
 
     #[test]
-    fn one_whose_interrupts_take_all_that_they_may_loses_it_again() {
-        let (mut t, a) = (Turbos::default(), vm("a", 10, &[&[1], &[1]]));
+    fn a_vm_flooded_with_interrupts_loses_its_turbo_vcpu() {
+        let (mut t, a) = (TurboVms::default(), vm("a", 10, &[&[1], &[1]]));
         assert_eq!(run(&mut t, &a, ClassSetting::Auto, 20_000).len(), 1);
         let sample = sample_of(&a, 20_000, 17);
         let said: Vec<_> = (20..60)
@@ -186,17 +188,17 @@ mod tests {
             said[0].starts_with("no turbo vCPU (auto, had one): it is flooded"),
             "{said:?}"
         );
-        // The operator may want it all the same.
-        assert!(t.has(&a.id, ClassSetting::Turbo) && !t.has(&a.id, ClassSetting::Auto));
+        // Class turbo keeps it.
+        assert!(t.wants(&a.id, ClassSetting::Turbo) && !t.wants(&a.id, ClassSetting::Auto));
     }
 
     #[test]
-    fn one_vcpu_or_a_guest_of_which_nothing_is_known_is_left_alone() {
-        let (mut t, one) = (Turbos::default(), vm("a", 10, &[&[1]]));
+    fn a_vm_with_one_vcpu_or_without_agent_gets_no_turbo_vcpu() {
+        let (mut t, one) = (TurboVms::default(), vm("a", 10, &[&[1]]));
         assert!(run(&mut t, &one, ClassSetting::Auto, 20_000).is_empty());
         let mut kvm = vm("b", 20, &[&[1], &[1]]);
         kvm.hypervisor = Hypervisor::Qemu;
         assert!(run(&mut t, &kvm, ClassSetting::Auto, 20_000).is_empty());
-        assert!(!t.has(&one.id, ClassSetting::Auto) && !t.has(&kvm.id, ClassSetting::Auto));
+        assert!(!t.wants(&one.id, ClassSetting::Auto) && !t.wants(&kvm.id, ClassSetting::Auto));
     }
 }

@@ -22,13 +22,13 @@ fn change(class: Option<ClassSetting>, keep: bool) -> Change {
 }
 
 #[test]
-fn the_operator_goes_before_the_file_and_the_file_before_the_control_group() {
+fn viola_set_goes_before_the_file_and_the_file_before_the_control_group() {
     let (_dir, mut s) = settings();
     let mut g = vm("g1", 7, &[&[1]]);
     let c = config("");
     assert_eq!(
         s.controls(&c, &g).weight,
-        From {
+        Setting {
             value: 256,
             source: Source::Default
         }
@@ -36,7 +36,7 @@ fn the_operator_goes_before_the_file_and_the_file_before_the_control_group() {
     g.cgroup = Some(crate::testing::cgroup(Some(512), None));
     assert_eq!(
         s.controls(&c, &g).weight,
-        From {
+        Setting {
             value: 512,
             source: Source::Cgroup
         }
@@ -44,7 +44,7 @@ fn the_operator_goes_before_the_file_and_the_file_before_the_control_group() {
     let c = config("[[vm]]\nname = \"g1\"\nweight = 7");
     assert_eq!(
         s.controls(&c, &g).weight,
-        From {
+        Setting {
             value: 7,
             source: Source::Config
         }
@@ -59,7 +59,7 @@ fn the_operator_goes_before_the_file_and_the_file_before_the_control_group() {
     .unwrap();
     assert_eq!(
         s.controls(&c, &g).weight,
-        From {
+        Setting {
             value: 9,
             source: Source::Set
         }
@@ -76,7 +76,7 @@ fn the_operator_goes_before_the_file_and_the_file_before_the_control_group() {
 }
 
 #[test]
-fn the_lower_one_of_cap_and_quota_holds() {
+fn the_lower_of_cap_and_quota_holds() {
     let (_dir, mut s) = settings();
     let c = config("");
     let mut g = vm("g1", 7, &[&[1], &[2]]);
@@ -84,7 +84,7 @@ fn the_lower_one_of_cap_and_quota_holds() {
     let now = s.controls(&c, &g);
     assert_eq!(
         now.cap,
-        From {
+        Setting {
             value: Some(800),
             source: Source::Cgroup
         }
@@ -97,7 +97,7 @@ fn the_lower_one_of_cap_and_quota_holds() {
     s.change(&g, &cap("50%")).unwrap();
     assert_eq!(
         s.controls(&c, &g).cap,
-        From {
+        Setting {
             value: Some(500),
             source: Source::Set
         }
@@ -110,7 +110,7 @@ fn the_lower_one_of_cap_and_quota_holds() {
     s.change(&g, &cap("none")).unwrap();
     assert_eq!(
         s.controls(&c, &g).cap,
-        From {
+        Setting {
             value: None,
             source: Source::Set
         }
@@ -152,7 +152,7 @@ fn kept_settings_are_there_after_a_restart_and_others_are_not() {
     let controls = again.controls(&c, &a);
     assert_eq!(
         controls.class,
-        From {
+        Setting {
             value: ClassSetting::Ls,
             source: Source::Kept
         }
@@ -167,9 +167,13 @@ fn kept_settings_are_there_after_a_restart_and_others_are_not() {
 }
 
 #[test]
-fn a_damaged_file_is_set_aside_and_said_so() {
+fn a_damaged_file_is_renamed_with_a_warning() {
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join(NAME), "{\"vms\": {\"a\": {\"clas\": 1}}}").unwrap();
+    fs::write(
+        dir.path().join(FILE_NAME),
+        "{\"vms\": {\"a\": {\"clas\": 1}}}",
+    )
+    .unwrap();
     let (_, warning) = Settings::read(dir.path());
     assert!(warning.unwrap().contains("settings.damaged"));
     assert!(dir.path().join("settings.damaged").exists());
@@ -194,7 +198,7 @@ fn an_empty_change_is_refused() {
 }
 
 #[test]
-fn auto_is_what_is_asked_for_when_the_file_says_so_and_nobody_else_does() {
+fn the_default_class_is_auto_when_slices_auto_is_set() {
     let (_dir, s) = settings();
     let c = config("[slices]\nauto = true\n[[vm]]\nname = \"b\"\nclass = \"batch\"");
     assert_eq!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A worker that reads, and the agent workers that it is introduced to.
+//! Introduces a worker that reads (of a reader, or for other hosts) to the agents' workers whose blocks it may read.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,62 +8,77 @@ use std::path::{Path, PathBuf};
 
 use viola_vread::control::Order;
 
-use crate::supervisor::agent::Agent;
 use crate::vread::observe::disks::Disk;
 use crate::workers::process::{self, Worker};
 use crate::workers::run_dir;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
+use viola_host::Vm;
 
-/// What two workers were last told of each other.
+/// A DataNode VM, as the workers that read its blocks need it.
+#[derive(Debug, Clone, Copy)]
+pub struct Datanode<'a> {
+    /// The VM.
+    pub vm: &'a Vm,
+    /// The worker of its agent, if it runs.
+    pub worker: Option<&'a Worker>,
+    /// Its disks, open.
+    pub disks: &'a [Disk],
+}
+
+/// What two workers were told of each other.
 #[derive(Debug, PartialEq, Eq)]
 struct Pair {
-    /// Process of the one that reads.
+    /// Process of the worker that reads.
     pid: u32,
+    /// Process of the agent's worker.
     agent: u32,
     pools: Vec<String>,
-    /// Numbers of the disks that the reading one has.
+    /// Numbers of the disks that the reading worker has.
     disks: Vec<u32>,
 }
 
-/// Which of two workers is of no use, and why.
+/// Which of two workers failed, and why.
 #[derive(Debug)]
-pub enum Useless {
-    /// The one that reads.
-    Reading(String),
-    /// The agent's.
+pub enum Failed {
+    /// The worker that reads.
+    Reader(String),
+    /// The agent's worker.
     Agent(String),
 }
 
-/// Agent workers that one worker knows, by identity of their VM.
+/// The agents' workers that one worker knows, by identity of their VM.
 #[derive(Debug, Default)]
 pub struct Pairs(BTreeMap<String, Pair>);
 
 impl Pairs {
-    /// Identities of the VMs.
+    /// Identities of the DataNode VMs.
     pub fn ids(&self) -> impl Iterator<Item = &String> {
         self.0.keys()
     }
 
-    /// There is another worker, which knows nobody.
-    pub fn forget(&mut self) {
+    /// A new worker runs, which knows no agent's worker.
+    pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Lets `worker`, of this name to the agent's worker, read blocks of a VM, unless both know that already.
+    /// Lets `worker` read blocks of a DataNode VM, unless both know that already. `name` is its name for the agent's worker.
+    ///
+    /// # Errors
+    /// Which of both did not take the order.
     pub fn join(
         &mut self,
         worker: &Worker,
         name: &str,
         dir: &Path,
-        agent: &Agent,
+        datanode: Datanode<'_>,
         pools: Vec<String>,
-    ) -> Result<(), Useless> {
-        let Some(agent_worker) = &agent.worker else {
+    ) -> Result<(), Failed> {
+        let Some(agent_worker) = datanode.worker else {
             return Ok(());
         };
-        let id = agent.vm.id.to_string();
-        let numbers: Vec<u32> = agent.disks.iter().map(|d| d.spec.id).collect();
+        let id = datanode.vm.id.to_string();
+        let numbers: Vec<u32> = datanode.disks.iter().map(|d| d.spec.id).collect();
         let known = self.0.get(&id);
         let is_known = known.is_some_and(|p| {
             p.pid == worker.pid && p.agent == agent_worker.pid && p.pools == pools
@@ -74,11 +89,11 @@ impl Pairs {
         if !is_known || known.is_some_and(|p| p.disks != numbers) {
             let order = Order::Images {
                 datanode: id.clone(),
-                images: agent.disks.iter().map(|d| d.spec.clone()).collect(),
+                images: datanode.disks.iter().map(|d| d.spec.clone()).collect(),
                 why: String::new(),
             };
-            if let Err(e) = worker.order(&order, &Disk::fds(&agent.disks)) {
-                // It goes on without them; agent and operator are told by the agent's worker, which opens the same.
+            if let Err(e) = worker.order(&order, &Disk::fds(datanode.disks)) {
+                // It serves the other disks. The agent's worker opens the same files, and reports the error to agent and operator.
                 log::about(Level::Warning, name, format!("vread: {}", chain(&e)));
             }
         }
@@ -92,30 +107,33 @@ impl Pairs {
         Ok(())
     }
 
-    /// Lets `worker` read nothing of VMs that are not among `kept`; `told` are those that it says it knows.
-    pub fn part(
+    /// Lets `worker` read no block of VMs that are not in `kept`. `known` are the VMs that the worker says it knows.
+    ///
+    /// # Errors
+    /// When the worker does not take the order.
+    pub fn retain(
         &mut self,
         worker: Option<&Worker>,
         name: &str,
-        agents: &BTreeMap<String, Agent>,
+        datanodes: &BTreeMap<String, Datanode<'_>>,
         kept: &[String],
-        told: &mut Vec<String>,
-    ) -> Result<(), Useless> {
+        known: &mut Vec<String>,
+    ) -> Result<(), Failed> {
         let gone = |id: &&String| !kept.contains(id);
-        let known = self.0.keys().chain(told.iter());
-        let mut gone: Vec<String> = known.filter(gone).cloned().collect();
+        let all = self.0.keys().chain(known.iter());
+        let mut gone: Vec<String> = all.filter(gone).cloned().collect();
         gone.sort_unstable();
         gone.dedup();
         let mut done = Ok(());
         for id in gone {
             self.0.remove(&id);
-            told.retain(|d| *d != id);
+            known.retain(|d| *d != id);
             let order = Order::NoDatanode { name: id.clone() };
             if let Some(Err(e)) = worker.map(|w| w.order(&order, &[])) {
-                done = Err(Useless::Reading(chain(&e)));
+                done = Err(Failed::Reader(chain(&e)));
             }
-            if let Some(worker) = agents.get(&id).and_then(|a| a.worker.as_ref()) {
-                // One that does not answer is noticed when it is asked for its counts.
+            if let Some(worker) = datanodes.get(&id).and_then(|d| d.worker) {
+                // A worker that does not answer is noticed when its counts are read.
                 let _ = worker.order(&Order::NoReader { name: name.into() }, &[]);
             }
         }
@@ -123,7 +141,8 @@ impl Pairs {
     }
 }
 
-/// Gives each of two workers its end of a socket for look-ups, and lets each see what the other writes down.
+/// Gives each worker its end of a socket for look-ups, and the shared memory of the other: the agent's worker gets the hazard cells
+/// of the reader, the reader gets the table of blocks.
 fn introduce(
     reading: &Worker,
     agent: &Worker,
@@ -131,25 +150,25 @@ fn introduce(
     name: &str,
     id: &str,
     pools: &[String],
-) -> Result<(), Useless> {
+) -> Result<(), Failed> {
     let file = |path: PathBuf| {
         let opened = File::open(&path);
         opened.map_err(|e| format!("{}: {e}", path.display()))
     };
-    let hazards = file(run_dir::hazards(dir, name)).map_err(Useless::Reading)?;
-    let table = file(run_dir::table(dir, id)).map_err(Useless::Agent)?;
-    let (ours, theirs) = process::lookup_pair().map_err(|e| Useless::Reading(e.to_string()))?;
+    let hazards = file(run_dir::hazards(dir, name)).map_err(Failed::Reader)?;
+    let table = file(run_dir::table(dir, id)).map_err(Failed::Agent)?;
+    let (ours, theirs) = process::lookup_pair().map_err(|e| Failed::Reader(e.to_string()))?;
     let to_agent = Order::Reader {
         name: name.to_owned(),
         pools: pools.to_vec(),
     };
     agent
         .order(&to_agent, &[theirs.as_fd(), hazards.as_fd()])
-        .map_err(|e| Useless::Agent(chain(&e)))?;
+        .map_err(|e| Failed::Agent(chain(&e)))?;
     let to_reader = Order::Datanode {
         name: id.to_owned(),
     };
     reading
         .order(&to_reader, &[ours.as_fd(), table.as_fd()])
-        .map_err(|e| Useless::Reading(chain(&e)))
+        .map_err(|e| Failed::Reader(chain(&e)))
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The worker for other hosts: its key and sockets, what they may read here, and which readers may look for blocks
-//! there.
+//! The worker for other hosts: its key and sockets, which blocks other hosts may read here, and which readers may read blocks there.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -12,25 +11,24 @@ use serde::{Deserialize, Serialize};
 use viola_proto::vread as shown;
 use viola_vread::control::{Grant, Order, PeerSpec, PeerStat, Role, Secret, Source, WorkerSetup};
 
-use crate::retry::{Trouble, Verdict};
-use crate::supervisor::agent::Agent;
-use crate::supervisor::reconcile::named;
-use crate::vread::apply::pairs::{Pairs, Useless};
-use crate::vread::apply::reader::{Reader, Users};
+use super::pairs::{Datanode, Failed, Pairs};
+use super::reader::{Reader, Users};
+use crate::retry::{NextTry, Retry};
+use crate::vms::named;
 use crate::vread::keys::{Identity, host_name};
-use crate::vread::observe::addresses::Names;
+use crate::vread::observe::addresses::Addresses;
 use crate::workers::process::{self, Worker};
 use crate::workers::run_dir;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::Vread;
 
-/// What agents' workers call it; no VM of a configuration has that name.
+/// Its name for the agents' workers; no VM of a configuration can have that name.
 pub const NAME: &str = "@peer";
-/// Time between two attempts to read the key and to listen.
-const RETRY: Duration = Duration::from_secs(1);
+/// The daemon reads the key and binds the address at most this often.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What cannot be changed while a worker runs; kept beside its socket for the next daemon.
+/// What a running worker cannot change. It is saved beside the worker's socket for the next daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Setup {
     host: String,
@@ -39,34 +37,37 @@ struct Setup {
     fingerprint: String,
 }
 
-/// What a reader's worker and this one were last told of each other.
+/// What a reader's worker and this one were told of each other.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct Asker {
+    /// Process of the reader's worker.
     reader: u32,
     sources: Vec<Source>,
 }
 
-/// Everything about other hosts.
+/// State of the connections to other hosts.
 #[derive(Debug, Default)]
 pub struct Peers {
     worker: Option<Worker>,
-    /// What that has done.
+    /// Its counts, as of the last poll.
     pub stat: PeerStat,
-    /// How it was started.
+    /// What it was started with.
     setup: Option<Setup>,
     identity: Option<Identity>,
     tried: Option<Instant>,
-    told: Option<Vec<PeerSpec>>,
+    /// What the worker knows of other hosts.
+    specs: Option<Vec<PeerSpec>>,
     pairs: Pairs,
-    askers: BTreeMap<String, Asked>,
-    names: Names,
+    askers: BTreeMap<String, Asker>,
+    addresses: Addresses,
+    /// Hosts of the configuration: name and address.
     listed: Vec<(String, Option<String>)>,
-    trouble: Trouble,
+    retry: Retry,
     why: String,
 }
 
 impl Peers {
-    /// Takes a worker that an earlier daemon has left.
+    /// Takes over the worker of an earlier daemon.
     pub fn adopt(&mut self, dir: &Path, worker: Worker) {
         let setup = std::fs::read(setup_file(dir)).ok();
         self.setup = setup.and_then(|text| serde_json::from_slice(&text).ok());
@@ -74,15 +75,15 @@ impl Peers {
         self.worker = Some(worker);
     }
 
-    /// The configuration or the key may be another one.
-    pub fn forgive(&mut self) {
-        self.trouble.forgive();
+    /// Forgets failures and reads the key again: the operator has changed something.
+    pub fn reset_failures(&mut self) {
+        self.retry.reset();
         self.identity = None;
         self.tried = None;
     }
 
-    /// Brings about what the configuration wants.
-    pub fn keep(&mut self, now: Instant, dir: &Path, config: &Vread, users: Users) {
+    /// Starts, restarts or ends the worker as the configuration requires.
+    pub fn reconcile(&mut self, now: Instant, dir: &Path, config: &Vread, users: Users) {
         self.listed = config
             .peers
             .iter()
@@ -93,23 +94,23 @@ impl Peers {
             self.why.clear();
             return;
         }
-        if self.worker.as_mut().is_some_and(|w| !w.lives()) {
+        if self.worker.as_mut().is_some_and(|w| !w.is_running()) {
             self.fail(now, "it has ended");
         }
-        let waits = self
+        let must_wait = self
             .tried
-            .is_some_and(|at| now.saturating_duration_since(at) < RETRY);
-        if self.identity.is_none() && !waits {
+            .is_some_and(|at| now.saturating_duration_since(at) < RETRY_INTERVAL);
+        if self.identity.is_none() && !must_wait {
             self.tried = Some(now);
             match Identity::read(&config.key, &config.certificate) {
                 Ok(identity) => {
                     self.identity = Some(identity);
                     self.tried = None;
                 }
-                Err(why) => self.cannot(why),
+                Err(why) => self.log_error(why),
             }
         }
-        // A worker goes on by the key that it has, while the file is not there.
+        // While the file is missing, the worker keeps the key that it has.
         let Some(identity) = self.identity.clone() else {
             return;
         };
@@ -122,10 +123,10 @@ impl Peers {
         if self.worker.is_some() && self.setup.as_ref() != Some(&wanted) {
             self.end("its key, its address or the ports of other hosts are others now");
         }
-        let waits = self
+        let must_wait = self
             .tried
-            .is_some_and(|at| now.saturating_duration_since(at) < RETRY);
-        if self.worker.is_none() && !waits && !self.trouble.holds_back(now) {
+            .is_some_and(|at| now.saturating_duration_since(at) < RETRY_INTERVAL);
+        if self.worker.is_none() && !must_wait && !self.retry.must_wait(now) {
             self.start(now, dir, wanted, &identity, users);
         }
     }
@@ -137,7 +138,7 @@ impl Peers {
                 Ok(listener) => listeners.push(listener),
                 Err(e) => {
                     self.tried = Some(now);
-                    return self.cannot(format!("it cannot listen on {address}: {e}"));
+                    return self.log_error(format!("it cannot listen on {address}: {e}"));
                 }
             }
         }
@@ -156,38 +157,38 @@ impl Peers {
                 );
                 self.worker = Some(worker);
                 self.setup = Some(setup);
-                self.trouble.overcome();
-                self.forget();
+                self.retry.succeeded();
+                self.forget_orders();
                 self.why.clear();
             }
             Err(why) => self.fail(now, &why),
         }
     }
 
-    /// What a worker knew is to be said again to the next one.
-    fn forget(&mut self) {
-        self.told = None;
-        self.pairs.forget();
+    /// The next worker has to be told everything.
+    fn forget_orders(&mut self) {
+        self.specs = None;
+        self.pairs.clear();
         self.askers.clear();
         self.stat = PeerStat::default();
     }
 
-    fn cannot(&mut self, why: String) {
+    fn log_error(&mut self, why: String) {
         if self.why != why {
             log::line(Level::Error, format!("vread: other hosts: {why}"));
             self.why = why;
         }
     }
 
-    /// The worker is of no use any more.
+    /// Kills the worker after a failure. A new one starts when [`Retry`] allows.
     pub fn fail(&mut self, now: Instant, why: &str) {
         if let Some(worker) = self.worker.take() {
             worker.kill();
         }
-        self.forget();
-        let then = match self.trouble.fail(now, why.to_owned()) {
-            Verdict::Retry(after) => format!("a new one starts in {} s", after.as_secs()),
-            Verdict::GiveUp => "other hosts are left alone; viola start tries again".into(),
+        self.forget_orders();
+        let then = match self.retry.failed(now, why.to_owned()) {
+            NextTry::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
+            NextTry::Never => "other hosts are left alone; viola start tries again".into(),
         };
         log::line(
             Level::Error,
@@ -196,7 +197,7 @@ impl Peers {
         self.why = format!("its worker is gone: {why}");
     }
 
-    /// Ends the worker, if there is one.
+    /// Ends the worker, if it runs.
     pub fn end(&mut self, why: &str) {
         if let Some(worker) = self.worker.take() {
             log::line(
@@ -205,72 +206,78 @@ impl Peers {
             );
             worker.end(why);
         }
-        self.forget();
+        self.forget_orders();
     }
 
-    /// Tells it of other hosts, of the DataNode VMs here that they may read, and of the readers that may ask.
-    pub fn tell(
+    /// Tells the worker the other hosts, the DataNode VMs here that they may read, and the readers that may read there. Returns agents'
+    /// workers that failed, by identity of their VM, and why.
+    pub fn update(
         &mut self,
         now: Instant,
         dir: &Path,
         config: &Vread,
-        agents: &mut BTreeMap<String, Agent>,
+        datanodes: &BTreeMap<String, Datanode<'_>>,
         readers: &mut BTreeMap<String, Reader>,
-    ) {
-        let peers = self.specs(now, config, agents);
+    ) -> Vec<(String, String)> {
+        let mut failed = Vec::new();
+        let peers = self.peer_specs(now, config, datanodes);
         let Some(worker) = &self.worker else {
-            return;
+            return failed;
         };
-        if self.told.as_ref() != Some(&peers) {
+        if self.specs.as_ref() != Some(&peers) {
             let order = Order::Peers {
                 peers: peers.clone(),
             };
             if let Err(e) = worker.order(&order, &[]) {
-                return self.fail(now, &chain(&e));
+                self.fail(now, &chain(&e));
+                return failed;
             }
-            self.told = Some(peers.clone());
+            self.specs = Some(peers.clone());
         }
         let mut served = Vec::new();
-        for (id, agent) in agents.iter_mut() {
+        for (id, datanode) in datanodes {
             let pools = pools(&peers, id);
             if pools.is_empty() {
                 continue;
             }
             served.push(id.clone());
-            match self.pairs.join(worker, NAME, dir, agent, pools) {
+            match self.pairs.join(worker, NAME, dir, *datanode, pools) {
                 Ok(()) => {}
-                Err(Useless::Reading(why)) => return self.fail(now, &why),
-                Err(Useless::Agent(why)) => agent.fail(now, &why),
+                Err(Failed::Reader(why)) => {
+                    self.fail(now, &why);
+                    return failed;
+                }
+                Err(Failed::Agent(why)) => failed.push((id.clone(), why)),
             }
         }
-        let told = &mut self.stat.datanodes;
-        if let Err(Useless::Reading(why) | Useless::Agent(why)) =
-            self.pairs.part(Some(worker), NAME, agents, &served, told)
-        {
-            return self.fail(now, &why);
+        let known = &mut self.stat.datanodes;
+        let retained = (self.pairs).retain(Some(worker), NAME, datanodes, &served, known);
+        match retained {
+            Ok(()) => self.introduce_readers(now, config, readers),
+            Err(Failed::Reader(why) | Failed::Agent(why)) => self.fail(now, &why),
         }
-        self.introduce_readers(now, config, readers);
+        failed
     }
 
-    fn specs(
+    fn peer_specs(
         &mut self,
         now: Instant,
         config: &Vread,
-        agents: &BTreeMap<String, Agent>,
+        datanodes: &BTreeMap<String, Datanode<'_>>,
     ) -> Vec<PeerSpec> {
         let mut specs = Vec::new();
         for peer in &config.peers {
             let addresses = match &peer.address {
-                Some(text) => self.names.addresses(now, text),
+                Some(text) => self.addresses.resolve(now, text),
                 None => Vec::new(),
             };
             let mut grants = Vec::new();
-            for (id, agent) in agents {
-                for (reader, pools) in config.grants(&peer.name, &named(&agent.vm)) {
+            for (id, datanode) in datanodes {
+                for (reader, pools) in config.grants(&peer.name, &named(datanode.vm)) {
                     grants.push(Grant {
                         reader,
                         datanode: id.clone(),
-                        name: agent.vm.name.clone(),
+                        name: datanode.vm.name.clone(),
                         pools,
                     });
                 }
@@ -312,7 +319,7 @@ impl Peers {
                 continue;
             }
             kept.push(name.clone());
-            let wanted = Asked {
+            let wanted = Asker {
                 reader: theirs.pid,
                 sources,
             };
@@ -339,16 +346,16 @@ impl Peers {
         }
         for (name, reader) in readers.iter_mut().filter(|(n, _)| !kept.contains(n)) {
             self.askers.remove(name);
-            reader.part_from_hosts(now);
+            reader.leave_other_hosts(now);
         }
     }
 
-    /// Asks the worker what it has done.
-    pub fn ask(&mut self, now: Instant) {
+    /// Reads the counts of the worker.
+    pub fn poll(&mut self, now: Instant) {
         match self.worker.as_ref().map(Worker::peer_stat) {
             Some(Ok(stat)) => {
                 self.stat = stat;
-                // One whose socket has broken on either side is introduced again.
+                // A reader whose socket broke is introduced again.
                 self.askers
                     .retain(|name, _| self.stat.askers.contains(name));
             }
@@ -357,8 +364,8 @@ impl Peers {
         }
     }
 
-    /// What is shown of it: the worker, and each other host.
-    pub fn show(&self) -> (Option<shown::Host>, Vec<shown::Peer>) {
+    /// What the control socket shows: this host's worker, and each other host.
+    pub fn status(&self) -> (Option<shown::Host>, Vec<shown::Peer>) {
         if self.listed.is_empty() {
             return (None, Vec::new());
         }
@@ -410,7 +417,7 @@ fn try_start(
     users: Users,
 ) -> Result<Worker, String> {
     let control = run_dir::socket(dir, Role::Peer, &setup.host);
-    run_dir::fits(&control)?;
+    run_dir::check_socket_path(&control)?;
     let hazards =
         run_dir::new_hazards(dir, NAME).map_err(|e| format!("its hazards cannot be made: {e}"))?;
     let text = serde_json::to_vec(setup).map_err(|e| e.to_string())?;
@@ -429,7 +436,7 @@ fn try_start(
     Worker::start(Role::Peer, &control, &setup, &fds).map_err(|e| chain(&e))
 }
 
-/// All pools of a DataNode VM that anybody elsewhere may read.
+/// Block pools of a DataNode VM that other hosts may read.
 fn pools(peers: &[PeerSpec], id: &str) -> Vec<String> {
     let grants = peers.iter().flat_map(|p| &p.grants);
     let mut pools: Vec<String> = grants
@@ -441,8 +448,10 @@ fn pools(peers: &[PeerSpec], id: &str) -> Vec<String> {
     pools
 }
 
-/// Gives each of two workers its end of a socket, and both the same memory. The error names the one that did not take
-/// it.
+/// Gives each worker its end of a socket, and both the same memory.
+///
+/// # Errors
+/// Which worker did not take the order, and why.
 fn introduce(
     peers: &Worker,
     reader: &Worker,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One VM that may read: its worker, and which DataNode VMs it is paired with.
+//! One VM that may read blocks: its worker, and the DataNode VMs whose blocks it may read.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -10,59 +10,58 @@ use viola_host::{CpuSet, Vm};
 use viola_proto::vread::Reader as Shown;
 use viola_vread::control::{Order, ReaderStat, Role, WorkerSetup};
 
-use crate::retry::{Trouble, Verdict};
-use crate::supervisor::agent::Agent;
-use crate::vread::apply::pairs::{Pairs, Useless};
-use crate::vread::apply::stream::Line;
-use crate::vread::decide;
+use super::pairs::{Datanode, Failed, Pairs};
+use super::stream::Stream;
+use crate::host::affinity;
+use crate::retry::{NextTry, Retry};
 use crate::workers::process::{self, Worker};
 use crate::workers::run_dir;
 use viola_cli::error::chain;
 use viola_cli::log::{self, Level};
 use viola_config::{Transport, VmVread};
 
-/// Name by which the VM mounts the blocks: `mount -t virtiofs viola /mnt`.
+/// virtiofs tag: the VM mounts the blocks with `mount -t virtiofs viola /mnt`.
 pub const TAG: &str = "viola";
-/// Queues for requests; a VM uses as many as it has vCPUs.
+/// Request queues; a VM uses as many as it has vCPUs.
 const QUEUES: usize = 4;
-/// Threads that wait for disks, beside those of the queues.
-const WAITERS: usize = 4;
-/// A queue's thread sleeps as soon as there is nothing to do: looking on would cost the host a core's time.
+/// Threads that wait for disks, beside one thread per queue.
+const DISK_THREADS: usize = 4;
+/// Time for which the thread of an empty queue polls, us. Polling would cost the host a core.
 const POLL_US: u64 = 0;
 
-/// What this side knows of one reader.
+/// State of one reader.
 #[derive(Debug)]
 pub struct Reader {
     /// The VM, as the configuration names it.
     pub name: String,
     /// Its worker.
     pub worker: Option<Worker>,
-    /// What that has done.
+    /// Its counts, as of the last poll.
     pub stat: ReaderStat,
     socket: PathBuf,
     uid: u32,
     pairs: Pairs,
-    /// Where which worker was put.
+    /// Process of the worker that was moved, and the cores to which.
     placed: Option<(u32, CpuSet)>,
-    trouble: Trouble,
+    retry: Retry,
     why: String,
     transport: Transport,
-    line: Line,
-    /// Whether the worker has told how it is.
-    has_told: bool,
+    stream: Stream,
+    /// Whether the counts of this worker were read.
+    was_polled: bool,
 }
 
-/// Who may connect to a reader's socket, and what its worker becomes.
+/// Users of sockets and workers; `None` keeps the daemon's own, when it does not run as root.
 #[derive(Debug, Clone, Copy)]
 pub struct Users {
-    /// Owner of the socket.
+    /// Owner of a reader's socket: the user of the VMMs.
     pub vmm: Option<u32>,
-    /// User and group of the worker.
+    /// User and group of workers.
     pub worker: Option<(u32, u32)>,
 }
 
 impl Reader {
-    /// A reader whose hypervisor connects to `socket`.
+    /// A reader whose hypervisor connects to `socket`. `worker` is one that an earlier daemon has started.
     pub fn new(
         name: &str,
         socket: PathBuf,
@@ -78,22 +77,22 @@ impl Reader {
             uid,
             pairs: Pairs::default(),
             placed: None,
-            trouble: Trouble::default(),
+            retry: Retry::default(),
             why: "its worker has not started yet".into(),
             transport,
-            line: Line::default(),
-            has_told: false,
+            stream: Stream::default(),
+            was_polled: false,
         }
     }
 
-    /// Whether the worker was started for this socket, user and way.
-    pub fn is(&self, socket: &Path, uid: u32, transport: Transport) -> bool {
+    /// Whether the worker was started with this socket, user and transport.
+    pub fn is_started_with(&self, socket: &Path, uid: u32, transport: Transport) -> bool {
         self.socket == socket && self.uid == uid && self.transport == transport
     }
 
     /// Starts the worker if there is none.
     pub fn start(&mut self, now: Instant, dir: &Path, users: Users) {
-        if self.worker.is_some() || self.trouble.holds_back(now) {
+        if self.worker.is_some() || self.retry.must_wait(now) {
             return;
         }
         match self.try_start(dir, users) {
@@ -108,9 +107,9 @@ impl Reader {
                     ),
                 );
                 self.worker = Some(worker);
-                self.has_told = false;
-                self.trouble.overcome();
-                self.pairs.forget();
+                self.was_polled = false;
+                self.retry.succeeded();
+                self.pairs.clear();
             }
             Err(why) => self.fail(now, &why),
         }
@@ -118,8 +117,8 @@ impl Reader {
 
     fn try_start(&self, dir: &Path, users: Users) -> Result<Worker, String> {
         let control = run_dir::socket(dir, Role::Reader, &self.name);
-        run_dir::fits(&control)?;
-        run_dir::fits(&self.socket)?;
+        run_dir::check_socket_path(&control)?;
+        run_dir::check_socket_path(&self.socket)?;
         let parent = self.socket.parent().unwrap_or(Path::new("/"));
         crate::host::lock::make_dir(parent, 0o755)
             .map_err(|e| format!("{}: {e}", parent.display()))?;
@@ -131,13 +130,13 @@ impl Reader {
             vm: self.name.clone(),
             tag: TAG.into(),
             queues: QUEUES,
-            waiters: WAITERS,
+            waiters: DISK_THREADS,
             poll_us: POLL_US,
             uid: self.uid,
             user: users.worker,
         };
         if self.transport == Transport::Stream {
-            // without a name nobody can connect to it
+            // A socket without a name accepts no connection.
             let _ = std::fs::remove_file(&self.socket);
         }
         Worker::start(
@@ -149,14 +148,14 @@ impl Reader {
         .map_err(|e| chain(&e))
     }
 
-    /// The worker is of no use any more.
+    /// Kills the worker after a failure. A new one starts when [`Retry`] allows.
     pub fn fail(&mut self, now: Instant, why: &str) {
         if let Some(worker) = self.worker.take() {
             worker.kill();
         }
-        let then = match self.trouble.fail(now, why.to_owned()) {
-            Verdict::Retry(after) => format!("a new one starts in {} s", after.as_secs()),
-            Verdict::GiveUp => "its mount is not served any more; viola start tries again".into(),
+        let then = match self.retry.failed(now, why.to_owned()) {
+            NextTry::After(delay) => format!("a new one starts in {} s", delay.as_secs()),
+            NextTry::Never => "its mount is not served any more; viola start tries again".into(),
         };
         log::about(
             Level::Error,
@@ -164,103 +163,121 @@ impl Reader {
             format!("vread: the reader's worker is gone ({why}): {then}"),
         );
         self.stat = ReaderStat::default();
-        self.pairs.forget();
+        self.pairs.clear();
         self.why = format!("its worker is gone: {why}");
     }
 
-    /// Lets it be tried again, whatever has failed.
-    pub fn forgive(&mut self) {
-        self.trouble.forgive();
+    /// Forgets failures: the operator has changed something.
+    pub fn reset_failures(&mut self) {
+        self.retry.reset();
     }
 
-    /// Looks whether the worker lives.
-    pub fn look(&mut self, now: Instant) {
-        if self.worker.as_mut().is_some_and(|w| !w.lives()) {
+    /// Checks whether the worker runs.
+    pub fn check(&mut self, now: Instant) {
+        if self.worker.as_mut().is_some_and(|w| !w.is_running()) {
             self.fail(now, "it has ended");
         }
     }
 
-    /// Puts the worker on cores of its VM, unless it is there.
+    /// Moves the worker to these cores, unless it is there.
     pub fn place(&mut self, cores: CpuSet) {
-        let fed = self.worker.as_ref().filter(|w| !w.is_starved());
-        let Some(pid) = fed.map(|w| w.pid) else {
+        let movable = self.worker.as_ref().filter(|w| !w.is_starved());
+        let Some(pid) = movable.map(|w| w.pid) else {
             return;
         };
         let wanted = Some((pid, cores));
         if let Some((_, cores)) = wanted.as_ref().filter(|_| self.placed != wanted)
             && !cores.is_empty()
-            && decide::put(pid, cores)
+            && affinity::move_process(pid, cores)
         {
             self.placed = wanted;
         }
     }
 
-    /// Keeps its byte stream, if it is to have one.
-    pub fn keep_line(&mut self, now: Instant, config: &VmVread, vm: Option<&Vm>) {
-        let Some(worker) = self.worker.as_ref().filter(|_| self.has_told) else {
+    /// Connects its byte stream, if it has one and it is not connected.
+    pub fn connect_stream(&mut self, now: Instant, config: &VmVread, vm: Option<&Vm>) {
+        let Some(worker) = self.worker.as_ref().filter(|_| self.was_polled) else {
             return;
         };
-        match self.line.keep(now, worker, self.stat.stream, config, vm) {
+        match self
+            .stream
+            .connect(now, worker, self.stat.stream, config, vm)
+        {
             Ok(state) => self.stat.stream = state,
             Err(why) => self.fail(now, &why),
         }
     }
 
-    /// Asks the worker what it has done.
-    pub fn ask(&mut self, now: Instant) {
+    /// Reads the counts of the worker.
+    pub fn poll(&mut self, now: Instant) {
         match self.worker.as_ref().map(Worker::reader_stat) {
             Some(Ok(stat)) => {
                 self.stat = stat;
-                self.has_told = true;
+                self.was_polled = true;
             }
             Some(Err(e)) => self.fail(now, &chain(&e)),
             None => {}
         }
     }
 
-    /// Lets it read blocks of a VM, unless both know that already.
-    pub fn pair(&mut self, now: Instant, dir: &Path, agent: &mut Agent, pools: Vec<String>) {
+    /// Lets it read blocks of a DataNode VM, unless both workers know that already.
+    ///
+    /// # Errors
+    /// Why the agent's worker cannot be used.
+    pub fn pair(
+        &mut self,
+        now: Instant,
+        dir: &Path,
+        datanode: Datanode<'_>,
+        pools: Vec<String>,
+    ) -> Result<(), String> {
         let Some(worker) = &self.worker else {
-            return;
+            return Ok(());
         };
-        match self.pairs.join(worker, &self.name, dir, agent, pools) {
-            Ok(()) => {}
-            Err(Useless::Reading(why)) => self.fail(now, &why),
-            Err(Useless::Agent(why)) => agent.fail(now, &why),
+        match self.pairs.join(worker, &self.name, dir, datanode, pools) {
+            Ok(()) => Ok(()),
+            Err(Failed::Reader(why)) => {
+                self.fail(now, &why);
+                Ok(())
+            }
+            Err(Failed::Agent(why)) => Err(why),
         }
     }
 
-    /// Lets it read nothing of VMs that are not among `datanodes`.
-    pub fn part(&mut self, now: Instant, agents: &BTreeMap<String, Agent>, datanodes: &[String]) {
-        let told = &mut self.stat.datanodes;
-        let worker = self.worker.as_ref();
-        if let Err(Useless::Reading(why) | Useless::Agent(why)) =
-            self.pairs.part(worker, &self.name, agents, datanodes, told)
-        {
+    /// Lets it read no block of VMs that are not in `kept`.
+    pub fn retain_pairs(
+        &mut self,
+        now: Instant,
+        datanodes: &BTreeMap<String, Datanode<'_>>,
+        kept: &[String],
+    ) {
+        let (worker, known) = (self.worker.as_ref(), &mut self.stat.datanodes);
+        let done = (self.pairs).retain(worker, &self.name, datanodes, kept, known);
+        if let Err(Failed::Reader(why) | Failed::Agent(why)) = done {
             self.fail(now, &why);
         }
     }
 
-    /// Lets it ask no other host.
-    pub fn part_from_hosts(&mut self, now: Instant) {
+    /// Lets it read no block of other hosts.
+    pub fn leave_other_hosts(&mut self, now: Instant) {
         if !std::mem::take(&mut self.stat.remote) {
             return;
         }
-        let told = self.worker.as_ref().map(|w| w.order(&Order::NoRemote, &[]));
-        if let Some(Err(e)) = told {
+        let done = self.worker.as_ref().map(|w| w.order(&Order::NoRemote, &[]));
+        if let Some(Err(e)) = done {
             self.fail(now, &chain(&e));
         }
     }
 
-    /// What is shown of it.
-    pub fn show(&self) -> Shown {
+    /// What the control socket shows.
+    pub fn status(&self) -> Shown {
         let stat = &self.stat;
         Shown {
             name: self.name.clone(),
             running: self.worker.is_some(),
             why: match &self.worker {
                 Some(_) if stat.connected => String::new(),
-                Some(_) => self.line.why().to_owned(),
+                Some(_) => self.stream.why().to_owned(),
                 None => self.why.clone(),
             },
             pid: self.worker.as_ref().map_or(0, |w| w.pid),
@@ -291,7 +308,7 @@ impl Reader {
         }
     }
 
-    /// Ends the worker, and takes the socket away.
+    /// Ends the worker, and removes the socket.
     pub fn end(mut self, why: &str) {
         if let Some(worker) = self.worker.take() {
             worker.end(why);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The byte stream between a reader's worker and the agent in its VM: found, connected, handed over.
+//! Connects the byte stream between the agent in a reading VM and the reader's worker, for VMs without virtiofs.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,20 +13,23 @@ use crate::workers::process::Worker;
 use viola_cli::error::chain;
 use viola_config::{Transport, VmVread};
 
-/// Time between two attempts.
-const RETRY: Duration = Duration::from_secs(1);
+/// The daemon connects at most this often.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What this side knows of one reader's stream.
+/// The byte stream of one reader.
 #[derive(Debug, Default)]
-pub struct Line {
+pub struct Stream {
     tried: Option<Instant>,
     why: String,
 }
 
-impl Line {
-    /// Gives the worker a stream if it has none and there is one to be had; `state` is what the worker says of its
-    /// own. The new state, or why the worker is of no use.
-    pub fn keep(
+impl Stream {
+    /// Gives the worker a stream if it has none and the VM has a port for one. `state` is the worker's state of its stream; returns the
+    /// new one.
+    ///
+    /// # Errors
+    /// Why the worker cannot be used.
+    pub fn connect(
         &mut self,
         now: Instant,
         worker: &Worker,
@@ -49,8 +52,8 @@ impl Line {
                 return Ok(state);
             }
         }
-        let waits = |at: Instant| now.saturating_duration_since(at) < RETRY;
-        if self.tried.is_some_and(waits) {
+        let must_wait = |at: Instant| now.saturating_duration_since(at) < RECONNECT_INTERVAL;
+        if self.tried.is_some_and(must_wait) {
             return Ok(state);
         }
         self.tried = Some(now);
@@ -85,7 +88,7 @@ impl Line {
         }
     }
 
-    /// Why no blocks go that way, if that is to be told.
+    /// Why no stream is connected, if one should be.
     pub fn why(&self) -> &str {
         &self.why
     }

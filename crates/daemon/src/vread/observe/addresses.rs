@@ -1,46 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses of other hosts: a name is looked up on a thread of its own, since that may take long.
+//! Resolves the names of other hosts, each on a thread of its own, since the name service may take seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// A name is looked up again after this time.
-const AGE: Duration = Duration::from_secs(30);
+/// A name is resolved again after this time.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
 
 type Answer = (String, Vec<String>);
 
-/// What is known of names.
+/// Names and their addresses.
 #[derive(Debug)]
-pub struct Names {
+pub struct Addresses {
     known: BTreeMap<String, (Instant, Vec<String>)>,
-    asked: BTreeSet<String>,
+    /// Names that are being resolved.
+    pending: BTreeSet<String>,
     answers: mpsc::Receiver<Answer>,
     to: mpsc::Sender<Answer>,
 }
 
-impl Default for Names {
+impl Default for Addresses {
     fn default() -> Self {
         let (to, answers) = mpsc::channel();
         Self {
             known: BTreeMap::new(),
-            asked: BTreeSet::new(),
+            pending: BTreeSet::new(),
             answers,
             to,
         }
     }
 }
 
-impl Names {
-    /// Addresses and ports of `HOST:PORT`, in numbers; none while a name is looked up for the first time, or is not
-    /// known to anybody. One that is not found any more keeps the addresses that it had.
-    pub fn addresses(&mut self, now: Instant, text: &str) -> Vec<String> {
+impl Addresses {
+    /// Addresses of `HOST:PORT`, with the port. There are none before the first answer, or when the name does not exist. A name that
+    /// cannot be resolved any more keeps its addresses.
+    pub fn resolve(&mut self, now: Instant, text: &str) -> Vec<String> {
         if let Ok(address) = text.parse::<SocketAddr>() {
             return vec![address.to_string()];
         }
         while let Ok((name, mut found)) = self.answers.try_recv() {
-            self.asked.remove(&name);
+            self.pending.remove(&name);
             if found.is_empty()
                 && let Some((_, before)) = self.known.get_mut(&name)
             {
@@ -49,9 +50,10 @@ impl Names {
             self.known.insert(name, (now, found));
         }
         let known = self.known.get(text);
-        let is_old = known.is_none_or(|(at, _)| now.saturating_duration_since(*at) >= AGE);
+        let is_old =
+            known.is_none_or(|(at, _)| now.saturating_duration_since(*at) >= RESOLVE_INTERVAL);
         let addresses = known.map(|(_, a)| a.clone()).unwrap_or_default();
-        if is_old && self.asked.insert(text.to_owned()) {
+        if is_old && self.pending.insert(text.to_owned()) {
             let (to, name) = (self.to.clone(), text.to_owned());
             let look_up = move || {
                 let found = name.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
@@ -66,7 +68,7 @@ impl Names {
             };
             let thread = std::thread::Builder::new().name("vread-names".into());
             if thread.spawn(look_up).is_err() {
-                self.asked.remove(text);
+                self.pending.remove(text);
             }
         }
         addresses
@@ -77,9 +79,9 @@ impl Names {
 mod tests {
     use super::*;
 
-    fn wait(names: &mut Names, now: Instant, text: &str) -> Vec<String> {
+    fn wait(names: &mut Addresses, now: Instant, text: &str) -> Vec<String> {
         for _ in 0..500 {
-            let found = names.addresses(now, text);
+            let found = names.resolve(now, text);
             if !found.is_empty() {
                 return found;
             }
@@ -89,26 +91,26 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_taken_as_they_are_and_names_are_looked_up() {
-        let mut names = Names::default();
+    fn numbers_are_kept_and_names_are_resolved() {
+        let mut names = Addresses::default();
         let now = Instant::now();
-        assert_eq!(names.addresses(now, "10.0.0.2:7670"), ["10.0.0.2:7670"]);
-        assert_eq!(names.addresses(now, "[fd00::2]:1"), ["[fd00::2]:1"]);
-        assert!(names.addresses(now, "localhost:7670").is_empty());
+        assert_eq!(names.resolve(now, "10.0.0.2:7670"), ["10.0.0.2:7670"]);
+        assert_eq!(names.resolve(now, "[fd00::2]:1"), ["[fd00::2]:1"]);
+        assert!(names.resolve(now, "localhost:7670").is_empty());
         let found = wait(&mut names, now, "localhost:7670");
         assert!(found.contains(&"127.0.0.1:7670".to_owned()), "{found:?}");
     }
 
     #[test]
-    fn a_name_that_is_lost_keeps_its_address() {
-        let mut names = Names::default();
+    fn a_name_that_no_longer_resolves_keeps_its_address() {
+        let mut names = Addresses::default();
         let now = Instant::now();
         names
             .to
             .send(("b:1".into(), vec!["10.0.0.2:1".into()]))
             .unwrap();
-        assert_eq!(names.addresses(now, "b:1"), ["10.0.0.2:1"]);
+        assert_eq!(names.resolve(now, "b:1"), ["10.0.0.2:1"]);
         names.to.send(("b:1".into(), Vec::new())).unwrap();
-        assert_eq!(names.addresses(now, "b:1"), ["10.0.0.2:1"]);
+        assert_eq!(names.resolve(now, "b:1"), ["10.0.0.2:1"]);
     }
 }

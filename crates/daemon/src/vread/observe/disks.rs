@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The files behind a VM's disks, opened for its worker and its readers.
+//! Finds and opens the image files of a VM's disks, for its worker and its readers.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,19 +12,19 @@ use viola_vread::control::{Format, ImageSpec};
 
 use viola_config::VmVread;
 
-/// Disks of a VM that are handed on.
+/// Disks of a VM that workers get.
 const MAX_DISKS: usize = 16;
-/// Files of all of them together; they have to fit into one datagram.
+/// Files of all these disks together; their descriptors have to fit into one message.
 const MAX_FILES: usize = viola_vread::control::MAX_FDS;
 
-/// One disk: its files, the live one first.
+/// A disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// What workers are told.
+    /// What workers know of it.
     pub spec: ImageSpec,
-    /// The files, for reading, kept open so that their numbers are not given to others.
+    /// Its files for reading, the active image first. Kept open, so the kernel gives their inode numbers to no other file.
     pub files: Vec<File>,
-    /// The live one of a raw image, also for writing: for the VM's own worker and nobody else.
+    /// A raw image for reading and writing, only for the VM's own worker.
     pub own: Option<File>,
 }
 
@@ -38,7 +38,7 @@ impl Disk {
             .collect()
     }
 
-    /// The same for the VM's own worker, which may write where that is wanted.
+    /// The same for the VM's own worker, which may write where the configuration allows it.
     pub fn own_fds(disks: &[Self]) -> Vec<BorrowedFd<'_>> {
         let mut fds = Vec::new();
         for disk in disks {
@@ -51,19 +51,19 @@ impl Disk {
     }
 }
 
-/// Where a disk is said to lie.
+/// The files of which a disk consists, as VM or operator name them.
 #[derive(Debug, PartialEq, Eq)]
-struct Claim {
+struct ClaimedDisk {
     device: String,
     layers: Vec<(PathBuf, Format)>,
-    /// Said by the operator, and not by the VM's own process.
+    /// The operator names them, not the VM's process.
     is_trusted: bool,
 }
 
-/// Opens all disks of a VM. Beside them, why others are left out.
+/// Opens all disks of a VM. Returns also why others are left out.
 ///
-/// `chains` is what QEMU tells; `numbers` are all disks so far, whose numbers those that are the same keep. Further
-/// ones are numbered from `first` on. With `writes` raw images are also opened for writing.
+/// `chains` are the disks by QEMU. `numbers` are all earlier disks of the VM; the same disk keeps its number, and new numbers start at
+/// `first`. With `writes`, raw images are also opened for writing.
 pub fn open(
     vm: &Vm,
     config: &VmVread,
@@ -108,7 +108,7 @@ pub fn open(
                     true => open_own(vm, &claim, id),
                     false => Ok(None),
                 };
-                // it can be read all the same
+                // The disk can still be read.
                 let own = own.unwrap_or_else(|why| {
                     left_out.push(format!("not to be written: {why}"));
                     None
@@ -121,10 +121,15 @@ pub fn open(
     (disks, left_out)
 }
 
-fn claims(vm: &Vm, config: &VmVread, chains: Option<&[BackingChain]>) -> (Vec<Claim>, Vec<String>) {
+/// The disks that the operator names, or else those that the hypervisor names; and why others are left out.
+fn claims(
+    vm: &Vm,
+    config: &VmVread,
+    chains: Option<&[BackingChain]>,
+) -> (Vec<ClaimedDisk>, Vec<String>) {
     let mut left_out = Vec::new();
     if !config.image.is_empty() {
-        let claim = |i: &viola_config::vread::Image| Claim {
+        let claim = |i: &viola_config::vread::Image| ClaimedDisk {
             device: i.device.clone(),
             layers: std::iter::once((i.path.clone(), i.format))
                 .chain(i.backing.iter().map(|l| (l.path.clone(), l.format)))
@@ -134,13 +139,13 @@ fn claims(vm: &Vm, config: &VmVread, chains: Option<&[BackingChain]>) -> (Vec<Cl
         return (config.image.iter().map(claim).collect(), left_out);
     }
     let mut claims = Vec::new();
-    // Name of the device; files and formats.
-    let told: Vec<(String, Vec<(PathBuf, String)>)> = match (vm.hypervisor, chains) {
+    // Device; files and formats.
+    let named: Vec<(String, Vec<(PathBuf, String)>)> = match (vm.hypervisor, chains) {
         (Hypervisor::Qemu, Some(chains)) => chains
             .iter()
             .map(|c| (c.device.clone(), c.layers.clone()))
             .collect(),
-        // UML's own format is told apart by the host; what is left is raw.
+        // viola-host recognises UML's COW format; all others are raw.
         (Hypervisor::Uml, _) => vm
             .disks
             .iter()
@@ -149,10 +154,10 @@ fn claims(vm: &Vm, config: &VmVread, chains: Option<&[BackingChain]>) -> (Vec<Cl
                 (d.device.clone(), vec![(d.path.clone(), format)])
             })
             .collect(),
-        // Nobody tells of snapshots and resets of theirs.
+        // These hypervisors report no snapshots and resets.
         (Hypervisor::Qemu | Hypervisor::Firecracker | Hypervisor::CloudHypervisor, _) => Vec::new(),
     };
-    for (device, layers) in told {
+    for (device, layers) in named {
         let mut known = Vec::new();
         for (path, format) in layers {
             match format_of(&format) {
@@ -168,7 +173,7 @@ fn claims(vm: &Vm, config: &VmVread, chains: Option<&[BackingChain]>) -> (Vec<Cl
             }
         }
         if !known.is_empty() {
-            claims.push(Claim {
+            claims.push(ClaimedDisk {
                 device,
                 layers: known,
                 is_trusted: false,
@@ -178,7 +183,7 @@ fn claims(vm: &Vm, config: &VmVread, chains: Option<&[BackingChain]>) -> (Vec<Cl
     (claims, left_out)
 }
 
-/// QEMU names the driver: of a raw image it may be the one of the file itself.
+/// The format by QEMU's block driver, which for a raw image may be that of the file itself.
 fn format_of(text: &str) -> Result<Format, &str> {
     match text {
         "raw" | "file" | "host_device" => Ok(Format::Raw),
@@ -187,7 +192,7 @@ fn format_of(text: &str) -> Result<Format, &str> {
     }
 }
 
-fn open_one(vm: &Vm, claim: &Claim) -> Result<(Vec<File>, FileId), String> {
+fn open_one(vm: &Vm, claim: &ClaimedDisk) -> Result<(Vec<File>, FileId), String> {
     let mut files = Vec::new();
     let mut first = None;
     for (path, _) in &claim.layers {
@@ -212,8 +217,8 @@ fn open_one(vm: &Vm, claim: &Claim) -> Result<(Vec<File>, FileId), String> {
         .ok_or_else(|| format!("{}: no file", claim.device))
 }
 
-/// A raw image for writing; it has to be the same file as the one for reading.
-fn open_own(vm: &Vm, claim: &Claim, id: FileId) -> Result<Option<File>, String> {
+/// A raw image for writing: the same file as the one that is open for reading.
+fn open_own(vm: &Vm, claim: &ClaimedDisk, id: FileId) -> Result<Option<File>, String> {
     let Some((path, Format::Raw)) = claim.layers.first() else {
         return Ok(None);
     };
@@ -221,9 +226,9 @@ fn open_own(vm: &Vm, claim: &Claim, id: FileId) -> Result<Option<File>, String> 
         true => File::options().read(true).write(true).open(path),
         false => disk_files::open_for_writing(vm, path),
     };
-    let named = |e: std::io::Error| format!("{}: {e}", path.display());
-    let file = opened.map_err(named)?;
-    match disk_files::file_id(&file.metadata().map_err(named)?) == id {
+    let with_path = |e: std::io::Error| format!("{}: {e}", path.display());
+    let file = opened.map_err(with_path)?;
+    match disk_files::file_id(&file.metadata().map_err(with_path)?) == id {
         true => Ok(Some(file)),
         false => Err(format!(
             "{}: it has just become another file",
@@ -282,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_out_with_its_reason() {
+    fn a_disk_that_cannot_be_read_is_left_out_with_a_reason() {
         let (disks, why) = open(
             &me(vec![ubd(Path::new("/d.img"), Some("cow"))]),
             &VmVread::default(),
@@ -293,7 +298,7 @@ mod tests {
         );
         assert!(disks.is_empty());
         assert_eq!(why, ["ubda: /d.img has format cow; raw and qcow2 are read"]);
-        // The VM's process names a file that it has not open.
+        // The VM's process names a file that it does not have open.
         let (disks, why) = open(
             &me(vec![ubd(Path::new("/etc/hostname"), None)]),
             &VmVread::default(),
@@ -307,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operators_word_goes_before_the_hypervisors() {
+    fn images_of_the_configuration_go_before_those_of_the_hypervisor() {
         let top = tempfile::NamedTempFile::new().unwrap();
         let base = tempfile::NamedTempFile::new().unwrap();
         let config = VmVread {
@@ -336,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn qemus_chain_is_taken_as_it_is_told() {
+    fn qemus_chain_is_taken_in_its_order() {
         let chain = BackingChain {
             device: "d0".into(),
             layers: vec![

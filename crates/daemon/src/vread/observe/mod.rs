@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What vread reads of the host.
+//! What vread reads of its host: image files of disks, and addresses of other hosts.
 
 pub mod addresses;
 pub mod disks;

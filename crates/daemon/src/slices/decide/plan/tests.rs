@@ -23,8 +23,9 @@ pub(super) fn candidate(vm: &Vm, index: u32, class: Class) -> Candidate<'_> {
     }
 }
 
-fn first_core(asks: &[Ask]) -> Vec<u32> {
-    asks.iter()
+fn first_core(requests: &[PlacementRequest]) -> Vec<u32> {
+    requests
+        .iter()
         .map(|a| a.cores.iter().next().unwrap())
         .collect()
 }
@@ -39,7 +40,7 @@ fn draft(cores: &str, candidates: &[Candidate<'_>]) -> Draft {
 
 fn draft_as(algorithm: Algorithm, cores: &str, candidates: &[Candidate<'_>]) -> Draft {
     slots(
-        Frame {
+        PlanConfig {
             cores: &cpus(cores),
             algorithm,
             batch_slice: 4_000_000,
@@ -326,14 +327,14 @@ fn eevdf_names_the_threads_of_latency_sensitive_vms_and_pins_nothing() {
     let (mut a, b) = (vm("a", 10, &[&[0, 1], &[1]]), vm("b", 20, &[&[1]]));
     serve(&mut a, 15);
     let none = CpuSet::new();
-    let frame = Frame {
+    let config = PlanConfig {
         cores: &none,
         algorithm: Algorithm::Interleaved,
         batch_slice: 1,
         turbo: None,
     };
     let d = eevdf(
-        frame,
+        config,
         &[candidate(&a, 0, Class::Ls), candidate(&b, 1, Class::Batch)],
     );
     let tids: Vec<i32> = d
@@ -383,13 +384,13 @@ proptest! {
             c.blocked = blocked.then(|| "no".into());
             c
         }).collect();
-        let frame = Frame { cores: &cores, algorithm: Algorithm::Interleaved, batch_slice: 1, turbo: None };
-        let d = slots(frame, &cs, first_core);
+        let config = PlanConfig { cores: &cores, algorithm: Algorithm::Interleaved, batch_slice: 1, turbo: None };
+        let d = slots(config, &cs, first_core);
         let managed: BTreeSet<u32> = d.plan.cores.iter().map(|c| c.cpu).collect();
         prop_assert!(managed.iter().all(|&c| cores.contains(c)));
         prop_assert_eq!(d.cores.iter().filter(|c| c.managed).map(|c| c.cpu).collect::<BTreeSet<_>>(), managed.clone());
         for c in &cs {
-            let vcpus = c.vm.vcpus.iter().flat_map(|v| v.threads.iter().map(|t| (*t, c.of_vcpu(v).clone())));
+            let vcpus = c.vm.vcpus.iter().flat_map(|v| v.threads.iter().map(|t| (*t, c.allowed_of(v).clone())));
             let service = c.vm.service.iter().map(|s| (s.thread, c.allowed[&s.thread.tid].clone()));
             for (t, allowed) in vcpus.chain(service) {
                 let now = d.pins.get(&t).unwrap_or(&allowed);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 use super::tests::cpus;
 use super::*;
+use crate::cores::TurboConfig;
 use crate::testing::{serve, thread, vm};
 use proptest::prelude::*;
 
@@ -13,11 +14,11 @@ fn candidate(vm: &Vm, index: u32, turbo: bool) -> Candidate<'_> {
 
 fn draft(regular: &str, turbo: &str, budget: Option<u32>, candidates: &[Candidate<'_>]) -> Draft {
     let (cores, turbo) = (cpus(regular), turbo.parse().unwrap_or_default());
-    let frame = Frame {
+    let config = PlanConfig {
         cores: &cores,
         algorithm: Algorithm::Interleaved,
         batch_slice: 4_000_000,
-        turbo: Some(TurboFrame {
+        turbo: Some(TurboConfig {
             cores: &turbo,
             slot: 100_000,
             budget_permille: budget,
@@ -25,8 +26,9 @@ fn draft(regular: &str, turbo: &str, budget: Option<u32>, candidates: &[Candidat
             why_none: "they are offline",
         }),
     };
-    slots(frame, candidates, |asks| {
-        asks.iter()
+    slots(config, candidates, |requests| {
+        requests
+            .iter()
             .map(|a| a.cores.iter().next().unwrap())
             .collect()
     })

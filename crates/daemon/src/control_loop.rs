@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The control loop: host -> meter -> policy -> act, once each `daemon.interval` (100 ms unless configured).
+//!
+//! | step | what happens | where |
+//! |---|---|---|
+//! | host | kernel facts, VMs, their threads, workers and ends | `control/observe.rs`, `slices/observe/` |
+//! | meter | CPU times at each tick; packets, wakes and waits each 100 ms | `control/measure.rs` |
+//! | policy | class of each VM, turbo vCPUs, a core for each vCPU | `turbo/decide/`, `slices/decide/` |
+//! | act | affinities, then the mechanism; put back at the end | `slices/apply/` |
+//!
+//! Lanes, vread and vpipe move VFs and blocks, which can take seconds. Each of these has a thread with a loop of its own
+//! (`lanes/mod.rs`, `supervisor/mod.rs`), which gets its VMs from [`Control::scan_host`].
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Instant;
+
+use crate::api::http::{Request, Shared};
+use crate::control::Control;
+use viola_cli::log::{self, Level};
+
+/// Ticks and answers requests until SIGTERM or SIGINT.
+pub fn run(control: &mut Control, shared: &Shared, requests: &Receiver<Request>) {
+    let mut next_tick = Instant::now();
+    loop {
+        let now = Instant::now();
+        if now >= next_tick {
+            control.tick(now);
+            if control.publish_is_due(now) {
+                shared.publish(control.view(now));
+            }
+            // A loop that was late skips the ticks that it missed.
+            next_tick = (next_tick + control.interval()).max(Instant::now());
+        }
+        match requests.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
+            Ok(Request::Quit(signal)) => {
+                log::line(Level::Info, format!("{signal}: putting everything back"));
+                return;
+            }
+            Ok(request) => control.answer(request, shared),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+impl Control {
+    /// One turn. Most turns only read CPU times: the host is scanned and planned again only after a change.
+    fn tick(&mut self, now: Instant) {
+        // Host: what can this kernel do, does the mechanism still work, which VMs run?
+        self.refresh_facts(now);
+        let mut replan = self.slices.check_health(now, &self.inputs);
+        if self.scan_is_due(now) || replan {
+            self.scan_host(now);
+            replan = true;
+        }
+        // Meter: what did each VM spend in the window that just ended?
+        if let Some(window) = self.measure(now) {
+            // Policy: does a VM need another class, a turbo vCPU, or the host another number of turbo cores?
+            let can_act = self.slices.can_act(&self.inputs);
+            replan |= self.turbo.decide(&window, &self.inputs, can_act);
+            replan |= self.slices.classify(&window, &self.inputs, &self.meter);
+        }
+        if replan {
+            self.plan_and_apply(now);
+        }
+    }
+
+    /// Policy and act: gives each vCPU a core, and carries out what the new plan changes.
+    pub(crate) fn plan_and_apply(&mut self, now: Instant) {
+        self.slices.select_mechanism(&self.inputs);
+        // The next plan leaves out a VM that the kernel refuses, so each VM is refused at most once.
+        for _ in 0..=self.inputs.vms().len() {
+            let (plan, placement) = (self.slices).plan(now, &self.inputs, &self.turbo, &self.meter);
+            let is_complete =
+                (self.slices).apply(now, plan, placement, &self.inputs, &mut self.meter);
+            if is_complete {
+                break;
+            }
+        }
+        self.slices.log_left_out();
+    }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Metrics of managed cores, and what sched_ext counts of each VM.
+
+use viola_proto::{Core, SchedulerCounts, VmReport};
+
+use crate::prometheus::{Kind, Metric, Text};
+use crate::vms::metrics::{domains, seconds};
+
+const CORES: [Metric<Core>; 4] = [
+    (
+        "viola_core_managed",
+        Kind::Gauge,
+        "Whether viola schedules this core now",
+        |c| u8::from(c.managed).into(),
+    ),
+    (
+        "viola_core_decisions_total",
+        Kind::Counter,
+        "Decisions of the core's controller",
+        |c| c.decisions as f64,
+    ),
+    (
+        "viola_core_controller_seconds_total",
+        Kind::Counter,
+        "CPU time of the core's controller",
+        |c| c.controller_ns as f64 / 1e9,
+    ),
+    (
+        "viola_core_late_max_seconds",
+        Kind::Gauge,
+        "Longest time by which the core's controller came late",
+        |c| c.late_max_ns as f64 / 1e9,
+    ),
+];
+
+const BY_SCHED_EXT: [Metric<SchedulerCounts>; 6] = [
+    (
+        "viola_sched_ext_turns_total",
+        Kind::Counter,
+        "Times that sched_ext put one of its threads on a core",
+        |t| t.turns as f64,
+    ),
+    (
+        "viola_sched_ext_run_seconds_total",
+        Kind::Counter,
+        "Time they ran",
+        |t| seconds(t.run_ns),
+    ),
+    (
+        "viola_sched_ext_waits_total",
+        Kind::Counter,
+        "Waits for a core that ended",
+        |t| t.waits as f64,
+    ),
+    (
+        "viola_sched_ext_wait_seconds_total",
+        Kind::Counter,
+        "Their sum",
+        |t| seconds(t.wait_ns),
+    ),
+    (
+        "viola_sched_ext_wait_max_seconds",
+        Kind::Gauge,
+        "The longest",
+        |t| seconds(t.wait_max_ns),
+    ),
+    (
+        "viola_sched_ext_boosts_total",
+        Kind::Counter,
+        "Times that it took a core from another VM when it woke",
+        |t| t.boosts as f64,
+    ),
+];
+
+/// Writes what each core and each VM got.
+pub fn write(out: &mut Text, cores: &[Core], vms: &[VmReport]) {
+    out.all("", &CORES, cores, |core| ("cpu", core.cpu.to_string()));
+    let domains = domains(vms);
+    for (name, kind, help, value) in BY_SCHED_EXT {
+        out.head(name, kind, help);
+        for (vm, domain) in vms.iter().zip(&domains) {
+            if let Some(turns) = &vm.turns {
+                out.line(name, &[("domain", domain)], value(turns));
+            }
+        }
+    }
+}
