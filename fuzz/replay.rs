@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Gives a target all inputs that are kept for it; part of the tests of the crate that owns it.
+//! Runs a fuzz target on each input of `fuzz/corpus/TARGET`. The crate that owns the target includes this file in its
+//! tests.
 
 use std::path::Path;
 
-/// Least number of inputs: with fewer there is something wrong with the folder.
-const LEAST: usize = 10;
+/// Fewer inputs than this mean that the folder is wrong.
+const MIN_INPUTS: usize = 10;
 
-/// Runs a target on each file of its folder in `fuzz/corpus`.
+/// Runs a target on each file of its corpus folder.
 pub fn replay(target: &str, run: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")
         .join(target);
     let files: Vec<_> = std::fs::read_dir(&folder)
-        .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
+        .unwrap_or_else(|e| panic!("cannot read {}: {e}", folder.display()))
         .map(|entry| entry.expect("a file").path())
         .collect();
     assert!(
-        files.len() >= LEAST,
-        "{} has {} files only",
+        files.len() >= MIN_INPUTS,
+        "{} has only {} inputs, expected at least {MIN_INPUTS}",
         folder.display(),
         files.len()
     );
     for file in files {
         let input = std::fs::read(&file).expect("an input");
-        // The name of the file stands before the panic.
+        // If the target panics, the test output ends with the name of the input.
         println!("{}", file.display());
         run(&input);
     }
