@@ -1,46 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What guest and host tell each other about a file.
+//! The types in which guest and host describe a file: extents, disk and map.
 
 use serde::{Deserialize, Serialize};
 
-/// Extents that a map may have. An HDFS block of 128 MiB on a badly fragmented disk has some hundreds.
+/// Maximum number of extents in a map. An HDFS block of 128 MiB on a badly fragmented disk has some hundreds.
 pub const MAX_EXTENTS: usize = 16384;
 
-/// A run of bytes of a file that lies at one place of the guest's disk.
+/// A run of bytes of a file that is contiguous on the guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extent {
-    /// Where it begins in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub logical: u64,
-    /// Where it begins on the disk (not the partition), in bytes.
+    /// Offset on the disk (not on the partition), in bytes.
     pub physical: u64,
-    /// Its length in bytes, never 0.
+    /// Length in bytes, never 0.
     pub length: u64,
-    /// Allocated but never written: reads as zeros, whatever the disk holds there.
+    /// The extent is allocated but was never written: it reads as zeros, whatever the disk holds there.
     pub zero: bool,
 }
 
-/// A disk, as the guest that has it sees it.
+/// A disk as the guest sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskName {
-    /// The kernel's name: `vda`, `sda`, `nvme0n1`, `ubda`.
+    /// Kernel name: `vda`, `sda`, `nvme0n1`, `ubda`.
     pub name: String,
-    /// The serial number that the host gave it, if it gave one and the guest can see it.
+    /// Serial number, if the host set one and the guest can see it.
     pub serial: Option<String>,
     /// Size in bytes.
     pub size: u64,
 }
 
-/// Where the bytes of a file are.
+/// The map of a file: its size, its extents and its disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileMap {
     /// Length of the file in bytes.
     pub size: u64,
-    /// Sorted by [`Extent::logical`], not overlapping, within [`FileMap::size`]; what lies between is a hole
-    /// and reads as zeros.
+    /// Sorted by [`Extent::logical`], not overlapping, within [`FileMap::size`]. Gaps are holes and read as zeros.
     pub extents: Vec<Extent>,
-    /// The disk that the extents count from the start of.
+    /// The disk on which [`Extent::physical`] counts.
     pub disk: DiskName,
 }

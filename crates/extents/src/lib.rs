@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest's files as extents of its disk, and those extents as bytes of the disk's image on the host.
+//! Maps a guest's files to extents of its disk, and reads those extents from the disk's image on the host.
 //!
-//! The guest names where the bytes of a file lie on its own disk ([`guest::Mapper`]: FIEMAP, synced). The
-//! host checks only the numbers ([`CheckedMap`]: bounds, order, overlap, count) and reads exactly those bytes
-//! from the disk's image ([`host::Image`]). It parses no file system and no partition table, so a hostile
-//! guest can only misname its own data.
+//! The guest names the place of a file's bytes on its own disk ([`guest::Mapper`]: FIEMAP after fsync). The host
+//! checks the numbers ([`CheckedMap`]: bounds, order, overlap, count) and reads exactly those bytes from the disk's
+//! image ([`host::Image`]). The host parses no file system and no partition table, so a hostile guest can only
+//! misname its own data.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,7 +14,7 @@
 //!
 //! // in the guest
 //! let map = Mapper::new().file_extents(&File::open("/data/blk_1")?)?;
-//! // on the host, with what the guest named
+//! // on the host, with the extents that the guest sent
 //! let image = Image::open(vec![Layer::raw(File::open("/images/vm1.img")?)])?;
 //! let checked = image.check(&map.extents, map.size)?;
 //! let mut bytes = vec![0; 4096];
@@ -24,22 +24,22 @@
 //!
 //! # What is refused in the guest
 //!
-//! Everything whose bytes are not at a fixed place of a disk that the host sees: see [`guest::Refusal`]. Only
-//! ext4 and XFS straight on a disk or a partition are accepted; LVM, RAID, dm-crypt and loop devices are not.
+//! Files whose bytes have no fixed place on a disk that the host sees: [`guest::Refusal`] lists the reasons. Only
+//! ext4 and XFS directly on a disk or a partition are accepted; LVM, RAID, dm-crypt and loop devices are not.
 //!
 //! # How long a map holds
 //!
-//! A map is true for the moment it was made. Whoever keeps one has to keep the file from being changed,
-//! truncated or freed (viola's agent holds a hard link to an HDFS block, which HDFS never changes then), and
-//! has to name it again from time to time against defragmentation, which moves extents and changes no time
-//! stamp. A disk that has been refilled meanwhile gives another file's bytes and no error.
+//! A map describes the file at the moment of the call. The caller must keep the file from being changed, truncated or
+//! freed: viola's agent holds a hard link to an HDFS block, which HDFS never changes then. The caller must also map
+//! the file again from time to time, because defragmentation moves extents and changes no time stamp. Reading an old
+//! map of a reused disk area returns another file's bytes without an error.
 //!
 //! # Formats
 //!
-//! Raw files, block devices, and qcow2 with its backing chain. Which file is in which format says the caller,
-//! who has it from libvirt, QMP or the configuration: nothing is probed, and the backing file that a qcow2
-//! header names is never opened, so a guest cannot write itself a header. See [`host::Image::refresh`] for
-//! when the tables of a qcow2 image that a VM writes to are read again.
+//! Raw files, block devices, and qcow2 with its backing chain. The caller states the format of each file, as libvirt,
+//! QMP or the configuration report it. The crate probes nothing and never opens the backing file that a qcow2 header
+//! names, so a guest cannot gain access by writing a header. [`host::Image::refresh`] says when the crate reads the
+//! tables of a live qcow2 image again.
 
 mod extent;
 #[cfg(feature = "guest")]

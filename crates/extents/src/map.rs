@@ -1,44 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest's word about a file, checked: numbers only, nothing is read.
+//! Checks the extents that a guest sends. This module works on numbers only and reads nothing.
 
 use thiserror::Error;
 
 use crate::extent::{Extent, MAX_EXTENTS};
 
-/// Longest file: what a signed 64-bit offset can hold.
+/// Maximum file length in bytes: the largest signed 64-bit offset.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
-/// Why a guest's extents were refused. Indices count from 0.
+/// Why [`CheckedMap::new`] refused extents. Extent numbers count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BadExtents {
-    /// More than [`MAX_EXTENTS`].
+    /// More than [`MAX_EXTENTS`] extents.
     #[error("{0} extents, at most {MAX_EXTENTS} are allowed")]
     TooMany(usize),
-    /// A file beyond [`MAX_FILE_BYTES`].
-    #[error("a file of {0} bytes is longer than a file can be")]
+    /// A file longer than [`MAX_FILE_BYTES`].
+    #[error("the file length of {0} bytes exceeds {MAX_FILE_BYTES}")]
     FileTooLong(u64),
-    /// A length of 0.
+    /// An extent of length 0.
     #[error("extent {0} is empty")]
     Empty(usize),
-    /// An end that does not fit into 64 bits.
+    /// An extent whose end does not fit into 64 bits.
     #[error("extent {0} ends beyond 64 bits")]
     Overflow(usize),
-    /// Not sorted, or one begins before the one before it ends.
-    #[error("extent {0} begins before the end of the one before it")]
+    /// An extent that begins before the end of the previous one.
+    #[error("extent {0} begins before the end of the previous one")]
     Overlap(usize),
-    /// Beyond the end of the file.
+    /// An extent that ends beyond the end of the file.
     #[error("extent {0} ends beyond the file")]
     OutsideFile(usize),
-    /// Beyond the end of the disk.
+    /// An extent that ends beyond the end of the disk.
     #[error("extent {0} ends beyond the disk")]
     OutsideDisk(usize),
 }
 
-/// Extents that were checked against a disk's size: every byte of the file is either a zero or lies within
-/// the disk.
+/// Extents that were checked against a disk's size: every byte of the file is a zero or lies within the disk.
 ///
-/// What the disk holds there is the guest's own affair. Two extents may share a place of the disk, as those of
-/// a cloned file do.
+/// The content is the guest's responsibility. Two extents may share a place of the disk, as those of a cloned file
+/// do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedMap {
     extents: Box<[Extent]>,
@@ -46,45 +45,44 @@ pub struct CheckedMap {
     disk_end: u64,
 }
 
-/// A run of a file's bytes.
+/// A run of bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// Zeros.
     Zero {
-        /// How many.
+        /// Length in bytes.
         len: u64,
     },
-    /// Bytes of the disk.
+    /// Bytes on the disk.
     At {
-        /// Where they begin on the disk.
+        /// Offset on the disk, in bytes.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         len: u64,
     },
 }
 
 impl Piece {
-    /// How many bytes of the file this is; never 0.
+    /// Length in bytes, never 0.
     pub fn len(&self) -> u64 {
         match *self {
             Self::Zero { len } | Self::At { len, .. } => len,
         }
     }
 
-    /// Never: a piece has bytes.
+    /// Always false; present because clippy expects it beside `len`.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl CheckedMap {
-    /// Checks a guest's extents of a file of `len` bytes against a disk of `disk` bytes.
+    /// Checks a guest's extents of a file of `len` bytes against a disk of `disk` bytes, and merges adjacent extents.
     ///
-    /// Nothing is allocated before all is found good, so hostile lists cost no memory but their own.
-    /// Neighbours are merged.
+    /// The function allocates only after all checks have passed, so a hostile list costs no memory beyond its own.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// [`BadExtents`] for the first extent that fails a check.
     pub fn new(extents: &[Extent], len: u64, disk: u64) -> Result<Self, BadExtents> {
         if len > MAX_FILE_BYTES {
             return Err(BadExtents::FileTooLong(len));
@@ -106,7 +104,7 @@ impl CheckedMap {
                 return Err(BadExtents::OutsideFile(i));
             }
             at = end;
-            // Where unwritten bytes lie is never used, but a guest that names nonsense is not believed.
+            // Nobody reads the place of an unwritten extent, but it must be valid all the same.
             let end = extent.physical.checked_add(extent.length).ok_or(overflow)?;
             if end > disk {
                 return Err(BadExtents::OutsideDisk(i));
@@ -132,17 +130,17 @@ impl CheckedMap {
         self.len == 0
     }
 
-    /// The extents, neighbours merged.
+    /// The extents, with adjacent ones merged.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
 
-    /// End of the last byte on the disk that reading this file can touch.
+    /// End of the last disk byte that a read of this file can touch.
     pub fn disk_end(&self) -> u64 {
         self.disk_end
     }
 
-    /// The runs that `len` bytes from `offset` consist of; ends at the end of the file.
+    /// The runs that make up `len` bytes from `offset`; they end at the end of the file.
     pub fn pieces(&self, offset: u64, len: u64) -> Pieces<'_> {
         let end = offset.saturating_add(len).min(self.len);
         let first = self
@@ -156,7 +154,8 @@ impl CheckedMap {
     }
 }
 
-/// Runs of a file, see [`CheckedMap::pieces`]. Their lengths add up to what was asked for, up to the file's end.
+/// Iterator over the runs of a file, see [`CheckedMap::pieces`]. Their lengths add up to the requested length, cut at
+/// the end of the file.
 #[derive(Clone, Debug)]
 pub struct Pieces<'a> {
     rest: &'a [Extent],
@@ -197,7 +196,7 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// Joins extents that follow each other in the file and on the disk.
+/// Merges extents that are adjacent in the file and on the disk.
 pub(crate) fn merged(extents: impl IntoIterator<Item = Extent>) -> Vec<Extent> {
     let mut out: Vec<Extent> = Vec::new();
     for extent in extents {

@@ -31,7 +31,7 @@ int main(int argc, char **argv)
         return 1;
     }
     if (vread_seek(vd, 0, SEEK_END) != vread_size(vd)) {
-        fprintf(stderr, "cat: %s: its end is not where it was\n", argv[1]);
+        fprintf(stderr, "cat: %s: its size changed during the read\n", argv[1]);
         return 1;
     }
     return vread_close(vd) == 0 ? 0 : 1;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reading HDFS blocks through viola's mount.
+//! Reads HDFS blocks through viola's mount.
 //!
-//! A VM that may read blocks of DataNodes on its host has them in a mount: `/POOL/blk_ID_STAMP`. This
-//! library opens a block there by its name, keeps the descriptors, and tells a block that is not there
-//! (read it from its DataNode) from one that was withdrawn while it was being read. [`ffi`] is the same
-//! for C, described in `vread(3)`.
+//! A VM that may read blocks of DataNodes on its host has a mount that contains them as `/POOL/blk_ID_STAMP`. This
+//! library opens a block by its name and manages descriptors. Its errors tell a block that is not in the mount (read
+//! it from its DataNode) from one that was withdrawn during a read. [`ffi`] is the C interface, described in
+//! `vread(3)`.
 //!
-//! Bytes are not verified here: whoever needs that reads the block's checksums, `NAME.meta`, too.
+//! The library does not verify bytes: a caller that needs this reads the block's checksums, `NAME.meta`, too.
 //!
 //! ```no_run
 //! let library = vread::Library::new("/run/viola/vread");
@@ -20,40 +20,40 @@ mod block;
 pub mod ffi;
 mod library;
 
-pub use block::{Block, Whence};
+pub use block::Block;
 pub use library::{DEFAULT_MOUNT, Library};
 
 use std::io;
 
-/// Why a block cannot be read.
+/// Why a block cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The name is not `POOL/blk_ID_STAMP`, with or without `.meta`.
-    #[error("`{0}` is not the name of a block")]
-    Name(String),
-    /// It is not here: not on this host, not finished, or not allowed.
-    #[error("block `{0}` is not here")]
-    Absent(String),
-    /// It was withdrawn since it was opened: deleted, appended to, moved, or its VM is gone.
-    #[error("block was withdrawn")]
+    #[error("`{0}` is not a block name; expected POOL/blk_ID_STAMP or the same with .meta")]
+    InvalidName(String),
+    /// The mount does not contain the block: it is on another host, not finished, or not allowed.
+    #[error("block `{0}` is not in the mount; read it from its DataNode")]
+    NotFound(String),
+    /// The block was withdrawn since it was opened: it was deleted, appended to or moved, or its VM is gone.
+    #[error("the block was withdrawn; open it again or read it from its DataNode")]
     Withdrawn,
-    /// The mount does not answer, or something else went wrong.
+    /// Another error, for example because the mount does not answer.
     #[error("cannot read a block: {0}")]
     Io(#[source] io::Error),
 }
 
 impl Error {
-    /// The number that `errno` gets.
+    /// The value for `errno`: `EINVAL`, `ENOENT`, `ESTALE` or that of the I/O error.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Name(_) => libc::EINVAL,
-            Self::Absent(_) => libc::ENOENT,
+            Self::InvalidName(_) => libc::EINVAL,
+            Self::NotFound(_) => libc::ENOENT,
             Self::Withdrawn => libc::ESTALE,
             Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
         }
     }
 
-    fn reading(e: io::Error) -> Self {
+    fn from_read(e: io::Error) -> Self {
         match e.raw_os_error() {
             Some(libc::ESTALE) => Self::Withdrawn,
             _ => Self::Io(e),
@@ -61,5 +61,5 @@ impl Error {
     }
 }
 
-/// What this library's calls return.
+/// Result of this library's calls.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the mounts are.
+//! Finds the mount of a block.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use viola_proto::agent::BlockKey;
 use crate::block::Block;
 use crate::{Error, Result};
 
-/// Where the mount is unless somebody says otherwise.
+/// Default path of the mount.
 pub const DEFAULT_MOUNT: &str = "/run/viola/vread";
 
-/// Mounts by DataNode. One mount has the blocks of all DataNodes that this VM may read, so most have
-/// the one they began with and no other.
+/// The mounts of a process. One mount contains the blocks of all DataNodes that the VM may read; set others by
+/// DataNode only where a VM has several.
 #[derive(Debug)]
 pub struct Library {
     default: RwLock<PathBuf>,
@@ -22,7 +22,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// A library whose blocks are in this mount.
+    /// Uses this default mount.
     pub fn new(mount: impl Into<PathBuf>) -> Self {
         Self {
             default: RwLock::new(mount.into()),
@@ -30,13 +30,13 @@ impl Library {
         }
     }
 
-    /// The mount that the variable `VREAD_MOUNT` names, else [`DEFAULT_MOUNT`].
+    /// Uses the mount in the environment variable `VREAD_MOUNT`, else [`DEFAULT_MOUNT`].
     pub fn from_env() -> Self {
         let named = std::env::var_os("VREAD_MOUNT").filter(|path| !path.is_empty());
         Self::new(named.unwrap_or_else(|| DEFAULT_MOUNT.into()))
     }
 
-    /// Sets the mount of one DataNode's blocks, or that of all others.
+    /// Sets the mount for the blocks of one DataNode, or the default mount.
     pub fn set_mount(&self, path: &Path, datanode: Option<&str>) {
         match datanode {
             None => *self.default.write().unwrap_or_else(PoisonError::into_inner) = path.into(),
@@ -47,17 +47,17 @@ impl Library {
         }
     }
 
-    /// Opens a block, `POOL/blk_ID_STAMP`, or its checksums, `POOL/blk_ID_STAMP.meta`. `datanode` says
-    /// in which mount to look when there are several.
+    /// Opens a block, `POOL/blk_ID_STAMP`, or its checksums, `POOL/blk_ID_STAMP.meta`. `datanode` selects
+    /// the mount where there are several.
     ///
     /// # Errors
-    /// [`Error::Name`], [`Error::Absent`] or [`Error::Io`].
+    /// [`Error::InvalidName`], [`Error::NotFound`] or [`Error::Io`].
     pub fn open(&self, name: &str, datanode: Option<&str>) -> Result<Block> {
         let known = name
             .split_once('/')
             .is_some_and(|(pool, file)| BlockKey::parse(pool, file).is_some());
         if !known {
-            return Err(Error::Name(name.chars().take(200).collect()));
+            return Err(Error::InvalidName(name.chars().take(200).collect()));
         }
         Block::open(self.mount(datanode).join(name), name)
     }

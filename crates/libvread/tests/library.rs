@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of a folder that looks like the mount, read from Rust and from C.
+//! Reads blocks of a folder that stands for the mount, from Rust and from C.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::CString;
+use std::io::SeekFrom;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use vread::{Error, Library, Whence, ffi};
+use vread::{Error, Library, ffi};
 
 const POOL: &str = "BP-1-10.0.0.1-1";
 
@@ -43,11 +44,11 @@ fn a_block_is_read_in_order_and_from_anywhere() {
     assert_eq!(buffer[..10], bytes[123_456..][..10]);
     assert_eq!(block.pread(&mut buffer, 299_990).unwrap(), 10);
     assert_eq!(block.pread(&mut buffer, u64::MAX).unwrap(), 0);
-    assert_eq!(block.seek(-10, Whence::End).unwrap(), 299_990);
-    assert_eq!(block.seek(5, Whence::Current).unwrap(), 299_995);
+    assert_eq!(block.seek(SeekFrom::End(-10)).unwrap(), 299_990);
+    assert_eq!(block.seek(SeekFrom::Current(5)).unwrap(), 299_995);
     assert_eq!(block.read(&mut buffer).unwrap(), 5);
     assert_eq!(
-        block.seek(-1, Whence::Start).unwrap_err().errno(),
+        block.seek(SeekFrom::Current(i64::MIN)).unwrap_err().errno(),
         libc::EINVAL
     );
     let meta = library.open(&name("blk_7_1001.meta"), Some("dn1")).unwrap();
@@ -55,7 +56,7 @@ fn a_block_is_read_in_order_and_from_anywhere() {
 }
 
 #[test]
-fn what_is_no_block_is_told_from_what_is_not_here() {
+fn an_invalid_name_and_a_missing_block_give_different_errors() {
     let (folder, _) = mount();
     let library = Library::new(folder.path());
     for wrong in [
@@ -66,13 +67,13 @@ fn what_is_no_block_is_told_from_what_is_not_here() {
         "BP-1-10.0.0.1-1/passwd",
     ] {
         assert!(
-            matches!(library.open(wrong, None), Err(Error::Name(_))),
+            matches!(library.open(wrong, None), Err(Error::InvalidName(_))),
             "{wrong}"
         );
     }
     let absent = library.open(&name("blk_8_1001"), None).unwrap_err();
-    assert!(matches!(absent, Error::Absent(_)) && absent.errno() == libc::ENOENT);
-    // another DataNode's blocks may be elsewhere
+    assert!(matches!(absent, Error::NotFound(_)) && absent.errno() == libc::ENOENT);
+    // The blocks of another DataNode may be in another mount.
     let empty = tempfile::tempdir().unwrap();
     library.set_mount(empty.path(), Some("dn2"));
     assert!(library.open(&name("blk_7_1001"), Some("dn2")).is_err());
@@ -80,7 +81,7 @@ fn what_is_no_block_is_told_from_what_is_not_here() {
 }
 
 #[test]
-fn a_block_that_was_named_again_can_be_read_on() {
+fn a_block_that_was_named_again_can_be_reopened() {
     let (folder, bytes) = mount();
     let path = folder.path().join(name("blk_7_1001"));
     let library = Library::new(folder.path());
@@ -95,9 +96,9 @@ fn a_block_that_was_named_again_can_be_read_on() {
         .unwrap();
     assert!(matches!(block.read(&mut buffer), Err(Error::Withdrawn)));
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(block.update(), Err(Error::Absent(_))));
+    assert!(matches!(block.reopen(), Err(Error::NotFound(_))));
     std::fs::write(&path, &bytes).unwrap();
-    block.update().unwrap();
+    block.reopen().unwrap();
     block.read(&mut buffer).unwrap();
     assert_eq!(buffer, bytes[100..200]);
 }
@@ -128,6 +129,7 @@ fn a_c_caller_gets_descriptors_and_errno() {
         assert_eq!(errno(), libc::EFAULT);
         assert_eq!(ffi::vread_seek(vd, 0, libc::SEEK_END), 300_000);
         assert_eq!(ffi::vread_seek(vd, 0, 77), -1);
+        assert_eq!(ffi::vread_seek(vd, -1, libc::SEEK_SET), -1);
         assert_eq!((ffi::vread_size(vd), ffi::vread_update(vd)), (300_000, 0));
         assert_eq!((ffi::vread_close(vd), ffi::vread_close(vd)), (0, -1));
         assert_eq!(errno(), libc::EBADF);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a device number through sysfs to the disk below it.
+//! Finds the disk below a device number through sysfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,29 +7,29 @@ use std::path::{Path, PathBuf};
 use super::refusal::Refusal;
 use crate::extent::DiskName;
 
-/// sysfs counts in these, whatever the disk's own blocks are.
+/// The unit of sizes in sysfs, independent of the disk's block size.
 const SECTOR_BYTES: u64 = 512;
 
-/// Longest serial number told to the host.
+/// Maximum length of a serial number that the guest reports to the host.
 const MAX_SERIAL_BYTES: usize = 64;
 
-/// Where a file system lies on its disk, in bytes.
+/// A file system's place on its disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Partition {
     pub(super) start: u64,
     pub(super) size: u64,
 }
 
-/// A block device with a file system, and the disk it is or is a part of.
+/// A block device with a file system, and the disk that it is or belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
-    /// The kernel's name of the device itself (`vda1`).
+    /// Kernel name of the device itself (`vda1`).
     pub(super) name: String,
     pub(super) partition: Partition,
     pub(super) disk: DiskName,
 }
 
-/// The device of a number, if it is a disk or a partition of one.
+/// Returns the device with this number if it is a disk or a partition of one.
 pub(super) fn device(sys: &Path, major: u32, minor: u32) -> Result<Device, Refusal> {
     if major == 0 {
         return Err(Refusal::NoDevice);
@@ -76,11 +76,11 @@ pub(super) fn device(sys: &Path, major: u32, minor: u32) -> Result<Device, Refus
     })
 }
 
-/// Refuses a disk that the guest's kernel makes out of something else.
+/// Refuses a device that the guest's kernel builds from others.
 fn refuse_virtual(top: &Path) -> Result<(), Refusal> {
     let name = name_of(top)?;
     if top.join("dm").is_dir() {
-        // The prefix of the identity says who made it: LVM-..., CRYPT-LUKS2-..., mpath-..., part1-mpath-...
+        // The prefix of the UUID names the creator: LVM-..., CRYPT-LUKS2-..., mpath-..., part1-mpath-...
         let uuid = fs::read_to_string(top.join("dm/uuid")).unwrap_or_default();
         let kind = match uuid.trim().split_once('-') {
             Some((kind, _)) => kind.to_owned(),
@@ -94,8 +94,8 @@ fn refuse_virtual(top: &Path) -> Result<(), Refusal> {
     if top.join("loop").is_dir() {
         return Err(Refusal::Loop(name));
     }
-    // Disks hang on a bus; what hangs on none is made by a driver of this kernel. An NVMe disk with several
-    // paths is in virtual/nvme-subsystem and is a disk.
+    // A disk is on a bus; a device under virtual/block comes from a driver. An NVMe disk with several paths is in
+    // virtual/nvme-subsystem and counts as a disk.
     let is_virtual = top
         .parent()
         .is_some_and(|above| above.ends_with("virtual/block"));
@@ -116,7 +116,7 @@ fn name_of(folder: &Path) -> Result<String, Refusal> {
         })
 }
 
-/// A number of sectors in a file, as bytes.
+/// Reads a number of sectors from a sysfs file and returns it in bytes.
 fn bytes(path: &Path) -> Result<u64, Refusal> {
     fs::read_to_string(path)
         .ok()
@@ -125,13 +125,13 @@ fn bytes(path: &Path) -> Result<u64, Refusal> {
         .ok_or_else(|| Refusal::Sysfs { path: path.into() })
 }
 
-/// The serial number of virtio, NVMe and SCSI disks.
+/// Reads the serial number of a virtio, NVMe or SCSI disk.
 fn serial(top: &Path) -> Option<String> {
     let text = |path: PathBuf| fs::read(path).ok().and_then(|raw| printable(&raw));
     text(top.join("serial"))
         .or_else(|| text(top.join("device/serial")))
         .or_else(|| {
-            // a vital product data page: four bytes of header, then the number
+            // The vital product data page has a header of four bytes before the number.
             let page = fs::read(top.join("device/vpd_pg80")).ok()?;
             printable(page.get(4..)?)
         })
@@ -141,7 +141,7 @@ fn printable(raw: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(raw)
         .ok()?
         .trim_matches(|c: char| c.is_whitespace() || c == '\0');
-    // UML's disks have no number and say so in C.
+    // UML reports "(null)" for a disk without a serial number.
     let good = !text.is_empty()
         && text != "(null)"
         && text.len() <= MAX_SERIAL_BYTES
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_does_not_fit_is_refused() {
+    fn missing_or_inconsistent_sysfs_files_are_refused() {
         let tree = tree("pci0000:00/block/sda");
         assert!(matches!(
             device(tree.top.path(), 0, 41),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! FIEMAP: what the kernel says about a file's extents, and what of it can be named.
+//! Reads a file's extents by FIEMAP and converts those that the host can use (Documentation/filesystems/fiemap.rst).
 
 use std::fs::File;
 use std::io;
@@ -26,10 +26,10 @@ const UNWRITTEN: u32 = 0x800;
 const MERGED: u32 = 0x1000;
 const SHARED: u32 = 0x2000;
 
-/// Extents a call returns.
+/// Extents returned by one call.
 const EXTENTS_PER_CALL: usize = 512;
 
-/// Extents of the kernel looked at before neighbours are merged: ext4 splits every 128 MiB.
+/// Maximum number of kernel extents read before adjacent ones are merged: ext4 splits extents every 128 MiB.
 const MAX_RAW_EXTENTS: usize = 4 * MAX_EXTENTS;
 
 /// `struct fiemap_extent`.
@@ -56,7 +56,8 @@ struct Request {
     extents: [RawExtent; EXTENTS_PER_CALL],
 }
 
-/// The extents of the first `size` bytes of a file, after the kernel has given all of them a place.
+/// Reads the extents of the first `size` bytes of a file. FIEMAP_FLAG_SYNC makes the kernel allocate all of them
+/// first.
 pub(super) fn raw_extents(file: &File, size: u64) -> Result<Vec<RawExtent>, Refusal> {
     let mut all: Vec<RawExtent> = Vec::new();
     let mut request = Box::new(Request {
@@ -110,7 +111,8 @@ pub(super) fn raw_extents(file: &File, size: u64) -> Result<Vec<RawExtent>, Refu
     Ok(all)
 }
 
-/// What can be named of a file of `size` bytes: places on the disk, neighbours merged, cut at the file's end.
+/// Converts the extents of a file of `size` bytes to places on the disk, merges adjacent ones and cuts them at the
+/// end of the file.
 pub(super) fn to_extents(
     raw: &[RawExtent],
     size: u64,
@@ -131,7 +133,7 @@ pub(super) fn to_extents(
             .logical
             .checked_add(found.length)
             .ok_or(Refusal::InvalidExtents)?;
-        // XFS shows what it reserved behind the file's end.
+        // XFS also reports blocks preallocated beyond the end of the file.
         let length = at.min(size).saturating_sub(found.logical);
         if length == 0 {
             continue;
@@ -161,9 +163,9 @@ pub(super) fn to_extents(
     Ok(extents)
 }
 
-/// Whether an extent with these flags has bytes at a place of its own, as they are.
+/// Refuses flags of extents whose bytes are not stored unchanged at a place of their own.
 fn check_flags(flags: u32) -> Result<(), Refusal> {
-    // Inline and tail extents are also "not aligned", and delayed ones "unknown": the closer word first.
+    // Inline and tail extents also carry NOT_ALIGNED, and delayed ones UNKNOWN; the more specific flag comes first.
     let refused = [
         (DATA_ENCRYPTED, Refusal::Encrypted),
         (DATA_INLINE, Refusal::Inline),
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn places_count_from_the_start_of_the_disk_and_neighbours_are_one() {
+    fn offsets_count_from_the_start_of_the_disk_and_adjacent_extents_merge() {
         let found = [
             raw(0, 8192, 4096, MERGED),
             raw(4096, 12288, 4096, SHARED),
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_named_behind_the_end_of_the_file() {
+    fn extents_are_cut_at_the_end_of_the_file() {
         let found = [
             raw(0, 8192, 8192, 0),
             raw(8192, 65536, 1 << 20, UNWRITTEN | LAST),
@@ -255,8 +257,8 @@ mod tests {
     #[test]
     fn every_flag_that_hides_the_bytes_is_refused_with_its_reason() {
         let cases = [
-            (UNKNOWN, "placed"),
-            (DELALLOC | UNKNOWN, "placed"),
+            (UNKNOWN, "allocated"),
+            (DELALLOC | UNKNOWN, "allocated"),
             (ENCODED, "encoded"),
             (ENCODED | DATA_ENCRYPTED, "encrypted"),
             (NOT_ALIGNED, "share blocks"),
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_extents_are_refused() {
         for found in [
             vec![raw(0, DISK.size - 4096, 8192, 0)],
             vec![raw(0, u64::MAX - 100, 4096, 0)],
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn to_be_written_every_byte_needs_a_written_place_of_its_own() {
+    fn writing_needs_written_and_unshared_extents() {
         let name = |found: &[RawExtent]| to_extents(found, 8192, &DISK, true);
         assert!(name(&[raw(0, 0, 8192, LAST)]).is_ok());
         assert!(matches!(

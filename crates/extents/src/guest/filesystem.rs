@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the file system itself says about a file: its kind, its journal, the file's attributes.
+//! Checks the file system's kind, its journal mode and the file's attributes.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,7 +11,7 @@ use super::refusal::Refusal;
 const EXT4: u64 = 0xEF53;
 const XFS: u64 = 0x5846_5342;
 
-/// Others that a guest is likely to have, by the magic number of statfs.
+/// Names of other file systems by their statfs magic number, for the refusal.
 const OTHERS: [(u64, &str); 14] = [
     (0x9123_683E, "btrfs"),
     (0x0102_1994, "tmpfs"),
@@ -29,7 +29,7 @@ const OTHERS: [(u64, &str); 14] = [
     (0xFF53_4D42, "CIFS"),
 ];
 
-/// Attributes of `FS_IOC_GETFLAGS` with which bytes are not where FIEMAP says, or not as they are.
+/// Attributes of `FS_IOC_GETFLAGS` with which the bytes are encoded or not where FIEMAP says.
 const COMPRESSED: u32 = 0x4;
 const ENCRYPTED: u32 = 0x800;
 const JOURNAL_DATA: u32 = 0x4000;
@@ -39,7 +39,7 @@ const INLINE_DATA: u32 = 0x1000_0000;
 const FS_IOC_FSGETXATTR: u32 = 0x801C_581F;
 const XFLAG_REALTIME: u32 = 0x1;
 
-/// The file systems whose extents can be named.
+/// The supported file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Ext4,
@@ -48,7 +48,7 @@ pub(super) enum Kind {
 
 pub(super) fn kind(file: &File) -> Result<Kind, Refusal> {
     let stat = rustix::fs::fstatfs(file).map_err(|error| failed("fstatfs", error))?;
-    // the field is signed or shorter on some machines
+    // The field is signed or shorter on some architectures.
     kind_of(stat.f_type as u64 & 0xFFFF_FFFF)
 }
 
@@ -94,7 +94,7 @@ fn check_attributes(flags: u32) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// `fsx_xflags` of a file.
+/// Reads `fsx_xflags` of a file.
 fn xflags(file: &File) -> Result<u32, Refusal> {
     /// `struct fsxattr`: five numbers and padding.
     #[repr(C)]
@@ -123,8 +123,8 @@ fn xflags(file: &File) -> Result<u32, Refusal> {
 
 /// Refuses an ext4 file system that journals data.
 ///
-/// The mount table does not show the mode where it is the default in the superblock (`tune2fs -o
-/// journal_data`); ext4's own list of options always does.
+/// /proc/mounts does not show the mode when it is the default in the superblock (`tune2fs -o journal_data`).
+/// /proc/fs/ext4/DEVICE/options always does.
 pub(super) fn refuse_data_journal(proc: &Path, device: &str) -> Result<(), Refusal> {
     let path = proc.join("fs/ext4").join(device).join("options");
     let options =
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_ext4_and_xfs_are_taken() {
+    fn only_ext4_and_xfs_are_accepted() {
         assert_eq!(kind_of(EXT4).unwrap(), Kind::Ext4);
         assert_eq!(kind_of(XFS).unwrap(), Kind::Xfs);
         let says = |magic| kind_of(magic).unwrap_err().to_string();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! In the guest: where the bytes of a file are on the guest's disk.
+//! The guest side: maps files to extents of the guest's disk.
 
 mod disk;
 mod fiemap;
@@ -16,7 +16,7 @@ pub use refusal::Refusal;
 
 use crate::extent::{DiskName, FileMap};
 
-/// Names the extents of files.
+/// Maps files to extents.
 #[derive(Clone, Debug)]
 pub struct Mapper {
     sys: PathBuf,
@@ -30,12 +30,12 @@ impl Default for Mapper {
 }
 
 impl Mapper {
-    /// With the system's own `/sys` and `/proc`.
+    /// Uses `/sys` and `/proc`.
     pub fn new() -> Self {
         Self::with_roots("/sys", "/proc")
     }
 
-    /// With sysfs and procfs mounted elsewhere.
+    /// Uses sysfs and procfs mounted elsewhere.
     pub fn with_roots(sys: impl Into<PathBuf>, proc: impl Into<PathBuf>) -> Self {
         Self {
             sys: sys.into(),
@@ -43,11 +43,11 @@ impl Mapper {
         }
     }
 
-    /// Where the bytes of a file are, to be read from the disk's image by the host.
+    /// Maps a file that the host is going to read.
     ///
-    /// Brings the file's bytes and the file system's journal to the disk first (fsync, which also has a VMM
-    /// write its own tables), so it may take as long as the disk takes. The caller keeps the file from being
-    /// changed meanwhile and after; a change of size or time stamps while it was mapped is noticed.
+    /// Calls fsync first, which writes the file's bytes and the file system's journal to the disk and makes a VMM
+    /// write its image tables. The call takes as long as the disk takes. The caller must keep the file from being
+    /// changed during and after the call; the call fails if size or time stamps change meanwhile.
     ///
     /// # Errors
     /// A [`Refusal`] whose text is for the operator.
@@ -55,9 +55,9 @@ impl Mapper {
         self.map(file, false, true)
     }
 
-    /// As [`Mapper::file_extents`], but the journal is not brought to the disk, and no disk is waited for: only the file's
-    /// bytes go where the host can see them. For images that have no tables of their own; after a crash of the guest the
-    /// file may have been shorter, and these places free.
+    /// As [`Mapper::file_extents`], but without fsync: the kernel only starts to write the file's bytes, which makes
+    /// them visible to the host. Use it for images without tables of their own. After a crash of the guest the file
+    /// may be shorter and these places free.
     ///
     /// # Errors
     /// A [`Refusal`] whose text is for the operator.
@@ -65,8 +65,8 @@ impl Mapper {
         self.map(file, false, false)
     }
 
-    /// As [`Mapper::file_extents`], for a host that will write into the file: holes, unwritten and shared
-    /// extents are refused too, because such bytes have no place of their own yet.
+    /// As [`Mapper::file_extents`], for a host that is going to write into the file. Holes, unwritten and shared
+    /// extents are refused, because such bytes have no place of their own.
     ///
     /// # Errors
     /// A [`Refusal`] whose text is for the operator.
@@ -74,8 +74,8 @@ impl Mapper {
         self.map(file, true, true)
     }
 
-    /// The disk below the file system of an open file or folder, and where on it the file system's partition
-    /// begins, in bytes.
+    /// Returns the disk below the file system of an open file or folder, and the offset of the file system's
+    /// partition on it, in bytes.
     ///
     /// # Errors
     /// A [`Refusal`] whose text is for the operator.
@@ -106,7 +106,7 @@ impl Mapper {
         let size = before.st_size as u64;
         let raw = fiemap::raw_extents(file, size)?;
         let extents = fiemap::to_extents(&raw, size, &device.partition, writing)?;
-        // Of a file that is being written to, FIEMAP may show half of a change.
+        // During a write FIEMAP may report half of a change.
         if version(&stat(file)?) != version(&before) {
             return Err(Refusal::Changed);
         }
@@ -131,7 +131,7 @@ fn stat(file: &File) -> Result<Stat, Refusal> {
     rustix::fs::fstat(file).map_err(|error| filesystem::failed("fstat", error))
 }
 
-/// What changes when somebody writes to a file or truncates it.
+/// The fields of a file's status that change with a write or a truncation.
 fn version(stat: &Stat) -> impl PartialEq + use<> {
     (
         stat.st_size,
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_on_a_disk_is_refused() {
+    fn other_things_than_files_on_disks_are_refused() {
         assert_eq!(refusal("/"), "it is not a regular file");
         assert_eq!(refusal("/dev/null"), "it is not a regular file");
         assert!(refusal("/proc/version").starts_with("its file system is of unknown type 0x9fa0;"));

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A list of buffers that is filled from its front.
+//! A list of buffers that is filled from the front.
 
 use std::io::IoSliceMut;
 
-/// Buffers a system call takes at most (`UIO_MAXIOV`).
+/// Maximum number of buffers in a system call (`UIO_MAXIOV`).
 const MAX_SLICES: usize = 1024;
 
-/// What of a caller's buffers is not filled yet.
+/// The part of a caller's buffers that is not filled yet.
 pub(super) struct Buffers<'a, 'b> {
     rest: &'a mut [IoSliceMut<'b>],
-    /// How much of the first one is filled.
+    /// Filled bytes of the first buffer.
     filled: usize,
 }
 
@@ -21,19 +21,18 @@ impl<'a, 'b> Buffers<'a, 'b> {
         }
     }
 
-    /// Room in them together.
+    /// Free bytes in all buffers.
     pub(super) fn len(&self) -> u64 {
         let all: u64 = self.rest.iter().map(|b| b.len() as u64).sum();
         all - self.filled as u64
     }
 
-    /// The next `max` bytes of room, or fewer where a system call cannot take them all.
+    /// The next `max` free bytes, or fewer if a system call cannot take them all.
     pub(super) fn next(&mut self, max: u64) -> Vec<IoSliceMut<'_>> {
         self.next_aligned(max, 1)
     }
 
-    /// As [`Buffers::next`], up to the first place where the room's address or length is no multiple of
-    /// `align`.
+    /// As [`Buffers::next`], up to the first buffer whose address or length is not a multiple of `align`.
     pub(super) fn next_aligned(&mut self, max: u64, align: usize) -> Vec<IoSliceMut<'_>> {
         let mut left = max;
         let mut skip = self.filled;
@@ -61,7 +60,7 @@ impl<'a, 'b> Buffers<'a, 'b> {
         out
     }
 
-    /// Takes note that the next `n` bytes are filled.
+    /// Marks the next `n` bytes as filled.
     pub(super) fn advance(&mut self, mut n: usize) {
         while n > 0 {
             let Some(first) = self.rest.first() else {
@@ -94,7 +93,7 @@ impl<'a, 'b> Buffers<'a, 'b> {
         }
     }
 
-    /// Fills from a slice, as much as there is room for.
+    /// Copies a slice, as far as the buffers have room.
     pub(super) fn copy(&mut self, mut from: &[u8]) {
         while !from.is_empty() {
             let mut done = 0;

@@ -8,10 +8,10 @@ use rustix::fs::{FileType, OFlags, SeekFrom};
 
 use super::buffers::Buffers;
 
-/// Alignment that every disk and file system accepts for `O_DIRECT`.
+/// `O_DIRECT` alignment that every disk and file system accepts.
 const ALIGN_BYTES: u64 = 4096;
 
-/// Bytes that go through a bounce buffer at a time.
+/// Maximum size of a bounce buffer.
 const MAX_BOUNCE_BYTES: u64 = 256 << 10;
 
 /// A file or block device, open for reading.
@@ -24,7 +24,7 @@ pub(super) struct ImageFile {
 }
 
 impl ImageFile {
-    /// Looks at what was handed over; `None` for what is neither a file nor a block device.
+    /// Inspects a descriptor; `None` if it is neither a file nor a block device.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Option<Self>> {
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
         let flags = rustix::fs::fcntl_getfl(&fd)?;
@@ -42,21 +42,21 @@ impl ImageFile {
         self.fd.as_fd()
     }
 
-    /// Its size in bytes, now.
+    /// Current size in bytes.
     pub(super) fn size(&self) -> io::Result<u64> {
         if self.block {
-            // reads are positioned, so moving the descriptor's own position disturbs nobody
+            // All reads are positioned, so the descriptor's own position is free to move.
             return Ok(rustix::fs::seek(&self.fd, SeekFrom::End(0))?);
         }
         Ok(rustix::fs::fstat(&self.fd)?.st_size as u64)
     }
 
-    /// Whether bytes can be written to it through the page cache.
+    /// Whether bytes can be written through the page cache.
     pub(super) fn is_writable(&self) -> bool {
         self.writable && !self.direct
     }
 
-    /// Fills the next `len` bytes of the buffers from `offset`.
+    /// Reads `len` bytes from `offset` into the buffers.
     pub(super) fn read(
         &self,
         mut offset: u64,
@@ -84,7 +84,7 @@ impl ImageFile {
         Ok(())
     }
 
-    /// One call of `O_DIRECT`: into the caller's buffers where they are aligned, else through one of our own.
+    /// Makes one `O_DIRECT` call: into the caller's buffers if they are aligned, else through a bounce buffer.
     fn read_direct(
         &self,
         offset: u64,
@@ -113,7 +113,7 @@ impl ImageFile {
         Ok(got)
     }
 
-    /// Asks for bytes to be brought into the page cache. Advice: an error changes nothing for the reader.
+    /// Asks the kernel to read bytes into the page cache. An error is ignored: the read that follows reports it.
     pub(super) fn prefetch(&self, offset: u64, len: u64) {
         let Some(len) = std::num::NonZeroU64::new(len) else {
             return;

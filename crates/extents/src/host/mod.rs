@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! On the host: extents of a guest's disk as bytes of the disk's image.
+//! The host side: reads extents of a guest's disk from the disk's image.
 
 mod buffers;
 mod file;
@@ -22,17 +22,16 @@ use qcow2::{Run, Tables};
 pub use readahead::Readahead;
 pub use types::{Format, ImageError, Layer, Sink, Source};
 
-/// An image of a guest's disk, open for reading, a raw one perhaps also for writing. May be shared among threads.
+/// An image of a guest's disk, open for reading; a raw image may also be open for writing. Threads may share it.
 ///
 /// # qcow2 while a VM writes to it
 ///
-/// Tables are read when the image is opened and kept. A VMM writes its own changes of them out when the guest
-/// flushes its disk, which the guest's fsync does: so what a guest names after [fsync](crate::guest::Mapper)
-/// is in the file's tables, but perhaps not yet in ours. Whoever takes new extents from a guest calls
-/// [`Image::refresh`] before the first read of them. From then on the mapping of these bytes stays as it is for
-/// as long as the guest neither rewrites nor discards them, and the VMM goes on with the same files. When it
-/// does not (live snapshot, block commit, blockcopy), QMP says so and the caller opens the new chain. Images
-/// that are marked dirty (`lazy_refcounts=on` while in use), encrypted, or use features imago does not know
+/// The image's tables are read when it is opened, and kept. A VMM writes its changes of them when the guest flushes
+/// its disk, which fsync does: extents that a guest names after [fsync](crate::guest::Mapper) are in the file's
+/// tables, but perhaps not in the kept ones. Call [`Image::refresh`] before the first read of new extents. The
+/// mapping of these bytes then stays valid until the guest rewrites or discards them, or until the VMM uses other
+/// files (live snapshot, block commit, blockcopy). QMP reports such a change, and the caller opens the new chain.
+/// Images that are marked dirty (`lazy_refcounts=on` while in use), encrypted, or use features unknown to imago
 /// (extended L2 entries, zstd) are refused.
 #[derive(Debug)]
 pub struct Image {
@@ -52,10 +51,10 @@ enum Inner {
 }
 
 impl Image {
-    /// Opens an image by its files, the top one first, then its backing file and so on.
+    /// Opens an image by its files: the top one first, then its backing file and so on.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// [`ImageError`] with the layer that cannot be used.
     pub fn open(layers: Vec<Layer>) -> Result<Self, ImageError> {
         let mut files = Vec::new();
         let last = layers.len().checked_sub(1).ok_or(ImageError::Empty)?;
@@ -86,7 +85,7 @@ impl Image {
         Ok(Self { inner })
     }
 
-    /// Size of the guest's disk in bytes, as of opening or the last [`Image::refresh`].
+    /// Size of the guest's disk in bytes, as of opening or of the last [`Image::refresh`].
     pub fn size(&self) -> u64 {
         match &self.inner {
             Inner::Raw { size, .. } => size.load(Ordering::Relaxed),
@@ -97,16 +96,16 @@ impl Image {
     /// Checks a guest's extents of a file of `file_len` bytes against this disk.
     ///
     /// # Errors
-    /// The first thing that is wrong with them.
+    /// [`BadExtents`] for the first extent that fails a check.
     pub fn check(&self, extents: &[Extent], file_len: u64) -> Result<CheckedMap, BadExtents> {
         CheckedMap::new(extents, file_len, self.size())
     }
 
-    /// Reads bytes of a file, from `offset` of it; fewer than asked for only at the file's end. On an error
-    /// the buffers hold anything.
+    /// Reads bytes of a file from `offset`; returns fewer than requested only at the end of the file. After an error
+    /// the content of the buffers is undefined.
     ///
     /// # Errors
-    /// Those of reading the image; [`io::ErrorKind::UnexpectedEof`] when the image has become shorter;
+    /// Errors of reading the image; [`io::ErrorKind::UnexpectedEof`] when the image has become shorter;
     /// [`io::ErrorKind::InvalidInput`] when the map was checked against a larger disk.
     pub fn read(
         &self,
@@ -151,7 +150,7 @@ impl Image {
         self.read(map, offset, &mut [IoSliceMut::new(buffer)])
     }
 
-    /// The file whose offsets are the disk's own, if the image is raw.
+    /// The image's file if the image is raw: its offsets are those of the disk.
     pub fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.inner {
             Inner::Raw { file, .. } => Some(file.fd()),
@@ -159,14 +158,14 @@ impl Image {
         }
     }
 
-    /// Where `len` bytes of a file from `offset` come from, up to the file's end. Also for qcow2, whose
-    /// clusters are bytes of a file too unless they are compressed.
+    /// Returns the sources of `len` bytes of a file from `offset`, up to the end of the file. Uncompressed qcow2
+    /// clusters are bytes of a file, too.
     ///
     /// # Errors
     /// Those of [`Image::read`].
     pub fn sources(&self, map: &CheckedMap, offset: u64, len: u64) -> io::Result<Vec<Source<'_>>> {
         let mut sources: Vec<Source<'_>> = Vec::new();
-        // the number of the file of the last source, and where that ends
+        // The file number of the last source, and its end.
         let mut last = None;
         self.runs(map, offset, len, |run| {
             match (run, sources.last_mut()) {
@@ -192,12 +191,12 @@ impl Image {
         Ok(sources)
     }
 
-    /// Where `len` bytes for a file from `offset` can be written to.
+    /// Returns the places to which `len` bytes of a file from `offset` can be written.
     ///
     /// # Errors
-    /// [`io::ErrorKind::PermissionDenied`]: the image is not raw, or its file is not open for writing, or only around the page cache.
-    /// [`io::ErrorKind::InvalidInput`]: the file does not have all these bytes, or some of them lie in a hole or in blocks
-    /// that were never written.
+    /// [`io::ErrorKind::PermissionDenied`]: the image is not raw, or its file is open only for reading or with
+    /// `O_DIRECT`. [`io::ErrorKind::InvalidInput`]: the range exceeds the file, or part of it is a hole or was never
+    /// written.
     pub fn sinks(&self, map: &CheckedMap, offset: u64, len: u64) -> io::Result<Vec<Sink<'_>>> {
         let Inner::Raw { file, .. } = &self.inner else {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -220,11 +219,10 @@ impl Image {
         Ok(sinks)
     }
 
-    /// Looks at the image again: a raw one's size, a qcow2 one's tables. Reads that are under way go on with
-    /// the old ones.
+    /// Reads a raw image's size or a qcow2 image's tables again. Reads in progress continue with the old tables.
     ///
     /// # Errors
-    /// What is wrong with the image; it goes on with the old tables.
+    /// [`ImageError`]; the image continues with the old tables.
     pub fn refresh(&self) -> Result<(), ImageError> {
         match &self.inner {
             Inner::Raw { file, size } => {
@@ -241,11 +239,11 @@ impl Image {
         Ok(())
     }
 
-    /// Asks the kernel to bring bytes of a file into the page cache. Nothing is waited for but the kernel's
-    /// queue, and nothing is done for an image opened with `O_DIRECT`.
+    /// Asks the kernel to read bytes of a file into the page cache (POSIX_FADV_WILLNEED). The call does not wait for
+    /// the disk, and does nothing for an image opened with `O_DIRECT`.
     pub fn prefetch(&self, map: &CheckedMap, bytes: Range<u64>) {
         let len = bytes.end.saturating_sub(bytes.start);
-        // advice: what cannot be had ahead is reported when it is read
+        // This is advice: a failure shows in the read that follows.
         let _ = self.runs(map, bytes.start, len, |run| {
             if let Run::File { file, offset, len } = run {
                 self.file(file).prefetch(offset, len);
@@ -272,7 +270,7 @@ impl Image {
         if map.disk_end() > self.size() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "the map is of a larger disk",
+                "the map was checked against a larger disk",
             ));
         }
         let tables = match &self.inner {
@@ -301,7 +299,7 @@ impl Image {
     }
 }
 
-/// The tables in use now.
+/// Returns the current tables.
 fn current(tables: &RwLock<Arc<Tables>>) -> Arc<Tables> {
     Arc::clone(&tables.read().unwrap_or_else(PoisonError::into_inner))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! qcow2 and its backing chain, by the library imago, on descriptors that were handed over.
+//! Reads qcow2 and its backing chain with the library imago, on descriptors that the caller passes.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use super::buffers::Buffers;
 use super::file::ImageFile;
 use super::{Format, ImageError};
 
-/// Where in the header the encryption method is. imago does not look at it.
+/// Header offset of the encryption method. imago does not check it.
 const CRYPT_METHOD_OFFSET: u64 = 32;
 
 /// A run of the disk's bytes.
@@ -24,13 +24,13 @@ pub(super) enum Run {
     Zero {
         len: u64,
     },
-    /// Bytes of the file of this number, from `offset`.
+    /// Bytes of the file with this number.
     File {
         file: usize,
         offset: u64,
         len: u64,
     },
-    /// Compressed, at this place of the disk.
+    /// Compressed bytes at this offset of the disk.
     Encoded {
         disk: u64,
         len: u64,
@@ -45,7 +45,7 @@ impl Run {
     }
 }
 
-/// The tables of an image and those below it, as they were when it was opened.
+/// The tables of an image and its backing files, as of opening.
 #[derive(Debug)]
 pub(super) struct Tables {
     access: FormatAccess<Store>,
@@ -54,7 +54,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Reads the tables of all layers, the top one first.
+    /// Reads the tables of all layers; the top layer comes first.
     pub(super) fn open(layers: &[(Format, Arc<ImageFile>)]) -> Result<Self, ImageError> {
         let mut below: Option<FormatAccess<Store>> = None;
         let mut sizes = vec![0; layers.len()];
@@ -87,7 +87,7 @@ impl Tables {
         self.access.size()
     }
 
-    /// What the disk holds from `disk` on: one run of at most `len` bytes.
+    /// Returns the run at `disk`, at most `len` bytes.
     pub(super) fn run(&self, disk: u64, len: u64) -> io::Result<Run> {
         let (mapping, found) = self.access.get_mapping(disk, len)?;
         let len = found.min(len);
@@ -104,12 +104,12 @@ impl Tables {
             Mapping::Zero { .. } => Ok(Run::Zero { len }),
             Mapping::Special { .. } => Ok(Run::Encoded { disk, len }),
             other => Err(io::Error::other(format!(
-                "the image's tables have what is not understood: {other:?}"
+                "the image's tables contain an unsupported mapping: {other:?}"
             ))),
         }
     }
 
-    /// A VMM need not write a cluster to its end: what lies behind the end of the file reads as zeros.
+    /// A VMM need not write a cluster to its end: bytes beyond the end of the file read as zeros.
     fn within_file(&self, file: usize, offset: u64, len: u64) -> io::Result<Run> {
         let mut end = self.sizes[file];
         if offset.checked_add(len).is_none_or(|wanted| wanted > end) {
@@ -125,7 +125,7 @@ impl Tables {
         })
     }
 
-    /// Reads what only the format's own code can decode.
+    /// Reads compressed bytes through imago.
     pub(super) fn decode(
         &self,
         mut disk: u64,
@@ -183,7 +183,7 @@ fn open_one(
     Ok(FormatAccess::new(image))
 }
 
-/// A file of the image for imago: reads only, whatever imago may want.
+/// A file of the image for imago, read-only.
 #[derive(Debug)]
 struct Store {
     number: usize,

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What to bring in ahead of a reader that reads a file in order.
+//! Decides what to read ahead for a sequential reader.
 
 use std::ops::Range;
 
-/// First window, once a reader reads in order.
+/// First window of a sequential reader, in bytes.
 const MIN_WINDOW_BYTES: u64 = 512 << 10;
-/// Window of a reader that has read in order for a while.
+/// Largest window, in bytes.
 const MAX_WINDOW_BYTES: u64 = 8 << 20;
-/// Reads this far from where the last one ended still count as in order: a guest has several in flight, and
-/// they arrive in any order.
+/// A read this close to the end of the previous one still counts as sequential: a guest has several reads in flight,
+/// which arrive in any order.
 const MAX_REORDER_BYTES: u64 = 512 << 10;
 
-/// Says what to bring in ahead of one reader of one file.
+/// Read-ahead state of one reader of one file.
 ///
-/// The kernel's own readahead looks at a descriptor, and all readers of an image share one; it also does not
-/// know where the file goes on when its extent ends.
+/// The kernel's readahead works per descriptor, which all readers of an image share, and does not know where a file
+/// continues after an extent.
 #[derive(Clone, Debug, Default)]
 pub struct Readahead {
-    /// End of what was read.
+    /// End of the bytes read.
     next: u64,
-    /// End of what was asked for.
+    /// End of the bytes requested ahead.
     ahead: u64,
-    /// How much to be ahead; 0 for a reader that jumps about.
+    /// Bytes to stay ahead; 0 for a random reader.
     window: u64,
 }
 
 impl Readahead {
-    /// Tells of a read of `len` bytes at `offset` of a file of `file_len` bytes; gives the bytes of the file
-    /// for [`Image::prefetch`](super::Image::prefetch), if it is time for more. A file read from its start
-    /// counts as read in order.
+    /// Records a read of `len` bytes at `offset` of a file of `file_len` bytes. Returns the range for
+    /// [`Image::prefetch`](super::Image::prefetch) when more should be read ahead. A file read from its start counts
+    /// as sequential.
     pub fn record(&mut self, offset: u64, len: u64, file_len: u64) -> Option<Range<u64>> {
         let end = offset.saturating_add(len);
         if offset.abs_diff(self.next) > MAX_REORDER_BYTES {

@@ -40,7 +40,7 @@ fn extent(logical: u64, physical: u64, length: u64, zero: bool) -> Extent {
     }
 }
 
-/// The bytes of a file of `len` bytes, by the extents' own words.
+/// The bytes of a file of `len` bytes, as the extents describe it.
 fn model(disk: &[u8], extents: &[Extent], len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     for e in extents.iter().filter(|e| !e.zero) {
@@ -100,7 +100,7 @@ fn direct_reads_of_aligned_buffers_give_the_same_bytes() {
 }
 
 #[test]
-fn sources_are_the_same_bytes_for_who_moves_them_himself() {
+fn sources_give_the_bytes_that_a_read_gives() {
     let (file, disk) = image(8192);
     let image = raw(&file);
     let extents = [
@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_read_of_any_map_is_what_the_model_says(
+    fn any_read_of_any_map_equals_the_model(
         list in prop::collection::vec((0u64..5000, 1u64..9000, 0u64..20_000, any::<bool>()), 0..8),
         tail in 0u64..5000, offset in 0u64..60_000,
         sizes in prop::collection::vec(0usize..20_000, 0..5),

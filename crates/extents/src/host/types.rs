@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an image consists of, and what can be wrong with it.
+//! The layers of an image, its sources and sinks, and its errors.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use thiserror::Error;
 
-/// How an image stores its disk. Told by libvirt, QMP or the configuration, never found by looking.
+/// How an image stores its disk. libvirt, QMP or the configuration state it; the crate never probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Byte for byte: a file or a block device.
+    /// Byte for byte, in a file or a block device.
     Raw,
     /// qcow2, version 2 or 3, read-only.
     Qcow2,
@@ -20,7 +20,7 @@ pub enum Format {
 pub struct Layer {
     /// Its format.
     pub format: Format,
-    /// Opened for reading, or for both; with `O_DIRECT` where the page cache is not wanted.
+    /// Open for reading or for both; with `O_DIRECT` to bypass the page cache.
     pub file: OwnedFd,
 }
 
@@ -51,16 +51,14 @@ pub enum ImageError {
     /// A raw layer that is not the last one.
     #[error("layer {0} is raw and cannot have a backing file")]
     RawNotLast(usize),
-    /// qcow2 with a backing file that was not given, or without one that was.
-    #[error(
-        "layer {layer}: its header and the given backing chain do not agree on whether there is a backing file"
-    )]
+    /// A qcow2 layer whose header names a backing file that was not given, or none although one was given.
+    #[error("layer {layer}: its header and the given backing chain disagree about a backing file")]
     BackingMismatch {
         /// Counted from the top, from 0.
         layer: usize,
     },
-    /// A qcow2 image whose data are in another file.
-    #[error("layer {0} keeps its data in a file of its own, which is not supported")]
+    /// A qcow2 image with an external data file.
+    #[error("layer {0} has an external data file, which is not supported")]
     DataFile(usize),
     /// An encrypted qcow2 image.
     #[error("layer {0} is encrypted, which is not supported")]
@@ -68,7 +66,7 @@ pub enum ImageError {
     /// Neither a regular file nor a block device.
     #[error("layer {0} is neither a file nor a block device")]
     NotAFile(usize),
-    /// Reading it failed, or its header is not good.
+    /// A read failed, or the header is invalid.
     #[error("layer {layer}: {source}")]
     Io {
         /// Counted from the top, from 0.
@@ -78,37 +76,37 @@ pub enum ImageError {
     },
 }
 
-/// Where a run of a file's bytes comes from, for readers that move bytes themselves.
+/// The source of a run of a file's bytes, for callers that move the bytes themselves.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Zeros.
     Zero {
-        /// How many.
+        /// Length in bytes.
         len: u64,
     },
-    /// Bytes of a file as they are.
+    /// Bytes of an image file, stored unchanged.
     File {
-        /// The file; good for as long as the image is.
+        /// The image file; valid as long as the image.
         fd: BorrowedFd<'a>,
         /// Where in it.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         len: u64,
     },
-    /// Compressed: only [`Image::read`](super::Image::read) can give them.
+    /// Compressed bytes: only [`Image::read`](super::Image::read) can return them.
     Encoded {
-        /// How many.
+        /// Length in bytes.
         len: u64,
     },
 }
 
-/// A place for bytes of a file.
+/// A place to which bytes of a file can be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Sink<'a> {
-    /// The image's file; good for as long as the image is.
+    /// The image's file; valid as long as the image.
     pub fd: BorrowedFd<'a>,
     /// Where in it.
     pub offset: u64,
-    /// For how many.
+    /// Length in bytes.
     pub len: u64,
 }

@@ -97,7 +97,7 @@ fn hostile_numbers_are_refused() {
 }
 
 #[test]
-fn ten_million_extents_are_refused_before_they_are_looked_at() {
+fn ten_million_extents_are_refused_by_their_number() {
     let many = vec![extent(u64::MAX, u64::MAX, u64::MAX); 10_000_000];
     assert_eq!(
         CheckedMap::new(&many, 1, 1).unwrap_err(),
@@ -112,7 +112,7 @@ fn ten_million_extents_are_refused_before_they_are_looked_at() {
 }
 
 #[test]
-fn a_file_as_long_as_a_file_can_be_is_a_hole_if_nothing_is_named() {
+fn the_longest_file_without_extents_is_one_hole() {
     let map = CheckedMap::new(&[], MAX_FILE_BYTES, 0).unwrap();
     let pieces: Vec<_> = map.pieces(0, u64::MAX).collect();
     assert_eq!(
@@ -141,7 +141,7 @@ fn any_extent() -> impl Strategy<Value = Extent> {
 }
 
 /// Extents that are mostly good: gaps and lengths in order, somewhere on a disk of 200 bytes.
-fn tidy() -> impl Strategy<Value = Vec<Extent>> {
+fn ordered_extents() -> impl Strategy<Value = Vec<Extent>> {
     prop::collection::vec((0u64..6, 1u64..9, 0u64..195, any::<bool>()), 0..12).prop_map(|list| {
         let mut at = 0;
         let mut out = Vec::new();
@@ -159,8 +159,8 @@ fn tidy() -> impl Strategy<Value = Vec<Extent>> {
     })
 }
 
-/// What is right, said in another way: by numbers too wide to overflow.
-fn good(extents: &[Extent], len: u64, disk: u64) -> bool {
+/// The same checks as in `CheckedMap::new`, in 128-bit numbers that cannot overflow.
+fn is_valid(extents: &[Extent], len: u64, disk: u64) -> bool {
     let end = |start: u64, length: u64| u128::from(start) + u128::from(length);
     len <= MAX_FILE_BYTES
         && extents.len() <= MAX_EXTENTS
@@ -187,15 +187,15 @@ proptest! {
 
     #[test]
     fn exactly_the_good_ones_are_taken(
-        extents in prop_oneof![prop::collection::vec(any_extent(), 0..5), tidy()],
+        extents in prop_oneof![prop::collection::vec(any_extent(), 0..5), ordered_extents()],
         len in number(), disk in number(),
     ) {
-        prop_assert_eq!(CheckedMap::new(&extents, len, disk).is_ok(), good(&extents, len, disk));
+        prop_assert_eq!(CheckedMap::new(&extents, len, disk).is_ok(), is_valid(&extents, len, disk));
     }
 
     #[test]
     fn every_byte_is_where_a_naive_search_finds_it(
-        extents in tidy(), tail in 0u64..10, offset in 0u64..120, wanted in 0u64..120,
+        extents in ordered_extents(), tail in 0u64..10, offset in 0u64..120, wanted in 0u64..120,
     ) {
         let end = extents.last().map_or(0, |e| e.logical + e.length);
         let len = end + tail;

@@ -15,17 +15,17 @@ use viola_lab::testing::{GuestPermit, core, guest_permit, host_program, paths, u
 use viola_lab::{Lab, Paths};
 
 /// A guest; `/h` in it is the host's root, its disks are `/dev/ubda` and so on.
-pub struct Bench {
+pub struct TestBed {
     lab: Option<Lab>,
     paths: Paths,
     folder: tempfile::TempDir,
     _turn: GuestPermit,
 }
 
-/// Writes a partition table (MBR) with two partitions: one MiB at 1 MiB, and the rest from [`PART2`].
+/// Writes a partition table (MBR) with two partitions: one MiB at 1 MiB, and the rest from [`SECOND_PARTITION`].
 fn partition(image: &Path, size: u64) {
     let mut sector = [0; 512];
-    for (entry, start, end) in [(0, 1 << 20, 2 << 20), (1, PART2, size)] {
+    for (entry, start, end) in [(0, 1 << 20, 2 << 20), (1, SECOND_PARTITION, size)] {
         let at = 446 + entry * 16;
         sector[at + 4] = 0x83;
         sector[at + 8..at + 12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
@@ -37,9 +37,9 @@ fn partition(image: &Path, size: u64) {
 }
 
 /// Where the second partition begins, in bytes.
-pub const PART2: u64 = 3 << 20;
+pub const SECOND_PARTITION: u64 = 3 << 20;
 
-impl Bench {
+impl TestBed {
     /// Boots a guest with disks of these sizes in MiB, made by commands in which `IMG` is the image; the
     /// command `partition` makes partitions.
     pub fn boot(name: &str, disks: &[(u64, &str)]) -> Self {
@@ -64,14 +64,14 @@ impl Bench {
         );
         let paths = paths(env!("CARGO_MANIFEST_DIR"), &folder.path().join("run"));
         let lab = up(&text, name, folder.path(), &paths);
-        let bench = Self {
+        let bed = Self {
             lab: Some(lab),
             paths,
             folder,
             _turn: turn,
         };
-        bench.sh("mkdir /tmp/h && mount -t hostfs none /tmp/h");
-        bench
+        bed.sh("mkdir /tmp/h && mount -t hostfs none /tmp/h");
+        bed
     }
 
     pub fn folder(&self) -> &Path {
@@ -174,7 +174,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for TestBed {
     fn drop(&mut self) {
         if let (Some(lab), false) = (self.lab.take(), std::thread::panicking()) {
             lab.down().unwrap();

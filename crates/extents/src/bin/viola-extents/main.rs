@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Prints where the bytes of files are on this guest's disk, or why that cannot be said; a line of JSON each.
+//! Prints the map of each file as a line of JSON, or the reason why the file cannot be mapped.
 //!
 //!     viola-extents FILE...
 //!     viola-extents --writing FILE...
 //!     viola-extents --compare DISK FILE...
 //!
-//! With `--writing` only what the host could write in place is accepted. With `--compare` the bytes are also read from the disk itself past the page cache, as the host would read
-//! them from its image, and compared with what the file system gives.
+//! `--writing` accepts only files that the host could write in place. `--compare` also reads the bytes from the disk
+//! past the page cache, as the host reads them from the image, and compares them with the file's content.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -22,7 +22,7 @@ use viola_extents::host::{Image, Layer};
 
 const CHUNK: usize = 1 << 20;
 
-/// What to do with each file.
+/// What the program does with each file.
 enum Job {
     Read,
     Write,
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     };
     let mut code = ExitCode::SUCCESS;
     for path in args {
-        match look(Path::new(&path), &job) {
+        match describe(Path::new(&path), &job) {
             Ok(line) => println!("{line}"),
             Err(why) => {
                 println!("{}", serde_json::json!({ "refused": why.to_string() }));
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     code
 }
 
-fn look(path: &Path, job: &Job) -> Result<String, Box<dyn Error>> {
+fn describe(path: &Path, job: &Job) -> Result<String, Box<dyn Error>> {
     let file = File::open(path)?;
     let mapper = Mapper::new();
     let map = match job {
