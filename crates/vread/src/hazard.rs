@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each reader thread reads right now, told to the agent workers.
+//! Hazard cells: each reader thread publishes what it reads, for the agent workers.
 //!
-//! Every reader worker has a small shared file of cells, one per thread. A thread writes into its cell
-//! which slot of which table it is about to read, then looks whether the lease holds. An agent worker
-//! that withdraws a block ends the lease first and looks at the cells then. All four steps are
-//! sequentially consistent, so one of the two always sees the other: either the reader finds its lease
-//! ended, or the agent worker finds the hazard and waits.
+//! Every reader worker has a small shared file of cells, one per thread. Before a thread reads, it writes the table
+//! and slot into its cell and then checks the lease. An agent worker that withdraws a block first ends the lease and
+//! then checks the cells. All four steps are sequentially consistent, so one side always sees the other: either the
+//! reader finds its lease ended, or the agent worker finds the hazard and waits. (Hazard pointers: Michael, IEEE TPDS
+//! 15(6), 2004.)
 
 use std::fs::File;
 use std::io;
@@ -15,18 +15,18 @@ use std::sync::atomic::Ordering;
 use crate::shared_words::SharedWords;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"violaHZ1");
-/// SharedWords of a cell: a cache line, so that threads do not disturb each other.
+/// Words per cell: a cache line, to avoid false sharing.
 const CELL_WORDS: usize = 8;
 
-/// Most cells, and so threads, of a reader.
+/// Maximum cells, and so threads, of a reader.
 pub const MAX_CELLS: usize = 64;
 
 fn value(table: u32, slot: u32) -> u64 {
-    // Tables are never numbered zero, so no hazard is zero.
+    // No table has number 0, so no hazard is 0.
     u64::from(table) << 32 | u64::from(slot)
 }
 
-/// Makes the cells of a new reader in `file`: for the daemon.
+/// Creates the cells of a new reader in `file`; the daemon calls it.
 ///
 /// # Errors
 /// When the file cannot be sized or written, or `cells` is zero or above [`MAX_CELLS`].
@@ -34,7 +34,7 @@ pub fn create(file: &File, cells: usize) -> io::Result<()> {
     if cells == 0 || cells > MAX_CELLS {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("{cells} hazard cells cannot be made"),
+            format!("cannot create {cells} hazard cells; expected 1 to {MAX_CELLS}"),
         ));
     }
     let words = CELL_WORDS * (1 + cells);
@@ -52,13 +52,13 @@ fn open(file: impl AsFd, writable: bool) -> io::Result<SharedWords> {
     {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "it holds no hazard cells",
+            "the file holds no hazard cells",
         ));
     }
     Ok(words)
 }
 
-/// The reader's side.
+/// The reader's side: a writable mapping.
 #[derive(Debug)]
 pub struct Cells {
     words: SharedWords,
@@ -68,19 +68,19 @@ impl Cells {
     /// Maps cells that [`create`] made.
     ///
     /// # Errors
-    /// When the file holds no cells, or may not be written.
+    /// When the file holds no cells or is not writable.
     pub fn map(file: impl AsFd) -> io::Result<Self> {
         open(file, true).map(|words| Self { words })
     }
 
-    /// How many threads may read at once.
+    /// Number of cells, and so of threads that may read at once.
     pub fn count(&self) -> usize {
         self.words.all().len() / CELL_WORDS - 1
     }
 
-    /// Publishes that the thread that owns `cell` is going to read a slot of a table, until the
-    /// returned guard is dropped. The lease must be looked at after this, and nothing may be read
-    /// when it does not hold. `None` when there is no such cell.
+    /// Publishes that the owner of `cell` is going to read a slot of a table, until the returned guard is dropped.
+    /// The caller must check the lease afterwards and must not read if it has ended. Returns `None` if there is no
+    /// such cell.
     pub fn publish(&self, cell: usize, table: u32, slot: u32) -> Option<Hazard<'_>> {
         if cell >= self.count() {
             return None;
@@ -91,7 +91,7 @@ impl Cells {
     }
 }
 
-/// A published hazard.
+/// A published hazard; dropping it ends the hazard.
 #[derive(Debug)]
 #[must_use = "the hazard ends when this is dropped"]
 pub struct Hazard<'a> {
@@ -104,7 +104,7 @@ impl Drop for Hazard<'_> {
     }
 }
 
-/// An agent worker's side: sees what a reader reads. The mapping is read-only.
+/// The agent worker's side: a read-only mapping.
 #[derive(Debug)]
 pub struct View {
     words: SharedWords,

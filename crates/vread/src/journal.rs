@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a worker tells the operator. Guests cause most of it, so each kind of line has a limit.
+//! A worker's log lines. Guests can cause most of them, so each kind of line has a rate limit.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How much a line matters, as syslog(3) means it.
+/// Severity of a line, as in syslog(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Something does not work any more.
+    /// A function has stopped working.
     Error,
-    /// Something is not as it was asked for.
+    /// Something is not as configured.
     Warning,
-    /// Something was changed.
+    /// Something changed.
     Notice,
-    /// For information.
+    /// Information.
     Info,
 }
 
-/// Where lines go.
+/// Receives the lines.
 pub type LogSink = Box<dyn Fn(Level, &str) + Send>;
 
-/// Lines of one kind are at least so far apart; what comes between is counted.
+/// Minimum time between two lines of a kind; the lines between are counted.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
-/// Kinds that are kept apart; further ones share a limit.
+/// Maximum kinds with a limit of their own; further kinds share one.
 const MAX_KINDS: usize = 32;
 
-/// Writes lines, and holds back those of a kind that come too fast.
+/// Writes lines and limits the rate of each kind.
 pub struct Journal {
     sink: LogSink,
     kinds: BTreeMap<&'static str, (Instant, u64)>,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Journal {
 }
 
 impl Journal {
-    /// Lines go to `sink`.
+    /// Sends lines to `sink`.
     #[must_use]
     pub fn new(sink: LogSink) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Journal {
         (self.sink)(level, what);
     }
 
-    /// Writes a line that a guest can bring about: one of its kind in ten seconds.
+    /// Writes a line that a guest can cause: at most one of its kind in ten seconds.
     pub fn log_limited(&mut self, now: Instant, level: Level, kind: &'static str, what: &str) {
         let kind = if self.kinds.len() < MAX_KINDS || self.kinds.contains_key(kind) {
             kind
@@ -65,7 +65,7 @@ impl Journal {
                 let held = known.map_or(0, |(_, held)| *held);
                 let more = match held {
                     0 => String::new(),
-                    n => format!(" ({n} more of that kind before)"),
+                    n => format!(" ({n} similar lines suppressed before)"),
                 };
                 (self.sink)(level, &format!("{what}{more}"));
                 self.kinds.insert(kind, (now, 0));
@@ -92,7 +92,7 @@ mod tests {
         journal.log_limited(start + REPEAT_INTERVAL, Level::Warning, "refused", "no");
         assert_eq!(
             *lines.lock().unwrap(),
-            ["no", "bad", "no (999 more of that kind before)"]
+            ["no", "bad", "no (999 similar lines suppressed before)"]
         );
     }
 }

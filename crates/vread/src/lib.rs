@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDFS blocks out of a DataNode's disk image, for a reader VM on the same host.
+//! Serves HDFS blocks from a DataNode's disk image to reader VMs, on the same host and on others.
 //!
-//! The agent worker of a DataNode VM keeps the [`table`] of leases and answers [`lookup`]s; the reader
-//! worker of a client VM reads a block's bytes while its [`hazard`] cell names the lease, so that a
-//! withdrawn block is known to be out of use before the DataNode's disk may give its space away.
+//! The agent worker of a DataNode VM keeps the [`table`] of leases and answers [`lookup`]s. The reader worker of a
+//! client VM publishes a lease's slot in its [`hazard`] cell while it reads the block. So the agent worker knows when
+//! a withdrawn block is out of use, before the DataNode's file system reuses its space.
 
 pub mod agent_worker;
 pub mod control;

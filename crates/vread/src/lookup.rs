@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asking an agent worker where a block is.
+//! Look-ups: a reader asks an agent worker for the place of a block.
 //!
-//! A reader and an agent worker share a `SOCK_SEQPACKET` pair that the daemon made. The reader sends
-//! one datagram per question, the agent worker answers with as many as the block's extents take:
+//! The two share a `SOCK_SEQPACKET` pair that the daemon created. The reader sends one datagram per question; the
+//! agent worker answers with as many as the block's extents need:
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 8 | number of the question, little endian, chosen by the reader |
+//! | 8 | number of the question, chosen by the reader, little endian |
 //! | 1 | 1 in the last datagram of a message, else 0 |
-//! | n | a part of the message, JSON: [`Question`] or an optional [`Found`] |
+//! | n | part of the message, JSON: [`Question`] or an optional [`Found`] |
 //!
-//! Neither side ever waits for the other to read. An answer that does not fit into the socket is lost,
-//! and the reader's question ends by its deadline as if the block were not known.
+//! Neither side waits for the other to read. An answer that does not fit into the socket is lost, and the question
+//! then times out as if the block were unknown.
 
 mod client;
 mod datagrams;
@@ -26,25 +26,25 @@ use viola_proto::agent::{BlockKey, FileMap};
 use crate::table::Lease;
 use datagrams::{MAX_QUESTION_BYTES, Reassembly, Received, send};
 
-/// What a reader asks.
+/// A reader's question.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Question {
-    /// The block that is looked for.
+    /// The wanted block.
     pub key: BlockKey,
 }
 
-/// Where a named block is.
+/// The place of a named block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Found {
-    /// The right to read it, in the table of the agent worker that answers.
+    /// The lease, in the table of the agent worker that answers.
     pub lease: Lease,
-    /// Number of the disk image that holds both files, as the daemon told both workers.
+    /// Number of the disk image that holds both files, as in the daemon's order to both workers.
     pub image: u32,
-    /// The block's bytes.
+    /// Map of the data file.
     pub data: FileMap,
-    /// Its checksums.
+    /// Map of the checksum file.
     pub meta: FileMap,
 }
 
@@ -55,14 +55,14 @@ pub struct Server<S> {
     reassembly: Reassembly,
 }
 
-/// What came of [`Server::receive`].
+/// Result of [`Server::receive`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Incoming {
     /// A question; answer it with [`Server::answer`].
     Question(u64, Question),
-    /// Nothing is there now.
+    /// No question is pending.
     Empty,
-    /// The reader is gone, or does not keep to the protocol: drop it.
+    /// The reader has closed the socket or violated the protocol: drop it.
     Closed,
 }
 
@@ -80,7 +80,7 @@ impl<S: AsFd> Server<S> {
         &self.socket
     }
 
-    /// The next question, without waiting.
+    /// Returns the next question, without waiting.
     pub fn receive(&mut self) -> Incoming {
         match self.reassembly.receive(&self.socket) {
             Ok(Received::Message(number, text)) => match serde_json::from_slice(&text) {
@@ -92,11 +92,10 @@ impl<S: AsFd> Server<S> {
         }
     }
 
-    /// Answers a question; `None` when the block is not named. A reader that does not read its answers
-    /// loses them.
+    /// Answers a question; `None` means that the block is unknown. The answer is lost if the reader's socket is full.
     ///
     /// # Errors
-    /// When the reader is gone.
+    /// When the reader has closed the socket.
     pub fn answer(&self, number: u64, found: Option<&Found>) -> std::io::Result<()> {
         let text = serde_json::to_vec(&found)?;
         match send(&self.socket, number, &text) {

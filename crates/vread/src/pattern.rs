@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names with `*` and `?` in them.
+//! Matches names with the wildcards `*` and `?`.
 
-/// Whether a name is what a pattern says: `*` is any text, `?` any one character, all else itself.
+/// Whether a name matches a pattern: `*` stands for any text, `?` for any one character, every other character for
+/// itself.
 #[must_use]
 pub fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Where the last star was, and what of the name it covers so far.
+    // Position of the last star, and the end of the text that it covers so far.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         if p < pattern.len() && pattern[p] == '*' {
@@ -52,7 +53,7 @@ mod tests {
         }
     }
 
-    /// The plain definition, which takes long for many stars.
+    /// The recursive definition, which is slow for many stars.
     fn slow(p: &[char], n: &[char]) -> bool {
         match (p.first(), n.first()) {
             (None, None) => true,

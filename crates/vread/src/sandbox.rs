@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a worker gives up before it looks at anything that a guest has sent.
+//! The sandbox of a worker. The worker enters it before it reads anything from a guest.
 //!
-//! It has been handed all its descriptors by then. It becomes another user, can gain no privilege, open no file,
-//! reach no network, send no signal to others, and call nothing of the kernel that it has no use for.
+//! The worker has received all descriptors by then. It switches to another user and can afterwards gain no privilege,
+//! open no file, open no connection, signal no other process, and use only the system calls on a list.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,48 +17,48 @@ use seccompiler::{
     TargetArch,
 };
 
-/// Why a worker is not shut in.
+/// Why a worker could not enter its sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// It cannot become another user.
-    #[error("it cannot run as user {uid}: {source}")]
+    /// Switching the user failed.
+    #[error("cannot switch to user {uid}: {source}")]
     User {
-        /// Which.
+        /// The user ID.
         uid: u32,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The kernel does not let it give up privilege.
-    #[error("no_new_privs: {0}")]
+    /// Setting no_new_privs failed.
+    #[error("cannot set no_new_privs: {0}")]
     NoNewPrivs(io::Error),
-    /// Landlock is there and refuses.
-    #[error("landlock: {0}")]
+    /// Landlock exists but failed.
+    #[error("cannot restrict the worker by Landlock: {0}")]
     Landlock(String),
-    /// System calls cannot be filtered.
-    #[error("seccomp: {0}")]
+    /// Installing the seccomp filter failed.
+    #[error("cannot install the seccomp filter: {0}")]
     Seccomp(String),
 }
 
-/// Which system calls a worker has use for beyond those of every program.
+/// The kind of worker, which determines its system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// Sockets, shared memory, files to be read.
+    /// An agent worker: sockets, shared memory, reading open files.
     Agent,
-    /// The same, files to be written, and TCP connections that are handed over, within the network namespace that the process is in: it keep_net_admin
-    /// CAP_NET_ADMIN and CAP_NET_BIND_SERVICE, and can enter no other one.
+    /// An agent worker with vpipe: also writing open files, and TCP connections within its network namespace. It
+    /// keeps CAP_NET_ADMIN and CAP_NET_BIND_SERVICE and cannot enter another namespace.
     Pipes,
-    /// The same, and threads, events and a VM's memory.
+    /// A reader worker: also threads, events and a VM's memory.
     Reader,
-    /// The same as a reader, and connections by TCP to the ports that [`enter`] is told.
+    /// The peer worker: as a reader, and TCP connections to the ports passed to [`enter`].
     Peer,
 }
 
-/// Shuts the process in, with all threads that it has and will have. `user` are the numbers of user and group to
-/// become; `None` where the process has no right to become anybody, as in tests. `ports` are those to which
-/// [`Profile::Peer`] may connect, whatever the address; others have no use for any.
+/// Puts the process with all its threads into the sandbox. `user` are the user and group ID to switch to; `None` for
+/// an unprivileged process, as in tests. `ports` are the TCP ports to which [`Profile::Peer`] may connect at any
+/// address.
 ///
 /// # Errors
-/// [`SandboxError`]; the caller has to end then.
+/// [`SandboxError`]; the caller must exit then.
 pub fn enter(
     user: Option<(u32, u32)>,
     profile: Profile,
@@ -70,7 +70,7 @@ pub fn enter(
             .map_err(|source| SandboxError::User { uid, source })?;
     }
     rustix::thread::set_no_new_privs(true).map_err(|e| SandboxError::NoNewPrivs(e.into()))?;
-    // Others of this user may neither trace it nor read its memory.
+    // Other processes of this user must not trace it or read its memory.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     restrict_files_and_network(profile, ports)?;
     filter(profile)
@@ -104,10 +104,11 @@ fn become_user(uid: u32, gid: u32, keep_net_admin: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// A kernel without Landlock (before 5.13, or switched off) leaves this to user and filter: opening files is
-/// filtered as well.
+/// On a kernel without Landlock (before 5.13, or disabled) only the user and the seccomp filter protect, which also
+/// forbids opening files.
 ///
-/// [`Profile::Pipes`] has a network namespace of its own instead: its sockets have to be bound and connected to whatever the VM's were.
+/// [`Profile::Pipes`] has its own network namespace instead: its sockets must use the addresses and ports of the VM's
+/// connections.
 fn restrict_files_and_network(profile: Profile, ports: &[u16]) -> Result<(), SandboxError> {
     let abi = ABI::V6;
     let network = match profile {
@@ -135,9 +136,9 @@ fn restrict_files_and_network(profile: Profile, ports: &[u16]) -> Result<(), San
         .map_err(error)
 }
 
-/// Calls of every worker.
+/// System calls of every worker.
 const COMMON: &[libc::c_long] = &[
-    // descriptors and what is behind them
+    // open descriptors
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_pread64,
@@ -159,7 +160,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_dup3,
     libc::SYS_poll,
     libc::SYS_ppoll,
-    // sockets that are there
+    // open sockets
     libc::SYS_accept4,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
@@ -202,7 +203,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Calls of the reader worker: a thread per queue, and events from and to the VMM.
+/// System calls of reader, peer and vpipe workers: threads, and events from and to the VMM.
 const READER: &[libc::c_long] = &[
     libc::SYS_clone3,
     libc::SYS_clone,
@@ -217,7 +218,7 @@ const READER: &[libc::c_long] = &[
     libc::SYS_io_uring_enter,
 ];
 
-/// Everything else fails with EPERM.
+/// Every other system call fails with EPERM.
 fn filter(profile: Profile) -> Result<(), SandboxError> {
     let error = |e: &dyn std::fmt::Display| SandboxError::Seccomp(e.to_string());
     let reader = match profile {
@@ -228,7 +229,7 @@ fn filter(profile: Profile) -> Result<(), SandboxError> {
     for call in COMMON.iter().chain(reader) {
         rules.insert(*call, Vec::new());
     }
-    // On x86-64 there are older forms of some of them as well.
+    // x86-64 also has older variants of some calls.
     #[cfg(target_arch = "x86_64")]
     for call in [
         libc::SYS_dup2,
@@ -276,7 +277,7 @@ fn filter(profile: Profile) -> Result<(), SandboxError> {
     seccompiler::apply_filter_all_threads(&program).map_err(|e| error(&e))
 }
 
-/// A TCP socket of this family; the two flags of socket(2) may be set.
+/// Allows a TCP socket of this family; the two flags of socket(2) are free.
 fn tcp_socket(family: libc::c_int) -> Result<SeccompRule, seccompiler::BackendError> {
     let is = |argument, mask: u64, value: libc::c_int| {
         let operator = SeccompCmpOp::MaskedEq(mask);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file of atomic words shared between processes.
+//! A file of 64-bit atomic words that processes share.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Maps `file`; its size must be at least `least` words and at most `most`.
+    /// Maps `file`, whose size must be between `least` and `most` words.
     pub(crate) fn map(
         file: impl AsFd,
         writable: bool,
@@ -33,7 +33,7 @@ impl SharedWords {
         if count < least || count > most {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("its size of {size} bytes is not that of such a file"),
+                format!("the file has {size} bytes, which is not a valid size"),
             ));
         }
         let protection = if writable {
@@ -56,7 +56,7 @@ impl SharedWords {
         Ok(Self { start, count })
     }
 
-    /// All words. Of a mapping that is not writable only loads are allowed.
+    /// All words. A read-only mapping allows loads only.
     pub(crate) fn all(&self) -> &[AtomicU64] {
         // SAFETY: `count` words are mapped as long as `self` lives, page aligned; other processes
         // write them by atomics too.

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of leases of one DataNode VM, in memory shared by its agent worker and all readers.
+//! The lease table of a DataNode VM, in memory that its agent worker and all readers share.
 //!
-//! A block that the agent named lives in a slot. What a reader holds of it is a [`Lease`]: the slot,
-//! its generation and the table's epoch when it was named. Withdrawing the block raises the slot's
-//! generation; a new agent, or an agent that starts anew, raises the epoch. Both only ever grow, so
-//! that a lease that has ended never holds again.
+//! A named block occupies a slot. A reader holds a [`Lease`]: the slot, its generation, and the table's epoch when
+//! the block was named. Withdrawing the block increments the slot's generation; a new or restarted agent increments
+//! the epoch. Neither ever decreases, so an ended lease never becomes valid again.
 
 use std::fs::File;
 use std::io;
@@ -16,18 +15,18 @@ use serde::{Deserialize, Serialize};
 use crate::shared_words::SharedWords;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"violaTB1");
-/// SharedWords before the first slot: magic, identity, epoch, reserved; a cache line.
+/// Words before the first slot: magic, table number, epoch, reserved; a cache line.
 const HEADER: usize = 8;
 const ID: usize = 1;
 const EPOCH: usize = 2;
 
-/// Most slots of a table.
+/// Maximum slots of a table.
 pub const MAX_SLOTS: u32 = 1 << 20;
 
-/// The right to read a block, as long as slot and epoch are unchanged.
+/// The right to read a block while its slot's generation and the table's epoch are unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lease {
-    /// Slot of the block in its table.
+    /// The block's slot in its table.
     pub slot: u32,
     /// The slot's generation when the block was named.
     pub generation: u64,
@@ -35,8 +34,8 @@ pub struct Lease {
     pub epoch: u64,
 }
 
-/// Makes an empty table in `file`: for the daemon, before anybody maps it. `id` tells this table from
-/// all others that a reader may be given; it must not be zero.
+/// Creates an empty table in `file`, before anyone maps it; the daemon calls it. `id` identifies the table among all
+/// tables of a reader and must not be 0.
 ///
 /// # Errors
 /// When the file cannot be sized or written, or `id` or `slots` is out of range.
@@ -44,7 +43,9 @@ pub fn create(file: &File, id: u32, slots: u32) -> io::Result<()> {
     if id == 0 || slots == 0 || slots > MAX_SLOTS {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("a table with id {id} and {slots} slots cannot be made"),
+            format!(
+                "cannot create a table with number {id} and {slots} slots; expected a number above 0 and 1 to {MAX_SLOTS} slots"
+            ),
         ));
     }
     let words = HEADER + slots as usize;
@@ -63,7 +64,7 @@ fn open(file: impl AsFd, writable: bool) -> io::Result<(SharedWords, u32)> {
     if words.all()[0].load(Ordering::SeqCst) != MAGIC || id == 0 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "it is not a table of leases",
+            "the file is not a lease table",
         ));
     }
     Ok((words, id))
@@ -77,7 +78,7 @@ fn holds(words: &SharedWords, lease: Lease) -> bool {
         && words.all()[EPOCH].load(Ordering::SeqCst) == lease.epoch
 }
 
-/// The agent worker's side: ends leases.
+/// The agent worker's side: a writable mapping that ends leases.
 #[derive(Debug)]
 pub struct Table {
     words: SharedWords,
@@ -88,29 +89,29 @@ impl Table {
     /// Maps a table that [`create`] made.
     ///
     /// # Errors
-    /// When the file is no table, or may not be written.
+    /// When the file is not a table or not writable.
     pub fn map(file: impl AsFd) -> io::Result<Self> {
         let (words, id) = open(file, true)?;
         Ok(Self { words, id })
     }
 
-    /// Tells this table from others in a hazard cell.
+    /// The table's number in hazard cells.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         (self.words.all().len() - HEADER) as u32
     }
 
-    /// The epoch of leases given now.
+    /// The current epoch.
     pub fn epoch(&self) -> u64 {
         self.words.all()[EPOCH].load(Ordering::SeqCst)
     }
 
-    /// The lease of a block that is put into `slot` now. The slot must be free: never named, or
-    /// withdrawn and confirmed.
+    /// Returns the lease for a block that is put into `slot` now. The slot must be free: never used, or withdrawn and
+    /// confirmed.
     pub fn lease(&self, slot: u32) -> Option<Lease> {
         let generation = self.slot(slot)?.load(Ordering::SeqCst);
         Some(Lease {
@@ -120,21 +121,21 @@ impl Table {
         })
     }
 
-    /// Ends the lease of a slot. The block is out of use as soon as no hazard names the slot any
-    /// more ([`crate::hazard::View::is_reading`]), not before.
+    /// Ends the lease of a slot. The block is out of use only when no hazard names the slot any more
+    /// ([`crate::hazard::View::is_reading`]).
     pub fn withdraw(&self, slot: u32) {
         if let Some(generation) = self.slot(slot) {
             generation.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Ends all leases; the new epoch. The blocks are out of use as soon as no hazard names this
-    /// table ([`crate::hazard::View::is_reading_any`]).
+    /// Ends all leases and returns the new epoch. The blocks are out of use only when no hazard names the table any
+    /// more ([`crate::hazard::View::is_reading_any`]).
     pub fn end_epoch(&self) -> u64 {
         self.words.all()[EPOCH].fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Whether a lease still holds.
+    /// Whether a lease is still valid.
     pub fn holds(&self, lease: Lease) -> bool {
         holds(&self.words, lease)
     }
@@ -144,7 +145,7 @@ impl Table {
     }
 }
 
-/// A reader's side: asks whether leases hold. The mapping is read-only.
+/// A reader's side: a read-only mapping that checks leases.
 #[derive(Debug)]
 pub struct View {
     words: SharedWords,
@@ -155,7 +156,7 @@ impl View {
     /// Maps a table that [`create`] made.
     ///
     /// # Errors
-    /// When the file is no table.
+    /// When the file is not a table.
     pub fn map(file: impl AsFd) -> io::Result<Self> {
         let (words, id) = open(file, false)?;
         Ok(Self { words, id })

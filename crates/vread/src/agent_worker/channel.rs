@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The byte stream to an agent, as messages.
+//! Converts the byte stream of an agent to messages and back, at a bounded rate.
 
 use std::fs::File;
 use std::io;
@@ -13,20 +13,20 @@ use viola_proto::agent::{BadMessage, FrameReader, FrameWriter, FromAgent, ToAgen
 use super::send_window::SendWindow;
 use super::token_bucket::TokenBucket;
 
-/// Bytes a second that are read over a longer time; a guest that sends more waits.
+/// Average read rate, bytes per second; a guest that sends more has to wait.
 const MAX_RATE_BYTES_PER_S: f64 = 16.0 * 1024.0 * 1024.0;
-/// Answers that wait for an agent which does not read, bytes; then the channel is closed.
+/// Maximum bytes of unsent messages. The worker closes the channel to an agent that reads too slowly.
 const MAX_UNREAD_BYTES: usize = 4 << 20;
 
-/// One thing heard.
+/// A received frame.
 pub enum Incoming {
     /// A message.
     Message(FromAgent),
-    /// A frame that is none.
+    /// A frame that is not a valid message.
     Malformed(BadMessage),
 }
 
-/// A channel that is open.
+/// An open channel to an agent.
 #[derive(Debug)]
 pub struct Channel {
     stream: File,
@@ -37,7 +37,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Takes a connected stream of whatever kind.
+    /// Uses a connected stream of any kind and makes it non-blocking.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
         Ok(Self {
@@ -49,12 +49,12 @@ impl Channel {
         })
     }
 
-    /// What to wait for.
+    /// The descriptor to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// What to wait for, and how long nothing is to be read because too much was.
+    /// Returns the events to poll for, and the longest time to sleep because of the rate limit or an unanswered ping.
     pub fn wants(&mut self, now: Instant) -> (PollFlags, Option<Duration>) {
         let mut flags = PollFlags::empty();
         let pause = self.rate.delay(now);
@@ -71,14 +71,15 @@ impl Channel {
         (flags, pauses.into_iter().flatten().min())
     }
 
-    /// Takes what has arrived, at most one read's worth. The error says why the channel is of no use any more.
+    /// Reads once without waiting and passes each frame to `each`. An error gives the reason why the channel has
+    /// ended.
     pub fn receive(&mut self, now: Instant, mut each: impl FnMut(Incoming)) -> Result<(), String> {
         if !self.rate.delay(now).is_zero() {
             return Ok(());
         }
         match self.reader.fill(&mut self.stream) {
             Ok(None) => return Ok(()),
-            Ok(Some(0)) => return Err("the other end hung up".into()),
+            Ok(Some(0)) => return Err("the agent closed it".into()),
             Ok(Some(n)) => self.rate.charge(now, n as f64),
             Err(e) => return Err(e.to_string()),
         }
@@ -94,24 +95,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends messages, as far as window and stream take them now. To be called without any as well, whenever
-    /// something was heard or time has passed.
+    /// Queues messages and sends as many as the window and the stream accept. Call it without messages, too, whenever
+    /// something was received or time has passed.
     pub fn send(&mut self, now: Instant, messages: &[ToAgent]) -> Result<(), String> {
         for message in messages {
             self.window.push(message);
         }
         while let Some(message) = self.window.pop(now) {
-            // The writer does not know that the agent may have read meanwhile.
+            // The writer's queue is full; the agent may have read meanwhile.
             if self.writer.push(&message).is_err() {
                 self.flush()?;
                 self.writer
                     .push(&message)
-                    .map_err(|e| format!("the agent does not read: {e}"))?;
+                    .map_err(|e| format!("the agent does not read its messages: {e}"))?;
             }
         }
         if self.window.waiting() > MAX_UNREAD_BYTES {
             return Err(format!(
-                "the agent does not read: {} bytes wait to be sent already",
+                "the agent does not read its messages: {} bytes are unsent",
                 self.window.waiting()
             ));
         }

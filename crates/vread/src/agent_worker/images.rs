@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The images of a VM's disks, and which of them holds a file system.
+//! Opens the images of a VM's disks and finds the one that holds a file system.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use viola_proto::agent::{DiskName, FileMap, PROOF_BYTES};
 
 use crate::control::{self, ImageSpec};
 
-/// An image that is open.
+/// An open disk image.
 #[derive(Debug)]
 pub struct Disk {
-    /// What the daemon says about it.
+    /// The daemon's description of the image.
     pub spec: ImageSpec,
-    /// Its bytes.
+    /// The open image.
     pub image: Arc<Image>,
 }
 
-/// Opens images by their descriptors, all layers of all of them in order.
+/// Opens images from descriptors, which come in the order of all layers of all images.
 ///
 /// # Errors
-/// The path of the first that cannot be used, and why.
+/// The path of the first image that cannot be opened, and the reason.
 pub fn open(specs: Vec<ImageSpec>, fds: Vec<OwnedFd>) -> Result<Vec<Disk>, (String, ImageError)> {
     let mut fds = fds.into_iter();
     let mut disks = Vec::with_capacity(specs.len());
@@ -46,7 +46,7 @@ pub fn open(specs: Vec<ImageSpec>, fds: Vec<OwnedFd>) -> Result<Vec<Disk>, (Stri
     Ok(disks)
 }
 
-/// The agent's extents as this side checks them.
+/// Converts the agent's extents to the type that checks them.
 pub fn extents(map: &FileMap) -> Vec<Extent> {
     map.extents
         .iter()
@@ -59,11 +59,11 @@ pub fn extents(map: &FileMap) -> Vec<Extent> {
         .collect()
 }
 
-/// The disk on which a file with this content lies at these extents. One that is called as the guest calls it is
-/// looked at first.
+/// Finds the disk on which a file with this content has these extents. The search begins with the disk that has the
+/// name or serial number that the guest reported.
 ///
 /// # Errors
-/// Why it is none of them, in a sentence.
+/// The reason why no disk matches, as a sentence.
 pub fn find_proved_disk<'a>(
     disks: &'a [Disk],
     name: &DiskName,
@@ -71,13 +71,11 @@ pub fn find_proved_disk<'a>(
     map: &FileMap,
 ) -> Result<&'a Disk, String> {
     if map.size != PROOF_BYTES as u64 || content.len() != PROOF_BYTES {
-        return Err(format!(
-            "the file for the proof has to have {PROOF_BYTES} bytes"
-        ));
+        return Err(format!("the proof file must have {PROOF_BYTES} bytes"));
     }
     let extents = extents(map);
     if extents.iter().any(|e| e.zero) || extents.iter().map(|e| e.length).sum::<u64>() != map.size {
-        return Err("the file for the proof has to be written, without holes".into());
+        return Err("the proof file must be written completely, without holes".into());
     }
     let is_named = |disk: &Disk| {
         disk.spec.device == name.name
@@ -89,10 +87,9 @@ pub fn find_proved_disk<'a>(
         match disk_holds(disk, content, &extents) {
             Ok(true) => return Ok(disk),
             Ok(false) => {
-                // An error of another disk says more about what is wrong.
+                // An I/O error is the more useful reason.
                 if !why.starts_with('/') {
-                    why =
-                        "no disk of the VM has the bytes of the proof where they should be".into();
+                    why = "no disk of the VM has the bytes of the proof at its extents".into();
                 }
             }
             Err(e) => why = format!("{}: {e}", disk.spec.path),
@@ -102,7 +99,7 @@ pub fn find_proved_disk<'a>(
 }
 
 fn disk_holds(disk: &Disk, content: &[u8], extents: &[Extent]) -> Result<bool, String> {
-    // What the guest has just written may need tables that were not there when the image was opened.
+    // The guest has just written the file, so its extents may be in tables that are newer than the open ones.
     disk.image.refresh().map_err(|e| e.to_string())?;
     let Ok(map) = disk.image.check(extents, content.len() as u64) else {
         return Ok(false);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The worker of a DataNode VM: owns the channel to the agent in it, keeps its table of named blocks, answers
-//! readers.
+//! The agent worker of a DataNode VM. It owns the channel to the VM's agent, keeps the table of named blocks, and
+//! answers the look-ups of readers.
 //!
-//! One thread and one `poll`. The guest decides what arrives on the channel, so it is read at a bounded rate, kept in
-//! bounded memory, and never pending_polls for.
+//! The worker has one thread and one `poll` loop. The guest controls what arrives on the channel, so the worker reads
+//! at a bounded rate, keeps bounded memory, and never waits for the guest.
 //!
 //! | module | does |
 //! |---|---|
-//! | `session` | what may be said when, and what becomes of it |
-//! | `names` | the named blocks, by number and by name |
-//! | `images` | the VM's disks, and which one holds a file system |
-//! | `channel` | bytes to messages and back, at a bounded rate |
-//! | `window` | no more to the agent than its line holds |
-//! | `readers` | who may look up, and who reads what |
+//! | `session` | the state machine of the agent's messages |
+//! | `named_blocks` | the named blocks, by lease number and by name |
+//! | `images` | the VM's disks, and which of them holds a file system |
+//! | `channel` | bytes to messages and back, at a bounded rate (`token_bucket`) |
+//! | `send_window` | bytes that may be unread on a serial line |
+//! | `readers` | the readers that may look blocks up, and their hazard cells |
 
 mod channel;
 mod images;
@@ -41,34 +41,34 @@ use crate::table::Table;
 use channel::{Channel, Incoming};
 use readers::ConnectedReaders;
 
-/// Longest sleep; the session wants to know of the time at least each second.
+/// Longest sleep; the session needs a tick each second.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Sleep while a read is pending_polls for...
+/// Sleep while a confirmation waits for a read to end, for the first polls...
 const MIN_PENDING_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// ...and after so many of them.
+/// ...and afterwards.
 const MAX_PENDING_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// See `MAX_PENDING_POLL_INTERVAL`.
+/// Number of polls with the short sleep.
 const SHORT_PENDING_POLLS: u32 = 200;
 
-/// What the daemon gives a worker at its start.
+/// What the daemon gives an agent worker at its start.
 #[derive(Debug)]
 pub struct Params {
     /// Identity of the VM.
     pub vm: String,
-    /// The VM's table, to be read and written.
+    /// The VM's lease table, writable.
     pub table: OwnedFd,
-    /// Where orders come from.
+    /// The source of the daemon's orders.
     pub inbox: Inbox,
-    /// Bounds for the agent.
+    /// Limits for the agent.
     pub limits: Limits,
-    /// What sends the VM's files, where that is wanted.
+    /// The devices that vpipe uses; `None` if vpipe is off for this VM.
     pub pipes: Option<PipeResources>,
 }
 
-/// Runs until it is told to quit.
+/// Runs the worker until the daemon orders it to quit.
 ///
 /// # Errors
-/// When the table is none, or the kernel refuses to wait.
+/// When the table is invalid, or `poll` fails.
 pub fn run(params: Params, sink: LogSink) -> io::Result<()> {
     let mut worker = Worker::new(params, sink, Instant::now())?;
     while !worker.quit {
@@ -84,7 +84,7 @@ struct Worker {
     session: AgentSession,
     channel: Option<Channel>,
     readers: ConnectedReaders,
-    /// Sleeps in a row that pending_polls for a reader.
+    /// Consecutive polls with a pending confirmation.
     pending_polls: u32,
     quit: bool,
 }
@@ -107,7 +107,7 @@ impl Worker {
         })
     }
 
-    /// Sleeps until something is to be done.
+    /// Sleeps until there is something to do.
     fn wait(&mut self) -> io::Result<()> {
         let now = Instant::now();
         let mut time = POLL_INTERVAL;
@@ -145,7 +145,7 @@ impl Worker {
         }
     }
 
-    /// Does all that is to be done now.
+    /// Does everything that is due.
     fn work(&mut self, now: Instant) {
         let mut out = Vec::new();
         while let Some((received, to)) = self.inbox.next() {
@@ -218,14 +218,14 @@ impl Worker {
             Order::Channel => match fds.next().map(Channel::new) {
                 Some(Ok(channel)) => {
                     if self.channel.take().is_some() {
-                        self.session.close(now, "there is a new one");
+                        self.session.close(now, "replaced by a new channel");
                     }
                     self.channel = Some(channel);
                     self.session.open(now, out);
                     Ok(())
                 }
                 Some(Err(e)) => Err(e.to_string()),
-                None => Err("there is no descriptor".into()),
+                None => Err("the order has no descriptor".into()),
             },
             Order::NoChannel { why } => {
                 if self.channel.take().is_some() {
@@ -243,7 +243,7 @@ impl Worker {
                     .readers
                     .add(name, pools, socket, &hazards)
                     .map_err(|e| e.to_string()),
-                _ => Err("there are no descriptors".into()),
+                _ => Err("the order has no descriptors".into()),
             },
             Order::NoReader { name } => {
                 self.readers.remove(&name);
@@ -264,12 +264,12 @@ impl Worker {
                 self.session.end_epoch(now, &why, out);
                 self.session
                     .journal()
-                    .log(Level::Info, &format!("the agent's worker ends: {why}"));
+                    .log(Level::Info, &format!("agent worker ends: {why}"));
                 self.quit = true;
                 Ok(())
             }
             other => Err(format!(
-                "this is the agent's worker of {}, which cannot do {other:?}",
+                "the agent worker of {} does not support the order {other:?}",
                 self.vm
             )),
         };
@@ -296,7 +296,7 @@ impl Worker {
                 Ok(())
             }
             Err((path, e)) => {
-                // The old ones are not the VM's any more.
+                // The old disks are no longer the VM's.
                 self.session.replace_disks(now, Vec::new(), why, out);
                 Err(format!("{path}: {e}"))
             }

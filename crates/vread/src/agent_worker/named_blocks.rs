@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The blocks that an agent has named, in slots of the table. Everything is bounded.
+//! The blocks that an agent has named, by slot of the lease table. The number of slots is fixed.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -9,25 +9,25 @@ use viola_proto::agent::{BlockKey, FsId};
 
 use crate::table::Lease;
 
-/// Number that the agent gave a name.
+/// The agent's number of a lease.
 pub use viola_proto::agent::Lease as LeaseId;
 
-/// One named block.
+/// A named block.
 #[derive(Debug)]
 pub struct Block {
-    /// Agent's number.
+    /// The agent's lease number.
     pub id: LeaseId,
-    /// File system that it is on.
+    /// File system that holds the block.
     pub fs: FsId,
-    /// Its name.
+    /// Name of the block.
     pub key: BlockKey,
-    /// Where its data are.
+    /// Map of the data file.
     pub data: CheckedMap,
-    /// Where its checksums are.
+    /// Map of the checksum file.
     pub meta: CheckedMap,
-    /// Image that it lies in.
+    /// Number of the disk image.
     pub image: u32,
-    /// What readers are given.
+    /// The lease that readers get.
     pub lease: Lease,
 }
 
@@ -41,7 +41,7 @@ impl Block {
     }
 }
 
-/// Extents of a block that have to be kept.
+/// Number of extents that a block's two maps keep.
 pub fn extents(data: &CheckedMap, meta: &CheckedMap) -> usize {
     data.extents().len() + meta.extents().len()
 }
@@ -49,18 +49,18 @@ pub fn extents(data: &CheckedMap, meta: &CheckedMap) -> usize {
 #[derive(Debug)]
 enum Slot {
     Free,
-    /// Readers may look it up.
+    /// Readers may look the block up.
     Named(Box<Block>),
-    /// The host ended it; the agent has not withdrawn it yet.
+    /// The host withdrew the block; the agent has not withdrawn it yet.
     Ended,
-    /// Withdrawn by the agent; a read may be in flight still.
+    /// The agent withdrew the block; a read may still be in flight.
     Withdrawn {
         lease: LeaseId,
         since: Instant,
     },
 }
 
-/// All of them.
+/// All slots.
 #[derive(Debug)]
 pub struct NamedBlocks {
     slots: Vec<Slot>,
@@ -75,7 +75,7 @@ pub struct NamedBlocks {
 }
 
 impl NamedBlocks {
-    /// None yet; slots 0 to `slots` - 1 may be used.
+    /// Creates `slots` free slots.
     pub fn new(slots: u32) -> Self {
         Self {
             slots: (0..slots).map(|_| Slot::Free).collect(),
@@ -89,7 +89,7 @@ impl NamedBlocks {
         }
     }
 
-    /// Forgets everything: the epoch has ended.
+    /// Frees all slots at the end of an epoch.
     pub fn clear(&mut self) {
         if self.by_lease.is_empty() {
             return;
@@ -97,43 +97,43 @@ impl NamedBlocks {
         *self = Self::new(self.slots.len() as u32);
     }
 
-    /// Blocks that may be looked up.
+    /// Number of blocks that readers may look up.
     pub fn named(&self) -> usize {
         self.named
     }
 
-    /// NamedBlocks whose slot is not free, whatever state they are in.
+    /// Number of slots that are not free.
     #[cfg(test)]
     pub fn held(&self) -> usize {
         self.by_lease.len()
     }
 
-    /// Extents of the named blocks.
+    /// Number of extents of the named blocks.
     pub fn extents(&self) -> usize {
         self.extents
     }
 
-    /// Bytes of the named blocks.
+    /// Bytes of the named blocks and their checksum files.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether a number is in use.
+    /// Whether a lease number is in use.
     pub fn knows(&self, lease: LeaseId) -> bool {
         self.by_lease.contains_key(&lease)
     }
 
-    /// A slot that may be given to a block.
+    /// The slot for the next block, if one is free.
     pub fn free_slot(&self) -> Option<u32> {
         self.free.last().copied()
     }
 
-    /// Puts a block into the slot of its grant, which [`NamedBlocks::free_slot`] has shown. A block of the same key gives
-    /// way: it stays what it is for those who read it, and is not looked up any more.
+    /// Stores a block in the slot of its lease, which [`NamedBlocks::free_slot`] has returned. An older block of the
+    /// same name stays readable for those who read it, but look-ups find the new one.
     pub fn insert(&mut self, block: Block) {
         let slot = block.lease.slot;
         if self.free.last() != Some(&slot) {
-            debug_assert!(false, "slot {slot} was not shown");
+            debug_assert!(false, "slot {slot} was not returned by free_slot");
             return;
         }
         self.free.pop();
@@ -147,7 +147,7 @@ impl NamedBlocks {
         }
     }
 
-    /// The block of a name.
+    /// Finds a block by its name.
     pub fn find(&self, key: &BlockKey) -> Option<&Block> {
         match self.slots.get(*self.by_key.get(key)? as usize)? {
             Slot::Named(block) => Some(block),
@@ -155,8 +155,8 @@ impl NamedBlocks {
         }
     }
 
-    /// The agent withdraws a name. `Some(slot)` when it is known and was not withdrawn before: its lease has to be
-    /// ended. `None` with `true` when nothing is known of it any more.
+    /// Withdraws a block for the agent. Returns the slot whose lease the caller must end if the block was not
+    /// withdrawn before, and `true` if the lease number is unknown.
     pub fn withdraw(&mut self, lease: LeaseId, now: Instant) -> (Option<u32>, bool) {
         let Some(&slot) = self.by_lease.get(&lease) else {
             return (None, true);
@@ -169,8 +169,8 @@ impl NamedBlocks {
         (Some(slot), false)
     }
 
-    /// Ends all blocks of a file system, and gives their slots: their leases have to be ended. The agent will
-    /// withdraw each of them.
+    /// Withdraws all blocks of a file system and returns their slots, whose leases the caller must end. The slots
+    /// stay in use until the agent withdraws each block.
     pub fn end(&mut self, fs: FsId) -> Vec<u32> {
         let of_fs = |(i, slot): (usize, &Slot)| match slot {
             Slot::Named(block) if block.fs == fs => Some(i as u32),
@@ -183,7 +183,7 @@ impl NamedBlocks {
         ended
     }
 
-    /// Confirms withdrawn blocks that nobody reads any more; their slots are free again.
+    /// Frees the slots of withdrawn blocks that nobody reads any more, and returns their lease numbers.
     pub fn confirm(&mut self, is_read: impl Fn(u32) -> bool) -> Vec<LeaseId> {
         let mut confirmed = Vec::new();
         let mut still = Vec::new();
@@ -206,7 +206,7 @@ impl NamedBlocks {
         confirmed
     }
 
-    /// NamedBlocks that wait for a read to end, with the slot and the time of the oldest.
+    /// Number of withdrawn blocks that are still being read, with the slot and time of the oldest.
     pub fn waiting(&self) -> (usize, Option<(u32, Instant)>) {
         let oldest = self
             .waiting
@@ -218,7 +218,7 @@ impl NamedBlocks {
         (self.waiting.len(), oldest.min_by_key(|(_, since)| *since))
     }
 
-    /// Takes a named block out of its slot.
+    /// Replaces the block of a slot.
     fn take(&mut self, slot: u32, becomes: Slot) {
         let Some(place) = self.slots.get_mut(slot as usize) else {
             return;
@@ -317,7 +317,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model: sets of leases by state.
+        /// Compares with a model: sets of leases by state.
         #[test]
         fn counts_are_right_and_no_slot_is_given_twice(
             steps in proptest::collection::vec((0u8..5, 0u64..12, 0u32..3, 0i64..6), 0..200),

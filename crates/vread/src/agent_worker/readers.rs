@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The readers that may look blocks up, and what each of them reads.
+//! The readers that may look blocks up, and their hazard cells.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use crate::hazard;
 use crate::lookup::{Incoming, Server};
 use crate::pattern;
 
-/// Questions of one reader that are answered before others have their turn.
+/// Questions of one reader answered before the next reader's turn.
 const MAX_QUESTIONS_PER_TURN: usize = 64;
 
 #[derive(Debug)]
@@ -20,14 +20,14 @@ struct Reader {
     hazards: hazard::View,
 }
 
-/// Those that are connected. One that hangs up is gone, and so is what it was reading.
+/// The connected readers. A reader that closes its socket is removed, and its hazards no longer count.
 #[derive(Debug, Default)]
 pub struct ConnectedReaders {
     readers: Vec<Reader>,
 }
 
 impl ConnectedReaders {
-    /// Lets a reader in, in the place of one of the same name.
+    /// Adds a reader; replaces one with the same name.
     pub fn add(
         &mut self,
         name: String,
@@ -46,22 +46,22 @@ impl ConnectedReaders {
         Ok(())
     }
 
-    /// Shows a reader out.
+    /// Removes a reader.
     pub fn remove(&mut self, name: &str) {
         self.readers.retain(|r| r.name != name);
     }
 
-    /// Their names.
+    /// The readers' names.
     pub fn names(&self) -> Vec<String> {
         self.readers.iter().map(|r| r.name.clone()).collect()
     }
 
-    /// Where their questions come from.
+    /// The sockets on which questions arrive.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.readers.iter().map(|r| r.server.socket().as_fd())
     }
 
-    /// Answers what they have asked. A block of a pool that a reader may not read is not known to it.
+    /// Answers pending questions. A block of a pool that the reader may not read counts as unknown.
     pub fn answer(&mut self, session: &mut AgentSession) {
         self.readers.retain_mut(|reader| {
             for _ in 0..MAX_QUESTIONS_PER_TURN {

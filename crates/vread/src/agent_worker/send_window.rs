@@ -1,50 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much may be on its way to an agent that has not read it yet.
+//! Limits the bytes that are on their way to an agent and unread.
 //!
-//! A guest's serial line keeps some 4 KiB that nobody has read; more than that hangs a line of a UML guest for good.
-//! So the agent tells in its hello what its line holds ([`FromAgent::Hello`]), and until it does, the least is taken.
-//! What it has read is known by its answers to pings: before the window is full a ping goes along, and while it is
-//! full, messages wait here.
+//! A guest's serial line buffers some 4 KiB; writing more hangs the line of a UML guest for good. The agent reports
+//! the size of its line in its hello ([`FromAgent::Hello`]); until then the smallest size applies. The worker learns
+//! from answers to pings what the agent has read: it sends a ping before the window is full, and holds messages back
+//! while it is full.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use viola_proto::agent::{FromAgent, MAX_LEASES, SERIAL_LINE_BYTES, ToAgent, encode};
 
-/// Most leases in one message to a line; of the longest numbers they take two thirds of [`SERIAL_LINE_BYTES`].
+/// Maximum leases in one message to a serial line; with the longest numbers they take two thirds of [`SERIAL_LINE_BYTES`].
 const MAX_LEASES_PER_LINE: usize = 96;
-/// Room that is left for a ping, bytes.
+/// Room reserved for a ping, bytes.
 const PING_BYTES: usize = 64;
-/// A ping without an answer is sent again after so long: a serial line may have lost it.
+/// Interval after which an unanswered ping is repeated: a serial line may lose it.
 const PING_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Pings that are sent while the window is full, until something is heard; what they take comes on top of the window.
+/// Maximum pings sent while the window is full, until a message arrives. They come on top of the window.
 const MAX_PING_RETRIES: u32 = 8;
-/// Numbers of our own pings begin here; those of the session stay below.
+/// First number of the window's own pings; those of the session are below.
 const FIRST_PING: u64 = 1 << 62;
 
-/// See the module.
+/// The window of one channel.
 #[derive(Debug)]
 pub struct SendWindow {
-    /// Bytes that may be unread; `None` for any number.
+    /// Maximum unread bytes; `None` for no limit.
     size: Option<usize>,
-    /// Bytes of the stream so far.
+    /// Bytes sent so far.
     sent: u64,
-    /// Bytes of it that the agent has read for certain.
+    /// Sent bytes that the agent has read for certain.
     read: u64,
-    /// Pings on their way: number, and bytes of the stream up to their end.
+    /// Unanswered pings: number, and stream position after each.
     pings: VecDeque<(u64, u64)>,
     next_ping: u64,
-    /// Session of the last welcome, for our pings.
+    /// Session number of the last welcome, for the pings.
     session: u64,
     retries: u32,
     last_retry: Option<Instant>,
-    /// What waits, each with its length on the wire.
+    /// Waiting messages with their encoded length.
     waiting: VecDeque<(ToAgent, usize)>,
     waiting_bytes: usize,
 }
 
 impl SendWindow {
-    /// For an agent that has not said hello yet.
+    /// Starts with the smallest window, for an agent that has not said hello yet.
     pub fn new() -> Self {
         Self {
             size: Some(SERIAL_LINE_BYTES as usize),
@@ -60,10 +60,10 @@ impl SendWindow {
         }
     }
 
-    /// Takes a message to be sent.
+    /// Queues a message.
     pub fn push(&mut self, message: &ToAgent) {
         match message {
-            // Of these the next one will do as well.
+            // A later hail or ping serves as well.
             ToAgent::HelloRequest { .. } | ToAgent::Ping { .. }
                 if self.size.is_some() && !self.waiting.is_empty() => {}
             ToAgent::Withdrawn { leases } => {
@@ -87,12 +87,12 @@ impl SendWindow {
         self.waiting.push_back((message, length));
     }
 
-    /// Bytes that wait for the agent to read.
+    /// Bytes of waiting messages.
     pub fn waiting(&self) -> usize {
         self.waiting_bytes
     }
 
-    /// The next message that may go into the stream now.
+    /// Returns the next message that may be sent now.
     pub fn pop(&mut self, now: Instant) -> Option<ToAgent> {
         let length = self.waiting.front()?.1;
         if let Some(size) = self.size {
@@ -124,19 +124,19 @@ impl SendWindow {
         Some(message)
     }
 
-    /// How long until a full window is to be looked at again; `None` when only the agent can change it.
+    /// Time until the next ping retry; `None` when only a message of the agent can open the window.
     pub fn retry_delay(&self, now: Instant) -> Option<Duration> {
         let last_retry = self.last_retry?;
         (!self.waiting.is_empty() && self.retries < MAX_PING_RETRIES)
             .then(|| (last_retry + PING_RETRY_INTERVAL).saturating_duration_since(now))
     }
 
-    /// The agent has said something.
+    /// Updates the window by a message of the agent.
     pub fn observe(&mut self, message: &FromAgent) {
         match message {
             FromAgent::Hello { window, .. } => {
                 self.size = (*window > 0).then_some(*window as usize);
-                // It lives, and may have begun anew without an answer to our pings.
+                // The agent is alive, and after a restart it does not answer earlier pings.
                 self.retries = 0;
                 self.last_retry = None;
             }
@@ -260,8 +260,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is said and whenever it is read: all arrives once and in order, and never more than a line holds
-        /// is unread.
+        /// For any messages and any reading speed: every message arrives once and in order, and the unread bytes
+        /// never exceed the line.
         #[test]
         fn no_line_overflows_and_nothing_is_lost(
             steps in proptest::collection::vec((0u64..200, 1usize..4000, 0u64..1500), 1..60)

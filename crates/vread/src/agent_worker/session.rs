@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The session with an agent: what may be said when, and what becomes of it.
+//! The session with an agent: the state machine of its messages.
 //!
-//! Everything that comes in is a guest's word. It is counted against bounds before it is kept, and nothing that it
-//! says makes this side wait, write more than an answer, or read outside of the VM's own disks.
+//! Every message comes from a guest and is untrusted. The session checks it against limits before it keeps anything.
+//! No message can make the worker wait, write more than an answer, or read outside the VM's own disks.
 
 mod admit;
 mod pipe;
@@ -27,20 +27,20 @@ use crate::lookup::Found;
 use crate::table::Table;
 use stat::flat;
 
-/// Time between two pings, and between two hails while nobody says hello.
+/// Interval between two pings, and between two hails until the agent answers with hello.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// An agent that has said nothing for so long is taken for dead, and its blocks are not served any more.
+/// The worker stops serving the blocks of an agent from which no message came for this long.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// File systems of a VM.
+/// Maximum number of file systems of a VM.
 const MAX_FILE_SYSTEMS: usize = 64;
-/// Proofs a second, over a longer time; each reads from the VM's disks.
+/// Average number of proofs per second; each reads from the VM's disks.
 const MAX_PROOFS_PER_S: f64 = 4.0;
-/// NamedBlocks that may come at once.
+/// Names that an agent may send at once, in seconds of its rate.
 const NAME_BURST_SECONDS: f64 = 4.0;
-/// Kinds of refusals and ends that are counted apart.
+/// Maximum number of different reasons that are counted separately.
 const MAX_REASONS: usize = 64;
 
-/// Who reads what now.
+/// Tells which slots readers are reading now.
 pub trait Readers {
     /// The reader that may be reading this slot of this table.
     fn reader_of_slot(&self, table: u32, slot: u32) -> Option<&str>;
@@ -57,26 +57,26 @@ struct Hello {
 
 #[derive(Debug)]
 enum State {
-    /// Reads under the old epoch may be in flight; then the agent is welcomed, if there is one.
+    /// Reads of the old epoch may be in flight. When they end, the agent is welcomed if it has said hello.
     Ending {
         since: Instant,
         hello: Option<Hello>,
     },
-    /// Nobody has said hello since the epoch began.
+    /// No hello has come in this epoch.
     Silent,
-    /// The agent may name blocks of file systems that it has proved.
+    /// The agent may name blocks of the file systems that it has proved.
     Open { hello: Hello },
 }
 
 #[derive(Debug)]
 struct Proved {
     image: u32,
-    /// Length of the disk.
+    /// Size of the disk in bytes.
     size: u64,
     shown: String,
 }
 
-/// One VM's agent, as far as this worker is concerned.
+/// The session with the agent of one VM.
 #[derive(Debug)]
 pub struct AgentSession {
     table: Table,
@@ -87,9 +87,9 @@ pub struct AgentSession {
     proved: BTreeMap<FsId, Proved>,
     name_rate: TokenBucket,
     proof_rate: TokenBucket,
-    /// When the agent was last heard.
+    /// Time of the agent's last message.
     last_message: Instant,
-    /// When it was last last_ping or hailed.
+    /// Time of the last ping or hail.
     last_ping: Instant,
     pings: u64,
     has_channel: bool,
@@ -99,7 +99,7 @@ pub struct AgentSession {
 }
 
 impl AgentSession {
-    /// Ends the epoch of whoever kept this table before.
+    /// Starts a session and ends the epoch that a previous worker left in the table.
     pub fn new(table: Table, limits: Limits, journal: Journal, now: Instant) -> Self {
         table.end_epoch();
         let slots = table.slots().min(limits.blocks);
@@ -128,28 +128,29 @@ impl AgentSession {
         }
     }
 
-    /// A new channel: whoever is there is asked to say hello.
+    /// Handles a new channel: sends a hail, which the agent answers with hello.
     pub fn open(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         self.end(now, "new channel");
         self.has_channel = true;
         self.send_hail(now, out);
     }
 
-    /// The channel is gone, and with it all names.
+    /// Handles the end of the channel: withdraws all blocks.
     pub fn close(&mut self, now: Instant, why: &str) {
         if std::mem::take(&mut self.has_channel) {
             self.journal.log_limited(
                 now,
                 Level::Warning,
                 "channel",
-                &format!("the agent's channel is gone: {why}"),
+                &format!("agent channel closed: {why}"),
             );
         }
         self.end(now, "channel gone");
         self.forget_hello();
     }
 
-    /// Withdraws everything; the agent has to say hello again. `why` is one of few words: it is counted by it.
+    /// Withdraws all blocks; the agent has to say hello again. `why` is one of few fixed words, because ends are
+    /// counted by it.
     pub fn end_epoch(&mut self, now: Instant, why: &str, out: &mut Vec<ToAgent>) {
         self.end(now, why);
         self.forget_hello();
@@ -158,7 +159,7 @@ impl AgentSession {
         }
     }
 
-    /// The VM's disks are these from now on; nothing of what was named of the old ones holds.
+    /// Replaces the VM's disks and withdraws all blocks of the old ones.
     pub fn replace_disks(
         &mut self,
         now: Instant,
@@ -170,12 +171,12 @@ impl AgentSession {
         self.disks = disks;
     }
 
-    /// The disks in use.
+    /// The current disks.
     pub fn disks(&self) -> &[Disk] {
         &self.disks
     }
 
-    /// Takes a message of the agent.
+    /// Handles a message of the agent.
     pub fn handle(&mut self, now: Instant, message: FromAgent, out: &mut Vec<ToAgent>) {
         self.last_message = now;
         match message {
@@ -194,7 +195,7 @@ impl AgentSession {
                     boot_id,
                 },
             ),
-            // What an agent says before its hello was welcomed belongs to a session that is over.
+            // Messages before the welcome belong to an earlier session.
             _ if !matches!(self.state, State::Open { .. }) => {
                 count(&mut self.stat.refusals, "said before hello")
             }
@@ -223,7 +224,7 @@ impl AgentSession {
                     self.stat.withdrawn += 1;
                 }
                 if let Some(proved) = self.proved.remove(&fs) {
-                    let what = format!("{} is not served for now: {why:?}", proved.shown);
+                    let what = format!("{}: blocks withdrawn by the agent: {why:?}", proved.shown);
                     self.journal
                         .log_limited(now, Level::Info, "withdraw-all", &what);
                 }
@@ -231,7 +232,7 @@ impl AgentSession {
             FromAgent::Stats(stats) => {
                 let why = printable(&stats.why);
                 if !why.is_empty() && why != self.stat.agent_why {
-                    let what = format!("the agent names no block: {why}");
+                    let what = format!("the agent names no blocks: {why}");
                     self.journal
                         .log_limited(now, Level::Warning, "closed", &what);
                 }
@@ -243,7 +244,7 @@ impl AgentSession {
         }
     }
 
-    /// A frame that was no message.
+    /// Handles a frame that is not a valid message.
     pub fn handle_malformed(&mut self, now: Instant, why: &dyn std::error::Error) {
         count(&mut self.stat.refusals, "no message");
         let why = match why.source() {
@@ -254,14 +255,12 @@ impl AgentSession {
             now,
             Level::Warning,
             "misheard",
-            &format!(
-                "the agent sends what is not understood: {}",
-                printable(&why)
-            ),
+            &format!("invalid message of the agent: {}", printable(&why)),
         );
     }
 
-    /// Confirms what nobody reads any more, and welcomes an agent when the old epoch is over.
+    /// Confirms the withdrawn blocks that no reader reads any more, and welcomes the agent when the last read of the
+    /// old epoch has ended.
     pub fn complete_pending(
         &mut self,
         now: Instant,
@@ -284,12 +283,12 @@ impl AgentSession {
         }
     }
 
-    /// What is to be done because time has passed; to be called at least each second.
+    /// Sends pings and hails, and ends the session of a silent agent; call it at least once per second.
     pub fn tick(&mut self, now: Instant, out: &mut Vec<ToAgent>) {
         if !self.has_channel {
             return;
         }
-        // a VM that stands still has not died, and its disks stay as they are
+        // A paused VM is silent, but its disks do not change.
         if self.pipes.as_ref().is_some_and(Pipes::is_paused) {
             self.last_message = now;
         }
@@ -297,7 +296,7 @@ impl AgentSession {
             && now.saturating_duration_since(self.last_message) >= AGENT_TIMEOUT
         {
             let what = format!(
-                "nothing heard of the agent for {} s",
+                "no message of the agent for {} s; its blocks are withdrawn",
                 AGENT_TIMEOUT.as_secs()
             );
             self.journal.log(Level::Warning, &what);
@@ -320,12 +319,13 @@ impl AgentSession {
         }
     }
 
-    /// Whether something waits for readers, so that [`AgentSession::complete_pending`] is to be called soon again.
+    /// Whether a confirmation or a welcome waits for a read to end; then call [`AgentSession::complete_pending`]
+    /// soon.
     pub fn has_pending(&self) -> bool {
         matches!(self.state, State::Ending { .. }) || self.blocks.waiting().0 > 0
     }
 
-    /// Where a block is.
+    /// Looks up a block.
     pub fn find(&mut self, key: &BlockKey) -> Option<Found> {
         self.stat.lookups += 1;
         let Some(block) = self.blocks.find(key) else {
@@ -340,7 +340,7 @@ impl AgentSession {
         })
     }
 
-    /// For lines about other things than the agent's words.
+    /// The journal of this session.
     pub fn journal(&mut self) -> &mut Journal {
         &mut self.journal
     }
@@ -349,7 +349,7 @@ impl AgentSession {
         if version != agent::VERSION {
             count(&mut self.stat.refusals, "other version");
             let what = format!(
-                "the agent speaks version {version}, this is {}: its blocks are not served; install the same release in the VM",
+                "the agent has protocol version {version}, the host {}: its blocks are not served; install the same release in the VM",
                 agent::VERSION
             );
             self.journal
@@ -358,7 +358,7 @@ impl AgentSession {
             self.forget_hello();
             return;
         }
-        // An agent repeats its hello, with another number, until it is welcomed.
+        // Until it is welcomed, an agent repeats its hello with another session number.
         if !matches!(self.state, State::Ending { .. }) {
             self.end(now, "hello");
         }
@@ -384,7 +384,7 @@ impl AgentSession {
                 names_per_s: self.limits.names_per_s,
             },
         });
-        // It may take up its work at once.
+        // The agent may send a burst of names at once.
         self.name_rate = name_rate(self.limits, now);
         self.last_message = now;
         self.last_ping = now;
@@ -402,7 +402,7 @@ impl AgentSession {
         self.table.end_epoch();
         self.blocks.clear();
         self.proved.clear();
-        // nobody could take them back any more
+        // The agent can no longer take these connections back.
         if let Some(pipes) = &mut self.pipes {
             pipes.reset_all();
         }
@@ -463,7 +463,7 @@ fn count(reasons: &mut Reasons, why: &str) {
     }
 }
 
-/// A guest's text for the operator's terminal.
+/// Makes a guest's text safe for a terminal: at most 200 characters, without control characters.
 fn printable(text: &str) -> String {
     let clean = |c: char| {
         if c.is_control() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! So many a second, with some capacity for bursts.
+//! A token bucket: limits an average rate and allows bursts.
 
 use std::time::{Duration, Instant};
 
-/// A bucket that fills at a steady rate.
+/// A bucket that gains `per_s` tokens per second, up to its capacity.
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
     per_s: f64,
@@ -13,7 +13,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Full at first.
+    /// Starts with a full bucket.
     pub fn new(now: Instant, per_s: f64, capacity: f64) -> Self {
         Self {
             per_s,
@@ -23,7 +23,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes `n` if there is that much.
+    /// Takes `n` tokens if the bucket has that many.
     pub fn try_take(&mut self, now: Instant, n: f64) -> bool {
         self.fill(now);
         let enough = self.level >= n;
@@ -33,13 +33,13 @@ impl TokenBucket {
         enough
     }
 
-    /// Takes `n` in any case, and goes into debt.
+    /// Takes `n` tokens in any case; the level may become negative.
     pub fn charge(&mut self, now: Instant, n: f64) {
         self.fill(now);
         self.level -= n;
     }
 
-    /// How long until there is no debt.
+    /// Time until the level is no longer negative.
     pub fn delay(&mut self, now: Instant) -> Duration {
         self.fill(now);
         if self.level >= 0.0 {

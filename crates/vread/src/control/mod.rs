@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the daemon and its workers say to each other.
+//! The control protocol between the daemon and its workers.
 //!
-//! Each worker listens on a socket of its own (SOCK_SEQPACKET, for root alone), so that a daemon that was started
-//! again finds it there. The daemon sends an [`Order`], with the descriptors that belong to it, and the worker answers
-//! each one with a [`Report`]. An order says what is to hold, not what is to change: giving it twice is once.
+//! Each worker listens on its own socket (SOCK_SEQPACKET, root only), where a restarted daemon finds it again. The
+//! daemon sends an [`Order`] with its descriptors, and the worker answers each order with a [`Report`]. An order
+//! states the wanted result, not a change, so repeating it has no effect.
 
 mod peer;
 mod setup;
@@ -20,19 +20,19 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use viola_proto::pipe::status::PipeStats;
 
-/// Changes when an order or a report changes so that an older program would not understand it. A worker of another
-/// version is replaced.
+/// Protocol version; raise it when an older program would misread an order or a report. The daemon replaces a worker
+/// of another version.
 pub const VERSION: u32 = 3;
 
-/// What a worker is for.
+/// The role of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Listens to the agent in one VM.
+    /// Talks to the agent in one VM.
     Agent,
     /// Serves blocks to one VM.
     Reader,
-    /// Serves blocks to other hosts, and fetches theirs.
+    /// Serves blocks to other hosts and fetches theirs.
     Peer,
 }
 
@@ -46,43 +46,44 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// How the bytes of an image are laid out. It is told by the hypervisor or the operator, never found out by looking.
+/// The format of an image file. The hypervisor or the operator states it; nobody probes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// As on the disk.
+    /// Byte for byte.
     Raw,
-    /// QEMU's format.
+    /// QEMU's qcow2.
     Qcow2,
 }
 
-/// One disk of a VM, as it is handed to a worker.
+/// A disk of a VM, as the daemon describes it to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageSpec {
-    /// Number by which answers to look-ups name it; never used again for another one of the same VM.
+    /// Number in answers to look-ups; never reused within a VM.
     pub id: u32,
-    /// Name of the disk in the guest (`ubda`, `vda`), where the hypervisor tells it.
+    /// Name of the disk in the guest (`ubda`, `vda`), if the hypervisor reports it.
     pub device: String,
-    /// Serial number that the guest sees, where it has one.
+    /// Serial number that the guest sees, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Formats of its files, the live one first, each lying on the next. One descriptor belongs to each.
+    /// Formats of the image's files: the active one first, each followed by its backing file. One descriptor belongs
+    /// to each.
     pub layers: Vec<Format>,
-    /// Where the live one is; for people.
+    /// Path of the active file, for messages only.
     pub path: String,
-    /// Device and inode number of the live one, by which a changed image is noticed.
+    /// Device and inode number of the active file, by which a changed image is noticed.
     pub file: (u64, u64),
 }
 
-/// Bounds that a VM's agent has to keep. They are told to it, and held against it.
+/// Limits for a VM's agent. The worker reports them to the agent and enforces them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Blocks named at a time.
+    /// Maximum number of named blocks.
     pub blocks: u32,
-    /// Extents of all of them together.
+    /// Maximum number of extents of all named blocks.
     pub extents: u32,
-    /// New names a second, over some seconds.
+    /// Average number of new names per second.
     pub names_per_s: u32,
 }
 
@@ -96,100 +97,101 @@ impl Default for Limits {
     }
 }
 
-/// What the daemon wants. Where descriptors belong to it they are named in this order.
+/// An order of the daemon. Descriptors come in the order named here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
 pub enum Order {
-    /// The first one on a connection; answered by [`Report::Hello`].
+    /// The first order on a connection; the answer is [`Report::Hello`].
     Hello {
         /// [`VERSION`] of the daemon.
         version: u32,
     },
-    /// Agent worker: the VM's agent is behind this descriptor (a connected stream socket). One that was there before
-    /// is closed, and what its agent had named is withdrawn.
+    /// Agent worker: use this channel to the VM's agent. Descriptor: a connected stream socket. The worker closes a
+    /// previous channel and withdraws the blocks named on it.
     Channel,
-    /// Agent worker: close the channel, and withdraw what its agent had named.
+    /// Agent worker: close the channel and withdraw the blocks named on it.
     NoChannel {
         /// Why, for the journal.
         why: String,
     },
-    /// The disks of the VM are these from now on. Descriptors: all layers of all images, in order. Agent worker: if
-    /// they differ from those before, everything is withdrawn first. Reader or peer worker: those of `datanode`.
+    /// Use these disk images. Descriptors: all layers of all images, in order. An agent worker first withdraws all
+    /// blocks if the images differ; a reader or peer worker uses them for `datanode`.
     Images {
-        /// Reader worker: whose they are. Agent worker: its own VM.
+        /// The DataNode VM; for an agent worker its own VM.
         datanode: String,
         /// The disks.
         images: Vec<ImageSpec>,
-        /// Why they are others than before, for the journal.
+        /// Why the images changed, for the journal.
         why: String,
     },
-    /// Agent worker: this reader may read. Descriptors: the socket on which it looks blocks up, its hazards (to be
-    /// read only). One of that name that was there before is replaced.
+    /// Agent worker: this reader may look blocks up. Descriptors: the look-up socket, the reader's hazard cells
+    /// (read-only). It replaces a reader of the same name.
     Reader {
         /// The reading VM.
         name: String,
         /// Block pools that it may read, as patterns with `*` and `?`.
         pools: Vec<String>,
     },
-    /// Agent worker: this reader may not read any more.
+    /// Agent worker: remove this reader.
     NoReader {
         /// The reading VM.
         name: String,
     },
-    /// Reader or peer worker: this VM's blocks may be read. Descriptors: the socket on which to look blocks up, the VM's
-    /// table (to be read only).
+    /// Reader or peer worker: serve this VM's blocks. Descriptors: the look-up socket, the VM's lease table
+    /// (read-only).
     Datanode {
-        /// The VM whose blocks they are.
+        /// The DataNode VM.
         name: String,
     },
-    /// Reader or peer worker: its blocks may not be read any more.
+    /// Reader or peer worker: stop serving this VM's blocks.
     NoDatanode {
-        /// The VM whose blocks they were.
+        /// The DataNode VM.
         name: String,
     },
-    /// Reader worker: blocks of other hosts may be asked for. Descriptors: the socket on which to ask the peer worker
-    /// (SOCK_SEQPACKET), the memory into which it puts bytes ([`crate::peer::new_memory`]). What was there before is
-    /// replaced.
+    /// Reader worker: read blocks of other hosts through the peer worker. Descriptors: the socket to the peer worker
+    /// (SOCK_SEQPACKET), the memory into which it writes bytes ([`crate::peer::new_memory`]). They replace the
+    /// previous ones.
     Remote,
-    /// Reader worker: blocks of other hosts may not be read any more.
+    /// Reader worker: stop reading blocks of other hosts.
     NoRemote,
-    /// Peer worker: all other hosts that there are. Connections of those that are not the same any more are closed.
+    /// Peer worker: the complete list of other hosts. The worker closes connections of hosts that are no longer in it
+    /// or have changed.
     Peers {
         /// Each name once.
         peers: Vec<PeerSpec>,
     },
-    /// Peer worker: this reader of this host may ask. Descriptors: the other end of [`Order::Remote`]'s socket, the
-    /// same memory. One of that name that was there before is replaced.
+    /// Peer worker: this reader of this host may ask other hosts. Descriptors: the other end of [`Order::Remote`]'s
+    /// socket, the same memory. It replaces a reader of the same name.
     Asker {
         /// The reading VM.
         reader: String,
-        /// Whom it may ask, and for what.
+        /// The hosts that it may ask, and the blocks.
         sources: Vec<Source>,
     },
-    /// Peer worker: this reader may not ask any more.
+    /// Peer worker: remove this reader.
     NoAsker {
         /// The reading VM.
         reader: String,
     },
-    /// Agent worker: everything is withdrawn, and the agent has to start anew.
+    /// Agent worker: withdraw all blocks; the agent has to say hello again.
     EndEpoch {
-        /// Why, for the journal and for the agent.
+        /// Why, for the journal.
         why: String,
     },
-    /// Agent worker: by what it is seen whether the VM stands still. Descriptors: `/proc/PID/task/TID/stat` of its vCPUs, and
-    /// `cgroup.events` of their control group if there is one.
+    /// Agent worker: the files that show whether the VM is paused. Descriptors: `/proc/PID/task/TID/stat` of its
+    /// vCPUs, and `cgroup.events` of its control group if there is one.
     Pulse {
-        /// How many vCPUs.
+        /// Number of vCPUs.
         threads: usize,
         /// Whether there is a control group.
         group: bool,
     },
-    /// Reader worker: the agent in its VM is behind this descriptor (a connected unix stream socket), and hands FUSE
-    /// requests over ([`viola_proto::relay`]). One that was there before is closed.
+    /// Reader worker: serve FUSE requests that the VM's agent forwards ([`viola_proto::relay`]). Descriptor: a
+    /// connected unix stream socket. It replaces the previous one.
     Stream,
-    /// What has been done so far: [`Report::Agent`], [`Report::Reader`] or [`Report::Peer`].
+    /// Ask for statistics: the answer is [`Report::Agent`], [`Report::Reader`] or [`Report::Peer`].
     Stat,
-    /// Withdraw everything, and end. Answered before the end.
+    /// Withdraw all blocks and exit. The worker answers before it exits.
     Quit {
         /// Why, for the journal.
         why: String,
@@ -197,7 +199,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// Descriptors that have to come with it.
+    /// Number of descriptors that belong to the order.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         match self {
@@ -210,119 +212,119 @@ impl Order {
     }
 }
 
-/// What a worker answers.
+/// A worker's answer to an order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "kebab-case")]
 pub enum Report {
-    /// Who it is.
+    /// The worker introduces itself.
     Hello {
         /// [`VERSION`] of the worker.
         version: u32,
-        /// Version of its program.
+        /// Version of the worker's program.
         program: String,
-        /// What it is for.
+        /// The worker's role.
         role: Role,
         /// Identity of its VM.
         vm: String,
-        /// Its process.
+        /// Process ID.
         pid: u32,
     },
-    /// It was done.
+    /// The order was carried out.
     Done,
-    /// It was not done.
+    /// The order failed.
     Failed {
         /// Why.
         why: String,
     },
-    /// Of an agent worker.
+    /// Statistics of an agent worker.
     Agent(Box<AgentStat>),
-    /// Of a reader worker.
+    /// Statistics of a reader worker.
     Reader(ReaderStat),
-    /// Of a peer worker.
+    /// Statistics of a peer worker.
     Peer(PeerStat),
 }
 
-/// How far the hand-shake with an agent has come.
+/// Progress of the handshake with an agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Session {
     /// There is no channel.
     #[default]
     NoChannel,
-    /// There is one, and nobody has said anything sensible.
+    /// There is a channel, but no valid hello came.
     Silent,
-    /// The agent has said hello, and reads of the old epoch are still being waited for.
+    /// The agent has said hello; reads of the old epoch are still in flight.
     Ending,
-    /// Welcomed, and no file system has been proved to be on a disk of the VM yet.
+    /// The agent is welcomed, but has not proved a file system yet.
     Welcomed,
-    /// Blocks may be named.
+    /// At least one file system is proved; the agent may name blocks.
     Proved,
 }
 
 /// Counts by reason.
 pub type Reasons = BTreeMap<String, u64>;
 
-/// What an agent worker has done. Counts are since its start.
+/// Statistics of an agent worker. Counts begin at its start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentStat {
-    /// How far the hand-shake is.
+    /// Progress of the handshake.
     pub session: Session,
-    /// Version that the agent told of itself.
+    /// Version that the agent reported.
     pub agent_version: String,
     /// Epoch of the table.
     pub epoch: u64,
-    /// File systems whose disk was proved, each with the disk it is on.
+    /// Proved file systems, each with its disk.
     pub proved: BTreeMap<String, String>,
-    /// Blocks known now.
+    /// Blocks named now.
     pub blocks: u64,
     /// Bytes of these blocks.
     pub bytes: u64,
     /// Extents of these blocks and their checksum files.
     pub extents: u64,
-    /// Readers that may look blocks up now.
+    /// Readers that may look blocks up.
     pub readers: Vec<String>,
     /// Blocks ever named.
     pub named: u64,
-    /// Names ever withdrawn, whoever wanted it.
+    /// Blocks ever withdrawn, by the agent or by the host.
     pub withdrawn: u64,
-    /// Withdrawn names that a read is still waited for.
+    /// Withdrawn blocks that are still being read.
     pub waiting: u64,
-    /// The reader that is waited for longest, and for how many milliseconds.
+    /// The reader that has delayed a withdrawal longest, and for how many milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_by: Option<(String, u64)>,
-    /// Look-ups answered, and those of blocks that are not known.
+    /// Look-ups answered.
     pub lookups: u64,
-    /// See `lookups`.
+    /// Look-ups of unknown blocks.
     pub unknown: u64,
-    /// What the agent wanted and did not get, by reason.
+    /// Refused requests of the agent, by reason.
     pub refusals: Reasons,
-    /// Names withdrawn by the agent, by its reason.
+    /// Blocks withdrawn by the agent, by its reason.
     pub withdrawals: Reasons,
     /// Ends of epochs, by reason.
     pub ends: Reasons,
     /// Disks in use.
     pub images: Vec<ImageSpec>,
-    /// What the agent tells of itself, as far as it does.
+    /// The agent's own counts.
     pub agent: BTreeMap<String, u64>,
-    /// Why it may name nothing, in its words; empty when it may.
+    /// Why the agent names no blocks, in its own words; empty if it does.
     #[serde(default)]
     pub agent_why: String,
-    /// What is sent for it; `None` where nothing may be.
+    /// vpipe's statistics; `None` if vpipe is off.
     #[serde(default)]
     pub pipes: Option<PipeStats>,
 }
 
-/// What a reader worker has done. Counts are since its start.
+/// Statistics of a reader worker. Counts begin at its start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReaderStat {
-    /// Whether a VM is connected.
+    /// Whether the VM is connected.
     pub connected: bool,
-    /// How the byte stream is, for a VM that has one.
+    /// State of the byte stream, for a VM that uses one.
     #[serde(rename = "line")]
     pub stream: StreamState,
-    /// DataNode VMs that may be read.
+    /// DataNode VMs that the VM may read.
     pub datanodes: Vec<String>,
     /// Requests of the VM.
     pub requests: u64,
@@ -332,19 +334,19 @@ pub struct ReaderStat {
     pub bytes: BTreeMap<String, u64>,
     /// Files open now.
     pub open: u64,
-    /// Reads of blocks that were withdrawn while they were being read.
+    /// Reads that failed because the block was withdrawn meanwhile.
     pub withdrawn: u64,
-    /// What was refused, by reason.
+    /// Refused requests, by reason.
     pub refusals: Reasons,
-    /// Numbers of the images in use, by DataNode VM.
+    /// Numbers of the disk images in use, by DataNode VM.
     pub images: BTreeMap<String, Vec<u32>>,
-    /// Whether blocks of other hosts may be asked for.
+    /// Whether the VM may read blocks of other hosts.
     pub remote: bool,
-    /// Reads answered by other hosts, or from what was fetched ahead from them.
+    /// Reads answered by other hosts or from bytes fetched ahead from them.
     pub remote_reads: u64,
-    /// Bytes of them, by `DATANODE@HOST`.
+    /// Bytes of these reads, by `DATANODE@HOST`.
     pub remote_bytes: BTreeMap<String, u64>,
-    /// Reads that other hosts did not answer.
+    /// Reads that other hosts failed to answer.
     pub remote_errors: u64,
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said about other hosts.
+//! Messages about other hosts.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A private key as PEM text. It is shown to nobody by accident.
+/// A private key as PEM text. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);
@@ -24,81 +24,81 @@ pub struct PeerSpec {
     pub name: String,
     /// SHA-256 of its certificate in DER, 64 hexadecimal digits; two while its key is being changed.
     pub fingerprints: Vec<String>,
-    /// Where it listens, as `ADDRESS:PORT` with numbers only, tried one after the other; none if it is never asked.
+    /// Addresses on which it listens, `ADDRESS:PORT` in numbers, tried in order; empty if this host never asks it.
     pub addresses: Vec<String>,
-    /// What it may read here.
+    /// What it may read on this host.
     pub grants: Vec<Grant>,
 }
 
-/// One permission of another host.
+/// A permission of another host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grant {
-    /// Its readers, as a pattern with `*` and `?`.
+    /// Pattern of its readers' names, with `*` and `?`.
     pub reader: String,
-    /// The DataNode VM here, exactly as [`super::Order::Datanode`] names it.
+    /// The DataNode VM on this host, exactly as [`super::Order::Datanode`] names it.
     pub datanode: String,
-    /// Its plain name, for the other host's patterns and people.
+    /// The VM's plain name, for the other host's patterns and for messages.
     #[serde(default)]
     pub name: String,
-    /// Block pools, as patterns.
+    /// Patterns of block pools.
     pub pools: Vec<String>,
 }
 
-/// A host that a reader of this host may ask.
+/// A host that a reader on this host may ask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
     /// Name of the host.
     pub peer: String,
-    /// DataNode VMs whose blocks are taken from it, as patterns.
+    /// Patterns of DataNode VMs whose blocks the reader accepts from it.
     pub datanodes: Vec<String>,
-    /// Block pools that it is asked for, as patterns.
+    /// Patterns of block pools that the reader asks it for.
     pub pools: Vec<String>,
 }
 
-/// What a peer worker has done. Counts are since its start.
+/// Statistics of a peer worker. Counts begin at its start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerStat {
-    /// Addresses on which other hosts are awaited.
+    /// Addresses on which the worker listens for other hosts.
     pub listening: Vec<String>,
-    /// DataNode VMs of this host that other hosts may read, as far as grants say so.
+    /// DataNode VMs of this host that other hosts may read within their grants.
     pub datanodes: Vec<String>,
-    /// Numbers of the images in use, by DataNode VM.
+    /// Numbers of the disk images in use, by DataNode VM.
     pub images: BTreeMap<String, Vec<u32>>,
-    /// Readers of this host that may ask.
+    /// Readers of this host that may ask other hosts.
     pub askers: Vec<String>,
-    /// Connections refused, because nobody here knows that certificate or there was no TLS to speak of.
+    /// Refused connections: the certificate was unknown, or there was no valid TLS handshake.
     pub strangers: u64,
-    /// By name of the other host.
+    /// Counts by the other host's name.
     pub peers: BTreeMap<String, PeerCounts>,
 }
 
-/// What went on with one other host.
+/// Counts of one other host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerCounts {
-    /// Connections to it that are ready, one for each reader of this host.
+    /// Ready connections to it, one for each reader of this host.
     pub links_out: u64,
-    /// Connections from it that are ready.
+    /// Ready connections from it.
     pub links_in: u64,
     /// Requests sent to it.
     pub asked: u64,
-    /// Requests of it that were answered.
+    /// Requests of it that this host answered.
     pub answered: u64,
-    /// Bytes of blocks that came from it.
+    /// Block bytes received from it.
     pub bytes_in: u64,
-    /// Bytes of blocks that went to it.
+    /// Block bytes sent to it.
     pub bytes_out: u64,
-    /// Answers in either direction that a block is not known or not allowed.
+    /// Answers in either direction: block unknown or not allowed.
     pub unknown: u64,
-    /// Answers in either direction that a block was withdrawn while it was read.
+    /// Answers in either direction: block withdrawn during the read.
     pub withdrawn: u64,
     /// Other errors in either direction.
     pub io_errors: u64,
-    /// Connections to it that ended after they had been ready.
+    /// Connections to it that ended after they were ready.
     pub broken: u64,
-    /// Why the last connection to it could not be made, or ended; empty while all is well.
+    /// Why the last connection to it failed or ended; empty while it is connected.
     pub why: String,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a worker is told before anything else, on the socket that is its standard input.
+//! The setup message: the first message to a worker, on the socket that is its standard input.
 
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,82 +9,83 @@ use serde::{Deserialize, Serialize};
 
 use super::{Control, ControlError, Limits, Received, Secret};
 
-/// What to be. Descriptors come with it in the order named here; the first is always the listening socket for orders.
+/// The worker's role and parameters. The descriptors come in the order named here; the first is always the listening
+/// socket for orders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "begin", rename_all = "lowercase")]
 pub enum WorkerSetup {
-    /// The worker of a VM with an agent. Then: the VM's table, to be written; and what sends its files, where that is wanted: the
-    /// network namespace for it, the maps of its connections and of its gate, two packet sockets, four links.
+    /// An agent worker. Descriptors: the VM's table, writable; for vpipe the VM's network namespace, the maps of its
+    /// connections and of its gate, two packet sockets and four links.
     Agent {
         /// Identity of the VM.
         vm: String,
-        /// Bounds for its agent.
+        /// Limits for its agent.
         limits: Limits,
-        /// Where its files are to be sent from, if at all.
+        /// vpipe's devices; `None` without vpipe.
         pipes: Option<PipeSetup>,
-        /// Numbers of the user and group to become; none to stay who it is.
+        /// User and group ID to switch to; `None` keeps the current ones.
         user: Option<(u32, u32)>,
     },
-    /// The worker of a reading VM. Then: the listening socket for its hypervisor, its hazards.
+    /// A reader worker. Descriptors: the listening socket for the hypervisor, the worker's hazard cells.
     Reader {
         /// Name of the VM in the configuration.
         vm: String,
-        /// Name by which the VM mounts the device.
+        /// Mount tag of the device.
         tag: String,
-        /// Queues for requests.
+        /// Number of request queues.
         queues: usize,
-        /// Threads that wait for disks.
+        /// Number of threads that may wait for disks.
         waiters: usize,
-        /// How long a queue's thread looks for further requests before it sleeps, microseconds.
+        /// Time that a queue's thread polls for further requests before it sleeps, microseconds.
         poll_us: u64,
-        /// User in the VM to whom the files belong.
+        /// User in the VM who owns the files.
         uid: u32,
-        /// As above.
+        /// As for an agent worker.
         user: Option<(u32, u32)>,
     },
-    /// The worker for other hosts. Then: its hazards, `listeners` listening TCP sockets.
+    /// The peer worker. Descriptors: its hazard cells, `listeners` listening TCP sockets.
     Peer {
         /// Name of this host, for the journal.
         host: String,
-        /// Certificate of this host, PEM.
+        /// This host's certificate, PEM.
         certificate: String,
         /// Its private key, PEM.
         key: Secret,
-        /// Sockets on which other hosts are awaited.
+        /// Number of listening sockets.
         listeners: usize,
-        /// TCP ports to which it may connect.
+        /// TCP ports to which the worker may connect.
         ports: Vec<u16>,
         /// As above.
         user: Option<(u32, u32)>,
     },
 }
 
-/// The devices around a VM's sockets on the host, and what is allowed.
+/// The devices of a VM's vpipe sockets on the host, and its limits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PipeSetup {
     /// Interface index of the VM's tap.
     pub tap: u32,
-    /// Of the veth to the sockets.
+    /// Interface index of the veth to the sockets.
     pub veth: u32,
-    /// Of the veth for held packets.
+    /// Interface index of the veth for held packets.
     pub parked: u32,
     /// The VM's own addresses.
     pub addresses: Vec<IpAddr>,
-    /// Most pipes at a time.
+    /// Maximum number of pipes at a time.
     pub most: usize,
-    /// Most bytes a second for all of them together.
+    /// Maximum bytes per second of all pipes together.
     #[serde(default)]
     pub rate: Option<u64>,
 }
 
-/// Descriptors that go with [`PipeSetup`].
+/// Number of descriptors for [`PipeSetup`].
 const PIPE_DESCRIPTORS: usize = 9;
 
-/// How long a worker waits for it.
+/// Time limit for sending and for receiving the setup message.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Control {
-    /// Tells a worker what it is to be. There is no answer; orders are answered.
+    /// Sends the setup message to a worker. There is no answer.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -96,10 +97,10 @@ impl Control {
         self.send_message(setup, fds, SETUP_TIMEOUT)
     }
 
-    /// Waits to be told.
+    /// Waits for the setup message.
     ///
     /// # Errors
-    /// [`ControlError`], also when descriptors are missing.
+    /// [`ControlError`], also when the number of descriptors is wrong.
     pub fn receive_setup(&self) -> Result<(WorkerSetup, Vec<OwnedFd>), ControlError> {
         let Received { message, fds } = self.receive_within::<WorkerSetup>(SETUP_TIMEOUT)?;
         let wanted = match message {
@@ -110,7 +111,7 @@ impl Control {
         };
         if fds.len() != wanted {
             return Err(ControlError::Garbage(format!(
-                "{} descriptors instead of {wanted}",
+                "{} descriptors came, expected {wanted}",
                 fds.len()
             )));
         }

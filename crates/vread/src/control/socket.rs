@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datagrams with descriptors: a JSON value each, never cut, never split.
+//! Sends and receives datagrams: one JSON value each, with descriptors, never split.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,27 +20,27 @@ use serde::de::DeserializeOwned;
 
 use super::{Order, Report};
 
-/// Longest datagram, bytes.
+/// Maximum length of a datagram, bytes.
 pub const MAX_DATAGRAM: usize = 64 << 10;
-/// Most descriptors in one.
+/// Maximum descriptors in a datagram.
 pub const MAX_FDS: usize = 64;
-/// Connections that a worker keeps: the daemon's, and that of one which is being started anew.
+/// Maximum connections of a worker: the daemon's, and that of a restarted daemon.
 const MAX_CONNECTIONS: usize = 4;
 
-/// Why nothing came of an order.
+/// Why an order or its report failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The socket cannot be reached, or broke.
-    #[error("the worker's socket: {0}")]
+    /// The socket failed.
+    #[error("the worker's control socket failed: {0}")]
     Io(#[from] io::Error),
     /// The other side is gone.
-    #[error("the worker is gone")]
+    #[error("the worker has closed its control socket")]
     Gone,
-    /// It takes too long.
-    #[error("the worker does not answer within {} ms", .0.as_millis())]
+    /// No answer came in time.
+    #[error("the worker did not answer within {} ms", .0.as_millis())]
     Timeout(Duration),
-    /// It is no datagram of ours.
-    #[error("the worker says what is not understood: {0}")]
+    /// A datagram is invalid.
+    #[error("invalid control message: {0}")]
     Garbage(String),
 }
 
@@ -50,20 +50,20 @@ impl From<Errno> for ControlError {
     }
 }
 
-/// A datagram and what came with it.
+/// A received datagram.
 #[derive(Debug)]
 pub struct Received<T> {
-    /// What it says.
+    /// The message.
     pub message: T,
     /// The descriptors, in the order in which they were sent.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Makes the socket on which a worker listens, for this user alone. One that is there already is replaced: the
-/// caller has seen that nobody answers on it.
+/// Creates a worker's listening socket for this user only, and replaces an existing one: the caller has checked that
+/// nobody answers on it.
 ///
 /// # Errors
-/// Whatever the kernel says.
+/// Errors of the system calls.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -75,7 +75,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    // Nobody may connect before the mode is right.
+    // The umask keeps others from connecting before the mode is set.
     let before = rustix::process::umask(Mode::from_raw_mode(0o177));
     let bound = bind(&fd, &SocketAddrUnix::new(path)?);
     rustix::process::umask(before);
@@ -84,7 +84,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// One connection; either end.
+/// Either end of a control connection.
 #[derive(Debug)]
 pub struct Control {
     fd: OwnedFd,
@@ -97,10 +97,10 @@ impl AsFd for Control {
 }
 
 impl Control {
-    /// Connects to a worker's socket, and does not wait for it.
+    /// Connects to a worker's socket without waiting.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When no worker listens on it.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let fd = socket_with(
             AddressFamily::UNIX,
@@ -112,17 +112,17 @@ impl Control {
         Ok(Self { fd })
     }
 
-    /// Takes one end of a socket pair or an accepted connection.
+    /// Uses one end of a socket pair or an accepted connection.
     #[must_use]
     pub fn from_fd(fd: OwnedFd) -> Self {
         Self { fd }
     }
 
-    /// Gives an order and waits for the report.
+    /// Sends an order and waits for the report.
     ///
     /// # Errors
-    /// [`ControlError`]; after [`ControlError::Timeout`] the connection must be closed, since the report may still
-    /// come.
+    /// [`ControlError`]. After [`ControlError::Timeout`] wait again or close the connection, since the report may
+    /// still come.
     pub fn order(
         &self,
         order: &Order,
@@ -135,7 +135,7 @@ impl Control {
             .map(|received| received.message)
     }
 
-    /// Waits on for the report to an order after [`ControlError::Timeout`].
+    /// Waits again for the report to an order, after [`ControlError::Timeout`].
     ///
     /// # Errors
     /// [`ControlError`]; after another [`ControlError::Timeout`] the connection must be closed.
@@ -154,7 +154,7 @@ impl Control {
         self.send(message, fds, Instant::now() + timeout, timeout)
     }
 
-    /// Waits for a datagram.
+    /// Waits for a datagram, at most for `timeout`.
     pub(super) fn receive_within<T: DeserializeOwned>(
         &self,
         timeout: Duration,
@@ -179,7 +179,7 @@ impl Control {
             serde_json::to_vec(message).map_err(|e| ControlError::Garbage(e.to_string()))?;
         if bytes.len() > MAX_DATAGRAM || fds.len() > MAX_FDS {
             return Err(ControlError::Garbage(format!(
-                "{} bytes and {} descriptors are too many",
+                "{} bytes and {} descriptors exceed the limits",
                 bytes.len(),
                 fds.len()
             )));
@@ -205,7 +205,7 @@ impl Control {
         }
     }
 
-    /// The next datagram, if there is one now.
+    /// Returns the next datagram without waiting.
     ///
     /// # Errors
     /// [`ControlError::Gone`] at the end of the connection.
@@ -242,7 +242,9 @@ impl Control {
             .flags
             .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
         {
-            return Err(ControlError::Garbage("a datagram that is too long".into()));
+            return Err(ControlError::Garbage(
+                "a datagram exceeds the limits".into(),
+            ));
         }
         let message = serde_json::from_slice(&bytes[..got.bytes])
             .map_err(|e| ControlError::Garbage(e.to_string()))?;
@@ -264,7 +266,7 @@ impl Control {
     }
 }
 
-/// The worker's side: a listening socket and the connections it has brought.
+/// The worker's side: the listening socket and its connections.
 #[derive(Debug)]
 pub struct Inbox {
     listener: Option<OwnedFd>,
@@ -272,7 +274,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// The worker was handed this socket.
+    /// Uses this listening socket.
     #[must_use]
     pub fn new(listener: OwnedFd) -> Self {
         Self {
@@ -281,7 +283,7 @@ impl Inbox {
         }
     }
 
-    /// Only this connection, for tests.
+    /// Uses only this connection, for tests.
     #[must_use]
     pub fn single(connection: Control) -> Self {
         Self {
@@ -290,7 +292,7 @@ impl Inbox {
         }
     }
 
-    /// What to wait for until [`Inbox::next`] is worth calling.
+    /// The descriptors to poll before [`Inbox::next`].
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.listener
             .iter()
@@ -298,8 +300,8 @@ impl Inbox {
             .chain(self.connections.iter().map(AsFd::as_fd))
     }
 
-    /// The next order, with the place to which its report goes. Never waits. A connection that breaks or sends what
-    /// is no order is closed; the others stay.
+    /// Returns the next order and the index of its connection, without waiting. A connection that breaks or sends an
+    /// invalid order is closed; the others stay.
     #[allow(
         clippy::should_implement_trait,
         reason = "an order has to be answered before the next one is taken"
@@ -324,7 +326,7 @@ impl Inbox {
         None
     }
 
-    /// Answers an order that [`Inbox::next`] gave, before the next one is taken.
+    /// Answers an order that [`Inbox::next`] returned, before the next call of it.
     pub fn answer(&mut self, to: usize, report: &Report) {
         let timeout = Duration::from_secs(1);
         let Some(connection) = self.connections.get(to) else {
@@ -338,10 +340,10 @@ impl Inbox {
         }
     }
 
-    /// Takes orders and answers them, until one says that this is over. For a worker whose other threads do the rest.
+    /// Handles orders until [`Order::Quit`], for a worker whose other threads do the rest.
     ///
     /// # Errors
-    /// When it cannot be waited for orders.
+    /// When `poll` fails.
     pub fn serve(&mut self, mut obey: impl FnMut(Order, Vec<OwnedFd>) -> Report) -> io::Result<()> {
         loop {
             while let Some((received, from)) = self.next() {
@@ -370,7 +372,7 @@ impl Inbox {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         while let Ok(fd) = accept_with(listener, flags) {
             if self.connections.len() == MAX_CONNECTIONS {
-                // The oldest is of a daemon that is gone, as a rule.
+                // The oldest connection usually belongs to a daemon that has ended.
                 self.connections.remove(0);
             }
             self.connections.push(Control::from_fd(fd));

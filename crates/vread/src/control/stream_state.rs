@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a reader worker's byte stream to its VM is.
+//! State of a reader worker's byte stream to its VM.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StreamState {
-    /// There is none, or it has ended.
+    /// There is no stream, or it has ended.
     #[default]
     NoStream,
-    /// There is one, and no agent in the VM has answered.
+    /// There is a stream, but the VM's agent has not answered.
     Silent,
-    /// The agent in the VM hands requests over.
+    /// The VM's agent forwards FUSE requests.
     Connected,
 }

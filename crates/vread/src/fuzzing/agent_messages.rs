@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything that the agent in a hostile guest can send to its worker.
+//! Fuzzes the messages that the agent of a hostile guest sends to its worker.
 //!
-//! Input: a first byte; if its bit 0 is set, the rest is the line as it is. Else the rest is lines of JSON, each put
-//! into a frame with the right checksum, so that the fuzzer gets past the frames. If bit 1 is set the agent has said
-//! hello and proved file system 0 before. `"@"` in a line stands for the content of a proof that holds.
+//! Input: a first byte, then the messages. If bit 0 of the first byte is set, the rest is the raw byte stream.
+//! Otherwise the rest is lines of JSON, each of which gets a valid frame, so that the fuzzer passes the frame parser.
+//! If bit 1 is set, the agent has already said hello and proved file system 0. `"@"` in a line stands for the content
+//! of a valid proof.
 
 use std::fs::File;
 use std::sync::OnceLock;
@@ -20,7 +21,7 @@ use crate::table::{self, Table};
 
 const DISK: u64 = 1 << 20;
 
-/// Reads the first slot at every other look.
+/// A reader that reads slot 0 at every second check.
 #[derive(Default)]
 struct ScriptedReader(std::cell::Cell<bool>);
 
@@ -47,13 +48,13 @@ fn files() -> &'static (File, File) {
     })
 }
 
-/// Says hello and proves file system 0; the disk reads as zeros.
+/// Messages that say hello and prove file system 0; the disk reads as zeros.
 const BEGIN: [&str; 2] = [
     r#"{"hello":{"version":1,"agent_version":"0","boot_id":"b","session":1}}"#,
     r#"{"proof":{"fs":0,"mount":"/d","kind":"ext4","disk":{"name":"ubda","size":1048576},"content":"@","map":{"size":4096,"extents":[[0,65536,4096,false]]}}}"#,
 ];
 
-/// A line as a frame; bytes that JSON does not have are left out.
+/// Makes a frame of a line, without bytes that JSON does not allow.
 fn frame(line: &[u8]) -> Vec<u8> {
     let line = String::from_utf8_lossy(line)
         .replace("\"@\"", &format!("\"{}\"", "00".repeat(PROOF_BYTES)));
@@ -70,7 +71,7 @@ fn frame(line: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Takes one input; panics when a promise is broken.
+/// Runs one input; panics when an invariant is violated.
 pub fn agent_messages(input: &[u8]) {
     let Some((mode, rest)) = input.split_first() else {
         return;
@@ -110,7 +111,7 @@ pub fn agent_messages(input: &[u8]) {
             }
             session.complete_pending(now, &readers, &mut out);
             session.tick(now, &mut out);
-            // Each message is answered by a few at most, and each of them can be sent.
+            // Each message causes few answers, and each answer can be encoded.
             assert!(out.len() < 16);
             for answer in &out {
                 viola_proto::agent::encode::<ToAgent>(answer).expect("an answer that can be sent");

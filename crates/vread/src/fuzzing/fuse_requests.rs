@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything that a hostile VM can put into the queue of its virtio-fs device.
+//! Fuzzes the requests that a hostile VM puts into the queue of its virtio-fs device.
 //!
-//! Input: requests one after the other. Each begins with four bytes: how it is made, how much room its
-//! answer has (in units of 64 bytes), how it is cut into descriptors (in units of 16 bytes), and its
-//! length. An odd first byte: the rest is the request as it is. Else it is an operation and a node, a
-//! byte each, and the body; the header is made here, so that the fuzzer gets past it.
+//! Input: a sequence of requests. Each begins with four bytes: how the request is made, the room for its answer (in
+//! units of 64 bytes), the descriptor length (in units of 16 bytes), and its length. If the first byte is odd, the
+//! rest is the raw request. Otherwise it is an operation and a node, a byte each, and the body, and this target adds
+//! a valid header.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use crate::reader::{BlockFs, MountOptions, Service};
 use crate::{hazard, table};
 
 const TABLE: u32 = 1;
-/// What the disk holds where no block is; none of it may ever be answered.
+/// Content of the disk outside the blocks; no answer may contain it.
 const SECRET: u8 = 0xd7;
-/// What blocks hold.
+/// Content of the blocks.
 const BLOCK: u8 = 0x11;
 
 struct TestBed {
@@ -96,7 +96,7 @@ fn bed() -> &'static TestBed {
     })
 }
 
-/// Takes one input; panics when a promise is broken.
+/// Runs one input; panics when an invariant is violated.
 pub fn fuse_requests(input: &[u8]) {
     let bed = bed();
     let mount = MountOptions {
@@ -127,7 +127,7 @@ pub fn fuse_requests(input: &[u8]) {
         let answer = requests.send(&request, room, 1 + usize::from(*cut) * 16);
         if let Some(answer) = answer {
             assert!(answer.len() <= room);
-            // an answer of this length comes from nowhere but the disk
+            // These bytes come from the disk unless the request contained them.
             let secret = answer.windows(16).any(|bytes| bytes == [SECRET; 16]);
             assert!(!secret || request.windows(8).any(|bytes| bytes == [SECRET; 8]));
         }

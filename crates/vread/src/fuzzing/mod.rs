@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What guests, other hosts and taken-over workers can send, a function for each way in.
+//! Fuzz targets: one function for each interface that a guest, another host or a compromised worker can reach.
 //!
-//! A fuzzer calls them with what it makes up (`scripts/fuzz.sh`), the tests with what fuzzers found worth keeping.
+//! `scripts/fuzz.sh` runs them with generated inputs; the tests replay the inputs kept in `fuzz/corpus`.
 
 mod agent_messages;
 mod fuse_requests;
@@ -13,7 +13,7 @@ pub use fuse_requests::fuse_requests;
 pub use peer_frames::peer_frames;
 pub use worker_datagrams::worker_datagrams;
 
-/// An empty file without a name.
+/// Creates an empty file in memory.
 fn memory_file() -> std::fs::File {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     rustix::fs::memfd_create("fuzz", flags)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What another host can send, inside TLS, and what a reader's worker can send to the worker for other hosts.
+//! Fuzzes the frames of another host inside TLS, and the datagrams of a reader worker to the peer worker.
 //!
-//! Input: a byte that says who listens, one that says how the stream is cut, and the stream.
+//! Input: a byte that selects the parser, a byte for the length of the parts, and the stream.
 
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
@@ -11,7 +11,7 @@ use crate::peer::shared_memory::SharedMemory;
 use crate::peer::wire::{MAX_NAME, MAX_READ, Message, ProtocolError};
 use crate::peer::{connection, datagram, new_memory};
 
-/// Takes requests, and holds each against what it may be.
+/// Checks each request against its limits.
 #[derive(Default)]
 struct Requests {
     awaited: usize,
@@ -33,7 +33,7 @@ impl FrameSink for Requests {
             }
             _ => {}
         }
-        // What was understood is written as it was read.
+        // A parsed message encodes and parses to the same message.
         let mut bytes = Vec::new();
         message.encode(id, &mut bytes);
         let mut again = FrameParser::default();
@@ -60,7 +60,7 @@ impl FrameSink for Same {
     }
 }
 
-/// Takes one input; panics when a promise is broken.
+/// Runs one input; panics when an invariant is violated.
 pub fn peer_frames(input: &[u8]) {
     let [who, cut, stream @ ..] = input else {
         return;

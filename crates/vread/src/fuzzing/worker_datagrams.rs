@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything that a worker which a VM has taken over can send to the other workers and to the daemon.
+//! Fuzzes the datagrams that a compromised worker sends to other workers and to the daemon.
 //!
-//! Input: a first byte that says who listens; then datagrams, each after two bytes of length, little endian.
+//! Input: a byte that selects the receiver; then datagrams, each after two bytes of length, little endian.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
     .expect("sockets")
 }
 
-/// Takes one input; panics when a promise is broken.
+/// Runs one input; panics when an invariant is violated.
 pub fn worker_datagrams(input: &[u8]) {
     let Some((who, mut rest)) = input.split_first() else {
         return;
@@ -33,19 +33,19 @@ pub fn worker_datagrams(input: &[u8]) {
         let length = usize::from(u16::from_le_bytes(*length));
         let (datagram, after) = after.split_at(after.len().min(length));
         rest = after;
-        // What does not fit into the socket is not sent.
+        // A datagram that does not fit into the socket is not sent.
         if !datagram.is_empty() && send(&there, datagram, SendFlags::DONTWAIT).is_ok() {
             sent += 1;
         }
     }
     match who % 4 {
-        // an agent's worker hears a reader's
+        // An agent worker receives questions of a reader worker.
         0 => {
             let mut server = Server::new(here);
             let heard = (0..=sent).filter(|_| matches!(server.receive(), Incoming::Question(..)));
             assert!(heard.count() <= sent);
         }
-        // a reader's worker hears an agent's
+        // A reader worker receives answers of an agent worker.
         1 => {
             let client = Client::new(here);
             let key = BlockKey::new("BP-1", 7, 1001).expect("a key");
@@ -55,7 +55,7 @@ pub fn worker_datagrams(input: &[u8]) {
                 assert!(found.meta.extents.len() <= MAX_EXTENTS);
             }
         }
-        // the daemon hears a worker
+        // The daemon receives reports of a worker.
         2 => {
             let control = Control::from_fd(here);
             for _ in 0..sent {
@@ -65,7 +65,7 @@ pub fn worker_datagrams(input: &[u8]) {
                 }
             }
         }
-        // a worker hears who is not the daemon
+        // A worker receives orders from someone else than the daemon.
         _ => {
             let mut inbox = Inbox::single(Control::from_fd(here));
             while let Some((received, to)) = inbox.next() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The reader's end.
+//! The reader's end of look-ups.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,8 @@ use viola_proto::agent::{BlockKey, MAX_EXTENTS};
 use super::datagrams::{MAX_ANSWER_BYTES, Reassembly, Received, send};
 use super::{Found, Question};
 
-/// How long an agent worker that did not answer in time is not asked again: a dead one may cost each
-/// reading thread one deadline, not one for every block.
+/// An agent worker that missed a deadline is not asked again for this long: a dead one may delay each reading thread
+/// once, not every block.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A reader's end of the socket to one agent worker.
@@ -28,13 +28,13 @@ pub struct Client {
 struct State {
     number: u64,
     reassembly: Reassembly,
-    /// Not asked before this.
+    /// Time before which the worker is not asked.
     retry_at: Option<Instant>,
     gone: bool,
 }
 
 impl Client {
-    /// Asks on this socket.
+    /// Uses this socket.
     pub fn new(socket: OwnedFd) -> Self {
         let state = State {
             number: 0,
@@ -48,7 +48,7 @@ impl Client {
         }
     }
 
-    /// Whether the agent worker has hung up, or broke the protocol.
+    /// Whether the agent worker has closed the socket or violated the protocol.
     pub fn gone(&self) -> bool {
         self.state().gone
     }
@@ -78,11 +78,11 @@ impl State {
         }
     }
 
-    /// What has come: `Some(None)` means that the block is not known there, `None` nothing yet.
+    /// Returns a received answer: `Some(None)` if the block is unknown, `None` if no answer has come yet.
     fn answer(&mut self, socket: BorrowedFd<'_>) -> Option<Option<Found>> {
         loop {
             match self.reassembly.receive(socket) {
-                // an answer that came too late for its question
+                // The answer is late: its question has timed out.
                 Ok(Received::Message(number, _)) if number != self.number => {}
                 Ok(Received::Message(_, text)) => {
                     if let Ok(found) = serde_json::from_slice::<Option<Found>>(&text)
@@ -106,12 +106,12 @@ fn has_valid_counts(found: &Found) -> bool {
     found.data.extents.len() <= MAX_EXTENTS && found.meta.extents.len() <= MAX_EXTENTS
 }
 
-/// Asks several agent workers at once: the index of the first that knows the block, and where it is.
-/// Ends when all have answered, at the latest after `limit`.
+/// Asks several agent workers at once, and returns the index of the first that knows the block, with its place.
+/// Returns when all have answered, at the latest after `limit`.
 pub fn ask_all(clients: &[&Client], key: &BlockKey, limit: Duration) -> Option<(usize, Found)> {
     let question = Question { key: key.clone() };
     let text = serde_json::to_vec(&question).ok()?;
-    // Always locked in the order given, which is the same for all threads of a reader.
+    // All threads of a reader lock in the same order.
     let mut states: Vec<_> = clients.iter().map(|client| client.state()).collect();
     let begin = Instant::now();
     let mut waiting: Vec<usize> = (0..clients.len())
@@ -145,7 +145,7 @@ pub fn ask_all(clients: &[&Client], key: &BlockKey, limit: Duration) -> Option<(
             tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
-        // An interrupted or failed wait only means looking again.
+        // If the wait fails, the loop checks again.
         let _ = poll(&mut sockets, Some(&left));
     }
 }

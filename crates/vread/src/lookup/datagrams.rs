@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages cut into datagrams and put together again.
+//! Splits messages into datagrams and reassembles them.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,15 +7,15 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send as send_datagram};
 
-/// Longest question, in bytes.
+/// Maximum length of a question, bytes.
 pub(super) const MAX_QUESTION_BYTES: usize = 1024;
-/// Longest answer, in bytes: two files of 16384 extents of three 20-digit numbers.
+/// Maximum length of an answer, bytes: two files of 16384 extents with three 20-digit numbers each.
 pub(super) const MAX_ANSWER_BYTES: usize = 4 << 20;
 /// Bytes of a message in one datagram.
 const MAX_PART_BYTES: usize = 32 << 10;
 const HEADER_BYTES: usize = 9;
 
-/// Sends a message; does not wait.
+/// Sends a message without waiting.
 pub(super) fn send(socket: impl AsFd, number: u64, text: &[u8]) -> io::Result<()> {
     let mut datagram = Vec::with_capacity(HEADER_BYTES + text.len().min(MAX_PART_BYTES));
     let mut parts = text.chunks(MAX_PART_BYTES).peekable();
@@ -30,19 +30,18 @@ pub(super) fn send(socket: impl AsFd, number: u64, text: &[u8]) -> io::Result<()
     Ok(())
 }
 
-/// What came.
+/// Result of a receive.
 #[derive(Debug)]
 pub(super) enum Received {
     /// A whole message and its number.
     Message(u64, Vec<u8>),
-    /// Nothing more for now.
+    /// No whole message is pending.
     Nothing,
-    /// The other side is gone.
+    /// The other side has closed the socket.
     End,
 }
 
-/// Puts the messages of one socket together. A message whose rest never comes is dropped when another
-/// one begins.
+/// Reassembles the messages of one socket. An incomplete message is dropped when another one begins.
 #[derive(Debug)]
 pub(super) struct Reassembly {
     number: u64,
@@ -61,7 +60,7 @@ impl Reassembly {
         }
     }
 
-    /// Receives without waiting; an error when the other side breaks the protocol.
+    /// Receives without waiting; an error means that the other side violated the protocol.
     pub(super) fn receive(&mut self, socket: impl AsFd) -> io::Result<Received> {
         loop {
             let length = match recv(&socket, &mut self.datagram[..], RecvFlags::DONTWAIT) {
@@ -77,7 +76,7 @@ impl Reassembly {
         }
     }
 
-    /// Takes a datagram of `length` bytes; a message when it was the last one.
+    /// Adds a datagram of `length` bytes; returns the message if it is complete.
     fn take(&mut self, length: usize) -> io::Result<Option<(u64, Vec<u8>)>> {
         let broken = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         let datagram = &self.datagram[..length];

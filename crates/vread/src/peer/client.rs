@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The requester side: a thread for each reader of this host, with a connection to each host that it may ask.
+//! The asking side: one thread for each reader of this host, with a connection to each host that the reader may ask.
 //!
-//! The reader says into which slot of its memory the bytes are to go, and they are written there as they are
-//! decrypted. A host that cannot be reached, or ends a connection, or gives no sign of life for 0.65 s while something
-//! is pending from it, fails all its requests at once; it is connected to again after 0.1 s, 0.2 s, up to 5 s.
+//! The reader chooses the slot of its shared memory for the bytes, and the thread writes them there as it decrypts
+//! them. All requests to a host fail at once when the host cannot be reached, closes the connection, or sends nothing
+//! for 0.65 s while requests are pending. The thread reconnects after 0.1 s, 0.2 s and so on up to 5 s.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -24,22 +24,22 @@ use super::wire::{ErrorCode, Located, Message};
 use crate::control::Source;
 use crate::pattern;
 
-/// First pause before a host is connected to again, and the longest.
+/// First delay before a reconnect.
 const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(100);
-/// See `MIN_RECONNECT_DELAY`.
+/// Longest delay before a reconnect.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(5);
-/// Longest sleep while something is pending, and otherwise.
+/// Longest sleep while requests are pending.
 const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// See `BUSY_POLL_INTERVAL`.
+/// Longest sleep otherwise.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Requests taken from the reader before hosts have their turn.
+/// Requests taken from the reader before the connections have their turn.
 const MAX_REQUESTS_PER_TURN: usize = 64;
-/// Answers that the reader has not taken.
+/// Answers that the reader has not received yet; no further requests are taken then.
 const MAX_UNREAD_ANSWERS: usize = 256;
-/// Most hosts that a reader may ask.
+/// Maximum hosts that a reader may ask.
 const MAX_SOURCES: usize = 64;
 
-/// A reader that may ask.
+/// A reader that may ask other hosts.
 #[derive(Debug)]
 pub(super) struct Client {
     wake: Arc<FinishedFrames>,
@@ -47,7 +47,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Starts its thread.
+    /// Starts the reader's thread.
     pub(super) fn start(
         identity: &Arc<Identity>,
         hosts: &Arc<Hosts>,
@@ -88,21 +88,21 @@ impl Client {
         };
         let thread = std::thread::Builder::new().name("peer-out".into());
         thread.spawn(move || {
-            // Its end is the end of the reader's socket, which the reader sees.
+            // The thread drops the socket, which the reader notices.
             let _ = work.run();
             for upstream in 0..work.upstreams.len() {
-                work.disconnect(upstream, "its reader has ended");
+                work.disconnect(upstream, "the reader closed its socket");
             }
         })?;
         Ok(Self { wake, ended })
     }
 
-    /// Whether its reader has hung up.
+    /// Whether the reader has closed its socket.
     pub(super) fn ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Looks at once whether hosts are still what they were.
+    /// Makes the thread check at once whether hosts have changed.
     pub(super) fn wake(&self) {
         self.wake.wake();
     }
@@ -115,27 +115,27 @@ impl Drop for Client {
     }
 }
 
-/// One host that the reader may ask.
+/// A host that the reader may ask, and the connection to it.
 struct Upstream {
     source: Source,
     host: Option<Arc<Host>>,
     line: Option<Box<Connection>>,
-    /// Whether the line was counted as ready.
+    /// Whether the connection was counted as ready.
     ready: bool,
     retry: Instant,
     pause: Duration,
-    /// Which of its addresses is tried next.
+    /// Index of the address to try next.
     address: usize,
 }
 
 impl Upstream {
-    /// The line, if the host has said welcome.
+    /// The connection, if the host has said welcome.
     fn open(&mut self) -> Option<(&mut Connection, &Host)> {
         let line = self.line.as_deref_mut().filter(|line| line.welcomed())?;
         Some((line, self.host.as_deref()?))
     }
 
-    /// Whether blocks of this DataNode VM are taken from it.
+    /// Whether the reader accepts blocks of this DataNode VM from the host.
     fn accepts(&self, located: &Located) -> bool {
         self.source
             .datanodes
@@ -151,7 +151,7 @@ struct ClientThread {
     socket: OwnedFd,
     memory: SharedMemory,
     upstreams: Vec<Upstream>,
-    /// Look-ups, and how many hosts have not answered each.
+    /// Pending look-ups, each with the number of hosts that have not answered.
     finds: HashMap<u64, usize>,
     answers: VecDeque<Datagram>,
     wake: Arc<FinishedFrames>,
@@ -209,7 +209,7 @@ impl ClientThread {
             }
             fds.push(PollFd::new(line.as_ref(), flags));
         }
-        // A retry that is due now is tried in a moment, not at once: nothing spins here.
+        // At least 1 ms, so that a retry that is due now does not spin.
         let time = time.max(Duration::from_millis(1));
         let time = time.try_into().map_err(io::Error::other)?;
         match poll(&mut fds, Some(&time)) {
@@ -218,7 +218,7 @@ impl ClientThread {
         }
     }
 
-    /// Connects to hosts that are not connected to, when it is time.
+    /// Connects to the hosts whose reconnect is due.
     fn connect(&mut self, now: Instant) {
         for at in 0..self.upstreams.len() {
             let gone = self.upstreams[at]
@@ -226,7 +226,7 @@ impl ClientThread {
                 .as_ref()
                 .is_none_or(|host| host.is_revoked());
             if gone {
-                self.disconnect(at, "it is another one now");
+                self.disconnect(at, "the host's configuration changed");
                 let upstream = &mut self.upstreams[at];
                 upstream.host = self.hosts.get(&upstream.source.peer);
                 (upstream.retry, upstream.pause) = (now, MIN_RECONNECT_DELAY);
@@ -247,7 +247,7 @@ impl ClientThread {
         }
     }
 
-    /// Ends a connection, fails what was pending from it, and sets the time for the next one.
+    /// Closes a connection, fails its pending requests, and schedules the reconnect.
     fn disconnect(&mut self, at: usize, why: &str) {
         let upstream = &mut self.upstreams[at];
         upstream.retry = Instant::now() + upstream.pause;
@@ -268,7 +268,7 @@ impl ClientThread {
         }
     }
 
-    /// Lets one connection go on.
+    /// Receives and sends on one connection.
     fn work(&mut self, at: usize) {
         let upstream = &mut self.upstreams[at];
         let (Some(line), Some(host)) = (&mut upstream.line, &upstream.host) else {
@@ -290,7 +290,7 @@ impl ClientThread {
         }
     }
 
-    /// A host has answered, or never will.
+    /// Handles an answer of a host, or the failure of a request.
     fn answer(&mut self, at: usize, pending: Pending, answer: Answer) {
         let upstream = &self.upstreams[at];
         if let Some(host) = &upstream.host {
@@ -315,7 +315,7 @@ impl ClientThread {
                 self.answers.push_back(reply(id, slot, failed(code)));
             }
             (Pending::Find(id), Answer::Found(mut located)) if upstream.accepts(&located) => {
-                // Another host may have been faster.
+                // Another host may have answered before.
                 if self.finds.remove(&id).is_some() {
                     located.datanode = format!("{}@{}", located.datanode, upstream.source.peer);
                     self.answers
@@ -332,7 +332,7 @@ impl ClientThread {
                     }
                 }
             }
-            // A connection never gives these.
+            // A connection never returns this combination.
             (Pending::Read { id, slot, .. }, Answer::Found(_)) => {
                 self.answers
                     .push_back(reply(id, slot, failed(ErrorCode::Io)));
@@ -340,7 +340,7 @@ impl ClientThread {
         }
     }
 
-    /// Takes what the reader asks.
+    /// Receives the reader's requests.
     fn receive_requests(&mut self) -> io::Result<()> {
         for _ in 0..MAX_REQUESTS_PER_TURN {
             if self.answers.len() >= MAX_UNREAD_ANSWERS {
@@ -376,10 +376,10 @@ impl ClientThread {
                 Message::Read { key, length, .. } => {
                     let length = *length;
                     let Some(upstream) = self.upstreams.get_mut(usize::from(host)) else {
-                        return Err(io::Error::other("a host that is not there"));
+                        return Err(io::Error::other("invalid host number"));
                     };
                     if usize::from(slot) >= SLOT_COUNT {
-                        return Err(io::Error::other("a slot that is not there"));
+                        return Err(io::Error::other("invalid slot number"));
                     }
                     let fits = upstream.source.pools.iter();
                     let fits = fits.clone().any(|p| pattern::matches(p, key.pool()));
@@ -395,7 +395,7 @@ impl ClientThread {
                         self.refuse(host, slot, id, code);
                     }
                 }
-                _ => return Err(io::Error::other("no request")),
+                _ => return Err(io::Error::other("the datagram is not a request")),
             }
         }
         Ok(())
@@ -410,7 +410,7 @@ impl ClientThread {
         });
     }
 
-    /// Gives the reader its answers, as far as it takes them.
+    /// Sends answers to the reader, as far as its socket has room.
     fn send_answers(&mut self) -> io::Result<()> {
         while let Some(answer) = self.answers.front() {
             match answer.send(&self.socket) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection to another host on behalf of one reader, and what is pending from it.
+//! A connection to another host on behalf of one reader, and its pending requests.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,25 +17,25 @@ use super::tls::Identity;
 use super::tls_channel::{ChannelError, TlsChannel};
 use super::wire::{ErrorCode, Located, MAX_OUTSTANDING, Message, ProtocolError, WIRE_VERSION};
 
-/// How long it may take until the other host has said welcome.
+/// Time limit for the host's welcome.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(3);
-/// A host from which nothing has come for so long is asked for a sign of life, when something is pending from it...
+/// Silence after which the host is pinged while requests are pending...
 const BUSY_PING_INTERVAL: Duration = Duration::from_millis(150);
-/// ...and when nothing is.
+/// ...and while none are.
 const IDLE_PING_INTERVAL: Duration = Duration::from_secs(5);
-/// How long it may take to give one.
+/// Time limit for the answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What is pending.
+/// A pending request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pending {
-    /// The answer to the reader's look-up of this number.
+    /// The reader's look-up with this number.
     Find(u64),
-    /// The reader's read of this number, into a slot.
+    /// The reader's read with this number, into a slot.
     Read { id: u64, slot: u16, length: u32 },
 }
 
-/// What became of it.
+/// The answer to a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Found(Located),
@@ -50,9 +50,9 @@ pub(super) struct Connection {
     frames: FrameParser,
     state: State,
     begun: Instant,
-    /// When something came last.
+    /// Time of the last received bytes.
     last: Instant,
-    /// When a sign of life was asked for that has not come.
+    /// Time of the unanswered ping.
     pinged: Option<Instant>,
     next: u64,
 }
@@ -85,7 +85,7 @@ fn connect_socket(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 impl Connection {
-    /// Begins to connect.
+    /// Starts to connect, without waiting.
     pub(super) fn open(
         identity: &Identity,
         host: &Host,
@@ -117,7 +117,7 @@ impl Connection {
         Ok(line)
     }
 
-    /// Whether it can be asked.
+    /// Whether the host has said welcome.
     pub(super) fn welcomed(&self) -> bool {
         self.state.welcomed
     }
@@ -126,14 +126,14 @@ impl Connection {
         self.channel.wants_write()
     }
 
-    /// Whether answers are pending.
+    /// Whether requests are pending.
     pub(super) fn busy(&self) -> bool {
         !self.state.pending.is_empty()
     }
 
-    /// Asks; false when too much is unanswered.
+    /// Sends a request; false when too many requests are pending.
     pub(super) fn ask(&mut self, host: &Host, message: &Message, pending: Pending) -> bool {
-        // One is left for the sign of life.
+        // One request number is reserved for the ping.
         if self.state.pending.len() + 1 >= MAX_OUTSTANDING {
             return false;
         }
@@ -153,10 +153,10 @@ impl Connection {
         self.channel.send(frame);
     }
 
-    /// Takes what has come, and sends what is to be sent. Answers are left for [`Connection::answers`].
+    /// Receives and sends what is possible without waiting. [`Connection::answers`] returns the answers.
     ///
     /// # Errors
-    /// Why it is over.
+    /// The reason why the connection has ended.
     pub(super) fn work(&mut self, memory: &SharedMemory) -> Result<(), ChannelError> {
         let mut sink = AnswerSink {
             state: &mut self.state,
@@ -170,11 +170,11 @@ impl Connection {
             (self.last, self.pinged) = (now, None);
         }
         if !self.welcomed() && now.saturating_duration_since(self.begun) > WELCOME_TIMEOUT {
-            return Err(ProtocolError("it does not say welcome").into());
+            return Err(ProtocolError("the host did not say welcome in time").into());
         }
         match self.pinged {
             Some(at) if now.saturating_duration_since(at) > PING_TIMEOUT => {
-                return Err(ProtocolError("it gives no sign of life").into());
+                return Err(ProtocolError("the host did not answer a ping in time").into());
             }
             None if self.welcomed() => {
                 let quiet = if self.busy() {
@@ -192,18 +192,18 @@ impl Connection {
         self.channel.flush()
     }
 
-    /// What has been answered since this was last called.
+    /// Answers since the last call.
     pub(super) fn answers(&mut self) -> Vec<(Pending, Answer)> {
         std::mem::take(&mut self.state.answers)
     }
 
-    /// What will not be answered any more.
+    /// Requests that will not be answered any more.
     pub(super) fn close(self) -> impl Iterator<Item = Pending> {
         self.state.pending.into_values()
     }
 }
 
-/// Takes frames of the other host.
+/// Handles frames of the other host.
 struct AnswerSink<'a> {
     state: &'a mut State,
     memory: &'a SharedMemory,
@@ -211,14 +211,14 @@ struct AnswerSink<'a> {
 
 impl FrameSink for AnswerSink<'_> {
     fn message(&mut self, id: u64, message: Message) -> Result<(), ProtocolError> {
-        let unexpected = ProtocolError("an answer that nobody asked for");
+        let unexpected = ProtocolError("an answer without a request");
         if !self.state.welcomed {
             return match message {
                 Message::Welcome { version } if version == WIRE_VERSION && id == 0 => {
                     self.state.welcomed = true;
                     Ok(())
                 }
-                Message::Failed(_) => Err(ProtocolError("it speaks another version")),
+                Message::Failed(_) => Err(ProtocolError("the host has another protocol version")),
                 _ => Err(unexpected),
             };
         }
@@ -233,7 +233,7 @@ impl FrameSink for AnswerSink<'_> {
             Message::Found(located) => {
                 let most = i64::MAX as u64;
                 if located.data > most || located.meta > most {
-                    return Err(ProtocolError("a file that is too long"));
+                    return Err(ProtocolError("a file length above 2^63 - 1"));
                 }
                 Answer::Found(located)
             }
@@ -250,11 +250,11 @@ impl FrameSink for AnswerSink<'_> {
 
     fn data(&mut self, id: u64, at: usize, bytes: &[u8]) -> Result<(), ProtocolError> {
         let Some(Pending::Read { slot, length, .. }) = self.state.pending.get(&id) else {
-            return Err(ProtocolError("bytes that nobody asked for"));
+            return Err(ProtocolError("bytes without a request"));
         };
         let end = at + bytes.len();
         if end > *length as usize || !self.memory.write(usize::from(*slot), at, bytes) {
-            return Err(ProtocolError("more bytes than were asked for"));
+            return Err(ProtocolError("more bytes than requested"));
         }
         if end == *length as usize
             && let Some(pending) = self.state.pending.remove(&id)
@@ -265,7 +265,7 @@ impl FrameSink for AnswerSink<'_> {
     }
 }
 
-/// Feeds an asking side that awaits answers to requests 1 to 8 with any bytes, cut into parts of `cut` bytes; how many
+/// Feeds any bytes, cut into parts of `cut` bytes, to a connection with pending requests 1 to 8, and returns how many
 /// were answered.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn take_answers(bytes: &[u8], cut: usize, memory: &SharedMemory) -> usize {

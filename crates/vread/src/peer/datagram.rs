@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a reader's worker and this host's peer worker say to each other: datagrams of a `SOCK_SEQPACKET` pair.
+//! The messages between a reader worker and this host's peer worker: datagrams of a `SOCK_SEQPACKET` pair.
 //!
-//! A datagram is the number of the other host (2 bytes), the number of a slot of the shared memory (2), and a frame as
-//! it goes between hosts ([`super::wire`]). The reader sends *find* (to whichever host) and *read* (from the host that
-//! *found* came from, into a slot of its choice, which is its own until the answer has come). The bytes of a block do
-//! not come with *data*: they are in the slot by then.
+//! A datagram consists of the number of the other host (2 bytes), the number of a slot of the shared memory (2), and
+//! a frame as between hosts ([`super::wire`]). The reader sends *find* (to all hosts) and *read* (to the host that
+//! answered *found*, into a slot that the reader owns until the answer has come). The bytes of a block do not come
+//! with *data*: they are in the slot already.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::wire::{Cursor, HEADER, Header, Message, ProtocolError};
 
-/// Longest datagram, bytes.
+/// Maximum length of a datagram, bytes.
 const MAX_DATAGRAM_BYTES: usize = 1024;
 
 /// A datagram.
@@ -26,7 +26,7 @@ pub(crate) struct Datagram {
     pub(crate) slot: u16,
     /// Number of the request.
     pub(crate) id: u64,
-    /// What it says.
+    /// The message.
     pub(crate) message: Message,
 }
 
@@ -45,7 +45,7 @@ impl Datagram {
         let slot = u16::from_le_bytes(rest.take()?);
         let head = Header::parse(&rest.take::<HEADER>()?)?;
         if !head.is_data() && head.length != rest.0.len() {
-            return Err(ProtocolError("a datagram of another length"));
+            return Err(ProtocolError("a datagram of the wrong length"));
         }
         Ok(Self {
             host,
@@ -55,10 +55,10 @@ impl Datagram {
         })
     }
 
-    /// Sends it without waiting.
+    /// Sends the datagram without waiting.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the other side does not read, others when it is gone.
+    /// [`io::ErrorKind::WouldBlock`] when the socket is full, other errors when the other side has closed it.
     pub(crate) fn send(&self, socket: impl AsFd) -> io::Result<()> {
         let bytes = self.bytes();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -66,10 +66,10 @@ impl Datagram {
         Ok(())
     }
 
-    /// The next one, `None` when there is none now.
+    /// Receives a datagram; `None` when none is pending.
     ///
     /// # Errors
-    /// When the other side is gone, or does not keep to this.
+    /// When the other side has closed the socket or violated the protocol.
     pub(crate) fn receive(socket: impl AsFd) -> io::Result<Option<Self>> {
         let mut bytes = [0; MAX_DATAGRAM_BYTES];
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
@@ -87,7 +87,7 @@ impl Datagram {
     }
 }
 
-/// Whatever bytes there are: for tests and fuzzing.
+/// Parses any bytes, for tests and fuzzing.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn parse(bytes: &[u8]) -> bool {
     Datagram::parse(bytes).is_ok()

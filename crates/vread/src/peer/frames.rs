@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stream of bytes cut into frames. Bytes of blocks are handed on as they come and never kept.
+//! Splits a byte stream into frames. Bytes of blocks are passed on as they arrive and never kept.
 
 use super::wire::{ErrorCode, HEADER, Header, Message, ProtocolError};
 
-/// Who takes the frames.
+/// Receives the frames of a stream.
 pub trait FrameSink {
-    /// A frame, but for the bytes of a block.
+    /// Handles a frame, without the bytes of a block.
     ///
     /// # Errors
-    /// When it has no place here; nothing more is taken then.
+    /// When the frame is not allowed here; parsing stops then.
     fn message(&mut self, id: u64, message: Message) -> Result<(), ProtocolError>;
 
-    /// Bytes of the block that request `id` has asked for, from `at` of the answer on. They come in order, without
-    /// bytes of another answer between them, after [`Message::Data`] was given.
+    /// Handles bytes of the block that request `id` has asked for, from offset `at` of the answer. They follow
+    /// [`Message::Data`] in order, without bytes of another answer between them.
     ///
     /// # Errors
-    /// As above.
+    /// As for [`FrameSink::message`].
     fn data(&mut self, id: u64, at: usize, bytes: &[u8]) -> Result<(), ProtocolError>;
 }
 
-/// Where in a frame the stream is.
+/// Parser state of a stream.
 #[derive(Debug, Default)]
 pub struct FrameParser {
     head: [u8; HEADER],
-    /// Bytes of the header that are there.
+    /// Bytes of the header that have arrived.
     have: usize,
-    /// The rest of a frame whose header is whole.
+    /// The header and the number of processed body bytes of the current frame.
     now: Option<(Header, usize)>,
     body: Vec<u8>,
 }
 
 impl FrameParser {
-    /// Takes the next bytes of the stream.
+    /// Parses the next bytes of the stream.
     ///
     /// # Errors
-    /// [`ProtocolError`], the stream's or the sink's. The connection is of no use any more then.
+    /// [`ProtocolError`] of the stream or the sink. The connection must be closed then.
     pub fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -79,7 +79,7 @@ impl FrameParser {
                 let message = head.message(&self.body);
                 self.body.clear();
                 let message = message?;
-                // This one is this host's own word.
+                // The code `Gone` is only for use within a host.
                 if message == Message::Failed(ErrorCode::Gone) {
                     return Err(ProtocolError("an unknown code"));
                 }
@@ -97,7 +97,7 @@ mod tests {
     use super::super::wire::*;
     use super::*;
 
-    /// All that came, with bytes of blocks joined.
+    /// All frames, with the bytes of blocks joined.
     #[derive(Default, PartialEq, Debug)]
     struct Taken(Vec<(u64, Message)>, Vec<u8>);
 
@@ -108,7 +108,7 @@ mod tests {
         }
 
         fn data(&mut self, _: u64, at: usize, bytes: &[u8]) -> Result<(), ProtocolError> {
-            // The offset counts from the begin of its own answer.
+            // The offset counts from the start of its own answer.
             assert!(at <= self.1.len());
             self.1.extend_from_slice(bytes);
             Ok(())

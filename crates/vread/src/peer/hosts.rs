@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other hosts: how they are known, what they may read here, and what went on with them.
+//! The other hosts: their fingerprints, their grants and their counts.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use super::wire::ErrorCode;
 use crate::control::{Grant, PeerCounts, PeerSpec};
 use crate::pattern;
 
-/// Most hosts.
+/// Maximum number of other hosts.
 const MAX_HOSTS: usize = 256;
 
-/// Counts since the start.
+/// Counts of one host since the worker's start.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) links_out: AtomicU64,
@@ -39,7 +39,7 @@ pub(super) fn decrement(counter: &AtomicU64) {
 }
 
 impl Counts {
-    /// There were no bytes.
+    /// Counts a failed request.
     pub(super) fn failed(&self, code: ErrorCode) {
         add(
             match code {
@@ -51,7 +51,7 @@ impl Counts {
         );
     }
 
-    /// Why there is no connection to it; empty when there is one.
+    /// Sets the reason why there is no connection; empty while there is one.
     pub(super) fn set_last_error(&self, why: String) {
         *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
@@ -78,7 +78,7 @@ impl Counts {
     }
 }
 
-/// One of them.
+/// Another host.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) fingerprints: HashSet<Fingerprint>,
@@ -101,7 +101,7 @@ impl Host {
         })?;
         let parse = |text: &String| {
             text.parse()
-                .map_err(|_| format!("host `{name}`: `{text}` is no ADDRESS:PORT"))
+                .map_err(|_| format!("host `{name}`: `{text}` is not ADDRESS:PORT"))
         };
         Ok(Self {
             fingerprints,
@@ -112,12 +112,12 @@ impl Host {
         })
     }
 
-    /// Whether it is not to be talked to any more, at least not under these particulars.
+    /// Whether the host was removed, or replaced by one with other fingerprints or addresses.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::SeqCst)
     }
 
-    /// Whether it may read blocks of a pool of a DataNode VM for one of its readers.
+    /// Whether the host may read blocks of a pool of a DataNode VM for one of its readers.
     pub(super) fn may(&self, reader: &str, datanode: &str, pool: &str) -> bool {
         let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
         !self.is_revoked()
@@ -128,7 +128,7 @@ impl Host {
             })
     }
 
-    /// The plain name of a DataNode VM that it may read.
+    /// The plain name of a DataNode VM that the host may read.
     pub(super) fn plain_name(&self, datanode: &str) -> String {
         let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
         let grant = grants.iter().find(|grant| grant.datanode == datanode);
@@ -136,20 +136,20 @@ impl Host {
     }
 }
 
-/// All of them.
+/// All other hosts.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     by_name: RwLock<BTreeMap<String, Arc<Host>>>,
-    /// Certificates that connections may come with.
+    /// Fingerprints of accepted client certificates.
     pub(super) pins: Pins,
     pub(super) strangers: AtomicU64,
 }
 
 impl Hosts {
-    /// These are all from now on.
+    /// Replaces the list of hosts.
     ///
     /// # Errors
-    /// What is wrong with one; nothing was changed then.
+    /// The first invalid host; the list is unchanged then.
     pub(super) fn set(&self, specs: &[PeerSpec]) -> Result<(), String> {
         if specs.len() > MAX_HOSTS {
             return Err(format!("more than {MAX_HOSTS} hosts"));
@@ -171,7 +171,7 @@ impl Hosts {
             for fingerprint in &host.fingerprints {
                 if !pins.insert(*fingerprint) {
                     return Err(format!(
-                        "host `{}` has a fingerprint that another one has, too",
+                        "host `{}` has the same fingerprint as another host",
                         spec.name
                     ));
                 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The peer worker: blocks of this host's DataNode VMs for other hosts, and theirs for this host's readers.
+//! The peer worker: serves blocks of this host's DataNode VMs to other hosts, and fetches theirs for this host's
+//! readers.
 //!
-//! One process per host, which has the host's key and no other right. A reader's worker never sees the key nor the
-//! network: it asks on a socket and finds the bytes in memory that it shares with this one.
+//! One process per host, which holds the host's key and has no other privilege. A reader worker has no access to the
+//! key or the network: it sends requests on a socket and finds the bytes in memory that it shares with the peer
+//! worker.
 //!
 //! | module | does |
 //! |---|---|
-//! | `wire`, `frames` | what two hosts say to each other, and the stream cut into frames |
-//! | `tls`, `channel` | who is who; a TLS connection that nobody waits for |
-//! | `hosts` | the other hosts, what they may read, counts |
-//! | `serve`, `jobs` | answers other hosts |
-//! | `ask`, `line` | asks other hosts for one reader; a connection to one of them |
-//! | `local`, `memory` | between a reader's worker and this one |
-//! | `run` | the daemon's orders |
+//! | `wire`, `frames` | the messages between hosts, and the parser of the stream |
+//! | `tls`, `tls_channel` | pinned certificates; a non-blocking TLS connection |
+//! | `hosts` | the other hosts, their grants and counts |
+//! | `server`, `requests` | answers other hosts |
+//! | `client`, `connection` | asks other hosts for one reader; a connection to one of them |
+//! | `datagram`, `shared_memory` | between a reader worker and the peer worker |
+//! | `worker` | the daemon's orders |
 
 mod client;
 pub(crate) mod connection;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What another host has asked for, done: by the thread of its connection if that need not wait, else by others.
+//! Answers requests of another host: in the connection's thread if that needs no waiting, else in the pool.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +32,7 @@ impl Request {
         }
     }
 
-    /// SharedMemory that it takes until it is answered and sent, bytes.
+    /// Memory that the request needs until its answer is sent, bytes.
     pub(super) fn cost(&self) -> usize {
         match self {
             Self::Find { .. } => 1024,
@@ -41,7 +41,7 @@ impl Request {
     }
 }
 
-/// Who asks.
+/// The host and the reader on whose behalf it asks.
 #[derive(Debug, Clone)]
 pub(super) struct Requester {
     pub(super) host: Arc<Host>,
@@ -53,13 +53,13 @@ impl Requester {
         |datanode: &str| self.host.may(&self.reader, datanode, key.pool())
     }
 
-    /// The block that is asked for, if that is known without waiting.
+    /// The requested block, if it is known without waiting.
     pub(super) fn known(&self, service: &Service, key: &BlockKey) -> Option<BlockHandle> {
         service.cached_local(key, &self.may(key))
     }
 
-    /// Does what is asked, and gives the frame to be sent. `None` when that takes waiting and `waits` is not set; the
-    /// buffer is left then.
+    /// Carries out a request and returns the answer's frame. Returns `None` when that needs waiting and `waits` is
+    /// false; the buffer is kept then.
     pub(super) fn answer(
         &self,
         service: &Service,
@@ -128,7 +128,7 @@ impl Requester {
                 buffer.extend_from_slice(&data_header(id, *length));
                 buffer.resize(HEADER + *length as usize, 0);
                 let room = &mut buffer[HEADER..];
-                // It may have been named again, or be in another place now.
+                // The agent may have named the block again, perhaps at another place.
                 match service.read_local(&find()?, *meta, *offset, room, waits) {
                     Err(ReadError::Ended) => {
                         service.read_local(&find()?, *meta, *offset, room, waits)
@@ -140,7 +140,7 @@ impl Requester {
     }
 }
 
-/// Frames that others have made for a connection.
+/// Answer frames that the pool has made for a connection.
 #[derive(Debug)]
 pub(super) struct FinishedFrames {
     frames: Mutex<Vec<(usize, Vec<u8>)>>,
@@ -169,20 +169,20 @@ impl FinishedFrames {
         self.wake();
     }
 
-    /// Wakes whoever waits for frames.
+    /// Wakes the connection's thread.
     pub(super) fn wake(&self) {
-        // It fails only when it is full, and then it is readable.
+        // The write fails only when the counter is full, and then it is readable.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// All frames so far, each with what its request cost.
+    /// Takes all frames, each with the cost of its request.
     pub(super) fn take(&self) -> Vec<(usize, Vec<u8>)> {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         std::mem::take(&mut *self.frames.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A request that somebody patient has to do.
+/// A request for the pool.
 pub(super) struct Job {
     pub(super) service: Arc<Service>,
     pub(super) requester: Requester,
@@ -201,7 +201,7 @@ impl Job {
             &mut self.buffer,
             true,
         );
-        // Whoever waits always answers.
+        // With `waits` the answer is never `None`.
         let frame = frame.unwrap_or_default();
         self.finished.add(self.request.cost(), frame);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The serving side: connections of other hosts, a thread each.
+//! The serving side: connections of other hosts, one thread each.
 //!
-//! A connection may have [`MAX_OUTSTANDING`] requests unanswered and [`MAX_ANSWER_BYTES`] bytes of answers in memory; what comes
-//! above that waits. Whoever sends more requests is hung up on.
+//! A connection may have [`MAX_OUTSTANDING`] unanswered requests and [`MAX_ANSWER_BYTES`] of answers in memory;
+//! further requests wait. The server closes a connection that sends more requests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,26 +25,27 @@ use super::tls_channel::{ChannelError, TlsChannel};
 use super::wire::{ErrorCode, MAX_OUTSTANDING, Message, ProtocolError, WIRE_VERSION};
 use crate::reader::{Pool, Service};
 
-/// Connections at a time. With those of the pool there are not more threads than hazard cells.
+/// Maximum connections. Together with the pool's threads they do not exceed the hazard cells.
 const MAX_LINKS: usize = 48;
-/// Connections that have not said who they are.
+/// Maximum connections that have not said hello.
 const MAX_UNAUTHENTICATED: usize = 16;
-/// Threads that wait for disks and agents.
+/// Threads that may wait for disks and agent workers.
 const POOL_THREADS: usize = 8;
-/// Bytes of answers of one connection in memory, but for the last one.
+/// Maximum bytes of answers of one connection in memory, without the last answer.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
-/// How long a connection may take until it has said who it is.
+/// Time limit for hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection may be silent. The requester side gives signs of life far more often.
+/// Silence after which a connection is closed. The asking side pings far more often.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest sleep.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Reads up to so long are tried at once; longer ones are read by others while this thread encrypts.
+/// Reads up to this length are tried without waiting in the connection's thread; the pool does longer ones while this
+/// thread encrypts.
 const MAX_INLINE_READ_BYTES: u32 = 64 << 10;
-/// Files of one connection whose order of reads is remembered.
+/// Maximum files of a connection with read-ahead state.
 const MAX_READAHEAD_FILES: usize = 16;
 
-/// What all connections share.
+/// State that all connections share.
 pub(super) struct Server {
     pub(super) service: Arc<Service>,
     pub(super) hosts: Arc<Hosts>,
@@ -71,11 +72,11 @@ impl Server {
         })
     }
 
-    /// Accepts connections for ever.
+    /// Accepts connections, without end.
     pub(super) fn listen(self: &Arc<Self>, listener: &TcpListener) {
         loop {
             let Ok((socket, _)) = listener.accept() else {
-                // No descriptors left, as a rule: somebody will hang up.
+                // Usually no descriptor is free; one becomes free when a connection closes.
                 std::thread::sleep(POLL_INTERVAL);
                 continue;
             };
@@ -84,16 +85,16 @@ impl Server {
                 continue;
             };
             let thread = std::thread::Builder::new().name("peer-in".into());
-            // Without a thread the socket is closed, which the other host understands.
+            // If no thread can start, the socket is closed, which the other host notices.
             let _ = thread.spawn(move || {
-                // Why it ended is the requester host's to tell.
+                // The asking host reports the reason.
                 let _ = Link::run(admission, socket);
             });
         }
     }
 }
 
-/// A admission among those that have not said who they are, and later among all.
+/// A connection's share of the two limits: [`MAX_UNAUTHENTICATED`] until hello, [`MAX_LINKS`] always.
 struct Admission {
     server: Arc<Server>,
     known: Option<Arc<Host>>,
@@ -127,7 +128,7 @@ impl Drop for Admission {
     }
 }
 
-/// Requests as they come.
+/// Collects the requests of one receive.
 struct Requests {
     new: Vec<(u64, Message)>,
     room: usize,
@@ -143,18 +144,18 @@ impl FrameSink for Requests {
     }
 
     fn data(&mut self, _: u64, _: usize, _: &[u8]) -> Result<(), ProtocolError> {
-        Err(ProtocolError("bytes that nobody has asked for"))
+        Err(ProtocolError("bytes without a request"))
     }
 }
 
-/// One connection.
+/// A connection of another host.
 struct Link {
     admission: Admission,
     channel: TlsChannel,
     frames: FrameParser,
     requester: Option<Requester>,
     waiting: VecDeque<(u64, Request)>,
-    /// Requests and bytes that others are about.
+    /// Requests in the pool, and the bytes reserved for their answers.
     given: usize,
     reserved: usize,
     finished: Arc<FinishedFrames>,
@@ -198,7 +199,7 @@ impl Link {
             loop {
                 self.start();
                 self.channel.flush()?;
-                // What is left is begun when something was read or sent.
+                // Requests that stay waiting are started after the next receive or send.
                 if self.waiting.is_empty()
                     || self.reserved + self.channel.queued() >= MAX_ANSWER_BYTES
                 {
@@ -210,14 +211,14 @@ impl Link {
                 heard = now;
             }
             if now.saturating_duration_since(heard) > IDLE_TIMEOUT {
-                return Err(ProtocolError("silence").into());
+                return Err(ProtocolError("no message for too long").into());
             }
             match &self.requester {
                 None if now.saturating_duration_since(begun) > HELLO_TIMEOUT => {
-                    return Err(ProtocolError("it does not say who it is").into());
+                    return Err(ProtocolError("no hello in time").into());
                 }
                 Some(requester) if requester.host.is_revoked() => {
-                    return Err(ProtocolError("not known any more").into());
+                    return Err(ProtocolError("the host was removed").into());
                 }
                 _ => {}
             }
@@ -303,12 +304,12 @@ impl Link {
     }
 
     fn welcome(&mut self, id: u64, version: u16, reader: &str) -> Result<(), ChannelError> {
-        // The handshake has looked at the certificate; its host may have been taken away since.
+        // The handshake has checked the certificate; the host may have been removed since.
         let known = self.channel.peer();
         let hosts = &self.admission.server.hosts;
         let host = known
             .and_then(|fingerprint| hosts.by_fingerprint(fingerprint))
-            .ok_or(ProtocolError("a certificate that is not known any more"))?;
+            .ok_or(ProtocolError("the certificate was removed"))?;
         if version != WIRE_VERSION {
             self.send(id, &Message::Failed(ErrorCode::Refused));
             self.channel.flush()?;
@@ -328,7 +329,7 @@ impl Link {
         Ok(())
     }
 
-    /// Begins what was asked for, as far as its answers have room.
+    /// Starts waiting requests, as far as their answers have room.
     fn start(&mut self) {
         let Some(requester) = self.requester.clone() else {
             return;
@@ -369,7 +370,7 @@ impl Link {
         }
     }
 
-    /// Brings in what will be asked for next, when a file is read in order.
+    /// Reads ahead when a file is read sequentially.
     fn look_ahead(&mut self, requester: &Requester, request: &Request) {
         let Request::Read {
             key,

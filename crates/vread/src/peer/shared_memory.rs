@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SharedMemory that a reader's worker shares with the peer worker: bytes of other hosts' blocks arrive in it.
+//! Memory that a reader worker shares with the peer worker: bytes of other hosts' blocks arrive in it.
 //!
-//! The peer worker only writes, the reader's worker only reads. Neither takes what it finds there for anything but
-//! bytes, so neither can be led astray by the other.
+//! The peer worker only writes and the reader worker only reads. Both treat the content as plain bytes, so neither
+//! can misguide the other.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,28 +14,28 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::wire::MAX_READ;
 
-/// Answers that can be awaited or kept at a time.
+/// Number of slots: answers that can be pending or kept at a time.
 pub const SLOT_COUNT: usize = 32;
-/// Bytes of one.
+/// Size of a slot, bytes.
 pub const SLOT_BYTES: usize = MAX_READ as usize;
-/// Before the first one.
+/// Size of the header before the first slot, bytes.
 const HEADER_BYTES: usize = 4096;
 const MEMORY_BYTES: usize = HEADER_BYTES + SLOT_COUNT * SLOT_BYTES;
 
-/// Makes such a memory, 32 MiB that cost nothing until they are used: for the daemon, which hands it to both workers.
+/// Creates the memory, 32 MiB that are allocated on first use. The daemon calls it and passes it to both workers.
 ///
 /// # Errors
-/// Whatever the kernel says.
+/// Errors of the system calls.
 pub fn new_memory() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("viola-peer", flags)?;
     rustix::fs::ftruncate(&file, MEMORY_BYTES as u64)?;
-    // Nobody may take it away from under the other.
+    // The seals keep either side from shrinking the file under the other.
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }
 
-/// A mapping of it.
+/// A mapping of the shared memory.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     start: NonNull<u8>,
@@ -48,17 +48,17 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Maps what [`new_memory`] has made.
+    /// Maps a memory that [`new_memory`] created.
     ///
     /// # Errors
-    /// When it is something else.
+    /// When the file has another size or no seals.
     pub(crate) fn map(file: impl AsFd, writable: bool) -> io::Result<Self> {
         let size = rustix::fs::fstat(&file)?.st_size;
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if size != MEMORY_BYTES as i64 || !seals.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("{size} bytes with seals {seals:?} are not such a memory"),
+                format!("{size} bytes with seals {seals:?} are not a shared memory of viola"),
             ));
         }
         let protection = match writable {
@@ -86,18 +86,18 @@ impl SharedMemory {
         unsafe { self.start.cast::<AtomicU64>().as_ref() }
     }
 
-    /// A number that changes as long as the peer worker is alive and answers are awaited from it.
+    /// The heartbeat: it changes while the peer worker is alive and requests are pending.
     pub(crate) fn heartbeat(&self) -> u64 {
         self.heartbeat_word().load(Ordering::Relaxed)
     }
 
-    /// Says that the peer worker is alive.
+    /// Increments the heartbeat.
     pub(crate) fn bump_heartbeat(&self) {
         debug_assert!(self.writable);
         self.heartbeat_word().fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Where a slot begins; [`SLOT_BYTES`] bytes are mapped there. `None` when there is no such slot.
+    /// Address of a slot of [`SLOT_BYTES`] bytes; `None` for an invalid number.
     pub(crate) fn slot(&self, slot: usize) -> Option<*mut u8> {
         // SAFETY: within the mapping.
         (slot < SLOT_COUNT)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who other hosts are: certificates that are known by their fingerprints, in TLS 1.3 both ways.
+//! Authenticates other hosts by pinned certificate fingerprints, in both directions of TLS 1.3.
 //!
-//! There is no authority and no date: a certificate counts because the operator has named it, until he names it no
-//! more. For the same reason no session is resumed, which would leave the look at the certificate out.
+//! There is no certificate authority and no expiry: a certificate is valid while the operator lists its fingerprint.
+//! Sessions are not resumed, because a resumed session would skip the check of the certificate.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,14 +23,14 @@ use rustls::{
 /// What is wrong with a certificate or a key.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// No certificate in it.
-    #[error("there is no certificate (PEM) in it")]
+    /// The text contains no certificate.
+    #[error("the file contains no PEM certificate")]
     NoCertificate,
-    /// No private key in it.
-    #[error("there is no private key (PEM) in it")]
+    /// The text contains no private key.
+    #[error("the file contains no PEM private key")]
     NoKey,
-    /// The two cannot be used.
-    #[error("certificate and key are of no use: {0}")]
+    /// rustls rejects certificate or key.
+    #[error("certificate or key is invalid: {0}")]
     Tls(#[from] Error),
 }
 
@@ -57,7 +57,7 @@ pub fn fingerprint(pem: &str) -> Result<String, PeerError> {
     Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Reads what [`fingerprint`] has written; `None` for anything else.
+/// Parses the output of [`fingerprint`]; `None` for anything else.
 #[must_use]
 pub fn parse_fingerprint(text: &str) -> Option<Fingerprint> {
     let mut fingerprint = [0; 32];
@@ -70,7 +70,7 @@ pub fn parse_fingerprint(text: &str) -> Option<Fingerprint> {
     Some(fingerprint)
 }
 
-/// Whether a host can be known by this certificate and key.
+/// Checks that certificate and key are valid and belong together.
 ///
 /// # Errors
 /// [`PeerError`].
@@ -78,7 +78,7 @@ pub fn check_identity(certificate: &str, key: &str) -> Result<(), PeerError> {
     Identity::new(certificate, key).map(drop)
 }
 
-/// Fingerprints that count at the moment.
+/// The fingerprints that are valid now.
 pub type Pins = Arc<RwLock<HashSet<Fingerprint>>>;
 
 /// This host's certificate and key.
@@ -98,7 +98,7 @@ impl Identity {
     /// From PEM texts.
     ///
     /// # Errors
-    /// [`PeerError`], also when they do not belong to each other.
+    /// [`PeerError`], also when they do not belong together.
     pub fn new(certificate: &str, key: &str) -> Result<Self, PeerError> {
         let identity = Self {
             certificate: parse_certificate(certificate)?,
@@ -116,7 +116,7 @@ impl Identity {
         })
     }
 
-    /// For connections from hosts with these certificates.
+    /// Server configuration for clients with these certificates.
     ///
     /// # Errors
     /// [`PeerError::Tls`].
@@ -130,7 +130,7 @@ impl Identity {
         Ok(Arc::new(config))
     }
 
-    /// A connection to a host with one of these certificates.
+    /// A client connection to a host with one of these certificates.
     ///
     /// # Errors
     /// [`PeerError::Tls`].
@@ -146,13 +146,13 @@ impl Identity {
             .with_client_auth_cert(vec![self.certificate.clone()], self.key.clone_key())?;
         config.resumption = Resumption::disabled();
         config.enable_sni = false;
-        // Names play no part; the type wants one.
+        // rustls needs a name, but the verifier ignores it.
         let name = ServerName::from(std::net::IpAddr::from([0, 0, 0, 0]));
         Ok(UnbufferedClientConnection::new(Arc::new(config), name)?)
     }
 }
 
-/// Accepts a connection.
+/// A server connection.
 ///
 /// # Errors
 /// [`PeerError::Tls`].
@@ -165,7 +165,7 @@ pub fn fingerprint_of(certificates: Option<&[CertificateDer<'_>]>) -> Option<Fin
     certificates?.first().map(digest)
 }
 
-/// Looks whether a certificate is one of those that count, and whether the other side has its key.
+/// Verifies that a certificate is pinned, and that the other side has its key.
 #[derive(Debug)]
 struct Pinned {
     pins: Pins,
@@ -197,7 +197,7 @@ impl Pinned {
     }
 }
 
-/// Never asked for: nothing below TLS 1.3 is spoken.
+/// Never called, because only TLS 1.3 is enabled.
 fn old() -> Error {
     PeerIncompatible::Tls13RequiredForQuic.into()
 }

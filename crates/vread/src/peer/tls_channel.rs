@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A TLS connection that nobody waits for.
+//! A non-blocking TLS connection.
 //!
-//! Bytes to be sent are encrypted straight from their buffer into the one that goes to the socket, in records of
-//! 16 KiB and system calls of up to 256 KiB; received ones are decrypted where they lie.
+//! Bytes are encrypted from their buffer directly into the send buffer, in records of 16 KiB and system calls of up
+//! to 256 KiB; received bytes are decrypted in place.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,32 +16,32 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedS
 use super::tls::{Fingerprint, fingerprint_of};
 use super::wire::ProtocolError;
 
-/// Room for received records.
+/// Size of the receive buffer, bytes.
 const RECEIVE_BUFFER_BYTES: usize = 512 << 10;
-/// Room for encrypted records.
+/// Size of the send buffer, bytes.
 const SEND_BUFFER_BYTES: usize = 320 << 10;
-/// Plain bytes encrypted in one go.
+/// Plain bytes encrypted at once.
 const MAX_ENCRYPT_BYTES: usize = 64 << 10;
-/// What encryption adds to [`MAX_ENCRYPT_BYTES`] at most, and room for a message of the handshake.
+/// Maximum that encryption adds to [`MAX_ENCRYPT_BYTES`], and room for a handshake message.
 const ENCRYPT_OVERHEAD_BYTES: usize = 32 << 10;
-/// Bytes taken from the socket before others have their turn.
+/// Bytes received in one call, before other work has its turn.
 const MAX_RECEIVE_BYTES: usize = 2 << 20;
-/// Buffers that are kept for later.
+/// Maximum number of buffers kept for reuse.
 const MAX_SPARE_BUFFERS: usize = 8;
 
-/// Why a connection is over.
+/// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The other side has ended it.
-    #[error("the other host has hung up")]
+    /// The other side closed it.
+    #[error("the other host closed the connection")]
     Closed,
-    /// The network.
+    /// A network error.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// No agreement on who is who, or altered bytes.
+    /// The handshake failed, or bytes were altered.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// The frames are not as they should be.
+    /// The other side violated the protocol.
     #[error(transparent)]
     ProtocolError(#[from] ProtocolError),
 }
@@ -56,18 +56,18 @@ pub struct TlsChannel {
     socket: TcpStream,
     connection: TlsConnection,
     incoming: Vec<u8>,
-    /// What of `incoming` was not looked at yet.
+    /// The part of `incoming` that was not processed yet.
     received: std::ops::Range<usize>,
     outgoing: Vec<u8>,
-    /// What of `outgoing` was not sent yet.
+    /// The part of `outgoing` that was not sent yet.
     unsent: std::ops::Range<usize>,
     queue: VecDeque<Vec<u8>>,
-    /// Bytes of the first in the queue that are encrypted.
+    /// Encrypted bytes of the first buffer in the queue.
     encrypted: usize,
     queued: usize,
     ready: bool,
     spare: Vec<Vec<u8>>,
-    /// Whether anything has come since this was last asked.
+    /// Whether bytes were received since the last call of [`TlsChannel::take_received`].
     received_any: bool,
 }
 
@@ -85,19 +85,19 @@ impl AsFd for TlsChannel {
     }
 }
 
-/// What to do next.
+/// How to continue after a step of TLS.
 enum Next {
     Again,
     Wait,
 }
 
 impl TlsChannel {
-    /// The asking end. The socket is connected, or about to be, and does not block.
+    /// The client side. The socket is connected or connecting, and non-blocking.
     pub fn client(socket: TcpStream, connection: UnbufferedClientConnection) -> Self {
         Self::new(socket, TlsConnection::Client(connection))
     }
 
-    /// The answering end.
+    /// The server side.
     pub fn server(socket: TcpStream, connection: UnbufferedServerConnection) -> Self {
         Self::new(socket, TlsConnection::Server(connection))
     }
@@ -119,7 +119,7 @@ impl TlsChannel {
         }
     }
 
-    /// The other side's certificate, after the handshake.
+    /// Fingerprint of the other side's certificate, after the handshake.
     pub fn peer(&self) -> Option<Fingerprint> {
         fingerprint_of(match &self.connection {
             TlsConnection::Client(connection) => connection.peer_certificates(),
@@ -132,14 +132,14 @@ impl TlsChannel {
         std::mem::take(&mut self.received_any)
     }
 
-    /// An empty buffer, if possible one that has been used before.
+    /// An empty buffer, reused if possible.
     pub fn buffer(&mut self) -> Vec<u8> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
         buffer
     }
 
-    /// Bytes to be sent when there is time.
+    /// Queues bytes for sending.
     pub fn send(&mut self, bytes: Vec<u8>) {
         self.queued += bytes.len();
         self.queue.push_back(bytes);
@@ -150,12 +150,12 @@ impl TlsChannel {
         self.queued + self.unsent.len()
     }
 
-    /// Whether to wait until the socket takes more.
+    /// Whether to poll for room in the socket.
     pub fn wants_write(&self) -> bool {
         !self.unsent.is_empty() || (self.ready && self.queued > 0)
     }
 
-    /// Takes what has come, at most [`MAX_RECEIVE_BYTES`] bytes.
+    /// Receives at most [`MAX_RECEIVE_BYTES`] without waiting and passes the plain bytes to `take`.
     ///
     /// # Errors
     /// [`ChannelError`].
@@ -170,7 +170,7 @@ impl TlsChannel {
                 self.received = 0..self.received.len();
             }
             if self.received.len() == RECEIVE_BUFFER_BYTES {
-                return Err(ProtocolError("a record without end").into());
+                return Err(ProtocolError("a TLS record that is too long").into());
             }
             let read = match self.socket.read(&mut self.incoming[self.received.end..]) {
                 Ok(0) => return Err(ChannelError::Closed),
@@ -187,7 +187,7 @@ impl TlsChannel {
         Ok(())
     }
 
-    /// Encrypts and sends what is to be sent, as far as the socket takes it.
+    /// Encrypts and sends queued bytes, as far as the socket has room.
     ///
     /// # Errors
     /// [`ChannelError`].
@@ -196,7 +196,7 @@ impl TlsChannel {
             if self.unsent.is_empty()
                 || (self.unsent.end < SEND_BUFFER_BYTES / 2 && self.queued > 0)
             {
-                // Nothing is received here.
+                // This call receives nothing.
                 self.work(&mut |_| Ok(()))?;
             }
             if self.unsent.is_empty() {
@@ -215,7 +215,7 @@ impl TlsChannel {
         }
     }
 
-    /// Lets TLS go on until it needs more bytes, or more room.
+    /// Runs TLS until it needs more bytes or more room.
     fn work(
         &mut self,
         take: &mut dyn FnMut(&[u8]) -> Result<(), ProtocolError>,
@@ -253,7 +253,7 @@ impl TlsChannel {
         }
     }
 
-    /// Sends the alert that tells the other side why, if it can be sent now.
+    /// Sends the TLS alert with the reason, if that is possible without waiting.
     fn send_alert(&mut self) {
         let mut nothing = Vec::new();
         let mut out = Outgoing {
@@ -279,11 +279,11 @@ impl TlsChannel {
 }
 
 fn would_block(e: &io::Error) -> bool {
-    // A connection that is being made says the latter.
+    // A connecting socket reports NotConnected.
     e.kind() == ErrorKind::WouldBlock || e.kind() == ErrorKind::NotConnected
 }
 
-/// Where encrypted bytes go, and from where they come.
+/// The sending half of a channel, for [`step`].
 struct Outgoing<'a> {
     room: &'a mut Vec<u8>,
     unsent: &'a mut std::ops::Range<usize>,
@@ -294,7 +294,7 @@ struct Outgoing<'a> {
     spare: &'a mut Vec<Vec<u8>>,
 }
 
-/// One step of TLS; how many received bytes are done with, and how to go on.
+/// Runs one step of TLS. Returns the number of received bytes that are done with, and how to continue.
 fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     out: &mut Outgoing<'_>,
@@ -321,9 +321,9 @@ fn step<Data>(
                     out.unsent.end += more;
                     Ok(Next::Again)
                 }
-                // Messages of a handshake are far smaller than the room, which is empty at its begin.
+                // Handshake messages are far smaller than the send buffer, which is empty at the start.
                 Err(EncodeError::InsufficientSize(_) | EncodeError::AlreadyEncoded) => {
-                    Err(ProtocolError("a handshake that is too long").into())
+                    Err(ProtocolError("a handshake message that is too long").into())
                 }
             }
         }

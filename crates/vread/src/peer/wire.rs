@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What two hosts say to each other, inside TLS.
+//! The protocol between two hosts, inside TLS.
 //!
-//! The host that asks opens the connection, one for each of its readers. Everything is a frame; numbers are little
-//! endian:
+//! The asking host opens one connection for each of its readers. All messages are frames; numbers are little endian:
 //!
 //! | bytes | content |
 //! |---|---|
@@ -23,23 +22,23 @@
 //! | 131 data | the bytes |
 //! | 132 pong | |
 //!
-//! A block is its number (8), its generation stamp (8) and the name of its pool. A name is its length (1) and its
-//! bytes. Answers come in any order. Hello comes first and once; an answer with a code has nothing after the header.
-//! Whoever does not keep to this is hung up on.
+//! A block consists of its number (8), its generation stamp (8) and the name of its pool. A name consists of its
+//! length (1) and its bytes. Answers come in any order. Hello comes first and once; an answer with a code has no
+//! body. A host closes a connection that violates the protocol.
 
 use viola_proto::agent::BlockKey;
 
-/// Changes when an older program would not understand a frame.
+/// Protocol version; raise it when an older program would misread a frame.
 pub const WIRE_VERSION: u16 = 1;
-/// Longest read, bytes.
+/// Maximum length of a read, bytes.
 pub const MAX_READ: u32 = 1 << 20;
-/// Requests that may be unanswered on one connection.
+/// Maximum unanswered requests of a connection.
 pub const MAX_OUTSTANDING: usize = 64;
-/// Longest name, bytes.
+/// Maximum length of a name, bytes.
 pub const MAX_NAME: usize = 200;
-/// Bytes of the header.
+/// Length of the header, bytes.
 pub const HEADER: usize = 16;
-/// Longest frame but for the header and the bytes of blocks.
+/// Maximum length of a frame without its header and without bytes of blocks.
 const MAX_BODY: usize = 512;
 
 const HELLO: u8 = 1;
@@ -51,19 +50,19 @@ const FOUND: u8 = 130;
 const DATA: u8 = 131;
 const PONG: u8 = 132;
 
-/// Why there are no bytes.
+/// Why a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ErrorCode {
-    /// The block is not known there, or not to this reader.
+    /// The block is unknown there, or not allowed for this reader.
     Unknown = 1,
-    /// It was withdrawn while it was read.
+    /// The block was withdrawn during the read.
     Withdrawn = 2,
-    /// Its disk cannot be read.
+    /// The disk cannot be read.
     Io = 3,
-    /// The other host does not want to talk: another version, or too much at a time.
+    /// The other host refuses: another version, or too many requests.
     Refused = 4,
-    /// The connection is not there, or has just ended. Never between hosts.
+    /// There is no connection, or it has just ended. Used only within a host.
     Gone = 5,
 }
 
@@ -83,7 +82,7 @@ impl ErrorCode {
 impl std::fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "not known there",
+            Self::Unknown => "unknown there",
             Self::Withdrawn => "withdrawn",
             Self::Io => "the disk there cannot be read",
             Self::Refused => "refused",
@@ -92,12 +91,12 @@ impl std::fmt::Display for ErrorCode {
     }
 }
 
-/// What the other side must not send.
+/// A violation of the protocol by the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it does not keep to the protocol: {0}")]
+#[error("protocol violation: {0}")]
 pub struct ProtocolError(pub &'static str);
 
-/// A named block's lengths and whose it is.
+/// The lengths of a named block, and its DataNode VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
     /// Length of the data, bytes.
@@ -106,37 +105,37 @@ pub struct Located {
     pub meta: u64,
     /// Identity of the DataNode VM on its host.
     pub datanode: String,
-    /// Its plain name there.
+    /// The VM's plain name there.
     pub name: String,
 }
 
 /// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// The first one of a connection: on whose behalf.
+    /// The first frame of a connection.
     Hello {
         /// [`WIRE_VERSION`] of the asking host.
         version: u16,
-        /// The reader.
+        /// The reader on whose behalf the host asks.
         reader: String,
     },
-    /// Is this block there?
+    /// Asks whether a block is there.
     Find {
-        /// Which.
+        /// The block.
         key: BlockKey,
     },
-    /// Bytes of a block, please. All of them have to be within the file.
+    /// Asks for bytes of a block, all of which must be within the file.
     Read {
         /// Which.
         key: BlockKey,
-        /// Its checksums instead of its data.
+        /// Whether the checksum file is meant.
         meta: bool,
-        /// From where, bytes.
+        /// Offset, bytes.
         offset: u64,
-        /// How many bytes, 1 to [`MAX_READ`].
+        /// Length, 1 to [`MAX_READ`] bytes.
         length: u32,
     },
-    /// Are you there?
+    /// Asks for a pong.
     Ping,
     /// The answer to hello.
     Welcome {
@@ -145,14 +144,14 @@ pub enum Message {
     },
     /// The answer to find.
     Found(Located),
-    /// Header of an answer to read; its bytes come by [`super::frames::FrameSink::data`].
+    /// The header of an answer to read; its bytes follow through [`super::frames::FrameSink::data`].
     Data {
-        /// How many, bytes.
+        /// Length, bytes.
         length: u32,
     },
     /// The answer to ping.
     Pong,
-    /// Instead of any other answer.
+    /// The request failed.
     Failed(ErrorCode),
 }
 
@@ -162,7 +161,7 @@ fn encode_name(out: &mut Vec<u8>, name: &str) {
     out.extend_from_slice(name.as_bytes());
 }
 
-/// At most [`MAX_NAME`] bytes of a name.
+/// Cuts a name to at most [`MAX_NAME`] bytes.
 fn cut(name: &str) -> &str {
     let mut end = name.len().min(MAX_NAME);
     while !name.is_char_boundary(end) {
@@ -177,7 +176,7 @@ pub(super) fn encode_key(out: &mut Vec<u8>, key: &BlockKey) {
     encode_name(out, key.pool());
 }
 
-/// The 16 bytes before everything.
+/// Encodes a frame's header.
 pub fn header(id: u64, kind: u8, code: u8, length: u32) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     bytes[..4].copy_from_slice(&length.to_le_bytes());
@@ -187,13 +186,13 @@ pub fn header(id: u64, kind: u8, code: u8, length: u32) -> [u8; HEADER] {
     bytes
 }
 
-/// The header of `length` bytes of a block.
+/// Encodes the header of `length` bytes of a block.
 pub fn data_header(id: u64, length: u32) -> [u8; HEADER] {
     header(id, DATA, 0, length)
 }
 
 impl Message {
-    /// Appends the frame to `out`; of [`Message::Data`] the header only. Names are cut to [`MAX_NAME`] bytes.
+    /// Appends the frame to `out`; for [`Message::Data`] only the header. Names are cut to [`MAX_NAME`] bytes.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER]);
@@ -243,7 +242,7 @@ impl Message {
     }
 }
 
-/// A header that was taken apart.
+/// A parsed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) length: usize,
@@ -254,7 +253,7 @@ pub(super) struct Header {
 
 impl Header {
     /// # Errors
-    /// When no frame begins like that.
+    /// When the header is invalid.
     pub(super) fn parse(bytes: &[u8; HEADER]) -> Result<Self, ProtocolError> {
         let [a, b, c, d, kind, code, zero, zeros, id @ ..] = *bytes;
         let head = Self {
@@ -269,10 +268,12 @@ impl Header {
             MAX_BODY
         };
         match () {
-            () if zero != 0 || zeros != 0 => Err(ProtocolError("a header with something in it")),
+            () if zero != 0 || zeros != 0 => {
+                Err(ProtocolError("a header with nonzero reserved bytes"))
+            }
             () if head.length > most => Err(ProtocolError("a frame that is too long")),
             () if code != 0 && (kind != DATA || head.length > 0) => {
-                Err(ProtocolError("a code out of place"))
+                Err(ProtocolError("an unexpected code"))
             }
             () => Ok(head),
         }
@@ -283,10 +284,10 @@ impl Header {
         self.kind == DATA && self.code == 0
     }
 
-    /// The message with this header and body.
+    /// Parses the message with this header and body.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the body is invalid.
     pub(super) fn message(&self, body: &[u8]) -> Result<Message, ProtocolError> {
         let mut rest = Cursor(body);
         let message = match self.kind {
@@ -300,10 +301,10 @@ impl Header {
                 let meta = match rest.take::<1>()? {
                     [0] => false,
                     [1] => true,
-                    _ => return Err(ProtocolError("neither data nor checksums")),
+                    _ => return Err(ProtocolError("a read of an unknown file")),
                 };
                 if length == 0 || length > MAX_READ || offset.checked_add(length.into()).is_none() {
-                    return Err(ProtocolError("a read of an impossible length"));
+                    return Err(ProtocolError("a read with an invalid range"));
                 }
                 Message::Read {
                     key: rest.key()?,
@@ -333,12 +334,12 @@ impl Header {
         };
         match rest.0 {
             [] => Ok(message),
-            _ => Err(ProtocolError("a frame that goes on after its end")),
+            _ => Err(ProtocolError("a frame with extra bytes")),
         }
     }
 }
 
-/// What is left of a body.
+/// The unparsed rest of a body.
 pub(super) struct Cursor<'a>(pub(super) &'a [u8]);
 
 impl Cursor<'_> {
@@ -375,7 +376,7 @@ impl Cursor<'_> {
             .ok_or(ProtocolError("a frame that is too short"))?;
         self.0 = rest;
         let name =
-            std::str::from_utf8(name).map_err(|_| ProtocolError("a name that is no text"))?;
+            std::str::from_utf8(name).map_err(|_| ProtocolError("a name that is not UTF-8"))?;
         Ok(name.to_owned())
     }
 
@@ -383,6 +384,6 @@ impl Cursor<'_> {
         let id = self.u64()?.cast_signed();
         let stamp = self.u64()?;
         BlockKey::new(&self.name()?, id, stamp)
-            .map_err(|_| ProtocolError("no name of a block pool"))
+            .map_err(|_| ProtocolError("an invalid block pool name"))
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The worker: the daemon's orders, and the threads for other hosts and this host's readers.
+//! Carries out the daemon's orders, and starts the threads for other hosts and for this host's readers.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::control::{Inbox, Order, PeerStat, Report, Role, VERSION};
 use crate::hazard::Cells;
 use crate::reader::{Service, end_on_panic, open_images};
 
-/// What the daemon gives a peer worker to begin with.
+/// What the daemon gives a peer worker at its start.
 #[derive(Debug)]
 pub struct Params {
     /// Name of this host.
@@ -28,16 +28,16 @@ pub struct Params {
     pub key: String,
     /// Listening sockets for other hosts.
     pub listeners: Vec<OwnedFd>,
-    /// The worker's hazard cells ([`crate::hazard::create`]), all [`crate::hazard::MAX_CELLS`], to be written.
+    /// The worker's hazard cells ([`crate::hazard::create`]), all [`crate::hazard::MAX_CELLS`] of them, writable.
     pub hazards: File,
 }
 
-/// Serves other hosts, and asks them, until the daemon says that this is over.
+/// Serves and asks other hosts until the daemon orders the worker to quit.
 ///
-/// The process must be the worker's own: a panic in any of its threads ends it.
+/// The process must be the worker's own: a panic in any thread ends it.
 ///
 /// # Errors
-/// When something of `params` is not what it should be.
+/// When a parameter is invalid.
 pub fn run(params: Params, inbox: Inbox) -> io::Result<()> {
     end_on_panic();
     work(params, inbox)
@@ -62,7 +62,7 @@ impl Worker {
         let identity = Identity::new(&params.certificate, &params.key).map_err(io::Error::other)?;
         let cells = Cells::map(&params.hazards)?;
         if cells.count() < crate::hazard::MAX_CELLS {
-            return Err(io::Error::other("there are too few hazard cells"));
+            return Err(io::Error::other("too few hazard cells"));
         }
         let service = Arc::new(Service::new(cells));
         let hosts = Arc::new(Hosts::default());
@@ -71,7 +71,7 @@ impl Worker {
         let mut listening = Vec::new();
         for listener in params.listeners {
             let listener = TcpListener::from(listener);
-            // Its thread has nothing else to do.
+            // The thread only accepts, so it may block.
             listener.set_nonblocking(false)?;
             listening.push(listener.local_addr()?.to_string());
             let server = server.clone();
@@ -90,7 +90,7 @@ impl Worker {
 
     fn obey(&mut self, order: Order, fds: Vec<OwnedFd>) -> Report {
         let mut fds = fds.into_iter();
-        let missing = || Err("descriptors are missing".to_owned());
+        let missing = || Err("the order lacks descriptors".to_owned());
         let done = match order {
             Order::Hello { .. } => {
                 return Report::Hello {
@@ -132,7 +132,7 @@ impl Worker {
                 (Some(socket), Some(table)) => self
                     .service
                     .add(&name, socket, table)
-                    .map_err(|e| format!("the table of `{name}`: {e}")),
+                    .map_err(|e| format!("cannot map the table of `{name}`: {e}")),
                 _ => missing(),
             },
             Order::NoDatanode { name } => {
@@ -144,11 +144,13 @@ impl Worker {
             } => open_images(&images, fds).and_then(|images| {
                 match self.service.set_images(&datanode, images) {
                     true => Ok(()),
-                    false => Err(format!("there is no DataNode `{datanode}`")),
+                    false => Err(format!("unknown DataNode `{datanode}`")),
                 }
             }),
             Order::Quit { .. } => Ok(()),
-            other => Err(format!("an order for another worker: {other:?}")),
+            other => Err(format!(
+                "the peer worker does not support the order {other:?}"
+            )),
         };
         match done {
             Ok(()) => Report::Done,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A block that was looked up: its lease and where its bytes are.
+//! A block that was looked up: its lease and the place of its bytes.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -14,16 +14,16 @@ use super::remote::RemoteBlock;
 use crate::lookup::{Client, Found};
 use crate::table::{self, Lease};
 
-/// A VM whose blocks may be read.
+/// A DataNode VM whose blocks may be read.
 #[derive(Debug)]
 pub(super) struct Datanode {
     pub(super) name: String,
     pub(super) client: Client,
     table: table::View,
     images: RwLock<HashMap<u32, Arc<Image>>>,
-    /// Set when its blocks may not be read any more.
+    /// Set when the VM's blocks may no longer be read.
     closed: AtomicBool,
-    /// Bytes read of its blocks.
+    /// Bytes read from its blocks.
     pub(super) bytes: AtomicU64,
 }
 
@@ -68,7 +68,7 @@ impl Datanode {
     }
 }
 
-/// Where on this host a block's bytes are.
+/// A block on a disk of this host.
 #[derive(Debug)]
 pub(super) struct LocalBlock {
     pub(super) datanode: Arc<Datanode>,
@@ -79,13 +79,13 @@ pub(super) struct LocalBlock {
 }
 
 impl LocalBlock {
-    /// Where the bytes of one of its two files are.
+    /// The map of the data file or of the checksum file.
     pub(super) fn map(&self, meta: bool) -> &CheckedMap {
         if meta { &self.meta } else { &self.data }
     }
 }
 
-/// Where a block is.
+/// The place of a block.
 #[derive(Debug)]
 pub(super) enum Location {
     /// On a disk of this host.
@@ -94,21 +94,20 @@ pub(super) enum Location {
     Remote(RemoteBlock),
 }
 
-/// A block and its checksums, as its agent named them.
+/// A block and its checksum file, as the agent named them.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) key: BlockKey,
     pub(super) location: Location,
-    /// Whether it was read since it was last considered for eviction.
+    /// Whether the block was read since it was last considered for eviction.
     pub(super) used: AtomicBool,
 }
 
 impl Block {
-    /// Checks what an agent worker answered; `None` when it names an image that this worker does not
-    /// have or bytes outside of it.
+    /// Checks the answer of an agent worker; `None` when it names an unknown image or bytes outside the image.
     pub(super) fn new(key: BlockKey, datanode: &Arc<Datanode>, found: &Found) -> Option<Self> {
         let image = datanode.image(found.image)?;
-        // The block may be newer than what is known of the image; old tables would give old bytes.
+        // The block may be newer than the image's tables; old tables would give wrong bytes.
         image.refresh().ok()?;
         let check = |map: &FileMap| {
             let extents: Vec<Extent> = map
@@ -133,7 +132,7 @@ impl Block {
         Some(Self::with_location(key, Location::Local(local)))
     }
 
-    /// A block at a place.
+    /// Creates a block at a place.
     pub(super) fn with_location(key: BlockKey, location: Location) -> Self {
         Self {
             key,
@@ -142,8 +141,8 @@ impl Block {
         }
     }
 
-    /// Whether it may be read. Bytes of a disk of this host count only when this holds after they were
-    /// read, too; another host looks at that itself.
+    /// Whether the block may be read. Bytes from a disk of this host are valid only if this is still true after the
+    /// read; another host makes this check itself.
     pub(super) fn holds(&self) -> bool {
         match &self.location {
             Location::Local(local) => local.datanode.holds(local.lease),
@@ -151,7 +150,7 @@ impl Block {
         }
     }
 
-    /// Length of one of its two files, bytes.
+    /// Length of the data file or of the checksum file, bytes.
     pub(super) fn len(&self, meta: bool) -> u64 {
         match &self.location {
             Location::Local(local) => local.map(meta).len(),
@@ -159,7 +158,7 @@ impl Block {
         }
     }
 
-    /// What it costs to keep.
+    /// Number of extents that the block keeps in memory.
     pub(super) fn extents(&self) -> usize {
         match &self.location {
             Location::Local(local) => local.data.extents().len() + local.meta.extents().len(),

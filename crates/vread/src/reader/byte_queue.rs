@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests that came as plain bytes, served by the same parser as those of a virtqueue.
+//! Serves FUSE requests that arrive as plain bytes, by the same parser as those of a virtqueue.
 //!
-//! Request and reply lie in memory of this process, described by one descriptor each: so nothing about
-//! the server knows which way a request came.
+//! Request and reply lie in memory of this process, described by one descriptor each, so the server does not know the
+//! transport.
 
 use fuse_backend_rs::api::server::Server;
 use viola_proto::fuse_stream::{HEADER_BYTES, MAX_REPLY_BYTES, MAX_REQUEST_BYTES, TRAILER_BYTES};
@@ -19,16 +19,16 @@ const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const REQUEST: u64 = 0x3000;
-/// The frame of the reply; the reply itself is behind the frame's header.
+/// The frame of the reply; the reply follows the frame's header.
 const FRAME: u64 = REQUEST + MAX_REQUEST_BYTES as u64;
 const REPLY: u64 = FRAME + HEADER_BYTES as u64;
 const SIZE: usize = FRAME as usize + HEADER_BYTES + MAX_REPLY_BYTES + TRAILER_BYTES;
-/// A queue's length is a power of two.
+/// A queue's length must be a power of two.
 const QUEUE: u16 = 2;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// Memory for one request at a time. What is not used of it is not there.
+/// Memory for one request at a time; pages are allocated on first use.
 pub(super) struct ByteQueue {
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
 }
@@ -43,8 +43,8 @@ impl ByteQueue {
         })
     }
 
-    /// Serves a request of at most [`MAX_REQUEST_BYTES`] bytes; the length of the reply, 0 for none. `None`
-    /// when the request is malformed.
+    /// Serves a request of at most [`MAX_REQUEST_BYTES`] bytes. Returns the length of the reply, 0 for none, or `None` when
+    /// the request is malformed.
     pub(super) fn serve(&self, server: &Server<BlockFs>, request: &[u8]) -> Option<usize> {
         let memory = self.memory.memory();
         memory.write_slice(request, GuestAddress(REQUEST)).ok()?;
@@ -73,10 +73,10 @@ impl ByteQueue {
         (length <= MAX_REPLY_BYTES).then_some(length)
     }
 
-    /// Writes the last reply's frame, from its first byte to its last.
+    /// Writes the frame of the last reply completely.
     ///
     /// # Errors
-    /// Those of the stream.
+    /// Errors of the stream.
     pub(super) fn send(
         &self,
         header: &[u8; HEADER_BYTES],
@@ -110,14 +110,14 @@ impl ByteQueue {
         Ok(())
     }
 
-    /// Takes a reply that was not made by the server.
+    /// Stores a reply that the server did not produce.
     pub(super) fn put(&self, reply: &[u8]) -> Option<usize> {
         let memory = self.memory.memory();
         memory.write_slice(reply, GuestAddress(REPLY)).ok()?;
         Some(reply.len())
     }
 
-    /// The first bytes of the last reply.
+    /// Returns the first bytes of the last reply.
     pub(super) fn begin<const N: usize>(&self) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         let memory = self.memory.memory();

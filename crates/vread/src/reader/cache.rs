@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks that were looked up, a bounded number of them.
+//! A bounded cache of blocks that were looked up.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -9,13 +9,12 @@ use viola_proto::agent::BlockKey;
 
 use super::block::Block;
 
-/// Most blocks.
+/// Maximum number of blocks.
 const MAX_BLOCKS: usize = 16_384;
-/// Most extents of all blocks together, 32 bytes each.
+/// Maximum number of extents of all blocks, 32 bytes each.
 const MAX_EXTENTS: usize = 1 << 20;
 
-/// Blocks by name. When it is full one goes that was not read lately: each block gets a second chance
-/// when it was read since the last round.
+/// Blocks by name. Eviction is by second chance: a block that was read since the last round stays.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     blocks: HashMap<BlockKey, Arc<Block>>,
@@ -24,7 +23,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// A block that still holds.
+    /// Returns a block whose lease is valid.
     pub(super) fn get(&mut self, key: &BlockKey) -> Option<Arc<Block>> {
         let block = self.blocks.get(key)?;
         if block.holds() {
@@ -55,7 +54,7 @@ impl Cache {
         if let Some(block) = self.blocks.remove(key) {
             self.extents -= block.extents();
         }
-        // Names that are left in the order are skipped when their turn comes; they must not pile up.
+        // Stale names in the order are skipped when their turn comes; this keeps their number bounded.
         if self.order.len() > 2 * self.blocks.len() + 64 {
             self.order.retain(|key| self.blocks.contains_key(key));
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The virtio-fs device: queues in, requests out.
+//! The virtio-fs device: takes requests from virtqueues and serves them.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -25,42 +25,42 @@ use super::service::{Service, count};
 
 /// Feature bits of virtio: version 1, indirect descriptors, event indices.
 const VIRTIO_FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 29;
-/// Longest queue. A request of 1 MiB takes a descriptor for each page and some more.
+/// Maximum queue length. A request of 1 MiB needs a descriptor for each page and some more.
 const QUEUE_LENGTH: usize = 1024;
-/// Length of the mount tag in the device's configuration.
+/// Length of the mount tag in the device configuration, bytes.
 const MAX_TAG_BYTES: usize = 36;
 
-/// A VM's memory, as it is at one moment.
+/// A snapshot of a VM's memory map.
 pub(super) type Memory = GuestMemoryLoadGuard<GuestMemoryMmap>;
 type Chain = DescriptorChain<Memory>;
 
-/// The queues of one connection and what serves them.
+/// The device of one connection.
 pub(super) struct Device {
     inner: Arc<Inner>,
-    /// Waits for disks; without it the thread of the queue does.
+    /// Threads that wait for disks; `None`: the queues' threads wait.
     pool: Option<Pool<Job>>,
     memory: Mutex<GuestMemoryAtomic<GuestMemoryMmap>>,
     tag: String,
     queues: usize,
     poll: Duration,
     exits: Arc<Mutex<Vec<RawFd>>>,
-    /// The way back to the VMM. Nothing is sent on it, but its end tells some VMMs (UML) that this
-    /// worker is gone.
+    /// The back-channel to the VMM. Nothing is sent on it, but its end tells some VMMs (UML) that the worker has
+    /// ended.
     back: Mutex<Option<Backend>>,
 }
 
-/// What the device looks like.
+/// Configuration of the device.
 #[derive(Debug, Clone)]
 pub struct DeviceConfig {
-    /// Name by which the VM mounts the device, at most 36 bytes.
+    /// Mount tag, at most 36 bytes.
     pub tag: String,
-    /// Queues for requests, 1 to 8. A VM uses one per vCPU at most.
+    /// Number of request queues, 1 to 8. A VM uses at most one per vCPU.
     pub queues: usize,
-    /// Threads that wait for disks; 0: the queues' own threads wait.
+    /// Number of threads that wait for disks; 0: the queues' threads wait.
     pub waiters: usize,
-    /// How long a queue's thread goes on looking for requests after the last one before it sleeps.
+    /// Time that a queue's thread polls for requests after the last one before it sleeps.
     pub poll: Duration,
-    /// How the files look in the VM.
+    /// Owner and caching of the files in the VM.
     pub mount: MountOptions,
 }
 
@@ -75,7 +75,7 @@ struct Job {
 }
 
 impl Inner {
-    /// Serves one request, and says how many bytes of answer there are.
+    /// Serves one request and returns the length of the answer.
     fn serve(&self, chain: &Chain) -> u32 {
         if is_first_attempt() {
             count(&self.service.counts.requests);
@@ -90,7 +90,8 @@ impl Inner {
     }
 }
 
-/// Serves the request of a chain; the length of the answer, or `None` when the request is malformed.
+/// Serves the request of a descriptor chain. Returns the length of the answer, or `None` when the request is
+/// malformed.
 pub(super) fn serve_chain(server: &Server<BlockFs>, chain: &Chain) -> Option<usize> {
     let memory = chain.memory();
     let reader = Reader::from_descriptor_chain(memory, chain.clone()).ok()?;
@@ -99,9 +100,9 @@ pub(super) fn serve_chain(server: &Server<BlockFs>, chain: &Chain) -> Option<usi
     server.handle_message(reader, writer, None, None).ok()
 }
 
-/// Gives a request back to the VM.
+/// Returns a request to the VM.
 fn finish(vring: &VringRwLock, head: u16, length: u32) {
-    // Failing means that the VM's ring is not where it was said to be: nobody is there to be told.
+    // A failure means that the VM's ring address is invalid; there is no way to report that to the VM.
     let _ = vring.add_used(head, length);
     if vring.needs_notification().unwrap_or(true) {
         let _ = vring.signal_used_queue();
@@ -139,12 +140,12 @@ impl Device {
         })
     }
 
-    /// Descriptors that the library leaves open when it has ended.
+    /// The descriptors that the library leaves open when it ends.
     pub(super) fn exit_descriptors(&self) -> ExitDescriptors {
         ExitDescriptors(self.exits.clone())
     }
 
-    /// Serves all requests that are there, and those that come while it is worth looking for them.
+    /// Serves pending requests and polls for further ones.
     fn serve_queue(&self, vring: &VringRwLock) {
         let mut idle: Option<Instant> = None;
         loop {
@@ -162,14 +163,14 @@ impl Device {
                     continue;
                 }
                 let vring = vring.clone();
-                // A VM that hands the same request over again and again does not make a heap of them.
+                // The queue of the pool is bounded, because a VM may submit the same request repeatedly.
                 if let Err(job) = pool.submit(Job { chain, vring }) {
                     let length = retry_waiting(|| self.inner.serve(&job.chain));
                     finish(&job.vring, head, length);
                 }
             }
-            // A VM that reads one request after the other sends the next one very soon: looking for it
-            // spares both sides a system call and the time to wake up.
+            // A VM that reads sequentially sends the next request very soon: polling saves both sides a system call
+            // and a wake-up.
             if served {
                 idle = None;
             }
@@ -194,7 +195,7 @@ impl Device {
     }
 }
 
-/// See [`Device::exit_descriptors`]; closes them when dropped, which must be after the library has ended.
+/// See [`Device::exit_descriptors`]. Dropping it closes them, which must happen after the library has ended.
 pub(super) struct ExitDescriptors(Arc<Mutex<Vec<RawFd>>>);
 
 impl Drop for ExitDescriptors {
@@ -252,8 +253,8 @@ impl VhostUserBackend for Device {
         *self.back.lock().unwrap_or_else(PoisonError::into_inner) = Some(back);
     }
 
-    /// The first thread has the queue for what cannot wait and the first for requests; each further
-    /// queue has a thread of its own.
+    /// The first thread serves the high-priority queue and the first request queue; each further queue has its own
+    /// thread.
     fn queues_per_thread(&self) -> Vec<u64> {
         let further = (2..=self.queues).map(|queue| 1 << queue);
         std::iter::once(0b11).chain(further).collect()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The name space that the VM sees: `/POOL/blk_ID_STAMP` and `/POOL/blk_ID_STAMP.meta`, read-only.
+//! The file system that the VM sees: `/POOL/blk_ID_STAMP` and `/POOL/blk_ID_STAMP.meta`, read-only.
 //!
-//! Names are looked up, not listed: a folder shows what the VM's kernel knows of it already and what is
-//! still there. A pool's folder exists for every name that a pool can have.
+//! Directories list only names that the VM has looked up and that still exist. A directory exists for every valid
+//! pool name.
 
 use std::ffi::CStr;
 use std::io;
@@ -23,28 +23,29 @@ use super::guest_buffers::{LocalFile, ReadOnly, is_first_attempt};
 use super::nodes::{FileNode, Kind, MAX_NODES, Node, Nodes, ROOT};
 use super::service::{Service, count};
 
-/// Longest read, in bytes.
+/// Maximum length of a read, bytes.
 pub(super) const MAX_READ_BYTES: u32 = 1 << 20;
-/// Most entries of a folder in one answer.
+/// Maximum directory entries in one answer.
 const MAX_ENTRIES: usize = 256;
-/// For what never changes: the attributes of a file of that name, and folders.
+/// Cache time of what never changes: attributes and directories.
 const ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(3600);
-/// For a block's name. Opening it asks anew in any case; only `stat` may show a withdrawn block so long.
+/// Cache time of a block's name. Every open asks the agent worker again, so only `stat` may show a withdrawn block
+/// for this long.
 const NAME_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How the files look in the VM.
+/// Owner and caching of the files in the VM.
 #[derive(Debug, Clone, Copy)]
 pub struct MountOptions {
-    /// User who owns all files, and the only one who may read them.
+    /// User who owns all files and is the only one who may read them.
     pub uid: u32,
     /// Group of all files.
     pub gid: u32,
-    /// Whether the VM may keep a file's bytes in its page cache after it was closed. A block of one
-    /// name never has other bytes, but the VM's memory is spent on it.
+    /// Whether the VM may keep a file's bytes in its page cache after close. A block of one name never changes, but
+    /// this uses the VM's memory.
     pub keep_cache: bool,
 }
 
-/// One connection's view of a [`Service`].
+/// The file system of one connection to a [`Service`].
 pub struct BlockFs {
     service: Arc<Service>,
     nodes: Arc<Nodes>,
@@ -57,12 +58,12 @@ fn error(code: i32) -> io::Error {
 }
 
 impl BlockFs {
-    /// An empty one.
+    /// Creates an empty file system.
     pub fn new(service: Arc<Service>, mount: MountOptions) -> Self {
         Self::with(service, mount, Nodes::new())
     }
 
-    /// An empty one for a kernel that may know numbers of another worker.
+    /// Creates an empty file system for a kernel that may know node numbers of another worker.
     pub(super) fn for_stream(service: Arc<Service>, mount: MountOptions) -> Self {
         Self::with(service, mount, Nodes::from_random())
     }
@@ -127,8 +128,8 @@ impl BlockFs {
         }
     }
 
-    /// The block of a file, from its node or looked up anew. Another length under the same name would
-    /// be another block: then it is gone.
+    /// The block of a file, from its node or by a new look-up. A block of another length under the same name counts
+    /// as gone.
     fn block(&self, file: &FileNode) -> io::Result<Arc<Block>> {
         let mut kept = file.block.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(block) = kept.upgrade().filter(|block| block.holds()) {
@@ -180,7 +181,7 @@ impl BlockFs {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(e),
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Err(e),
-                // Ended before it was begun: it may have been named again, or moved to another place.
+                // The lease ended before the read: the agent may have named the block again or moved it.
                 Err(e) if e.raw_os_error() == Some(libc::ESTALE) => {
                     self.service.forget(&block.key);
                     continue;
@@ -200,7 +201,8 @@ impl BlockFs {
         Err(error(libc::ESTALE))
     }
 
-    /// Reads from a disk of this host. ESTALE: the lease had ended before; EKEYREVOKED: it ended meanwhile.
+    /// Reads from a disk of this host. ESTALE: the lease had ended before the read; EKEYREVOKED: it ended during the
+    /// read.
     fn read_local(
         &self,
         block: &Block,
@@ -231,7 +233,7 @@ impl BlockFs {
             bytes.fetch_add(length as u64, Ordering::Relaxed);
         }
         filled.map_err(|e| match e.raw_os_error() {
-            // These are this function's own words.
+            // Only this function returns these codes.
             Some(libc::ESTALE | libc::EKEYREVOKED | libc::EBUSY) => error(libc::EIO),
             _ => e,
         })
@@ -387,7 +389,7 @@ impl FileSystem for BlockFs {
         add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
         let folder = self.node(inode)?;
-        // The place in the stream is a node's number; the root's stands for the two entries before all.
+        // The directory offset is a node number; the root's stands for "." and "..".
         let children = self.nodes.children(&folder, offset.max(ROOT), MAX_ENTRIES);
         let dots = [(0, "."), (ROOT, "..")];
         for (before, name) in dots
@@ -444,8 +446,8 @@ impl FileSystem for BlockFs {
         Ok(stat)
     }
 
-    // Whatever would change something. All else that is not here is not implemented, which the
-    // VM's kernel asks for once and never again.
+    // All modifying operations fail with EROFS. The others that are absent return ENOSYS, which the VM's kernel
+    // remembers.
 
     fn setattr(
         &self,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes of an image straight into the memory of a VM.
+//! Reads bytes of an image directly into a VM's memory.
 
 use std::cell::Cell;
 use std::io;
@@ -11,35 +11,34 @@ use viola_extents::host::Source;
 
 use super::block::LocalBlock;
 
-/// Buffers in one system call.
+/// Maximum buffers in a system call.
 const MAX_BUFFERS: usize = 1024;
 
 thread_local! {
     static WAITING: Cell<Waiting> = const { Cell::new(Waiting::Allowed) };
 }
 
-/// Whether this thread waits for a disk.
+/// Whether this thread may wait for a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waiting {
-    /// It does.
+    /// It may.
     Allowed,
-    /// It does not: bytes that are not in memory end the request.
+    /// It may not: a read of bytes that are not in memory ends the request.
     Forbidden,
-    /// It did not, and that has ended the request: somebody patient has to serve it.
+    /// A read would have waited, which has ended the request: another thread serves it again.
     Needed,
-    /// It does, and serves what another has ended.
+    /// It may, and serves a request that ended as [`Waiting::Needed`] before.
     Retry,
 }
 
-/// Runs `serve` on this thread without waiting for a disk. `None` when that was not possible: then
-/// nothing has been done that serving the same request again would not do again.
+/// Runs `serve` without waiting for a disk. Returns `None` if it had to wait; serving the request again is safe then.
 pub(crate) fn without_waiting<T>(serve: impl FnOnce() -> T) -> Option<T> {
     WAITING.set(Waiting::Forbidden);
     let result = serve();
     (WAITING.replace(Waiting::Allowed) != Waiting::Needed).then_some(result)
 }
 
-/// Runs `serve` on a request that [`without_waiting`] has ended.
+/// Runs `serve`, which may wait, on a request that [`without_waiting`] has ended.
 pub(super) fn retry_waiting<T>(serve: impl FnOnce() -> T) -> T {
     WAITING.set(Waiting::Retry);
     let result = serve();
@@ -52,17 +51,17 @@ pub(super) fn must_not_wait() -> bool {
     matches!(WAITING.get(), Waiting::Forbidden | Waiting::Needed)
 }
 
-/// Whether this thread is inside [`without_waiting`], and what it does will be done again by another.
+/// Whether the request has to be served again because it would have waited.
 pub(super) fn will_be_retried() -> bool {
     WAITING.get() == Waiting::Needed
 }
 
-/// Whether the request is served for the first time.
+/// Whether this is the first attempt at the request.
 pub(super) fn is_first_attempt() -> bool {
     WAITING.get() != Waiting::Retry
 }
 
-/// A file of a block as something to read from. The caller holds the hazard.
+/// The data or checksum file of a local block. The caller holds the hazard.
 pub(super) struct LocalFile<'a> {
     pub(super) block: &'a LocalBlock,
     pub(super) meta: bool,
@@ -101,7 +100,7 @@ impl FillGuest for LocalFile<'_> {
     }
 }
 
-/// Lengths here are of parts of the room in a request, far below 4 GiB.
+/// Lengths are bounded by the buffers of a request, far below 4 GiB.
 fn size(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }
@@ -111,10 +110,10 @@ pub(super) fn would_wait() -> io::Error {
     io::ErrorKind::WouldBlock.into()
 }
 
-/// GuestBuffers for an answer in a VM's memory, filled from its begin.
+/// Buffers for an answer in a VM's memory, filled from the front.
 pub(super) struct GuestBuffers<'a> {
     buffers: Vec<libc::iovec>,
-    /// First one that is not full.
+    /// Index of the first buffer that is not full.
     first: usize,
     pub(super) left: usize,
     _memory: std::marker::PhantomData<&'a [FileVolatileSlice<'a>]>,
@@ -126,7 +125,7 @@ impl<'a> GuestBuffers<'a> {
         for slice in slices.iter().filter(|slice| !slice.is_empty()) {
             let (base, len) = (slice.as_ptr(), slice.len());
             match buffers.last_mut() {
-                // pages that follow each other are one buffer
+                // Adjacent pages form one buffer.
                 Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base => {
                     last.iov_len += len;
                 }
@@ -144,8 +143,8 @@ impl<'a> GuestBuffers<'a> {
         }
     }
 
-    /// The next buffers, at max `max` bytes of them, cut by hiding the rest of the last one; the
-    /// second value is what was hidden.
+    /// Returns the next buffers with at most `max` bytes. The last one is shortened; the second value is the number
+    /// of bytes cut off.
     fn next(&mut self, max: usize) -> (&mut [libc::iovec], usize) {
         let rest = &mut self.buffers[self.first..];
         let (mut count, mut sum) = (0, 0);
@@ -160,7 +159,7 @@ impl<'a> GuestBuffers<'a> {
         (&mut rest[..count], hidden)
     }
 
-    /// Puts back what [`GuestBuffers::next`] has hidden of the last of `count` buffers, and goes on by `done`
+    /// Restores the bytes that [`GuestBuffers::next`] cut off the last of `count` buffers, and advances by `done`
     /// bytes.
     fn advance(&mut self, count: usize, hidden: usize, done: usize) {
         if count > 0 {
@@ -205,7 +204,7 @@ impl<'a> GuestBuffers<'a> {
             if got < 0 {
                 match error.raw_os_error() {
                     Some(libc::EINTR) => {}
-                    // no file system that can tell, or bytes that are not in memory
+                    // The file system does not support the flag, or the bytes are not in memory.
                     Some(libc::EAGAIN | libc::EOPNOTSUPP) if must_not_wait() => {
                         return Err(would_wait());
                     }
@@ -233,7 +232,7 @@ impl<'a> GuestBuffers<'a> {
     /// Copies `len` bytes from `from`.
     ///
     /// # Safety
-    /// So many bytes are mapped there. Another process may change them meanwhile.
+    /// `len` bytes are mapped at `from`. Another process may change them meanwhile.
     pub(super) unsafe fn copy_from(&mut self, from: *const u8, len: usize) {
         self.each(len, |at, len, done| {
             // SAFETY: as in `each`; `done + len` is never beyond the length given to it.
@@ -241,8 +240,8 @@ impl<'a> GuestBuffers<'a> {
         });
     }
 
-    /// Calls `write` for each buffer of the next `len` bytes with its address, which is good for that
-    /// many bytes of the guest's memory, and with how many bytes came before it.
+    /// Calls `write` for each buffer of the next `len` bytes, with its address, its length and the number of bytes
+    /// before it. The address is valid for that many bytes of the guest's memory.
     fn each(&mut self, len: usize, mut write: impl FnMut(*mut u8, usize, usize)) {
         let mut len = len.min(self.left);
         let mut done = 0;
@@ -260,13 +259,13 @@ impl<'a> GuestBuffers<'a> {
     }
 }
 
-/// What fills slices of a VM's memory from a place of a file of a block.
+/// A source of bytes for a VM's memory.
 pub(super) trait FillGuest {
-    /// FillGuest them from `offset` on; says how many bytes that were.
+    /// Fills the slices with bytes from `offset` and returns their number.
     fn fill(&mut self, slices: &[FileVolatileSlice<'_>], offset: u64) -> io::Result<usize>;
 }
 
-/// It, as the library wants a file to read from: at an offset, and nothing else.
+/// Adapter to the library's file trait: supports only positioned reads.
 pub(super) struct ReadOnly<'a, T>(pub(super) &'a mut T);
 
 fn no_stream() -> io::Error {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of this host's disks as plain bytes, for other hosts.
+//! Reads of local blocks for other hosts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use super::block::{Block, LocalBlock, Location};
 use super::guest_buffers::{FillGuest, LocalFile, without_waiting};
 use super::service::{Service, count};
 
-/// Why there are no bytes.
+/// Why a read failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadError {
-    /// The lease had ended before.
+    /// The lease had ended before the read.
     Ended,
-    /// It ended while they were read.
+    /// The lease ended during the read.
     Withdrawn,
-    /// They are not in memory, and the thread does not wait.
+    /// The bytes are not in memory, and the thread may not wait.
     WouldWait,
-    /// The disk, or a place outside of the file.
+    /// The disk failed, or the range exceeds the file.
     Io,
 }
 
-/// A block that was looked up.
+/// A local block that was looked up.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockHandle(Arc<Block>);
 
@@ -37,17 +37,17 @@ impl BlockHandle {
         }
     }
 
-    /// Length of one of its two files, bytes.
+    /// Length of the data file or of the checksum file, bytes.
     pub(crate) fn len(&self, meta: bool) -> u64 {
         self.0.len(meta)
     }
 
-    /// Whose it is.
+    /// Identity of the block's DataNode VM.
     pub(crate) fn datanode(&self) -> &str {
         self.local().map_or("", |local| &local.datanode.name)
     }
 
-    /// Brings bytes into the page cache.
+    /// Reads bytes into the page cache.
     pub(crate) fn prefetch(&self, meta: bool, range: Range<u64>) {
         if let Some(local) = self.local() {
             local.image.prefetch(local.map(meta), range);
@@ -56,7 +56,7 @@ impl BlockHandle {
 }
 
 impl Service {
-    /// The block of this name, if it is known without asking and its DataNode VM is one of these.
+    /// Returns a block that is in the cache, if `may` accepts its DataNode VM.
     pub(crate) fn cached_local(
         &self,
         key: &BlockKey,
@@ -69,7 +69,7 @@ impl Service {
             .then_some(handle)
     }
 
-    /// The block of this name, if one of these DataNode VMs has it. Waits for agent workers.
+    /// Returns a block that one of the DataNode VMs accepted by `may` has. Waits for agent workers.
     pub(crate) fn find_local(
         &self,
         key: &BlockKey,
@@ -86,10 +86,10 @@ impl Service {
         Some(BlockHandle(block))
     }
 
-    /// Reads as many bytes as fit into `bytes`, all of them within the file. The lease held before and after.
+    /// Fills `bytes` from `offset`, all within the file. The lease is valid before and after the read.
     ///
     /// # Errors
-    /// [`ReadError`]; what is in `bytes` then is not to be used.
+    /// [`ReadError`]; the content of `bytes` is invalid then.
     pub(crate) fn read_local(
         &self,
         handle: &BlockHandle,
@@ -103,7 +103,7 @@ impl Service {
         if end.is_none_or(|end| end > handle.len(meta)) {
             return Err(ReadError::Io);
         }
-        // As many cells as threads that come here: one is free.
+        // There are as many cells as reading threads, so one is free.
         let hazard = self.hazard(local).ok_or(ReadError::Io)?;
         if !handle.0.holds() {
             self.forget(&handle.0.key);

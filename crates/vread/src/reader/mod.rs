@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The reader worker: a read-only virtio-fs device for one VM, made of blocks of others. A VM whose memory
-//! is not shared gets the same file system by a byte stream.
+//! The reader worker: a read-only virtio-fs device for one VM, whose files are blocks of other VMs. A VM without
+//! shared memory gets the same file system by a byte stream.
 //!
-//! It parses what the VM sends (vhost-user messages of the VMM, virtqueues, FUSE requests) and so runs
-//! without rights of its own; all descriptors come from the daemon. Bytes go from the image's file
-//! into the VM's memory by one system call, without a copy of ours.
+//! The worker parses untrusted input (vhost-user messages of the VMM, virtqueues, FUSE requests), so it runs without
+//! privileges; the daemon passes it all descriptors. One system call reads bytes from the image into the VM's memory,
+//! without a copy.
 //!
-//! What a VM can make it keep is bounded: [`nodes::MAX_NODES`](self) files, none of which needs
-//! memory for being open, 16,384 blocks, 2^20 extents, and the requests of its queues.
+//! A VM can make the worker keep a bounded amount of memory: [`nodes::MAX_NODES`](self) files, whose open state needs
+//! no memory, 16,384 blocks, 2^20 extents, and the requests in its queues.
 
 mod block;
 mod byte_queue;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files and folders that the VM has been told of, by the numbers it knows them by.
+//! The files and directories that the VM knows, by node number.
 //!
-//! There are never more than [`MAX_NODES`]. When a VM does not forget the ones it does not need, those
-//! that are not open go, the longest known first; the VM then hears `ESTALE`, which makes a kernel look
-//! the name up again.
+//! At most [`MAX_NODES`] exist. If a VM does not forget nodes, the oldest ones that are not open are evicted. The VM
+//! then gets `ESTALE`, and its kernel looks the name up again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,20 +13,20 @@ use viola_proto::agent::BlockKey;
 
 use super::block::Block;
 
-/// Most of them at a time; some 500 bytes each.
+/// Maximum number of nodes; some 500 bytes each.
 pub(super) const MAX_NODES: usize = 32_768;
 
-/// The number of the root.
+/// Number of the root node.
 pub(super) const ROOT: u64 = 1;
 
-/// What a node is.
+/// The kind of a node.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// The mount itself.
+    /// The root directory.
     Root,
-    /// A block pool's folder.
+    /// The directory of a block pool.
     Pool(String),
-    /// A block or its checksums.
+    /// A block or its checksum file.
     File(FileNode),
 }
 
@@ -35,21 +34,21 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct FileNode {
     pub(super) key: BlockKey,
-    /// Whether it is the checksum file.
+    /// Whether this is the checksum file.
     pub(super) meta: bool,
-    /// Length in bytes. A block of that name never has another one.
+    /// Length in bytes; fixed for a block of this name.
     pub(super) size: u64,
     pub(super) block: Mutex<Weak<Block>>,
     pub(super) ahead: Mutex<Readahead>,
     pub(super) opens: AtomicU64,
 }
 
-/// What the VM's number stands for.
+/// A node.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) id: u64,
     pub(super) kind: Kind,
-    /// How often the VM was told this number, less what it has forgotten.
+    /// The kernel's look-up count of the node (FUSE nlookup).
     lookups: AtomicU64,
 }
 
@@ -87,14 +86,13 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Numbers from 2 on: for a kernel that knows no others.
+    /// Numbers nodes from 2, for a kernel without earlier nodes.
     pub(super) fn new() -> Self {
         Self::starting_after(ROOT)
     }
 
-    /// Numbers that no other process has given, as good as: a kernel that still knows some of another
-    /// worker hears that they are stale, and never gets another file's bytes. Below 2^63, since they are
-    /// places in a folder as well.
+    /// Numbers nodes from a random start, so that a kernel with nodes of another worker gets ESTALE and never another
+    /// file's bytes. The start is below 2^63, because numbers are directory offsets, too.
     pub(super) fn from_random() -> Self {
         Self::starting_after((super::stream::random() >> 2).max(ROOT))
     }
@@ -118,7 +116,7 @@ impl Nodes {
         self.read().by_id.get(&id).cloned()
     }
 
-    /// The folder of a pool, told to the VM once more. `None` when there are too many nodes.
+    /// Returns the directory of a pool and increments its look-up count; `None` when there are too many nodes.
     pub(super) fn pool(&self, pool: &str) -> Option<Arc<Node>> {
         self.get_or_insert(
             Name::Pool(pool.into()),
@@ -127,7 +125,7 @@ impl Nodes {
         )
     }
 
-    /// A file of a block, told to the VM once more. `None` when there are too many nodes.
+    /// Returns a file of a block and increments its look-up count; `None` when there are too many nodes.
     pub(super) fn file(&self, block: &Arc<Block>, meta: bool) -> Option<Arc<Node>> {
         let size = block.len(meta);
         let name = Name::File(block.key.clone(), meta);
@@ -172,7 +170,7 @@ impl Nodes {
         Some(node)
     }
 
-    /// The VM has forgotten a number so many times.
+    /// Decrements a look-up count (FUSE forget).
     pub(super) fn forget(&self, id: u64, times: u64) {
         let Some(node) = self.get(id).filter(|node| node.id != ROOT) else {
             return;
@@ -183,14 +181,14 @@ impl Nodes {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         if before.is_ok_and(|before| before <= times) {
             let mut inner = self.write();
-            // told again meanwhile, or open in spite of it
+            // The VM may have looked the node up again, or still have it open.
             if node.lookups.load(Ordering::Relaxed) == 0 && !node.open() {
                 inner.remove(&node);
             }
         }
     }
 
-    /// Up to `most` entries of a folder after the number `after`, in the order of their numbers.
+    /// Returns up to `most` entries of a directory with numbers above `after`, in order.
     pub(super) fn children(&self, folder: &Node, after: u64, most: usize) -> Vec<Arc<Node>> {
         let inner = self.read();
         let all = inner.by_id.range(after.saturating_add(1)..);
@@ -205,7 +203,7 @@ impl Nodes {
             .collect()
     }
 
-    /// Forgets all but the root. Numbers are not used again.
+    /// Removes all nodes but the root. Numbers are not reused.
     pub(super) fn clear(&self) {
         let mut inner = self.write();
         inner.by_name.clear();
@@ -227,8 +225,8 @@ impl Nodes {
 }
 
 impl Inner {
-    /// Makes room: an eighth of all nodes, so that a VM that needs more than fit does not pay for a
-    /// search with each. `None` when all are open.
+    /// Evicts an eighth of the nodes at once, so that a VM that needs more nodes does not cause a search for each.
+    /// Returns `None` when all nodes are open.
     fn evict(&mut self) -> Option<()> {
         let old: Vec<Arc<Node>> = self
             .by_id

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Threads that wait for disks.
+//! A pool of threads that wait for disks.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,8 +16,7 @@ struct Shared<T> {
     more: Condvar,
 }
 
-/// A fixed number of threads and a bounded queue in front of them. Dropping it drops the jobs that were
-/// not begun, and waits for the others.
+/// A fixed number of threads with a bounded queue. Dropping the pool drops waiting jobs and waits for running ones.
 pub(crate) struct Pool<T> {
     shared: Arc<Shared<T>>,
     limit: usize,
@@ -57,7 +56,7 @@ impl<T: Send + 'static> Pool<T> {
         Ok(pool)
     }
 
-    /// Hands a job over; gives it back when too many wait already.
+    /// Submits a job; returns it when the queue is full.
     pub(crate) fn submit(&self, job: T) -> Result<(), T> {
         let mut state = self.shared.lock();
         if state.jobs.len() >= self.limit {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of other hosts, through this host's peer worker.
+//! Reads blocks of other hosts through this host's peer worker.
 //!
-//! A request is sent as soon as it is known, also by a thread that does not wait, and its bytes arrive in a slot of
-//! the shared memory, from where they are copied into the VM's memory. What a reader in order is going to want is
-//! asked for ahead, into further slots. Threads that wait take turns at receiving.
+//! A thread sends its request at once, even if it may not wait for the answer. The bytes arrive in a slot of the
+//! shared memory and are copied into the VM's memory. For a sequential reader further bytes are requested ahead, into
+//! further slots. Threads that wait take turns at receiving.
 //!
-//! The host that has the disk looks at the lease before and after it reads. Bytes fetched ahead are at most
-//! [`slots::UNREAD_TIMEOUT`] old when they are given to the VM; a block of one name never has others.
+//! The host with the disk checks the lease before and after the read. Bytes fetched ahead are at most
+//! [`slots::UNREAD_TIMEOUT`] old when they are given to the VM; a block of one name never changes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,20 +30,20 @@ use crate::peer::datagram::Datagram;
 use crate::peer::shared_memory::{SLOT_BYTES, SharedMemory};
 use crate::peer::wire::{ErrorCode, Located, Message};
 
-/// How long a look-up may take. The peer worker itself answers earlier when a host does not.
+/// Time limit for a look-up. The peer worker answers earlier when a host does not.
 const FIND_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Longest sleep.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// A peer worker that shows no sign of life for so long is taken for dead...
+/// A peer worker without a heartbeat for this long counts as dead...
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(600);
-/// ...and is not asked again for so long.
+/// ...and is not asked again for this long.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// A block is looked up again when so much time has gone by since it was last looked up or read.
+/// A block is looked up again when its last look-up or read is older than this.
 const MAX_LOOKUP_AGE: Duration = Duration::from_secs(1);
-/// Slots that are left to reads when others are asked for ahead.
+/// Slots that requests ahead leave free for reads.
 const RESERVED_SLOTS: usize = 8;
 
-/// The reader's end of the way to other hosts.
+/// The reader's link to the peer worker.
 #[derive(Debug)]
 pub(super) struct PeerLink {
     socket: OwnedFd,
@@ -56,7 +56,7 @@ pub(super) struct PeerLink {
     bytes: Mutex<BTreeMap<String, u64>>,
 }
 
-/// Which host has a block, or why none is known.
+/// The host that has a block, or why none is known.
 type FindResult = Result<(u16, Located), ErrorCode>;
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ struct State {
     slots: Slots,
     finds: Vec<(u64, Option<FindResult>)>,
     receiving: bool,
-    /// Nothing is asked before this.
+    /// Time before which the peer worker is not asked.
     retry_at: Option<Instant>,
     heartbeat: u64,
     heartbeat_at: Instant,
@@ -80,7 +80,7 @@ pub(super) struct RemoteBlock {
     located: Located,
     stale: AtomicBool,
     found_at: Instant,
-    /// When it was last known to be named, milliseconds after `begun`.
+    /// Time of the last successful look-up or read, milliseconds after `found_at`.
     confirmed_ms: AtomicU64,
 }
 
@@ -108,7 +108,7 @@ impl PeerLink {
         })
     }
 
-    /// Goes on with the counts of the one before.
+    /// Takes over the counts of the previous link.
     pub(super) fn take_counts(&self, old: &Self) {
         self.reads.store(old.reads(), Ordering::Relaxed);
         self.errors.store(old.errors(), Ordering::Relaxed);
@@ -128,13 +128,13 @@ impl PeerLink {
         bytes.clone()
     }
 
-    /// Ends all that is under way, for good.
+    /// Closes the link and fails all requests.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.more.notify_all();
     }
 
-    /// Which host has a block. Waits for the answer.
+    /// Finds the host that has a block. Waits for the answer.
     pub(super) fn find(remote: &Arc<Self>, key: &BlockKey) -> Option<RemoteBlock> {
         let mut state = remote.lock();
         if !remote.may_ask(&mut state) {
@@ -195,14 +195,14 @@ impl PeerLink {
         !self.closed.load(Ordering::SeqCst)
     }
 
-    /// Something could not be sent.
+    /// Closes the link unless the socket is only full.
     fn handle_send_error(&self, e: &io::Error) {
         if e.kind() != io::ErrorKind::WouldBlock {
             self.close();
         }
     }
 
-    /// Asks for bytes into a free slot; false when there is none, or nobody to be asked.
+    /// Requests bytes into a free slot; false when no slot is free or the socket is full.
     fn request(&self, state: &mut State, range: ReadRange, ahead: bool) -> Result<bool, ErrorCode> {
         if !self.may_ask(state) {
             return Err(ErrorCode::Gone);
@@ -238,7 +238,7 @@ impl PeerLink {
         }
     }
 
-    /// Takes what has come.
+    /// Receives pending answers.
     fn receive(&self, state: &mut State) {
         loop {
             match Datagram::receive(&self.socket) {
@@ -265,7 +265,7 @@ impl PeerLink {
                 tv_sec: 0,
                 tv_nsec: POLL_INTERVAL.subsec_nanos().into(),
             };
-            // An interrupted or failed wait only means looking again.
+            // If the wait fails, the caller checks again.
             let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&tick));
             state = self.lock();
             self.receive(&mut state);
@@ -284,7 +284,7 @@ impl PeerLink {
         (state, alive)
     }
 
-    /// Bytes of a block into the room for an answer, all that there is room for.
+    /// Fills the buffers with bytes of a block.
     fn fill(
         &self,
         block: &RemoteBlock,
@@ -382,7 +382,7 @@ impl RemoteBlock {
         }
     }
 
-    /// Whether it may be taken for named without asking.
+    /// Whether the block counts as named without asking.
     pub(super) fn holds(&self) -> bool {
         let confirmed_ms = Duration::from_millis(self.confirmed_ms.load(Ordering::Relaxed));
         !self.stale.load(Ordering::SeqCst)
@@ -390,7 +390,7 @@ impl RemoteBlock {
             && self.found_at.elapsed() < confirmed_ms + MAX_LOOKUP_AGE
     }
 
-    /// Asks for bytes that will be read soon. What cannot be had ahead is asked for when it is read.
+    /// Requests bytes ahead. Bytes that do not get a slot are requested when they are read.
     pub(super) fn prefetch(&self, meta: bool, range: Range<u64>) {
         let mut state = self.link.lock();
         for offset in range.clone().step_by(SLOT_BYTES) {
@@ -407,7 +407,8 @@ impl RemoteBlock {
         }
     }
 
-    /// Reads into an answer to the VM. ESTALE: it is not there any more; EKEYREVOKED: it was withdrawn meanwhile.
+    /// Reads into an answer to the VM. ESTALE: the block is no longer there; EKEYREVOKED: it was withdrawn during the
+    /// read.
     pub(super) fn read(
         &self,
         meta: bool,
@@ -451,7 +452,7 @@ impl RemoteBlock {
     }
 }
 
-/// A file of a block of another host as something to read from.
+/// The data or checksum file of a remote block.
 struct RemoteFile<'a> {
     block: &'a RemoteBlock,
     meta: bool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the connections of one reader share: the DataNodes that it may read and the blocks it knows.
+//! State that all connections of a reader share: the DataNode VMs that it may read, and the blocks that it knows.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -18,10 +18,10 @@ use crate::control::{ReaderStat, StreamState};
 use crate::hazard::{Cells, Hazard};
 use crate::lookup::ask_all;
 
-/// How long agent workers may take to answer. A healthy one takes far below a millisecond.
+/// Time limit for answers of agent workers. A healthy one needs far less than a millisecond.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Counts since the start.
+/// Counts since the worker's start.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) connected: AtomicU64,
@@ -35,7 +35,7 @@ pub(super) struct Counts {
     pub(super) bad_answers: AtomicU64,
     pub(super) too_many: AtomicU64,
     pub(super) io_errors: AtomicU64,
-    /// Streams of the VM that are silent, and that have a session.
+    /// Streams without and with a session.
     silent: AtomicU64,
     streams: AtomicU64,
 }
@@ -44,21 +44,21 @@ pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Everything that outlives a connection of the VM.
+/// The state that outlives a connection of the VM.
 #[derive(Debug)]
 pub struct Service {
     datanodes: RwLock<Arc<Vec<Arc<Datanode>>>>,
     cache: Mutex<Cache>,
     cells: Cells,
-    /// Hazard cells that are free, one bit each.
+    /// Free hazard cells, one bit each.
     free: AtomicU64,
-    /// The way to blocks of other hosts.
+    /// The link to the peer worker.
     remote: RwLock<Option<Arc<PeerLink>>>,
     pub(super) counts: Counts,
 }
 
 impl Service {
-    /// A reader that publishes what it reads in these cells, and may read nothing yet.
+    /// Creates a reader with these hazard cells and without DataNode VMs.
     pub fn new(cells: Cells) -> Self {
         let free = u64::MAX >> (u64::BITS as usize - cells.count());
         Self {
@@ -71,17 +71,17 @@ impl Service {
         }
     }
 
-    /// Lets the blocks of a DataNode VM be read. One of that name that was there before is replaced.
+    /// Adds a DataNode VM, or replaces one with the same name.
     ///
     /// # Errors
-    /// When `table` is no table.
+    /// When `table` is not a lease table.
     pub fn add(&self, name: &str, socket: OwnedFd, table: OwnedFd) -> std::io::Result<()> {
         let new = Arc::new(Datanode::new(name.into(), socket, table)?);
         self.replace(name, Some(new));
         Ok(())
     }
 
-    /// Lets the blocks of a DataNode VM not be read any more.
+    /// Removes a DataNode VM.
     pub fn remove(&self, name: &str) {
         self.replace(name, None);
     }
@@ -92,7 +92,7 @@ impl Service {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         let (old, kept): (Vec<_>, Vec<_>) = datanodes.iter().cloned().partition(|d| d.name == name);
-        // Who replaces itself keeps its disks until it is told others.
+        // A replaced VM keeps its images until the daemon sends others.
         if let (Some(old), Some(new)) = (old.first(), &new) {
             let images = old.image_ids().into_iter();
             new.set_images(images.filter_map(|id| Some((id, old.image(id)?))).collect());
@@ -103,7 +103,7 @@ impl Service {
         *datanodes = Arc::new(kept.into_iter().chain(new).collect());
     }
 
-    /// Sets the disk images of a DataNode VM; false when there is no such VM.
+    /// Sets the disk images of a DataNode VM; false when the VM is unknown.
     pub fn set_images(&self, name: &str, images: HashMap<u32, Arc<Image>>) -> bool {
         match self.datanodes().iter().find(|d| d.name == name) {
             Some(datanode) => {
@@ -122,10 +122,10 @@ impl Service {
         datanodes.clone()
     }
 
-    /// Lets blocks of other hosts be asked for on this socket, or not any more.
+    /// Sets the socket and memory for blocks of other hosts; `None` disables them.
     ///
     /// # Errors
-    /// When the memory is not such a memory.
+    /// When the memory is not one of [`crate::peer::new_memory`].
     pub fn set_remote(&self, ends: Option<(OwnedFd, OwnedFd)>) -> std::io::Result<()> {
         let new = match ends {
             Some((socket, memory)) => Some(Arc::new(PeerLink::new(socket, memory)?)),
@@ -146,7 +146,7 @@ impl Service {
         remote.clone()
     }
 
-    /// The block of this name if some DataNode VM has it now: one of this host if there is one.
+    /// Finds a block: on this host if possible, else on another one.
     pub(super) fn find(&self, key: &BlockKey) -> Option<Arc<Block>> {
         if let Some(block) = self.cache().get(key) {
             return Some(block);
@@ -155,7 +155,7 @@ impl Service {
         let block = near.or_else(|| {
             let remote = self.remote()?;
             if must_not_wait() {
-                // Only marks the request: somebody patient serves it again.
+                // This only marks the request: another thread serves it again.
                 let _ = would_wait();
                 return None;
             }
@@ -173,7 +173,7 @@ impl Service {
         block
     }
 
-    /// The block of this name if one of these DataNode VMs has it now.
+    /// Asks the agent workers of the DataNode VMs accepted by `may` for a block.
     pub(super) fn query_local(
         &self,
         key: &BlockKey,
@@ -190,17 +190,17 @@ impl Service {
         block.map(Arc::new)
     }
 
-    /// The block of this name if it is known and still holds.
+    /// Returns a block from the cache if its lease is valid.
     pub(super) fn cached(&self, key: &BlockKey) -> Option<Arc<Block>> {
         self.cache().get(key)
     }
 
-    /// Remembers a block.
+    /// Adds a block to the cache.
     pub(super) fn keep(&self, block: &Arc<Block>) {
         self.cache().put(block);
     }
 
-    /// Forgets a block whose lease has ended.
+    /// Removes a block whose lease has ended from the cache.
     pub(super) fn forget(&self, key: &BlockKey) {
         self.cache().forget(key);
     }
@@ -209,7 +209,7 @@ impl Service {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes that a block is read, and takes a free cell for that. `None` when all are in use.
+    /// Takes a free hazard cell and publishes that a block is read; `None` when no cell is free.
     pub(super) fn hazard(&self, block: &LocalBlock) -> Option<HeldHazard<'_>> {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
@@ -236,7 +236,7 @@ impl Service {
         }
     }
 
-    /// A stream was in one state and is in another; `None` is before its begin, and after its end.
+    /// Counts a stream's change of state; `None` stands for before its start and after its end.
     pub(super) fn record_stream_state(
         &self,
         before: Option<StreamState>,
@@ -255,7 +255,7 @@ impl Service {
         }
     }
 
-    /// What there is to tell.
+    /// Returns the statistics.
     pub fn stat(&self) -> ReaderStat {
         let counts = &self.counts;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -301,14 +301,14 @@ impl Service {
         }
     }
 
-    /// How many blocks are kept.
+    /// Number of blocks in the cache.
     #[cfg(any(test, feature = "fuzzing"))]
     pub fn cached_blocks(&self) -> usize {
         self.cache().len()
     }
 }
 
-/// A hazard and its cell; both are free again when this is dropped.
+/// A hazard and its cell; dropping it frees both.
 #[derive(Debug)]
 pub(super) struct HeldHazard<'a> {
     hazard: Option<Hazard<'a>>,

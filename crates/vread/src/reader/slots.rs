@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the slots of the shared memory hold, or wait for.
+//! The slots of the shared memory: what each holds or waits for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use viola_proto::agent::BlockKey;
 use crate::peer::shared_memory::{SLOT_BYTES, SLOT_COUNT};
 use crate::peer::wire::ErrorCode;
 
-/// How long bytes that nobody has read are kept.
+/// Time after which bytes that were not read are dropped.
 pub(super) const UNREAD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bytes of a file of a block.
+/// A range of a block's data or checksum file on another host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReadRange {
     pub(super) host: u16,
@@ -36,14 +36,14 @@ struct Slot {
     range: ReadRange,
     ahead: bool,
     state: State,
-    /// Threads that copy from it.
+    /// Number of threads that copy from the slot.
     readers: u32,
-    /// Bytes that were copied.
+    /// Bytes copied so far.
     used: u32,
 }
 
 impl Slot {
-    /// Whether nobody will come for it any more.
+    /// Whether the slot's content has expired.
     fn is_expired(&self) -> bool {
         match self.state {
             State::Requested => false,
@@ -54,16 +54,16 @@ impl Slot {
     }
 }
 
-/// What there is of the wanted bytes, or at least of the first of them.
+/// What is known of the first byte of a range.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SlotContent {
-    /// In this slot, after so many bytes, so many.
+    /// It is in a slot: slot number, offset in the slot, bytes from there to the slot's end.
     Arrived(usize, u32, u32),
-    /// They were asked for.
+    /// It was requested.
     Requested,
-    /// They were asked for and will not come.
+    /// The request failed.
     Failed(ErrorCode),
-    /// They were not asked for.
+    /// It was not requested.
     Absent,
 }
 
@@ -82,7 +82,7 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Looks for the first of the wanted bytes. A failure is told once.
+    /// Looks for the first byte of a range. A failure is returned once.
     pub(super) fn find(&mut self, range: &ReadRange) -> SlotContent {
         for (number, place) in self.slots.iter_mut().enumerate() {
             let Some(slot) = place else {
@@ -105,7 +105,7 @@ impl Slots {
                 State::Failed { code, .. } => {
                     let ahead = slot.ahead;
                     *place = None;
-                    // Nobody had wanted these yet: whoever does now asks anew.
+                    // A failed request ahead is not reported; the reader requests the bytes itself.
                     if !ahead {
                         return SlotContent::Failed(code);
                     }
@@ -115,8 +115,7 @@ impl Slots {
         SlotContent::Absent
     }
 
-    /// A slot that can be used, if more than `reserve` are free. Bytes fetched ahead give way to reads that are waited
-    /// for.
+    /// Returns a free slot if more than `reserve` are free. With `reserve` 0 the oldest bytes fetched ahead give way.
     pub(super) fn take_free(&mut self, reserve: usize) -> Option<usize> {
         for place in &mut self.slots {
             if place.as_ref().is_some_and(Slot::is_expired) {
@@ -142,7 +141,7 @@ impl Slots {
         Some(oldest)
     }
 
-    /// Bytes were asked for into a free slot.
+    /// Marks a free slot as requested.
     pub(super) fn mark_requested(&mut self, slot: usize, id: u64, range: ReadRange, ahead: bool) {
         debug_assert!(range.length as usize <= SLOT_BYTES);
         self.slots[slot] = Some(Slot {
@@ -155,7 +154,7 @@ impl Slots {
         });
     }
 
-    /// An answer has come: so many bytes, or none.
+    /// Records the answer to a request: a number of bytes, or an error.
     pub(super) fn complete(&mut self, id: u64, answer: Result<u32, ErrorCode>) {
         let mut slots = self.slots.iter_mut().flatten();
         let Some(slot) = slots.find(|slot| slot.id == id && matches!(slot.state, State::Requested))
@@ -173,14 +172,14 @@ impl Slots {
         };
     }
 
-    /// Somebody begins to copy from a slot.
+    /// Marks the begin of a copy from a slot.
     pub(super) fn begin_copy(&mut self, slot: usize) {
         if let Some(slot) = &mut self.slots[slot] {
             slot.readers += 1;
         }
     }
 
-    /// Somebody has copied so many bytes, after [`Slots::begin_copy`].
+    /// Marks the end of a copy of `length` bytes. The slot is freed when all its bytes were copied.
     pub(super) fn end_copy(&mut self, slot: usize, length: u32) {
         let place = &mut self.slots[slot];
         if let Some(slot) = place {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks for a VM whose memory this process does not share: its agent hands the requests of its kernel
-//! over by a byte stream. See [`viola_proto::fuse_stream`].
+//! Serves a VM whose memory this process does not share: the VM's agent forwards the FUSE requests of its kernel in a
+//! byte stream. See [`viola_proto::fuse_stream`].
 //!
-//! One thread hears the stream and answers what is in memory; what has to wait for a disk is answered by
-//! others, in any order. Everything that the VM sends is parsed here, within bounds: a frame of at most
-//! 64 KiB and those that wait for a disk, [`MAX_JOBS`] of them. A VM that does not read its replies is not
-//! receiver either. A reply is complete before its first byte is sent, so that a VM that reads slowly holds
-//! up no withdrawal.
+//! One thread receives requests and answers those whose bytes are in memory; pool threads answer the others, in any
+//! order. All input is bounded: frames of at most 64 KiB and [`MAX_JOBS`] requests that wait for a disk. If a VM does
+//! not read its replies, the worker stops reading its requests. A reply is complete before its first byte is sent, so
+//! a slow VM delays no withdrawal.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -26,16 +25,16 @@ use super::pool::Pool;
 use super::service::{Service, count};
 use crate::control::StreamState;
 
-/// Requests that wait for a disk.
+/// Maximum requests that wait for a disk.
 const MAX_JOBS: usize = 64;
-/// How often it is looked whether a frame that has begun has ended.
+/// Read timeout, after which an incomplete frame is checked.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a frame may take to arrive.
+/// Time limit for a frame to arrive.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(5);
-/// Least time between two hails that nobody asked for.
+/// Minimum time between two hails.
 const MIN_HAIL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The stream of one VM, and what outlives it.
+/// Serves the stream of one VM, and keeps the state that outlives a stream.
 pub struct StreamServer {
     service: Arc<Service>,
     mount: MountOptions,
@@ -44,7 +43,7 @@ pub struct StreamServer {
     current: Mutex<Option<UnixStream>>,
 }
 
-/// What the kernel of a mount was told of.
+/// The file system whose nodes the kernel of a mount knows.
 #[derive(Clone)]
 struct Mounted {
     mount: u64,
@@ -52,7 +51,7 @@ struct Mounted {
 }
 
 impl StreamServer {
-    /// No stream yet. `waiters` are threads that wait for disks; files look as `look` says.
+    /// Creates a server without a stream. `waiters` is the number of threads that wait for disks.
     pub fn new(service: Arc<Service>, mount: MountOptions, waiters: usize) -> Self {
         Self {
             service,
@@ -63,11 +62,10 @@ impl StreamServer {
         }
     }
 
-    /// Serves the VM behind this connected stream from now on, on threads of its own, until it ends; one
-    /// that was there before is closed.
+    /// Starts threads that serve this connected stream until it ends, and closes the previous stream.
     ///
     /// # Errors
-    /// When threads or memory cannot be had.
+    /// When threads or memory cannot be allocated.
     pub fn replace(&self, stream: OwnedFd) -> io::Result<()> {
         let stream = UnixStream::from(stream);
         stream.set_nonblocking(false)?;
@@ -115,10 +113,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that nobody else has.
+/// A random number.
 pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Eight bytes are never cut short, and the kernel's source is ready long before there are VMs.
+    // getrandom(2) never returns fewer than 8 bytes, and its pool is initialised long before VMs run.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_ne_bytes(bytes)
 }
@@ -143,10 +141,10 @@ impl Outbox {
     }
 }
 
-/// What the threads of one stream share.
+/// State that the threads of one stream share.
 struct Shared {
     outbox: Mutex<Outbox>,
-    /// As many as there are threads.
+    /// One per thread.
     queues: Mutex<Vec<ByteQueue>>,
     service: Arc<Service>,
 }
@@ -171,7 +169,7 @@ impl Shared {
         if !asked.expects_reply() {
             return;
         }
-        // The agent's kernel waits for a reply, whatever it was that it sent.
+        // The guest's kernel waits for a reply to every request, even a malformed one.
         let whole = |length: &usize| {
             let header: Option<[u8; FUSE_OUT_HEADER_BYTES]> = queue.begin();
             header.is_some_and(|h| {
@@ -201,33 +199,33 @@ impl Shared {
     }
 }
 
-/// The side that hears.
+/// The receiving thread of a stream.
 struct Receiver {
     shared: Arc<Shared>,
     pool: Pool<Job>,
     mount: MountOptions,
     mounted: Arc<Mutex<Option<Mounted>>>,
-    /// While there is a session.
+    /// The session number and the file system, while there is a session.
     server: Option<(u64, Arc<Server<BlockFs>>)>,
     nonce: u64,
     last_hail: Option<Instant>,
 }
 
-/// What a frame makes of the stream.
+/// How to continue after a frame.
 enum Next {
     Continue,
-    /// Nothing that was said holds any more.
+    /// End the session and start again.
     Restart,
 }
 
 impl Receiver {
     fn run(mut self, mut stream: UnixStream) {
-        // However it ends, the agent's kernel is told by the agent, and a daemon brings the next stream.
+        // The agent reports the end to its kernel, and the daemon brings the next stream.
         let _ = self.listen(&mut stream);
         lock(&self.shared.outbox).session = None;
         let _ = stream.shutdown(std::net::Shutdown::Both);
         let (state, service) = (self.state(), self.shared.service.clone());
-        // Threads that wait for a disk are waited for: a VM that connects again and again has no more.
+        // Dropping waits for the pool's threads, so a VM that reconnects repeatedly has no more of them.
         drop(self);
         service.record_stream_state(Some(state), None);
     }
@@ -274,7 +272,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends the session, and says so.
+    /// Ends the session and sends a hail.
     fn restart_session(&mut self) -> io::Result<()> {
         let before = self.state();
         if self.server.take().is_some() {
@@ -380,7 +378,7 @@ impl Receiver {
                 session,
                 server: server.clone(),
             };
-            // A VM that asks for more than the disk gives is receiver less often.
+            // When the pool is full, this thread waits itself and reads no further requests.
             if let Err(job) = self.pool.submit(job) {
                 let length = retry_waiting(|| queue.serve(&job.server, &job.request));
                 shared.reply(queue, length, asked, session);

@@ -25,10 +25,10 @@ pub struct TestQueue {
 }
 
 impl TestQueue {
-    /// TestQueue to this file system.
+    /// Sends requests to this file system.
     pub fn new(fs: BlockFs) -> Self {
         let ranges = [(GuestAddress(0), MEMORY)];
-        // Of constants; on a machine without 4 MiB there is nothing to test.
+        // The arguments are constant; this fails only without 4 MiB of memory.
         #[allow(clippy::unwrap_used)]
         let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
         Self {
@@ -38,19 +38,18 @@ impl TestQueue {
         }
     }
 
-    /// How many files and folders the server keeps for the VM.
+    /// Number of nodes that the server keeps.
     pub fn kept(&self) -> usize {
         self.kept.len()
     }
 
-    /// Sends `request` and gives the answer, for which there is room for `room` bytes; both are cut
-    /// into descriptors of at most `cut` bytes. `None` when the server takes the request for
-    /// malformed or gives no answer.
+    /// Sends `request` with `room` bytes for the answer, both split into descriptors of at most `cut` bytes. Returns
+    /// the answer, or `None` when the request is malformed or has no answer.
     pub fn send(&self, request: &[u8], room: usize, cut: usize) -> Option<Vec<u8>> {
         let memory = self.memory.memory();
         let request = &request[..request.len().min(MEMORY / 8)];
         let room = room.min(MEMORY - ANSWER as usize);
-        // The queue holds so many descriptors and no more.
+        // The queue has a limited number of descriptors.
         let least = (request.len() + room) / usize::from(QUEUE / 2) + 1;
         let cut = cut.max(least);
         memory.write_slice(request, GuestAddress(REQUEST)).ok()?;

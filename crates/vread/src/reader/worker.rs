@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The worker's threads: one for the daemon's orders, one for the VM, and those of its queues.
+//! The worker's threads: one for the daemon's orders, one for the VM's connection, and those of its queues.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,32 +20,32 @@ use super::stream::StreamServer;
 use crate::control::{Format, ImageSpec, Inbox, Order, Report, Role, VERSION};
 use crate::hazard::Cells;
 
-/// What the daemon gives a reader worker to begin with.
+/// What the daemon gives a reader worker at its start.
 #[derive(Debug)]
 pub struct Params {
     /// Identity of the VM.
     pub vm: String,
-    /// Listening socket to which its VMM connects, bound by the daemon.
+    /// Listening socket for the VMM, bound by the daemon.
     pub socket: OwnedFd,
-    /// The worker's hazard cells ([`crate::hazard::create`]), to be written.
+    /// The worker's hazard cells ([`crate::hazard::create`]), writable.
     pub hazards: File,
-    /// What the device looks like.
+    /// Configuration of the device.
     pub device: DeviceConfig,
 }
 
-/// Serves a VM until the daemon says that this is over.
+/// Serves a VM until the daemon orders the worker to quit.
 ///
-/// The process must be the worker's own: a panic in any of its threads ends it, so that the VM sees a
-/// device that is gone and not one that hangs.
+/// The process must be the worker's own: a panic in any thread ends it, so that the VM sees a lost device instead of
+/// one that hangs.
 ///
 /// # Errors
-/// When something of `params` is not what it should be.
+/// When a parameter is invalid.
 pub fn run(params: Params, mut inbox: Inbox) -> io::Result<()> {
     end_on_panic();
     let cells = Cells::map(&params.hazards)?;
     let mut config = params.device;
     config.queues = config.queues.clamp(1, 8);
-    // each thread that reads needs a cell
+    // Each reading thread needs a cell.
     config.waiters = config
         .waiters
         .min(cells.count().saturating_sub(config.queues));
@@ -57,7 +57,7 @@ pub fn run(params: Params, mut inbox: Inbox) -> io::Result<()> {
         .name("vm".into())
         .spawn(move || {
             if let Err(e) = serve(&serving, socket, &config) {
-                eprintln!("vread: cannot serve the VM any more: {e}");
+                eprintln!("vread: the device ended: {e}");
                 std::process::exit(1);
             }
         })?;
@@ -75,10 +75,10 @@ pub(crate) fn end_on_panic() {
     }));
 }
 
-/// Serves one VM after another on a listening socket, without a daemon's orders.
+/// Serves one VM after another on a listening socket, without a daemon.
 ///
 /// # Errors
-/// When the socket or the threads cannot be had.
+/// When the socket fails or threads cannot start.
 pub fn serve_vm(
     service: &Arc<Service>,
     socket: UnixListener,
@@ -96,7 +96,7 @@ fn serve(service: &Arc<Service>, socket: UnixListener, config: &DeviceConfig) ->
         let mut daemon = VhostUserDaemon::new("vm".into(), device, memory).map_err(other)?;
         daemon.start(&mut listener).map_err(other)?;
         count(&service.counts.connected);
-        // However it ends, the VM is gone, or starts anew with a new connection.
+        // Either the VM is gone, or it connects again.
         if let Err(e) = daemon.wait() {
             let hung_up = "Disconnected PartialMessage SocketBroken";
             if !hung_up
@@ -130,9 +130,9 @@ fn obey(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report 
         Order::Datanode { name } => match (fds.next(), fds.next()) {
             (Some(socket), Some(table)) => match service.add(&name, socket, table) {
                 Ok(()) => Report::Done,
-                Err(e) => failed(format!("the table of `{name}`: {e}")),
+                Err(e) => failed(format!("cannot map the table of `{name}`: {e}")),
             },
-            _ => failed("descriptors are missing".into()),
+            _ => failed("the order lacks descriptors".into()),
         },
         Order::NoDatanode { name } => {
             service.remove(&name);
@@ -143,16 +143,18 @@ fn obey(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report 
         } => match open_images(&images, fds) {
             Ok(images) => match service.set_images(&datanode, images) {
                 true => Report::Done,
-                false => failed(format!("there is no DataNode `{datanode}`")),
+                false => failed(format!("unknown DataNode `{datanode}`")),
             },
             Err(why) => failed(why),
         },
         Order::Remote => match (fds.next(), fds.next()) {
             (Some(socket), Some(memory)) => match service.set_remote(Some((socket, memory))) {
                 Ok(()) => Report::Done,
-                Err(e) => failed(format!("the memory for blocks of other hosts: {e}")),
+                Err(e) => failed(format!(
+                    "cannot map the memory for blocks of other hosts: {e}"
+                )),
             },
-            _ => failed("descriptors are missing".into()),
+            _ => failed("the order lacks descriptors".into()),
         },
         Order::NoRemote => match service.set_remote(None) {
             Ok(()) => Report::Done,
@@ -160,18 +162,20 @@ fn obey(service: &Service, vm: &str, order: Order, fds: Vec<OwnedFd>) -> Report 
         },
         Order::Stat => Report::Reader(service.stat()),
         Order::Quit { .. } => Report::Done,
-        other => failed(format!("an order for an agent worker: {other:?}")),
+        other => failed(format!(
+            "the reader worker does not support the order {other:?}"
+        )),
     }
 }
 
 fn stream(streams: &StreamServer, fds: Vec<OwnedFd>) -> Report {
     let failed = |why: String| Report::Failed { why };
     let Some(fd) = fds.into_iter().next() else {
-        return failed("descriptors are missing".into());
+        return failed("the order lacks descriptors".into());
     };
     match streams.replace(fd) {
         Ok(()) => Report::Done,
-        Err(e) => failed(format!("the stream to the VM's agent: {e}")),
+        Err(e) => failed(format!("cannot serve the stream to the VM's agent: {e}")),
     }
 }
 
@@ -183,7 +187,7 @@ pub(crate) fn open_images(
     for spec in specs {
         let mut layers = Vec::new();
         for format in &spec.layers {
-            let file = fds.next().ok_or("descriptors are missing")?;
+            let file = fds.next().ok_or("the order lacks descriptors")?;
             let format = match format {
                 Format::Raw => host::Format::Raw,
                 Format::Qcow2 => host::Format::Qcow2,

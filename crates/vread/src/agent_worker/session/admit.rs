@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an agent may name: disks by a proof, blocks by extents within them.
+//! Admits proofs of file systems and names of blocks.
 
 use std::time::Instant;
 
@@ -35,14 +35,18 @@ impl AgentSession {
                 let size = found.image.size();
                 let before = self.proved.get(&fs).map(|p| p.image);
                 if before != Some(image) {
-                    // NamedBlocks of the same number are of another disk.
+                    // Blocks with this file system number are on another disk.
                     for slot in self.blocks.end(fs) {
                         self.table.withdraw(slot);
                         self.stat.withdrawn += 1;
                     }
                 }
-                self.journal
-                    .log_limited(now, Level::Info, "proof", &format!("found {shown}"));
+                self.journal.log_limited(
+                    now,
+                    Level::Info,
+                    "proof",
+                    &format!("file system found: {shown}"),
+                );
                 self.proved.insert(fs, Proved { image, size, shown });
                 ToAgent::ProofOk { fs }
             }
@@ -71,7 +75,7 @@ impl AgentSession {
         data: &FileMap,
         meta: &FileMap,
     ) -> Option<ToAgent> {
-        // Refusing it would say that nobody reads it.
+        // A refusal would tell the agent that nobody reads the lease.
         if self.blocks.knows(lease) {
             count(&mut self.stat.refusals, "number in use");
             return None;
@@ -87,7 +91,7 @@ impl AgentSession {
                     now,
                     Level::Warning,
                     kind,
-                    &format!("a block is refused: {why}"),
+                    &format!("block refused: {why}"),
                 );
                 Some(ToAgent::Refused {
                     lease,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that the VM wants to be moved: looked up and checked here, moved by [`viola_vpipe`].
+//! vpipe requests of the VM: checks files and hands them to [`viola_vpipe`], which moves the bytes.
 
 use viola_extents::CheckedMap;
 use viola_proto::agent::{FileMap, FsId, MAX_EXTENTS, ToAgent, truncate_text};
@@ -11,12 +11,12 @@ use super::super::images;
 use super::{AgentSession, count};
 
 impl AgentSession {
-    /// From now on bytes are moved by this.
+    /// Enables vpipe.
     pub fn set_pipes(&mut self, pipes: Pipes) {
         self.pipes = Some(pipes);
     }
 
-    /// What moves bytes.
+    /// The VM's vpipe worker, if vpipe is enabled.
     pub fn pipes(&self) -> Option<&Pipes> {
         self.pipes.as_ref()
     }
@@ -34,7 +34,7 @@ impl AgentSession {
                 length,
             } => {
                 if let Err(why) = self.give(pipe, source, sink, length) {
-                    // a connection that is held for it is let go
+                    // Releases a connection that is held for this pipe.
                     self.order(|pipes| pipes.reset(pipe));
                     self.refuse(pipe, why, out);
                 }
@@ -52,7 +52,7 @@ impl AgentSession {
     }
 
     fn order(&self, order: impl FnOnce(&Pipes)) {
-        // without them nothing was ever given
+        // Without vpipe there is no pipe to act on.
         if let Some(pipes) = &self.pipes {
             order(pipes);
         }
@@ -67,7 +67,7 @@ impl AgentSession {
     ) -> Result<(), String> {
         let pipes = self.pipes.as_ref().ok_or(NO_PIPES)?;
         if length == 0 {
-            return Err("there is nothing to be moved".into());
+            return Err("the length is 0".into());
         }
         pipes.start(PipeSpec {
             pipe,
@@ -100,11 +100,11 @@ impl AgentSession {
         let map = CheckedMap::new(&images::extents(map), map.size, proved.size)
             .map_err(|e| e.to_string())?;
         if (offset.checked_add(length)).is_none_or(|end| end > map.len()) {
-            return Err("the file does not have these bytes".into());
+            return Err("the range exceeds the file".into());
         }
         let disk = self.disks.iter().find(|d| d.spec.id == proved.image);
         let disk = disk.ok_or("the disk is gone")?;
-        // what was written since the image was opened may need tables that were not there then
+        // The image's tables may be older than the file.
         disk.image.refresh().map_err(|e| e.to_string())?;
         Ok(FileRange {
             image: disk.image.clone(),
@@ -114,4 +114,4 @@ impl AgentSession {
     }
 }
 
-const NO_PIPES: &str = "nothing is moved by the host for this VM: see [vm.pipe]";
+const NO_PIPES: &str = "vpipe is off for this VM: see [vm.pipe]";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is told of a session.
+//! Statistics of a session.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use super::{AgentSession, Readers, State};
 use crate::control::{AgentStat, Session};
 
 impl AgentSession {
-    /// What has been done so far.
+    /// Returns the current statistics.
     pub fn stat(&self, now: Instant, readers: &dyn Readers) -> AgentStat {
         let (waiting, oldest) = self.blocks.waiting();
         let table = self.table.id();
@@ -54,7 +54,7 @@ impl AgentSession {
     }
 }
 
-/// The agent's own counts, by name.
+/// Flattens the agent's own counts to a map by name.
 pub(super) fn flat(stats: &Stats) -> BTreeMap<String, u64> {
     let Ok(serde_json::Value::Object(all)) = serde_json::to_value(stats) else {
         return BTreeMap::new();
