@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU cgroups for guests with a weight, v1 (`cpu.shares`) or v2 (`cpu.weight`).
+//! CPU cgroups for guests with a weight: v1 (`cpu.shares`) or v2 (`cpu.weight`).
 //!
-//! Without a weight no group is made: where real-time group scheduling is built into a v1 kernel,
-//! threads outside the root group cannot become real-time.
+//! A guest without a weight gets no group: on a v1 kernel with real-time group scheduling, threads
+//! outside the root group cannot become real-time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Where the cpu controller is.
+/// Mount point of the cpu controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Controller {
     V1(PathBuf),
@@ -46,18 +46,18 @@ impl Controller {
         v2.map(Self::V2)
     }
 
-    /// The group of a lab.
+    /// Path of a lab's group.
     fn lab(&self, lab: &str) -> PathBuf {
         let (Self::V1(root) | Self::V2(root)) = self;
         root.join(format!("viola-lab-{lab}"))
     }
 
-    /// The group of a guest.
+    /// Path of a guest's group.
     pub(crate) fn group(&self, lab: &str, guest: &str) -> PathBuf {
         self.lab(lab).join(guest)
     }
 
-    /// Makes the group of a guest with its weight.
+    /// Creates the group of a guest with its weight.
     pub(crate) fn make(&self, lab: &str, guest: &str, weight: u32) -> Result<PathBuf> {
         let lab = self.lab(lab);
         let group = lab.join(guest);
@@ -72,7 +72,7 @@ impl Controller {
         }
         fs::create_dir_all(&group).map_err(Error::io("make", &group))?;
         match self {
-            // 1024 shares are the ordinary weight of v1, and the least is 2
+            // v1: 1024 shares are ordinary, 2 the minimum
             Self::V1(_) => write(
                 group.join("cpu.shares"),
                 (weight * 1024 / 100).max(2).to_string(),
@@ -83,12 +83,13 @@ impl Controller {
     }
 }
 
-/// File that a process writes `0` to so as to enter the group.
+/// File to which a process writes `0` to enter the group.
 pub(crate) fn procs(group: &Path) -> PathBuf {
     group.join("cgroup.procs")
 }
 
-/// File by which a guest without a weight enters v1's root group, when this process is not in it.
+/// The `cgroup.procs` of v1's root group, if this process is not in that group. A guest without a
+/// weight enters the root group by it.
 pub(crate) fn root_procs() -> Option<PathBuf> {
     let Some(Controller::V1(root)) = Controller::find() else {
         return None;
@@ -102,8 +103,8 @@ pub(crate) fn root_procs() -> Option<PathBuf> {
     group.filter(|g| *g != "/").map(|_| procs(&root))
 }
 
-/// Removes a guest's group and its lab's, when that was the last. They must be empty of processes;
-/// the kernel takes a moment to see that.
+/// Removes a guest's group, and its lab's group after the last guest. The groups must have no
+/// processes; the kernel notices that with a delay.
 pub(crate) fn remove(group: &Path) {
     for _ in 0..100 {
         if fs::remove_dir(group).is_ok() || !group.exists() {
@@ -129,7 +130,7 @@ mod tests {
         "28 22 0:24 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
 
     #[test]
-    fn v1_wins_where_it_has_the_cpu_controller() {
+    fn a_v1_cpu_controller_is_preferred() {
         let both = format!("{V2}{SET}{V1}");
         assert_eq!(
             Controller::parse(&both),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lab's end of a guest's command channel.
+//! The lab's end of a guest's command channel ([`crate::wire`]).
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::wire::{Command, MAX_LINE, Reply, Request};
+use crate::wire::{Command, MAX_LINE_BYTES, Reply, Request};
 
-/// How long an answer may take before the guest is reminded.
-const NUDGE: Duration = Duration::from_secs(2);
+/// Time without an answer after which the guest gets an empty line.
+const NUDGE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Why a question has no good answer.
+/// The answer to a request, or why there is none.
 type Outcome = Result<Value, String>;
 
 pub(crate) struct Channel {
@@ -34,13 +34,13 @@ struct Shared {
 #[derive(Default)]
 struct State {
     waiting: HashMap<u64, Sender<Outcome>>,
-    /// How often the guest's init has said that it is up.
-    ups: u64,
+    /// How often the guest's init has reported that it is up.
+    boots: u64,
     closed: bool,
 }
 
 impl Channel {
-    /// `up` is called whenever the guest's init has come up.
+    /// Starts to read. Calls `up` whenever the guest's init has come up.
     pub(crate) fn new(stream: UnixStream, up: impl Fn() + Send + 'static) -> std::io::Result<Self> {
         let shared = Arc::<Shared>::default();
         let (input, theirs) = (stream.try_clone()?, Arc::clone(&shared));
@@ -54,16 +54,17 @@ impl Channel {
         })
     }
 
-    /// How often the guest's init has come up.
-    pub(crate) fn ups(&self) -> u64 {
-        self.shared.lock().ups
+    /// How often the guest's init has come up, that is, boots so far.
+    pub(crate) fn boots(&self) -> u64 {
+        self.shared.lock().boots
     }
 
-    /// Waits until the init has come up more than `before` times; false when it does not in time.
+    /// Waits until the init has come up more than `before` times. Returns false if it does not
+    /// within `limit`.
     pub(crate) fn wait_up(&self, before: u64, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         let mut state = self.shared.lock();
-        while state.ups <= before && !state.closed {
+        while state.boots <= before && !state.closed {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -75,10 +76,10 @@ impl Channel {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        state.ups > before
+        state.boots > before
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the answer.
     pub(crate) fn ask(&self, command: Command, limit: Duration) -> Outcome {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, answers) = channel();
@@ -95,8 +96,9 @@ impl Channel {
         result
     }
 
-    /// Waits for an answer. Now and then a guest that is about to sleep misses the interrupt of its serial line, and
-    /// nothing but the next one would wake it; so an empty line follows while there is no answer.
+    /// Waits for an answer. A guest that is about to sleep sometimes misses the interrupt of its
+    /// serial line, and only the next one wakes it; so this sends an empty line while there is no
+    /// answer.
     fn wait(&self, answers: &Receiver<Outcome>, limit: Duration) -> Outcome {
         let end = Instant::now() + limit;
         loop {
@@ -104,7 +106,7 @@ impl Channel {
             if left.is_zero() {
                 return Err(format!("no answer within {} s", limit.as_secs_f32()));
             }
-            match answers.recv_timeout(left.min(NUDGE)) {
+            match answers.recv_timeout(left.min(NUDGE_INTERVAL)) {
                 Ok(outcome) => return outcome,
                 Err(RecvTimeoutError::Timeout) => self.write(b"\n")?,
                 Err(RecvTimeoutError::Disconnected) => return Err("it has ended".into()),
@@ -115,9 +117,9 @@ impl Channel {
     fn send(&self, request: &Request) -> Result<(), String> {
         let mut line = serde_json::to_string(request).map_err(|e| e.to_string())?;
         line.push('\n');
-        if line.len() > MAX_LINE {
+        if line.len() > MAX_LINE_BYTES {
             return Err(format!(
-                "a request of {} bytes is too long; {MAX_LINE} is the most",
+                "a request of {} bytes is too long; {MAX_LINE_BYTES} is the most",
                 line.len()
             ));
         }
@@ -148,8 +150,10 @@ impl Shared {
         let mut line = Vec::new();
         loop {
             line.clear();
-            // a guest can send what it likes: lines have an end, and what is no reply is dropped
-            match std::io::Read::take(&mut input, MAX_LINE as u64).read_until(b'\n', &mut line) {
+            // a hostile guest can send anything: bound the line, drop what is no reply
+            match std::io::Read::take(&mut input, MAX_LINE_BYTES as u64)
+                .read_until(b'\n', &mut line)
+            {
                 Ok(0) | Err(_) => break,
                 Ok(_) => {}
             }
@@ -157,7 +161,7 @@ impl Shared {
                 if reply.event.as_deref() == Some("up") {
                     up();
                 }
-                self.take(reply);
+                self.dispatch(reply);
             }
         }
         let mut state = self.lock();
@@ -166,11 +170,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn take(&self, reply: Reply) {
+    fn dispatch(&self, reply: Reply) {
         let mut state = self.lock();
         if reply.event.as_deref() == Some("up") {
-            state.ups += 1;
-            // whatever was asked before the reboot is never answered
+            state.boots += 1;
+            // a rebooted guest never answers earlier requests
             state.waiting.clear();
             self.changed.notify_all();
         } else if let Some(waiting) = state.waiting.remove(&reply.id) {
@@ -195,7 +199,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     #[test]
-    fn answers_may_overtake_each_other() {
+    fn answers_may_come_in_another_order() {
         let (channel, theirs) = pair();
         let answers = std::thread::scope(|scope| {
             let one = scope.spawn(|| channel.ask(Command::Ping, LONG));
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_ends_leaves_nobody_waiting() {
+    fn requests_fail_when_the_guest_ends() {
         let (channel, theirs) = pair();
         let answer = std::thread::scope(|scope| {
             let asked = scope.spawn(|| channel.ask(Command::Ping, LONG));
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_from_a_guest_is_dropped() {
+    fn invalid_lines_from_a_guest_are_dropped() {
         let (channel, theirs) = pair();
         (&theirs)
             .write_all(b"\xff\xfe{\n[1]\n{\"id\":9,\"ok\":1}\n{\"event\":\"up\"}\n")
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_guest_is_given_up() {
+    fn a_request_to_a_silent_guest_times_out() {
         let (channel, _theirs) = pair();
         let text = channel
             .ask(Command::Ping, Duration::from_millis(5))

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong in the lab.
+//! Errors of the lab.
 
 use std::path::{Path, PathBuf};
 
-/// Result of the lab's functions.
+/// Result of the functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// One short sentence that says what failed, where, and where it helps what to do.
+/// One sentence that says what failed, on what, and what to do where that helps.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The description of the lab is wrong.
+    /// The description of the lab is not valid.
     #[error("{origin}: {what}")]
     Spec {
         /// File and line.
@@ -18,33 +18,33 @@ pub enum Error {
         /// Key and what is wrong with it.
         what: String,
     },
-    /// There is no guest image.
+    /// The guest image is missing.
     #[error("no guest image at {0}; run scripts/lab-image.sh")]
     NoImage(PathBuf),
-    /// There is no kernel for guests with several vCPUs.
+    /// The kernel for guests with several vCPUs is missing.
     #[error("no kernel for guests with several vCPUs at {0}; run scripts/uml-smp.sh")]
     NoSmpKernel(PathBuf),
-    /// There is no kernel for QEMU guests.
-    #[error("no kernel for QEMU guests at {0}; run scripts/qemu-image.sh")]
+    /// The kernel for QEMU VMs is missing.
+    #[error("no kernel for QEMU VMs at {0}; run scripts/qemu-image.sh")]
     NoQemuImage(PathBuf),
-    /// There is no Hadoop for guests.
+    /// The Hadoop for guests is missing.
     #[error("no Hadoop at build/hadoop; run scripts/hadoop.sh")]
     NoHadoop,
-    /// There is no HBase or Spark for guests.
+    /// HBase or Spark for guests is missing.
     #[error("neither HBase nor Spark at build/hadoop; run scripts/hadoop.sh --bench")]
     NoJavaStack,
-    /// A lab of this name is running.
+    /// A lab of this name is running already.
     #[error(
-        "lab `{name}` is running already; end it with `viola lab down {name}` or choose another name"
+        "lab `{name}` is running already; end it with `viola-lab down {name}` or choose another name"
     )]
     AlreadyRunning {
         /// Its name.
         name: String,
     },
     /// No lab of this name is running.
-    #[error("no lab `{name}` is running; `viola lab list` shows those that are")]
+    #[error("no lab `{name}` is running; `viola-lab list` shows those that are")]
     NotRunning {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// The lab has no such guest.
@@ -52,12 +52,12 @@ pub enum Error {
     NoGuest {
         /// The lab's name.
         lab: String,
-        /// The name asked for.
+        /// The requested name.
         guest: String,
         /// The names of its guests.
         has: String,
     },
-    /// A guest did not do what it was asked.
+    /// A guest failed to do something.
     #[error("guest {guest}: {what}")]
     Guest {
         /// The guest's name.
@@ -65,15 +65,15 @@ pub enum Error {
         /// What went wrong.
         what: String,
     },
-    /// The lab's network could not be made.
+    /// The lab's network could not be set up.
     #[error("lab network: {what}")]
     Net {
-        /// The device and what was done with it.
+        /// The device and the operation.
         what: String,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A load was aimed at an address that is not the lab's.
+    /// A load was given an address outside the lab.
     #[error(
         "{address} is not an address of this lab's bridges ({bridges}); loads go to the lab's guests only"
     )]
@@ -83,23 +83,23 @@ pub enum Error {
         /// The lab's subnets.
         bridges: String,
     },
-    /// A load's parameters make no sense, or it failed.
+    /// A load failed, or its parameters are out of range.
     #[error("load: {0}")]
     Load(String),
     /// A file or folder could not be used.
     #[error("{path}: cannot {what}")]
     Io {
-        /// Which.
+        /// The file or folder.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The lab's holder thread or supervisor has ended.
     #[error("the lab `{0}` has ended")]
     Ended(String),
-    /// The supervisor said no.
+    /// The supervisor, or a command, refused; the text says why.
     #[error("{0}")]
     Refused(String),
 }
@@ -125,7 +125,7 @@ impl Error {
         }
     }
 
-    /// The sentence with the system's reason behind it.
+    /// The sentence, followed by the system's error if there is one.
     pub fn full(&self) -> String {
         match std::error::Error::source(self) {
             Some(source) => format!("{self}: {source}"),

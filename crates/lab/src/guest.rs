@@ -19,16 +19,16 @@ use crate::shell::Shell;
 use crate::spec::GuestSpec;
 use crate::wire::{Command, Output, Stat, Workload};
 
-/// Longest wait for an answer that needs no work; a guest may have to share its core with many.
-const ANSWER: Duration = Duration::from_secs(60);
-/// Longest wait for a guest to boot.
-pub(crate) const BOOT: Duration = Duration::from_secs(60);
-/// Longest wait for a clean end.
-const SHUTDOWN: Duration = Duration::from_secs(10);
-/// Time that [`Guest::exec`] gives a program.
-const EXEC: Duration = Duration::from_secs(60);
+/// Time limit for a reply that needs no work; a guest may share its core with many others.
+const GUEST_REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for a guest to boot.
+pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for a guest to power off.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of [`Guest::exec`].
+const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A guest of a running lab. All calls may be made from several threads at once.
+/// A guest of a running lab. Several threads may call it at once.
 pub struct Guest {
     spec: GuestSpec,
     id: ProcessId,
@@ -41,13 +41,13 @@ pub struct Guest {
     cgroup: Option<PathBuf>,
 }
 
-/// What starting a guest leaves: its process and the lab's ends of its serial lines.
+/// A started guest: its process and the lab's ends of its serial lines.
 pub(crate) struct Started {
     pub(crate) child: Child,
     pub(crate) channel: UnixStream,
     pub(crate) shell: UnixStream,
     pub(crate) agent: UnixStream,
-    /// The management folder that its kernel makes.
+    /// Management folder that its kernel creates.
     pub(crate) umid: PathBuf,
     pub(crate) console: PathBuf,
     pub(crate) cgroup: Option<PathBuf>,
@@ -89,8 +89,8 @@ impl Guest {
         &self.spec
     }
 
-    /// Process of the guest's kernel: the guest's vCPU is its main thread. It stays the same over
-    /// reboots.
+    /// Process id of the guest's kernel, which stays the same over reboots. The main thread is the
+    /// guest's first vCPU.
     pub fn pid(&self) -> u32 {
         self.id.pid
     }
@@ -104,18 +104,18 @@ impl Guest {
         self.spec.taps.first().map(|tap| tap.address)
     }
 
-    /// File with what its kernel prints.
+    /// File with the output of its kernel.
     pub fn console(&self) -> &Path {
         &self.console
     }
 
-    /// Unix socket with the host end of its agent's line (`/dev/ttyS2` in the guest), for one client at
-    /// a time. It is there from a moment after the guest's boot.
+    /// Unix socket at the host end of its agent's line (`/dev/ttyS2` in the guest), for one client
+    /// at a time. It appears shortly after the guest has booted.
     pub fn agent_socket(&self) -> &Path {
         &self.agent
     }
 
-    /// The cpu cgroup made for it, when it has a weight.
+    /// Its cpu cgroup, if it has a weight.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }
@@ -129,18 +129,19 @@ impl Guest {
         matches!(self.child().try_wait(), Ok(None))
     }
 
-    /// Asks its init for a sign of life.
+    /// Checks that its init answers.
     pub fn ping(&self) -> Result<()> {
-        self.ask::<Value>(Command::Ping, ANSWER).map(drop)
+        self.ask::<Value>(Command::Ping, GUEST_REPLY_TIMEOUT)
+            .map(drop)
     }
 
-    /// Runs a program in the guest, at most a minute.
+    /// Runs a program in the guest for at most a minute.
     pub fn exec<S: AsRef<str>>(&self, argv: &[S]) -> Result<Output> {
-        self.exec_for(argv, "", EXEC)
+        self.exec_for(argv, "", EXEC_TIMEOUT)
     }
 
-    /// Runs a program in the guest with `stdin` as its standard input; it is killed when the time is
-    /// over.
+    /// Runs a program in the guest with `stdin` as its standard input. The guest kills it after
+    /// `limit`.
     pub fn exec_for<S: AsRef<str>>(
         &self,
         argv: &[S],
@@ -154,41 +155,41 @@ impl Guest {
             timeout_ms,
             stdin: stdin.into(),
         };
-        self.ask(command, limit.saturating_add(ANSWER))
+        self.ask(command, limit.saturating_add(GUEST_REPLY_TIMEOUT))
     }
 
-    /// Starts a workload; returns when it works or serves.
+    /// Starts a workload. Returns when it works, or serves requests.
     pub fn start(&self, name: &str, workload: Workload) -> Result<()> {
         self.ask::<Value>(
             Command::Start {
                 name: name.into(),
                 workload,
             },
-            ANSWER,
+            GUEST_REPLY_TIMEOUT,
         )
         .map(drop)
     }
 
-    /// Stops a workload; its last state.
+    /// Stops a workload. Returns its last state.
     pub fn stop(&self, name: &str) -> Result<Stat> {
-        self.ask(Command::Stop { name: name.into() }, ANSWER)
+        self.ask(Command::Stop { name: name.into() }, GUEST_REPLY_TIMEOUT)
     }
 
     /// State of a workload.
     pub fn stat(&self, name: &str) -> Result<Stat> {
-        self.ask(Command::Stat { name: name.into() }, ANSWER)
+        self.ask(Command::Stat { name: name.into() }, GUEST_REPLY_TIMEOUT)
     }
 
     /// Names of its running workloads.
     pub fn workloads(&self) -> Result<Vec<String>> {
-        self.ask(Command::List, ANSWER)
+        self.ask(Command::List, GUEST_REPLY_TIMEOUT)
     }
 
-    /// Powers it off; killed when that takes longer than ten seconds.
+    /// Powers the guest off. Kills it after ten seconds.
     pub fn shutdown(&self) -> Result<()> {
         if self.alive() {
-            let asked = self.channel.ask(Command::Shutdown, SHUTDOWN);
-            let clean = asked.is_ok() && self.wait_end(SHUTDOWN);
+            let asked = self.channel.ask(Command::Shutdown, SHUTDOWN_TIMEOUT);
+            let clean = asked.is_ok() && self.wait_end(SHUTDOWN_TIMEOUT);
             self.kill();
             if !clean {
                 return Err(Error::guest(
@@ -201,15 +202,15 @@ impl Guest {
         Ok(())
     }
 
-    /// Restarts its kernel and the workloads of its description; returns when they are up.
+    /// Restarts its kernel and the workloads of its description. Returns when they are up.
     pub fn reboot(&self) -> Result<()> {
-        let before = self.channel.ups();
-        self.ask::<Value>(Command::Reboot, ANSWER)?;
+        let before = self.channel.boots();
+        self.ask::<Value>(Command::Reboot, GUEST_REPLY_TIMEOUT)?;
         self.wait_boot(before)?;
         self.start_workloads()
     }
 
-    /// Kills its kernel and waits until its processes are gone.
+    /// Kills its kernel and waits until all its processes are gone.
     pub fn kill(&self) {
         let mut child = self.child();
         if matches!(child.try_wait(), Ok(None)) {
@@ -220,14 +221,14 @@ impl Guest {
     }
 
     pub(crate) fn wait_boot(&self, before: u64) -> Result<()> {
-        if self.channel.wait_up(before, BOOT) {
+        if self.channel.wait_up(before, BOOT_TIMEOUT) {
             return Ok(());
         }
-        // its channel closes a moment before its process is gone
+        // its channel closes shortly before its process ends
         let what = if self.wait_end(Duration::from_secs(1)) {
             "its kernel ended while booting"
         } else {
-            "it did not boot in time"
+            "it did not boot within a minute"
         };
         let log = std::fs::read(&self.console).unwrap_or_default();
         let words = last_words(&String::from_utf8_lossy(&log));
@@ -244,13 +245,13 @@ impl Guest {
             .try_for_each(|(name, workload)| self.start(name, workload.clone()))
     }
 
-    /// Passes a command on as it is.
+    /// Passes a client's command to the guest.
     pub(crate) fn forward(&self, command: Command) -> Result<Value> {
         let limit = match &command {
             Command::Exec { timeout_ms, .. } => {
-                ANSWER.saturating_add(Duration::from_millis(*timeout_ms))
+                GUEST_REPLY_TIMEOUT.saturating_add(Duration::from_millis(*timeout_ms))
             }
-            _ => ANSWER,
+            _ => GUEST_REPLY_TIMEOUT,
         };
         self.ask(command, limit)
     }
@@ -261,7 +262,7 @@ impl Guest {
             .ask(command, limit)
             .map_err(|e| Error::guest(self.name(), e))?;
         serde_json::from_value(answer)
-            .map_err(|e| Error::guest(self.name(), format!("an odd answer: {e}")))
+            .map_err(|e| Error::guest(self.name(), format!("its answer is not valid: {e}")))
     }
 
     fn wait_end(&self, limit: Duration) -> bool {
@@ -286,7 +287,7 @@ impl Drop for Guest {
     }
 }
 
-/// The reason for a panic, else the last lines of a console.
+/// The line with the reason of a kernel panic, else the last lines of a console.
 fn last_words(log: &str) -> String {
     if let Some(panic) = log.lines().find(|line| line.contains("Kernel panic")) {
         return panic.trim().into();
@@ -307,7 +308,7 @@ mod tests {
     use super::last_words;
 
     #[test]
-    fn a_panic_is_told_rather_than_its_stack() {
+    fn the_reason_of_a_panic_is_preferred_to_the_last_lines() {
         assert_eq!(
             last_words("a\nKernel panic - not syncing: x\n[<6>] ? panic\n"),
             "Kernel panic - not syncing: x"

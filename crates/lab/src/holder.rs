@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that owns a lab's network namespace and is the parent of its guests.
+//! The thread that holds a lab's network namespace and is the parent of its guests.
 //!
-//! The namespace has no name anywhere: it goes by itself with its last process. It is a new one, or that of a site. Guests ask the
-//! kernel to be killed when their parent *thread* ends, so they are started here and nowhere else.
+//! The namespace is a new one, or that of a [`crate::NetnsHost`]. It has no name: the kernel
+//! removes it with its last process. Guests ask the kernel to kill them when their parent *thread*
+//! ends, so only this thread starts them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,8 +28,8 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts the thread and makes the namespace with the bridges and taps of `spec` in it; or makes these in the
-    /// namespace `at`.
+    /// Starts the thread. Creates a namespace, or enters `at`, and sets up the bridges and NICs of
+    /// `spec` there.
     pub(crate) fn start(spec: &Spec, at: Option<BorrowedFd<'_>>) -> Result<Self> {
         let at = at
             .map(|netns| netns.try_clone_to_owned())
@@ -36,11 +37,11 @@ impl Holder {
             .map_err(Error::net("keeping its namespace"))?;
         let (jobs, todo) = channel::<Job>();
         let (ready, made) = channel();
-        let wanted = spec.clone();
+        let spec_of_thread = spec.clone();
         let thread = std::thread::Builder::new()
             .name("viola-lab".into())
             .spawn(move || {
-                let made = make_namespace(&wanted, at);
+                let made = make_namespace(&spec_of_thread, at);
                 let failed = made.is_err();
                 let _ = ready.send(made);
                 while !failed && let Ok(job) = todo.recv() {
@@ -58,7 +59,7 @@ impl Holder {
         })
     }
 
-    /// Runs a job on the holder thread and waits for its result.
+    /// Runs a job on the holder thread and returns its result.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -78,7 +79,7 @@ impl Holder {
         &self.netns
     }
 
-    /// The namespace as a file that other processes can open while this thread lives.
+    /// Path of the namespace, valid while this thread lives.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -95,9 +96,9 @@ impl Drop for Holder {
 
 fn make_namespace(spec: &Spec, at: Option<OwnedFd>) -> Result<(OwnedFd, PathBuf)> {
     match at {
-        // SAFETY: a new network namespace for this thread alone; no descriptors are unshared.
+        // SAFETY: only this thread gets a new network namespace; it unshares no descriptors.
         None => unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-            .map_err(|e| Error::net("making a network namespace (are you root?)")(e.into()))?,
+            .map_err(|e| Error::net("creating a network namespace (needs root)")(e.into()))?,
         Some(at) => move_into_link_name_space(at.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|e| Error::net("entering its namespace")(e.into()))?,
     }
@@ -111,7 +112,7 @@ fn make_namespace(spec: &Spec, at: Option<OwnedFd>) -> Result<(OwnedFd, PathBuf)
     ))
 }
 
-/// Runs `job` on a fresh thread inside the network namespace and returns its result.
-pub(crate) fn inside<T: Send>(netns: &OwnedFd, job: impl FnOnce() -> T + Send) -> Result<T> {
+/// Runs `job` on a fresh thread inside the network namespace.
+pub(crate) fn in_netns<T: Send>(netns: &OwnedFd, job: impl FnOnce() -> T + Send) -> Result<T> {
     viola_netdev::in_netns(netns.as_fd(), job).map_err(Error::net("entering its namespace"))
 }

@@ -7,18 +7,18 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::guest::Guest;
-use crate::holder::{Holder, inside};
+use crate::holder::{Holder, in_netns};
 use crate::netns_host::NetnsHost;
 use crate::paths::Paths;
 use crate::spec::Spec;
 use crate::state::{self, RunDir};
 use crate::uml;
 
-/// Guests with their network, running until [`Lab::down`] or until this value is dropped; when the
-/// process is killed the kernel ends them.
+/// Guests and their network, running until [`Lab::down`] or a drop. If the process is killed, the
+/// kernel ends the guests.
 pub struct Lab {
     spec: Spec,
-    // dropped in this order: guests, then the thread that is their parent, then the folder
+    // dropped in this order: the guests, the thread that is their parent, the folder
     guests: Vec<Guest>,
     holder: Holder,
     run: Mutex<RunDir>,
@@ -26,28 +26,27 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes the network, boots all guests and starts their workloads.
+    /// Sets up the network, boots all guests and starts their workloads.
     ///
-    /// Takes about a second. Needs root. What an earlier lab of this name left behind is removed
-    /// first.
+    /// Takes about a second. Needs root. Removes first what an earlier lab of this name left.
     ///
     /// # Errors
-    /// [`Error::AlreadyRunning`] when a lab of this name runs; else a sentence on what could not be made. What
-    /// was made until then is gone again.
+    /// [`Error::AlreadyRunning`] if a lab of this name runs; else the error of the failed step.
+    /// Everything made until then is removed.
     pub fn up(spec: &Spec, paths: &Paths) -> Result<Self> {
         Self::up_with(spec, paths, &mut |_| ())
     }
 
-    /// As [`Lab::up`], with the network of a host that is there: a bridge of the description that it has already is
-    /// used as it is. NICs of two labs in one site must not have the same numbers.
+    /// As [`Lab::up`], in the network of a [`NetnsHost`]. A bridge that exists there is used as it
+    /// is. NICs of two labs in one host must not have the same numbers.
     ///
     /// # Errors
     /// As [`Lab::up`].
-    pub fn up_in(site: &NetnsHost, spec: &Spec, paths: &Paths) -> Result<Self> {
-        Self::up_at(spec, paths, Some(site), &mut |_| ())
+    pub fn up_in(host: &NetnsHost, spec: &Spec, paths: &Paths) -> Result<Self> {
+        Self::up_at(spec, paths, Some(host), &mut |_| ())
     }
 
-    /// As [`Lab::up`], telling each step to `progress`.
+    /// As [`Lab::up`]; passes each step to `progress`.
     pub fn up_with(spec: &Spec, paths: &Paths, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         Self::up_at(spec, paths, None, progress)
     }
@@ -55,14 +54,14 @@ impl Lab {
     fn up_at(
         spec: &Spec,
         paths: &Paths,
-        site: Option<&NetnsHost>,
+        host: Option<&NetnsHost>,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self> {
         spec.check()?;
-        room_for(spec)?;
-        let run = RunDir::take(&paths.run, &spec.name)?;
+        check_memory(spec)?;
+        let run = RunDir::create(&paths.run, &spec.name)?;
         let folder = run.path().to_path_buf();
-        let holder = Holder::start(spec, site.map(NetnsHost::netns))?;
+        let holder = Holder::start(spec, host.map(NetnsHost::netns))?;
         progress(&format!(
             "network: {}",
             spec.bridges
@@ -78,7 +77,7 @@ impl Lab {
             run: Mutex::new(run),
             folder,
         };
-        lab.note(|state| state.netns = lab.holder.path().to_owned())?;
+        lab.record(|state| state.netns = lab.holder.path().to_owned())?;
         for index in 0..spec.guests.len() {
             lab.start_guest(index, paths)?;
         }
@@ -101,8 +100,8 @@ impl Lab {
             && let Some(group) =
                 crate::cgroup::Controller::find().map(|c| c.group(&self.spec.name, &spec.name))
         {
-            // noted before it is made, so that nothing is left behind whenever we are killed
-            self.note(|state| state.cgroups.push(group))?;
+            // recorded before it is created: a kill at any moment leaves nothing unknown
+            self.record(|state| state.cgroups.push(group))?;
         }
         let (lab, paths, folder, of) = (
             self.spec.name.clone(),
@@ -116,10 +115,10 @@ impl Lab {
         let guest = Guest::new(spec, started)?;
         let (name, id) = (guest.name().to_owned(), guest.id());
         self.guests.push(guest);
-        self.note(|state| state.guests.push((name, id)))
+        self.record(|state| state.guests.push((name, id)))
     }
 
-    fn note(&self, change: impl FnOnce(&mut state::State)) -> Result<()> {
+    fn record(&self, change: impl FnOnce(&mut state::State)) -> Result<()> {
         self.run
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -136,7 +135,7 @@ impl Lab {
         &self.spec.name
     }
 
-    /// Its folder below /run: the guests' consoles, `uml/` with their management sockets.
+    /// Its folder below /run, with the guests' consoles and `uml/`, their management sockets.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -168,21 +167,21 @@ impl Lab {
         self.holder.netns().as_fd()
     }
 
-    /// Runs `job` on a fresh thread inside the lab's network namespace: sockets that it opens are on
-    /// the host side of the lab's bridges.
+    /// Runs `job` on a fresh thread inside the lab's network namespace. Sockets that it opens are
+    /// on the host side of the lab's bridges.
     pub fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
-        inside(self.holder.netns(), job)
+        in_netns(self.holder.netns(), job)
     }
 
-    /// Powers all guests off and takes everything away.
+    /// Powers all guests off and removes the lab.
     ///
     /// # Errors
-    /// When a guest had to be killed; everything is gone all the same.
+    /// [`Error::Guest`] if a guest had to be killed; the lab is removed all the same.
     pub fn down(self) -> Result<()> {
         self.shutdown_guests()
     }
 
-    /// Powers all guests off at once.
+    /// Powers all guests off in parallel.
     pub(crate) fn shutdown_guests(&self) -> Result<()> {
         let ends: Vec<Result<()>> = std::thread::scope(|scope| {
             let ends: Vec<_> = self
@@ -198,7 +197,7 @@ impl Lab {
         ends.into_iter().collect()
     }
 
-    /// Ends the guests and removes cgroups and folder.
+    /// Kills the guests and removes cgroups and folder.
     pub(crate) fn remove(&self) {
         std::thread::scope(|scope| {
             for guest in &self.guests {
@@ -217,16 +216,16 @@ impl Drop for Lab {
     }
 }
 
-/// Whether the guests' memory fits.
-fn room_for(spec: &Spec) -> Result<()> {
-    let want: u64 = spec.guests.iter().map(|g| g.memory).sum();
+/// Checks that the guests' memory fits into the host's memory file system.
+fn check_memory(spec: &Spec) -> Result<()> {
+    let needed: u64 = spec.guests.iter().map(|g| g.memory).sum();
     let room = rustix::fs::statvfs(uml::MEMORY)
         .map_err(|e| Error::io("look at", uml::MEMORY)(e.into()))?;
     let free = room.f_bavail.saturating_mul(room.f_frsize);
-    if want > free {
+    if needed > free {
         let what = format!(
-            "the guests want {} MiB, but {} has {} MiB free; give them less memory or make it larger",
-            want >> 20,
+            "the guests need {} MiB, but {} has {} MiB free; give them less memory or enlarge it",
+            needed >> 20,
             uml::MEMORY,
             free >> 20
         );

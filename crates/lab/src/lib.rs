@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real guests on this machine, for demo, tests and benchmarks.
+//! Real guests on this host, for the demo, tests and benchmarks.
 //!
-//! A lab is a handful of User Mode Linux guests: real Linux kernels that run as ordinary processes
-//! of the host at native speed in user code, so that the host's scheduler schedules them as it does
-//! KVM guests, on machines without hardware virtualisation too. They hang on bridges in a network
-//! namespace of their own; nothing is changed in the host's network. `scripts/lab-image.sh` fetches
-//! the guest kernel and makes their root file system.
+//! A lab is a few User Mode Linux guests: real Linux kernels that run as ordinary processes of the
+//! host, at native speed in user code. The host's scheduler schedules them as it does KVM guests,
+//! on hosts without hardware virtualisation too. They are connected to bridges in a network
+//! namespace of their own; the lab changes nothing in the host's network. `scripts/lab-image.sh`
+//! fetches the guest kernel and makes the root file system.
+//!
+//! | module | does |
+//! |---|---|
+//! | `lab`, `guest`, `uml` | start, hold and end guests |
+//! | `spec` | describe a lab, in TOML or in code |
+//! | [`wire`], `channel` | talk to a guest's init by a serial line |
+//! | `holder`, `net`, `netns_host`, `wan` | network namespaces, bridges and cables; a client behind a slow line |
+//! | `server`, [`cli`] | let other processes use a running lab |
+//! | `state`, `process`, `cgroup` | find and remove what a killed lab left |
+//! | [`load`], [`media`], [`rtsp`] | clients that measure guests |
+//! | [`hadoop`] | HDFS, HBase and Spark in guests |
+//! | [`qemu`] | QEMU VMs, for what UML has not |
+//! | `rearm` | works around lost interrupts of UML |
 //!
 //! ```no_run
 //! use viola_lab::{Lab, Paths, Spec};

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Voice and video as their users see it: paced packets with an RTP header (RFC 3550), and how evenly they come.
+//! Paced voice and video streams with RTP headers (RFC 3550), and their quality for a listener.
 //!
-//! Time stamps count microseconds from the stream's beginning to the moment in which a packet was due, whatever is in
-//! it: what a sender is late counts as the network's own delay does.
+//! Time stamps count microseconds from the start of the stream to the moment at which a packet is
+//! due. A sender's delay therefore counts like the network's.
 
-/// Bytes of the header in front of each packet's payload.
-pub const HEADER: usize = 12;
-/// Most packets of all lines of one run, either way.
+/// RTP header of each packet, in bytes.
+pub const HEADER_BYTES: usize = 12;
+/// Packets that all lines of one run may have in each direction.
 pub const MAX_PACKETS: usize = 1 << 20;
-/// Port of a guest's `media` workload: RTSP by TCP, RTP by UDP.
+/// Port of a guest's `media` workload: RTSP over TCP, RTP over UDP.
 pub const PORT: u16 = 554;
-/// Bytes of an [`Arrival`] as the guest tells it.
-pub const ARRIVAL: usize = 16;
+/// Size of an [`Arrival`] on the wire.
+pub const ARRIVAL_BYTES: usize = 16;
 
-/// A paced stream, or several lines of it.
+/// A paced stream of several lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
-    /// Streams at a time; their packets are spread evenly over the period.
+    /// Number of parallel lines; their packets are spread evenly over the period.
     pub lines: u32,
     /// Packets of each line.
     pub packets: u32,
     /// Time from one packet of a line to the next, microseconds.
     pub period_us: u32,
-    /// Bytes behind the header, 1 to 1460.
+    /// Payload bytes of a packet, 1 to 1460.
     pub payload: u32,
 }
 
 impl Stream {
-    /// One G.711 call of so many packets: 50 a second with 20 ms of sound in 160 bytes each (RFC 3551).
+    /// G.711 calls: 50 packets a second, each with 20 ms of sound in 160 bytes (RFC 3551).
     pub fn voice(lines: u32, packets: u32) -> Self {
         Self {
             lines,
@@ -37,7 +37,7 @@ impl Stream {
         }
     }
 
-    /// The video of the dissertation's table 2.3: 20 packets a second of 160 bytes.
+    /// The video of table 2.3 in the vSlicer dissertation: 20 packets of 160 bytes a second.
     pub fn video(packets: u32) -> Self {
         Self {
             lines: 1,
@@ -47,7 +47,7 @@ impl Stream {
         }
     }
 
-    /// Its sound: as many packets, of 32 bytes.
+    /// The sound of that video: as many packets of 32 bytes.
     pub fn audio(packets: u32) -> Self {
         Self {
             payload: 32,
@@ -55,10 +55,10 @@ impl Stream {
         }
     }
 
-    /// Whether the numbers make sense; else one sentence.
+    /// Checks the numbers.
     ///
     /// # Errors
-    /// What is out of range.
+    /// A sentence that says what is out of range.
     pub fn check(&self) -> Result<(), String> {
         let all = u64::from(self.lines) * u64::from(self.packets);
         let time = u64::from(self.packets) * u64::from(self.period_us);
@@ -76,7 +76,7 @@ impl Stream {
         }
     }
 
-    /// All packets in the order in which they are due: line, number in it, and when it is due, in microseconds.
+    /// All packets in order: line, number in the line, and due time in microseconds.
     pub fn schedule(self) -> impl Iterator<Item = (u32, u32, u32)> {
         (0..self.packets).flat_map(move |number| {
             (0..self.lines).map(move |line| {
@@ -87,35 +87,35 @@ impl Stream {
         })
     }
 
-    /// Writes a packet; its length.
+    /// Writes a packet into `to` and returns its length.
     pub fn packet(self, line: u32, number: u32, due_us: u32, to: &mut [u8; 1500]) -> usize {
-        let length = HEADER + self.payload as usize;
+        let length = HEADER_BYTES + self.payload as usize;
         to[0] = 0x80; // version 2
         to[1] = 0; // PCMU
         to[2..4].copy_from_slice(&(number as u16).to_be_bytes());
         to[4..8].copy_from_slice(&due_us.to_be_bytes());
         to[8..12].copy_from_slice(&line.to_be_bytes());
-        to[HEADER..length].fill(0xff); // silence
+        to[HEADER_BYTES..length].fill(0xff); // silence
         length
     }
 }
 
-/// A packet that came.
+/// An arrived packet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arrival {
     /// Its line.
     pub line: u32,
-    /// When it was due, microseconds since its stream's beginning.
+    /// Due time, in microseconds since the start of its stream.
     pub due_us: u32,
-    /// When it came, by the receiver's clock, microseconds.
+    /// Arrival time by the receiver's clock, in microseconds.
     pub us: f64,
 }
 
 impl Arrival {
-    /// Of a packet with our header, at this time; none when it has another.
+    /// Reads a packet that arrived at `us`; `None` if it has another header.
     pub fn of(packet: &[u8], us: f64) -> Option<Self> {
         let word = |at: usize| Some(u32::from_be_bytes(packet.get(at..at + 4)?.try_into().ok()?));
-        (packet.len() > HEADER && packet[0] == 0x80).then_some(())?;
+        (packet.len() > HEADER_BYTES && packet[0] == 0x80).then_some(())?;
         Some(Self {
             line: word(8)?,
             due_us: word(4)?,
@@ -123,18 +123,18 @@ impl Arrival {
         })
     }
 
-    /// As the guest tells it.
-    pub fn to_bytes(self) -> [u8; ARRIVAL] {
-        let mut bytes = [0; ARRIVAL];
+    /// Encodes it for the wire.
+    pub fn to_bytes(self) -> [u8; ARRIVAL_BYTES] {
+        let mut bytes = [0; ARRIVAL_BYTES];
         bytes[..4].copy_from_slice(&self.line.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.due_us.to_be_bytes());
         bytes[8..].copy_from_slice(&self.us.to_be_bytes());
         bytes
     }
 
-    /// Reads what the guest told.
+    /// Decodes it from the wire.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; ARRIVAL] = bytes.try_into().ok()?;
+        let bytes: &[u8; ARRIVAL_BYTES] = bytes.try_into().ok()?;
         let (words, time) = bytes.split_at(8);
         Some(Self {
             line: u32::from_be_bytes(words[..4].try_into().ok()?),
@@ -144,21 +144,22 @@ impl Arrival {
     }
 }
 
-/// How a stream was heard.
+/// Quality of a received stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quality {
-    /// Interarrival jitter, milliseconds: RFC 3550's running estimate (section 6.4.1), its mean over all packets and lines;
-    /// the last value alone would be that of the last third of a second.
+    /// Interarrival jitter in milliseconds: the mean of the running estimate of RFC 3550, section
+    /// 6.4.1, over all packets and lines. The last value alone would describe only the last third
+    /// of a second.
     pub jitter_ms: f64,
-    /// Packets that did not come, percent.
+    /// Lost packets, in percent.
     pub lost: f64,
-    /// Packets that came too late to be played, percent of those that came.
+    /// Packets that arrived too late to be played, in percent of those that arrived.
     pub late: f64,
 }
 
 impl Quality {
-    /// Of what came of a stream. A packet is late that took `buffer_ms` more than the quickest of its line: the player
-    /// has nothing left to play then. Copies of a packet count once.
+    /// Quality of a stream with these arrivals. A packet is late if it took `buffer_ms` more than
+    /// the fastest of its line: the player's buffer is empty then. Duplicates count once.
     pub fn of(stream: Stream, arrivals: &[Arrival], buffer_ms: f64) -> Option<Self> {
         let (mut sum, mut came, mut late) = (0.0, 0_usize, 0_usize);
         for line in 0..stream.lines {
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_even_stream_has_no_jitter_however_long_it_takes() {
+    fn an_even_stream_has_no_jitter() {
         let stream = Stream::voice(3, 100);
         let heard = Quality::of(stream, &arrivals(stream, |_, _| Some(70_000.0)), 60.0).unwrap();
         assert_eq!((heard.jitter_ms, heard.lost, heard.late), (0.0, 0.0, 0.0));
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_come_is_lost_and_what_came_too_late_is_late() {
+    fn lost_and_late_packets_are_counted() {
         let stream = Stream::voice(2, 50);
         let some = |_: u32, n: u32| match n % 10 {
             0 => None,
@@ -234,7 +235,7 @@ mod tests {
             _ => Some(20_000.0),
         };
         let mut came = arrivals(stream, some);
-        came.push(came[0]); // a copy
+        came.push(came[0]); // a duplicate
         let heard = Quality::of(stream, &came, 60.0).unwrap();
         assert_eq!(heard.lost, 10.0);
         assert!((heard.late - 100.0 / 9.0).abs() < 1e-9, "{heard:?}");
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrival_is_told_and_read_again() {
+    fn an_arrival_is_encoded_and_decoded() {
         let arrival = Arrival {
             line: 7,
             due_us: 1_000_000,
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_without_packets_or_end_are_refused() {
+    fn streams_out_of_range_are_refused() {
         assert!(Stream::voice(1, 250).check().is_ok());
         assert!(Stream::voice(0, 250).check().is_err());
         assert!(Stream::voice(1, 50_000).check().is_err());

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bridges and cables of a lab, made in the calling thread's network namespace.
+//! Bridges and cables of a lab, created in the calling thread's network namespace.
 
 use crate::error::{Error, Result};
 use crate::spec::Spec;
 use viola_netdev::{add_veth, device};
 
-/// Name of the host's device that is NIC number `nic` of guest number `guest`, both from 0. The guest reads and
-/// writes it by a packet socket.
+/// Name of the host's interface for NIC number `nic` of guest number `guest`, both from 0. The
+/// guest's kernel reads and writes it by a packet socket.
 pub fn nic_name(guest: usize, nic: usize) -> String {
     format!("nic{guest}.{nic}")
 }
 
-/// Name of the other end of that NIC's cable, a port of its bridge.
+/// Name of the other end of that cable, a port of its bridge.
 pub fn port_name(guest: usize, nic: usize) -> String {
     format!("port{guest}.{nic}")
 }
 
-/// Loopback, bridges with their addresses, and for each NIC a cable whose other end is a port of its bridge. A bridge
-/// that is there already, in the namespace of a [`crate::NetnsHost`], is used as it is.
+/// Takes loopback up, creates the bridges with their addresses, and for each NIC a cable from the
+/// guest to its bridge. A bridge that exists already (in a [`crate::NetnsHost`]) is used as it is.
 pub(crate) fn build(spec: &Spec) -> Result<()> {
-    device::up("lo").map_err(Error::net("taking lo up"))?;
+    device::up("lo").map_err(Error::net("taking up lo"))?;
     for bridge in spec.bridges.iter().filter(|b| !device::exists(&b.name)) {
-        let made = |what: &str| Error::net(format!("{what} bridge {}", bridge.name));
-        device::add_bridge(&bridge.name).map_err(made("making"))?;
-        // an address of its own, or it would change with every port
+        let failed = |what: &str| Error::net(format!("{what} bridge {}", bridge.name));
+        device::add_bridge(&bridge.name).map_err(failed("creating"))?;
+        // a fixed address: a bridge otherwise changes it with every port
         let [a, b, c, d] = bridge.address.octets();
-        device::set_mac(&bridge.name, [2, 1, a, b, c, d]).map_err(made("naming"))?;
+        device::set_mac(&bridge.name, [2, 1, a, b, c, d]).map_err(failed("setting the MAC of"))?;
         device::set_address(&bridge.name, bridge.address, bridge.prefix)
-            .map_err(made("addressing"))?;
+            .map_err(failed("addressing"))?;
     }
     for (guest, of) in spec.guests.iter().enumerate() {
         for (nic, tap) in of.taps.iter().enumerate() {
             let (end, port) = (nic_name(guest, nic), port_name(guest, nic));
-            let made = |what: &str| Error::net(format!("{what} {end} of guest {}", of.name));
-            add_veth(&end, &port, None).map_err(made("making"))?;
-            device::add_port(&tap.bridge, &port).map_err(made("bridging"))?;
-            device::up(&port).map_err(made("taking up"))?;
-            device::up_for_packet_socket(&end).map_err(made("taking up"))?;
+            let failed = |what: &str| Error::net(format!("{what} {end} of guest {}", of.name));
+            add_veth(&end, &port, None).map_err(failed("creating"))?;
+            device::add_port(&tap.bridge, &port).map_err(failed("bridging"))?;
+            device::up(&port).map_err(failed("taking up"))?;
+            device::up_for_packet_socket(&end).map_err(failed("taking up"))?;
         }
     }
     Ok(())

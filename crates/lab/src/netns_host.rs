@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A host beside other hosts: a network namespace with one bridge, for daemons and labs to be in, and cables between
-//! the bridges of two of them. All guests and bridge addresses that are joined so are in one subnet, as behind one switch.
+//! A host among other hosts: a network namespace with one bridge, in which daemons and labs run.
+//! Cables between the bridges of two hosts put all their guests into one subnet, as behind one
+//! switch.
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
-use crate::holder::{Holder, inside};
+use crate::holder::{Holder, in_netns};
 use crate::spec::{BridgeSpec, DEFAULT_BRIDGE, Spec};
 use viola_netdev::{add_veth, device};
 
-/// Prefix length of all sites' subnet.
+/// Prefix length of the common subnet.
 const PREFIX: u8 = 24;
 
-/// One host. It goes with the last process that is in it.
+/// One host. The kernel removes its network with the last process in it.
 pub struct NetnsHost {
     name: String,
     address: Ipv4Addr,
@@ -23,10 +24,10 @@ pub struct NetnsHost {
 }
 
 impl NetnsHost {
-    /// Makes one whose bridge `br0` has this address (of a subnet of 256). Needs root.
+    /// Creates a host whose bridge `br0` has this address of a /24 subnet. Needs root.
     ///
     /// # Errors
-    /// What could not be made.
+    /// [`Error::Net`].
     pub fn new(name: &str, address: Ipv4Addr) -> Result<Self> {
         let spec = Spec {
             name: name.to_owned(),
@@ -45,13 +46,13 @@ impl NetnsHost {
         })
     }
 
-    /// Joins two of them by a cable.
+    /// Connects two hosts by a cable.
     ///
     /// # Errors
-    /// What could not be made.
+    /// [`Error::Net`].
     pub fn connect(&self, other: &Self) -> Result<()> {
         let (here, there) = (self.next_port(), other.next_port());
-        let made = |what: &str| {
+        let failed = |what: &str| {
             Error::net(format!(
                 "{what} a cable from {} to {}",
                 self.name, other.name
@@ -59,13 +60,13 @@ impl NetnsHost {
         };
         let far = other.netns();
         self.in_netns(|| add_veth(&here, &there, Some(far)))?
-            .map_err(made("making"))?;
-        for (site, port) in [(self, here), (other, there)] {
-            site.in_netns(|| {
+            .map_err(failed("creating"))?;
+        for (host, port) in [(self, here), (other, there)] {
+            host.in_netns(|| {
                 device::add_port(DEFAULT_BRIDGE, &port)?;
                 device::up(&port)
             })?
-            .map_err(made("plugging"))?;
+            .map_err(failed("plugging in"))?;
         }
         Ok(())
     }
@@ -84,12 +85,12 @@ impl NetnsHost {
         self.holder.netns().as_fd()
     }
 
-    /// Runs `job` on a fresh thread inside; processes that it starts are inside too.
+    /// Runs `job` on a fresh thread inside the namespace; processes that it starts are inside too.
     ///
     /// # Errors
-    /// When the namespace cannot be entered.
+    /// [`Error::Net`] if the thread cannot enter the namespace.
     pub fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
-        inside(self.holder.netns(), job)
+        in_netns(self.holder.netns(), job)
     }
 }
 
@@ -101,10 +102,10 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn two_hosts_with_a_cable_reach_each_other_and_no_third_one() {
-        let site =
-            |n: u8| NetnsHost::new(&format!("site{n}"), Ipv4Addr::new(10, 99, 0, n)).unwrap();
-        let (a, b, c) = (site(1), site(2), site(3));
+    fn only_connected_hosts_reach_each_other() {
+        let host =
+            |n: u8| NetnsHost::new(&format!("host{n}"), Ipv4Addr::new(10, 99, 0, n)).unwrap();
+        let (a, b, c) = (host(1), host(2), host(3));
         a.connect(&b).unwrap();
         let listener = b
             .in_netns(|| TcpListener::bind((b.address(), 7000)).unwrap())

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the guest image and the running labs' state are.
+//! Locations of the guest image and of the running labs' state.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Folders that a lab uses.
+/// Folders of a lab.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
-    /// Guest image: holds `linux.uml` and `root/`.
+    /// Folder of the guest image, with `linux.uml` and `root/`.
     pub image: PathBuf,
-    /// Holds one folder per running lab.
+    /// Folder with one folder per running lab.
     pub run: PathBuf,
 }
 
 impl Paths {
-    /// The image named by `VIOLA_LAB_IMAGE`, else `build/lab/current` in the working folder, the
-    /// program's folder or one above either, else `/var/lib/viola/lab`; state in [`run_folder`].
+    /// Finds the image: `VIOLA_LAB_IMAGE`, else `build/lab/current` in the working folder, the
+    /// program's folder or a parent of either, else `/var/lib/viola/lab/current`. State is in
+    /// [`run_folder`].
     ///
     /// # Errors
-    /// [`Error::NoImage`] with the first place looked at.
+    /// [`Error::NoImage`] with the first place searched.
     pub fn find() -> Result<Self> {
         let program = std::env::current_exe().ok();
         let folders = [std::env::current_dir().ok(), program];
         Self::find_from(folders.iter().flatten().map(PathBuf::as_path))
     }
 
-    /// As [`Paths::find`], looking upwards from these folders.
+    /// As [`Paths::find`], searching these folders and their parents.
     pub fn find_from<'a>(starts: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
         let run = run_folder();
         if let Some(image) = std::env::var_os("VIOLA_LAB_IMAGE") {
@@ -46,8 +47,8 @@ impl Paths {
         Err(Error::NoImage(first.unwrap_or_default()))
     }
 
-    /// This image; symbolic links in its path are followed now, so that a running lab keeps the
-    /// image it began with.
+    /// Uses this image. Symbolic links in its path are resolved now, so that a running lab keeps
+    /// the image that it started with.
     pub fn with_image(image: &Path, run: PathBuf) -> Result<Self> {
         let missing = || Error::NoImage(image.to_path_buf());
         let real = image.canonicalize().map_err(|_| missing())?;
@@ -57,11 +58,11 @@ impl Paths {
         Ok(Self { image: real, run })
     }
 
-    /// The kernel of a guest of so many vCPUs: the image's own for one. For several that which `VIOLA_LAB_SMP_KERNEL`
-    /// names, else `uml-smp/linux.uml` beside the folder of the images.
+    /// The kernel of a guest with `cpus` vCPUs. One vCPU: the image's kernel. Several:
+    /// `VIOLA_LAB_SMP_KERNEL`, else `uml-smp/linux.uml` beside the folder of the images.
     ///
     /// # Errors
-    /// [`Error::NoSmpKernel`] with the place looked at.
+    /// [`Error::NoSmpKernel`] with the place searched.
     pub fn kernel(&self, cpus: u32) -> Result<PathBuf> {
         if cpus <= 1 {
             return Ok(self.image.join("linux.uml"));
@@ -79,7 +80,8 @@ impl Paths {
     }
 }
 
-/// The folder named by `VIOLA_LAB_RUN`, else `/run/viola-lab` for root, else `$XDG_RUNTIME_DIR/viola-lab`, else one in the temporary folder.
+/// Folder of running labs: `VIOLA_LAB_RUN`, else `/run/viola-lab` for root, else
+/// `$XDG_RUNTIME_DIR/viola-lab`, else `viola-lab` in the temporary folder.
 pub fn run_folder() -> PathBuf {
     if let Some(folder) = std::env::var_os("VIOLA_LAB_RUN") {
         return folder.into();
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_found_above_and_only_when_it_is_whole() {
+    fn an_incomplete_image_is_refused() {
         let top = tempfile::tempdir().unwrap();
         let image = top.path().join("build/lab/current");
         std::fs::create_dir_all(image.join("root/usr/bin")).unwrap();
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_with_several_vcpus_have_a_kernel_of_their_own() {
+    fn guests_with_several_vcpus_use_the_smp_kernel() {
         let top = tempfile::tempdir().unwrap();
         let paths = Paths {
             image: top.path().join("build/lab/images/h"),

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Processes told apart for good: by pid and start time.
+//! Processes identified by pid and start time, so that a reused pid is not mistaken for the
+//! process.
 
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-/// A process and when it began, so that a pid used again is not taken for it.
+/// Identity of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessId {
     pub(crate) pid: u32,
-    /// In clock ticks since the host's boot.
+    /// Start time in clock ticks since the host's boot.
     pub(crate) start: u64,
 }
 
-/// Session and start time of a living process.
+/// State, session and start time of a process.
 struct Stat {
     state: char,
     session: u32,
@@ -42,7 +43,7 @@ impl ProcessId {
         })
     }
 
-    /// Whether it is there and no zombie.
+    /// Whether the process exists and is no zombie.
     pub(crate) fn alive(self) -> bool {
         stat(self.pid).is_some_and(|s| s.start == self.start && s.state != 'Z')
     }
@@ -53,12 +54,11 @@ impl ProcessId {
         }
     }
 
-    /// Kills it and what is left of the session that it led, and waits until all are gone.
+    /// Kills the process and what is left of its session, and waits until all are gone.
     ///
-    /// A guest's kernel leads a session with nothing in it but its own processes, which end by
-    /// themselves a moment after it; but one that was just being started when the kernel was killed
-    /// (before its `PR_SET_PDEATHSIG`) sleeps for ever. Processes that run neither the guest's kernel nor its
-    /// user-space stub belong to somebody else and are left alone.
+    /// A guest's kernel leads a session of its own processes only, which end shortly after it. But
+    /// one that was being started when the kernel was killed (before its `PR_SET_PDEATHSIG`) sleeps
+    /// for ever. This kills only processes that run the guest's kernel or its user-space stub.
     pub(crate) fn kill_session(self) {
         self.kill();
         for _ in 0..200 {
@@ -71,12 +71,12 @@ impl ProcessId {
         }
     }
 
-    /// Living members of the session that this process led or leads.
+    /// Living members of the session that this process leads or led.
     fn session(self) -> Vec<Self> {
         let member = |pid: u32| {
             let stat = stat(pid)?;
             let ours = stat.session == self.pid && stat.start >= self.start && stat.state != 'Z';
-            // a process on its way out has no program any more
+            // an exiting process has no program any more
             let guest = std::fs::read_link(format!("/proc/{pid}/exe")).map_or(true, |program| {
                 let program = program.to_string_lossy();
                 program.contains("uml-userspace") || program.contains("linux.uml")
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_start() {
+    fn a_process_with_another_start_time_is_not_alive() {
         let me = ProcessId::of(std::process::id()).unwrap();
         assert!(me.alive());
         assert!(
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_only_has_the_pid_is_not_killed() {
+    fn a_process_with_a_reused_pid_is_not_killed() {
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

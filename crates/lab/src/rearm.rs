@@ -1,26 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wakes guests that have lost an interrupt.
+//! Repeats interrupts that a User Mode Linux guest has lost.
 //!
-//! User Mode Linux hears of its devices by an edge-triggered epoll, and now and then, on a busy machine every few minutes,
-//! forgets what that has told: a device has data, nobody is told again, and a disk, a serial line or a virtio device stands
-//! still until something else happens to it, which may be never. (Seen: a disk's completion unread in its socket. Likely
-//! cause: what epoll told is kept in one array, and a signal that comes while it is worked off fills it anew.) So somebody
-//! looks from outside: where a descriptor has been ready for two looks in a row its place in the epoll is armed anew, which
-//! tells of it once more. For a guest that had not forgotten it this is an interrupt with nothing to do.
+//! User Mode Linux learns of its devices' events by an edge-triggered epoll. Every few minutes on a
+//! busy host it loses an event: the device has data, but the kernel is not told again, and a disk,
+//! serial line or virtio device stops until its next event, which may never come. (Observed: a
+//! disk's completion that stays unread in its socket. Likely cause: epoll's events are kept in one
+//! array, which a signal fills again while the kernel still works through it.) A thread of the lab
+//! checks from outside: a descriptor that is ready in two checks in a row gets its epoll entry
+//! re-armed, which reports it once more. A guest that had not lost the event sees an interrupt with
+//! nothing to do.
 
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Time between two looks.
-const LOOK: Duration = Duration::from_millis(500);
-/// Room to write is there nearly always, so it is told again only with each so manieth look.
-const SLOW: u64 = 20;
-/// Descriptors of this module's thread are from here on; those of the guest's devices are below, at their own numbers.
-const OURS: RawFd = 900;
+/// Interval of checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Descriptors are nearly always writable, so write events are repeated only with every n-th check.
+const CHECKS_PER_WRITE_REARM: u64 = 20;
+/// First number of this thread's own descriptors. Copies of the guest's descriptors keep their
+/// numbers below it.
+const FIRST_OWN_FD: RawFd = 900;
 
-/// One descriptor in an epoll.
+/// One entry of an epoll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Item {
     epoll: RawFd,
@@ -29,55 +32,54 @@ struct Item {
     data: u64,
 }
 
-/// Looks after a guest's process until that has ended.
+/// Starts the thread for a guest's process. The thread ends with the process.
 ///
 /// # Errors
-/// When there is no thread to be had.
+/// The system's, if it has no more threads.
 pub(crate) fn start(pid: u32) -> io::Result<()> {
     let work = move || {
-        // Nothing depends on it but a guest that has forgotten something, which then goes on waiting.
+        // without the thread only a guest that has lost an event keeps waiting
         let _ = Watch::new(pid).map(Watch::run);
     };
     let thread = std::thread::Builder::new().name("viola-lab-rearm".into());
     thread.spawn(work).map(drop)
 }
 
-/// What the thread has; its table of descriptors is its own.
+/// State of the thread, which has its own table of descriptors.
 struct Watch {
     pid: u32,
     process: RawFd,
-    /// What was ready at the last look.
+    /// Entries that were ready at the last check.
     ready: HashSet<Item>,
 }
 
 impl Watch {
-    /// Gives this thread a table of descriptors of its own, with nothing in it but the process.
+    /// Gives this thread an empty table of descriptors and opens the process.
     fn new(pid: u32) -> io::Result<Self> {
-        // SAFETY: neither call touches memory. The table is unshared first, so descriptors that other threads use stay
-        // open there, and this thread has no object that owns one.
+        // SAFETY: neither call touches memory. The table is unshared first, so descriptors of other
+        // threads stay open, and this thread has no object that owns one.
         unsafe {
-            done(libc::unshare(libc::CLONE_FILES).into())?;
-            done(libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0))?;
+            checked(libc::unshare(libc::CLONE_FILES).into())?;
+            checked(libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0))?;
         }
-        // SAFETY: a plain system call on numbers.
-        let process = done(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+        // SAFETY: a system call on numbers.
+        let process = checked(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
         Ok(Self {
             pid,
-            process: aside(process as RawFd)?,
+            process: move_above(process as RawFd)?,
             ready: HashSet::new(),
         })
     }
 
     fn run(mut self) {
-        for look in 0_u64.. {
-            let wait = i32::try_from(LOOK.as_millis()).unwrap_or(i32::MAX);
+        for check in 0_u64.. {
+            let wait = i32::try_from(CHECK_INTERVAL.as_millis()).unwrap_or(i32::MAX);
             if poll(self.process, libc::POLLIN, wait) != 0 {
                 return;
             }
-            let slow = look % SLOW == 0;
-            if self.look(slow).unwrap_or(false) && self.hears() {
-                // SAFETY: a plain system call; the process is there, as its descriptor says, or it is not and the
-                // signal goes nowhere: it is sent by that descriptor.
+            let slow = check % CHECKS_PER_WRITE_REARM == 0;
+            if self.check(slow).unwrap_or(false) && self.handles_sigio() {
+                // SAFETY: a system call on a pidfd: the signal reaches this process or none.
                 unsafe {
                     let none = std::ptr::null::<libc::siginfo_t>();
                     libc::syscall(
@@ -92,15 +94,15 @@ impl Watch {
         }
     }
 
-    /// Arms what is forgotten; true when there was something.
-    fn look(&mut self, slow: bool) -> io::Result<bool> {
+    /// Re-arms lost events. Returns whether there were any.
+    fn check(&mut self, rearm_writes: bool) -> io::Result<bool> {
         let mut ready = HashSet::new();
         let mut armed = false;
         for epoll in self.epolls()? {
             let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{epoll}", self.pid))?;
             for item in items(epoll, &text) {
-                let told = self.ready.contains(&item);
-                match self.arm(&item, told, slow) {
+                let was_ready = self.ready.contains(&item);
+                match self.rearm(&item, was_ready, rearm_writes) {
                     Ok((is, done)) => {
                         armed |= done;
                         if is {
@@ -115,8 +117,9 @@ impl Watch {
         Ok(armed)
     }
 
-    /// Whether the process has a handler for SIGIO: a kernel that has just begun anew has none yet, and would end by it.
-    fn hears(&self) -> bool {
+    /// Whether the process has a handler for SIGIO. A kernel that has just been restarted has none
+    /// yet, and the signal would end it.
+    fn handles_sigio(&self) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
         let caught = status.unwrap_or_default();
         let mut lines = caught
@@ -145,20 +148,23 @@ impl Watch {
         Ok(found)
     }
 
-    /// Whether it has something to read, and whether it was armed.
-    fn arm(&self, item: &Item, told: bool, slow: bool) -> io::Result<(bool, bool)> {
+    /// Checks one entry. Returns whether it has something to read, and whether it was re-armed.
+    fn rearm(&self, item: &Item, was_ready: bool, rearm_writes: bool) -> io::Result<(bool, bool)> {
         let name = std::fs::read_link(format!("/proc/{}/fd/{}", self.pid, item.fd))?;
-        // the machine's random numbers are always there
-        if item.fd >= OURS || name.starts_with("/dev/random") || name.starts_with("/dev/urandom") {
+        // the host's random devices are always readable
+        if item.fd >= FIRST_OWN_FD
+            || name.starts_with("/dev/random")
+            || name.starts_with("/dev/urandom")
+        {
             return Ok((false, false));
         }
-        let theirs = self.take(item.fd)?;
-        // epoll knows a descriptor by its file and its number
+        let theirs = self.copy_fd(item.fd)?;
+        // epoll identifies an entry by file and number: the copy needs the same number
         let mut fd = theirs;
         if theirs != item.fd {
-            // SAFETY: plain system calls on descriptors of this thread's own table, which nothing else owns.
+            // SAFETY: system calls on descriptors of this thread's own table, which no object owns.
             let moved = unsafe {
-                let moved = done(libc::dup2(theirs, item.fd).into());
+                let moved = checked(libc::dup2(theirs, item.fd).into());
                 libc::close(theirs);
                 moved
             };
@@ -166,8 +172,8 @@ impl Watch {
         }
         let is = poll(fd, libc::POLLIN, 0) != 0;
         let mut armed = false;
-        if (is && told) || slow {
-            let epoll = self.take(item.epoll).and_then(aside)?;
+        if (is && was_ready) || rearm_writes {
+            let epoll = self.copy_fd(item.epoll).and_then(move_above)?;
             let mut event = libc::epoll_event {
                 events: item.events,
                 u64: item.data,
@@ -183,25 +189,25 @@ impl Watch {
         Ok((is, armed))
     }
 
-    /// A copy of a descriptor of the guest's process.
-    fn take(&self, fd: RawFd) -> io::Result<RawFd> {
-        // SAFETY: a plain system call on numbers.
-        done(unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.process, fd, 0) })
+    /// Copies a descriptor of the guest's process.
+    fn copy_fd(&self, fd: RawFd) -> io::Result<RawFd> {
+        // SAFETY: a system call on numbers.
+        checked(unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.process, fd, 0) })
             .map(|fd| fd as RawFd)
     }
 }
 
-/// Moves a descriptor out of the way of the guest's numbers.
-fn aside(fd: RawFd) -> io::Result<RawFd> {
-    // SAFETY: plain system calls on a descriptor of this thread's own table, which nothing else owns.
+/// Moves a descriptor above the guest's numbers.
+fn move_above(fd: RawFd) -> io::Result<RawFd> {
+    // SAFETY: system calls on a descriptor of this thread's own table, which no object owns.
     unsafe {
-        let moved = done(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, OURS).into());
+        let moved = checked(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FIRST_OWN_FD).into());
         libc::close(fd);
         moved.map(|fd| fd as RawFd)
     }
 }
 
-/// What poll says of a descriptor; 0 for nothing.
+/// Events that poll reports for a descriptor; 0 for none.
 fn poll(fd: RawFd, events: i16, wait_ms: i32) -> i16 {
     let mut one = libc::pollfd {
         fd,
@@ -213,14 +219,14 @@ fn poll(fd: RawFd, events: i16, wait_ms: i32) -> i16 {
     one.revents
 }
 
-fn done(result: libc::c_long) -> io::Result<libc::c_long> {
+fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
     match result {
         -1 => Err(io::Error::last_os_error()),
         result => Ok(result),
     }
 }
 
-/// The edge-triggered descriptors of an epoll, by its lines in /proc.
+/// The edge-triggered entries of an epoll, from its file in /proc/PID/fdinfo.
 fn items(epoll: RawFd, fdinfo: &str) -> Vec<Item> {
     let item = |line: &str| {
         let mut words = line.strip_prefix("tfd:")?.split_whitespace();
@@ -249,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_an_epoll_are_understood() {
+    fn entries_of_an_epoll_are_parsed() {
         let text = "pos:\t0\nflags:\t02\n\
             tfd:       21 events: 8000201f data:         62531120  pos:0 ino:29b894 sdev:9\n\
             tfd:        5 events:       19 data:                5  pos:0 ino:40e sdev:10\n";
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_told_again() {
+    fn an_event_that_stays_unread_is_repeated() {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLET) as u32,
@@ -287,14 +293,14 @@ mod tests {
         let epoll = epoll.as_raw_fd();
         (&ours).write_all(b"x").unwrap();
         assert_eq!(wait(epoll, 20_000), 1);
-        assert_eq!(wait(epoll, 0), 0, "told twice without being armed");
-        let look = || {
+        assert_eq!(wait(epoll, 0), 0, "reported twice without being re-armed");
+        let twice = || {
             let mut watch = Watch::new(std::process::id()).unwrap();
-            let first = watch.look(false).unwrap();
-            (first, watch.look(false).unwrap())
+            let first = watch.check(false).unwrap();
+            (first, watch.check(false).unwrap())
         };
-        // once ready may be about to be read
-        let (first, second) = std::thread::spawn(look).join().unwrap();
+        // an entry that is ready once may be about to be read
+        let (first, second) = std::thread::spawn(twice).join().unwrap();
         assert!(!first && second, "{first} {second}");
         assert_eq!(wait(epoll, 20_000), 1);
     }

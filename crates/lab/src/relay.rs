@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The host end of a guest's agent line: a unix socket in the guest's management folder.
 //!
-//! The guest has a serial line, which knows no connections: what the guest says while nobody is
-//! connected is lost, as on a wire without a plug. One client at a time; the next one is served when
-//! the one before has hung up.
+//! The guest has a serial line, which knows no connections: what the guest sends while no client is
+//! connected is lost. One client at a time is served; the next one after it has closed.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -15,26 +14,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// Name of the socket.
 pub(crate) const SOCKET: &str = "agent";
 
-/// Bytes of a direction that wait here for the other side.
-const ROOM: usize = 64 << 10;
+/// Bytes buffered in each direction.
+const BUFFER_BYTES: usize = 64 << 10;
 
-/// Runs until it is dropped.
+/// A relay between a line and its socket. Dropping it ends the relay.
 pub(crate) struct Relay {
     line: UnixStream,
     up: UnixStream,
 }
 
 impl Relay {
-    /// Starts to relay between `line` and a socket below `folder`. The guest's kernel makes that
-    /// folder when it boots, and empties it when it ends or reboots: the socket is made at each
-    /// [`Relay::up`].
+    /// Starts to relay between `line` and a socket in `folder`. The guest's kernel creates that
+    /// folder when it boots, and empties it when it ends or reboots; the handle of [`Relay::up`]
+    /// makes the socket again.
     pub(crate) fn new(line: UnixStream, folder: &Path) -> std::io::Result<Self> {
         line.set_nonblocking(true)?;
-        let (up, told) = UnixStream::pair()?;
-        told.set_nonblocking(true)?;
+        let (up, booted) = UnixStream::pair()?;
+        booted.set_nonblocking(true)?;
         let task = Task {
             line: line.try_clone()?,
-            told,
+            booted,
             path: folder.join(SOCKET),
             listener: None,
             client: None,
@@ -47,7 +46,7 @@ impl Relay {
         Ok(Self { line, up })
     }
 
-    /// A handle that says when the guest has booted.
+    /// A function to call whenever the guest has booted.
     pub(crate) fn up(&self) -> std::io::Result<impl Fn() + Send + 'static> {
         let up = self.up.try_clone()?;
         Ok(move || drop((&up).write(b"u")))
@@ -63,7 +62,7 @@ impl Drop for Relay {
 
 struct Task {
     line: UnixStream,
-    told: UnixStream,
+    booted: UnixStream,
     path: PathBuf,
     listener: Option<UnixListener>,
     client: Option<UnixStream>,
@@ -77,7 +76,7 @@ impl Task {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// Waits for something to do and does it; an error ends the relay.
+    /// Waits for an event and handles it. An error ends the relay.
     fn step(&mut self) -> std::io::Result<()> {
         let read_if = |room: bool| {
             if room {
@@ -95,7 +94,7 @@ impl Task {
         };
         let line = read_if(self.to_client.is_empty()) | write_if(!self.to_line.is_empty());
         let mut fds = vec![
-            PollFd::new(&self.told, PollFlags::IN),
+            PollFd::new(&self.booted, PollFlags::IN),
             PollFd::new(&self.line, line),
         ];
         if let Some(listener) = &self.listener {
@@ -111,17 +110,17 @@ impl Task {
             other => other?,
         };
         drop(fds);
-        self.told()?;
+        self.on_boot()?;
         self.read_client();
         self.accept();
         self.read_line()?;
         self.write()
     }
 
-    /// The guest has booted: its folder is there.
-    fn told(&mut self) -> std::io::Result<()> {
+    /// Makes the socket if the guest has booted: its folder exists then.
+    fn on_boot(&mut self) -> std::io::Result<()> {
         let mut bytes = [0; 16];
-        match (&self.told).read(&mut bytes) {
+        match (&self.booted).read(&mut bytes) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(_) => {}
             Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -146,7 +145,7 @@ impl Task {
         if !self.to_line.is_empty() {
             return;
         }
-        let mut bytes = vec![0; ROOM];
+        let mut bytes = vec![0; BUFFER_BYTES];
         match client.read(&mut bytes) {
             Ok(0) => self.hang_up(),
             Ok(count) => self.to_line.extend_from_slice(&bytes[..count]),
@@ -157,7 +156,7 @@ impl Task {
 
     fn accept(&mut self) {
         while let Some(Ok((client, _))) = self.listener.as_ref().map(UnixListener::accept) {
-            // it may have hung up a moment ago, after this thread was woken
+            // the client may have closed after this thread was woken
             if self.client.as_ref().is_some_and(hung_up) {
                 self.hang_up();
             }
@@ -171,7 +170,7 @@ impl Task {
         if !self.to_client.is_empty() {
             return Ok(());
         }
-        let mut bytes = vec![0; ROOM];
+        let mut bytes = vec![0; BUFFER_BYTES];
         match (&self.line).read(&mut bytes) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
@@ -216,7 +215,7 @@ fn hung_up(client: &UnixStream) -> bool {
     fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-/// Writes what the other side takes now.
+/// Writes as much as the other side takes now.
 fn write_some(mut to: &UnixStream, bytes: &mut Vec<u8>) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match to.write(bytes) {
@@ -271,50 +270,50 @@ mod tests {
             }
         }
 
-        /// A client that has the line: what it says comes out at the guest.
+        /// A client that the relay serves: its bytes reach the guest.
         fn served(&self) -> UnixStream {
             let client = self.connect();
             (&client).write_all(b"?").unwrap();
-            assert_eq!(take(&self.guest, 1), b"?");
+            assert_eq!(read_exact(&self.guest, 1), b"?");
             client
         }
     }
 
-    fn take(mut from: &UnixStream, count: usize) -> Vec<u8> {
+    fn read_exact(mut from: &UnixStream, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         from.read_exact(&mut bytes).unwrap();
         bytes
     }
 
     #[test]
-    fn bytes_go_both_ways_and_clients_come_and_go() {
+    fn bytes_pass_both_ways_for_one_client_after_another() {
         let wire = Wire::new();
         for round in 0..20_u8 {
             let client = wire.served();
             (&wire.guest).write_all(&[b'a' + round]).unwrap();
-            assert_eq!(take(&client, 1), [b'a' + round]);
+            assert_eq!(read_exact(&client, 1), [b'a' + round]);
         }
     }
 
     #[test]
-    fn a_second_client_is_turned_away_while_the_first_is_there() {
+    fn a_second_client_is_refused() {
         let wire = Wire::new();
         let first = wire.served();
         let second = wire.connect();
         assert_eq!((&second).read(&mut [0; 1]).unwrap(), 0);
         (&wire.guest).write_all(b"x").unwrap();
-        assert_eq!(take(&first, 1), b"x");
+        assert_eq!(read_exact(&first, 1), b"x");
     }
 
     #[test]
-    fn nothing_is_kept_for_a_client_that_comes_later() {
+    fn earlier_bytes_are_dropped() {
         let wire = Wire::new();
-        // more than any buffer between would hold
+        // more than all buffers hold
         (&wire.guest).write_all(&vec![b'o'; 2 << 20]).unwrap();
         let client = loop {
             let client = wire.served();
             (&wire.guest).write_all(b"n").unwrap();
-            if take(&client, 1) == b"n" {
+            if read_exact(&client, 1) == b"n" {
                 break client;
             }
         };
@@ -322,19 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn much_data_arrives_whole_over_a_slow_client() {
+    fn a_slow_client_gets_all_bytes() {
         let wire = Wire::new();
         let client = wire.served();
         let sent: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
         let (guest, all) = (wire.guest.try_clone().unwrap(), sent.clone());
         let writer = std::thread::spawn(move || (&guest).write_all(&all).unwrap());
         std::thread::sleep(Duration::from_millis(50));
-        assert!(take(&client, sent.len()) == sent);
+        assert!(read_exact(&client, sent.len()) == sent);
         writer.join().unwrap();
     }
 
     #[test]
-    fn a_client_that_a_deaf_guest_blocks_can_still_leave() {
+    fn a_client_can_close_while_the_guest_does_not_read() {
         let wire = Wire::new();
         let client = wire.served();
         client.set_nonblocking(true).unwrap();
@@ -353,7 +352,7 @@ mod tests {
         let mut line = &wire.guest;
         std::thread::sleep(Duration::from_millis(50));
         (&wire.guest).write_all(b"h").unwrap();
-        assert_eq!(take(&next, 1), b"h");
+        assert_eq!(read_exact(&next, 1), b"h");
         (&next).write_all(b"!").unwrap();
         let mut byte = [b'z'];
         while byte[0] == b'z' {
@@ -363,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_makes_the_socket_again() {
+    fn the_socket_is_made_again_after_a_reboot() {
         let wire = Wire::new();
         drop(wire.served());
         std::fs::remove_file(wire.folder.path().join(SOCKET)).unwrap();

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The little of RTSP (RFC 2326) that the guest's `media` workload and its client speak: text requests and answers, and
-//! packets between them in frames that begin with `$`.
+//! The part of RTSP (RFC 2326) that the guest's `media` workload and its client use: text requests
+//! and answers, and interleaved packets in frames that begin with `$`.
 
 use std::io::{self, BufRead, Read, Write};
 
-/// Most bytes of a body.
-const BODY: usize = 32 << 20;
+/// Longest body in bytes.
+const MAX_BODY_BYTES: usize = 32 << 20;
 
-/// What comes on a connection.
+/// An item on a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// A request or an answer.
     Message(Message),
-    /// A packet of a stream, by its channel.
+    /// A packet of a stream: channel and content.
     Frame(u8, Vec<u8>),
 }
 
@@ -21,14 +21,14 @@ pub enum Item {
 pub struct Message {
     /// Its first line.
     pub first: String,
-    /// Header lines: name in lower case, and value.
+    /// Headers: name in lower case, and value.
     pub headers: Vec<(String, String)>,
-    /// What follows them.
+    /// The body.
     pub body: Vec<u8>,
 }
 
 impl Message {
-    /// One without headers.
+    /// A message with this first line.
     pub fn new(first: impl Into<String>) -> Self {
         Self {
             first: first.into(),
@@ -36,7 +36,7 @@ impl Message {
         }
     }
 
-    /// With a header line; names in lower case.
+    /// Adds a header; its name in lower case.
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.headers.push((name.into(), value.to_string()));
         self
@@ -50,17 +50,17 @@ impl Message {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Its number.
+    /// Its sequence number (`CSeq`).
     pub fn cseq(&self) -> Option<u32> {
         self.get("cseq")?.parse().ok()
     }
 
-    /// Whether it is an answer that says it went well.
+    /// Whether it is an answer with status 200.
     pub fn is_ok(&self) -> bool {
         self.first.starts_with("RTSP/1.0 200")
     }
 
-    /// Sends it at once.
+    /// Sends the message.
     ///
     /// # Errors
     /// The connection's.
@@ -78,10 +78,10 @@ impl Message {
     }
 }
 
-/// Sends a packet as a frame of a channel.
+/// Sends a packet as an interleaved frame (RFC 2326, section 10.12).
 ///
 /// # Errors
-/// The connection's; a packet of more than 64 KiB.
+/// The connection's; [`io::ErrorKind::InvalidInput`] for a packet of more than 64 KiB.
 pub fn write_frame(to: &mut impl Write, channel: u8, packet: &[u8]) -> io::Result<()> {
     let length = u16::try_from(packet.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut data = vec![b'$', channel];
@@ -90,10 +90,10 @@ pub fn write_frame(to: &mut impl Write, channel: u8, packet: &[u8]) -> io::Resul
     to.write_all(&data)
 }
 
-/// Reads what comes next; none at the end.
+/// Reads the next item; `None` at the end of the connection.
 ///
 /// # Errors
-/// The connection's; what is no RTSP.
+/// The connection's; [`io::ErrorKind::InvalidData`] or `UnexpectedEof` for what is not RTSP.
 pub fn read(from: &mut impl BufRead) -> io::Result<Option<Item>> {
     let Some(&first) = from.fill_buf()?.first() else {
         return Ok(None);
@@ -119,7 +119,7 @@ pub fn read(from: &mut impl BufRead) -> io::Result<Option<Item>> {
         }
     }
     if let Some(length) = message.get("content-length") {
-        let length = length.parse().ok().filter(|l| *l <= BODY);
+        let length = length.parse().ok().filter(|l| *l <= MAX_BODY_BYTES);
         message.body = vec![0; length.ok_or(io::ErrorKind::InvalidData)?];
         from.read_exact(&mut message.body)?;
     }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_and_frames_come_as_they_were_sent() {
+    fn messages_and_frames_are_read_as_written() {
         let mut ask = Message::new("PLAY rtsp://web/voice RTSP/1.0").with("cseq", 4);
         ask.body = b"x\r\n\r\n$".to_vec();
         let mut sent = Vec::new();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_no_rtsp_is_an_error() {
+    fn truncated_or_invalid_items_are_errors() {
         for bad in [
             &b"PLAY"[..],
             b"PLAY\r\n",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The unix socket of a running lab, for `sh`, `list` and `down`.
+//! The unix socket of a running lab, for `viola-lab sh`, `list` and `down`.
 //!
-//! One JSON object a line each way; after `shell` is answered the connection carries the terminal's
-//! bytes. The socket is root's alone.
+//! Each side sends one JSON object per line. After the answer to `shell` the connection carries the
+//! terminal's bytes. Only root can connect.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -17,41 +17,41 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::lab::Lab;
-use crate::wire::{Command, MAX_LINE, Reply};
+use crate::wire::{Command, MAX_LINE_BYTES, Reply};
 
 /// Name of the socket in the lab's folder.
 pub(crate) const SOCKET: &str = "control.sock";
 
-/// What a client asks of a lab.
+/// A client's request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub(crate) enum Ask {
     /// Answers a list of [`GuestStatus`].
     List,
-    /// Passes a command on to a guest and answers what it does.
+    /// Passes a command to a guest and answers the guest's answer.
     Guest { guest: String, command: Command },
     /// Restarts a guest.
     Reboot { guest: String },
     /// Powers one guest off.
     Shutdown { guest: String },
-    /// Connects with a guest's shell.
+    /// Connects the client with a guest's shell.
     Shell { guest: String },
     /// Ends the lab.
     Down,
 }
 
-/// A guest in a list.
+/// State of a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStatus {
     /// Its name.
     pub name: String,
-    /// Process of its kernel.
+    /// Process id of its kernel.
     pub pid: u32,
-    /// Whether that is running.
+    /// Whether its kernel is running.
     pub alive: bool,
     /// Memory in bytes.
     pub memory: u64,
-    /// Host cores that it may run on; empty: any.
+    /// Host cores on which it may run; empty: any.
     pub cores: Vec<usize>,
     /// Addresses of its NICs.
     pub addresses: Vec<std::net::Ipv4Addr>,
@@ -59,7 +59,8 @@ pub struct GuestStatus {
     pub workloads: Vec<String>,
 }
 
-/// Serves the lab's socket until the process ends; `down` is told when a client asks for the end.
+/// Serves the lab's socket until the process ends. Sends to `down` when a client asks to end the
+/// lab.
 pub(crate) fn serve(lab: &Arc<Lab>, down: &Sender<()>) -> Result<()> {
     let path = lab.folder().join(SOCKET);
     let listener = UnixListener::bind(&path).map_err(Error::io("listen on", &path))?;
@@ -85,8 +86,8 @@ pub(crate) fn serve(lab: &Arc<Lab>, down: &Sender<()>) -> Result<()> {
 
 fn answer(lab: &Lab, client: &UnixStream, down: &Sender<()>) {
     let mut line = String::new();
-    // unbuffered beyond the line would be lost to the shell: a client waits for its answer first
-    if BufReader::new(client.take(MAX_LINE as u64))
+    // the buffer never reads ahead: a client waits for its answer before it sends more
+    if BufReader::new(client.take(MAX_LINE_BYTES as u64))
         .read_line(&mut line)
         .is_err()
     {
@@ -98,9 +99,9 @@ fn answer(lab: &Lab, client: &UnixStream, down: &Sender<()>) {
             Err(error) => Err(error),
         },
         Ok(ask) => run(lab, ask, down),
-        Err(error) => Err(Error::Refused(format!("not understood: {error}"))),
+        Err(error) => Err(Error::Refused(format!("the request is not valid: {error}"))),
     };
-    say(client, result);
+    reply(client, result);
 }
 
 fn run(lab: &Lab, ask: Ask, down: &Sender<()>) -> Result<Value> {
@@ -148,9 +149,9 @@ fn line(guest: &crate::Guest) -> GuestStatus {
 
 fn shell(guest: &crate::Guest, client: &UnixStream) {
     if !guest.alive() {
-        return say(client, Err(Error::guest(guest.name(), "it is powered off")));
+        return reply(client, Err(Error::guest(guest.name(), "it is powered off")));
     }
-    say(client, Ok(Value::Null));
+    reply(client, Ok(Value::Null));
     if let Err(error) = guest.shell().attach(client) {
         let mut client = client;
         let _ = client.write_all(format!("{error}\r\n").as_bytes());
@@ -158,7 +159,7 @@ fn shell(guest: &crate::Guest, client: &UnixStream) {
     let _ = client.shutdown(std::net::Shutdown::Both);
 }
 
-fn say(mut client: &UnixStream, result: Result<Value>) {
+fn reply(mut client: &UnixStream, result: Result<Value>) {
     let reply = match result {
         Ok(value) => Reply {
             ok: Some(value),
@@ -173,7 +174,7 @@ fn say(mut client: &UnixStream, result: Result<Value>) {
     let _ = client.write_all(format!("{line}\n").as_bytes());
 }
 
-/// A connection to the socket of a running lab.
+/// Connects to the socket of a running lab.
 pub(crate) fn connect(run: &Path, lab: &str) -> Result<UnixStream> {
     let path = run.join(lab).join(SOCKET);
     match UnixStream::connect(&path) {
@@ -189,7 +190,7 @@ pub(crate) fn connect(run: &Path, lab: &str) -> Result<UnixStream> {
     }
 }
 
-/// Asks a lab; waits for the answer at most `limit`.
+/// Sends a request to a lab and waits at most `limit` for the answer.
 pub(crate) fn ask(mut lab: &UnixStream, ask: &Ask, limit: Duration) -> Result<Value> {
     let failed = |what: String| Error::Refused(format!("the lab did not answer: {what}"));
     let line = serde_json::to_string(ask).map_err(|e| failed(e.to_string()))?;
@@ -197,12 +198,12 @@ pub(crate) fn ask(mut lab: &UnixStream, ask: &Ask, limit: Duration) -> Result<Va
         .map_err(|e| failed(e.to_string()))?;
     lab.set_read_timeout(Some(limit))
         .map_err(|e| failed(e.to_string()))?;
-    // byte by byte: what follows the line belongs to the shell
+    // byte by byte: the bytes after the line belong to the shell
     let mut answer = Vec::new();
     let mut byte = [0_u8];
-    while answer.last() != Some(&b'\n') && answer.len() < MAX_LINE {
+    while answer.last() != Some(&b'\n') && answer.len() < MAX_LINE_BYTES {
         match lab.read(&mut byte) {
-            Ok(0) => return Err(failed("it hung up".into())),
+            Ok(0) => return Err(failed("it closed the connection".into())),
             Ok(_) => answer.push(byte[0]),
             Err(e) => return Err(failed(e.to_string())),
         }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lab's end of a guest's shell: always read, shown to whoever is attached.
+//! The lab's end of a guest's shell. It always reads the line, and shows the output to the attached
+//! client.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -38,15 +39,15 @@ impl Shell {
         Ok(Self { line, viewer })
     }
 
-    /// Connects `client` with the shell until it hangs up or the guest ends.
+    /// Connects `client` with the shell until the client closes or the guest ends.
     ///
     /// # Errors
-    /// When somebody is attached already.
+    /// If another client is attached.
     pub(crate) fn attach(&self, client: &UnixStream) -> std::io::Result<()> {
         {
             let mut viewer = lock(&self.viewer);
             if viewer.is_some() {
-                return Err(std::io::Error::other("somebody else is at its shell"));
+                return Err(std::io::Error::other("another client uses its shell"));
             }
             *viewer = Some(client.try_clone()?);
         }

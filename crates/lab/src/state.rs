@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lab's folder below /run: lock, state file, and the sweep of what a killed lab left.
+//! A lab's folder below /run: lock, state file, and removal of what a killed lab left.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,36 +11,36 @@ use crate::cgroup;
 use crate::error::{Error, Result};
 use crate::process::ProcessId;
 
-/// What must go when the lab is gone.
+/// What must be removed when the lab has ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// Process that holds the lab.
+    /// The process that holds the lab.
     pub(crate) supervisor: Option<ProcessId>,
-    /// The lab's network namespace, as long as its supervisor lives.
+    /// Path of the lab's network namespace, valid while its supervisor lives.
     pub(crate) netns: PathBuf,
     /// Guest kernels by guest name.
     pub(crate) guests: Vec<(String, ProcessId)>,
-    /// Cgroups that the lab made.
+    /// Cgroups of the lab.
     pub(crate) cgroups: Vec<PathBuf>,
 }
 
-/// The folder of a running lab, locked as long as this lives.
+/// The folder of a running lab. Locks the lab's name until it is dropped.
 pub(crate) struct RunDir {
     path: PathBuf,
     state: State,
-    // beside the folder, so that removing the folder does not lose the lock
+    // beside the folder: removing the folder keeps the lock
     lock_path: PathBuf,
     _lock: File,
 }
 
 impl RunDir {
-    /// Locks the lab's name, sweeps what is left of an earlier lab, makes the folder.
-    pub(crate) fn take(run: &Path, name: &str) -> Result<Self> {
+    /// Locks the lab's name, removes what an earlier lab of this name left, creates the folder.
+    pub(crate) fn create(run: &Path, name: &str) -> Result<Self> {
         fs::create_dir_all(run).map_err(Error::io("make", run))?;
         let (lock_path, path) = (lock_path(run, name), run.join(name));
         let mut lock = self::lock(&lock_path)?;
         for _ in 0..200 {
-            // a lab that is just ending has removed its folder but still holds the lock
+            // an ending lab has removed its folder but still holds the lock
             if lock.is_some() || path.exists() {
                 break;
             }
@@ -64,7 +64,7 @@ impl RunDir {
         &self.path
     }
 
-    /// Changes the state and writes it, whole or not at all.
+    /// Changes the state and writes it atomically.
     pub(crate) fn update(&mut self, change: impl FnOnce(&mut State)) -> Result<()> {
         change(&mut self.state);
         let (file, new) = (
@@ -82,7 +82,7 @@ impl RunDir {
 }
 
 impl RunDir {
-    /// Removes the folder; the lock stays until this is dropped.
+    /// Removes the folder; the lock stays until the drop.
     pub(crate) fn remove(&self) {
         let _ = fs::remove_dir_all(&self.path);
     }
@@ -99,7 +99,7 @@ fn lock_path(run: &Path, name: &str) -> PathBuf {
     run.join(format!("{name}.lock"))
 }
 
-/// The lock, unless somebody has it.
+/// Takes the lock; `None` if another process has it.
 fn lock(path: &Path) -> Result<Option<File>> {
     loop {
         let file = File::options()
@@ -113,7 +113,7 @@ fn lock(path: &Path) -> Result<Option<File>> {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             other => other.map_err(|e| Error::io("lock", path)(e.into()))?,
         }
-        // the holder before us may have removed the file between our open and our lock
+        // the earlier holder may have removed the file between our open and our lock
         use std::os::unix::fs::MetadataExt;
         let ours = file.metadata().map(|m| m.ino()).ok();
         if fs::metadata(path).map(|m| m.ino()).ok() == ours {
@@ -122,12 +122,12 @@ fn lock(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// The state that a lab has written.
+/// Reads the state of a lab.
 pub(crate) fn read(run: &Path, name: &str) -> Option<State> {
     serde_json::from_str(&fs::read_to_string(run.join(name).join("state.json")).ok()?).ok()
 }
 
-/// Names of the labs with a folder, each with whether it is running.
+/// Labs with a folder: name, and whether the lab is running.
 pub(crate) fn labs(run: &Path) -> Vec<(String, bool)> {
     let mut labs: Vec<(String, bool)> = fs::read_dir(run)
         .into_iter()
@@ -136,7 +136,7 @@ pub(crate) fn labs(run: &Path) -> Vec<(String, bool)> {
         .filter(|entry| entry.path().is_dir())
         .filter_map(|entry| entry.file_name().into_string().ok())
         .map(|name| {
-            // not by trying the lock: that would be in the way of a lab that starts just now
+            // by the process, not the lock: taking the lock would disturb a lab that is starting
             let holder = read(run, &name).and_then(|state| state.supervisor);
             let running = holder.is_some_and(ProcessId::alive);
             (name, running)
@@ -146,7 +146,7 @@ pub(crate) fn labs(run: &Path) -> Vec<(String, bool)> {
     labs
 }
 
-/// Removes what killed labs left; their names.
+/// Removes what killed labs left. Returns their names.
 pub(crate) fn sweep(run: &Path) -> Result<Vec<String>> {
     let mut swept = Vec::new();
     for (name, _) in labs(run).into_iter().filter(|(_, running)| !running) {
@@ -160,7 +160,7 @@ pub(crate) fn sweep(run: &Path) -> Result<Vec<String>> {
     Ok(swept)
 }
 
-/// Ends what the state in the folder names and removes the folder. Its lock must be held.
+/// Kills and removes what the folder's state names, then the folder. The caller holds the lock.
 fn sweep_folder(path: &Path) {
     let text = fs::read_to_string(path.join("state.json")).unwrap_or_default();
     if let Ok(state) = serde_json::from_str::<State>(&text) {
@@ -184,21 +184,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_held_by_one_lab_and_free_after_it() {
+    fn a_name_is_locked_while_its_lab_runs() {
         let run = tempfile::tempdir().unwrap();
-        let first = RunDir::take(run.path(), "a").unwrap();
+        let first = RunDir::create(run.path(), "a").unwrap();
         assert!(matches!(
-            RunDir::take(run.path(), "a"),
+            RunDir::create(run.path(), "a"),
             Err(Error::AlreadyRunning { .. })
         ));
         assert_eq!(labs(run.path()), [("a".to_owned(), true)]);
         drop(first);
         assert_eq!(labs(run.path()), []);
-        assert!(RunDir::take(run.path(), "a").is_ok());
+        assert!(RunDir::create(run.path(), "a").is_ok());
     }
 
     #[test]
-    fn what_a_killed_lab_left_is_swept_by_the_next() {
+    fn sweep_removes_what_a_killed_lab_left() {
         let run = tempfile::tempdir().unwrap();
         let mut child = std::process::Command::new("sleep")
             .arg("60")
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn a_running_lab_is_not_swept() {
         let run = tempfile::tempdir().unwrap();
-        let lab = RunDir::take(run.path(), "a").unwrap();
+        let lab = RunDir::create(run.path(), "a").unwrap();
         assert!(sweep(run.path()).unwrap().is_empty());
         assert!(lab.path().join("state.json").exists());
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What tests with guests share. Everything here panics where something does not go as it should.
+//! Helpers of tests with guests. All functions panic on failure.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,20 +9,22 @@ use std::time::{Duration, Instant};
 
 use crate::{Lab, Paths, Spec};
 
-/// The core on which a test's guests run: the second one, where there is one.
+/// The core for guests of tests: the second one if there are several.
 pub fn core() -> usize {
     usize::from(std::thread::available_parallelism().is_ok_and(|n| n.get() > 1))
 }
 
-/// Keeps further tests of the same program from running guests.
+/// Permission to run guests. Dropping it lets another test of the same program run guests.
 #[derive(Debug)]
 pub struct GuestPermit(());
 
-/// Guests of this many tests of a program run at a time: most of a test is waiting for what happens in its guest.
+/// Number of tests of a program that may have guests at a time. Two, because tests mostly wait for
+/// their guests.
 const MAX_TESTS_WITH_GUESTS: usize = 2;
 static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-/// Waits until guests may be run. For tests that measure nothing: guests of two tests share a core then.
+/// Waits for permission to run guests. Only for tests that measure nothing: the guests of two tests
+/// share a core.
 pub fn guest_permit() -> GuestPermit {
     let taken = RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner);
     let free = RUNNING
@@ -39,7 +41,7 @@ impl Drop for GuestPermit {
     }
 }
 
-/// Bytes that look random and follow from the seed.
+/// Pseudo-random bytes that depend on the seed only.
 pub fn noise(seed: u64, size: usize) -> Vec<u8> {
     let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -53,8 +55,8 @@ pub fn noise(seed: u64, size: usize) -> Vec<u8> {
     bytes
 }
 
-/// The lab's image, found from the folder of the crate that tests (`env!("CARGO_MANIFEST_DIR")`), and a folder for what
-/// a lab needs while it runs.
+/// The lab's image, searched from the folder of the testing crate (`env!("CARGO_MANIFEST_DIR")`),
+/// with `run` as folder of running labs.
 pub fn paths(from: &str, run: &Path) -> Paths {
     let found = Paths::find_from([Path::new(from)]);
     Paths {
@@ -63,14 +65,14 @@ pub fn paths(from: &str, run: &Path) -> Paths {
     }
 }
 
-/// Boots the guests of a description whose images lie in `folder`.
+/// Boots the guests of a description; `folder` is the base of its disk images.
 pub fn up(description: &str, name: &str, folder: &Path, paths: &Paths) -> Lab {
     let spec = Spec::from_toml(description, name, folder).unwrap_or_else(|e| panic!("{e}"));
     Lab::up(&spec, paths).unwrap_or_else(|e| panic!("{}", e.full()))
 }
 
-/// The words that run a program of the host in a guest which has the host's root at `root`: with the host's own loader
-/// and libraries, those that the calling test is linked to.
+/// Command line that runs a host program in a guest that has the host's root at `root`: with the
+/// host's loader and libraries, those that the calling test is linked to.
 pub fn host_program(root: &str, path: &str) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("what this test is linked to");
     let mapped = |name: &str| -> PathBuf {
@@ -93,7 +95,7 @@ pub fn host_program(root: &str, path: &str) -> String {
     )
 }
 
-/// Runs a program of the host on the host; it must succeed.
+/// Runs a command on the host, which must succeed.
 pub fn host(command: &str) {
     let mut words = command.split_whitespace();
     let program = words.next().expect("a program");
@@ -110,7 +112,7 @@ pub fn host(command: &str) {
     );
 }
 
-/// SHA-256 in hexadecimal digits, by the host's own program.
+/// SHA-256 in hexadecimal digits, computed by sha256sum.
 pub fn sha256(bytes: &[u8]) -> String {
     let mut child = Command::new("sha256sum")
         .stdin(Stdio::piped())
@@ -124,7 +126,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&output.stdout)[..64].to_owned()
 }
 
-/// Waits at most half a minute.
+/// Waits for a condition, at most half a minute.
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !done() {
@@ -138,25 +140,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_third_test_waits_for_its_turn() {
+    fn a_third_test_waits_for_a_permit() {
         let (first, second) = (guest_permit(), guest_permit());
         let third = std::thread::spawn(|| drop(guest_permit()));
         std::thread::sleep(Duration::from_millis(50));
         assert!(!third.is_finished());
         drop(first);
-        third.join().expect("its turn");
+        third.join().expect("its permit");
         drop(second);
     }
 
     #[test]
-    fn noise_follows_from_its_seed() {
+    fn noise_depends_on_its_seed() {
         let some = noise(5, 1001);
         assert_eq!(some.len(), 1001);
         assert!(some == noise(5, 2000)[..1001] && some != noise(6, 1001));
     }
 
     #[test]
-    fn sums_are_those_of_the_standard() {
+    fn sha256_of_abc_is_the_standards() {
         assert_eq!(
             sha256(b"abc"),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -164,17 +166,17 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_the_host_runs_by_its_own_loader() {
+    fn a_host_program_runs_by_its_own_loader() {
         let words = host_program("", "/bin/true");
         host(&words);
         assert!(host_program("/h", "/bin/true").starts_with("/h/"));
     }
 }
 
-/// The program `viola-lab` in the folder of a program of the same build; cargo builds it when it is missing.
+/// Path of `viola-lab` beside a program of the same build; cargo builds it if it is missing.
 ///
 /// # Panics
-/// When cargo cannot build it.
+/// If cargo cannot build it.
 pub fn lab_program(beside: &Path) -> PathBuf {
     let lab = beside.with_file_name("viola-lab");
     if !lab.is_file() {

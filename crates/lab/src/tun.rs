@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A network device whose packets a program reads and writes.
+//! A TUN device (kernel Documentation/networking/tuntap).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// Longest packet, with the header in front of it that says what the kernel left undone (`struct virtio_net_hdr`).
-pub(crate) const LONGEST: usize = 10 + (64 << 10);
+/// Longest packet, including `struct virtio_net_hdr` in front of it.
+pub(crate) const MAX_PACKET_BYTES: usize = 10 + (64 << 10);
 
-/// A device for IP packets. It goes with this value.
+/// A device for IP packets. Dropping it removes the device.
 pub(crate) struct Tun(File);
 
 impl Tun {
-    /// Makes one in the calling thread's network namespace. Large segments pass whole and without checksums, as between
-    /// two network namespaces; what is read of one device can be written to another as it is.
+    /// Creates a device in the calling thread's network namespace. Large segments pass whole and
+    /// without checksums, as between two network namespaces: packets of one device can be written
+    /// to another one unchanged.
     pub(crate) fn new(name: &str) -> io::Result<Self> {
         let file = File::options()
             .read(true)
@@ -51,7 +52,7 @@ impl Tun {
         }
     }
 
-    /// Reads the next packet, if there is one.
+    /// Reads the next packet; `None` if none is waiting.
     pub(crate) fn read(&self, data: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.0).read(data) {
             Ok(length) => Ok(Some(length)),
@@ -60,7 +61,7 @@ impl Tun {
         }
     }
 
-    /// Hands a packet to the kernel; whether it took it.
+    /// Passes a packet to the kernel. Returns whether the kernel took it.
     pub(crate) fn write(&self, packet: &[u8]) -> bool {
         (&self.0).write(packet).is_ok()
     }

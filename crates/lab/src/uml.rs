@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starting a guest: its kernel's command line and the process around it.
+//! Starting a guest: its kernel's command line and process.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,11 +21,11 @@ use crate::paths::Paths;
 use crate::sched::{close_at_exec, set_policy, unblock_signals};
 use crate::spec::{DiskSpec, GuestSpec};
 
-/// Folder of the guests' memory files (unlinked at once by the guest's kernel).
+/// Folder of the guests' memory files, which the kernels unlink at once.
 pub(crate) const MEMORY: &str = "/dev/shm";
 
-/// Starts guest number `index` of a lab. Must be called on the holder thread: the guest is killed
-/// when that thread ends.
+/// Starts guest number `index` of a lab. Call it on the holder thread: the guest is killed when
+/// that thread ends.
 pub(crate) fn start(
     lab: &str,
     index: usize,
@@ -34,7 +34,7 @@ pub(crate) fn start(
     run: &Path,
 ) -> Result<Started> {
     for disk in &spec.disks {
-        make_image(disk)?;
+        create_image(disk)?;
     }
     let console = run.join(format!("{}.log", spec.name));
     let log = File::create(&console).map_err(Error::io("make", &console))?;
@@ -91,7 +91,7 @@ pub(crate) fn start(
     spec.cores.iter().for_each(|core| cores.set(*core));
     let pinned = !spec.cores.is_empty();
     let parent = getpid();
-    // SAFETY: between fork and exec the closure only makes system calls; it allocates nothing.
+    // SAFETY: between fork and exec the closure makes system calls only and allocates nothing.
     unsafe {
         command.pre_exec(move || enter(parent, pinned.then_some(&cores), group.as_ref(), fds));
     }
@@ -107,8 +107,8 @@ pub(crate) fn start(
     })
 }
 
-/// The child's way to its exec: a session (and so an autogroup) of its own, ordinary scheduling, its
-/// cores, its group, and no descriptor but its own.
+/// Prepares the child before its exec: a session (and so an autogroup) of its own, ordinary
+/// scheduling, its cores and cgroup, and only its own descriptors.
 fn enter(
     parent: Pid,
     cores: Option<&CpuSet>,
@@ -154,8 +154,8 @@ fn arguments(
         "ro".into(),
         "init=/init".into(),
         "seccomp=on".into(),
-        // the kernel's messages go to the log; its serial lines are the command channel,
-        // the shell and the agent's channel
+        // the kernel's messages go to the log; its serial lines are the command channel, the shell
+        // and the agent's line
         "con=null".into(),
         "con0=null,fd:1".into(),
         "ssl=null".into(),
@@ -188,18 +188,18 @@ fn arguments(
     words
 }
 
-/// Folder in which the guests' kernels keep their management folders.
+/// Folder of the guests' management folders.
 fn uml_dir(run: &Path) -> PathBuf {
     run.join("uml")
 }
 
-/// The guest's kernel runs in `/`.
+/// An absolute path: the guest's kernel runs in `/`.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// Makes a disk image that is missing, sparse, whole or not at all.
-fn make_image(disk: &DiskSpec) -> Result<()> {
+/// Creates a missing disk image, sparse and atomically.
+fn create_image(disk: &DiskSpec) -> Result<()> {
     let path = &disk.image;
     if let (Some(size), false) = (disk.size, path.exists()) {
         if let Some(folder) = path.parent() {
@@ -220,7 +220,7 @@ mod tests {
     use crate::spec::Spec;
 
     #[test]
-    fn the_command_line_names_nics_and_disks_in_order() {
+    fn the_command_line_has_nics_and_disks_in_order() {
         let text = "[lab]\nname='t'\n[[guest]]\nname='a'\nmemory='128M'\ndisks=[{image='/x.img',size='1M'},{image='/y.img',size='1M',read_only=true}]\n";
         let spec = Spec::from_toml(text, "t", Path::new("/")).unwrap();
         let paths = Paths {
@@ -246,19 +246,19 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_image_is_made_sparse_and_an_old_one_is_kept() {
+    fn only_a_missing_image_is_created() {
         let folder = tempfile::tempdir().unwrap();
         let disk = DiskSpec {
             image: folder.path().join("d/x.img"),
             size: Some(1 << 30),
             read_only: false,
         };
-        make_image(&disk).unwrap();
+        create_image(&disk).unwrap();
         let meta = fs::metadata(&disk.image).unwrap();
         assert_eq!(meta.len(), 1 << 30);
         assert_eq!(std::os::unix::fs::MetadataExt::blocks(&meta), 0);
         fs::write(&disk.image, "data").unwrap();
-        make_image(&disk).unwrap();
+        create_image(&disk).unwrap();
         assert_eq!(fs::read(&disk.image).unwrap(), b"data");
     }
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client far away from a lab: a network namespace of its own, and a line to the lab's that takes its time.
+//! A client behind a wide-area line: a network namespace of its own, connected to the lab's by a
+//! line that delays packets.
 //!
-//! What netem does where the kernel has it, a thread does here: packets to the lab wait for a constant or random time each,
-//! and may overtake each other as netem's do; those from the lab pass at once. At most [`LIMIT`] wait, as netem's do.
+//! A thread does what netem does where the kernel has it. It delays each packet to the lab by a
+//! constant or random time, so packets may overtake each other as with netem; packets from the lab
+//! pass at once. At most [`MAX_QUEUED_PACKETS`] wait, netem's default limit.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,32 +21,32 @@ use viola_netdev::{Netns, device};
 
 use crate::error::{Error, Result};
 use crate::lab::Lab;
-use crate::load::{Client, ClientNetwork, Intervals, place};
+use crate::load::{Client, ClientNetwork, Intervals, apply_placement};
 use crate::spec::BridgeSpec;
-use crate::tun::{LONGEST, Tun};
+use crate::tun::{MAX_PACKET_BYTES, Tun};
 
-/// Most packets under way to the lab; further ones are dropped.
-pub const LIMIT: usize = 1000;
-/// Packets read of a device before the others get their turn.
-const TURN: usize = 64;
-/// The line's ends. The far one's subnet holds the lab's, so that it needs no route.
-const NEAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
-const FAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
-const PREFIX: u8 = 24;
+/// Packets that may wait on their way to the lab; further ones are dropped.
+pub const MAX_QUEUED_PACKETS: usize = 1000;
+/// Packets read from one device before the other gets its turn.
+const MAX_BURST_PACKETS: usize = 64;
+/// Addresses of the line's ends. The client's subnet contains the lab's, so it needs no route.
+const LAB_END: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+const CLIENT_END: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
+const LAB_END_PREFIX: u8 = 24;
 const SUBNET: &str = "10.78.0.0/24";
-const AROUND: u8 = 8;
+const CLIENT_PREFIX: u8 = 8;
 
-/// How long a packet to the lab takes; uniform between the two.
+/// Delay of packets to the lab, uniform between two bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delay {
-    /// At least.
+    /// Lower bound.
     pub low: Duration,
-    /// At most.
+    /// Upper bound.
     pub high: Duration,
 }
 
 impl Delay {
-    /// The same for each packet.
+    /// The same delay for each packet.
     pub fn constant(time: Duration) -> Self {
         Self {
             low: time,
@@ -53,7 +55,7 @@ impl Delay {
     }
 }
 
-/// The far client's network. It goes with this value.
+/// The client's network. Dropping it removes the network.
 pub struct WanClient {
     netns: Netns,
     bridges: Vec<BridgeSpec>,
@@ -63,56 +65,57 @@ pub struct WanClient {
 }
 
 impl WanClient {
-    /// Makes the line to a lab whose guests have addresses in 10.0.0.0/8, and tells them the way back. `client` says where
-    /// its thread runs; give it a higher priority than the loads'.
+    /// Connects to a lab whose guests have addresses in 10.0.0.0/8 and adds routes back to the
+    /// client in all guests. `client` says where the line's thread runs; give it a higher priority
+    /// than the loads.
     ///
     /// # Errors
-    /// What could not be made.
+    /// [`Error::Net`] if the line cannot be made, [`Error::Guest`] if a guest takes no route.
     pub fn new(lab: &Lab, client: Client, delay: Delay) -> Result<Self> {
-        let made = |what: &str| Error::net(format!("{what} the line to a far client"));
-        let netns = Netns::new().map_err(made("making"))?;
+        let failed = |what: &str| Error::net(format!("{what} the line to a WAN client"));
+        let netns = Netns::new().map_err(failed("making"))?;
         let end = |name: &'static str, address, prefix| -> io::Result<Tun> {
             let tun = Tun::new(name)?;
             device::set_address(name, address, prefix)?;
             Ok(tun)
         };
         let near = lab.in_netns(|| {
-            // that of the thread's own namespace
+            // the setting of this thread's namespace
             std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
-            end("near", NEAR, PREFIX)
+            end("near", LAB_END, LAB_END_PREFIX)
         })?;
-        let near = near.map_err(made("making"))?;
-        let far = netns.run(|| end("far", FAR, AROUND));
-        let far = far.and_then(|far| far).map_err(made("making"))?;
+        let near = near.map_err(failed("making"))?;
+        let far = netns.run(|| end("far", CLIENT_END, CLIENT_PREFIX));
+        let far = far.and_then(|far| far).map_err(failed("making"))?;
         let bridges = lab.spec().bridges.clone();
         let gateway = bridges.first().map(|b| b.address.to_string());
         for guest in lab.guests() {
             let gateway = gateway.as_deref().unwrap_or_default();
-            let told = guest.exec(&["ip", "route", "replace", SUBNET, "via", gateway])?;
-            if told.status != 0 {
-                return Err(Error::guest(guest.name(), told.stderr.trim()));
+            let output = guest.exec(&["ip", "route", "replace", SUBNET, "via", gateway])?;
+            if output.status != 0 {
+                return Err(Error::guest(guest.name(), output.stderr.trim()));
             }
         }
-        let (up, told) = UnixStream::pair().map_err(made("making"))?;
+        let (up, stop) = UnixStream::pair().map_err(failed("making"))?;
         let delay = Arc::new(Mutex::new(delay));
         let mut line = Line {
             near,
             far,
-            told,
+            stop,
             delay: Arc::clone(&delay),
             random: Intervals::new(client.seed, (Duration::ZERO, Duration::from_secs(1))),
             waiting: BinaryHeap::new(),
             count: 0,
-            data: vec![0; LONGEST],
+            data: vec![0; MAX_PACKET_BYTES],
         };
         let thread = std::thread::Builder::new()
             .name("viola-lab-far".into())
             .spawn(move || {
-                // at an ordinary priority it would only be late
-                let _ = place(client);
+                // at an ordinary priority the line only delays more
+                let _ = apply_placement(client);
                 while line.step().unwrap_or(false) {}
             })
-            .map_err(made("starting"))?;
+            .map_err(failed("starting"))?;
         Ok(Self {
             netns,
             bridges,
@@ -122,14 +125,14 @@ impl WanClient {
         })
     }
 
-    /// Changes the delay of packets that are sent from now on.
+    /// Changes the delay of later packets.
     pub fn set_delay(&self, delay: Delay) {
         *self.delay.lock().unwrap_or_else(PoisonError::into_inner) = delay;
     }
 
-    /// The far client's address.
+    /// The client's address.
     pub fn address(&self) -> Ipv4Addr {
-        FAR
+        CLIENT_END
     }
 }
 
@@ -141,7 +144,7 @@ impl ClientNetwork for WanClient {
     fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T> {
         self.netns
             .run(job)
-            .map_err(Error::net("entering a far client's namespace"))
+            .map_err(Error::net("entering a WAN client's namespace"))
     }
 }
 
@@ -154,13 +157,13 @@ impl Drop for WanClient {
     }
 }
 
-/// Packets under way, by when they arrive and in which order they were sent.
+/// Waiting packets, ordered by due time and then by arrival.
 type Waiting = BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>;
 
 struct Line {
     near: Tun,
     far: Tun,
-    told: UnixStream,
+    stop: UnixStream,
     delay: Arc<Mutex<Delay>>,
     random: Intervals,
     waiting: Waiting,
@@ -169,7 +172,7 @@ struct Line {
 }
 
 impl Line {
-    /// Waits until there is something to do and does it; whether there will be more.
+    /// Waits for a packet or a due time and handles it. Returns false when the line ends.
     fn step(&mut self) -> io::Result<bool> {
         let now = Instant::now();
         let wait = self.waiting.peek().map(|Reverse((due, ..))| {
@@ -182,7 +185,7 @@ impl Line {
         let mut fds = [
             PollFd::from_borrowed_fd(self.near.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.far.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.told.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
         ];
         match poll(&mut fds, wait.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -191,17 +194,17 @@ impl Line {
         if !fds[2].revents().is_empty() {
             return Ok(false);
         }
-        for _ in 0..TURN {
+        for _ in 0..MAX_BURST_PACKETS {
             let Some(length) = self.near.read(&mut self.data)? else {
                 break;
             };
             self.far.write(&self.data[..length]);
         }
-        for _ in 0..TURN {
+        for _ in 0..MAX_BURST_PACKETS {
             let Some(length) = self.far.read(&mut self.data)? else {
                 break;
             };
-            if self.waiting.len() < LIMIT {
+            if self.waiting.len() < MAX_QUEUED_PACKETS {
                 let due = Instant::now() + self.delay();
                 self.count += 1;
                 self.waiting

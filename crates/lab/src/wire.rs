@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Messages of the command channel between the lab and a guest's init.
 //!
-//! One JSON object per line on a serial line of the guest. The lab asks `{"id": 7, "cmd": "ping"}`,
-//! the guest answers `{"id": 7, "ok": ...}` or `{"id": 7, "error": "..."}`; answers may overtake
-//! each other. When its init is ready (after boot and after each reboot) the guest says
-//! `{"event": "up"}`.
+//! One JSON object per line on a serial line of the guest. The lab sends `{"id": 7, "cmd":
+//! "ping"}`, the guest answers `{"id": 7, "ok": ...}` or `{"id": 7, "error": "..."}`. Answers may
+//! come in another order than requests. When its init is ready (after boot and after each reboot)
+//! the guest sends `{"event": "up"}`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Longest line that either side sends, in bytes.
-pub const MAX_LINE: usize = 4 << 20;
+/// Longest line of either side in bytes.
+pub const MAX_LINE_BYTES: usize = 4 << 20;
 
-/// Most bytes of standard output, and of standard error, that [`Command::Exec`] returns.
-pub const MAX_OUTPUT: usize = 256 << 10;
+/// Bytes of standard output, and of standard error, that [`Command::Exec`] returns at most.
+pub const MAX_OUTPUT_BYTES: usize = 256 << 10;
 
-/// A question to the guest.
+/// A request to the guest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// Chosen by the asker, repeated in the answer.
+    /// Chosen by the sender, repeated in the answer.
     pub id: u64,
     /// What to do.
     #[serde(flatten)]
@@ -41,7 +41,7 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         stdin: String,
     },
-    /// Starts a workload under a name that is free; answers when it is ready to serve.
+    /// Starts a workload under an unused name; answers when it is ready.
     Start {
         /// Name for [`Command::Stop`] and [`Command::Stat`].
         name: String,
@@ -79,13 +79,13 @@ pub struct Reply {
     /// The request's id; 0 in events.
     #[serde(default)]
     pub id: u64,
-    /// The result, when it went well.
+    /// The result, if the request succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ok: Option<Value>,
-    /// One sentence, when it did not.
+    /// The error, if the request failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Something that nobody asked for: `"up"`.
+    /// An event without a request: `"up"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<String>,
 }
@@ -95,14 +95,14 @@ pub struct Reply {
 pub struct Output {
     /// Exit status; 128 + signal number for a program that a signal ended.
     pub status: i32,
-    /// What it wrote to standard output (not UTF-8: replaced), at most [`MAX_OUTPUT`] bytes.
+    /// Standard output (invalid UTF-8 replaced), at most [`MAX_OUTPUT_BYTES`] bytes.
     pub stdout: String,
-    /// What it wrote to standard error, likewise.
+    /// Standard error, likewise.
     pub stderr: String,
-    /// Whether it was killed because its time was over.
+    /// Whether it was killed after its time limit.
     #[serde(default)]
     pub timed_out: bool,
-    /// Whether more was written than returned.
+    /// Whether the output was longer than returned.
     #[serde(default)]
     pub truncated: bool,
 }
@@ -112,21 +112,21 @@ pub struct Output {
 pub struct Stat {
     /// Kind of the workload: `hog`, `echo`...
     pub kind: String,
-    /// Units done since the start: hog passes, answered requests, forked children, packets.
+    /// Work units since the start: hog passes, answered requests, forked children, packets.
     pub units: u64,
-    /// Bytes moved since the start, as the workload counts them (hog: touched memory; copy, scale, add
-    /// and triad count as STREAM does).
+    /// Bytes moved since the start, as the workload counts them (hog: touched memory; copy, scale,
+    /// add and triad as STREAM does).
     pub bytes: u64,
-    /// CPU time of its processes as the guest's kernel accounts it, in milliseconds. The guest
-    /// does not know when the host took its core away: compare with the host's accounting.
+    /// CPU time of its processes by the guest's accounting, in milliseconds. The guest does not see
+    /// when the host takes its core away; compare with the host's accounting.
     pub cpu_ms: u64,
     /// Time since its start by the guest's clock, in milliseconds.
     pub up_ms: u64,
-    /// Processes that are alive.
+    /// Number of living processes.
     pub alive: u32,
 }
 
-/// Memory access of a hog.
+/// Memory access pattern of a hog.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
@@ -145,42 +145,43 @@ pub enum Pattern {
     Triad,
 }
 
-/// A program inside `viola-guest`, or one of the image, that keeps a guest busy or serves.
+/// A workload: a program inside `viola-guest`, or one of the image, that keeps a guest busy or
+/// serves requests.
 ///
-/// Servers have real-time priority in their guest. Labs are there to see what the host's scheduler does with a
-/// packet; the guest's own would now and then leave a woken server waiting for its next tick, 10 ms, behind work
-/// of the lowest weight.
+/// Servers have real-time priority in their guest. A lab shows what the host's scheduler does with
+/// a packet; the guest's scheduler would sometimes leave a woken server waiting up to its next
+/// tick, 10 ms, behind work of the lowest weight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Workload {
     /// Burns CPU time and counts work units.
     Hog {
-        /// What a unit does.
+        /// Memory access of a unit.
         #[serde(default)]
         pattern: Pattern,
-        /// Memory that a unit passes over, in KiB (not for `alu`).
+        /// Memory that a unit covers, in KiB (unused by `alu`).
         #[serde(default = "defaults::footprint_kib")]
         footprint_kib: u32,
-        /// Processes.
+        /// Number of processes.
         #[serde(default = "defaults::one")]
         procs: u32,
-        /// Share of each period that the work takes on a free core, in percent, 1 to 100.
+        /// Share of each period that the work takes on an idle core, in percent, 1 to 100.
         #[serde(default = "defaults::duty")]
         duty: u32,
-        /// Length of a period in milliseconds, when `duty` is below 100.
+        /// Length of a period in milliseconds, if `duty` is below 100.
         #[serde(default = "defaults::period_ms")]
         period_ms: u32,
         /// Nice value in the guest, -20 to 19.
         #[serde(default)]
         nice: i32,
     },
-    /// Answers TCP streams and UDP packets with what they sent, in one process.
+    /// Echoes TCP streams and UDP packets, in one process.
     Echo {
         /// TCP and UDP port.
         #[serde(default = "defaults::echo_port")]
         port: u16,
     },
-    /// Takes TCP streams and UDP packets and throws them away, in one process.
+    /// Discards TCP streams and UDP packets, in one process.
     Sink {
         /// TCP and UDP port.
         #[serde(default = "defaults::sink_port")]
@@ -191,7 +192,7 @@ pub enum Workload {
         /// TCP port.
         #[serde(default = "defaults::http_port")]
         port: u16,
-        /// Sizes of the files that it serves, in KiB.
+        /// Sizes of its files in KiB.
         #[serde(default = "defaults::sizes_kib")]
         sizes_kib: Vec<u32>,
     },
@@ -200,23 +201,24 @@ pub enum Workload {
         /// TCP port.
         #[serde(default = "defaults::apache_port")]
         port: u16,
-        /// Sizes of the files that it serves, in KiB.
+        /// Sizes of its files in KiB.
         #[serde(default = "defaults::sizes_kib")]
         sizes_kib: Vec<u32>,
     },
-    /// Sends streams of voice and video and notes when those come that are sent to it ([`crate::media`]). Units are packets.
+    /// Sends streams of voice and video and records the arrival of streams sent to it
+    /// ([`crate::media`]). Units are packets.
     Media {
-        /// TCP port of its RTSP, and UDP port of its RTP.
+        /// TCP port of RTSP and UDP port of RTP.
         #[serde(default = "defaults::media_port")]
         port: u16,
     },
     /// Forks children that exit at once.
     Forker {
-        /// Children per second; 0: as many as it can.
+        /// Children per second; 0: as many as possible.
         #[serde(default)]
         rate: u32,
     },
-    /// `viola-agent`, on the guest's third serial line. Units are names given to blocks.
+    /// `viola-agent`, on the guest's third serial line. Units are blocks that it has named.
     Agent {
         /// Its configuration, as in `dist/agent.toml`, without the channel.
         config: String,
@@ -224,7 +226,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Whether it waits for requests.
+    /// Whether it serves requests.
     pub fn is_server(&self) -> bool {
         matches!(
             self,
@@ -236,7 +238,7 @@ impl Workload {
         )
     }
 
-    /// The kind's name, as in `kind = "..."`.
+    /// Name of the kind, as in `kind = "..."`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Hog { .. } => "hog",
@@ -250,7 +252,7 @@ impl Workload {
         }
     }
 
-    /// A hog that never sleeps and uses no memory to speak of.
+    /// A hog that never sleeps and uses next to no memory.
     pub fn hog() -> Self {
         Self::Hog {
             pattern: Pattern::Alu,
@@ -304,26 +306,30 @@ impl Workload {
         }
     }
 
-    /// Voice and video on port 554.
+    /// The media server on port 554.
     pub fn media() -> Self {
         Self::Media {
             port: defaults::media_port(),
         }
     }
 
-    /// A forker of `rate` children per second, 0 for as many as it can.
+    /// A forker of `rate` children per second; 0: as many as possible.
     pub fn forker(rate: u32) -> Self {
         Self::Forker { rate }
     }
 
-    /// The guest agent with this configuration; without a key `datanode` in it no DataNode is asked (`"none"`).
+    /// The guest agent with this configuration. Without a key `datanode` it asks no DataNode
+    /// (`"none"`).
     pub fn agent(config: &str) -> Self {
         Self::Agent {
             config: config.into(),
         }
     }
 
-    /// Whether the numbers are in range; else one sentence that says which is not.
+    /// Checks that the numbers are in range.
+    ///
+    /// # Errors
+    /// A sentence that names the number out of range.
     pub fn check(&self) -> Result<(), String> {
         match self {
             Self::Hog {
@@ -353,7 +359,7 @@ impl Workload {
                     .try_for_each(|k| range("sizes_kib", (*k).into(), 1, 1 << 20))
             }
             Self::Forker { rate } => range("rate", (*rate).into(), 0, 100_000),
-            // the agent itself reads it, and says what is wrong
+            // the agent checks its configuration itself
             Self::Agent { .. } => Ok(()),
         }
     }
@@ -419,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_gets_its_defaults_and_refuses_what_it_does_not_know() {
+    fn a_workload_has_defaults_and_refuses_unknown_keys() {
         let hog: Workload = serde_json::from_str(r#"{"kind":"hog"}"#).unwrap();
         assert_eq!(hog, Workload::hog());
         let wrong = serde_json::from_str::<Workload>(r#"{"kind":"hog","dutty":3}"#).unwrap_err();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What guests do: needs root and the image that `scripts/lab-image.sh` makes.
+//! Behaviour of guests. Needs root and the image that `scripts/lab-image.sh` makes.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -121,7 +121,7 @@ fn a_load_never_leaves_the_lab() {
 }
 
 #[test]
-fn nginx_and_echo_and_sink_serve_the_host() {
+fn nginx_echo_and_sink_serve_the_host() {
     let bench = boot(
         "t-serve",
         &format!("{ONE}workloads=[{{kind='nginx'}},{{kind='echo'}},{{kind='sink'}}]\n"),
@@ -209,7 +209,7 @@ fn nginx_and_echo_and_sink_serve_the_host() {
         tcp_stream(&bench.lab, address, &options).unwrap()
     };
     let paced = stream(Some(1_000_000));
-    // what is written first may wait in the socket's own buffer
+    // the first bytes may wait in the socket's buffer
     assert!(
         paced.bytes <= 8_000_000 && paced.window_full < 0.5,
         "{paced:?}"
@@ -307,7 +307,7 @@ fn data_on_a_disk_survives_a_reboot() {
 }
 
 #[test]
-fn a_guest_that_is_killed_leaves_nothing_and_the_others_go_on() {
+fn a_killed_guest_leaves_no_process_and_others_keep_running() {
     let bench = boot("t-kill", TWO);
     let victim = bench.lab.guest("a").unwrap();
     let pid = victim.pid();
@@ -360,7 +360,7 @@ fn guests_are_ordinary_processes_on_their_core_in_their_own_session() {
     .unwrap();
     assert!(
         !other.contains("viola-lab"),
-        "a guest without a weight is in no group of ours: {other}"
+        "a guest without a weight is in a group of the lab: {other}"
     );
     let Bench { lab, .. } = bench;
     drop(lab);
@@ -368,7 +368,7 @@ fn guests_are_ordinary_processes_on_their_core_in_their_own_session() {
 }
 
 #[test]
-fn a_guest_that_cannot_boot_is_reported_with_its_last_words_and_nothing_is_left() {
+fn a_guest_that_cannot_boot_is_reported_and_removed() {
     let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let mut spec = Spec::of_guests("t-noboot", 1, &[core()]).unwrap();

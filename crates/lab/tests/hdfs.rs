@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDFS in guests: needs root, the lab's image and what `scripts/hadoop.sh` makes.
+//! HDFS in guests. Needs root, the lab's image and what `scripts/hadoop.sh` makes.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -14,7 +14,7 @@ use viola_lab::{Guest, Lab};
 const LONG: Duration = Duration::from_secs(300);
 
 #[test]
-fn files_put_into_hdfs_come_back_over_tcp() {
+fn files_written_to_hdfs_are_read_back() {
     let _turn = turn();
     let hadoop = Hadoop::find_from([Path::new(env!("CARGO_MANIFEST_DIR"))])
         .unwrap_or_else(|error| panic!("{error}"));
@@ -34,7 +34,8 @@ fn files_put_into_hdfs_come_back_over_tcp() {
             .unwrap_or_else(|e| panic!("{}", e.full()));
         let guest = lab.guest("client").unwrap();
         hdfs.prepare(guest).unwrap();
-        // Hadoop's own programs and a restart take their time, and know nothing of file systems
+        // Hadoop's programs and a restart are slow and do not depend on the file system: test them
+        // once
         let whole = file_system == FileSystem::Ext4;
         if whole {
             put_and_get(&hdfs, guest);
@@ -64,7 +65,7 @@ fn files_put_into_hdfs_come_back_over_tcp() {
     }
 }
 
-/// By Hadoop's own command.
+/// Copies a file by Hadoop's own command.
 fn put_and_get(hdfs: &Hdfs<'_>, guest: &Guest) {
     let sum = |script: &str| {
         let output = guest.exec_for(&["sh", "-ec", script], "", LONG).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How labs are held, ended, killed and swept: needs root and the image that `scripts/lab-image.sh`
+//! Labs are held, ended, killed and swept. Needs root and the image that `scripts/lab-image.sh`
 //! makes.
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use support::{ONE, TWO, boot, core, gone, paths, session, turn, wait_for};
 use viola_lab::{Error, Lab, Spec, cli};
 
 #[test]
-fn one_lab_of_a_name_at_a_time() {
+fn a_second_lab_of_the_same_name_is_refused() {
     let bench = boot("t-busy", ONE);
     let spec = Spec::of_guests("t-busy", 1, &[]).unwrap();
     let error = Lab::up(&spec, &paths(&bench.run)).err().unwrap();
@@ -23,9 +23,9 @@ fn one_lab_of_a_name_at_a_time() {
     bench.lab.guest("a").unwrap().ping().unwrap();
 }
 
-/// The other process of the test below: holds a lab until it is killed.
+/// The second process of the next test: holds a lab until it is killed.
 #[test]
-#[ignore = "started by killed_lab_is_swept"]
+#[ignore = "started by a_killed_lab_ends_its_guests_and_the_next_one_sweeps"]
 fn hold_a_lab() {
     let Some(run) = std::env::var_os("VIOLA_TEST_RUN") else {
         return;
@@ -47,7 +47,7 @@ fn hold_a_lab() {
 }
 
 #[test]
-fn guests_end_with_a_killed_lab_and_the_next_one_sweeps_what_is_left() {
+fn a_killed_lab_ends_its_guests_and_the_next_one_sweeps() {
     let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
@@ -93,22 +93,22 @@ fn guests_end_with_a_killed_lab_and_the_next_one_sweeps_what_is_left() {
         !run.join("t-swept/b.log").exists(),
         "the next lab begins with an empty folder"
     );
-    // a process of a guest that had not yet asked to end with its kernel when the kernel was killed
+    // a guest's process that had not yet asked to end with its kernel
     let left: Vec<u32> = pids.iter().flat_map(|pid| session(*pid)).collect();
     assert!(left.is_empty(), "left of the killed guests: {left:?}");
     lab.guest("vm1").unwrap().ping().unwrap();
     lab.down().unwrap();
 }
 
-/// The other process of the test below: what a person types, one after the other.
+/// The second process of the last test: runs the commands that a user types, one after the other.
 #[test]
-#[ignore = "started by the_command_line_starts_asks_and_ends_a_lab"]
+#[ignore = "started by the_commands_start_use_and_end_a_lab"]
 fn type_commands() {
     let Some(folder) = std::env::var_os("VIOLA_TEST_FOLDER") else {
         return;
     };
     let file = Path::new(&folder).join("t.toml");
-    // on one CPU the test's name would come first in the line that is read
+    // with one test thread the test's name would precede the first line
     let supervise = [
         "--exact",
         "be_the_supervisor",
@@ -124,7 +124,7 @@ fn type_commands() {
         supervise,
     };
     cli::up(&up).unwrap();
-    let _lab = Lowered;
+    let _lab = DownOnPanic;
     let list = cli::list();
     assert!(
         list.contains("t-cli") && list.contains("10.77.0.12") && list.contains("echo"),
@@ -155,10 +155,10 @@ fn type_commands() {
     assert_eq!(cli::down(Some("t-cli")).unwrap_err().exit_code(), 2);
 }
 
-/// Takes the lab of a failed [`type_commands`] down: its supervisor is nobody's child.
-struct Lowered;
+/// Ends the lab of a failed [`type_commands`]: its supervisor is no child of the test.
+struct DownOnPanic;
 
-impl Drop for Lowered {
+impl Drop for DownOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let _ = cli::down(Some("t-cli"));
@@ -166,17 +166,17 @@ impl Drop for Lowered {
     }
 }
 
-/// The process that holds the lab of the test below.
+/// The process that holds the lab of the last test.
 #[test]
 #[ignore = "started by type_commands"]
 fn be_the_supervisor() {
     let file = std::env::args().next_back().unwrap();
-    // tells its error to whoever started it
+    // it reports its error to the process that started it
     let _ = cli::supervise(Path::new(&file));
 }
 
 #[test]
-fn the_command_line_starts_asks_and_ends_a_lab() {
+fn the_commands_start_use_and_end_a_lab() {
     let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let text = format!("[lab]\nname='t-cli'\n{TWO}workloads=[{{kind='echo'}}]\n");

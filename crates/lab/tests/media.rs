@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calls, films and web pages of a guest, from beside it and from far away: needs root and the image that
-//! `scripts/lab-image.sh` makes.
+//! Voice calls, videos and web pages of a guest, for a client on the host and for one behind a WAN
+//! line. Needs root and the image that `scripts/lab-image.sh` makes.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -18,7 +18,7 @@ use viola_lab::{Delay, Error, WanClient};
 const MS: Duration = Duration::from_millis(1);
 
 #[test]
-fn a_call_and_a_film_come_whole() {
+fn a_call_and_a_video_arrive_complete() {
     let bench = boot("t-media", &format!("{ONE}workloads=[{{kind='media'}}]\n"));
     let guest = bench.lab.guest("a").unwrap();
     let to = guest.address().unwrap();
@@ -27,7 +27,7 @@ fn a_call_and_a_film_come_whole() {
         up,
         ..Call::default()
     };
-    // the second call hears nothing of the first
+    // the second call gets no packet of the first
     for _ in 0..2 {
         let heard = call(&bench.lab, to, &options).unwrap();
         assert_eq!((heard.up.len(), heard.down.len()), (150, 150));
@@ -58,7 +58,7 @@ fn a_call_and_a_film_come_whole() {
 }
 
 #[test]
-fn a_far_client_waits_for_its_line_and_nothing_else() {
+fn a_wan_client_is_delayed_by_its_line_only() {
     let servers = "workloads=[{kind='media'},{kind='apache'},{kind='sink'}]\n";
     let bench = boot("t-far", &format!("{ONE}{servers}"));
     let guest = bench.lab.guest("a").unwrap();
@@ -75,11 +75,11 @@ fn a_far_client_waits_for_its_line_and_nothing_else() {
         let times = &found.times;
         assert_eq!((times.lost, &found.first_failure), (0, &None));
     }
-    // one trip to connect, one to ask
+    // one delay for the connection, one for the request
     assert!(away.connect_us.iter().all(|us| *us >= 30_000.0), "{away:?}");
     assert!(away.times.us.iter().all(|us| *us >= 60_000.0), "{away:?}");
 
-    // at a rate they come whether the last was answered or not
+    // an open loop sends whether the last request was answered or not
     let begin = Instant::now();
     let rated = Http {
         requests: 50,
@@ -91,7 +91,8 @@ fn a_far_client_waits_for_its_line_and_nothing_else() {
     assert_eq!(found.times.us.len(), 50, "{:?}", found.first_failure);
     assert!(begin.elapsed() >= 490 * MS);
 
-    // a random line makes jitter on the way to the guest, where it is, and none on the way back
+    // a random delay makes jitter on the way to the guest, which is delayed, and none on the way
+    // back
     far.set_delay(Delay {
         low: 20 * MS,
         high: 40 * MS,

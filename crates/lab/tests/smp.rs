@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Guests with several vCPUs: needs root, the image that `scripts/lab-image.sh` makes and the kernel that
-//! `scripts/uml-smp.sh` makes.
+//! Guests with several vCPUs. Needs root, the image that `scripts/lab-image.sh` makes and the
+//! kernel that `scripts/uml-smp.sh` makes.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -15,17 +15,17 @@ workloads = [{ kind = 'echo' }, { kind = 'hog' }]\n";
 
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
-fn a_guest_has_the_vcpus_that_it_is_given_and_its_programs_keep_to_theirs() {
+fn a_guest_has_its_vcpus_and_programs_keep_to_viola_apps() {
     let bench = boot("t-smp", TWO_VCPUS);
     let guest = bench.lab.guest("a").unwrap();
-    let said = |line: &str| {
+    let sh = |line: &str| {
         let output = guest.exec(&["sh", "-c", line]).unwrap();
         assert_eq!(output.status, 0, "{line}: {}", output.stderr);
         output.stdout.trim().to_owned()
     };
-    assert_eq!(said("grep -c ^processor /proc/cpuinfo"), "2");
+    assert_eq!(sh("grep -c ^processor /proc/cpuinfo"), "2");
     assert_eq!(
-        said("grep Cpus_allowed_list /proc/self/status | cut -f2"),
+        sh("grep Cpus_allowed_list /proc/self/status | cut -f2"),
         "1"
     );
     // One timer per vCPU, the main thread's first.
@@ -42,9 +42,9 @@ fn a_guest_has_the_vcpus_that_it_is_given_and_its_programs_keep_to_theirs() {
         ..TcpRr::default()
     };
     assert_eq!(tcp_rr(&bench.lab, to, &requests).unwrap().lost, 0);
-    // Interrupts of devices come to the first vCPU; each has a timer of its own (interrupt 0).
-    let text = said("cat /proc/interrupts");
-    // a child's end is told where it was started
+    // Devices interrupt the first vCPU; each vCPU has a timer of its own (interrupt 0).
+    let text = sh("cat /proc/interrupts");
+    // SIGCHLD arrives at the vCPU that started the child
     let devices = text.lines().filter(|line| !line.ends_with("SIGCHLD"));
     let counts = devices.filter_map(|line| {
         let (number, rest) = line.trim().split_once(':')?;
@@ -62,7 +62,7 @@ fn a_guest_has_the_vcpus_that_it_is_given_and_its_programs_keep_to_theirs() {
 
 #[test]
 #[ignore = "a test bed: its kernel takes minutes to build"]
-fn a_guest_with_two_vcpus_comes_back_from_a_reboot() {
+fn a_guest_with_two_vcpus_reboots() {
     let bench = boot("t-smp-reboot", TWO_VCPUS);
     let guest = bench.lab.guest("a").unwrap();
     guest.reboot().unwrap();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A guest that is a network namespace: a container, say. Its bond (active-backup) has the inner end of its veth as one
-//! port, which is its paravirtual path; a VF's interface becomes the other one for as long as the guest has it.
+//! A guest that is a network namespace, for example a container. It has an active-backup bond. One
+//! port of the bond is the inner end of its veth, the paravirtual path; the VF's interface is the
+//! other port while the guest has a VF.
 
 use std::fs::File;
 use std::io;
@@ -19,19 +20,18 @@ use crate::pool::VfDevice;
 use crate::steps::StepTimes;
 use crate::vf_interface::{self, find, name_of, own_netns};
 
-/// How long an interface may take to come up.
+/// Time limit for the link of the VF's interface to come up in the bond.
 const LINK_UP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two looks at it.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Such a guest.
+/// A network namespace with a bond.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetnsGuest {
     /// The namespace (`/run/netns/n1`, `/proc/PID/ns/net`).
     pub netns: PathBuf,
-    /// Its bond.
+    /// Name of its bond.
     pub bond: String,
-    /// The bond's port on the paravirtual path.
+    /// The bond's port for the paravirtual path.
     pub port: String,
 }
 
@@ -41,8 +41,8 @@ impl NetnsGuest {
         Ok(file.into())
     }
 
-    /// Does something in the namespace.
-    fn there<T: Send>(
+    /// Runs `work` in the namespace; `what` names it in errors.
+    fn in_guest<T: Send>(
         &self,
         what: &str,
         work: impl FnOnce() -> io::Result<T> + Send,
@@ -54,24 +54,24 @@ impl NetnsGuest {
             .map_err(LaneError::net(name))
     }
 
-    /// All interfaces in it.
+    /// All interfaces in the namespace.
     ///
     /// # Errors
-    /// [`LaneError::File`] where the namespace is gone.
+    /// [`LaneError::File`] if the namespace is gone.
     pub fn links(&self) -> Result<Vec<Link>, LaneError> {
-        self.there("its interfaces", links)
+        self.in_guest("list interfaces", links)
     }
 
-    /// Takes the VF's interface out of the bond and the namespace.
-    fn take_out(&self, vf: &VfDevice, steps: &mut StepTimes) -> Result<(), LaneError> {
+    /// Takes the VF's interface out of the bond and moves it to this process's namespace.
+    fn remove_interface(&self, vf: &VfDevice, steps: &mut StepTimes) -> Result<(), LaneError> {
         let own = own_netns()?;
         let device = vf.address.clone();
-        self.there("gives its VF back", move || {
+        self.in_guest("release the VF", move || {
             let Some(found) = find(&device)? else {
                 return Ok(());
             };
             if found.master.is_some() {
-                // which takes it down as well
+                // this takes the interface down too
                 steps.time("out of the bond", || set_master(found.index, None))?;
             }
             steps.time("down", || set_up(found.index, false))?;
@@ -84,7 +84,7 @@ impl NetnsGuest {
 impl Attachment for NetnsGuest {
     fn mac(&mut self) -> Result<Mac, LaneError> {
         let bond = self.bond.clone();
-        let bond = self.there(&self.bond, move || link(&bond))?;
+        let bond = self.in_guest(&self.bond, move || link(&bond))?;
         let unfit = |what: &str| {
             let (netns, bond) = (self.netns.display(), &self.bond);
             LaneError::Unusable(format!("{bond} in {netns} {what}"))
@@ -106,21 +106,21 @@ impl Attachment for NetnsGuest {
         let moved = steps.time("move", || move_to(ours.index, netns.as_fd(), &ours.name));
         moved.map_err(LaneError::net(format!("{} moves", ours.name)))?;
         let (bond, device) = (self.bond.clone(), vf.address.clone());
-        let there = &mut *steps;
-        let plugged = self.there("takes the VF", move || {
+        let times = &mut *steps;
+        let plugged = self.in_guest("add the VF to the bond", move || {
             let (name, bond) = (&bond, link(&bond)?);
             let port = find(&device)?.ok_or(io::ErrorKind::NotFound)?;
-            // a bond takes ports that are down, and takes them up itself
-            there.time("into the bond", || set_master(port.index, Some(bond.index)))?;
+            // a bond accepts only ports that are down, and takes them up itself
+            times.time("into the bond", || set_master(port.index, Some(bond.index)))?;
             let begin = Instant::now();
             let end = begin + LINK_UP_TIMEOUT;
             loop {
-                // EINVAL until the bond has seen its link
+                // EINVAL until the bond sees the port's link
                 let set = set_active_port(bond.index, port.index);
                 let active = link(name)?.active;
                 match set {
                     _ if active == Some(port.index) => {
-                        there.add("link", begin.elapsed());
+                        times.add("link", begin.elapsed());
                         return Ok(());
                     }
                     Err(e) if Instant::now() > end => return Err(e),
@@ -130,9 +130,9 @@ impl Attachment for NetnsGuest {
             }
         });
         plugged.inspect_err(|_| {
-            // what went wrong is what is told
+            // undo; the caller gets the first error
             let _ = self.fail_over(vf);
-            let _ = self.take_out(vf, steps);
+            let _ = self.remove_interface(vf, steps);
         })
     }
 
@@ -141,7 +141,7 @@ impl Attachment for NetnsGuest {
             return Ok(Failover::Done);
         }
         let (bond, port) = (self.bond.clone(), self.port.clone());
-        self.there("goes over to its paravirtual path", move || {
+        self.in_guest("fail over to the paravirtual path", move || {
             let (bond, port) = (link(&bond)?, link(&port)?);
             if bond.active != Some(port.index) {
                 set_active_port(bond.index, port.index)?;
@@ -156,8 +156,8 @@ impl Attachment for NetnsGuest {
         released: &mut dyn FnMut(),
         steps: &mut StepTimes,
     ) -> Result<(), LaneError> {
-        match self.take_out(vf, steps) {
-            // a namespace that is gone has given its devices back
+        match self.remove_interface(vf, steps) {
+            // the kernel has taken the devices of a removed namespace back
             Err(LaneError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             done => done?,
         }
@@ -167,7 +167,7 @@ impl Attachment for NetnsGuest {
 
     fn resume(&mut self, vf: &VfDevice) -> Result<(), LaneError> {
         let (bond, device) = (self.bond.clone(), vf.address.clone());
-        self.there("uses its VF again", move || {
+        self.in_guest("use the VF again", move || {
             let (bond, port) = (link(&bond)?, find(&device)?);
             match port.filter(|p| p.running && p.master == Some(bond.index)) {
                 Some(port) => set_active_port(bond.index, port.index),
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_that_is_gone_has_no_vf_and_gives_it_back() {
+    fn a_removed_namespace_has_no_vf() {
         let mut guest = NetnsGuest {
             netns: "/run/netns/no-such-namespace".into(),
             bond: "bond0".into(),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The VFs of a physical function, by sysfs.
+//! The VFs of a physical function, by sysfs (kernel Documentation/PCI/pci-iov-howto).
 //!
-//! They are made once. A change of their number would take all of them away first, so that is never done while there are
-//! any; one who wants more takes them off himself, when nobody holds one.
+//! viola creates VFs once and never changes their number: the kernel would remove all VFs first. An
+//! operator who wants more removes them by hand while no guest has one.
 
 use std::fs;
 use std::io;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use crate::error::LaneError;
 
-/// How long VFs may take to appear, and drivers to take one.
+/// Time limit for VFs to appear, and for a driver to take a VF.
 const SYSFS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A physical function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pf {
-    /// Where sysfs is.
+    /// Root of sysfs.
     sys: PathBuf,
     /// Name of its interface.
     pub name: String,
@@ -35,13 +35,13 @@ pub struct VfDevice {
 }
 
 impl Pf {
-    /// The PF with this interface.
+    /// The PF of this interface.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self::at(Path::new("/sys"), name)
     }
 
-    /// The same with sysfs elsewhere.
+    /// The same with another root of sysfs.
     #[must_use]
     pub fn at(sys: &Path, name: &str) -> Self {
         Self {
@@ -61,23 +61,24 @@ impl Pf {
     fn number(&self, file: &str) -> Result<u32, LaneError> {
         let path = self.device().join(file);
         let text = fs::read_to_string(&path).map_err(LaneError::file(&path))?;
-        let odd = || io::Error::new(io::ErrorKind::InvalidData, "no number");
+        let odd = || io::Error::new(io::ErrorKind::InvalidData, "not a number");
         let number = text.trim().parse().map_err(|_| odd());
         number.map_err(LaneError::file(&path))
     }
 
-    /// VFs that there are.
+    /// Number of VFs that exist.
     ///
     /// # Errors
-    /// [`LaneError::File`], for a NIC without SR-IOV as well.
+    /// [`LaneError::File`], also for a NIC without SR-IOV.
     pub fn num_vfs(&self) -> Result<u32, LaneError> {
         self.number("sriov_numvfs")
     }
 
-    /// Sees to it that there are so many VFs: makes them if there are none.
+    /// Returns the first `wanted` VFs. Creates them if there are none.
     ///
     /// # Errors
-    /// [`LaneError::TooFew`] when there are others already, or the NIC cannot have so many.
+    /// [`LaneError::TooFewVfs`] if some VFs exist but fewer than wanted, or the NIC cannot have so
+    /// many.
     pub fn ensure_vfs(&self, wanted: u32) -> Result<Vec<VfDevice>, LaneError> {
         let few = |available, remedy| LaneError::TooFewVfs {
             pf: self.name.clone(),
@@ -112,7 +113,7 @@ impl Pf {
         }
     }
 
-    /// The VFs that there are, in order.
+    /// All VFs, ordered by number.
     ///
     /// # Errors
     /// [`LaneError::File`].
@@ -140,31 +141,31 @@ impl Pf {
         Ok(vfs)
     }
 
-    /// The driver that has a VF.
+    /// Name of the driver that has a VF.
     #[must_use]
     pub fn driver(&self, address: &str) -> Option<String> {
         let target = fs::read_link(self.bus(address).join("driver")).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
-    /// The IOMMU group of a VF; none without an IOMMU.
+    /// The IOMMU group of a VF; `None` without an IOMMU.
     #[must_use]
     pub fn iommu_group(&self, address: &str) -> Option<u32> {
         let target = fs::read_link(self.bus(address).join("iommu_group")).ok()?;
         target.file_name()?.to_str()?.parse().ok()
     }
 
-    /// Whether the VF is there at all.
+    /// Whether a device with this PCI address exists.
     #[must_use]
     pub fn has_vf(&self, address: &str) -> bool {
         self.bus(address).exists()
     }
 
-    /// Gives a VF to a driver, or with `None` to whichever the kernel knows for it. What has it already keeps it, unless
-    /// `anew`.
+    /// Binds a VF to a driver, or with `None` to the one that the kernel chooses. Does nothing if
+    /// the VF has that driver, unless `rebind`.
     ///
     /// # Errors
-    /// [`LaneError::File`]; [`LaneError::Unfit`] when no driver took it.
+    /// [`LaneError::File`]; [`LaneError::Unusable`] if no driver took the VF.
     pub fn bind(&self, address: &str, driver: Option<&str>, rebind: bool) -> Result<(), LaneError> {
         let device = self.bus(address);
         let has = self.driver(address);
@@ -178,7 +179,7 @@ impl Pf {
         }
         let write =
             |path: PathBuf, text: &str| fs::write(&path, text).map_err(LaneError::file(&path));
-        // an end of line alone takes the wish away
+        // an empty line removes the override
         write(device.join("driver_override"), driver.unwrap_or("\n"))?;
         if has.is_some() {
             write(device.join("driver/unbind"), address)?;
@@ -191,7 +192,7 @@ impl Pf {
                 (Some(has), None) if has != "vfio-pci" => return Ok(()),
                 _ if Instant::now() > end => {
                     let wanted = driver.unwrap_or("a driver");
-                    let what = format!("{wanted} has not taken {address}; is its module loaded?");
+                    let what = format!("{wanted} did not bind to {address}; is its module loaded?");
                     return Err(LaneError::Unusable(what));
                 }
                 _ => std::thread::sleep(Duration::from_millis(10)),
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A tree of files as sysfs has them, with VFs made so far.
+    /// A tree of files as in sysfs, with `made` VFs of `total`.
     fn tree(total: u32, made: u32) -> (tempfile::TempDir, Pf) {
         let top = tempfile::tempdir().unwrap();
         let bus = top.path().join("bus/pci/devices");
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn vfs_that_are_there_are_taken_as_they_are() {
+    fn existing_vfs_are_used() {
         let (_top, pf) = tree(7, 4);
         let vfs = pf.ensure_vfs(3).unwrap();
         assert_eq!(vfs.len(), 3);
@@ -234,32 +235,32 @@ mod tests {
     }
 
     #[test]
-    fn their_number_is_never_changed_while_there_are_any() {
+    fn the_number_of_vfs_is_never_changed() {
         let (_top, pf) = tree(7, 4);
-        let said = pf.ensure_vfs(6).unwrap_err().to_string();
+        let error = pf.ensure_vfs(6).unwrap_err().to_string();
         assert!(
-            said.starts_with("p0 has 4 VFs, but 6 are configured: viola does not change"),
-            "{said}"
+            error.starts_with("p0 has 4 VFs, but 6 are configured: viola does not change"),
+            "{error}"
         );
         assert_eq!(pf.num_vfs().unwrap(), 4);
         let (_top, pf) = tree(7, 0);
-        let said = pf.ensure_vfs(8).unwrap_err().to_string();
+        let error = pf.ensure_vfs(8).unwrap_err().to_string();
         assert_eq!(
-            said,
+            error,
             "p0 has 7 VFs, but 8 are configured: it cannot have more"
         );
         assert_eq!(pf.num_vfs().unwrap(), 0);
     }
 
     #[test]
-    fn a_nic_without_vfs_is_said_by_its_file() {
+    fn an_error_for_a_nic_without_sriov_names_the_file() {
         let top = tempfile::tempdir().unwrap();
-        let said = Pf::at(top.path(), "p0").num_vfs().unwrap_err().to_string();
-        assert!(said.contains("p0/device/sriov_numvfs"), "{said}");
+        let error = Pf::at(top.path(), "p0").num_vfs().unwrap_err().to_string();
+        assert!(error.contains("p0/device/sriov_numvfs"), "{error}");
     }
 
     #[test]
-    fn a_driver_that_has_it_keeps_it() {
+    fn bind_does_nothing_for_the_same_driver() {
         let (top, pf) = tree(7, 1);
         let driver = top.path().join("bus/pci/drivers/vfio-pci");
         fs::create_dir_all(&driver).unwrap();

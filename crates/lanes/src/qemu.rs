@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A QEMU guest: the VF is passed through by vfio-pci, hot-plugged and unplugged by QMP.
+//! A QEMU guest: vfio-pci passes the VF through, QMP plugs and unplugs it.
 //!
-//! Where the virtio NIC has `failover=on`, QEMU and the guest's net_failover make one interface of both. The guest then
-//! changes paths by itself when the VF comes and goes. The moment in which it lets the VF go is not told by QEMU, which
-//! tells when the device is gone, up to half a second later; but the VF's interrupts are gone from the host at that
-//! moment, and that can be seen.
+//! With `failover=on` at the virtio NIC, QEMU and the guest's net_failover make one interface of
+//! both, and the guest changes paths by itself when the VF is plugged or unplugged. QEMU reports
+//! the deletion of the device up to half a second after the guest has released the VF. The host
+//! sees the release earlier: VFIO frees the VF's interrupts at that moment.
 //!
-//! Where the guest has a bond by viola-agent instead, it is told before, and goes over first.
+//! With a bond made by viola-agent, the host asks the agent first, and the guest fails over before
+//! the unplug.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,30 +28,31 @@ use crate::format_mac;
 use crate::pool::VfDevice;
 use crate::steps::StepTimes;
 
-/// Time between two looks whether a device is gone...
+/// Interval of checks whether the device is deleted.
 const DEVICE_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// ...and whether its interrupts are.
+/// Interval of checks whether its interrupts are freed.
 const INTERRUPT_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Part of the host's free memory, in percent, that stays free when a guest's is pinned.
+/// Share of the host's available memory, in percent, that must stay free when a guest's memory is
+/// pinned.
 const MIN_FREE_PERCENT: u64 = 5;
 
-/// Such a guest.
+/// A QEMU guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuGuest {
-    /// A QMP socket that nobody else uses for long, as this program can open it.
+    /// A QMP socket that no other client uses for long, as a path that this process can open.
     pub qmp: PathBuf,
-    /// Its process.
+    /// QEMU's process.
     pub pid: Tid,
-    /// When that began, clock ticks after boot.
+    /// Start time of that process, in clock ticks after boot.
     pub start_time: u64,
-    /// Address of the NIC that the VF is to stand in for.
+    /// Address of the NIC that the VF replaces.
     pub mac: Mac,
-    /// Root port to plug into; `None`: one that is free.
+    /// PCIe root port to plug into; `None`: a free one.
     pub port: Option<String>,
-    /// Way to the agent that keeps its VF in a bond, if it has one.
+    /// Socket of the agent that keeps the VF in a bond, if there is one.
     #[serde(default, rename = "voice")]
     pub agent: Option<PathBuf>,
-    /// How long it may take to give a VF back.
+    /// Time limit for the guest to release a VF.
     #[serde(rename = "patience")]
     pub release_timeout: Duration,
 }
@@ -59,7 +61,7 @@ fn qmp(cause: QmpFailure) -> LaneError {
     LaneError::Qmp(cause.to_string())
 }
 
-/// What a VF is called in QEMU.
+/// Device id of a VF in QEMU.
 fn id_of(vf: &VfDevice) -> String {
     format!("viola-vf-{}", vf.address.replace([':', '.'], "-"))
 }
@@ -82,17 +84,18 @@ impl QemuGuest {
             .find(|n| n.mac.eq_ignore_ascii_case(&wanted)))
     }
 
-    /// VFIO pins all memory of the guest: what of it is not there yet has to fit into the host's free memory.
+    /// Checks that the host can pin the guest's memory: VFIO pins all of it, and what QEMU has not
+    /// touched yet must fit into the host's available memory.
     fn check_memory(&self, devices: &mut Devices) -> Result<(), LaneError> {
         let size = devices.memory().map_err(qmp)?;
         let status = read(&format!("/proc/{}/status", self.pid))?;
-        let there = kib(&status, "VmRSS:") * 1024;
+        let resident = kib(&status, "VmRSS:") * 1024;
         let free = kib(&read("/proc/meminfo")?, "MemAvailable:") * 1024;
-        let more = size.saturating_sub(there);
+        let more = size.saturating_sub(resident);
         if more > free - free / 100 * MIN_FREE_PERCENT {
             let mib = |bytes: u64| bytes >> 20;
             return Err(LaneError::Unusable(format!(
-                "a VF would pin all {} MiB of its memory, of which {} MiB are not there yet, and the host has {} MiB free",
+                "a VF would pin all {} MiB of its memory; {} MiB of them are not allocated yet, but the host has only {} MiB available",
                 mib(size),
                 mib(more),
                 mib(free)
@@ -107,14 +110,14 @@ fn read(path: &str) -> Result<String, LaneError> {
     fs::read_to_string(path).map_err(LaneError::file(path))
 }
 
-/// A number in a file of lines such as `VmRSS:  123 kB`.
+/// A number in a file with lines such as `VmRSS:  123 kB`.
 fn kib(text: &str, key: &str) -> u64 {
     let line = text.lines().find_map(|l| l.strip_prefix(key));
     let number = line.and_then(|l| l.split_whitespace().next());
     number.and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
-/// Whether VFIO has interrupts of this device.
+/// Whether VFIO has interrupts of this device, by the text of /proc/interrupts.
 fn has_interrupts(text: &str, address: &str) -> bool {
     let device = format!("({address})");
     text.lines()
@@ -143,7 +146,9 @@ impl Attachment for QemuGuest {
         let port = match &self.port {
             Some(port) => port.clone(),
             None => devices.free_port().map_err(qmp)?.ok_or_else(|| {
-                LaneError::Unusable("it has no free PCIe root port to plug a VF into".into())
+                LaneError::Unusable(
+                    "it has no free PCIe root port for a VF; add one to its configuration".into(),
+                )
             })?,
         };
         let mut device = json!({
@@ -151,7 +156,7 @@ impl Attachment for QemuGuest {
         });
         if let Some(nic) = self.nic(&mut devices)?.filter(|n| n.failover) {
             if !devices.has_standby(&nic.id).map_err(qmp)? {
-                let what = "its net_failover is not there, or not yet";
+                let what = "its net_failover driver is not ready";
                 return Err(LaneError::Unusable(what.into()));
             }
             device["failover_pair_id"] = nic.id.into();
@@ -159,7 +164,7 @@ impl Attachment for QemuGuest {
         steps.time("plug", || devices.plug(device)).map_err(qmp)?;
         match devices.has(&id_of(vf)).map_err(qmp)? {
             true => Ok(()),
-            false => Err(LaneError::Qmp("it keeps the VF back from the guest".into())),
+            false => Err(LaneError::Qmp("QEMU hides the VF from the guest".into())),
         }
     }
 
@@ -201,7 +206,7 @@ impl Attachment for QemuGuest {
         loop {
             if had && !interrupts(&vf.address) {
                 had = false;
-                steps.add("stops", begin.elapsed());
+                steps.add("release", begin.elapsed());
                 released();
             }
             let now = Instant::now();
@@ -211,7 +216,8 @@ impl Attachment for QemuGuest {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(_) if self.is_gone() => break,
-                    // It was asked to let go, and does so whether the monitor answers or not.
+                    // The guest was asked to release the VF, and does so whether the monitor
+                    // answers or not.
                     Err(_) if now <= end => {
                         if let Ok(again) = self.connect() {
                             devices = again;
@@ -234,7 +240,7 @@ impl Attachment for QemuGuest {
     fn resume(&mut self, _: &VfDevice) -> Result<(), LaneError> {
         match &self.agent {
             Some(port) => agent::ask(port, self.mac, VfAction::Use).map_err(|e| {
-                LaneError::Unusable(format!("its agent does not take the VF again: {e}"))
+                LaneError::Unusable(format!("its agent does not use the VF again: {e}"))
             }),
             None => Ok(()),
         }
@@ -261,7 +267,7 @@ mod tests {
     use serde_json::Value;
 
     #[test]
-    fn interrupts_of_a_vf_are_told_from_others() {
+    fn interrupts_of_a_vf_are_found_by_its_address() {
         let text = " 45:  12  0  PCI-MSIX-0000:01:10.0  0-edge  vfio-msix[0](0000:01:10.0)\n\
                     \x2046:  12  0  PCI-MSIX-0000:01:10.2  0-edge  vf01102-rx-0\n";
         assert!(has_interrupts(text, "0000:01:10.0"));
@@ -270,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_by_its_key() {
+    fn memory_sizes_are_read_by_key() {
         let text = "VmPeak:\t 900 kB\nVmRSS:\t     123 kB\n";
         assert_eq!(kib(text, "VmRSS:"), 123);
         assert_eq!(kib(text, "VmSwap:"), 0);
     }
 
     #[test]
-    fn a_guest_whose_process_is_gone_has_given_its_vf_back() {
+    fn a_dead_guest_has_no_vf() {
         let mut guest = QemuGuest {
             qmp: "/nowhere".into(),
             pid: u32::MAX,
@@ -301,7 +307,8 @@ mod tests {
         assert_eq!(released, 1);
     }
 
-    /// A monitor that says of each connection's `qom-list`s whether the VF is there, and hangs up after the last one.
+    /// A monitor that answers the `qom-list`s of each connection with whether the VF is there, and
+    /// closes the connection after the last answer.
     fn monitor(path: &Path, connections: Vec<Vec<bool>>) -> std::thread::JoinHandle<()> {
         let listener = UnixListener::bind(path).unwrap();
         std::thread::spawn(move || {
@@ -350,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_that_hangs_up_once_the_guest_was_asked_is_asked_again() {
+    fn unplug_reconnects_to_a_monitor_that_hung_up() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let monitor = monitor(&path, vec![vec![true, true], vec![true, false]]);
@@ -364,22 +371,22 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_refuses_keeps_its_vf_and_nothing_was_released() {
+    fn a_guest_that_refuses_keeps_its_vf() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let monitor = monitor(&path, vec![vec![true; 10_000]]);
         let mut guest = running(path, Duration::from_millis(200));
         let mut released = 0;
-        let said = guest
+        let error = guest
             .unplug(&vf(), &mut || released += 1, &mut StepTimes::default())
             .unwrap_err();
-        assert!(matches!(said, LaneError::ReleaseTimeout { .. }), "{said}");
+        assert!(matches!(error, LaneError::ReleaseTimeout { .. }), "{error}");
         assert_eq!(released, 0);
         monitor.join().unwrap();
     }
 
     #[test]
-    fn a_guest_that_dies_once_it_was_asked_has_given_its_vf_back() {
+    fn a_guest_that_dies_during_unplug_has_no_vf() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp");
         let monitor = monitor(&path, vec![vec![true, true, true]]);

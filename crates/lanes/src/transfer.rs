@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The steps of a grant and of a revocation, in an order in which the guest always has a path:
+//! The order of steps in a grant and in a revocation. The guest has a path at every moment:
 //!
-//! - grant: the NIC's switch learns the guest's address, the guest gets the VF, and only then sends by it;
+//! - grant: the NIC's switch delivers the guest's packets to the VF, the VF is plugged, the guest
+//!   sends by it;
 //! - revocation: the guest goes back to its paravirtual path, the switch forgets its address, the VF is taken out, and
 //!   only then is free for another guest.
 //!
-//! Each step is noted before it is made. [`settle`] brings what a daemon left that was killed between two of them to
-//! one end.
+//! The journal records each step before it is made. [`Transfer::recover`] completes what a killed
+//! daemon left between two steps.
 
 use std::time::{Duration, Instant};
 
@@ -20,31 +21,31 @@ use crate::journal::{Entry, Journal, Stage};
 use crate::pool::VfDevice;
 use crate::steps::StepTimes;
 
-/// By then a guest's bond has noticed that a link is down, by the usual `miimon` of 100 ms.
+/// Time in which a guest's bond notices that a link is down: its usual `miimon` is 100 ms.
 const BOND_MIIMON_WAIT: Duration = Duration::from_millis(150);
 
-/// What is needed for each step.
+/// One VF and one guest, and what the steps need.
 pub struct Transfer<'a> {
-    /// The NIC's switch.
+    /// The switch inside the NIC.
     pub eswitch: &'a dyn Eswitch,
     /// The VF.
     pub vf: &'a VfDevice,
     /// Identity of the guest.
     pub id: &'a str,
-    /// How it is reached, for the journal.
+    /// How the daemon reaches the guest, for the journal.
     pub access: &'a GuestAccess,
     /// The guest.
     pub attachment: &'a mut dyn Attachment,
-    /// How long what was done took.
+    /// Durations of the steps made so far.
     pub steps: StepTimes,
 }
 
-/// What became of a VF that was found after a restart.
+/// State of a VF after a recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovered {
     /// The guest has it.
     Held,
-    /// Nobody has it.
+    /// No guest has it.
     Free,
 }
 
@@ -61,27 +62,27 @@ impl Transfer<'_> {
         }
     }
 
-    /// Gives the VF to the guest.
+    /// Grants the VF to the guest.
     ///
     /// # Errors
-    /// Any [`LaneError`]; the VF is free then.
+    /// Any [`LaneError`]; no guest has the VF then.
     pub fn grant(&mut self, journal: &mut Journal, settings: VfSettings) -> Result<(), LaneError> {
         let mac = self.attachment.mac()?;
         journal.record(self.entry(mac, Stage::Granting))?;
         let (eswitch, vf) = (self.eswitch, self.vf);
         let steps = &mut self.steps;
-        let given = self
+        let granted = self
             .attachment
             .prepare(vf, mac, steps)
             .and_then(|()| steps.time("address", || eswitch.assign(vf.index, mac, settings)))
             .and_then(|()| self.attachment.plug(vf, steps));
-        match given {
+        match granted {
             Ok(()) => {
                 eswitch.forget_port(mac);
                 journal.record(self.entry(mac, Stage::Held))
             }
             Err(e) => {
-                // what went wrong first is what is told
+                // undo; the caller gets the first error
                 let _ = eswitch.withdraw(vf.index, mac);
                 let _ = eswitch.clear(vf.index);
                 let _ = journal.remove(&vf.pf.name, vf.index);
@@ -90,10 +91,10 @@ impl Transfer<'_> {
         }
     }
 
-    /// Takes the VF from the guest, which had it with this address and settings.
+    /// Revokes the VF, which was granted with this address and these settings.
     ///
     /// # Errors
-    /// Any [`LaneError`]; the guest still has it then, and uses it.
+    /// Any [`LaneError`]; the guest still has the VF then, and uses it.
     pub fn revoke(
         &mut self,
         journal: &mut Journal,
@@ -102,8 +103,7 @@ impl Transfer<'_> {
     ) -> Result<(), LaneError> {
         journal.record(self.entry(mac, Stage::Revoking))?;
         let (eswitch, vf) = (self.eswitch, self.vf);
-        let taken = self.unplug(mac);
-        match taken {
+        match self.unplug(mac) {
             Ok(()) => journal.remove(&vf.pf.name, vf.index),
             Err(e) => {
                 let _ = eswitch.set_link(vf.index, true);
@@ -119,7 +119,7 @@ impl Transfer<'_> {
     fn unplug(&mut self, mac: Mac) -> Result<(), LaneError> {
         let (eswitch, vf) = (self.eswitch, self.vf);
         let begin = Instant::now();
-        let has_gone_over = match self.attachment.fail_over(vf)? {
+        let has_failed_over = match self.attachment.fail_over(vf)? {
             Failover::Done => true,
             Failover::OnLinkDown if eswitch.set_link(vf.index, false) => {
                 std::thread::sleep(BOND_MIIMON_WAIT);
@@ -128,9 +128,10 @@ impl Transfer<'_> {
             Failover::OnLinkDown | Failover::OnUnplug => false,
         };
         self.steps.add("failover", begin.elapsed());
-        // Packets go where the guest looks for them: at once, or at the moment when it looks elsewhere.
+        // The NIC must deliver to the path on which the guest receives: change it at once, or at
+        // the moment when the guest changes.
         let mut withdrawn = None;
-        if has_gone_over {
+        if has_failed_over {
             let withdraw = || eswitch.withdraw(vf.index, mac);
             withdrawn = Some(self.steps.time("address", withdraw));
         }
@@ -140,17 +141,17 @@ impl Transfer<'_> {
             }
         };
         self.attachment.unplug(vf, &mut released, &mut self.steps)?;
-        // It is out, whatever the NIC says: where its address cannot be cleared it is nobody's, and the next guest's takes
-        // its place; where neither can be done the PF is gone, and its VFs with it.
+        // The VF is unplugged, even if the NIC refuses to clear its address: no guest has that
+        // address, and the next grant replaces it. If neither works, the PF and its VFs are gone.
         let _ = eswitch.clear(vf.index);
         Ok(())
     }
 
-    /// Looks where a VF is that was noted with this guest, and finishes what was begun: what was being given or taken is
-    /// taken, what the guest had and uses stays.
+    /// Completes what the journal says of a VF and this guest: a VF that was being granted or
+    /// revoked is revoked; one that the guest has and uses stays.
     ///
     /// # Errors
-    /// Any [`LaneError`]; the guest has it then.
+    /// Any [`LaneError`]; the guest has the VF then.
     pub fn recover(
         &mut self,
         journal: &mut Journal,

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A User Mode Linux guest: a second vector device, by its console, is bound to the interface that the VF has on the host.
+//! A User Mode Linux guest. Its management console plugs a second vector device, which sends and
+//! receives by the VF's interface on the host.
 //!
-//! Nothing is passed through: UML has no PCI. The guest's packets still go through its kernel's process, but then straight to
-//! the VF, past the bridge and the paravirtual NIC's tap; what is gained is the bridge's work, and the VF's share of the NIC.
-//! The two devices have one address, and are one bond in the guest by viola-agent, whose line is the guest's [`AGENT_LINE`]. A
-//! vector device that is up cannot be taken out, so without an agent such a guest keeps its VF until it takes the device
-//! down by itself.
+//! UML has no PCI, so nothing is passed through. The guest's packets still go through its kernel's
+//! process, but then straight to the VF, past the bridge and the tap of the paravirtual NIC: this
+//! saves the bridge's work and gives the guest the VF's share of the NIC. Both devices have one
+//! address; viola-agent makes one bond of them in the guest. The host reaches the agent by the line
+//! [`AGENT_LINE`]. A vector device that is up cannot be removed: a guest without the agent keeps
+//! its VF until it takes the device down.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -26,29 +28,29 @@ use crate::pool::VfDevice;
 use crate::steps::StepTimes;
 use crate::vf_interface::{self, find, name_of};
 
-/// The guest's serial line by which its agent is asked, where it is a terminal (`ssl3=pts`).
+/// Serial line of the agent, if it is a terminal (`ssl3=pts`).
 const AGENT_LINE: &str = "ssl3";
-/// How long its kernel may take to answer.
+/// Time limit for the kernel's answer on the console.
 const CONSOLE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long its agent may take to have the line open again.
+/// Time limit for the agent to open its line again after an earlier client.
 const AGENT_OPEN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time between two tries to take the device out.
+/// Interval of tries to reach the agent or to remove the device.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Such a guest.
+/// A User Mode Linux guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UmlGuest {
-    /// Folder of its umid, as this program can open it.
+    /// Folder of its umid, as a path that this process can open.
     pub folder: PathBuf,
     /// Its main process.
     pub pid: Tid,
-    /// When that began, clock ticks after boot.
+    /// Start time of that process, in clock ticks after boot.
     pub start_time: u64,
-    /// Address of the NIC that the VF is to stand in for.
+    /// Address of the NIC that the VF replaces.
     pub mac: Mac,
-    /// Number of the vector device that the VF becomes.
+    /// Number of the vector device that uses the VF (`vecN`).
     pub unit: u32,
-    /// How long it may take to give a VF back.
+    /// Time limit for the guest to release a VF.
     #[serde(rename = "patience")]
     pub release_timeout: Duration,
 }
@@ -59,33 +61,33 @@ impl UmlGuest {
         !matches!(proc::stat(self.pid), Ok(Some(stat)) if alive(&stat))
     }
 
-    /// Gives its kernel a command, from its own network namespace.
+    /// Runs a command on its console, from the guest's network namespace.
     fn command(&self, text: &str) -> Result<String, ConsoleError> {
         let console = Console::of(&self.folder);
         let netns = File::open(format!("/proc/{}/ns/net", self.pid))?;
         in_netns(netns.as_fd(), || console.command(text, CONSOLE_TIMEOUT))?
     }
 
-    /// What its kernel says of the line, which has to be a terminal.
+    /// The console's description of the agent's line, which must be a terminal.
     fn agent_line(&self) -> Result<String, String> {
-        let said = self.command(&format!("config {AGENT_LINE}"));
-        let said = said.map_err(|e| e.to_string())?;
-        match said.trim().starts_with("pts") {
-            true => Ok(said),
+        let answer = self.command(&format!("config {AGENT_LINE}"));
+        let answer = answer.map_err(|e| e.to_string())?;
+        match answer.trim().starts_with("pts") {
+            true => Ok(answer),
             false => Err(format!(
-                "its {AGENT_LINE} is no terminal for viola-agent (ssl3=pts)"
+                "its {AGENT_LINE} is no terminal for viola-agent; start it with ssl3=pts"
             )),
         }
     }
 
-    /// Asks its agent. The terminal is another one each time that the agent has it open anew, which it has a moment after
-    /// whoever asked before has gone.
+    /// Asks its agent. The agent opens a new terminal after each client, so the path is read anew
+    /// for each try.
     fn ask(&self, action: VfAction) -> Result<(), String> {
         let end = Instant::now() + AGENT_OPEN_TIMEOUT;
         loop {
             let asked = match terminal(&self.agent_line()?) {
                 Some(path) => agent::ask(path, self.mac, action).map_err(|e| e.to_string()),
-                None => Err("its agent does not run".into()),
+                None => Err("its viola-agent does not run".into()),
             };
             if asked.is_ok() || Instant::now() > end {
                 return asked;
@@ -94,18 +96,18 @@ impl UmlGuest {
         }
     }
 
-    /// What stands beside a VF's interface while this guest has it.
-    fn mark(&self) -> String {
+    /// Alias of a VF's interface while this guest has the VF.
+    fn alias(&self) -> String {
         format!("viola: {} {} vec{}", self.pid, self.start_time, self.unit)
     }
 
-    /// Whether it has the VF.
+    /// Whether this guest has the VF, by the alias.
     fn has(&self, vf: &VfDevice) -> Result<bool, LaneError> {
         let found = find(&vf.address).map_err(LaneError::net(&vf.address))?;
-        Ok(found.is_some_and(|l| l.alias == Some(self.mark())))
+        Ok(found.is_some_and(|l| l.alias == Some(self.alias())))
     }
 
-    /// The VF's interface is nobody's, and down.
+    /// Takes the VF's interface down and removes the alias.
     fn release_interface(&self, vf: &VfDevice) -> Result<(), LaneError> {
         let changed = |what| LaneError::net(format!("{}: {what}", vf.address));
         if let Some(found) = find(&vf.address).map_err(changed("its interface"))? {
@@ -116,13 +118,13 @@ impl UmlGuest {
     }
 }
 
-fn console(e: ConsoleError) -> LaneError {
+fn console_error(e: ConsoleError) -> LaneError {
     LaneError::Unusable(e.to_string())
 }
 
 /// `pts:/dev/pts/7`
-fn terminal(said: &str) -> Option<&Path> {
-    let path = said.trim().strip_prefix("pts:")?;
+fn terminal(answer: &str) -> Option<&Path> {
+    let path = answer.trim().strip_prefix("pts:")?;
     let number = path.strip_prefix("/dev/pts/")?;
     let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
     is_number.then(|| Path::new(path))
@@ -141,9 +143,9 @@ impl Attachment for UmlGuest {
         self.agent_line().map_err(LaneError::Unusable)?;
         let ours = vf_interface::acquire(vf, self.mac, steps)?;
         let changed = |what| LaneError::net(format!("{}: {what}", ours.name));
-        let mark = self.mark();
-        set_alias(ours.index, &mark).map_err(changed("alias"))?;
-        // the host's own network has nothing to do with it
+        let alias = self.alias();
+        set_alias(ours.index, &alias).map_err(changed("alias"))?;
+        // the host's network stack does not use the interface
         let up = || device::up_for_packet_socket(&name_of(&vf.address));
         let up = steps.time("up", up).map_err(changed("up"));
         let (unit, name, mac) = (self.unit, &ours.name, format_mac(self.mac));
@@ -151,10 +153,10 @@ impl Attachment for UmlGuest {
             format!("config vec{unit}:transport=raw,ifname={name},depth=128,gro=1,mac={mac}");
         let plugged = up.and_then(|()| {
             let said = steps.time("plug", || self.command(&text));
-            said.map(drop).map_err(console)
+            said.map(drop).map_err(console_error)
         });
         plugged.inspect_err(|_| {
-            // what went wrong first is what is told
+            // the caller gets the first error
             let _ = self.release_interface(vf);
         })
     }
@@ -181,14 +183,14 @@ impl Attachment for UmlGuest {
         while self.has(vf)? && !self.is_gone() {
             match self.command(&text) {
                 Ok(_) => break,
-                // it is up in the guest, or the guest is busy, or about to be gone
+                // the device is up in the guest, or the guest is busy or about to end
                 Err(_) if Instant::now() < end => {}
                 Err(ConsoleError::Refused(_)) => {
                     let seconds = self.release_timeout.as_secs();
                     return Err(LaneError::ReleaseTimeout { seconds });
                 }
                 Err(_) if self.is_gone() => break,
-                Err(e) => return Err(console(e)),
+                Err(e) => return Err(console_error(e)),
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -199,7 +201,7 @@ impl Attachment for UmlGuest {
 
     fn resume(&mut self, _: &VfDevice) -> Result<(), LaneError> {
         self.ask(VfAction::Use)
-            .map_err(|e| LaneError::Unusable(format!("it does not take the VF again: {e}")))
+            .map_err(|e| LaneError::Unusable(format!("its agent does not use the VF again: {e}")))
     }
 
     fn presence(&mut self, vf: &VfDevice) -> Result<Presence, LaneError> {
@@ -215,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_terminal_is_a_way_to_its_agent() {
+    fn only_a_terminal_is_accepted_as_agent_line() {
         assert_eq!(terminal("pts:/dev/pts/7\n"), Some(Path::new("/dev/pts/7")));
         for other in ["null", "fd:9", "pts:/etc/passwd", "pts:/dev/pts/../x", ""] {
             assert_eq!(terminal(other), None, "{other}");
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_is_gone_has_no_vf() {
+    fn a_dead_guest_has_no_vf() {
         let mut guest = UmlGuest {
             folder: "/nowhere".into(),
             pid: u32::MAX,

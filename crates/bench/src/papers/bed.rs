@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use viola_lab::load::{self, Call, Client, ClientNetwork, Http, Ping, TcpBulk, VideoSession};
-use viola_lab::media::{HEADER, Quality, Stream};
+use viola_lab::media::{HEADER_BYTES, Quality, Stream};
 use viola_lab::wire::{Pattern, Workload};
 use viola_lab::{Delay, Guest, WanClient};
 
@@ -187,7 +187,7 @@ impl Bed {
             lines: 1,
             packets: packets(time, period_us),
             period_us,
-            payload: size - HEADER as u32,
+            payload: size - HEADER_BYTES as u32,
         };
         let options = Call {
             up,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `viola lab ...` does; the program that wires it up only parses words and prints errors.
+//! The commands of `viola-lab`. The program only parses the command line and prints errors.
 
 mod sh;
 mod up;
@@ -16,12 +16,11 @@ pub use crate::server::GuestStatus;
 use crate::server::{Ask, ask, connect};
 use crate::{run_folder, state};
 
-/// Longest wait for a lab to answer; guests may be busy.
-const ANSWER: Duration = Duration::from_secs(120);
+/// Time limit for a lab's answer; guests may be busy.
+const LAB_REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Error {
-    /// Exit code of a program that ends with this error: 2 when it was asked for something that
-    /// cannot be, 1 when something failed.
+    /// Exit code of a program that ends with this error: 2 for a wrong request, 1 for a failure.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Spec { .. }
@@ -33,17 +32,17 @@ impl Error {
     }
 }
 
-/// Labs with a folder below /run: name, and its guests when it is running.
+/// Labs with a folder below /run: the name, and the guests if the lab is running.
 pub fn labs() -> Vec<(String, Option<Vec<GuestStatus>>)> {
     let run = run_folder();
     let guests = |name: &str| -> Option<Vec<GuestStatus>> {
-        let answer = ask(&connect(&run, name).ok()?, &Ask::List, ANSWER).ok()?;
+        let answer = ask(&connect(&run, name).ok()?, &Ask::List, LAB_REPLY_TIMEOUT).ok()?;
         serde_json::from_value(answer).ok()
     };
     state::labs(&run)
         .into_iter()
         .map(|(name, running)| {
-            // a lab inside a program (a benchmark, a test) has no socket
+            // a lab inside another program (a benchmark, a test) has no socket
             let guests = running.then(|| guests(&name).unwrap_or_default());
             (name, guests)
         })
@@ -54,7 +53,7 @@ pub fn labs() -> Vec<(String, Option<Vec<GuestStatus>>)> {
 pub fn list() -> String {
     let labs = labs();
     if labs.is_empty() {
-        return "no lab is running; start one with `viola lab up`\n".into();
+        return "no lab is running; start one with `viola-lab up`\n".into();
     }
     let mut rows = vec![
         [
@@ -125,21 +124,21 @@ fn table(rows: &[[String; 8]]) -> String {
     text
 }
 
-/// Ends the lab (the only one when no name is given) and waits until it is gone; its name. What a
-/// killed lab of that name left is removed.
+/// Ends the lab (the only one if no name is given), waits until it is gone and returns its name.
+/// Removes what is left if the lab was killed.
 pub fn down(name: Option<&str>) -> Result<String> {
     let run = run_folder();
-    let name = the_lab(&run, name)?;
+    let name = resolve_lab(&run, name)?;
     if state::labs(&run).contains(&(name.clone(), false)) {
         state::sweep(&run)?;
         return Ok(name);
     }
-    ask(&connect(&run, &name)?, &Ask::Down, ANSWER)?;
+    ask(&connect(&run, &name)?, &Ask::Down, LAB_REPLY_TIMEOUT)?;
     let end = Instant::now() + Duration::from_secs(60);
     while state::labs(&run).iter().any(|(lab, _)| *lab == name) {
         if Instant::now() > end {
             return Err(Error::Refused(format!(
-                "lab `{name}` was told to end but is still there after a minute"
+                "lab `{name}` did not end within a minute"
             )));
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -147,7 +146,7 @@ pub fn down(name: Option<&str>) -> Result<String> {
     Ok(name)
 }
 
-/// Removes what killed labs left; their names.
+/// Removes what killed labs left. Returns their names.
 pub fn sweep() -> Result<Vec<String>> {
     state::sweep(&run_folder())
 }
@@ -155,12 +154,17 @@ pub fn sweep() -> Result<Vec<String>> {
 /// Restarts a guest's kernel and the workloads of its description.
 pub fn reboot(guest: &str) -> Result<()> {
     let run = run_folder();
-    let (lab, guest) = the_guest(&run, guest)?;
-    ask(&connect(&run, &lab)?, &Ask::Reboot { guest }, ANSWER).map(drop)
+    let (lab, guest) = resolve_guest(&run, guest)?;
+    ask(
+        &connect(&run, &lab)?,
+        &Ask::Reboot { guest },
+        LAB_REPLY_TIMEOUT,
+    )
+    .map(drop)
 }
 
-/// The lab of this name, or the only one that is running.
-fn the_lab(run: &Path, name: Option<&str>) -> Result<String> {
+/// The lab of this name, or the only running one.
+fn resolve_lab(run: &Path, name: Option<&str>) -> Result<String> {
     if let Some(name) = name {
         return Ok(name.into());
     }
@@ -171,16 +175,16 @@ fn the_lab(run: &Path, name: Option<&str>) -> Result<String> {
     match (running.next(), running.next()) {
         (Some(name), None) => Ok(name),
         (None, _) => Err(Error::Refused(
-            "no lab is running; start one with `viola lab up`".into(),
+            "no lab is running; start one with `viola-lab up`".into(),
         )),
         _ => Err(Error::Refused(
-            "several labs are running; name one (`viola lab list` shows them)".into(),
+            "several labs are running; name one (`viola-lab list` shows them)".into(),
         )),
     }
 }
 
-/// Lab and guest of `guest`, or of `lab/guest` when several labs have a guest of that name.
-fn the_guest(run: &Path, name: &str) -> Result<(String, String)> {
+/// Resolves `GUEST`, or `LAB/GUEST` if several labs have a guest of that name.
+fn resolve_guest(run: &Path, name: &str) -> Result<(String, String)> {
     if let Some((lab, guest)) = name.split_once('/') {
         return Ok((lab.into(), guest.into()));
     }
@@ -195,8 +199,8 @@ fn the_guest(run: &Path, name: &str) -> Result<(String, String)> {
         .collect();
     match having[..] {
         [lab] => Ok((lab.clone(), name.into())),
-        // with one lab its own sentence names the guests that it has
-        [] => Ok((the_lab(run, None)?, name.into())),
+        // the lab's own error names the guests that it has
+        [] => Ok((resolve_lab(run, None)?, name.into())),
         _ => Err(Error::Refused(format!(
             "several labs have a guest `{name}`; write LAB/{name}"
         ))),

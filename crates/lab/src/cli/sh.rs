@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands and shells in a guest, and programs in a lab's network.
+//! Commands and shells in a guest, and host programs in a lab's network.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -10,23 +10,23 @@ use std::time::Duration;
 
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
-use super::{ANSWER, the_guest, the_lab};
+use super::{LAB_REPLY_TIMEOUT, resolve_guest, resolve_lab};
 use crate::error::{Error, Result};
 use crate::run_folder;
 use crate::server::{Ask, ask, connect};
 use crate::state;
 use crate::wire::{Command, Output};
 
-/// Time that a command in a guest may take.
-const LIMIT: Duration = Duration::from_secs(3600);
-/// The key that leaves a shell: Ctrl-].
+/// Time limit of a command in a guest.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Ctrl-], the key that leaves a shell.
 const LEAVE: u8 = 0x1d;
 
-/// Runs a command in a guest (`GUEST` or `LAB/GUEST`), prints what it prints and returns its exit
-/// status; without a command opens a shell.
+/// Runs a command in a guest (`GUEST` or `LAB/GUEST`), prints its output and returns its exit
+/// status. Opens a shell if there is no command.
 pub fn sh(guest: &str, command: &[String]) -> Result<u8> {
     let run = run_folder();
-    let (lab, guest) = the_guest(&run, guest)?;
+    let (lab, guest) = resolve_guest(&run, guest)?;
     if command.is_empty() {
         let socket = connect(&run, &lab)?;
         let size = tcgetwinsize(std::io::stdin())
@@ -43,15 +43,15 @@ pub fn sh(guest: &str, command: &[String]) -> Result<u8> {
                     guest: guest.clone(),
                     command,
                 },
-                ANSWER,
+                LAB_REPLY_TIMEOUT,
             )?;
         }
-        ask(&socket, &Ask::Shell { guest }, ANSWER)?;
+        ask(&socket, &Ask::Shell { guest }, LAB_REPLY_TIMEOUT)?;
         return interact(&socket)
             .map(|()| 0)
             .map_err(Error::io("use", "the terminal"));
     }
-    let timeout_ms = u64::try_from(LIMIT.as_millis()).unwrap_or(u64::MAX);
+    let timeout_ms = u64::try_from(COMMAND_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
     let command = Command::Exec {
         argv: command.to_vec(),
         timeout_ms,
@@ -60,7 +60,7 @@ pub fn sh(guest: &str, command: &[String]) -> Result<u8> {
     let answer = ask(
         &connect(&run, &lab)?,
         &Ask::Guest { guest, command },
-        LIMIT + ANSWER,
+        COMMAND_TIMEOUT + LAB_REPLY_TIMEOUT,
     )?;
     let output: Output =
         serde_json::from_value(answer).map_err(|e| Error::Refused(e.to_string()))?;
@@ -69,11 +69,11 @@ pub fn sh(guest: &str, command: &[String]) -> Result<u8> {
     Ok(u8::try_from(output.status).unwrap_or(255))
 }
 
-/// Runs a program of this host in the network namespace of a lab (the only one when no name is
-/// given), in place of this process: returns only when that fails.
+/// Replaces this process by a program of this host in the network namespace of a lab (the only one
+/// if no name is given). Returns only on failure.
 pub fn net(lab: Option<&str>, command: &[String]) -> Result<std::convert::Infallible> {
     let run = run_folder();
-    let lab = the_lab(&run, lab)?;
+    let lab = resolve_lab(&run, lab)?;
     let not_running = || Error::NotRunning { name: lab.clone() };
     let state = state::read(&run, &lab).ok_or_else(not_running)?;
     if !state
@@ -98,7 +98,7 @@ pub fn net(lab: Option<&str>, command: &[String]) -> Result<std::convert::Infall
     ))
 }
 
-/// A terminal in raw mode until this is dropped.
+/// Standard input in raw mode; dropping it restores the mode.
 struct Raw(Termios);
 
 impl Raw {
@@ -117,7 +117,7 @@ impl Drop for Raw {
     }
 }
 
-/// Joins the terminal and the guest's shell until either hangs up or Ctrl-] is typed.
+/// Copies between the terminal and the guest's shell until either closes or Ctrl-] is typed.
 fn interact(socket: &UnixStream) -> std::io::Result<()> {
     let terminal = isatty(std::io::stdin());
     if terminal {
@@ -140,7 +140,7 @@ fn interact(socket: &UnixStream) -> std::io::Result<()> {
             }
         }
         if !terminal {
-            // a script's input is at its end: let the shell print its answers
+            // the input of a script has ended: let the shell print its answers
             std::thread::sleep(Duration::from_secs(1));
         }
         let _ = output.shutdown(std::net::Shutdown::Both);

@@ -21,15 +21,15 @@ use crate::spec::Spec;
 pub struct Up {
     /// The lab's description.
     pub spec: PathBuf,
-    /// Hold the lab in this process until a signal or `down`.
+    /// Hold the lab in this process until a signal or `viola-lab down`.
     pub foreground: bool,
-    /// Arguments by which this program, started again, calls [`supervise`]; the description's path
-    /// is put behind them.
+    /// Arguments with which this program calls [`supervise`]; the path of the description follows
+    /// them.
     pub supervise: Vec<OsString>,
 }
 
-/// Starts a lab and tells each step to standard output. In the foreground it returns when the lab
-/// has ended, else as soon as all guests are up.
+/// Starts a lab and prints each step. In the foreground it returns when the lab has ended, else as
+/// soon as all guests are up.
 pub fn up(options: &Up) -> Result<()> {
     let spec = Spec::load(&options.spec)?;
     if options.foreground {
@@ -49,7 +49,7 @@ pub fn up(options: &Up) -> Result<()> {
         .arg(path)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    // SAFETY: setsid is all that happens between fork and exec.
+    // SAFETY: only setsid runs between fork and exec.
     unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
     let mut child = command.spawn().map_err(failed())?;
     let steps = child
@@ -70,7 +70,7 @@ pub fn up(options: &Up) -> Result<()> {
             }
             Some(("ready", name)) => {
                 println!(
-                    "lab `{name}` is up; `viola lab sh GUEST` opens a shell, `viola lab down {name}` ends it"
+                    "lab `{name}` is up; `viola-lab sh GUEST` opens a shell, `viola-lab down {name}` ends it"
                 );
                 return Ok(());
             }
@@ -84,27 +84,27 @@ pub fn up(options: &Up) -> Result<()> {
     )))
 }
 
-/// Holds a lab in this process and tells its steps to the program that started it; returns when the
-/// lab has ended.
+/// Holds a lab in this process and reports its steps to the program that started it. Returns when
+/// the lab has ended.
 pub fn supervise(spec: &Path) -> Result<()> {
-    // a failed print means that whoever waited for this lab is gone: no lab then
-    let tell = |line: String| -> Result<()> {
+    // a failed write means that the starting program is gone: start no lab then
+    let report = |line: String| -> Result<()> {
         let mut out = std::io::stdout();
-        let told = out
+        let written = out
             .write_all(format!("{line}\n").as_bytes())
             .and_then(|()| out.flush());
-        told.map_err(Error::io("tell", "the caller"))
+        written.map_err(Error::io("write to", "the starting program"))
     };
     let ended = Spec::load(spec).and_then(|spec| {
         let name = spec.name.clone();
         hold(
             &spec,
-            &mut |step| drop(tell(format!("step {step}"))),
+            &mut |step| drop(report(format!("step {step}"))),
             || {
                 let log = crate::run_folder().join(&name).join("supervisor.log");
                 let file = File::create(&log).map_err(Error::io("make", &log))?;
                 let _ = rustix::stdio::dup2_stderr(&file);
-                tell(format!("ready {name}"))?;
+                report(format!("ready {name}"))?;
                 let _ = rustix::stdio::dup2_stdout(&file);
                 let _ = std::env::set_current_dir("/");
                 Ok(())
@@ -117,12 +117,12 @@ pub fn supervise(spec: &Path) -> Result<()> {
         } else {
             1
         };
-        let _ = tell(format!("error {kind} {}", error.full()));
+        let _ = report(format!("error {kind} {}", error.full()));
     }
     ended
 }
 
-/// Starts the lab, serves its socket, waits for a signal or a client to end it.
+/// Starts the lab, serves its socket, and waits until a signal or a client ends it.
 fn hold(
     spec: &Spec,
     progress: &mut dyn FnMut(&str),
@@ -134,8 +134,8 @@ fn hold(
     serve(&lab, &end)?;
     ready()?;
     let _ = ends.recv();
-    // clients that are still being served hold the lab a moment longer; a shell for as long as it
-    // is open, so the guests are ended under it
+    // clients hold the lab while they are served, shells for as long as they are open: end the
+    // guests first
     lab.shutdown_guests()?;
     for _ in 0..200 {
         if Arc::strong_count(&lab) == 1 {
@@ -152,11 +152,11 @@ fn hold(
     }
 }
 
-/// Turns the signals that end a program into a message.
+/// Turns SIGINT, SIGTERM and SIGHUP into a message.
 fn watch_signals(end: Sender<()>) -> Result<()> {
     let failed = |e| Error::io("watch", "signals")(e);
-    // SAFETY: the set is initialised before it is used. Threads made later inherit the mask; the
-    // guests are started with an empty one.
+    // SAFETY: the set is initialised before it is used. Threads made later inherit the mask; guests
+    // start with an empty one.
     let set = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -170,7 +170,7 @@ fn watch_signals(end: Sender<()>) -> Result<()> {
     };
     let wait = move || {
         let mut signal = 0;
-        // SAFETY: waits for a signal of an initialised set.
+        // SAFETY: the set is initialised.
         while unsafe { libc::sigwait(&set, &mut signal) } == 0 && end.send(()).is_ok() {}
     };
     std::thread::Builder::new()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The benchmark client: one Java process in a guest that does what it is told on a socket.
+//! The benchmark client: a Java process in a guest that executes requests from a socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -13,12 +13,12 @@ use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::lab::Lab;
 
-/// Longest start of the client.
-const START: Duration = Duration::from_secs(90);
-/// Longest single request.
-const ANSWER: Duration = Duration::from_secs(600);
+/// Time limit for the client to start.
+const START_TIMEOUT: Duration = Duration::from_secs(90);
+/// Time limit of a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What a request came to. What does not belong to it is zero.
+/// Figures of a request. Those that do not apply are zero.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct RequestStats {
@@ -26,15 +26,15 @@ pub struct RequestStats {
     pub bytes: u64,
     /// Read calls.
     pub reads: u64,
-    /// Bytes that came past the DataNode, as HDFS itself counts them.
+    /// Bytes that bypassed the DataNode, by HDFS's own counters.
     pub local: u64,
-    /// Seconds of wall time.
+    /// Wall time in seconds.
     pub wall_s: f64,
-    /// Seconds of CPU time of the client's process, as its guest counts them.
+    /// CPU time of the client's process in seconds, by its guest's accounting.
     pub cpu_s: f64,
-    /// CRC-32C of all bytes in their order.
+    /// CRC-32C of all bytes in order.
     pub crc32c: Option<u64>,
-    /// Median of a single positioned read, in microseconds.
+    /// Median latency of a positioned read in microseconds.
     pub p50_us: f64,
     /// 99th percentile of the same.
     pub p99_us: f64,
@@ -64,7 +64,7 @@ impl Client {
             "starting its client",
             guest.exec(&["sh", "-ec", &script])?,
         )?;
-        let end = Instant::now() + START;
+        let end = Instant::now() + START_TIMEOUT;
         let stream = loop {
             match lab.in_netns(|| TcpStream::connect((address, port)))? {
                 Ok(stream) => break stream,
@@ -81,24 +81,29 @@ impl Client {
         Self::over(guest.name(), stream)
     }
 
-    /// A client that listens already; `name` is where it runs.
+    /// Uses a client that listens already; `name` is where it runs.
     pub(super) fn over(name: &str, stream: TcpStream) -> Result<Self> {
         let failed = |e: std::io::Error| Error::guest(name, e.to_string());
         stream.set_nodelay(true).map_err(failed)?;
-        stream.set_read_timeout(Some(ANSWER)).map_err(failed)?;
+        stream
+            .set_read_timeout(Some(REQUEST_TIMEOUT))
+            .map_err(failed)?;
         Ok(Self {
             guest: name.into(),
             lines: BufReader::new(stream),
         })
     }
 
-    /// Sends one request, a line of words, and waits for its answer. The requests are those of the
-    /// Java class `Bench` in `hdfs/`: `open SIDE KEY=VALUE...`, `SIDE read PATH BUFFER` and so on.
+    /// Sends one request, a line of words, and waits for its answer. The Java class `Bench` in
+    /// `hdfs/` defines the requests: `open SIDE KEY=VALUE...`, `SIDE read PATH BUFFER` and so on.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the client's error.
     pub fn ask(&mut self, request: &str) -> Result<RequestStats> {
         self.ask_for(request)
     }
 
-    /// As [`Client::ask`], for requests with an answer of another shape.
+    /// As [`Client::ask`], for requests whose answer has another shape.
     pub fn ask_for<T: DeserializeOwned>(&mut self, request: &str) -> Result<T> {
         let failed = |what: String| Error::guest(&self.guest, format!("`{request}`: {what}"));
         let mut line = String::new();
@@ -108,11 +113,11 @@ impl Client {
             .write_all(format!("{request}\n").as_bytes())
             .and_then(|()| self.lines.read_line(&mut line));
         io.map_err(|e| failed(e.to_string()))?;
-        let odd = |e: serde_json::Error| failed(format!("an odd answer: {e}"));
-        let answer: serde_json::Value = serde_json::from_str(&line).map_err(odd)?;
+        let invalid = |e: serde_json::Error| failed(format!("its answer is not valid: {e}"));
+        let answer: serde_json::Value = serde_json::from_str(&line).map_err(invalid)?;
         match answer.get("error") {
             Some(error) => Err(failed(error.as_str().unwrap_or_default().into())),
-            None => serde_json::from_value(answer).map_err(odd),
+            None => serde_json::from_value(answer).map_err(invalid),
         }
     }
 }

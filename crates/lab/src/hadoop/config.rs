@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Folder of the configuration, in the root that Java runs in.
+/// Folder of the configuration, in the root that Java runs in ([`super::ROOT`]).
 pub(super) const CONF: &str = "/run/conf";
 pub(super) const LOG: &str = "log4j.rootLogger=WARN,out\n\
     log4j.appender.out=org.apache.log4j.ConsoleAppender\n\
@@ -12,16 +12,16 @@ pub(super) const LOG: &str = "log4j.rootLogger=WARN,out\n\
     log4j.appender.out.layout=org.apache.log4j.PatternLayout\n\
     log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n\n\
     log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR\n";
-/// Where PerformanceEvaluation says what it measured, in the root that Java runs in of a guest.
+/// Log of what HBase's PerformanceEvaluation measured, in the root that Java runs in.
 pub const TOOLS_LOG: &str = "/tmp/tools.log";
-/// Settings of a virtual machine that a guest of one or two gigabytes can carry, and whose start is short.
+/// JVM options for a short start in a guest with one or two GiB of memory.
 pub(super) const JVM: [&str; 4] = [
     "-Xmx512m",
     "-XX:+UseSerialGC",
     "-XX:-UsePerfData",
     "-Djava.net.preferIPv4Stack=true",
 ];
-/// Warnings to the program's own log, what was measured to the log of tools.
+/// Warnings go to the program's log, measurements to [`TOOLS_LOG`].
 pub(super) fn log4j() -> String {
     const TOOL: &str = "org.apache.hadoop.hbase.PerformanceEvaluation";
     format!(
@@ -33,7 +33,8 @@ pub(super) fn log4j() -> String {
     )
 }
 
-/// `hdfs-site.xml`: one replica, all state on the disk, nothing that only slows a small cluster down.
+/// Keys of `hdfs-site.xml`: one replica, all state on the disk, no delays that only large clusters
+/// need. `more` overrides them.
 pub(super) fn site<'k>(
     address: &str,
     more: &'k BTreeMap<String, String>,
@@ -52,7 +53,7 @@ pub(super) fn site<'k>(
         ("dfs.namenode.fs-limits.min-block-size", "4096".into()),
         ("dfs.heartbeat.interval", "1".into()),
         ("dfs.permissions.enabled", "false".into()),
-        // else a disk takes no block when less than 1 GiB is free
+        // by default a disk takes no block if less than 1 GiB is free
         (
             "dfs.datanode.round-robin-volume-choosing-policy.additional-available-space",
             "0".into(),
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_the_caller_replaces_the_labs_own() {
+    fn a_key_of_the_caller_overrides_the_labs() {
         let more = [
             ("dfs.replication".to_owned(), "2".to_owned()),
             ("x".into(), "a&b".into()),

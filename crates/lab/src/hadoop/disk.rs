@@ -17,7 +17,7 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
-    /// Its name for mount.
+    /// Its name for mount(8).
     pub fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -26,8 +26,10 @@ impl FileSystem {
     }
 }
 
-/// Makes a sparse image of `size` bytes with an empty file system; an older file of that name is
-/// replaced.
+/// Creates a sparse image of `size` bytes with an empty file system. Replaces an older file.
+///
+/// # Errors
+/// [`Error::Io`], also if mkfs fails.
 pub fn make(image: &Path, file_system: FileSystem, size: u64) -> Result<()> {
     if let Some(folder) = image.parent() {
         std::fs::create_dir_all(folder).map_err(Error::io("make", folder))?;

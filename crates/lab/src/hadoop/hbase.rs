@@ -11,17 +11,17 @@ use super::root::{self, ROOT, checked, log};
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 
-/// Longest start of HBase, on a core that others use too.
-const START: Duration = Duration::from_secs(240);
+/// Time limit for HBase to start, on a core that others use too.
+const START_TIMEOUT: Duration = Duration::from_secs(240);
 
 impl Hdfs<'_> {
-    /// Starts an HBase in a guest: master, one region server and ZooKeeper in one process, unmodified, with
-    /// its files in HDFS below `/NAME`. `keys` go to its `hbase-site.xml`; `port` is ZooKeeper's, 10,000 and 20,000 above
-    /// are the servers'. Waits until
-    /// ZooKeeper answers; the master may take longer.
+    /// Starts an unmodified HBase in a guest: master, one region server and ZooKeeper in one
+    /// process, with its files in HDFS below `/NAME`. `keys` override its `hbase-site.xml`.
+    /// ZooKeeper listens on `port`, master and region server on ports 10,000 and 20,000 higher.
+    /// Returns when ZooKeeper listens; the master may need longer.
     ///
     /// # Errors
-    /// With the end of its log.
+    /// [`Error::Guest`] with the end of its log.
     pub fn hbase(
         &self,
         guest: &Guest,
@@ -43,15 +43,16 @@ impl Hdfs<'_> {
             ("hbase.zookeeper.quorum", "127.0.0.1".into()),
             ("hbase.master.hostname", "localhost".into()),
             ("hbase.regionserver.hostname", "localhost".into()),
-            // several in one guest
+            // ports that differ between several HBases in one guest
             ("hbase.master.port", (port + 10_000).to_string()),
             ("hbase.regionserver.port", (port + 20_000).to_string()),
-            // no pages for people
+            // no web pages
             ("hbase.master.info.port", "-1".into()),
             ("hbase.regionserver.info.port", "-1".into()),
-            // the other one looks into the insides of an older HDFS client
+            // the default provider uses internals of an older HDFS client
             ("hbase.wal.provider", "filesystem".into()),
-            // an open log reserves a whole block: by default 256 MiB of a lab's small disk, five times
+            // an open log reserves a whole block: by default 256 MiB of a lab's small disk, five
+            // times
             ("hbase.regionserver.hlog.blocksize", (16 << 20).to_string()),
         ]
         .into();
@@ -70,7 +71,7 @@ impl Hdfs<'_> {
             command.join(" ")
         );
         checked(guest, name, guest.exec(&["sh", "-ec", &script])?)?;
-        let end = Instant::now() + START;
+        let end = Instant::now() + START_TIMEOUT;
         let listens =
             format!("grep -qi ':{port:04X} 00000000:0000 0A' /proc/net/tcp /proc/net/tcp6");
         while guest.exec(&["sh", "-c", &listens])?.status != 0 {

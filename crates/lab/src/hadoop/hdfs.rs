@@ -14,18 +14,18 @@ use crate::guest::Guest;
 use crate::lab::Lab;
 use crate::wire::Output;
 
-/// Longest start of a NameNode and a DataNode, on a core that others use too.
-const START: Duration = Duration::from_secs(240);
-const PORT: u16 = 8020;
+/// Time limit for a NameNode and a DataNode to start, on a core that others use too.
+const START_TIMEOUT: Duration = Duration::from_secs(240);
+const NAME_NODE_PORT: u16 = 8020;
 
-/// How an HDFS is set up.
+/// Set-up of an HDFS.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// File system on the guest's first disk.
     pub file_system: FileSystem,
-    /// Options of its mount, `"noatime"` for one.
+    /// Mount options, for example `"noatime"`.
     pub mount: String,
-    /// Keys of `hdfs-site.xml` beside those that the lab needs.
+    /// Keys of `hdfs-site.xml` that override the lab's.
     pub keys: BTreeMap<String, String>,
 }
 
@@ -39,23 +39,23 @@ impl Default for Options {
     }
 }
 
-/// A running HDFS. Ends with its lab.
+/// A running HDFS. It ends with its lab.
 pub struct Hdfs<'a> {
     hadoop: &'a Hadoop,
     node: &'a Guest,
     core: String,
     keys: BTreeMap<String, String>,
     hosts: String,
-    /// Guests with a DataNode of their own.
+    /// Further guests with a DataNode.
     others: Vec<&'a Guest>,
 }
 
 impl<'a> Hdfs<'a> {
-    /// Mounts the guest's first disk, formats a name space on it where there is none, starts NameNode
-    /// and DataNode, and waits until safe mode is off. The DataNode's folder is `/mnt/data`.
+    /// Mounts the guest's first disk, formats a name space if it has none, starts NameNode and
+    /// DataNode, and waits until safe mode is off. The DataNode's folder is `/mnt/data`.
     ///
     /// # Errors
-    /// With the last lines of the daemon's log.
+    /// [`Error::Guest`] with the last lines of the daemon's log.
     pub fn start(hadoop: &'a Hadoop, node: &'a Guest, options: &Options) -> Result<Self> {
         let address = node
             .address()
@@ -64,7 +64,7 @@ impl<'a> Hdfs<'a> {
         let hdfs = Self {
             hadoop,
             node,
-            core: xml(&[("fs.defaultFS", format!("hdfs://{address}:{PORT}"))].into()),
+            core: xml(&[("fs.defaultFS", format!("hdfs://{address}:{NAME_NODE_PORT}"))].into()),
             keys: options.keys.clone(),
             hosts: format!("127.0.0.1 localhost\n{address} {}\n", node.name()),
             others: Vec::new(),
@@ -76,14 +76,15 @@ impl<'a> Hdfs<'a> {
             checked(
                 node,
                 "formatting",
-                hdfs.java(node, format, &arguments, START)?,
+                hdfs.java(node, format, &arguments, START_TIMEOUT)?,
             )?;
         }
         hdfs.start_daemons()?;
         Ok(hdfs)
     }
 
-    /// Mounts the first disk of another guest and starts a DataNode there; waits until it is known.
+    /// Mounts the first disk of another guest, starts a DataNode there and waits until the NameNode
+    /// knows it.
     pub fn join(&mut self, guest: &'a Guest, options: &Options) -> Result<()> {
         mount(guest, options)?;
         self.others.push(guest);
@@ -92,7 +93,7 @@ impl<'a> Hdfs<'a> {
         self.wait_ready()
     }
 
-    /// Sets a key of `hdfs-site.xml`, for daemons and clients that start from now on.
+    /// Sets a key of `hdfs-site.xml` for daemons and clients that start later.
     pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
         self.keys.insert(key.into(), value.into());
         self.prepare(self.node)?;
@@ -104,14 +105,14 @@ impl<'a> Hdfs<'a> {
         self.start_daemons_with(&[], &[])
     }
 
-    /// The same with arguments for the NameNode and for the DataNode, `-upgrade` for one.
+    /// The same with arguments for the NameNode and the DataNode, for example `-upgrade`.
     pub fn start_daemons_with(&self, name_node: &[&str], data_node: &[&str]) -> Result<()> {
         self.start_daemon(self.node, "namenode", name_node)?;
         self.start_daemon(self.node, "datanode", data_node)?;
         self.wait_ready()
     }
 
-    /// Starts a daemon, `namenode` or `datanode`, that must not be running, and waits for nothing.
+    /// Starts a daemon, `namenode` or `datanode`, which must not be running. Does not wait.
     pub fn start_daemon(&self, guest: &Guest, short: &str, arguments: &[&str]) -> Result<()> {
         let class = match short {
             "namenode" => "namenode.NameNode",
@@ -139,7 +140,7 @@ impl<'a> Hdfs<'a> {
     }
 
     fn wait_ready(&self) -> Result<()> {
-        let end = Instant::now() + START;
+        let end = Instant::now() + START_TIMEOUT;
         let live = 1 + self.others.len();
         let ask = "wget -q -O - 'http://127.0.0.1:9870/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState'";
         loop {
@@ -166,7 +167,7 @@ impl<'a> Hdfs<'a> {
         Error::guest(self.node.name(), format!("{what}: {}", self.log(daemon)))
     }
 
-    /// The last lines of a daemon's log, `namenode` or `datanode`.
+    /// The last lines of the log of `namenode` or `datanode`.
     pub fn log(&self, daemon: &str) -> String {
         root::log(self.node, daemon)
     }
@@ -174,7 +175,7 @@ impl<'a> Hdfs<'a> {
     /// Address of the file system, `hdfs://ADDRESS:PORT`.
     pub fn uri(&self) -> String {
         let address = self.node.address().map(|a| a.to_string());
-        format!("hdfs://{}:{PORT}", address.unwrap_or_default())
+        format!("hdfs://{}:{NAME_NODE_PORT}", address.unwrap_or_default())
     }
 
     pub(super) fn hadoop(&self) -> &'a Hadoop {
@@ -186,10 +187,10 @@ impl<'a> Hdfs<'a> {
         self.node
     }
 
-    /// Lets a guest run Java with this HDFS's configuration. Once is enough.
+    /// Prepares a guest to run Java with this HDFS's configuration.
     pub fn prepare(&self, guest: &Guest) -> Result<()> {
         let mut hosts = self.hosts.clone();
-        // a program looks for the name of the machine it runs on
+        // programs look up the name of the host that they run on
         if let Some(address) = guest.address().filter(|_| guest.name() != self.node.name()) {
             let _ = writeln!(hosts, "{address} {}", guest.name());
         }
@@ -210,7 +211,7 @@ impl<'a> Hdfs<'a> {
         self.others.iter().any(|other| other.name() == guest.name())
     }
 
-    /// Runs a Java class in a guest that is prepared.
+    /// Runs a Java class in a prepared guest.
     pub fn java(
         &self,
         guest: &Guest,
@@ -233,8 +234,8 @@ impl<'a> Hdfs<'a> {
         guest.exec_for(&self.words(class, arguments), stdin, limit)
     }
 
-    /// Runs `hdfs dfs` with these arguments in a guest that is prepared; standard output goes to
-    /// `into`, a shell command or a file with its redirection (`"| sha256sum"`, `"> /dev/null"`).
+    /// Runs `hdfs dfs` in a prepared guest. `into` redirects its standard output in the shell's
+    /// words (`"| sha256sum"`, `"> /dev/null"`).
     pub fn shell(
         &self,
         guest: &Guest,
@@ -258,7 +259,7 @@ impl<'a> Hdfs<'a> {
 
     pub(super) fn words_with(
         &self,
-        kit: JavaStack,
+        stack: JavaStack,
         flags: &[&str],
         conf: &str,
         class: &str,
@@ -267,9 +268,9 @@ impl<'a> Hdfs<'a> {
         let java = self.hadoop.java().join("bin/java").display().to_string();
         let mut words = vec!["chroot".into(), ROOT.into(), java];
         words.extend(JVM.map(str::to_owned));
-        words.extend(kit.flags());
+        words.extend(stack.flags());
         words.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        let class_path = kit.class_path(self.hadoop, conf);
+        let class_path = stack.class_path(self.hadoop, conf);
         words.extend(["-cp".into(), class_path, class.into()]);
         words.extend(arguments.iter().map(|a| (*a).to_owned()));
         words
@@ -280,23 +281,24 @@ impl<'a> Hdfs<'a> {
         self.client_with(lab, guest, JavaStack::Hadoop, Client::PORT)
     }
 
-    /// Starts one more benchmark client in a guest, with this kit, on its own port.
+    /// Starts one more benchmark client in a guest, with this Java stack, on its own port.
     ///
     /// # Errors
-    /// When it does not listen, with the end of its log.
+    /// [`Error::Guest`] with the end of its log if it does not listen.
     pub fn client_with(
         &self,
         lab: &Lab,
         guest: &Guest,
-        kit: JavaStack,
+        stack: JavaStack,
         port: u16,
     ) -> Result<Client> {
-        self.hadoop().require(kit)?;
+        self.hadoop().require(stack)?;
         self.prepare(guest)?;
-        // Its heap has one size from the start: what grows it would be in the first figures only. Others, whose start
-        // counts, are spared the pages that they would touch for the first time.
+        // A heap that grows would slow down only the first measurements, so it has its full size
+        // from the start. Other programs, whose start is measured, do not pay for touching these
+        // pages.
         let port_word = port.to_string();
-        let words = self.words_with(kit, &["-Xms512m"], CONF, Client::CLASS, &[&port_word]);
+        let words = self.words_with(stack, &["-Xms512m"], CONF, Client::CLASS, &[&port_word]);
         Client::start(lab, guest, &words, port)
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDFS and its client as processes of the host, over the loopback: what no VM makes slower.
+//! HDFS and its client as processes of the host, over the loopback: a baseline without VMs.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -10,24 +10,23 @@ use super::config::{JVM, LOG, site, xml};
 use super::{Client, Hadoop};
 use crate::error::{Error, Result};
 
-/// Longest start of the three processes.
-const START: Duration = Duration::from_secs(120);
+/// Time limit for the three processes to start.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 const NAME_NODE: &str = "org.apache.hadoop.hdfs.server.namenode.NameNode";
 const DATA_NODE: &str = "org.apache.hadoop.hdfs.server.datanode.DataNode";
 
-/// NameNode, DataNode and benchmark client on the host. Its processes end with this value.
+/// NameNode, DataNode and benchmark client on the host. Dropping it ends the processes.
 pub struct LocalHdfs {
     folder: PathBuf,
     class_path: String,
     java: PathBuf,
-    // the client ends before the DataNode, and that before the NameNode
+    // ended in this order: client, DataNode, NameNode
     processes: Vec<Child>,
     data: u16,
 }
 
 impl LocalHdfs {
-    /// Starts it with all its files in `folder`, which is emptied first, and waits until a client is
-    /// connected.
+    /// Starts it with all files in `folder`, which is emptied first, and connects a client.
     pub fn start(hadoop: &Hadoop, folder: &Path) -> Result<(Self, Client)> {
         Self::start_with(hadoop, folder, &[])
     }
@@ -91,7 +90,7 @@ impl LocalHdfs {
         }
         let child = local.spawn("bench", Client::CLASS, &[&bench.to_string()])?;
         local.processes.insert(0, child);
-        let end = Instant::now() + START;
+        let end = Instant::now() + START_TIMEOUT;
         let mut client = loop {
             match TcpStream::connect((Ipv4Addr::LOCALHOST, bench)) {
                 Ok(stream) => break Client::over("host", stream)?,
@@ -100,7 +99,7 @@ impl LocalHdfs {
             }
         };
         client.ask("open stock")?;
-        // there is a DataNode when a file can be written
+        // the DataNode has registered when a file can be written
         while let Err(e) = client.ask("stock write /ready 1 4096 1") {
             if Instant::now() > end {
                 return Err(local.failed("datanode", &e.to_string()));
@@ -115,12 +114,12 @@ impl LocalHdfs {
         &self.folder
     }
 
-    /// Where its DataNode listens for clients, `HOST:PORT`.
+    /// Address on which its DataNode serves clients, `HOST:PORT`.
     pub fn data_address(&self) -> String {
         format!("127.0.0.1:{}", self.data)
     }
 
-    /// Processes of client, DataNode and NameNode.
+    /// Process ids of client, DataNode and NameNode.
     pub fn pids(&self) -> Vec<u32> {
         self.processes.iter().map(Child::id).collect()
     }
@@ -157,7 +156,7 @@ impl Drop for LocalHdfs {
     }
 }
 
-/// Ports that are free now; all are held until all are known, so that they differ.
+/// Free ports. All are held until all are found, so that they differ.
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut held = Vec::new();
     let mut ports = [0; N];

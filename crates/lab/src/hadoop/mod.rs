@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real HDFS in guests of a lab: NameNode and DataNode in one, clients in others.
+//! An unmodified HDFS in guests of a lab: NameNode and DataNode in one guest, clients in others.
 //!
-//! `scripts/hadoop.sh` makes the private Hadoop that runs here. A guest's own root has no Java: the
-//! host's `/usr`, its JDK and that Hadoop are mounted read-only by hostfs, each at its own path below
-//! a new root in the guest's memory.
+//! `scripts/hadoop.sh` makes the Hadoop that runs here. A guest's root has no Java: hostfs mounts
+//! the host's `/usr`, its JDK and that Hadoop read-only, each at its own path below a new root in
+//! the guest's memory.
 //!
 //! ```no_run
 //! use viola_lab::hadoop::{FileSystem, Hadoop, Hdfs, Options};
@@ -41,7 +41,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::spec::Spec;
 
-/// The private Hadoop and the JDK that runs it.
+/// The Hadoop in `build/hadoop` and the JDK that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hadoop {
     folder: PathBuf,
@@ -49,16 +49,16 @@ pub struct Hadoop {
 }
 
 impl Hadoop {
-    /// `build/hadoop` in the working folder, the program's folder or one above either.
+    /// Finds `build/hadoop` in the working folder, the program's folder or a parent of either.
     ///
     /// # Errors
-    /// [`Error::NoHadoop`] when it is not there.
+    /// [`Error::NoHadoop`] if it is missing.
     pub fn find() -> Result<Self> {
         let starts = [std::env::current_dir().ok(), std::env::current_exe().ok()];
         Self::find_from(starts.iter().flatten().map(PathBuf::as_path))
     }
 
-    /// As [`Hadoop::find`], looking upwards from these folders.
+    /// As [`Hadoop::find`], searching these folders and their parents.
     pub fn find_from<'a>(starts: impl IntoIterator<Item = &'a Path>) -> Result<Self> {
         starts
             .into_iter()
@@ -76,20 +76,20 @@ impl Hadoop {
         whole.then_some(Self { folder, java })
     }
 
-    /// Its folder: `jars/`, `viola-hdfs.jar`, `viola-hdfs-tests.jar`.
+    /// Its folder, with `jars/`, `viola-hdfs.jar`, `viola-hdfs-tests.jar`.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Home of the JDK.
+    /// Home folder of the JDK.
     pub fn java(&self) -> &Path {
         &self.java
     }
 
-    /// Folders of the host, beside `/usr`, that Java needs.
+    /// Host folders that Java needs beside `/usr`.
     fn folders(&self) -> Vec<PathBuf> {
         let mut folders = vec![self.folder.clone()];
-        // a distribution may keep the JDK's configuration in /etc, linked from its home
+        // some distributions keep the JDK's configuration in /etc, linked from its home
         let conf = self.java.join("conf/net.properties").canonicalize();
         let conf = conf
             .ok()
@@ -106,7 +106,7 @@ impl Hadoop {
         self.class_parts(conf).join(":")
     }
 
-    /// Configuration, plug-in, benchmark client, Hadoop.
+    /// Parts of the class path: configuration, plug-in, benchmark client, Hadoop.
     fn class_parts(&self, conf: &str) -> [String; 4] {
         let of = |name: &str| format!("{}/{name}", self.folder.display());
         [
@@ -117,8 +117,11 @@ impl Hadoop {
         ]
     }
 
-    /// A lab of two guests on these cores: `node` with 2 GiB of memory and a fresh file system of
-    /// `size` bytes in the file `image` as its disk, and `client` with 1 GiB.
+    /// A lab of two guests on these cores: `node` with 2 GiB of memory and the disk `image`, a new
+    /// file system of `size` bytes; and `client` with 1 GiB.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Spec`].
     pub fn spec(
         &self,
         name: &str,

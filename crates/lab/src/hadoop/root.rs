@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The root in a guest's memory in which Java runs.
+//! The root file system in a guest's memory in which Java runs.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 use crate::guest::Guest;
 use crate::wire::Output;
 
-/// Where that root is in a guest. `/mnt` of the guest, its disk, is `/mnt` in there too.
+/// Path of that root in a guest. The guest's `/mnt`, its disk, is `/mnt` there too.
 pub const ROOT: &str = "/run/hadoop";
 
-/// Longest time that mounts and small files take.
-const SMALL: Duration = Duration::from_secs(60);
+/// Time limit for mounts and small files.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Makes the root; once more does nothing.
+/// Creates the root if it is missing.
 pub(super) fn make(hadoop: &Hadoop, guest: &Guest, hosts: &str) -> Result<()> {
     use std::fmt::Write;
     let mut script = format!(
@@ -25,7 +25,7 @@ pub(super) fn make(hadoop: &Hadoop, guest: &Guest, hosts: &str) -> Result<()> {
          mount -t hostfs -o ro,/usr none usr\n\
          cp /etc/passwd /etc/group /etc/nsswitch.conf etc/; cat > etc/hosts\n"
     );
-    // /bin and /lib are links into /usr on most hosts, folders on some
+    // /bin and /lib are links into /usr on most hosts, folders on others
     for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
         let host = format!("/{name}");
         if let Ok(to) = std::fs::read_link(&host) {
@@ -47,23 +47,23 @@ pub(super) fn make(hadoop: &Hadoop, guest: &Guest, hosts: &str) -> Result<()> {
     checked(
         guest,
         "making Java's root",
-        guest.exec_for(&["sh", "-ec", &script], hosts, SMALL)?,
+        guest.exec_for(&["sh", "-ec", &script], hosts, SETUP_TIMEOUT)?,
     )
     .map(drop)
 }
 
-/// Writes a small file; `path` is one of the new root.
+/// Writes a small file; `path` is relative to the new root.
 pub(super) fn write(guest: &Guest, path: &str, text: &str) -> Result<()> {
     let script = format!("mkdir -p {ROOT}$(dirname {path}); cat > {ROOT}{path}");
     checked(
         guest,
         path,
-        guest.exec_for(&["sh", "-ec", &script], text, SMALL)?,
+        guest.exec_for(&["sh", "-ec", &script], text, SETUP_TIMEOUT)?,
     )
     .map(drop)
 }
 
-/// The output of a program that must succeed.
+/// Returns the output of a program that must succeed.
 pub(super) fn checked(guest: &Guest, what: &str, output: Output) -> Result<Output> {
     if output.status == 0 && !output.timed_out {
         return Ok(output);
@@ -73,7 +73,7 @@ pub(super) fn checked(guest: &Guest, what: &str, output: Output) -> Result<Outpu
     } else {
         "failed"
     };
-    // of a Java trace only its sentences
+    // without the stack frames of a Java trace
     let words: Vec<&str> = output
         .stderr
         .lines()

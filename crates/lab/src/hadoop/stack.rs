@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is built on Hadoop, and the programs of it that run in guests: HBase, Spark.
+//! Class paths and flags of Hadoop and of what runs on it: HBase, Spark.
 
 use super::Hadoop;
 use crate::error::{Error, Result};
 
-/// What a program of a guest finds on its class path.
+/// The software on the class path of a Java program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JavaStack {
     /// Hadoop and the benchmark client.
@@ -15,7 +15,7 @@ pub enum JavaStack {
     Spark,
 }
 
-/// Parts of the JDK that HBase and Spark look into; both say so in their start scripts.
+/// Packages of the JDK that HBase and Spark access by reflection, as their start scripts say.
 const OPENED: [&str; 13] = [
     "java.base/java.lang",
     "java.base/java.lang.invoke",
@@ -33,7 +33,7 @@ const OPENED: [&str; 13] = [
 ];
 
 impl JavaStack {
-    /// Its folder in the private Hadoop's.
+    /// Its folder below `build/hadoop`.
     fn folder(self) -> Option<&'static str> {
         match self {
             Self::Hadoop => None,
@@ -42,7 +42,7 @@ impl JavaStack {
         }
     }
 
-    /// Words for Java beside those of all programs.
+    /// Java options beside those of all programs.
     pub(super) fn flags(self) -> Vec<String> {
         match self {
             Self::Hadoop => Vec::new(),
@@ -53,7 +53,7 @@ impl JavaStack {
         }
     }
 
-    /// Where both have a library, Spark's is the newer one and HBase's the older.
+    /// If both have a library, Spark's version is newer than Hadoop's, and HBase's is older.
     pub(super) fn class_path(self, hadoop: &Hadoop, conf: &str) -> String {
         let own = |name: &str| format!("{}/{name}/*", hadoop.folder().display());
         match self {
@@ -68,12 +68,12 @@ impl JavaStack {
 }
 
 impl Hadoop {
-    /// Whether what is built on Hadoop is here too.
+    /// Checks that this stack was fetched.
     ///
     /// # Errors
-    /// [`Error::NoJavaStack`] when it is not.
-    pub fn require(&self, kit: JavaStack) -> Result<()> {
-        match kit.folder() {
+    /// [`Error::NoJavaStack`] if it was not.
+    pub fn require(&self, stack: JavaStack) -> Result<()> {
+        match stack.folder() {
             Some(name) if !self.folder().join(name).join("LIST").is_file() => {
                 Err(Error::NoJavaStack)
             }
@@ -99,11 +99,11 @@ mod tests {
     }
 
     #[test]
-    fn the_plug_in_comes_before_what_is_built_on_hadoop() {
+    fn the_plug_in_comes_first_on_the_class_path() {
         let folder = tempfile::tempdir().unwrap();
         let hadoop = hadoop(folder.path());
-        for kit in [JavaStack::Hadoop, JavaStack::HBase, JavaStack::Spark] {
-            let path = kit.class_path(&hadoop, "/conf");
+        for stack in [JavaStack::Hadoop, JavaStack::HBase, JavaStack::Spark] {
+            let path = stack.class_path(&hadoop, "/conf");
             let parts: Vec<&str> = path.split(':').collect();
             assert_eq!(parts[0], "/conf");
             assert!(parts[1].ends_with("viola-hdfs.jar"), "{path}");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_fetched_is_asked_for() {
+    fn a_missing_stack_names_the_script_that_fetches_it() {
         let folder = tempfile::tempdir().unwrap();
         let hadoop = hadoop(folder.path());
         hadoop.require(JavaStack::Hadoop).unwrap();

@@ -9,29 +9,30 @@ use std::time::{Duration, Instant};
 use super::{Client, ClientNetwork, Intervals, Times, percentile, run, sleep_until};
 use crate::error::{Error, Result};
 
-/// Longest wait for a connection and for each part of an answer.
-const ANSWER: Duration = Duration::from_secs(10);
+/// Time limit for a connection and for each part of an answer.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A run of HTTP requests.
 #[derive(Debug, Clone)]
 pub struct Http {
     /// Port of the guest's `nginx`.
     pub port: u16,
-    /// Path that is asked for.
+    /// Requested path.
     pub path: String,
-    /// Length that the answer's body must have, in bytes.
+    /// Expected length of the body in bytes.
     pub bytes: usize,
-    /// Requests in all.
+    /// Number of requests.
     pub requests: usize,
-    /// Requests under way at a time, 1 to 256.
+    /// Parallel requests, 1 to 256.
     pub concurrency: usize,
-    /// Shortest and longest pause of each of them before its next request, uniform in between;
-    /// zeros for a closed loop.
+    /// Shortest and longest pause of a worker before its next request, uniform in between; zeros
+    /// for a closed loop.
     pub pause: (Duration, Duration),
-    /// Requests due per second, evenly, whether earlier ones were answered or not, as httperf asks; a request's times count
-    /// from when it was due. None: each worker asks again as `pause` says.
+    /// Open loop: evenly spaced requests per second, whether earlier ones were answered or not, as
+    /// httperf sends them. A request's time counts from when it was due. `None`: closed loop with
+    /// `pause`.
     pub rate: Option<f64>,
-    /// The run ends after this time even when requests are left.
+    /// The run ends after this time even if requests remain.
     pub limit: Duration,
     /// How the client runs.
     pub client: Client,
@@ -54,14 +55,14 @@ impl Default for Http {
     }
 }
 
-/// What a run of requests found.
+/// Result of a run of requests.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HttpResult {
-    /// From the start of the connection to the last byte; `lost` counts wrong answers too.
+    /// Times from the start of the connection to the last byte; `lost` includes wrong answers.
     pub times: Times,
-    /// Time until the connection stood, in microseconds, of each good request.
+    /// Connection time of each good request in microseconds.
     pub connect_us: Vec<f64>,
-    /// What was wrong with the first request that failed.
+    /// Reason of the first failure.
     pub first_failure: Option<String>,
 }
 
@@ -72,7 +73,10 @@ impl HttpResult {
     }
 }
 
-/// Asks a guest's web server and checks status and length of each answer.
+/// Sends requests to a guest's web server and checks status and length of each answer.
+///
+/// # Errors
+/// [`Error::Load`], [`Error::OutsideLab`].
 pub fn http(net: &impl ClientNetwork, to: Ipv4Addr, options: &Http) -> Result<HttpResult> {
     if !(1..=256).contains(&options.concurrency) {
         return Err(Error::Load(format!(
@@ -150,7 +154,8 @@ fn worker(
     result
 }
 
-/// One request: time until connected, and until the end of the answer, both from `start`.
+/// Makes one request. Returns the times from `start` to the connection and to the end of the
+/// answer.
 fn get(
     to: Ipv4Addr,
     options: &Http,
@@ -158,14 +163,15 @@ fn get(
 ) -> std::result::Result<(Duration, Duration), String> {
     let text = |e: std::io::Error| e.to_string();
     let mut stream =
-        TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER).map_err(text)?;
+        TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), REPLY_TIMEOUT)
+            .map_err(text)?;
     let connected = start.elapsed();
-    stream.set_read_timeout(Some(ANSWER)).map_err(text)?;
+    stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(text)?;
     stream
         .write_all(format!("GET {} HTTP/1.0\r\nHost: lab\r\n\r\n", options.path).as_bytes())
         .map_err(text)?;
     let mut answer = Vec::with_capacity(options.bytes + 1024);
-    // one byte more than any good answer has, so that an endless one ends
+    // more than any good answer, so that an endless one ends
     let most = options.bytes as u64 + 16 * 1024;
     Read::take(&mut stream, most)
         .read_to_end(&mut answer)
@@ -174,7 +180,7 @@ fn get(
     check(&answer, options.bytes).map(|()| (connected, done))
 }
 
-/// Whether the answer is a good one of this length.
+/// Checks status and length of an answer.
 fn check(answer: &[u8], bytes: usize) -> std::result::Result<(), String> {
     let end = answer
         .windows(4)
@@ -199,7 +205,7 @@ mod tests {
     use super::check;
 
     #[test]
-    fn an_answer_counts_only_with_status_and_length() {
+    fn an_answer_needs_status_200_and_the_right_length() {
         assert_eq!(check(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n12345", 5), Ok(()));
         assert!(
             check(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n1234", 5)

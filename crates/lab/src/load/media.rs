@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calls and films: the other end of a guest's `media` workload.
+//! Voice calls and video sessions with a guest's `media` workload.
 
 use std::io::BufReader;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -9,24 +9,26 @@ use std::time::{Duration, Instant};
 use super::socket::{now_us, receive, stamp_arrivals, wait_readable};
 use super::{Client, ClientNetwork, Intervals, failed, run};
 use crate::error::{Error, Result};
-use crate::media::{ARRIVAL, Arrival, PORT, Stream};
+use crate::media::{ARRIVAL_BYTES, Arrival, PORT, Stream};
 use crate::rtsp::{Item, Message, read};
 
-/// Longest wait for a connection and for an answer.
-const ANSWER: Duration = Duration::from_secs(20);
-/// Time that the last packets have.
-const GRACE: Duration = Duration::from_secs(1);
-/// Time between two questions in a film: random, or it would beat with the schedulers' periods.
-const ASK: (Duration, Duration) = (Duration::from_millis(80), Duration::from_millis(240));
+/// Time limit for a connection and for an answer.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time to wait for the last packets.
+const LAST_PACKETS_GRACE: Duration = Duration::from_secs(1);
+/// Time between two control requests during a video: random, because a fixed interval would beat
+/// with the schedulers' periods.
+const CONTROL_INTERVAL: (Duration, Duration) =
+    (Duration::from_millis(80), Duration::from_millis(240));
 
-/// Packets to the guest, and the same number from it when both sides speak.
+/// A voice call: packets to the guest, and the same number from it if both sides speak.
 #[derive(Debug, Clone)]
 pub struct Call {
     /// Port of the guest's `media`.
     pub port: u16,
-    /// What is sent to the guest.
+    /// The stream to the guest.
     pub up: Stream,
-    /// Whether the guest sends voice back meanwhile, as many lines and packets.
+    /// Whether the guest sends as many lines and packets back.
     pub both: bool,
     /// How the client runs.
     pub client: Client,
@@ -44,19 +46,20 @@ impl Default for Call {
     }
 }
 
-/// What was heard.
+/// Received packets.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CallResult {
-    /// By a program in the guest.
+    /// Those that a program in the guest received.
     pub up: Vec<Arrival>,
-    /// By the client's kernel.
+    /// Those that the client's kernel received.
     pub down: Vec<Arrival>,
 }
 
-/// Speaks with a guest.
+/// Makes a call with a guest.
 ///
 /// # Errors
-/// No connection, or a guest that says no; an address that is not of the lab; a stream that makes no sense.
+/// [`Error::Load`] without a connection, or if the guest refuses or the stream is out of range;
+/// [`Error::OutsideLab`].
 pub fn call(net: &impl ClientNetwork, to: Ipv4Addr, options: &Call) -> Result<CallResult> {
     let (requests, time) = bounds(&options.up)?;
     run(net, to, requests, time, options.client, || {
@@ -73,28 +76,29 @@ pub fn call(net: &impl ClientNetwork, to: Ipv4Addr, options: &Call) -> Result<Ca
             let address = format!("rtsp://lab/voice?lines={lines}&packets={packets}");
             control.ask(Message::new(format!("PLAY {address} RTSP/1.0")))?;
         }
-        let down = speak(&socket, SocketAddr::from((to, options.port)), options.up)?;
+        let down = exchange(&socket, SocketAddr::from((to, options.port)), options.up)?;
         control.ask(Message::new("TEARDOWN rtsp://lab/voice RTSP/1.0"))?;
-        let told = control.ask(Message::new("GET_PARAMETER rtsp://lab/voice RTSP/1.0"))?;
-        let up = told.body.chunks(ARRIVAL).map(Arrival::from_bytes);
+        let reply = control.ask(Message::new("GET_PARAMETER rtsp://lab/voice RTSP/1.0"))?;
+        let up = reply.body.chunks(ARRIVAL_BYTES).map(Arrival::from_bytes);
         let up: Option<Vec<Arrival>> = up.collect();
         Ok(CallResult {
-            up: up.ok_or_else(|| Error::Load("the guest told no arrivals".into()))?,
+            up: up
+                .ok_or_else(|| Error::Load("the guest's list of arrivals is not valid".into()))?,
             down,
         })
     })
 }
 
-/// Requests and time of a stream, for the bounds of all loads.
+/// Number of requests and time of a stream.
 fn bounds(stream: &Stream) -> Result<(usize, Duration)> {
     stream.check().map_err(Error::Load)?;
     let time = Duration::from_micros(u64::from(stream.packets) * u64::from(stream.period_us));
     Ok((stream.packets as usize * stream.lines as usize, time))
 }
 
-/// Sends a stream and takes what comes meanwhile, and for a moment after.
-fn speak(socket: &UdpSocket, to: SocketAddr, stream: Stream) -> Result<Vec<Arrival>> {
-    let mut heard = Vec::new();
+/// Sends a stream and receives packets meanwhile, and for a moment after.
+fn exchange(socket: &UdpSocket, to: SocketAddr, stream: Stream) -> Result<Vec<Arrival>> {
+    let mut arrivals = Vec::new();
     let mut data = [0; 2048];
     let begin = Instant::now();
     let mut listen = |until: Instant| -> Result<()> {
@@ -106,9 +110,9 @@ fn speak(socket: &UdpSocket, to: SocketAddr, stream: Stream) -> Result<Vec<Arriv
             if !wait_readable(socket, left).map_err(failed("waiting"))? {
                 continue;
             }
-            // an answer that there is nobody is no packet
+            // an ICMP error is no packet
             if let Ok((length, at)) = receive(socket, &mut data) {
-                heard.extend(Arrival::of(&data[..length], at));
+                arrivals.extend(Arrival::of(&data[..length], at));
             }
         }
     };
@@ -118,19 +122,19 @@ fn speak(socket: &UdpSocket, to: SocketAddr, stream: Stream) -> Result<Vec<Arriv
         end = begin + Duration::from_micros(due_us.into());
         listen(end)?;
         let length = stream.packet(line, number, due_us, &mut packet);
-        // what cannot be sent is lost, as on any network
+        // a packet that cannot be sent is lost, as on any network
         let _ = socket.send_to(&packet[..length], to);
     }
-    listen(end + GRACE)?;
-    Ok(heard)
+    listen(end + LAST_PACKETS_GRACE)?;
+    Ok(arrivals)
 }
 
-/// A film: video with its sound over the connection itself, and questions meanwhile.
+/// A video with its sound over the RTSP connection itself, with control requests meanwhile.
 #[derive(Debug, Clone)]
 pub struct VideoSession {
     /// Port of the guest's `media`.
     pub port: u16,
-    /// Packets of video, and of its sound.
+    /// Number of packets of video, and of sound.
     pub packets: u32,
     /// How the client runs.
     pub client: Client,
@@ -147,27 +151,27 @@ impl Default for VideoSession {
     }
 }
 
-/// How a film came.
+/// Result of a video session.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VideoResult {
-    /// Packets of video as a program of the client gets them.
+    /// Video packets that the client's program received.
     pub video: Vec<Arrival>,
-    /// Its sound.
+    /// Sound packets.
     pub audio: Vec<Arrival>,
-    /// Time of each question while it runs, milliseconds.
+    /// Time of each control request in milliseconds.
     pub trips_ms: Vec<f64>,
-    /// Time until DESCRIBE was answered, with that until the connection stood, milliseconds.
+    /// Time until DESCRIBE was answered, including the connection, in milliseconds.
     pub describe_ms: f64,
-    /// Time of SETUP, milliseconds.
+    /// Time of SETUP in milliseconds.
     pub setup_ms: f64,
-    /// Time from PLAY to the first packet, milliseconds.
+    /// Time from PLAY to the first packet in milliseconds.
     pub play_ms: f64,
 }
 
-/// Watches a film of a guest.
+/// Receives a video from a guest.
 ///
 /// # Errors
-/// As [`call`]; a film that does not end.
+/// As [`call`]; [`Error::Load`] if the video does not end in time.
 pub fn watch_video(
     net: &impl ClientNetwork,
     to: Ipv4Addr,
@@ -190,15 +194,15 @@ pub fn watch_video(
 
         let begin = Instant::now();
         control.send(Message::new(format!("PLAY {address} RTSP/1.0")))?;
-        let end = begin + time + ANSWER;
-        let mut intervals = Intervals::new(options.client.seed, ASK);
+        let end = begin + time + REPLY_TIMEOUT;
+        let mut intervals = Intervals::new(options.client.seed, CONTROL_INTERVAL);
         let mut next = begin + intervals.next();
         let mut asked: Option<(u32, Instant)> = None;
         let packets = options.packets as usize;
         while result.video.len() < packets || result.audio.len() < packets {
             let now = Instant::now();
             if now >= end {
-                return Err(Error::Load("the film did not end".into()));
+                return Err(Error::Load("the video did not end in time".into()));
             }
             if now >= next && asked.is_none() {
                 let number = control.send(Message::new("OPTIONS * RTSP/1.0"))?;
@@ -216,8 +220,8 @@ pub fn watch_video(
                     };
                     to.extend(Arrival::of(&packet, at));
                 }
-                Some((Item::Message(said), _)) => {
-                    if let Some((_, since)) = asked.filter(|(n, _)| said.cseq() == Some(*n)) {
+                Some((Item::Message(reply), _)) => {
+                    if let Some((_, since)) = asked.filter(|(n, _)| reply.cseq() == Some(*n)) {
                         result.trips_ms.push(ms(since));
                         asked = None;
                         next = Instant::now() + intervals.next();
@@ -230,7 +234,7 @@ pub fn watch_video(
     })
 }
 
-/// A connection to a guest's `media`, which a thread reads.
+/// An RTSP connection to a guest's `media`, which a thread reads.
 struct Control {
     stream: TcpStream,
     items: Receiver<std::io::Result<Option<(Item, f64)>>>,
@@ -239,17 +243,17 @@ struct Control {
 
 impl Control {
     fn new(to: Ipv4Addr, port: u16) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), ANSWER)
+        let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), REPLY_TIMEOUT)
             .map_err(failed("connecting to its media"))?;
         stream.set_nodelay(true).map_err(failed("TCP_NODELAY"))?;
         let from = stream.try_clone().map_err(failed("reading"))?;
-        let (say, items) = channel();
+        let (send, items) = channel();
         std::thread::spawn(move || {
             let mut from = BufReader::new(from);
             loop {
                 let item = read(&mut from).map(|item| Some((item?, now_us())));
                 let more = matches!(item, Ok(Some(_)));
-                if say.send(item).is_err() || !more {
+                if send.send(item).is_err() || !more {
                     return;
                 }
             }
@@ -261,7 +265,7 @@ impl Control {
         })
     }
 
-    /// Sends a request; its number.
+    /// Sends a request and returns its number.
     fn send(&mut self, message: Message) -> Result<u32> {
         self.count += 1;
         let message = message.with("cseq", self.count);
@@ -271,14 +275,14 @@ impl Control {
         Ok(self.count)
     }
 
-    /// What comes next, until a moment.
+    /// The next item; `None` if there is none until then.
     fn next(&self, until: Instant) -> Result<Option<(Item, f64)>> {
         let left = until.saturating_duration_since(Instant::now());
         match self.items.recv_timeout(left) {
             Ok(Ok(Some(item))) => Ok(Some(item)),
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Ok(None),
             Ok(Err(e)) => Err(failed("its media")(e)),
-            Ok(Ok(None)) | Err(_) => Err(Error::Load("its media has hung up".into())),
+            Ok(Ok(None)) | Err(_) => Err(Error::Load("its media closed the connection".into())),
         }
     }
 
@@ -286,16 +290,16 @@ impl Control {
     fn ask(&mut self, message: Message) -> Result<Message> {
         let what = message.first.clone();
         let number = self.send(message)?;
-        let end = Instant::now() + ANSWER;
+        let end = Instant::now() + REPLY_TIMEOUT;
         while let Some((item, _)) = self.next(end)? {
-            if let Item::Message(said) = item
-                && said.cseq() == Some(number)
+            if let Item::Message(reply) = item
+                && reply.cseq() == Some(number)
             {
-                return match said.is_ok() {
-                    true => Ok(said),
+                return match reply.is_ok() {
+                    true => Ok(reply),
                     false => Err(Error::Load(format!(
-                        "its media says to {what}: {}",
-                        said.first
+                        "its media refused {what}: {}",
+                        reply.first
                     ))),
                 };
             }
@@ -306,7 +310,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // the reader ends with the connection
+        // the reading thread ends with the connection
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loads on guests from the host side of a lab: the client half of a measurement.
+//! Loads on guests, from the host side of a lab: the client half of a measurement.
 //!
-//! Each runs on threads of this process inside the lab's network namespace, on a host core of its
-//! own choosing so that it does not compete with the guests, for a bounded number of requests and a
-//! bounded time, and only against addresses in the lab's own subnets.
+//! Each load runs on threads of this process inside the lab's network namespace, on a host core of
+//! its choice so that it does not compete with the guests, for a bounded number of requests and a
+//! bounded time, and only against addresses in the lab's subnets.
 
 mod http;
 mod media;
@@ -26,12 +26,12 @@ use crate::lab::Lab;
 use crate::sched::set_policy;
 use crate::spec::BridgeSpec;
 
-/// Longest time that a load may run.
+/// Longest run of a load.
 pub const MAX_TIME: Duration = Duration::from_secs(600);
-/// Most requests that a load may make.
+/// Largest number of requests of a load.
 pub const MAX_REQUESTS: usize = 10_000_000;
 
-/// The network that a client is in, with a way to a lab's guests.
+/// The network of a client, which reaches a lab's guests.
 pub trait ClientNetwork: Sync {
     /// The bridges of the lab.
     fn bridges(&self) -> &[BridgeSpec];
@@ -39,7 +39,7 @@ pub trait ClientNetwork: Sync {
     /// Runs `job` on a fresh thread in that network.
     ///
     /// # Errors
-    /// When it cannot be entered.
+    /// [`Error::Net`] if the thread cannot enter the network.
     fn in_netns<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T>;
 }
 
@@ -57,9 +57,10 @@ impl ClientNetwork for Lab {
 /// How the client's threads run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
-    /// Host core that they are pinned to; none: any.
+    /// Host core that they are pinned to; `None`: any.
     pub core: Option<usize>,
-    /// Real-time priority (`SCHED_FIFO`, 1 to 99), so that the client's own waits do not count.
+    /// Real-time priority (`SCHED_FIFO`, 1 to 99), so that the client's own scheduling delay does
+    /// not count.
     pub fifo: Option<u8>,
     /// Seed of the random intervals; the same seed makes the same intervals.
     pub seed: u64,
@@ -86,7 +87,7 @@ impl Client {
     }
 }
 
-/// Round-trip or response times and what came of the requests.
+/// Round-trip or response times of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Times {
     /// Time of each answered request in microseconds, in the order sent.
@@ -100,7 +101,8 @@ pub struct Times {
 }
 
 impl Times {
-    /// The `p`-th percentile in microseconds, `p` from 0 to 100 (nearest rank); none without answers.
+    /// The `p`-th percentile in microseconds, `p` from 0 to 100 (nearest rank); `None` without
+    /// answers.
     pub fn percentile(&self, p: f64) -> Option<f64> {
         percentile(&self.us, p)
     }
@@ -122,7 +124,7 @@ pub(crate) fn percentile(values: &[f64], p: f64) -> Option<f64> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// Runs a client in the lab's network after checking its target and its length.
+/// Checks target and length of a load and runs it in the client's network.
 fn run<T: Send>(
     net: &impl ClientNetwork,
     to: Ipv4Addr,
@@ -151,13 +153,13 @@ fn run<T: Send>(
         )));
     }
     net.in_netns(|| {
-        place(client)?;
+        apply_placement(client)?;
         job()
     })?
 }
 
-/// Puts the calling thread where the client wants it; threads that it starts follow.
-pub(crate) fn place(client: Client) -> Result<()> {
+/// Sets core and priority of the calling thread; threads that it starts inherit them.
+pub(crate) fn apply_placement(client: Client) -> Result<()> {
     if let Some(core) = client.core {
         let mut cores = rustix::thread::CpuSet::new();
         cores.set(core);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP echo with random intervals, and the kernel's time of arrival.
+//! ICMP echo (ping) with random intervals, timed by the kernel's receive time stamps. The system's
+//! ping has neither.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
@@ -12,8 +13,8 @@ use super::socket::{now_us, receive, stamp_arrivals, wait_readable};
 use super::{Client, ClientNetwork, Intervals, Times, failed, run};
 use crate::error::Result;
 
-/// ICMP header and payload, in bytes.
-const LENGTH: usize = 64;
+/// Size of ICMP header and payload in bytes.
+const PACKET_BYTES: usize = 64;
 const ECHO_REPLY: u8 = 0;
 const ECHO_REQUEST: u8 = 8;
 
@@ -22,10 +23,10 @@ const ECHO_REQUEST: u8 = 8;
 pub struct Ping {
     /// Requests to send.
     pub count: usize,
-    /// Shortest and longest time between two requests, uniform in between. Random, or it would
-    /// beat with the scheduler's own periods.
+    /// Shortest and longest time between two requests, uniform in between. Random, because a fixed
+    /// interval would beat with the scheduler's periods.
     pub interval: (Duration, Duration),
-    /// How long answers are waited for after the last request.
+    /// Time to wait for answers after the last request.
     pub grace: Duration,
     /// How the client runs.
     pub client: Client,
@@ -43,7 +44,11 @@ impl Default for Ping {
     }
 }
 
-/// Pings a guest; round-trip times from just before the send to the kernel's receive time stamp.
+/// Pings a guest. Round-trip times count from just before the send to the kernel's receive time
+/// stamp.
+///
+/// # Errors
+/// [`crate::Error::Load`], [`crate::Error::OutsideLab`].
 pub fn ping(net: &impl ClientNetwork, to: Ipv4Addr, options: &Ping) -> Result<Times> {
     let time = options
         .interval
@@ -74,7 +79,7 @@ pub fn ping(net: &impl ClientNetwork, to: Ipv4Addr, options: &Ping) -> Result<Ti
             if sent_at.len() < options.count && now >= next {
                 let request = request(tag, sent_at.len());
                 sent_at.push(now_us());
-                // what cannot be sent is lost, as on any network
+                // a packet that cannot be sent is lost, as on any network
                 let _ = sendto(&socket, &request, SendFlags::empty(), &target);
                 let pause = if sent_at.len() < options.count {
                     intervals.next()
@@ -112,8 +117,8 @@ pub fn ping(net: &impl ClientNetwork, to: Ipv4Addr, options: &Ping) -> Result<Ti
     })
 }
 
-fn request(tag: [u8; 2], index: usize) -> [u8; LENGTH] {
-    let mut packet = [0_u8; LENGTH];
+fn request(tag: [u8; 2], index: usize) -> [u8; PACKET_BYTES] {
+    let mut packet = [0_u8; PACKET_BYTES];
     packet[0] = ECHO_REQUEST;
     packet[4..6].copy_from_slice(&tag);
     packet[6..8].copy_from_slice(&(index as u16).to_be_bytes());
@@ -123,10 +128,10 @@ fn request(tag: [u8; 2], index: usize) -> [u8; LENGTH] {
     packet
 }
 
-/// Number of the request that an IP packet answers, if it does.
+/// Number of the request that an IP packet answers; `None` for other packets.
 fn index_of(packet: &[u8], tag: [u8; 2], from: Ipv4Addr) -> Option<usize> {
     let header = usize::from(packet.first()? & 0xf) * 4;
-    let reply = packet.get(header..header + LENGTH)?;
+    let reply = packet.get(header..header + PACKET_BYTES)?;
     let ours = packet.get(12..16)? == from.octets() && reply[0] == ECHO_REPLY && reply[4..6] == tag;
     let index = u64::from_be_bytes(reply[8..16].try_into().ok()?);
     usize::try_from(index).ok().filter(|_| ours)
@@ -149,12 +154,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_sums_up_to_nothing() {
+    fn the_checksum_of_a_request_is_zero() {
         assert_eq!(checksum(&request([1, 2], 70_000)), 0);
     }
 
     #[test]
-    fn only_an_answer_to_us_has_an_index() {
+    fn only_answers_to_this_run_have_an_index() {
         let from = Ipv4Addr::new(10, 77, 0, 11);
         let mut packet = vec![0_u8; 20];
         packet[0] = 0x45;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Receiving with the kernel's own time of arrival.
+//! Socket options and calls that std lacks: receive time stamps, pacing, TCP_INFO.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,10 +14,10 @@ pub(super) fn now_us() -> f64 {
     now.tv_sec as f64 * 1e6 + now.tv_nsec as f64 / 1e3
 }
 
-/// Has the kernel stamp what the socket receives.
+/// Turns on the kernel's receive time stamps.
 pub(super) fn stamp_arrivals(socket: &impl AsFd) -> io::Result<()> {
     let on: libc::c_int = 1;
-    // SAFETY: the option's value is an int of the length given.
+    // SAFETY: the option's value is an int of the given length.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -34,9 +34,9 @@ pub(super) fn stamp_arrivals(socket: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Has the kernel space a connection's packets: bytes a second.
+/// Limits a connection's rate in bytes per second; the kernel spaces its packets.
 pub(super) fn set_pace(socket: &impl AsFd, pace: u32) -> io::Result<()> {
-    // SAFETY: the option's value is a u32 of the length given.
+    // SAFETY: the option's value is a u32 of the given length.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -53,16 +53,18 @@ pub(super) fn set_pace(socket: &impl AsFd, pace: u32) -> io::Result<()> {
     }
 }
 
-/// For which part of its busy time a connection waited for the receiver's window, and how many packets were sent again.
-pub(super) fn waits(socket: &impl AsFd) -> io::Result<(f64, u32)> {
-    /// Where `struct tcp_info` (linux/tcp.h) has `tcpi_total_retrans`, `tcpi_busy_time` and `tcpi_rwnd_limited`, and what ends there.
+/// Share of its busy time in which a connection waited for the receiver's window (0 to 1), and
+/// number of retransmitted packets.
+pub(super) fn window_share_and_retransmits(socket: &impl AsFd) -> io::Result<(f64, u32)> {
+    /// Offsets of `tcpi_total_retrans`, `tcpi_busy_time` and `tcpi_rwnd_limited` in `struct
+    /// tcp_info` (linux/tcp.h), and the size up to there.
     const RETRANSMITS: usize = 100;
     const BUSY: usize = 168;
     const WINDOW: usize = 176;
     const INFO: usize = 184;
     let mut info = [0_u8; INFO];
     let mut size = INFO as libc::socklen_t;
-    // SAFETY: at most `size` bytes are written, for which there is room.
+    // SAFETY: the kernel writes at most `size` bytes, the buffer's length.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -86,8 +88,8 @@ pub(super) fn waits(socket: &impl AsFd) -> io::Result<(f64, u32)> {
     Ok((part.min(1.0), u32::from_ne_bytes(four)))
 }
 
-/// Receives into `data`; the number of bytes and when they arrived by [`now_us`]'s clock (now, when
-/// the kernel did not stamp them).
+/// Receives into `data`. Returns the number of bytes and their arrival by [`now_us`]'s clock (now,
+/// if the kernel did not stamp them).
 pub(super) fn receive(socket: &impl AsFd, data: &mut [u8]) -> io::Result<(usize, f64)> {
     let mut control = [0_u64; 16];
     let mut part = libc::iovec {
@@ -100,7 +102,7 @@ pub(super) fn receive(socket: &impl AsFd, data: &mut [u8]) -> io::Result<(usize,
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: the header points to buffers of the lengths given that live through the call.
+    // SAFETY: the header points to buffers of the given lengths that live through the call.
     let count = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut message, 0) };
     let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
     let mut arrived = None;
@@ -123,7 +125,7 @@ pub(super) fn receive(socket: &impl AsFd, data: &mut [u8]) -> io::Result<(usize,
     Ok((count, arrived.unwrap_or_else(now_us)))
 }
 
-/// Waits until there is something to receive; false when the time is over.
+/// Waits until the socket is readable. Returns false after `limit`.
 pub(super) fn wait_readable(socket: &impl AsFd, limit: Duration) -> io::Result<bool> {
     let limit = Timespec {
         tv_sec: limit.as_secs().cast_signed(),

@@ -1,30 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Request and response over one TCP connection, and a bulk stream.
+//! Requests and responses over one TCP connection, and a bulk stream.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::socket::{now_us, receive, set_pace, stamp_arrivals, wait_readable, waits};
+use super::socket::{
+    now_us, receive, set_pace, stamp_arrivals, wait_readable, window_share_and_retransmits,
+};
 use super::{Client, ClientNetwork, Intervals, Times, failed, run, sleep_until};
 use crate::error::Result;
 
-/// Longest wait for a connection and for an answer.
-const ANSWER: Duration = Duration::from_secs(10);
+/// Time limit for a connection and for an answer.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One byte to and fro on a persistent connection, as netperf's TCP_RR.
+/// Round trips of one byte on a persistent connection, as netperf's TCP_RR.
 #[derive(Debug, Clone)]
 pub struct TcpRr {
     /// Port of the guest's `echo`.
     pub port: u16,
-    /// Requests to send.
+    /// Number of requests.
     pub count: usize,
-    /// Shortest and longest time from one request to the next, uniform in between; zeros for back to
-    /// back. A request that falls due before the last one was answered is sent right after that
-    /// answer, and its time counts from when it was due: clients do not hold back because the
-    /// server is slow, and a run of quick answers between two long waits shall not hide the waits.
+    /// Shortest and longest time from one request to the next, uniform in between; zeros for back
+    /// to back. A request that is due before the last answer is sent right after that answer, and
+    /// its time counts from when it was due (no coordinated omission): clients do not wait for a
+    /// slow server.
     pub interval: (Duration, Duration),
-    /// The run ends after this time even when requests are left.
+    /// The run ends after this time even if requests remain.
     pub limit: Duration,
     /// How the client runs.
     pub client: Client,
@@ -43,8 +45,11 @@ impl Default for TcpRr {
     }
 }
 
-/// Measures round trips to a guest's `echo`. A request without an answer in ten seconds is lost and
-/// ends the run, for on one connection no other could follow.
+/// Measures round trips to a guest's `echo`. A request without an answer within ten seconds is lost
+/// and ends the run, because no other request could follow on its connection.
+///
+/// # Errors
+/// [`crate::Error::Load`], [`crate::Error::OutsideLab`].
 pub fn tcp_rr(net: &impl ClientNetwork, to: Ipv4Addr, options: &TcpRr) -> Result<Times> {
     run(
         net,
@@ -53,8 +58,9 @@ pub fn tcp_rr(net: &impl ClientNetwork, to: Ipv4Addr, options: &TcpRr) -> Result
         options.limit,
         options.client,
         || {
-            let stream = TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER)
-                .map_err(failed("connecting to its echo"))?;
+            let stream =
+                TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), REPLY_TIMEOUT)
+                    .map_err(failed("connecting to its echo"))?;
             stream.set_nodelay(true).map_err(failed("TCP_NODELAY"))?;
             stamp_arrivals(&stream).map_err(failed("time stamps"))?;
             let mut intervals = Intervals::new(options.client.seed, options.interval);
@@ -74,7 +80,7 @@ pub fn tcp_rr(net: &impl ClientNetwork, to: Ipv4Addr, options: &TcpRr) -> Result
                     .write_all(&[times.sent as u8])
                     .map_err(failed("sending"))?;
                 times.sent += 1;
-                if !wait_readable(&stream, ANSWER).map_err(failed("waiting"))? {
+                if !wait_readable(&stream, REPLY_TIMEOUT).map_err(failed("waiting"))? {
                     break;
                 }
                 match receive(&stream, &mut byte).map_err(failed("receiving"))? {
@@ -94,9 +100,9 @@ pub fn tcp_rr(net: &impl ClientNetwork, to: Ipv4Addr, options: &TcpRr) -> Result
 pub struct TcpBulk {
     /// Port of the guest's `sink`.
     pub port: u16,
-    /// How long it sends, 60 s at most.
+    /// Length of the run, at most ten minutes.
     pub time: Duration,
-    /// Most bytes a second, as a link of that speed lets through; none for as fast as it goes. The kernel spaces the packets.
+    /// Rate limit in bytes per second; `None`: as fast as possible. The kernel spaces the packets.
     pub pace: Option<u32>,
     /// How the client runs.
     pub client: Client,
@@ -114,34 +120,36 @@ impl Default for TcpBulk {
     }
 }
 
-/// What a bulk stream sent, and what it waited for.
+/// Result of a bulk stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TcpStreamResult {
-    /// Bytes that the host's kernel took; the guest's `sink` counts those that arrived.
+    /// Bytes that the host's kernel accepted; the guest's `sink` counts those that arrived.
     pub bytes: u64,
     /// Time of the run in seconds.
     pub seconds: f64,
-    /// Part of the time with data to send in which the receiver's window was full, 0..=1 (`tcpi_rwnd_limited` of
-    /// `tcpi_busy_time`); else the sender's own window bounds.
+    /// Share of the time with data to send in which the receiver's window was full, 0 to 1
+    /// (`tcpi_rwnd_limited` of `tcpi_busy_time`); otherwise the sender's own window limits.
     pub window_full: f64,
-    /// Packets that were sent again.
+    /// Retransmitted packets.
     pub retransmits: u32,
 }
 
-/// Sends to a guest's `sink` as fast as it takes.
+/// Sends a bulk stream to a guest's `sink`.
 ///
 /// # Errors
-/// No connection, or one that breaks; an address that is not of this lab; a time that is too long.
+/// [`crate::Error::Load`] without a connection, or if it breaks or the time is too long;
+/// [`crate::Error::OutsideLab`].
 pub fn tcp_stream(
     net: &impl ClientNetwork,
     to: Ipv4Addr,
     options: &TcpBulk,
 ) -> Result<TcpStreamResult> {
     run(net, to, 1, options.time, options.client, || {
-        let mut stream = TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), ANSWER)
-            .map_err(failed("connecting to its sink"))?;
+        let mut stream =
+            TcpStream::connect_timeout(&SocketAddr::from((to, options.port)), REPLY_TIMEOUT)
+                .map_err(failed("connecting to its sink"))?;
         stream
-            .set_write_timeout(Some(ANSWER))
+            .set_write_timeout(Some(REPLY_TIMEOUT))
             .map_err(failed("time limit"))?;
         if let Some(pace) = options.pace {
             set_pace(&stream, pace).map_err(failed("SO_MAX_PACING_RATE"))?;
@@ -152,7 +160,8 @@ pub fn tcp_stream(
             bytes += stream.write(&data).map_err(failed("sending"))? as u64;
         }
         let seconds = begin.elapsed().as_secs_f64();
-        let (window_full, retransmits) = waits(&stream).map_err(failed("TCP_INFO"))?;
+        let (window_full, retransmits) =
+            window_share_and_retransmits(&stream).map_err(failed("TCP_INFO"))?;
         Ok(TcpStreamResult {
             bytes,
             seconds,

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::{Client, ClientNetwork, MAX_REQUESTS, failed, run, sleep_until};
 use crate::error::{Error, Result};
 
-/// Time between two looks at the clock.
-const STEP: Duration = Duration::from_micros(250);
+/// Interval at which due packets are sent.
+const SEND_INTERVAL: Duration = Duration::from_micros(250);
 
-/// A flood of UDP packets.
+/// A stream of UDP packets at a fixed rate.
 #[derive(Debug, Clone)]
 pub struct UdpFlood {
     /// Port of the guest's `sink`.
@@ -38,18 +38,21 @@ impl Default for UdpFlood {
     }
 }
 
-/// What a flood sent.
+/// Result of a flood.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FloodResult {
-    /// Packets that the host's kernel took; the guest's `sink` counts those that arrived.
+    /// Packets that the host's kernel accepted; the guest's `sink` counts those that arrived.
     pub sent: u64,
-    /// Packets that it did not take.
+    /// Packets that it refused.
     pub refused: u64,
     /// Time of the run in seconds.
     pub seconds: f64,
 }
 
-/// Sends to a guest at a steady rate. A sender that is late sends what is due at once.
+/// Sends to a guest at a steady rate. A late sender sends all due packets at once.
+///
+/// # Errors
+/// [`Error::Load`], [`Error::OutsideLab`].
 pub fn udp_flood(
     net: &impl ClientNetwork,
     to: Ipv4Addr,
@@ -94,7 +97,7 @@ pub fn udp_flood(
                 if elapsed >= options.time {
                     break;
                 }
-                next += STEP;
+                next += SEND_INTERVAL;
                 sleep_until(next);
             }
             result.seconds = begin.elapsed().as_secs_f64();

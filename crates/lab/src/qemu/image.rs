@@ -5,26 +5,27 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Kernel and initramfs.
+/// Kernel and initramfs of QEMU VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image(PathBuf);
 
 impl Image {
-    /// The folder named by `VIOLA_QEMU_IMAGE`, else `build/qemu/cloud` in the working folder, the program's folder or
-    /// one above either.
+    /// Finds the folder `VIOLA_QEMU_IMAGE`, else `build/qemu/cloud` in the working folder, the
+    /// program's folder or a parent of either.
     ///
     /// # Errors
-    /// [`Error::NoQemuImage`] when there is none.
+    /// [`Error::NoQemuImage`] if there is none.
     pub fn find() -> Result<Self> {
         let program = std::env::current_exe().ok();
         let folders = [std::env::current_dir().ok(), program];
         Self::find_from(folders.iter().flatten().map(PathBuf::as_path), "cloud")
     }
 
-    /// As [`Image::find`], the image of this kind (`cloud` or `rdma`), looking upwards from these folders.
+    /// As [`Image::find`], for the image of this kind (`cloud`, `rdma`, `new` or `lanes`),
+    /// searching these folders and their parents.
     ///
     /// # Errors
-    /// [`Error::NoQemuImage`] when there is none.
+    /// [`Error::NoQemuImage`] if there is none.
     pub fn find_from<'a>(starts: impl IntoIterator<Item = &'a Path>, kind: &str) -> Result<Self> {
         let named = std::env::var_os("VIOLA_QEMU_IMAGE").map(PathBuf::from);
         let below = Path::new("build/qemu").join(kind);
@@ -45,12 +46,13 @@ impl Image {
         Self(folder)
     }
 
-    /// Kernel of it.
+    /// Its kernel.
     pub fn kernel(&self) -> PathBuf {
         self.0.join("vmlinuz")
     }
 
-    /// QEMU: that of `VIOLA_QEMU`, else the one that was fetched with the image, else the machine's own.
+    /// The QEMU to run: `VIOLA_QEMU`, else the one that was fetched with the image, else the host's
+    /// own.
     pub fn program(&self) -> PathBuf {
         let own = self
             .0
@@ -62,7 +64,8 @@ impl Image {
         }
     }
 
-    /// Folders with the firmware of a QEMU that was fetched: it looks for them where its package would have put them.
+    /// Folders with the firmware of a fetched QEMU, which searches only where its package would be
+    /// installed.
     pub(super) fn firmware(&self) -> Vec<PathBuf> {
         let program = self.program();
         let usr = program.parent().and_then(Path::parent);
@@ -71,12 +74,12 @@ impl Image {
         found.filter(|folder| folder.is_dir()).collect()
     }
 
-    /// What was made for it and is beside its folder.
+    /// A file or folder beside the image's folder.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.0.with_file_name(name)
     }
 
-    /// Initramfs of it.
+    /// Its initramfs.
     pub fn initrd(&self) -> PathBuf {
         self.0.join("initrd.img")
     }
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_image_is_said_with_the_script_that_makes_it() {
+    fn a_missing_image_names_the_script_that_makes_it() {
         let top = tempfile::tempdir().unwrap();
         let error = Image::find_from([top.path()], "cloudy").unwrap_err();
         assert!(error.to_string().contains("qemu-image.sh"), "{error}");

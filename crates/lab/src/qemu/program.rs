@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A program of this machine for a QEMU guest, with the libraries it needs.
+//! A host program for a QEMU guest, with the libraries that it needs.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,10 +10,10 @@ use super::spec::VmSpec;
 use super::vm::QemuVm;
 use crate::error::{Error, Result};
 
-/// Where the guest has the program's loader.
+/// Path of the program's loader in the guest.
 const LOADER: &str = "/viola/lib/ld-linux-x86-64.so.2";
 
-/// A program and its libraries in an archive, which the guest finds as its first disk.
+/// A program and its libraries in an archive, which is the guest's first disk.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -21,24 +21,25 @@ pub struct Program {
 }
 
 impl Program {
-    /// Packs it, without debugging symbols; the archive is in `folder`.
+    /// Packs a program without debugging symbols into an archive in `folder`.
     ///
     /// # Errors
-    /// [`Error::Io`], also when ldd, strip, patchelf or tar cannot be run.
+    /// [`Error::Io`], also if ldd, strip, patchelf or tar fails.
     pub fn pack(program: &Path, folder: &Path) -> Result<Self> {
         Self::pack_with(program, &[], folder)
     }
 
-    /// The same with further programs that have a loader and libraries of their own, as the kernel of the lab's guests has:
-    /// each is in the guest where it is here.
+    /// The same with further programs that have a loader and libraries of their own, as the UML
+    /// kernel has. They have the same path in the guest as here.
     ///
     /// # Errors
-    /// As [`Program::pack`], also when one of them cannot be run here.
+    /// As [`Program::pack`], also if one of them does not run here.
     pub fn pack_with(program: &Path, further: &[PathBuf], folder: &Path) -> Result<Self> {
         Self::pack_all(&[program], further, folder)
     }
 
-    /// The same with others beside it that use the libraries of this machine, as it does: they are in the guest's /viola/bin.
+    /// The same with programs beside it that use the host's libraries too; they are in the guest's
+    /// /viola/bin.
     ///
     /// # Errors
     /// As [`Program::pack`].
@@ -48,8 +49,8 @@ impl Program {
         Self::pack_all(&all, &[], folder)
     }
 
-    /// All of it: `programs` use the libraries of this machine, and the first one is what [`Program::command`] runs;
-    /// `further` have their own.
+    /// Packs all: `programs` use the host's libraries, and the first one is what
+    /// [`Program::command`] runs; `further` have their own.
     ///
     /// # Errors
     /// As [`Program::pack_with`].
@@ -68,7 +69,7 @@ impl Program {
                 .arg("-o")
                 .arg(bin.join(name_of(program)))
                 .arg(program))?;
-            // its own loader and libraries: the guest's programs have others
+            // its own loader and libraries: the guest's programs use others
             run(Command::new("patchelf")
                 .args(["--set-interpreter", LOADER, "--force-rpath"])
                 .args(["--set-rpath", "/viola/lib"])
@@ -110,28 +111,28 @@ impl Program {
         })
     }
 
-    /// A guest with the archive as its disk; before other disks.
+    /// Adds the archive as a disk. Call it before other disks are added.
     #[must_use]
     pub fn disk(&self, spec: VmSpec) -> VmSpec {
         spec.disk("program", &self.archive, "raw")
     }
 
-    /// Unpacks it in the guest. [`Program::command`] runs it then.
+    /// Unpacks the program in the guest. [`Program::command`] runs it then.
     ///
     /// # Errors
     /// [`Error::Guest`].
-    pub fn unpack(&self, machine: &QemuVm) -> Result<()> {
-        machine.sh("tar -x -f /dev/vda -C /").map(drop)
+    pub fn unpack(&self, vm: &QemuVm) -> Result<()> {
+        vm.sh("tar -x -f /dev/vda -C /").map(drop)
     }
 
-    /// The words that run it in the guest.
+    /// Path of the program in the guest.
     #[must_use]
     pub fn command(&self) -> String {
         format!("/viola/bin/{}", self.name)
     }
 }
 
-/// What it wrote to standard output.
+/// Runs a command and returns its standard output.
 fn run(command: &mut Command) -> Result<String> {
     let name = PathBuf::from(command.get_program());
     let failed = |what: String| Error::io("run", &name)(std::io::Error::other(what));

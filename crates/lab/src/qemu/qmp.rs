@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operator's QMP connection to a guest.
+//! A QMP connection to a VM (QEMU docs/interop/qmp-spec).
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Longest wait for an answer: `savevm` of an emulated guest takes seconds.
-const ANSWER: Duration = Duration::from_secs(120);
+/// Time limit for an answer: `savevm` of an emulated VM takes seconds.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
 pub(super) struct Qmp {
     stream: BufReader<UnixStream>,
-    /// A line that has not ended yet.
+    /// Start of a line whose end has not arrived.
     part: Vec<u8>,
-    /// Events that nobody has waited for.
+    /// Events that no [`Qmp::wait`] has returned yet.
     events: Vec<Value>,
 }
 
 impl Qmp {
-    /// Connects; QEMU may have made the socket and not listen yet.
+    /// Connects. Retries while QEMU has made the socket but does not listen yet.
     pub(super) fn connect(socket: &Path) -> Result<Self, String> {
-        let end = Instant::now() + ANSWER;
+        let end = Instant::now() + REPLY_TIMEOUT;
         let stream = loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => break stream,
@@ -38,7 +38,8 @@ impl Qmp {
             part: Vec::new(),
             events: Vec::new(),
         };
-        qmp.line(Instant::now() + ANSWER)?.ok_or("no greeting")?;
+        qmp.line(Instant::now() + REPLY_TIMEOUT)?
+            .ok_or("no greeting")?;
         qmp.execute("qmp_capabilities", None)?;
         Ok(qmp)
     }
@@ -57,7 +58,7 @@ impl Qmp {
             .get_mut()
             .write_all(format!("{request}\n").as_bytes())
             .map_err(|e| failed(&e.to_string()))?;
-        let end = Instant::now() + ANSWER;
+        let end = Instant::now() + REPLY_TIMEOUT;
         loop {
             let mut answer = self
                 .line(end)
@@ -73,7 +74,8 @@ impl Qmp {
         }
     }
 
-    /// The next event of this name, also one that came before; `None` when there is none in time.
+    /// The next event of this name whose data fulfils `wanted`, also an earlier one that was not
+    /// returned yet; `None` after `limit`.
     pub(super) fn wait(
         &mut self,
         event: &str,
@@ -94,13 +96,13 @@ impl Qmp {
         Ok(None)
     }
 
-    /// Forgets events that came before.
-    pub(super) fn forget(&mut self) {
+    /// Drops earlier events.
+    pub(super) fn clear(&mut self) {
         while let Ok(Some(_)) = self.line(Instant::now()) {}
         self.events.clear();
     }
 
-    /// One line; `None` when none has come in time.
+    /// Reads one line; `None` if none arrives in time.
     fn line(&mut self, end: Instant) -> Result<Option<Value>, String> {
         loop {
             let left = end
@@ -116,7 +118,7 @@ impl Qmp {
                     let line = std::mem::take(&mut self.part);
                     return serde_json::from_slice(&line)
                         .map(Some)
-                        .map_err(|e| format!("an odd answer: {e}"));
+                        .map_err(|e| format!("QEMU's answer is not valid: {e}"));
                 }
                 Ok(_) => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {

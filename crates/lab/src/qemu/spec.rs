@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a QEMU guest is made of, and the words of its command line.
+//! Description of a QEMU VM, and QEMU's command line.
 
 use std::path::Path;
 use std::time::Duration;
 
 use super::image::Image;
 
-/// Longest wait for an emulated guest to boot on a busy core.
+/// Time limit for an emulated VM to boot on a busy core.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A QEMU guest: one vCPU unless more are asked for, memory that others may share, a command channel, three QMP sockets.
+/// A QEMU VM: one vCPU by default, memory that other processes can share, a command channel, three
+/// QMP sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSpec {
     /// Name, as `-name guest=`.
@@ -18,21 +19,21 @@ pub struct VmSpec {
     pub memory: u32,
     /// vCPUs.
     pub cpus: u32,
-    /// Cores of the host that all its threads run on; empty: any.
+    /// Host cores for all its threads; empty: any.
     pub cores: Vec<usize>,
     /// Words appended to QEMU's command line.
     pub args: Vec<String>,
     /// Words appended to the kernel's command line.
     pub kernel_args: Vec<String>,
-    /// Whether its state comes from another one; it does not boot then.
+    /// Whether its state comes from another VM by migration; it does not boot then.
     pub incoming: bool,
-    /// How long it may take to boot.
+    /// Time limit for it to boot.
     pub boot_timeout: Duration,
     has_agent: bool,
 }
 
 impl VmSpec {
-    /// A guest of 256 MiB on core 1 without disks.
+    /// A VM of 256 MiB on core 1 without disks.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
@@ -47,35 +48,36 @@ impl VmSpec {
         }
     }
 
-    /// Another amount of memory, in MiB.
+    /// Sets the memory in MiB.
     #[must_use]
     pub fn memory(mut self, mib: u32) -> Self {
         self.memory = mib;
         self
     }
 
-    /// Other cores of the host for all its threads; none: any.
+    /// Sets the host cores for all its threads; none: any.
     #[must_use]
     pub fn cores(mut self, cores: &[usize]) -> Self {
         self.cores = cores.to_vec();
         self
     }
 
-    /// So many vCPUs.
+    /// Sets the number of vCPUs.
     #[must_use]
     pub fn cpus(mut self, n: u32) -> Self {
         self.cpus = n;
         self
     }
 
-    /// Time in the guest is counted in instructions, of 2^`shift` ns each: what it measures of itself does not depend
-    /// on what else runs on this machine. Its vCPUs then take turns in one thread.
+    /// Derives the guest's clock from the number of executed instructions, 2^`shift` ns each
+    /// (`-icount`): what the guest measures does not depend on the load of this host. All vCPUs
+    /// share one thread then.
     #[must_use]
     pub fn icount(self, shift: u32) -> Self {
         self.arg(&format!("-icount shift={shift},sleep=off"))
     }
 
-    /// Words for QEMU's command line, separated by blanks.
+    /// Adds words to QEMU's command line, separated by blanks.
     #[must_use]
     pub fn arg(mut self, words: &str) -> Self {
         self.args
@@ -83,14 +85,14 @@ impl VmSpec {
         self
     }
 
-    /// A virtio disk; the first one is `/dev/vda`. `id` names its block node.
+    /// Adds a virtio disk; the first one is `/dev/vda`. `id` names its block node.
     #[must_use]
     pub fn disk(self, id: &str, image: &Path, format: &str) -> Self {
         self.drive(id, image, &format!("format={format}"), "virtio-blk-pci")
     }
 
-    /// An NVMe disk with a raw image; the first one is `/dev/nvme0n1`. It writes zeros by itself, as holes in its image. `id`
-    /// names its block node.
+    /// Adds an NVMe disk with a raw image; the first one is `/dev/nvme0n1`. Zeros that the guest
+    /// writes become holes in the image. `id` names its block node.
     #[must_use]
     pub fn nvme(self, id: &str, image: &Path) -> Self {
         self.drive(id, image, "format=raw,discard=unmap", "nvme")
@@ -105,7 +107,7 @@ impl VmSpec {
             ))
     }
 
-    /// A virtio NIC at a TAP device that is there, in the network namespace of the thread that starts it.
+    /// Adds a virtio NIC on an existing TAP device in the network namespace of the starting thread.
     #[must_use]
     pub fn tap(self, name: &str, mac: &str) -> Self {
         self.arg(&format!(
@@ -114,15 +116,16 @@ impl VmSpec {
         ))
     }
 
-    /// A port for viola-agent: `/dev/virtio-ports/org.viola.agent.0`; [`super::QemuVm::agent_socket`] is its other end.
+    /// Adds a port for viola-agent, `/dev/virtio-ports/org.viola.agent.0`;
+    /// [`super::QemuVm::agent_socket`] is its host end.
     #[must_use]
     pub fn agent(mut self) -> Self {
         self.has_agent = true;
         self
     }
 
-    /// A vhost-user-fs device behind a root port from which it can be unplugged, as device `id` with tag `viola`;
-    /// `chardev` are further options of its socket.
+    /// Adds a vhost-user-fs device `id` with tag `viola` behind a root port from which it can be
+    /// unplugged. `chardev` are further options of its socket.
     #[must_use]
     pub fn vhost_user_fs(self, id: &str, socket: &Path, chardev: &str) -> Self {
         let path = socket.display().to_string().replace(',', ",,");
@@ -133,21 +136,21 @@ impl VmSpec {
             ))
     }
 
-    /// Takes over from another one, by QMP `migrate-incoming`.
+    /// Receives its state from another VM, by QMP `migrate-incoming`.
     #[must_use]
     pub fn incoming(mut self) -> Self {
         self.incoming = true;
         self.arg("-incoming defer")
     }
 
-    /// One word that may contain blanks.
+    /// Adds one word that may contain blanks.
     #[must_use]
     pub fn word(mut self, word: impl Into<String>) -> Self {
         self.args.push(word.into());
         self
     }
 
-    /// The command line; sockets and the console are in `folder`.
+    /// QEMU's command line; sockets and the console are in `folder`.
     pub(super) fn words(&self, image: &Image, folder: &Path) -> Vec<String> {
         let at = |what: &str| file_of(folder, &self.name, what);
         let accel = std::env::var("VIOLA_QEMU_ACCEL").unwrap_or_else(|_| "tcg".into());
@@ -195,7 +198,7 @@ impl VmSpec {
                 format!("virtserialport,chardev=agent,name={name}"),
             );
         }
-        // the first is for the inventory, the last for viola's events
+        // `qmp` is for viola's inventory, `lab.qmp` for tests, `viola.qmp` for viola's events
         for socket in ["qmp", "lab.qmp", "viola.qmp"] {
             add("-qmp", format!("unix:{},server=on,wait=off", at(socket)));
         }
@@ -214,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_shares_the_memory_and_names_what_was_asked_for() {
+    fn the_command_line_has_shared_memory_and_all_devices() {
         let spec = VmSpec::new("a")
             .memory(128)
             .disk("d0", Path::new("/x, y.img"), "raw")

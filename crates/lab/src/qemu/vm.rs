@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A running QEMU guest.
+//! A running QEMU VM.
 
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,12 +20,12 @@ use crate::channel::Channel;
 use crate::error::{Error, Result};
 use crate::wire::{Command, Output, Workload};
 
-/// Longest wait for QEMU's sockets.
-const START: Duration = Duration::from_secs(20);
-/// Longest wait for an answer that needs no work.
-const ANSWER: Duration = Duration::from_secs(60);
+/// Time limit for QEMU's sockets to appear.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit for a guest's reply that needs no work.
+const GUEST_REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A QEMU process and its guest. It is killed when this is dropped, and when the thread that started it ends.
+/// A QEMU process and its guest. It is killed on drop, and when the thread that started it ends.
 pub struct QemuVm {
     name: String,
     folder: PathBuf,
@@ -46,15 +46,15 @@ impl std::fmt::Debug for QemuVm {
 }
 
 impl QemuVm {
-    /// Starts a guest, and unless it is [`VmSpec::incoming`] waits until it has booted. Its sockets and `NAME.log`, what
-    /// its kernel prints, are in `folder`; a folder serves several guests.
+    /// Starts a VM. Waits until the guest has booted, unless it is [`VmSpec::incoming`]. Its
+    /// sockets and `NAME.log`, the console, are in `folder`, which several VMs may share.
     ///
     /// # Errors
-    /// [`Error::Guest`] with QEMU's own words.
+    /// [`Error::Guest`] with QEMU's messages.
     pub fn start(spec: &VmSpec, image: &Image, folder: &Path) -> Result<Self> {
         let at = |what: &str| PathBuf::from(file_of(folder, &spec.name, what));
         let failed = |what: String| Error::guest(&spec.name, what);
-        let said = |what: std::io::Error| Error::guest(&spec.name, what.to_string());
+        let io_error = |what: std::io::Error| Error::guest(&spec.name, what.to_string());
         for stale in ["lab", "agent", "qmp", "lab.qmp", "viola.qmp"] {
             let _ = std::fs::remove_file(at(stale));
         }
@@ -65,12 +65,12 @@ impl QemuVm {
         command
             .args(spec.words(image, folder))
             .stdin(Stdio::null())
-            .stdout(words.try_clone().map_err(said)?)
+            .stdout(words.try_clone().map_err(io_error)?)
             .stderr(words);
         let mut cores = CpuSet::new();
         spec.cores.iter().for_each(|core| cores.set(*core));
         let pinned = !spec.cores.is_empty();
-        // SAFETY: between fork and exec only system calls are made.
+        // SAFETY: only system calls are made between fork and exec.
         unsafe {
             command.pre_exec(move || {
                 set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -94,8 +94,8 @@ impl QemuVm {
                 return Err(failed(format!("{what}; QEMU says: {}", log.trim())));
             }
         };
-        let channel = Channel::new(stream, || ()).map_err(said)?;
-        let machine = Self {
+        let channel = Channel::new(stream, || ()).map_err(io_error)?;
+        let vm = Self {
             name: spec.name.clone(),
             folder: folder.to_owned(),
             pid: child.id(),
@@ -105,9 +105,9 @@ impl QemuVm {
             boot_timeout: spec.boot_timeout,
         };
         if !spec.incoming {
-            machine.wait_boot(0)?;
+            vm.wait_boot(0)?;
         }
-        Ok(machine)
+        Ok(vm)
     }
 
     /// Its name.
@@ -115,17 +115,17 @@ impl QemuVm {
         &self.name
     }
 
-    /// QEMU's process.
+    /// QEMU's process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The host's end of the port for viola-agent, for one client at a time.
+    /// Host end of the port for viola-agent, for one client at a time.
     pub fn agent_socket(&self) -> PathBuf {
         file_of(&self.folder, &self.name, "agent").into()
     }
 
-    /// What its kernel has printed.
+    /// The output of its kernel.
     pub fn console(&self) -> String {
         let path = file_of(&self.folder, &self.name, "log");
         String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
@@ -138,7 +138,7 @@ impl QemuVm {
 
     /// How often its init has come up.
     pub fn boots(&self) -> u64 {
-        self.channel.ups()
+        self.channel.boots()
     }
 
     /// Waits until its init has come up more than `before` times.
@@ -151,11 +151,14 @@ impl QemuVm {
         }
         let console = self.console();
         let last: Vec<&str> = console.lines().rev().take(3).collect();
-        let what = format!("it did not boot; its console says: {}", last.join(" / "));
+        let what = format!(
+            "it did not boot; the last lines of its console: {}",
+            last.join(" / ")
+        );
         Err(self.error(what))
     }
 
-    /// Asks its init for a sign of life.
+    /// Checks that its init answers.
     ///
     /// # Errors
     /// [`Error::Guest`].
@@ -164,10 +167,10 @@ impl QemuVm {
         asked.map(drop).map_err(|e| self.error(e))
     }
 
-    /// Runs a shell's script in the guest; it is killed when the time is over.
+    /// Runs a shell script in the guest, which kills it after `limit`.
     ///
     /// # Errors
-    /// [`Error::Guest`] when the guest does not answer.
+    /// [`Error::Guest`] if the guest does not answer.
     pub fn exec(&self, script: &str, limit: Duration) -> Result<Output> {
         let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
         let command = Command::Exec {
@@ -175,15 +178,18 @@ impl QemuVm {
             timeout_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
             stdin: String::new(),
         };
-        let asked = self.channel.ask(command, limit.saturating_add(ANSWER));
+        let asked = self
+            .channel
+            .ask(command, limit.saturating_add(GUEST_REPLY_TIMEOUT));
         let answer = asked.map_err(|e| self.error(e))?;
-        serde_json::from_value(answer).map_err(|e| self.error(format!("an odd answer: {e}")))
+        serde_json::from_value(answer)
+            .map_err(|e| self.error(format!("its answer is not valid: {e}")))
     }
 
-    /// Runs a script that has to succeed within two minutes; what it wrote to standard output.
+    /// Runs a script that must succeed within two minutes. Returns its standard output.
     ///
     /// # Errors
-    /// [`Error::Guest`] with what it wrote.
+    /// [`Error::Guest`] with the script's output.
     pub fn sh(&self, script: &str) -> Result<String> {
         let output = self.exec(script, Duration::from_secs(120))?;
         if output.status == 0 {
@@ -201,21 +207,23 @@ impl QemuVm {
     /// [`Error::Guest`].
     pub fn start_workload(&self, name: &str, workload: Workload) -> Result<()> {
         let name = name.to_owned();
-        let asked = self.channel.ask(Command::Start { name, workload }, ANSWER);
+        let asked = self
+            .channel
+            .ask(Command::Start { name, workload }, GUEST_REPLY_TIMEOUT);
         asked.map(drop).map_err(|e| self.error(e))
     }
 
-    /// Gives QEMU a command; its answer.
+    /// Runs a QMP command and returns the answer.
     ///
     /// # Errors
-    /// [`Error::Guest`] with QEMU's sentence.
+    /// [`Error::Guest`] with QEMU's error.
     pub fn qmp(&self, command: &str, arguments: Option<Value>) -> Result<Value> {
         let mut qmp = self.lock_qmp();
         let done = qmp.execute(command, arguments);
         done.map_err(|e| self.error(e))
     }
 
-    /// Gives QEMU a line of its human monitor, for what QMP has no command for.
+    /// Runs a command of the human monitor, for what QMP has no command.
     ///
     /// # Errors
     /// [`Error::Guest`].
@@ -224,11 +232,11 @@ impl QemuVm {
         Ok(answer.as_str().unwrap_or_default().trim().to_owned())
     }
 
-    /// Waits for an event of QEMU's for whose data `wanted` holds, or takes one that came since
+    /// Waits for an event of QEMU whose data fulfils `wanted`, or returns one that arrived since
     /// [`QemuVm::clear_events`].
     ///
     /// # Errors
-    /// [`Error::Guest`] when it does not come in time.
+    /// [`Error::Guest`] if it does not arrive in time.
     pub fn wait_event(
         &self,
         event: &str,
@@ -240,9 +248,9 @@ impl QemuVm {
         came.ok_or_else(|| self.error(format!("no event {event} within {limit:?}")))
     }
 
-    /// Forgets events that came before.
+    /// Drops earlier events.
     pub fn clear_events(&self) {
-        self.lock_qmp().forget();
+        self.lock_qmp().clear();
     }
 
     /// Ends QEMU at once.
@@ -271,14 +279,14 @@ impl Drop for QemuVm {
     }
 }
 
-/// Waits for QEMU to connect the guest's port, and connects to its monitor.
+/// Waits until QEMU has connected the guest's port, and connects to its monitor.
 fn begin(
     child: &mut Child,
     listener: &UnixListener,
     monitor: &Path,
 ) -> std::result::Result<(UnixStream, Qmp), String> {
     listener.set_nonblocking(true).map_err(|e| e.to_string())?;
-    let end = Instant::now() + START;
+    let end = Instant::now() + START_TIMEOUT;
     let mut stream = None;
     loop {
         if stream.is_none()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must hold between the parts of a description.
+//! Checks of a description: what must hold between its parts.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::{GuestSpec, MAX_CPUS, Spec};
 use crate::error::{Error, Result as LabResult};
 use viola_netdev::MAX_IFNAME_BYTES;
 
-/// Which table of the description.
+/// A table of the description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Lab,
@@ -16,7 +16,7 @@ pub(super) enum Place {
     Bridge(usize),
 }
 
-/// What is wrong, and where.
+/// An error of the description and its place.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub place: Place,
@@ -25,7 +25,10 @@ pub(super) struct Problem {
 }
 
 impl Spec {
-    /// Checks a description made in code.
+    /// Checks a description that was made in code.
+    ///
+    /// # Errors
+    /// [`Error::Spec`].
     pub fn check(&self) -> LabResult<()> {
         check(self).map_err(|problem| {
             let origin = match problem.place {
@@ -67,7 +70,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), Problem> {
                 here,
                 "name",
                 format!(
-                    "`{}` must be {}, not lo or tap...",
+                    "`{}` must be {}, and neither lo nor tap...",
                     bridge.name,
                     plain_rule(MAX_IFNAME_BYTES)
                 ),
@@ -246,7 +249,7 @@ fn plain_rule(longest: usize) -> String {
     format!("1 to {longest} lower-case letters, digits and dashes")
 }
 
-/// Cores of a kernel list such as `0-3,6`.
+/// Parses a kernel's list of CPUs such as `0-3,6`.
 fn core_list(text: &str) -> HashSet<usize> {
     text.trim()
         .split(',')
@@ -263,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_list_of_cores_is_read() {
+    fn a_kernel_list_of_cpus_is_parsed() {
         assert_eq!(core_list("0-2,5\n"), HashSet::from([0, 1, 2, 5]));
     }
 
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn public_addresses_are_no_lab() {
+    fn public_addresses_are_refused() {
         let mut spec = Spec::of_guests("t", 0, &[]).unwrap();
         spec.bridges[0].address = std::net::Ipv4Addr::new(8, 8, 8, 8);
         assert!(spec.check().unwrap_err().to_string().contains("private"));

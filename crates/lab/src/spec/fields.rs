@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Values that the description writes as strings.
+//! Values that are strings in the description.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::parse_size;
 
-/// What runs the guests. User Mode Linux is the only one so far.
+/// The VMM of the guests. User Mode Linux is the only one.
 #[derive(Default)]
 pub(super) enum Vmm {
     #[default]
@@ -19,7 +19,7 @@ impl<'de> Deserialize<'de> for Vmm {
         match String::deserialize(from)?.as_str() {
             "uml" => Ok(Self::Uml),
             other => Err(serde::de::Error::custom(format!(
-                "vmm `{other}` is not supported; the lab's guests are \"uml\" (User Mode Linux), which need no hardware virtualisation"
+                "vmm `{other}` is not supported; use \"uml\" (User Mode Linux), which needs no hardware virtualisation"
             ))),
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Description of a lab: guests, bridges, disks, workloads. Written in TOML or made in code.
+//! Description of a lab: guests, bridges, disks, workloads. Read from TOML or made in code.
 
 mod check;
 mod fields;
@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::wire::Workload;
 
-/// Memory of a guest when the description does not say, in bytes.
+/// Default memory of a guest in bytes.
 pub const DEFAULT_MEMORY: u64 = 96 << 20;
-/// Most virtual CPUs of a guest (`CONFIG_NR_CPUS` of lab/uml-smp.config).
+/// Largest number of vCPUs of a guest (`CONFIG_NR_CPUS` of lab/uml-smp.config).
 pub const MAX_CPUS: u32 = 4;
-/// Weight of a guest that counts as ordinary, as in cgroup v2's `cpu.weight`.
+/// Default weight of a guest, as in cgroup v2's `cpu.weight`.
 pub const DEFAULT_WEIGHT: u32 = 100;
-/// Name of the bridge that every lab has unless it names its own.
+/// Name of the default bridge.
 pub const DEFAULT_BRIDGE: &str = "br0";
 
-/// A checked lab description, all defaults filled in.
+/// A lab description with all defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
     /// Name of the lab: at most 24 lower-case letters, digits and dashes.
@@ -37,24 +37,24 @@ pub struct Spec {
 /// One guest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GuestSpec {
-    /// Its name, unique in the lab; becomes its host name.
+    /// Name, unique in the lab; also its host name.
     pub name: String,
     /// Memory in bytes, at least 32 MiB.
     pub memory: u64,
-    /// Virtual CPUs, 1 to [`MAX_CPUS`]. Several take the kernel that `scripts/uml-smp.sh` makes.
+    /// vCPUs, 1 to [`MAX_CPUS`]. More than one needs the kernel that `scripts/uml-smp.sh` makes.
     pub cpus: u32,
-    /// Host cores that it may run on; empty: any.
+    /// Host cores on which it may run; empty: any.
     pub cores: Vec<usize>,
-    /// CPU weight against the other guests, 1 to 10000, 100 being ordinary. With a weight the guest
-    /// gets a cpu cgroup of its own, else it stays in the root group.
+    /// CPU weight, 1 to 10000, default 100. A guest with a weight gets a cpu cgroup of its own,
+    /// others stay in the root group.
     pub weight: Option<u32>,
     /// Disks, in the guest `/dev/ubda`, `/dev/ubdb`...
     pub disks: Vec<DiskSpec>,
     /// NICs, in the guest `vec0`, `vec1`...
     pub taps: Vec<TapSpec>,
-    /// Started after boot, in this order.
+    /// Workloads to start after boot, in this order.
     pub workloads: Vec<(String, Workload)>,
-    /// Further words for the guest kernel's command line.
+    /// Further words of the kernel's command line.
     pub kernel_args: Vec<String>,
 }
 
@@ -63,16 +63,16 @@ pub struct GuestSpec {
 pub struct DiskSpec {
     /// Raw image on the host.
     pub image: PathBuf,
-    /// Size in bytes; an image that is missing is made (sparse).
+    /// Size in bytes; a missing image is created sparse with this size.
     pub size: Option<u64>,
-    /// Whether the guest may only read.
+    /// Whether the guest may only read it.
     pub read_only: bool,
 }
 
 /// A NIC of a guest: a tap on a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TapSpec {
-    /// The bridge that its tap is a port of.
+    /// The bridge to which its tap belongs.
     pub bridge: String,
     /// The guest's address.
     pub address: Ipv4Addr,
@@ -94,7 +94,7 @@ pub struct BridgeSpec {
 }
 
 impl BridgeSpec {
-    /// Whether the address is in this bridge's subnet.
+    /// Whether the address is in the bridge's subnet.
     pub fn contains(&self, address: Ipv4Addr) -> bool {
         let mask = viola_netdev::netmask(self.prefix);
         u32::from(address) & mask == u32::from(self.address) & mask
@@ -102,20 +102,29 @@ impl BridgeSpec {
 }
 
 impl Spec {
-    /// Reads a description; disk images are relative to the file's folder.
+    /// Reads a description from a file. Paths of disk images are relative to its folder.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Spec`] with file, line and key.
     pub fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
         let folder = path.parent().unwrap_or(Path::new("."));
         Self::from_toml(&text, &path.display().to_string(), folder)
     }
 
-    /// Reads a description from text; `origin` is its name in errors, `folder` where disk images
-    /// with a relative path are.
+    /// Reads a description from text. `origin` names it in errors; `folder` is the base of relative
+    /// paths of disk images.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] with line and key.
     pub fn from_toml(text: &str, origin: &str, folder: &Path) -> Result<Self> {
         toml::read(text, origin, folder)
     }
 
-    /// A lab of `count` guests `vm1`, `vm2`... with all defaults, on the given host cores.
+    /// A lab of `count` default guests `vm1`, `vm2`... on the given host cores.
+    ///
+    /// # Errors
+    /// [`Error::Spec`].
     pub fn of_guests(name: &str, count: usize, cores: &[usize]) -> Result<Self> {
         let guests = (1..=count).fold(String::new(), |text, i| {
             format!("{text}[[guest]]\nname = \"vm{i}\"\ncores = {cores:?}\n")

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes as people write them.
+//! Sizes with a unit.
 
-/// Bytes of `96M`, `1G`, `512K` or a plain number of bytes; binary multiples.
+/// Parses `96M`, `1G`, `512K` or a plain number of bytes; units are binary.
+///
+/// # Errors
+/// A sentence that says what is wrong.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text
@@ -39,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_is_not_known_is_named() {
+    fn an_unknown_unit_is_named() {
         assert!(parse_size("96MB").unwrap_err().contains("`MB`"));
         assert!(parse_size("M").is_err());
         assert!(parse_size("99999999999999G").is_err());

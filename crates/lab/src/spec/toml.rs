@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From TOML text to a checked [`Spec`]; errors name file, line and key.
+//! Parses TOML text into a checked [`Spec`]. Errors name file, line and key.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
@@ -213,11 +213,11 @@ pub(super) fn read(text: &str, origin: &str, folder: &Path) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Addresses that somebody has.
+/// Addresses in use.
 struct Addresses(Vec<Ipv4Addr>);
 
 impl Addresses {
-    /// Those written in the file.
+    /// The addresses written in the file.
     fn new(file: &File) -> Self {
         let guests = file.guests.iter().flat_map(|g| match &g.get_ref().taps {
             Taps::Count(_) => &[][..],
@@ -232,7 +232,7 @@ impl Addresses {
         )
     }
 
-    /// The next free one of the bridge, from host number 11 on.
+    /// The next free address of the bridge, from host number 11 on.
     fn next(&mut self, bridge: &BridgeSpec) -> Option<Ipv4Addr> {
         let mask = viola_netdev::netmask(bridge.prefix);
         let net = u32::from(bridge.address) & mask;
@@ -315,10 +315,10 @@ fn line_of(text: &str, offset: usize) -> usize {
         + 1
 }
 
-/// The place of a key's assignment within a table, else the table's own.
+/// Span of a key's assignment in a table, or of the whole table.
 fn key_in(text: &str, table: Range<usize>, key: &str) -> Range<usize> {
     let mut offset = table.start;
-    // the span of a table ends with its header when sub-tables follow: look on to the next header
+    // the span of a table ends with its header if sub-tables follow: search up to the next header
     for (number, line) in text[table.start..].split_inclusive('\n').enumerate() {
         let word = line.trim_start();
         if number > 0 && word.starts_with('[') {
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_get_addresses_in_order_around_those_that_are_written() {
+    fn guests_get_the_next_free_addresses() {
         let spec = good(
             "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest]]\nname='b'\ntaps=[{address='10.77.0.12/24'}]\n[[guest]]\nname='c'\n",
         );
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_nics_goes_round_the_bridges() {
+    fn nics_are_spread_over_the_bridges() {
         let spec = good(
             "[lab]\nname='t'\n[[bridge]]\nname='br0'\naddress='10.77.0.1/24'\n[[bridge]]\nname='br1'\naddress='10.78.0.1/24'\n[[guest]]\nname='a'\ntaps=3\n",
         );
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_image_lies_beside_the_file() {
+    fn a_relative_image_is_relative_to_the_file() {
         let spec =
             good("[lab]\nname='t'\n[[guest]]\nname='a'\ndisks=[{image='x.img',size='1M'}]\n");
         assert_eq!(spec.guests[0].disks[0].image, Path::new("/d/x.img"));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_named_with_its_line() {
+    fn an_unknown_key_is_reported_with_its_line() {
         let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\nmemroy='96M'\n");
         assert!(
             text.starts_with("x.toml: line 5: unknown field `memroy`"),
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_unit_is_named_with_its_line() {
+    fn a_bad_unit_is_reported_with_its_line() {
         let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\nmemory='96MB'\n");
         assert_eq!(
             text,
@@ -403,14 +403,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_used_twice_is_named_with_its_line() {
+    fn a_duplicate_name_is_reported_with_its_line() {
         let text =
             error("[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest]]\nmemory='64M'\nname='a'\n");
         assert_eq!(text, "x.toml: line 7: `name`: two guests are called `a`");
     }
 
     #[test]
-    fn an_address_outside_the_bridge_is_named_with_its_line() {
+    fn an_address_outside_the_bridge_is_reported_with_its_line() {
         let text = error("[lab]\nname='t'\n[[guest]]\nname='a'\ntaps=[{address='10.9.0.2/24'}]\n");
         assert_eq!(
             text,
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn another_hypervisor_is_refused_with_what_there_is() {
+    fn an_unknown_vmm_is_refused() {
         let text = error("[lab]\nname='t'\nvmm='kvm'\n");
         assert!(
             text.starts_with("x.toml: line 3: vmm `kvm` is not supported"),
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_workload_is_named_with_its_line() {
+    fn a_wrong_workload_is_reported_with_its_line() {
         let text = error(
             "[lab]\nname='t'\n[[guest]]\nname='a'\n[[guest.workloads]]\nkind='hog'\ndutty=3\n",
         );
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_is_called_as_its_kind_unless_it_has_a_name() {
+    fn a_workload_is_named_after_its_kind_by_default() {
         let spec = good(
             "[lab]\nname='t'\n[[guest]]\nname='a'\nworkloads=[{kind='echo'},{kind='hog',name='h2',duty=40}]\n",
         );
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_without_a_description_are_all_alike() {
+    fn default_guests_are_alike() {
         let spec = Spec::of_guests("four", 4, &[1]).unwrap();
         assert_eq!(spec.guests.len(), 4);
         assert!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the tests with real guests share.
+//! Helpers of the tests with guests.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::collections::HashSet;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use viola_lab::{Lab, Paths, Spec};
 
-/// One lab at a time: they share a core.
+/// One lab at a time: labs share a core.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -23,7 +23,7 @@ pub fn paths(run: &Path) -> Paths {
     }
 }
 
-/// Guests of tests stay off core 0 where there is another.
+/// Core of the guests: not core 0 if there is another.
 pub fn core() -> usize {
     usize::from(std::thread::available_parallelism().unwrap().get() > 1)
 }
@@ -62,7 +62,7 @@ pub fn interfaces() -> HashSet<String> {
         .collect()
 }
 
-/// Whether the process has ended; who reaps orphans here may take its time.
+/// Whether the process has ended; it may still be a zombie.
 pub fn gone(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")

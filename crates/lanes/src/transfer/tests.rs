@@ -6,7 +6,7 @@ use crate::Pf;
 
 const MAC: Mac = [2, 0, 0, 0, 0, 1];
 
-/// What was done, in order.
+/// Calls in their order.
 type Log = RefCell<Vec<&'static str>>;
 
 fn access() -> GuestAccess {
@@ -49,9 +49,9 @@ impl Eswitch for FakeEswitch<'_> {
 
 struct FakeGuest<'a> {
     log: &'a Log,
-    /// Whether it goes over before the VF goes.
+    /// Whether it fails over before the unplug.
     bond: bool,
-    /// Whether it refuses to give, or to take.
+    /// Whether it refuses to plug and to unplug.
     refuses: bool,
     presence: Presence,
 }
@@ -169,7 +169,7 @@ impl TestBed {
 }
 
 #[test]
-fn the_failover_comes_first_and_the_vf_is_free_last() {
+fn a_revocation_fails_over_first_and_clears_last() {
     let bed = TestBed::new();
     let mut journal = bed.journal();
     let grant = |s: &mut Transfer<'_>| s.grant(&mut journal, VfSettings::default());
@@ -186,7 +186,7 @@ fn the_failover_comes_first_and_the_vf_is_free_last() {
 }
 
 #[test]
-fn where_the_guest_only_goes_over_with_the_unplug_the_switch_follows_at_that_moment() {
+fn without_failover_the_address_is_withdrawn_at_the_release() {
     let bed = TestBed::new();
     let mut journal = bed.journal();
     let guest = FakeGuest {
@@ -202,7 +202,7 @@ fn where_the_guest_only_goes_over_with_the_unplug_the_switch_follows_at_that_mom
 }
 
 #[test]
-fn a_guest_that_keeps_its_vf_goes_on_with_it() {
+fn a_failed_revocation_leaves_the_vf_in_use() {
     let bed = TestBed::new();
     let mut journal = bed.journal();
     let guest = FakeGuest {
@@ -220,7 +220,7 @@ fn a_guest_that_keeps_its_vf_goes_on_with_it() {
 }
 
 #[test]
-fn a_vf_that_a_guest_did_not_take_is_free() {
+fn a_failed_grant_leaves_the_vf_free() {
     let bed = TestBed::new();
     let mut journal = bed.journal();
     let guest = FakeGuest {
@@ -237,7 +237,7 @@ fn a_vf_that_a_guest_did_not_take_is_free() {
 }
 
 #[test]
-fn what_a_killed_daemon_left_comes_to_one_end() {
+fn recovery_completes_what_a_killed_daemon_left() {
     let recover = |presence, stage| {
         let bed = TestBed::new();
         let mut journal = bed.journal();
@@ -252,7 +252,8 @@ fn what_a_killed_daemon_left_comes_to_one_end() {
         (found, bed.log(), bed.stages().len())
     };
     let taken = vec!["fail over", "withdraw", "unplug", "deleted", "clear"];
-    // Killed between two switches, between failover and unplug, after the unplug, before the guest used it.
+    // Killed between two transfers, between failover and unplug, after the unplug, before the guest
+    // used the VF.
     assert_eq!(
         recover(Presence::InUse, Stage::Held),
         (Recovered::Held, vec![], 1)
@@ -269,7 +270,7 @@ fn what_a_killed_daemon_left_comes_to_one_end() {
         recover(Presence::Idle, Stage::Granting),
         (Recovered::Free, taken.clone(), 0)
     );
-    // The guest's own bond went over by itself.
+    // The guest's bond failed over by itself.
     assert_eq!(
         recover(Presence::Idle, Stage::Held),
         (Recovered::Free, taken, 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guest agent of the image, on the lab's line for it.
+//! The workload `agent`: the image's viola-agent, on its line to the lab.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use crate::{AGENT, AGENT_PORT, RUN, has_ports};
 
-/// Where the agent answers questions about itself.
-const STATUS: &str = "/run/viola-agent.sock";
+/// Socket on which the agent reports its status.
+const STATUS_SOCKET: &str = "/run/viola-agent.sock";
 
-/// Writes the configuration; the command that runs the agent in the foreground.
+/// Writes the configuration. Returns the command that runs the agent in the foreground.
 pub fn prepare(name: &str, config: &str) -> Result<Command, String> {
     let path = format!("{RUN}/{name}.toml");
     let text = |e: std::io::Error| format!("{path}: {e}");
     let channel = if has_ports() { AGENT_PORT } else { AGENT };
-    // most DataNodes of tests are scripts, whom nobody can ask
+    // the DataNodes of most tests are scripts, which answer no requests
     let datanode = match config.contains("datanode = ") {
         true => "",
         false => "datanode = \"none\"\n",
@@ -36,20 +36,20 @@ pub fn prepare(name: &str, config: &str) -> Result<Command, String> {
 /// Waits until the agent answers.
 pub fn wait(name: &str, child: &mut Child) -> Result<(), String> {
     let begin = Instant::now();
-    while names().is_none() {
+    while named_blocks().is_none() {
         let ended = !matches!(child.try_wait(), Ok(None));
         if ended || begin.elapsed() > Duration::from_secs(20) {
-            let says = fs::read_to_string(log(name)).unwrap_or_default();
-            return Err(format!("viola-agent does not run: {}", says.trim()));
+            let log = fs::read_to_string(log(name)).unwrap_or_default();
+            return Err(format!("viola-agent does not run: {}", log.trim()));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
 
-/// Names that the agent has given since its start.
-pub fn names() -> Option<u64> {
-    let mut stream = UnixStream::connect(STATUS).ok()?;
+/// Number of blocks that the agent has named since its start.
+pub fn named_blocks() -> Option<u64> {
+    let mut stream = UnixStream::connect(STATUS_SOCKET).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
     stream.write_all(b"status\n").ok()?;
     let mut answer = String::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's Apache, configured for the lab.
+//! The workload `apache`: Debian's Apache.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
@@ -9,7 +9,7 @@ use crate::{RUN, nginx};
 
 const MODULES: &str = "/usr/lib/apache2/modules";
 
-/// Writes the configuration and the pages; the command that runs Apache in the foreground.
+/// Writes the configuration and the pages. Returns the command that runs Apache in the foreground.
 pub fn prepare(name: &str, port: u16, sizes_kib: &[u32]) -> Result<Command, String> {
     let folder = format!("{RUN}/{name}.apache");
     let text = |e: std::io::Error| format!("{folder}: {e}");
@@ -25,7 +25,7 @@ pub fn prepare(name: &str, port: u16, sizes_kib: &[u32]) -> Result<Command, Stri
     Ok(command)
 }
 
-/// The event module as Debian has it, in one process from the beginning.
+/// The event module as in Debian, with one process from the start.
 fn configuration(folder: &str, port: u16) -> String {
     format!(
         "ServerRoot {folder}\n\

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counters of a workload in memory shared between its processes and the channel's server.
+//! Counters of a workload, in memory that its processes share with the channel's server.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -9,10 +9,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::RUN;
 
-/// Processes with a counter of their own; more of them share the last.
-const SLOTS: usize = 64;
+/// Number of counters; further processes share the last one.
+const MAX_COUNTERS: usize = 64;
 
-/// One process's counters, on a cache line of its own.
+/// Counters of one process, on a cache line of their own.
 #[repr(C, align(64))]
 pub struct Slot {
     units: AtomicU64,
@@ -20,15 +20,15 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Counts `units` units that moved `bytes` bytes.
+    /// Adds units and the bytes that they moved.
     pub fn add(&self, units: u64, bytes: u64) {
         self.units.fetch_add(units, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-/// The counters of one workload. The mapping stays for the life of the process.
-pub struct Counters(&'static [Slot; SLOTS]);
+/// The counters of one workload, mapped until the process ends.
+pub struct Counters(&'static [Slot; MAX_COUNTERS]);
 
 impl Counters {
     /// File of the workload's counters.
@@ -36,7 +36,7 @@ impl Counters {
         format!("{RUN}/{name}.counters")
     }
 
-    /// Opens, or with `new` makes, the counters of the workload.
+    /// Opens the counters of a workload; with `new` creates them.
     pub fn open(name: &str, new: bool) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
@@ -44,14 +44,14 @@ impl Counters {
             .create(new)
             .truncate(new)
             .open(Self::path(name))?;
-        let size = size_of::<[Slot; SLOTS]>();
+        let size = size_of::<[Slot; MAX_COUNTERS]>();
         if new {
             file.set_len(size as u64)?;
         } else if file.metadata()?.len() != size as u64 {
             return Err(io::Error::other("counters of a wrong size"));
         }
-        // SAFETY: a fresh shared mapping of a file of this size on tmpfs; Slot is made of atomics
-        // for which every bit pattern is a value, and a page is aligned enough. Never unmapped.
+        // SAFETY: a new shared mapping of a tmpfs file of this size, never unmapped. Slot consists
+        // of atomics, for which every bit pattern is valid, and a page is sufficiently aligned.
         let slots = unsafe {
             let page = mmap(
                 std::ptr::null_mut(),
@@ -61,17 +61,17 @@ impl Counters {
                 &file,
                 0,
             )?;
-            &*page.cast::<[Slot; SLOTS]>()
+            &*page.cast::<[Slot; MAX_COUNTERS]>()
         };
         Ok(Self(slots))
     }
 
     /// The counters of process number `index`.
     pub fn slot(&self, index: usize) -> &'static Slot {
-        &self.0[index.min(SLOTS - 1)]
+        &self.0[index.min(MAX_COUNTERS - 1)]
     }
 
-    /// Units and bytes of all processes together.
+    /// Total units and bytes of all processes.
     pub fn total(&self) -> (u64, u64) {
         self.0.iter().fold((0, 0), |(units, bytes), slot| {
             (
@@ -80,4 +80,9 @@ impl Counters {
             )
         })
     }
+}
+
+/// Reports to the channel's server that the workload is ready.
+pub fn ready() {
+    println!("ready");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a program for the lab: bounded in time and in what it returns.
+//! Runs a program for the lab, with a time limit and bounded output.
 
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -7,10 +7,10 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use viola_lab::wire::{MAX_OUTPUT, Output};
+use viola_lab::wire::{MAX_OUTPUT_BYTES, Output};
 
-/// How long output of left-behind children is waited for once the program has ended.
-const GRACE: Duration = Duration::from_millis(100);
+/// Time to wait for the output of remaining children after the program has ended.
+const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 
 pub fn exec(argv: &[String], timeout_ms: u64, stdin: String) -> Result<Output, String> {
     let (program, arguments) = argv.split_first().ok_or("exec: `argv` is empty")?;
@@ -46,7 +46,7 @@ pub fn exec(argv: &[String], timeout_ms: u64, stdin: String) -> Result<Output, S
     };
     let status = status.map_err(|e| format!("exec {program}: {e}"))?;
     for _ in 0..2 {
-        let _ = closings.recv_timeout(GRACE);
+        let _ = closings.recv_timeout(OUTPUT_GRACE);
     }
     let (stdout, cut_out) = text(&out);
     let (stderr, cut_err) = text(&err);
@@ -65,7 +65,7 @@ fn code(status: ExitStatus) -> i32 {
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// The bytes kept, and how many there were.
+/// The bytes kept, and the number of all.
 type Kept = Arc<Mutex<(Vec<u8>, usize)>>;
 
 fn collect(mut pipe: Option<impl Read + Send + 'static>, closed: mpsc::Sender<()>) -> Kept {
@@ -79,7 +79,7 @@ fn collect(mut pipe: Option<impl Read + Send + 'static>, closed: mpsc::Sender<()
             .filter(|n| *n > 0)
         {
             if let Ok(mut kept) = shared.lock() {
-                let room = MAX_OUTPUT.saturating_sub(kept.0.len()).min(count);
+                let room = MAX_OUTPUT_BYTES.saturating_sub(kept.0.len()).min(count);
                 kept.0.extend_from_slice(&chunk[..room]);
                 kept.1 += count;
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Power off and reboot with the disks' data safe.
+//! Power off and reboot, without losing data on the disks.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub fn restart() {
     let _ = reboot(RebootCommand::Restart);
 }
 
-/// Ends every process but the caller and process 1, unmounts the disks, writes back what is dirty.
+/// Ends all processes except the caller and process 1, unmounts the disks, writes dirty data back.
 fn quiesce() {
     let others = others();
     for pid in &others {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Process 1: makes the guest usable, starts the channel and the shell, reaps.
+//! Process 1: sets the guest up, starts the channel and the shell, reaps children.
 
 use std::net::Ipv4Addr;
 use std::process::{Child, Command};
@@ -28,7 +28,8 @@ pub fn run() -> Result<(), String> {
             std::thread::sleep(Duration::from_millis(200));
             shell = start("shell")?.id();
         } else if ended == channel {
-            // the lab has closed the channel, or the server failed: nobody could reach us any more
+            // the lab has closed the channel, or the server failed: the guest cannot be reached any
+            // more
             channel = 0;
             halt::power_off();
         } else if ended == 0 && channel == 0 {
@@ -80,13 +81,14 @@ fn prepare() -> Result<(), String> {
     // SAFETY: as above.
     unsafe { std::env::set_var("HOME", "/root") };
     if let Some(list) = value(&line, "viola.apps") {
-        keep_to(list)?;
+        restrict_programs(list)?;
     }
     network(value(&line, "viola.nics").unwrap_or_default())
 }
 
-/// `viola.apps=1,2`: all programs of the guest keep to these vCPUs, the others are left to its kernel.
-fn keep_to(list: &str) -> Result<(), String> {
+/// `viola.apps=1,2`: all programs of the guest run on these vCPUs only; the others are left to its
+/// kernel.
+fn restrict_programs(list: &str) -> Result<(), String> {
     let mut cpus = rustix::thread::CpuSet::new();
     for cpu in list.split(',') {
         let cpu = cpu
@@ -129,7 +131,7 @@ mod tests {
     use super::value;
 
     #[test]
-    fn a_value_is_found_by_its_whole_key() {
+    fn a_value_is_found_by_its_exact_key() {
         let line = "mem=96M xviola.name=no viola.name=db01 ro\n";
         assert_eq!(value(line, "viola.name"), Some("db01"));
         assert_eq!(value(line, "viola.nics"), None);

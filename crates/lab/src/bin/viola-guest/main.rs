@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The init of a lab guest: mounts, network, a command channel on a serial line, a shell on
-//! another, and the built-in workloads. One static program; the guest's root has little else.
+//! The init of a lab guest: it mounts file systems, sets up the network, serves the command channel
+//! on one serial line and a shell on another, and runs the built-in workloads. It is one static
+//! program; the guest's root has little else.
+//!
+//! | module | does |
+//! |---|---|
+//! | `init` | process 1: set-up, restarts of shell and channel |
+//! | `serve`, `exec`, `halt` | commands of the channel |
+//! | `shell` | the shell |
+//! | `work` | the process of a built-in workload: `hog`, `forker`, `echo_sink`, `media` |
+//! | `nginx`, `apache`, `agent` | workloads that are programs of the image |
+//! | `counters` | what a workload reports: its counters, and that it is ready |
 
 mod agent;
 mod apache;
 mod counters;
+mod echo_sink;
 mod exec;
 mod halt;
 mod init;
 mod media;
-mod net_workloads;
 mod nginx;
 mod serve;
 mod shell;
@@ -19,18 +29,19 @@ use std::process::ExitCode;
 
 /// Serial line of the command channel (UML's ssl0).
 const CHANNEL: &str = "/dev/ttyS0";
-/// The same in a QEMU guest: a virtio-serial port.
+/// Virtio-serial port of the command channel in a QEMU guest.
 const CHANNEL_PORT: &str = "/dev/virtio-ports/org.viola.lab.0";
 /// Serial line of the shell (UML's ssl1).
 const SHELL: &str = "/dev/ttyS1";
 /// Serial line of the guest agent (UML's ssl2).
 const AGENT: &str = "/dev/ttyS2";
-/// The same in a QEMU guest.
+/// Virtio-serial port of the guest agent in a QEMU guest.
 const AGENT_PORT: &str = "/dev/virtio-ports/org.viola.agent.0";
 /// Folder of the workloads' counters and files.
 const RUN: &str = "/run/viola";
 
-/// Whether this is a guest of QEMU, which has ports instead of serial lines, and no shell.
+/// Whether this is a QEMU guest, which has virtio-serial ports instead of serial lines, and no
+/// shell.
 fn has_ports() -> bool {
     std::path::Path::new(CHANNEL_PORT).exists()
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! media: sends and takes streams of voice and video. RTSP by TCP and RTP by UDP have the same port.
+//! The workload `media`: sends and receives streams of voice and video. RTSP over TCP and RTP over
+//! UDP have the same port.
 //!
-//! DESCRIBE, SETUP, OPTIONS, TEARDOWN as any server; PLAY sends what the address asks for, by UDP where SETUP named a port and
-//! else in frames on the connection; RECORD forgets what has come by UDP so far, and GET_PARAMETER tells what has come since.
+//! PLAY sends the streams that its address names: by UDP if SETUP named a port, else in frames on
+//! the connection. RECORD forgets the UDP packets received so far. GET_PARAMETER returns the
+//! arrivals of those received since. DESCRIBE, SETUP, OPTIONS and TEARDOWN work as in RFC 2326.
 
 use std::io::{self, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,29 +15,28 @@ use std::time::{Duration, Instant};
 use viola_lab::media::{Arrival, MAX_PACKETS, Stream};
 use viola_lab::rtsp::{Item, Message, read, write_frame};
 
-use crate::counters::Slot;
-use crate::work::ready;
+use crate::counters::{Slot, ready};
 
-type Heard = Arc<Mutex<Vec<Arrival>>>;
+type Arrivals = Arc<Mutex<Vec<Arrival>>>;
 
 pub fn serve(port: u16, slot: &'static Slot) -> Result<(), String> {
     let failed = |e: io::Error| format!("port {port}: {e}");
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(failed)?;
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(failed)?;
     let begin = Instant::now();
-    let heard = Heard::default();
-    let (from, to) = (socket.try_clone().map_err(failed)?, Arc::clone(&heard));
-    std::thread::spawn(move || listen(&from, &to, begin, slot));
+    let arrivals = Arrivals::default();
+    let (from, to) = (socket.try_clone().map_err(failed)?, Arc::clone(&arrivals));
+    std::thread::spawn(move || receive(&from, &to, begin, slot));
     ready();
     loop {
         let (stream, peer) = listener.accept().map_err(failed)?;
         let Ok(datagrams) = socket.try_clone() else {
             continue;
         };
-        let heard = Arc::clone(&heard);
+        let arrivals = Arc::clone(&arrivals);
         std::thread::spawn(move || {
-            // one that hangs up, or speaks something else, is only gone
-            let _ = converse(stream, peer.ip(), datagrams, &heard, slot);
+            // a client that closes or sends something else is dropped
+            let _ = serve_client(stream, peer.ip(), datagrams, &arrivals, slot);
         });
     }
 }
@@ -44,8 +45,8 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes when each packet has come to this program.
-fn listen(socket: &UdpSocket, heard: &Heard, begin: Instant, slot: &Slot) {
+/// Records when each packet reaches this program.
+fn receive(socket: &UdpSocket, arrivals: &Arrivals, begin: Instant, slot: &Slot) {
     let mut data = [0; 2048];
     loop {
         let Ok((length, _)) = socket.recv_from(&mut data) else {
@@ -54,25 +55,25 @@ fn listen(socket: &UdpSocket, heard: &Heard, begin: Instant, slot: &Slot) {
         let us = begin.elapsed().as_secs_f64() * 1e6;
         if let Some(arrival) = Arrival::of(&data[..length], us) {
             slot.add(1, length as u64);
-            let mut heard = lock(heard);
-            if heard.len() < MAX_PACKETS {
-                heard.push(arrival);
+            let mut arrivals = lock(arrivals);
+            if arrivals.len() < MAX_PACKETS {
+                arrivals.push(arrival);
             }
         }
     }
 }
 
-/// Where packets go.
-enum Way {
+/// Transport of packets.
+enum Transport {
     Datagrams(UdpSocket, SocketAddr),
     Frames,
 }
 
-fn converse(
+fn serve_client(
     stream: TcpStream,
     peer: IpAddr,
     datagrams: UdpSocket,
-    heard: &Heard,
+    arrivals: &Arrivals,
     slot: &'static Slot,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
@@ -80,7 +81,7 @@ fn converse(
     let mut from = BufReader::new(stream);
     let mut to: Option<SocketAddr> = None;
     let stop = Arc::new(AtomicBool::new(false));
-    let ended = Ended(Arc::clone(&stop));
+    let stop_on_drop = StopOnDrop(Arc::clone(&stop));
     while let Some(item) = read(&mut from)? {
         let Item::Message(ask) = item else {
             continue;
@@ -91,56 +92,57 @@ fn converse(
         let mut words = ask.first.split(' ');
         let (method, address) = (words.next(), words.next().unwrap_or_default());
         let mut play = None;
-        let mut said = answer("200 OK");
+        let mut reply = answer("200 OK");
         match method {
             Some("OPTIONS") => {}
             Some("DESCRIBE") => {
-                said = said.with("content-type", "application/sdp");
-                said.body = b"v=0\r\no=- 0 0 IN IP4 0.0.0.0\r\ns=viola\r\nt=0 0\r\nm=video 0 RTP/AVP 0\r\nm=audio 0 RTP/AVP 0\r\n".to_vec();
+                reply = reply.with("content-type", "application/sdp");
+                reply.body = b"v=0\r\no=- 0 0 IN IP4 0.0.0.0\r\ns=viola\r\nt=0 0\r\nm=video 0 RTP/AVP 0\r\nm=audio 0 RTP/AVP 0\r\n".to_vec();
             }
             Some("SETUP") => {
-                let transport = ask.get("transport").unwrap_or_default();
-                let port = transport.split_once("client_port=");
+                let header = ask.get("transport").unwrap_or_default();
+                let port = header.split_once("client_port=");
                 to = port.and_then(|(_, port)| Some(SocketAddr::new(peer, port.parse().ok()?)));
-                said = said.with("transport", transport).with("session", 1);
+                reply = reply.with("transport", header).with("session", 1);
             }
             Some("PLAY") => match streams(address) {
                 Ok(streams) => play = Some(streams),
-                Err(why) => said = answer(&format!("400 {why}")),
+                Err(why) => reply = answer(&format!("400 {why}")),
             },
-            Some("RECORD") => lock(heard).clear(),
+            Some("RECORD") => lock(arrivals).clear(),
             Some("GET_PARAMETER") => {
-                let heard = std::mem::take(&mut *lock(heard));
-                said.body = heard.into_iter().flat_map(Arrival::to_bytes).collect();
+                let arrivals = std::mem::take(&mut *lock(arrivals));
+                reply.body = arrivals.into_iter().flat_map(Arrival::to_bytes).collect();
             }
             Some("TEARDOWN") => stop.store(true, Ordering::Relaxed),
-            _ => said = answer("501 Not Implemented"),
+            _ => reply = answer("501 Not Implemented"),
         }
-        said.write(&mut *lock(&out))?;
+        reply.write(&mut *lock(&out))?;
         for (channel, stream) in play.into_iter().flatten().enumerate() {
-            let way = match to {
-                Some(to) => Way::Datagrams(datagrams.try_clone()?, to),
-                None => Way::Frames,
+            let transport = match to {
+                Some(to) => Transport::Datagrams(datagrams.try_clone()?, to),
+                None => Transport::Frames,
             };
             let (out, stop) = (Arc::clone(&out), Arc::clone(&stop));
             let channel = u8::try_from(channel).unwrap_or_default();
-            std::thread::spawn(move || send(stream, channel, &way, &out, &stop, slot));
+            std::thread::spawn(move || send(stream, channel, &transport, &out, &stop, slot));
         }
     }
-    drop(ended);
+    drop(stop_on_drop);
     Ok(())
 }
 
-/// Ends what a connection has begun, however it ends.
-struct Ended(Arc<AtomicBool>);
+/// Stops the senders of a connection when it ends.
+struct StopOnDrop(Arc<AtomicBool>);
 
-impl Drop for Ended {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// What an address asks for: `.../voice?lines=1&packets=250`, or `.../video?packets=100` with its sound.
+/// Streams that an address names: `.../voice?lines=1&packets=250`, or `.../video?packets=100` with
+/// its sound.
 fn streams(address: &str) -> Result<Vec<Stream>, String> {
     let (path, query) = address.split_once('?').unwrap_or((address, ""));
     let number = |key: &str| {
@@ -152,17 +154,17 @@ fn streams(address: &str) -> Result<Vec<Stream>, String> {
     let streams = match path.rsplit('/').next() {
         Some("voice") => vec![Stream::voice(number("lines"), packets)],
         Some("video") => vec![Stream::video(packets), Stream::audio(packets)],
-        _ => return Err("there is voice and video".into()),
+        _ => return Err("use voice or video".into()),
     };
     streams.iter().try_for_each(Stream::check)?;
     Ok(streams)
 }
 
-/// Sends a stream; what is late goes at once.
+/// Sends a stream; late packets are sent at once.
 fn send(
     stream: Stream,
     channel: u8,
-    way: &Way,
+    transport: &Transport,
     out: &Mutex<TcpStream>,
     stop: &AtomicBool,
     slot: &Slot,
@@ -180,10 +182,10 @@ fn send(
         }
         let length = stream.packet(line, number, due_us, &mut data);
         let packet = &data[..length];
-        let sent = match way {
-            // what cannot be sent is lost, as on any network
-            Way::Datagrams(socket, to) => socket.send_to(packet, to).or(Ok(0)),
-            Way::Frames => write_frame(&mut *lock(out), channel, packet).map(|()| length),
+        let sent = match transport {
+            // a packet that cannot be sent is lost, as on any network
+            Transport::Datagrams(socket, to) => socket.send_to(packet, to).or(Ok(0)),
+            Transport::Frames => write_frame(&mut *lock(out), channel, packet).map(|()| length),
         };
         match sent {
             Ok(length) => slot.add(1, length as u64),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's nginx, configured for the lab.
+//! The workload `nginx`: Debian's nginx.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::RUN;
 
-/// Writes the configuration and the pages; the command that runs nginx in the foreground.
+/// Writes the configuration and the pages. Returns the command that runs nginx in the foreground.
 pub fn prepare(name: &str, port: u16, sizes_kib: &[u32]) -> Result<Command, String> {
     let folder = format!("{RUN}/{name}.nginx");
     let text = |e: std::io::Error| format!("{folder}: {e}");
@@ -50,7 +50,7 @@ pub fn prepare(name: &str, port: u16, sizes_kib: &[u32]) -> Result<Command, Stri
     Ok(command)
 }
 
-/// Writes a page of each size, `pageNk`.
+/// Writes a page `pageNk` of each size N.
 pub fn pages(folder: &str, sizes_kib: &[u32]) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     for kib in sizes_kib {
@@ -68,7 +68,7 @@ pub fn wait(name: &str, port: u16) -> Result<(), String> {
     })
 }
 
-/// Waits until a web server with logs in this folder is up; else says what they say.
+/// Waits until a web server is up; its error has the logs of this folder.
 pub fn wait_for(server: &str, folder: &str, is_up: impl Fn() -> bool) -> Result<(), String> {
     let begin = Instant::now();
     while !is_up() {
@@ -85,7 +85,7 @@ pub fn wait_for(server: &str, folder: &str, is_up: impl Fn() -> bool) -> Result<
     Ok(())
 }
 
-/// Requests served so far, without those for this number itself.
+/// Requests served so far, without those of this function.
 pub fn requests(port: u16) -> Option<u64> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
@@ -95,7 +95,7 @@ pub fn requests(port: u16) -> Option<u64> {
     total(&answer)
 }
 
-/// Third number below `server accepts handled requests`.
+/// The third number below `server accepts handled requests`.
 fn total(answer: &str) -> Option<u64> {
     let numbers = answer.split("handled requests").nth(1)?;
     numbers.split_whitespace().nth(2)?.parse().ok()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The server behind the command channel.
+//! The server of the command channel.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -36,16 +36,16 @@ pub fn run() -> Result<(), String> {
     }
     let server = Arc::new(Server {
         out: Mutex::new(tty.try_clone().map_err(text)?),
-        works: Mutex::default(),
+        workloads: Mutex::default(),
     });
-    server.say(&Reply {
+    server.send(&Reply {
         event: Some("up".into()),
         ..Reply::default()
     });
     for line in BufReader::new(tty).lines() {
         let line = line.map_err(text)?;
         if line.is_empty() {
-            continue; // only there to wake this guest
+            continue; // the lab wakes this guest by it
         }
         let server = Arc::clone(&server);
         match serde_json::from_str::<Request>(&line) {
@@ -62,7 +62,7 @@ pub fn run() -> Result<(), String> {
                 let id = serde_json::from_str::<Reply>(&line)
                     .map(|any| any.id)
                     .unwrap_or(0);
-                server.answer(id, Err(format!("not understood: {error}")));
+                server.answer(id, Err(format!("the request is not valid: {error}")));
             }
         }
     }
@@ -70,7 +70,7 @@ pub fn run() -> Result<(), String> {
 }
 
 /// A running workload.
-struct Work {
+struct Running {
     workload: Workload,
     child: Child,
     counters: Counters,
@@ -79,11 +79,11 @@ struct Work {
 
 struct Server {
     out: Mutex<File>,
-    works: Mutex<HashMap<String, Work>>,
+    workloads: Mutex<HashMap<String, Running>>,
 }
 
 impl Server {
-    fn say(&self, reply: &Reply) {
+    fn send(&self, reply: &Reply) {
         let mut line = serde_json::to_string(reply).unwrap_or_default();
         line.push('\n');
         if let Ok(mut out) = self.out.lock() {
@@ -92,7 +92,7 @@ impl Server {
     }
 
     fn answer(&self, id: u64, result: Result<Value, String>) {
-        self.say(&match result {
+        self.send(&match result {
             Ok(value) => Reply {
                 id,
                 ok: Some(value),
@@ -117,13 +117,13 @@ impl Server {
             Command::Start { name, workload } => self.start(name, workload).map(|()| Value::Null),
             Command::Stop { name } => value(&self.stop(&name)?),
             Command::Stat { name } => {
-                let mut works = self.works()?;
-                let work = works.get_mut(&name).ok_or_else(|| unknown(&name))?;
+                let mut workloads = self.workloads()?;
+                let work = workloads.get_mut(&name).ok_or_else(|| no_workload(&name))?;
                 value(&work.stat())
             }
             Command::List => {
-                let works = self.works()?;
-                let mut names: Vec<&String> = works.keys().collect();
+                let workloads = self.workloads()?;
+                let mut names: Vec<&String> = workloads.keys().collect();
                 names.sort();
                 Ok(json!(names))
             }
@@ -143,8 +143,8 @@ impl Server {
         }
     }
 
-    fn works(&self) -> Result<std::sync::MutexGuard<'_, HashMap<String, Work>>, String> {
-        self.works
+    fn workloads(&self) -> Result<std::sync::MutexGuard<'_, HashMap<String, Running>>, String> {
+        self.workloads
             .lock()
             .map_err(|_| "the workload table is broken".to_owned())
     }
@@ -166,8 +166,8 @@ impl Server {
                 "workload name `{name}` must be 1 to 32 letters, digits, - or _"
             ));
         }
-        let mut works = self.works()?;
-        if works.contains_key(&name) {
+        let mut workloads = self.workloads()?;
+        if workloads.contains_key(&name) {
             return Err(format!(
                 "a workload `{name}` runs already; stop it or take another name"
             ));
@@ -189,7 +189,7 @@ impl Server {
             }
         };
         if workload.is_server() {
-            // SAFETY: between fork and exec only a system call is made.
+            // SAFETY: only a system call is made between fork and exec.
             unsafe { command.pre_exec(|| set_policy(libc::SCHED_FIFO, 1)) };
         }
         let child = command
@@ -197,26 +197,29 @@ impl Server {
             .process_group(0)
             .spawn()
             .map_err(failed)?;
-        let mut work = Work {
+        let mut running = Running {
             workload,
             child,
             counters,
             since: Instant::now(),
         };
-        match work.wait_ready(&name) {
+        match running.wait_ready(&name) {
             Ok(()) => {
-                works.insert(name, work);
+                workloads.insert(name, running);
                 Ok(())
             }
             Err(sentence) => {
-                work.kill();
+                running.kill();
                 Err(sentence)
             }
         }
     }
 
     fn stop(&self, name: &str) -> Result<Stat, String> {
-        let mut work = self.works()?.remove(name).ok_or_else(|| unknown(name))?;
+        let mut work = self
+            .workloads()?
+            .remove(name)
+            .ok_or_else(|| no_workload(name))?;
         let last = work.stat();
         work.kill();
         let _ = std::fs::remove_file(Counters::path(name));
@@ -224,7 +227,7 @@ impl Server {
     }
 }
 
-fn unknown(name: &str) -> String {
+fn no_workload(name: &str) -> String {
     format!("no workload `{name}` runs here")
 }
 
@@ -232,7 +235,7 @@ fn value(result: &impl serde::Serialize) -> Result<Value, String> {
     serde_json::to_value(result).map_err(|e| e.to_string())
 }
 
-impl Work {
+impl Running {
     fn wait_ready(&mut self, name: &str) -> Result<(), String> {
         if let Workload::Nginx { port, .. } = self.workload {
             return nginx::wait(name, port);
@@ -263,7 +266,7 @@ impl Work {
             units = nginx::requests(port).unwrap_or(0);
         }
         if let Workload::Agent { .. } = self.workload {
-            units = agent::names().unwrap_or(0);
+            units = agent::named_blocks().unwrap_or(0);
         }
         let (alive, ticks) = group(self.child.id());
         Stat {
@@ -295,8 +298,8 @@ impl Work {
     }
 }
 
-/// Living processes of a process group and their CPU time (children that ended included), in clock
-/// ticks.
+/// Number of living processes of a process group, and their CPU time in clock ticks, including that
+/// of ended children.
 fn group(leader: u32) -> (u32, u64) {
     let (mut alive, mut ticks) = (0, 0);
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {

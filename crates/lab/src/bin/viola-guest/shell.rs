@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An interactive shell on the second serial line.
+//! The interactive shell on the second serial line.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process of a workload: hog and forker here, servers in `net_workloads`.
+//! The process of a built-in workload. `hog` and `forker` are here, the servers in `echo_sink` and
+//! `media`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use viola_lab::wire::{Pattern, Workload};
 
-use crate::counters::{Counters, Slot};
-use crate::{media, net_workloads};
-
-/// Tells the channel's server that the workload is at work.
-pub fn ready() {
-    println!("ready");
-}
+use crate::counters::{Counters, Slot, ready};
+use crate::{echo_sink, media};
 
 pub fn run(name: &str, json: &str) -> Result<(), String> {
     let workload: Workload =
@@ -38,7 +34,7 @@ pub fn run(name: &str, json: &str) -> Result<(), String> {
                 burst: memory.units_in(period.mul_f64(f64::from(duty) / 100.0)),
             });
             for index in 1..procs {
-                // the children share nothing: each writes its own copy of the memory
+                // the children share nothing: each writes to its own copy of the memory
                 if fork()? == 0 {
                     let _ = rustix::process::set_parent_process_death_signal(Some(
                         rustix::process::Signal::KILL,
@@ -50,8 +46,8 @@ pub fn run(name: &str, json: &str) -> Result<(), String> {
             hog(&mut memory, counters.slot(0), pace)
         }
         Workload::Forker { rate } => forker(counters.slot(0), rate),
-        Workload::Echo { port } => net_workloads::serve(port, counters.slot(0), true),
-        Workload::Sink { port } => net_workloads::serve(port, counters.slot(0), false),
+        Workload::Echo { port } => echo_sink::serve(port, counters.slot(0), true),
+        Workload::Sink { port } => echo_sink::serve(port, counters.slot(0), false),
         Workload::Media { port } => media::serve(port, counters.slot(0)),
         Workload::Nginx { .. } | Workload::Apache { .. } | Workload::Agent { .. } => {
             Err(format!("{} is no built-in process", workload.kind()))
@@ -67,12 +63,11 @@ fn fork() -> Result<i32, String> {
     }
 }
 
-/// Bursts of a hog that does not work all the time.
+/// Bursts of a hog with a duty below 100 %.
 #[derive(Clone, Copy)]
 struct Pace {
     period: Duration,
-    /// Units in a period: a fixed amount of work, the same however much the host takes away
-    /// meanwhile.
+    /// Units in a period: a fixed amount of work, however much time the host takes away.
     burst: u64,
 }
 
@@ -95,12 +90,12 @@ fn hog(memory: &mut Memory, slot: &Slot, pace: Option<Pace>) -> ! {
         if next > now {
             std::thread::sleep(next - now);
         } else {
-            next = now; // late: the periods that went by are lost, not made up for
+            next = now; // late: missed periods are lost
         }
     }
 }
 
-/// What a unit of a hog works on.
+/// The memory of a hog.
 struct Memory {
     pattern: Pattern,
     words: Vec<u64>,
@@ -179,8 +174,8 @@ impl Memory {
         black_box(&mut self.words);
     }
 
-    /// Units that fit into `time` on a core that nobody else uses, at least one. Takes the median of
-    /// many tries: the few in which the host took the core away do not count.
+    /// Number of units that fit into `time` on an idle core, at least one. Uses the median of many
+    /// tries, so that the few in which the host took the core away do not count.
     fn units_in(&mut self, time: Duration) -> u64 {
         let begin = Instant::now();
         let mut tries = Vec::with_capacity(2000);
@@ -223,14 +218,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_grows_with_its_time_and_is_never_empty() {
+    fn a_burst_has_at_least_one_unit() {
         let mut memory = Memory::new(Pattern::Touch, 1 << 20);
         assert_eq!(memory.units_in(Duration::ZERO), 1);
         assert!(memory.units_in(Duration::from_secs(100)) > 1);
     }
 
     #[test]
-    fn a_unit_passes_over_the_whole_footprint() {
+    fn a_unit_covers_the_whole_footprint() {
         let mut touched = Memory::new(Pattern::Touch, 1024);
         touched.unit();
         let changed = touched

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! echo and sink: one process, one epoll loop, TCP and UDP on the same port.
+//! The workloads `echo` and `sink`: one process, one epoll loop, TCP and UDP on the same port.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -8,14 +8,13 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::counters::Slot;
-use crate::work::ready;
+use crate::counters::{Slot, ready};
 
 const LISTENER: u64 = u64::MAX;
 const DATAGRAMS: u64 = u64::MAX - 1;
 const EVENTS: usize = 64;
 /// Reads from one stream before the others get their turn.
-const TURN: usize = 16;
+const MAX_READS_PER_EVENT: usize = 16;
 
 pub fn serve(port: u16, slot: &Slot, answer: bool) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("port {port}: {e}");
@@ -63,7 +62,7 @@ pub fn serve(port: u16, slot: &Slot, answer: bool) -> Result<(), String> {
                 }
                 key => {
                     if let Some(stream) = streams.get_mut(&key)
-                        && !turn(stream, &mut data, slot, answer)
+                        && !serve_stream(stream, &mut data, slot, answer)
                     {
                         streams.remove(&key); // closing it takes it out of the epoll set
                     }
@@ -73,10 +72,10 @@ pub fn serve(port: u16, slot: &Slot, answer: bool) -> Result<(), String> {
     }
 }
 
-/// Serves what a stream has sent; whether it goes on.
-fn turn(stream: &mut TcpStream, data: &mut [u8], slot: &Slot, answer: bool) -> bool {
-    // an answering stream blocks, so it reads just once an event
-    for _ in 0..if answer { 1 } else { TURN } {
+/// Serves what a stream has sent. Returns whether the stream stays open.
+fn serve_stream(stream: &mut TcpStream, data: &mut [u8], slot: &Slot, answer: bool) -> bool {
+    // an echo stream is blocking, so it reads once per event
+    for _ in 0..if answer { 1 } else { MAX_READS_PER_EVENT } {
         match stream.read(data) {
             Ok(0) => return false,
             Ok(count) => {
